@@ -1,5 +1,7 @@
-//! The parts of the history that are computation of ours, without a mount: frames of the journal, the look-up of the past, the dirty set, and a
-//! view's listing. `CKPTFS_BENCH_DIR` names the directory (and so the filesystem) to work in; `make bench-compare BASE=REV` compares two revisions.
+//! The parts of the history that are computation of ours, without a mount: frames of the journal,
+//! the look-up of the past, the dirty set, and a view's listing. `CKPTFS_BENCH_DIR` names the
+//! directory (and so the filesystem) to work in; `make bench-compare BASE=REV` compares two
+//! revisions.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -11,7 +13,9 @@ use ckptfs::history::timeline::Timeline;
 use ckptfs::history::view::View;
 use ckptfs::store::Store;
 use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};
-use ckptfs::store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, Reason, Record, Undo};
+use ckptfs::store::record::{
+    AttrState, Checkpoint, Child, DataState, Key, Place, Reason, Record, Undo,
+};
 use ckptfs::sys::{Errno, Kind, SysResult, Xattrs};
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -27,15 +31,24 @@ const DIR: Slot = Slot(1 << 40);
 
 fn store() -> (tempfile::TempDir, Store) {
     let base = std::env::var_os("CKPTFS_BENCH_DIR").unwrap_or_else(|| "/var/tmp".into());
-    let dir = tempfile::Builder::new().prefix("ckptfs-bench-").tempdir_in(base).expect("a directory can be made");
-    let (store, _) = Store::open(File::open(dir.path()).expect("it can be opened"), true).expect("a store can be made");
+    let dir = tempfile::Builder::new()
+        .prefix("ckptfs-bench-")
+        .tempdir_in(base)
+        .expect("a directory can be made");
+    let (store, _) = Store::open(File::open(dir.path()).expect("it can be opened"), true)
+        .expect("a store can be made");
     (dir, store)
 }
 
 /// A history without changes; no thread of its own moves anything into the index.
 fn timeline() -> (tempfile::TempDir, Timeline) {
     let (dir, store) = store();
-    (dir, Timeline::open(Arc::new(store)).expect("an empty history can be opened").0)
+    (
+        dir,
+        Timeline::open(Arc::new(store))
+            .expect("an empty history can be opened")
+            .0,
+    )
 }
 
 fn name(number: u64) -> Name {
@@ -43,26 +56,60 @@ fn name(number: u64) -> Name {
 }
 
 fn file(number: u64) -> Child {
-    Child { slot: Slot(number + 1000), kind: Kind::File }
+    Child {
+        slot: Slot(number + 1000),
+        kind: Kind::File,
+    }
 }
 
 /// What the first write to a file of an epoch records.
 fn written(number: u64) -> Vec<Undo> {
     let slot = file(number).slot;
-    let place = Place { parent: Slot(number / 50 + 2), name: name(number) };
-    vec![Undo::Data { slot, before: DataState { object: None, size: number, provisional: false } }, Undo::Home { slot, before: place }]
+    let place = Place {
+        parent: Slot(number / 50 + 2),
+        name: name(number),
+    };
+    vec![
+        Undo::Data {
+            slot,
+            before: DataState {
+                object: None,
+                size: number,
+                provisional: false,
+            },
+        },
+        Undo::Home {
+            slot,
+            before: place,
+        },
+    ]
 }
 
 fn seal(timeline: &Timeline, id: u64) -> CheckpointId {
     let (id, reason) = (CheckpointId(id), Reason::Asked);
-    let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns: 1, atomic: true, dirty: 1, reason };
-    timeline.close_epoch(None, checkpoint, Vec::new(), &[]).expect("there is space");
+    let checkpoint = Checkpoint {
+        id,
+        tags: Vec::new(),
+        note: String::new(),
+        created_ns: 1,
+        atomic: true,
+        dirty: 1,
+        reason,
+    };
+    timeline
+        .close_epoch(None, checkpoint, Vec::new(), &[])
+        .expect("there is space");
     id
 }
 
 fn frames(criterion: &mut Criterion) {
     let (_dir, store) = store();
-    let records: Vec<Record> = (0..FRAMES).map(|number| Record::Undo { epoch: Epoch(1), undo: written(number) }).collect();
+    let records: Vec<Record> = (0..FRAMES)
+        .map(|number| Record::Undo {
+            epoch: Epoch(1),
+            undo: written(number),
+        })
+        .collect();
     let from = store.journal.position();
     store.journal.append(&records).expect("there is space");
     let to = store.journal.position();
@@ -89,19 +136,27 @@ fn dirty(criterion: &mut Criterion) {
     for changes in CHANGES {
         let (_dir, timeline) = timeline();
         let before = seal(&timeline, 1);
-        (0..changes).for_each(|number| timeline.epochs.record(written(number), Vec::new()).expect("there is space"));
+        (0..changes).for_each(|number| {
+            timeline
+                .epochs
+                .record(written(number), Vec::new())
+                .expect("there is space")
+        });
         group.throughput(Throughput::Elements(changes));
         group.bench_function(format!("what {changes} changes touched"), |bencher| {
             bencher.iter(|| black_box(timeline.touched(before, None).expect("it can be read")));
         });
         let mut number = 0;
         group.throughput(Throughput::Elements(1));
-        group.bench_function(format!("does a key need a record, {changes} have"), |bencher| {
-            bencher.iter(|| {
-                number = (number + 7919) % (2 * changes);
-                black_box(timeline.epochs.needs(&Key::Data(file(number).slot)))
-            });
-        });
+        group.bench_function(
+            format!("does a key need a record, {changes} have"),
+            |bencher| {
+                bencher.iter(|| {
+                    number = (number + 7919) % (2 * changes);
+                    black_box(timeline.epochs.needs(&Key::Data(file(number).slot)))
+                });
+            },
+        );
     }
     let (_dir, timeline) = timeline();
     seal(&timeline, 1);
@@ -111,7 +166,16 @@ fn dirty(criterion: &mut Criterion) {
             number += 1;
             written(number)
         };
-        bencher.iter_batched(prepare, |undo| timeline.epochs.record(undo, Vec::new()).expect("there is space"), BatchSize::SmallInput);
+        bencher.iter_batched(
+            prepare,
+            |undo| {
+                timeline
+                    .epochs
+                    .record(undo, Vec::new())
+                    .expect("there is space")
+            },
+            BatchSize::SmallInput,
+        );
     });
     group.finish();
 }
@@ -121,7 +185,11 @@ struct OneDirectory(Vec<(Name, Child)>);
 
 impl Present for OneDirectory {
     fn child(&self, _: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        Ok(self.0.binary_search_by(|(known, _)| known.cmp(name)).ok().map(|index| self.0[index].1))
+        Ok(self
+            .0
+            .binary_search_by(|(known, _)| known.cmp(name))
+            .ok()
+            .map(|index| self.0[index].1))
     }
     fn list(&self, _: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         Ok(self.0.clone())
@@ -146,10 +214,22 @@ fn views(criterion: &mut Criterion) {
     // Every tenth name was removed since.
     let removed = |number: &u64| number.is_multiple_of(NAMES / CHANGED);
     for number in (0..NAMES).filter(removed) {
-        let undo = vec![Undo::Entry { dir: DIR, name: name(number), before: Some(file(number)) }];
-        timeline.epochs.record(undo, Vec::new()).expect("there is space");
+        let undo = vec![Undo::Entry {
+            dir: DIR,
+            name: name(number),
+            before: Some(file(number)),
+        }];
+        timeline
+            .epochs
+            .record(undo, Vec::new())
+            .expect("there is space");
     }
-    let present = OneDirectory((0..NAMES).filter(|number| !removed(number)).map(|number| (name(number), file(number))).collect());
+    let present = OneDirectory(
+        (0..NAMES)
+            .filter(|number| !removed(number))
+            .map(|number| (name(number), file(number)))
+            .collect(),
+    );
     let view = View::new(&timeline, &present, State::At(at));
     let dir = Trail::root().step(&Name::new(b"d"), DIR);
     let mut group = criterion.benchmark_group("view");

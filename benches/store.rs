@@ -1,5 +1,5 @@
-//! The store alone, without a mount: what a change, a checkpoint, a look-up of the past and the idle thread pay. `CKPTFS_BENCH_DIR` names the
-//! directory (and so the filesystem) to work in.
+//! The store alone, without a mount: what a change, a checkpoint, a look-up of the past and the
+//! idle thread pay. `CKPTFS_BENCH_DIR` names the directory (and so the filesystem) to work in.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -15,8 +15,12 @@ const KEYS: u64 = 100_000;
 
 fn store() -> (tempfile::TempDir, Store) {
     let base = std::env::var_os("CKPTFS_BENCH_DIR").unwrap_or_else(|| "/var/tmp".into());
-    let dir = tempfile::Builder::new().prefix("ckptfs-bench-").tempdir_in(base).expect("a directory can be made");
-    let (store, _) = Store::open(File::open(dir.path()).expect("it can be opened"), true).expect("a store can be made");
+    let dir = tempfile::Builder::new()
+        .prefix("ckptfs-bench-")
+        .tempdir_in(base)
+        .expect("a directory can be made");
+    let (store, _) = Store::open(File::open(dir.path()).expect("it can be opened"), true)
+        .expect("a store can be made");
     (dir, store)
 }
 
@@ -26,15 +30,42 @@ fn name(number: u64) -> Name {
 
 /// What an unlink records: the name, and where the inode was.
 fn unlinked(epoch: u64, number: u64) -> Record {
-    let child = Child { slot: Slot(number + 1000), kind: Kind::File };
-    let place = Place { parent: Slot(number / 50 + 2), name: name(number) };
-    let entry = Undo::Entry { dir: place.parent, name: place.name.clone(), before: Some(child) };
-    Record::Undo { epoch: Epoch(epoch), undo: vec![entry, Undo::Home { slot: child.slot, before: place }] }
+    let child = Child {
+        slot: Slot(number + 1000),
+        kind: Kind::File,
+    };
+    let place = Place {
+        parent: Slot(number / 50 + 2),
+        name: name(number),
+    };
+    let entry = Undo::Entry {
+        dir: place.parent,
+        name: place.name.clone(),
+        before: Some(child),
+    };
+    Record::Undo {
+        epoch: Epoch(epoch),
+        undo: vec![
+            entry,
+            Undo::Home {
+                slot: child.slot,
+                before: place,
+            },
+        ],
+    }
 }
 
 fn checkpoint(id: u64) -> Record {
     let (id, reason) = (CheckpointId(id), Reason::Asked);
-    Record::Checkpoint(Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns: 1, atomic: true, dirty: 1, reason })
+    Record::Checkpoint(Checkpoint {
+        id,
+        tags: Vec::new(),
+        note: String::new(),
+        created_ns: 1,
+        atomic: true,
+        dirty: 1,
+        reason,
+    })
 }
 
 /// Appends the records of an epoch and gives them as a batch for the index.
@@ -42,8 +73,13 @@ fn epoch(store: &Store, epoch: u64, changes: u64) -> Batch {
     let mut batch = Batch::new();
     for number in 0..changes {
         let record = unlinked(epoch, number);
-        let at = store.journal.append(std::slice::from_ref(&record)).expect("there is space");
-        batch.add(*at.first().expect("one record, one place"), &record).expect("a record fits");
+        let at = store
+            .journal
+            .append(std::slice::from_ref(&record))
+            .expect("there is space");
+        batch
+            .add(*at.first().expect("one record, one place"), &record)
+            .expect("a record fits");
     }
     batch
 }
@@ -54,11 +90,19 @@ fn journal(criterion: &mut Criterion) {
     criterion.bench_function("journal: append an undo record", |bencher| {
         bencher.iter(|| {
             number += 1;
-            store.journal.append(&[unlinked(1, number)]).expect("there is space")
+            store
+                .journal
+                .append(&[unlinked(1, number)])
+                .expect("there is space")
         });
     });
     criterion.bench_function("journal: append a checkpoint", |bencher| {
-        bencher.iter(|| store.journal.append(&[checkpoint(1)]).expect("there is space"));
+        bencher.iter(|| {
+            store
+                .journal
+                .append(&[checkpoint(1)])
+                .expect("there is space")
+        });
     });
 }
 
@@ -71,17 +115,38 @@ fn index(criterion: &mut Criterion) {
         number = (number + 7919) % KEYS;
         Key::Entry(Slot(number / 50 + 2), name(number))
     };
-    criterion.bench_function("index: find the first record after a checkpoint", |bencher| {
-        bencher.iter(|| black_box(store.index.first_after(&next(), CheckpointId(3)).expect("it can be read")));
-    });
+    criterion.bench_function(
+        "index: find the first record after a checkpoint",
+        |bencher| {
+            bencher.iter(|| {
+                black_box(
+                    store
+                        .index
+                        .first_after(&next(), CheckpointId(3))
+                        .expect("it can be read"),
+                )
+            });
+        },
+    );
     criterion.bench_function("index and journal: read that record", |bencher| {
         bencher.iter(|| {
-            let found = store.index.first_after(&next(), CheckpointId(3)).expect("it can be read").expect("it is there");
+            let found = store
+                .index
+                .first_after(&next(), CheckpointId(3))
+                .expect("it can be read")
+                .expect("it is there");
             black_box(found)
         });
     });
     criterion.bench_function("index: find that a key has no record", |bencher| {
-        bencher.iter(|| black_box(store.index.first_after(&next(), CheckpointId(9)).expect("it can be read")));
+        bencher.iter(|| {
+            black_box(
+                store
+                    .index
+                    .first_after(&next(), CheckpointId(9))
+                    .expect("it can be read"),
+            )
+        });
     });
 }
 
@@ -93,7 +158,11 @@ fn idle(criterion: &mut Criterion) {
             number += 1;
             epoch(&store, number, 60)
         };
-        bencher.iter_batched(prepare, |mut batch| store.index.apply(&mut batch).expect("there is space"), BatchSize::PerIteration);
+        bencher.iter_batched(
+            prepare,
+            |mut batch| store.index.apply(&mut batch).expect("there is space"),
+            BatchSize::PerIteration,
+        );
     });
 }
 

@@ -1,6 +1,7 @@
 //! ckptfs: a filesystem that lays itself over a directory and gives it instant checkpoints.
 //!
-//! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `csi`, `volumes`, `control`, `fuse`, `transfer`, `engine`, `live`, `tree`, `history`, `store`, `sys`.
+//! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `csi`, `volumes`,
+//! `control`, `fuse`, `transfer`, `engine`, `live`, `tree`, `history`, `store`, `sys`.
 
 #[cfg(all(feature = "cli", feature = "fuse"))]
 pub mod cli;

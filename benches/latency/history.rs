@@ -1,9 +1,12 @@
-//! Naming and finding in a history of 10,000 checkpoints: what is asked of the list must not take as long as the list is.
+//! Naming and finding in a history of 10,000 checkpoints: what is asked of the list must not take
+//! as long as the list is.
 
 use std::process::Stdio;
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointOptions, Delete, Query, ShowCheckpoint, StateName, UndoOptions, UndoWalk};
+use ckptfs::engine::api::{
+    CheckpointOptions, Delete, Query, ShowCheckpoint, StateName, UndoOptions, UndoWalk,
+};
 
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
 use crate::report::{Bound, Report};
@@ -24,7 +27,10 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
     let image = Image::new(fs, IMAGE_BYTES);
     let project = image.dir("project");
     std::fs::write(project.join("file"), "content").expect("a file");
-    let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(Io::Passthrough) };
+    let opts = MountOpts {
+        mountpoint: Some(image.dir("mounted")),
+        ..MountOpts::new(Io::Passthrough)
+    };
     let mut mount = Mount::start(&project, &opts);
     make(&mut client(&project));
     let rounds = if quick { 20 } else { 200 };
@@ -33,36 +39,108 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
         move || {
             let mut command = mount.command(args);
             command.stdin(Stdio::null()).stdout(Stdio::null());
-            assert!(command.status().expect("the binary can be started").success(), "{args:?}");
+            assert!(
+                command
+                    .status()
+                    .expect("the binary can be started")
+                    .success(),
+                "{args:?}"
+            );
         }
     };
     let ask = |query: Query, found: usize| {
         let mut client = client(&project);
         move || assert_eq!(client.ask(query.clone()).expect("an answer").len(), found)
     };
-    let tagged = |tag: &str| Query { tag: Some(tag.to_owned()), ..Query::default() };
+    let tagged = |tag: &str| Query {
+        tag: Some(tag.to_owned()),
+        ..Query::default()
+    };
     let mut shows = client(&project);
     let mut undoes = client(&project);
     let asks: Vec<Ask<'_>> = vec![
-        ("the process `ckptfs log -n 50`", Box::new(process(&["log", "-n", "50"])), Some(PAGE_MS)),
-        ("the process `ckptfs log -n 50 --before 5000`", Box::new(process(&["log", "-n", "50", "--before", "5000"])), Some(PAGE_MS)),
-        ("the process `ckptfs log -n 50 --graph`", Box::new(process(&["log", "-n", "50", "--graph"])), Some(PAGE_MS)),
-        ("the process `ckptfs ops`", Box::new(process(&["ops"])), Some(PAGE_MS)),
-        ("the process `ckptfs log`: all of them", Box::new(process(&["log"])), None),
-        ("`find --tag` of one tag, there and back", Box::new(ask(tagged("tag-5000"), 1)), Some(FIND_MS)),
-        ("`find --tag 'tag-99*'`: eleven, there and back", Box::new(ask(tagged("tag-99*"), 11)), Some(FIND_MS)),
-        ("`find --tag` of one that is not there", Box::new(ask(tagged("none"), 0)), Some(FIND_MS)),
-        ("`find --author`, the newest 50", Box::new(ask(Query { uid: Some(0), limit: Some(50), ..Query::default() }, 50)), None),
+        (
+            "the process `ckptfs log -n 50`",
+            Box::new(process(&["log", "-n", "50"])),
+            Some(PAGE_MS),
+        ),
+        (
+            "the process `ckptfs log -n 50 --before 5000`",
+            Box::new(process(&["log", "-n", "50", "--before", "5000"])),
+            Some(PAGE_MS),
+        ),
+        (
+            "the process `ckptfs log -n 50 --graph`",
+            Box::new(process(&["log", "-n", "50", "--graph"])),
+            Some(PAGE_MS),
+        ),
+        (
+            "the process `ckptfs ops`",
+            Box::new(process(&["ops"])),
+            Some(PAGE_MS),
+        ),
+        (
+            "the process `ckptfs log`: all of them",
+            Box::new(process(&["log"])),
+            None,
+        ),
+        (
+            "`find --tag` of one tag, there and back",
+            Box::new(ask(tagged("tag-5000"), 1)),
+            Some(FIND_MS),
+        ),
+        (
+            "`find --tag 'tag-99*'`: eleven, there and back",
+            Box::new(ask(tagged("tag-99*"), 11)),
+            Some(FIND_MS),
+        ),
+        (
+            "`find --tag` of one that is not there",
+            Box::new(ask(tagged("none"), 0)),
+            Some(FIND_MS),
+        ),
+        (
+            "`find --author`, the newest 50",
+            Box::new(ask(
+                Query {
+                    uid: Some(0),
+                    limit: Some(50),
+                    ..Query::default()
+                },
+                50,
+            )),
+            None,
+        ),
         (
             "`show` by number",
-            Box::new(move || drop(shows.ask(ShowCheckpoint { state: StateName("7777".into()) }).expect("it is there"))),
+            Box::new(move || {
+                drop(
+                    shows
+                        .ask(ShowCheckpoint {
+                            state: StateName("7777".into()),
+                        })
+                        .expect("it is there"),
+                )
+            }),
             Some(FIND_MS),
         ),
         (
             "`delete` and `undo`, there and back twice",
             Box::new(move || {
-                undoes.ask(Delete { state: StateName("5000".into()), now: false }).expect("it goes");
-                undoes.ask(UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false }).expect("it comes back");
+                undoes
+                    .ask(Delete {
+                        state: StateName("5000".into()),
+                        now: false,
+                    })
+                    .expect("it goes");
+                undoes
+                    .ask(UndoOptions {
+                        walk: UndoWalk::Undo(1),
+                        skip: false,
+                        force: true,
+                        dry_run: false,
+                    })
+                    .expect("it comes back");
             }),
             None,
         ),
@@ -89,19 +167,54 @@ fn client(project: &std::path::Path) -> Client {
 
 fn make(client: &mut Client) {
     for number in 1..=CHECKPOINTS {
-        let tags = if number.is_multiple_of(TAGGED) { vec![format!("tag-{number}")] } else { Vec::new() };
-        let options = CheckpointOptions { note: format!("step {number}\nsession: {}", number % 7), tags, ..CheckpointOptions::default() };
-        client.ask(options).unwrap_or_else(|error| panic!("checkpoint {number}: {error}"));
+        let tags = if number.is_multiple_of(TAGGED) {
+            vec![format!("tag-{number}")]
+        } else {
+            Vec::new()
+        };
+        let options = CheckpointOptions {
+            note: format!("step {number}\nsession: {}", number % 7),
+            tags,
+            ..CheckpointOptions::default()
+        };
+        client
+            .ask(options)
+            .unwrap_or_else(|error| panic!("checkpoint {number}: {error}"));
     }
 }
 
 fn tell(fs: Fs, what: &str, samples: &Samples, bound: Option<f64>, report: &mut Report) {
-    let mut row = vec![fs.name().to_owned(), what.to_owned(), samples.len().to_string()];
+    let mut row = vec![
+        fs.name().to_owned(),
+        what.to_owned(),
+        samples.len().to_string(),
+    ];
     row.extend([samples.p50(), samples.p99(), samples.max()].map(ms));
     row.push(bound.map_or_else(|| "-".to_owned(), |limit| format!("{limit}")));
-    let head = ["filesystem", "what", "rounds", "p50 ms", "p99 ms", "max ms", "at most ms"];
-    report.row("history", "Naming and finding in 10,000 checkpoints", &head, row);
+    let head = [
+        "filesystem",
+        "what",
+        "rounds",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "at most ms",
+    ];
+    report.row(
+        "history",
+        "Naming and finding in 10,000 checkpoints",
+        &head,
+        row,
+    );
     if let Some(limit) = bound {
-        report.bound(fs.name(), &Bound { what: format!("10,000 checkpoints: {what}, p50"), limit, measured: samples.p50() / 1e3, unit: "ms" });
+        report.bound(
+            fs.name(),
+            &Bound {
+                what: format!("10,000 checkpoints: {what}, p50"),
+                limit,
+                measured: samples.p50() / 1e3,
+                unit: "ms",
+            },
+        );
     }
 }

@@ -1,14 +1,17 @@
-//! How long the verbs and the plain operations take, on real mounts of a tree of 36,000 real files. `make bench-latency` runs it; root only.
+//! How long the verbs and the plain operations take, on real mounts of a tree of 36,000 real files.
+//! `make bench-latency` runs it; root only.
 //!
 //! ```text
 //! cargo bench --bench latency -- [--work DIR] [--fs xfs,btrfs] [--io passthrough,daemon]
 //!                                [--only checkpoint,cli,restore,mount,hot,ops,memory,history] [--quick] [--write-docs]
 //! ```
-//! It prints Markdown tables, each with what it was measured on; `--write-docs` puts them into docs/benchmarks.md in place of the ones
-//! there. The bounds of the project stand beside the numbers with "met" or "not met".
+//! It prints Markdown tables, each with what it was measured on; `--write-docs` puts them into
+//! docs/benchmarks.md in place of the ones there. The bounds of the project stand beside the
+//! numbers with "met" or "not met".
 //!
-//! A tree is made once per filesystem, on a loop-mounted image in DIR. What is compared is interleaved: each round does a bit of everything, so
-//! that what else the machine does falls on all alike.
+//! A tree is made once per filesystem, on a loop-mounted image in DIR. What is compared is
+//! interleaved: each round does a bit of everything, so that what else the machine does falls on
+//! all alike.
 
 #[path = "../../tests/it/common/mod.rs"]
 mod common;
@@ -45,7 +48,11 @@ fn main() {
         if options.sections.contains(&Section::History) && Some(fs) == options.filesystems.first() {
             history::measure(*fs, options.quick, &mut report);
         }
-        if options.sections.iter().all(|section| [Section::Memory, Section::History].contains(section)) {
+        if options
+            .sections
+            .iter()
+            .all(|section| [Section::Memory, Section::History].contains(section))
+        {
             continue;
         }
         eprintln!("{}: making the tree", fs.name());

@@ -29,32 +29,83 @@ pub fn measure(fs: Fs, report: &mut Report) {
     for dir in 0..DIRS {
         let dir = project.join(format!("directory-{dir:03}"));
         fs::create_dir(&dir).expect("a directory");
-        (0..FILES_PER_DIR).for_each(|file| drop(File::create(dir.join(format!("file-{file:05}.txt"))).expect("a file")));
+        (0..FILES_PER_DIR).for_each(|file| {
+            drop(File::create(dir.join(format!("file-{file:05}.txt"))).expect("a file"))
+        });
     }
-    let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(Io::Passthrough) };
+    let opts = MountOpts {
+        mountpoint: Some(image.dir("mounted")),
+        ..MountOpts::new(Io::Passthrough)
+    };
     let mut mount = Mount::start(&project, &opts);
     let stats = || -> Stats {
         let store = File::open(project.join(".ckptfs")).expect("the store is there");
-        Client::connect(&store).expect("the daemon listens").ask(GetStats).expect("stats")
+        Client::connect(&store)
+            .expect("the daemon listens")
+            .ask(GetStats)
+            .expect("stats")
     };
     let before = stats();
-    succeeds(tool("find", &["-printf", "%s"]).current_dir(mount.path()), WALK_SECONDS);
+    succeeds(
+        tool("find", &["-printf", "%s"]).current_dir(mount.path()),
+        WALK_SECONDS,
+    );
     let known = stats();
-    assert!(known.inodes >= (DIRS * FILES_PER_DIR) as u64, "the kernel knows them all: {}", known.inodes);
+    assert!(
+        known.inodes >= (DIRS * FILES_PER_DIR) as u64,
+        "the kernel knows them all: {}",
+        known.inodes
+    );
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
     std::thread::sleep(SETTLED);
     let forgotten = stats();
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
-    let each = |stats: &Stats| stats.rss_bytes.saturating_sub(before.rss_bytes).checked_div(stats.inodes.saturating_sub(before.inodes));
-    for (when, stats) in [("mounted", &before), ("all looked up", &known), ("forgotten", &forgotten)] {
-        let each = each(stats).filter(|_| when == "all looked up").map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
-        let row = vec![fs.name().to_owned(), when.to_owned(), stats.inodes.to_string(), mib(stats.rss_bytes), each];
-        let head = ["filesystem", "when", "inodes known", "resident MiB", "bytes for each inode"];
-        report.row("memory", "Memory of the daemon with 250,000 files", &head, row);
+    let each = |stats: &Stats| {
+        stats
+            .rss_bytes
+            .saturating_sub(before.rss_bytes)
+            .checked_div(stats.inodes.saturating_sub(before.inodes))
+    };
+    for (when, stats) in [
+        ("mounted", &before),
+        ("all looked up", &known),
+        ("forgotten", &forgotten),
+    ] {
+        let each = each(stats)
+            .filter(|_| when == "all looked up")
+            .map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+        let row = vec![
+            fs.name().to_owned(),
+            when.to_owned(),
+            stats.inodes.to_string(),
+            mib(stats.rss_bytes),
+            each,
+        ];
+        let head = [
+            "filesystem",
+            "when",
+            "inodes known",
+            "resident MiB",
+            "bytes for each inode",
+        ];
+        report.row(
+            "memory",
+            "Memory of the daemon with 250,000 files",
+            &head,
+            row,
+        );
     }
     let what = format!("memory with {} inodes known", known.inodes);
     let limit = (FIXED_BYTES + BYTES_PER_INODE * known.inodes) as f64 / f64::from(1 << 20);
     let measured = known.rss_bytes as f64 / f64::from(1 << 20);
-    report.bound(fs.name(), &Bound { what, limit: limit.round(), measured, unit: "MiB" });
+    report.bound(
+        fs.name(),
+        &Bound {
+            what,
+            limit: limit.round(),
+            measured,
+            unit: "MiB",
+        },
+    );
     mount.umount();
 }

@@ -47,8 +47,21 @@ pub fn compare(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
             format!("{:.1}", op.mount.max()),
             format!("{:.1}x", mount / plain),
         ];
-        let head = ["mount", "operation", "rounds", "plain us", "through the mount us", "worst round us", "ratio"];
-        report.row("ops", "Plain operations, microseconds for each file (median of rounds)", &head, row);
+        let head = [
+            "mount",
+            "operation",
+            "rounds",
+            "plain us",
+            "through the mount us",
+            "worst round us",
+            "ratio",
+        ];
+        report.row(
+            "ops",
+            "Plain operations, microseconds for each file (median of rounds)",
+            &head,
+            row,
+        );
     }
     fs::remove_dir_all(&plain).expect("the plain copy can be removed");
 }
@@ -61,7 +74,11 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
         let op = match ops.iter().position(|op| op.what == what) {
             Some(index) => &mut ops[index],
             None => {
-                ops.push(Op { what, mount: Samples::default(), plain: Samples::default() });
+                ops.push(Op {
+                    what,
+                    mount: Samples::default(),
+                    plain: Samples::default(),
+                });
                 ops.last_mut().expect("one was pushed")
             }
         };
@@ -74,27 +91,55 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
     [plain, &mounted].into_iter().for_each(make_many);
     for _ in 0..rounds {
         let files = rig.files(BATCH);
-        let new: Vec<PathBuf> = (0..BATCH).map(|index| Path::new("bench-new").join(format!("file-{index}"))).collect();
+        let new: Vec<PathBuf> = (0..BATCH)
+            .map(|index| Path::new("bench-new").join(format!("file-{index}")))
+            .collect();
         let stamp = rig.stamp();
-        let mut write = |root: &Path| files.iter().for_each(|file| write_stamp(&open_to_write(&root.join(file)), stamp));
+        let mut write = |root: &Path| {
+            files
+                .iter()
+                .for_each(|file| write_stamp(&open_to_write(&root.join(file)), stamp))
+        };
         make_checkpoint(&mut client);
-        both("first write after a checkpoint (open, write, close)", BATCH, &mut write);
+        both(
+            "first write after a checkpoint (open, write, close)",
+            BATCH,
+            &mut write,
+        );
         both("second write", BATCH, &mut write);
-        both("open, read all, close", BATCH, &mut |root| files.iter().for_each(|file| drop(black_box(fs::read(root.join(file))))));
-        both("stat of every file (walk)", crate::rig::FILES, &mut |root| {
-            black_box(walk(root));
+        both("open, read all, close", BATCH, &mut |root| {
+            files
+                .iter()
+                .for_each(|file| drop(black_box(fs::read(root.join(file)))))
         });
+        both(
+            "stat of every file (walk)",
+            crate::rig::FILES,
+            &mut |root| {
+                black_box(walk(root));
+            },
+        );
         for root in [plain, &mounted] {
             fs::create_dir(root.join("bench-new")).expect("a directory can be made");
         }
         both("create, write, close", BATCH, &mut |root| {
-            new.iter().for_each(|file| write_stamp(&File::create_new(root.join(file)).expect("a file can be made"), 1))
+            new.iter().for_each(|file| {
+                write_stamp(
+                    &File::create_new(root.join(file)).expect("a file can be made"),
+                    1,
+                )
+            })
         });
         both("rename", BATCH, &mut |root| {
-            new.iter().for_each(|file| fs::rename(root.join(file), root.join(file).with_extension("b")).expect("a file can be renamed"));
+            new.iter().for_each(|file| {
+                fs::rename(root.join(file), root.join(file).with_extension("b"))
+                    .expect("a file can be renamed")
+            });
         });
         both("unlink of a file born since", BATCH, &mut |root| {
-            new.iter().for_each(|file| fs::remove_file(root.join(file).with_extension("b")).expect("a file can be removed"));
+            new.iter().for_each(|file| {
+                fs::remove_file(root.join(file).with_extension("b")).expect("a file can be removed")
+            });
         });
         for root in [plain, &mounted] {
             fs::remove_dir(root.join("bench-new")).expect("a directory can be removed");
@@ -102,9 +147,15 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
         names(&mut both);
         let old = rig.files(BATCH);
         make_checkpoint(&mut client);
-        both("unlink of a file that a checkpoint holds", BATCH, &mut |root| {
-            old.iter().for_each(|file| fs::remove_file(root.join(file)).expect("a file can be removed"));
-        });
+        both(
+            "unlink of a file that a checkpoint holds",
+            BATCH,
+            &mut |root| {
+                old.iter().for_each(|file| {
+                    fs::remove_file(root.join(file)).expect("a file can be removed")
+                });
+            },
+        );
         old.iter().for_each(|file| {
             for root in [plain, &mounted] {
                 fs::write(root.join(file), [b'x'; 4096]).expect("a file can be made again");
@@ -131,20 +182,33 @@ type Both<'a> = dyn FnMut(&'static str, usize, &mut dyn FnMut(&Path)) + 'a;
 fn names(both: &mut Both<'_>) {
     let dir = |root: &Path| root.join(MANY);
     // The first change after a checkpoint records every name that is known.
-    both("first link to a file with 10,000 names after a checkpoint", 1, &mut |root| link(&dir(root), NAMES..NAMES + 1));
-    both("link to a file with 10,000 names", BATCH, &mut |root| link(&dir(root), NAMES + 1..NAMES + 1 + BATCH));
+    both(
+        "first link to a file with 10,000 names after a checkpoint",
+        1,
+        &mut |root| link(&dir(root), NAMES..NAMES + 1),
+    );
+    both("link to a file with 10,000 names", BATCH, &mut |root| {
+        link(&dir(root), NAMES + 1..NAMES + 1 + BATCH)
+    });
     both("unlink of one of 10,000 names", BATCH + 1, &mut |root| {
-        (NAMES..NAMES + 1 + BATCH).for_each(|name| fs::remove_file(dir(root).join(name.to_string())).expect("a name can be removed"));
+        (NAMES..NAMES + 1 + BATCH).for_each(|name| {
+            fs::remove_file(dir(root).join(name.to_string())).expect("a name can be removed")
+        });
     });
 }
 
 /// Gives `file` further names.
 fn link(dir: &Path, names: std::ops::Range<usize>) {
-    names.for_each(|name| fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be made"));
+    names.for_each(|name| {
+        fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be made")
+    });
 }
 
 fn open_to_write(path: &Path) -> File {
-    OpenOptions::new().write(true).open(path).expect("a file can be opened")
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .expect("a file can be opened")
 }
 
 /// Number of files below `root`, each asked for its attributes.

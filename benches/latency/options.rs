@@ -60,7 +60,11 @@ impl Options {
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or_else(|| format!("{argument} wants a value"));
+            let mut value = || {
+                arguments
+                    .next()
+                    .ok_or_else(|| format!("{argument} wants a value"))
+            };
             match argument.as_str() {
                 "--work" => options.work = Some(PathBuf::from(value()?)),
                 "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,

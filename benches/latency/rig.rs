@@ -38,7 +38,11 @@ impl Tree {
         tree::make(&dir, FILES);
         succeeds(tool("sync", &["-f"]).arg(&dir), TREE_SECONDS);
         let files = tree::regular_files(&dir, STAMP_BYTES as u64);
-        Tree { dir, files: shuffled(&files), image }
+        Tree {
+            dir,
+            files: shuffled(&files),
+            image,
+        }
     }
 
     /// Mounts it without any history.
@@ -48,17 +52,39 @@ impl Tree {
             fs::remove_dir_all(&store).expect("the old history can be removed");
         }
         succeeds(tool("sync", &["-f"]).arg(&self.dir), TREE_SECONDS);
-        let mount = Mount::start(&self.dir, &MountOpts { limit: MOUNT_LIMIT, ..MountOpts::new(io) });
-        assert_eq!(mount.status_json()["io"], io.name(), "the mount does not use the I/O path it was asked for");
-        Rig { mount, tree: self, io, next: 0, stamp: 0 }
+        let mount = Mount::start(
+            &self.dir,
+            &MountOpts {
+                limit: MOUNT_LIMIT,
+                ..MountOpts::new(io)
+            },
+        );
+        assert_eq!(
+            mount.status_json()["io"],
+            io.name(),
+            "the mount does not use the I/O path it was asked for"
+        );
+        Rig {
+            mount,
+            tree: self,
+            io,
+            next: 0,
+            stamp: 0,
+        }
     }
 }
 
-/// Every file once, each far from the one before: steps of a size that shares no divisor with the length.
+/// Every file once, each far from the one before: steps of a size that shares no divisor with the
+/// length.
 fn shuffled(files: &[PathBuf]) -> Vec<PathBuf> {
     const PRIME: usize = 7919;
-    assert!(!files.len().is_multiple_of(PRIME), "the tree has an unlucky size");
-    (0..files.len()).map(|index| files[index * PRIME % files.len()].clone()).collect()
+    assert!(
+        !files.len().is_multiple_of(PRIME),
+        "the tree has an unlucky size"
+    );
+    (0..files.len())
+        .map(|index| files[index * PRIME % files.len()].clone())
+        .collect()
 }
 
 /// The mounted tree.
@@ -72,14 +98,22 @@ pub struct Rig<'a> {
 
 impl Rig<'_> {
     pub fn client(&self) -> Client {
-        let store = rustix::fs::openat(CWD, self.mount.path().join(STORE_NAME), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let store = rustix::fs::openat(
+            CWD,
+            self.mount.path().join(STORE_NAME),
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
         Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
     }
 
-    /// The next `count` files of the tree, relative to it; all files have been given once before one comes again.
+    /// The next `count` files of the tree, relative to it; all files have been given once before
+    /// one comes again.
     pub fn files(&mut self, count: usize) -> Vec<PathBuf> {
         let all = &self.tree.files;
-        let chosen = (0..count).map(|index| all[(self.next + index) % all.len()].clone()).collect();
+        let chosen = (0..count)
+            .map(|index| all[(self.next + index) % all.len()].clone())
+            .collect();
         self.next = (self.next + count) % all.len();
         chosen
     }
@@ -89,7 +123,10 @@ impl Rig<'_> {
         let root = self.mount.path().to_owned();
         for path in self.files(count) {
             let stamp = self.stamp();
-            let file = OpenOptions::new().write(true).open(root.join(path)).expect("a file can be opened");
+            let file = OpenOptions::new()
+                .write(true)
+                .open(root.join(path))
+                .expect("a file can be opened");
             write_stamp(&file, stamp);
         }
     }
@@ -100,10 +137,15 @@ impl Rig<'_> {
         self.stamp
     }
 
-    /// Mounts it again and says how long the process took, from fork to exit; it exits when the mount serves.
+    /// Mounts it again and says how long the process took, from fork to exit; it exits when the
+    /// mount serves.
     pub fn mount_again(&mut self) -> Duration {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-        command.arg("mount").arg(&self.tree.dir).args(["--io", self.io.name()]).current_dir("/");
+        command
+            .arg("mount")
+            .arg(&self.tree.dir)
+            .args(["--io", self.io.name()])
+            .current_dir("/");
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let started = Instant::now();
         let status = command.status().expect("the binary can be started");
@@ -121,10 +163,16 @@ impl Rig<'_> {
 
 /// Writes a number over the beginning of a file.
 pub fn write_stamp(file: &File, stamp: u64) {
-    file.write_all_at(format!("{stamp:0width$}", width = STAMP_BYTES).as_bytes(), 0).expect("a file can be written");
+    file.write_all_at(
+        format!("{stamp:0width$}", width = STAMP_BYTES).as_bytes(),
+        0,
+    )
+    .expect("a file can be written");
 }
 
 /// Makes a checkpoint; panics if it is not what was asked for.
 pub fn make_checkpoint(client: &mut Client) -> CheckpointInfo {
-    client.ask(CheckpointOptions::default()).unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+    client
+        .ask(CheckpointOptions::default())
+        .unwrap_or_else(|error| panic!("no checkpoint: {error}"))
 }

@@ -29,21 +29,38 @@ const CLI_MS: f64 = 10.0;
 const RESTORE_MS: f64 = 20.0;
 const MOUNT_MS: f64 = 100.0;
 
-/// `checkpoint` over a connection that stays, with 1, 60 and 10,000 files written through the mount just before.
+/// `checkpoint` over a connection that stays, with 1, 60 and 10,000 files written through the mount
+/// just before.
 fn checkpoint_latency(rig: &mut Rig<'_>, blocks: usize) -> Vec<(usize, Samples, Samples)> {
     let mut client = rig.client();
     make_checkpoint(&mut client);
-    let mut measured: Vec<_> = DIRTY.iter().map(|(dirty, _)| (*dirty, Samples::default(), Samples::default())).collect();
+    let mut measured: Vec<_> = DIRTY
+        .iter()
+        .map(|(dirty, _)| (*dirty, Samples::default(), Samples::default()))
+        .collect();
     for _ in 0..blocks {
         let rounds = DIRTY.iter().map(|(_, rounds)| *rounds).max().unwrap_or(0);
         for round in 0..rounds {
-            for (index, (dirty, _)) in DIRTY.iter().enumerate().filter(|(_, (_, rounds))| round < *rounds) {
-                // Nobody makes checkpoints back to back: after 10,000 changes the caches are cold, and so they shall be after one.
+            for (index, (dirty, _)) in DIRTY
+                .iter()
+                .enumerate()
+                .filter(|(_, (_, rounds))| round < *rounds)
+            {
+                // Nobody makes checkpoints back to back: after 10,000 changes the caches are cold,
+                // and so they shall be after one.
                 std::thread::sleep(PAUSE);
                 rig.change(*dirty);
                 let made = measured[index].1.time(|| make_checkpoint(&mut client));
-                assert!(made.dirty >= *dirty as u64, "{} of {dirty} changed files are known as dirty", made.dirty);
-                measured[index].2.add_us(made.duration_us.expect("the answer to checkpoint says how long it took") as f64);
+                assert!(
+                    made.dirty >= *dirty as u64,
+                    "{} of {dirty} changed files are known as dirty",
+                    made.dirty
+                );
+                measured[index].2.add_us(
+                    made.duration_us
+                        .expect("the answer to checkpoint says how long it took")
+                        as f64,
+                );
             }
         }
     }
@@ -52,19 +69,64 @@ fn checkpoint_latency(rig: &mut Rig<'_>, blocks: usize) -> Vec<(usize, Samples, 
 
 pub fn checkpoint(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     let measured = checkpoint_latency(rig, if quick { 3 } else { BLOCKS });
-    let head = ["mount", "dirty files", "rounds", "p50 ms", "p99 ms", "max ms", "in the daemon: p50 ms", "p99 ms", "max ms"];
+    let head = [
+        "mount",
+        "dirty files",
+        "rounds",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "in the daemon: p50 ms",
+        "p99 ms",
+        "max ms",
+    ];
     let name = rig.name();
     for (dirty, client, daemon) in &measured {
         let mut row = vec![name.clone(), dirty.to_string(), client.len().to_string()];
-        row.extend([client.p50(), client.p99(), client.max(), daemon.p50(), daemon.p99(), daemon.max()].map(ms));
+        row.extend(
+            [
+                client.p50(),
+                client.p99(),
+                client.max(),
+                daemon.p50(),
+                daemon.p99(),
+                daemon.max(),
+            ]
+            .map(ms),
+        );
         report.row("checkpoint", "`checkpoint` over the socket", &head, row);
-        let what = |which: &str| format!("checkpoint over the socket, {dirty} dirty files, {which}");
-        report.bound(&name, &Bound { what: what("p50"), limit: P50_MS, measured: client.p50() / 1e3, unit: "ms" });
-        report.bound(&name, &Bound { what: what("p99"), limit: P99_MS, measured: client.p99() / 1e3, unit: "ms" });
+        let what =
+            |which: &str| format!("checkpoint over the socket, {dirty} dirty files, {which}");
+        report.bound(
+            &name,
+            &Bound {
+                what: what("p50"),
+                limit: P50_MS,
+                measured: client.p50() / 1e3,
+                unit: "ms",
+            },
+        );
+        report.bound(
+            &name,
+            &Bound {
+                what: what("p99"),
+                limit: P99_MS,
+                measured: client.p99() / 1e3,
+                unit: "ms",
+            },
+        );
     }
     if let [(few, one, _), .., (many, all, _)] = measured.as_slice() {
         let what = format!("checkpoint p50 with {many} dirty files over p50 with {few}");
-        report.bound(&name, &Bound { what, limit: RATIO, measured: all.p50() / one.p50(), unit: "x" });
+        report.bound(
+            &name,
+            &Bound {
+                what,
+                limit: RATIO,
+                measured: all.p50() / one.p50(),
+                unit: "x",
+            },
+        );
     }
 }
 
@@ -74,15 +136,33 @@ pub fn cli(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     for _ in 0..if quick { 20 } else { 200 } {
         rig.change(1);
         let mut command = rig.mount.command(&["checkpoint"]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let status = took.time(|| command.status()).expect("the binary can be started");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let status = took
+            .time(|| command.status())
+            .expect("the binary can be started");
         assert!(status.success(), "ckptfs checkpoint failed: {status}");
     }
     let name = rig.name();
     let mut row = vec![name.clone(), took.len().to_string()];
     row.extend([took.p50(), took.p99(), took.max()].map(ms));
-    report.row("cli", "The process `ckptfs checkpoint`", &["mount", "rounds", "p50 ms", "p99 ms", "max ms"], row);
-    report.bound(&name, &Bound { what: "the process `ckptfs checkpoint`, p50".into(), limit: CLI_MS, measured: took.p50() / 1e3, unit: "ms" });
+    report.row(
+        "cli",
+        "The process `ckptfs checkpoint`",
+        &["mount", "rounds", "p50 ms", "p99 ms", "max ms"],
+        row,
+    );
+    report.bound(
+        &name,
+        &Bound {
+            what: "the process `ckptfs checkpoint`, p50".into(),
+            limit: CLI_MS,
+            measured: took.p50() / 1e3,
+            unit: "ms",
+        },
+    );
 }
 
 /// Restore of the whole tree after 60 files changed.
@@ -92,34 +172,88 @@ pub fn restore(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     for _ in 0..if quick { 5 } else { 50 } {
         let id = make_checkpoint(&mut client).id;
         rig.change(RESTORED);
-        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
-        let restored = took.time(|| client.ask(options)).unwrap_or_else(|error| panic!("no restore: {error}"));
-        assert_eq!(restored.changes.len(), RESTORED, "a restore brings back what was changed and no more");
+        let options = RestoreOptions {
+            to: StateName(id.to_string()),
+            paths: Vec::new(),
+            dry_run: false,
+            times: None,
+        };
+        let restored = took
+            .time(|| client.ask(options))
+            .unwrap_or_else(|error| panic!("no restore: {error}"));
+        assert_eq!(
+            restored.changes.len(),
+            RESTORED,
+            "a restore brings back what was changed and no more"
+        );
         daemon.add_us(restored.duration_us as f64);
     }
     let name = rig.name();
     let mut row = vec![name.clone(), took.len().to_string()];
-    row.extend([took.p50(), took.p99(), took.max(), daemon.p50(), daemon.max()].map(ms));
-    let head = ["mount", "rounds", "p50 ms", "p99 ms", "max ms", "in the daemon: p50 ms", "max ms"];
-    report.row("restore", "Restore after 60 of 36,000 files changed", &head, row);
+    row.extend(
+        [
+            took.p50(),
+            took.p99(),
+            took.max(),
+            daemon.p50(),
+            daemon.max(),
+        ]
+        .map(ms),
+    );
+    let head = [
+        "mount",
+        "rounds",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "in the daemon: p50 ms",
+        "max ms",
+    ];
+    report.row(
+        "restore",
+        "Restore after 60 of 36,000 files changed",
+        &head,
+        row,
+    );
     let what = format!("restore after {RESTORED} files changed, p50");
-    report.bound(&name, &Bound { what, limit: RESTORE_MS, measured: took.p50() / 1e3, unit: "ms" });
+    report.bound(
+        &name,
+        &Bound {
+            what,
+            limit: RESTORE_MS,
+            measured: took.p50() / 1e3,
+            unit: "ms",
+        },
+    );
 }
 
-/// Checkpoints while files are open for writing: each was written to since the checkpoint before, or none was.
+/// Checkpoints while files are open for writing: each was written to since the checkpoint before,
+/// or none was.
 pub fn hot(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     let rounds = if quick { 10 } else { 100 };
     let root = rig.mount.path().to_owned();
     let mut client = rig.client();
-    let mut measured: Vec<_> = HOT.iter().map(|hot| (*hot, Samples::default(), Samples::default())).collect();
+    let mut measured: Vec<_> = HOT
+        .iter()
+        .map(|hot| (*hot, Samples::default(), Samples::default()))
+        .collect();
     for (hot, idle, busy) in &mut measured {
-        let open = |path| OpenOptions::new().read(true).write(true).open(root.join(path)).expect("a file can be opened");
+        let open = |path| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(root.join(path))
+                .expect("a file can be opened")
+        };
         let files: Vec<File> = rig.files(*hot).into_iter().map(open).collect();
         make_checkpoint(&mut client);
         for _ in 0..rounds {
             for (samples, writes) in [(&mut *idle, false), (&mut *busy, true)] {
                 let stamp = rig.stamp();
-                files.iter().filter(|_| writes).for_each(|file| write_stamp(file, stamp));
+                files
+                    .iter()
+                    .filter(|_| writes)
+                    .for_each(|file| write_stamp(file, stamp));
                 let made = samples.time(|| make_checkpoint(&mut client));
                 assert!(made.atomic, "nobody writes while the checkpoint is made");
             }
@@ -128,16 +262,35 @@ pub fn hot(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     let name = rig.name();
     let none = measured.first().map_or(f64::NAN, |(_, _, busy)| busy.p50());
     for (hot, idle, busy) in &measured {
-        let each = if *hot == 0 { "-".to_owned() } else { ms((busy.p50() - none) / *hot as f64) };
+        let each = if *hot == 0 {
+            "-".to_owned()
+        } else {
+            ms((busy.p50() - none) / *hot as f64)
+        };
         let mut row = vec![name.clone(), hot.to_string(), idle.len().to_string()];
         row.extend([idle.p50(), idle.p99(), busy.p50(), busy.p99()].map(ms));
         row.push(each);
-        let head = ["mount", "files open for writing", "rounds", "none written: p50 ms", "p99 ms", "all written: p50 ms", "p99 ms", "each adds ms"];
-        report.row("hot", "`checkpoint` while files are open for writing", &head, row);
+        let head = [
+            "mount",
+            "files open for writing",
+            "rounds",
+            "none written: p50 ms",
+            "p99 ms",
+            "all written: p50 ms",
+            "p99 ms",
+            "each adds ms",
+        ];
+        report.row(
+            "hot",
+            "`checkpoint` while files are open for writing",
+            &head,
+            row,
+        );
     }
 }
 
-/// The process `ckptfs mount`, after an orderly unmount: with warm caches, and with the kernel's caches dropped.
+/// The process `ckptfs mount`, after an orderly unmount: with warm caches, and with the kernel's
+/// caches dropped.
 pub fn mount(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     let rounds = if quick { 3 } else { 15 };
     let (mut warm, mut cold) = (Samples::default(), Samples::default());
@@ -157,8 +310,21 @@ pub fn mount(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     for (what, samples) in [("warm", &warm), ("caches dropped", &cold)] {
         let mut row = vec![name.clone(), what.to_owned(), samples.len().to_string()];
         row.extend([samples.p50(), samples.p99(), samples.max()].map(ms));
-        report.row("mount", "The process `ckptfs mount`", &["mount", "caches", "rounds", "p50 ms", "p99 ms", "max ms"], row);
+        report.row(
+            "mount",
+            "The process `ckptfs mount`",
+            &["mount", "caches", "rounds", "p50 ms", "p99 ms", "max ms"],
+            row,
+        );
         let what = format!("mount, {what}, p50");
-        report.bound(&name, &Bound { what, limit: MOUNT_MS, measured: samples.p50() / 1e3, unit: "ms" });
+        report.bound(
+            &name,
+            &Bound {
+                what,
+                limit: MOUNT_MS,
+                measured: samples.p50() / 1e3,
+                unit: "ms",
+            },
+        );
     }
 }

@@ -66,15 +66,44 @@ impl Fixtures {
         let source = dir.path().join("tree");
         tree::make(&source, options.files);
         let (tar, list) = (dir.path().join("small.tar"), dir.path().join("small.list"));
-        succeeds(&mut tool("tar", &[OsStr::new("-cf"), tar.as_os_str(), OsStr::new("-C"), source.as_os_str(), OsStr::new(".")]), SETUP_SECONDS);
+        succeeds(
+            &mut tool(
+                "tar",
+                &[
+                    OsStr::new("-cf"),
+                    tar.as_os_str(),
+                    OsStr::new("-C"),
+                    source.as_os_str(),
+                    OsStr::new("."),
+                ],
+            ),
+            SETUP_SECONDS,
+        );
         let small = tree::regular_files(&source, 0);
-        let names: Vec<u8> = small.iter().flat_map(|file| [file.as_os_str().as_bytes(), b"\0"].concat()).collect();
+        let names: Vec<u8> = small
+            .iter()
+            .flat_map(|file| [file.as_os_str().as_bytes(), b"\0"].concat())
+            .collect();
         fs::write(&list, names).expect("the list can be written");
-        let wanted = |name: &str| if options.wants(name) { Ok(()) } else { Err("not asked for".to_owned()) };
+        let wanted = |name: &str| {
+            if options.wants(name) {
+                Ok(())
+            } else {
+                Err("not asked for".to_owned())
+            }
+        };
         let git = wanted("git").and_then(|()| repository(&dir.path().join("git")));
         let cargo = wanted("cargo").and_then(|()| crate_with_sources(&dir.path().join("cargo")));
         let npm = wanted("npm").and_then(|()| packages(dir.path()));
-        Fixtures { dir, tar, small, list, git, cargo, npm }
+        Fixtures {
+            dir,
+            tar,
+            small,
+            list,
+            git,
+            cargo,
+            npm,
+        }
     }
 
     pub fn dir(&self) -> &Path {
@@ -82,34 +111,65 @@ impl Fixtures {
     }
 
     pub fn git(&self) -> &Repository {
-        self.git.as_ref().expect("without a repository nothing of git runs")
+        self.git
+            .as_ref()
+            .expect("without a repository nothing of git runs")
     }
 
     pub fn cargo(&self) -> &Crate {
-        self.cargo.as_ref().expect("without a crate nothing of cargo runs")
+        self.cargo
+            .as_ref()
+            .expect("without a crate nothing of cargo runs")
     }
 
     pub fn npm(&self) -> &Packages {
-        self.npm.as_ref().expect("without packages nothing of npm runs")
+        self.npm
+            .as_ref()
+            .expect("without packages nothing of npm runs")
     }
 }
 
 /// A git that reads nobody's settings.
 pub fn git(dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = within(dir, "git", &["-c", "gc.auto=0", "-c", "user.name=bench", "-c", "user.email=bench@localhost"]);
-    command.args(arguments).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+    let mut command = within(
+        dir,
+        "git",
+        &[
+            "-c",
+            "gc.auto=0",
+            "-c",
+            "user.name=bench",
+            "-c",
+            "user.email=bench@localhost",
+        ],
+    );
+    command
+        .args(arguments)
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_NOSYSTEM", "1");
     command
 }
 
 /// A cargo with a home of its own, so that it waits for nobody.
 pub fn cargo(dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = with_settings_of_cargo_gone(within(dir, &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()), arguments));
+    let mut command = with_settings_of_cargo_gone(within(
+        dir,
+        &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()),
+        arguments,
+    ));
     command.arg("--quiet").env("CARGO_HOME", dir.join("home"));
     command
 }
 
 fn with_settings_of_cargo_gone(mut command: Command) -> Command {
-    for name in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC_WRAPPER", "CARGO_INCREMENTAL"] {
+    for name in [
+        "CARGO_TARGET_DIR",
+        "CARGO_BUILD_TARGET",
+        "RUSTFLAGS",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "RUSTC_WRAPPER",
+        "CARGO_INCREMENTAL",
+    ] {
         command.env_remove(name);
     }
     command
@@ -118,14 +178,32 @@ fn with_settings_of_cargo_gone(mut command: Command) -> Command {
 /// npm that asks nobody and runs nothing.
 pub fn npm(dir: &Path, cache: &Path, arguments: &[&str]) -> Command {
     let mut command = within(dir, "npm", arguments);
-    command.args(["--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--loglevel=error", "--cache"]).arg(cache);
-    command.env("HOME", cache).env("NPM_CONFIG_USERCONFIG", "/dev/null");
+    command
+        .args([
+            "--no-audit",
+            "--no-fund",
+            "--no-update-notifier",
+            "--ignore-scripts",
+            "--loglevel=error",
+            "--cache",
+        ])
+        .arg(cache);
+    command
+        .env("HOME", cache)
+        .env("NPM_CONFIG_USERCONFIG", "/dev/null");
     command
 }
 
 fn prepare(command: &mut Command) -> Result<(), String> {
     let output = try_run_limited(command, SETUP_SECONDS)?;
-    if output.status.success() { Ok(()) } else { Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim())) }
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!(
+            "{command:?} failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))
+    }
 }
 
 fn repository(dir: &Path) -> Result<Repository, String> {
@@ -138,38 +216,63 @@ fn repository(dir: &Path) -> Result<Repository, String> {
         prepare(&mut git(dir, &["tag", name]))
     };
     commit("first")?;
-    for file in files.iter().step_by(files.len() / GIT_CHANGED).take(GIT_CHANGED) {
+    for file in files
+        .iter()
+        .step_by(files.len() / GIT_CHANGED)
+        .take(GIT_CHANGED)
+    {
         let opened = fs::OpenOptions::new().append(true).open(dir.join(file));
-        opened.and_then(|mut file| file.write_all(b"// changed\n")).map_err(|error| error.to_string())?;
+        opened
+            .and_then(|mut file| file.write_all(b"// changed\n"))
+            .map_err(|error| error.to_string())?;
     }
     commit("second")?;
     prepare(&mut git(dir, &["checkout", "-q", "second"]))?;
     prepare(&mut git(dir, &["gc", "--quiet"]))?;
-    let second = stdout_of(&mut git(dir, &["rev-parse", "second"]), SETUP_SECONDS).trim().to_owned();
-    Ok(Repository { dir: dir.to_owned(), files: files.len(), second })
+    let second = stdout_of(&mut git(dir, &["rev-parse", "second"]), SETUP_SECONDS)
+        .trim()
+        .to_owned();
+    Ok(Repository {
+        dir: dir.to_owned(),
+        files: files.len(),
+        second,
+    })
 }
 
 /// The sources come from what cargo has fetched for this project.
 fn crate_with_sources(dir: &Path) -> Result<Crate, String> {
-    let write = |name: &str, text: &str| fs::write(dir.join(name), text).map_err(|error| error.to_string());
+    let write =
+        |name: &str, text: &str| fs::write(dir.join(name), text).map_err(|error| error.to_string());
     fs::create_dir_all(dir.join("src")).map_err(|error| error.to_string())?;
     fs::create_dir_all(dir.join(".cargo")).map_err(|error| error.to_string())?;
     write("Cargo.toml", CARGO_MANIFEST)?;
     write("src/main.rs", CARGO_MAIN)?;
     let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    prepare(&mut with_settings_of_cargo_gone(within(dir, &program, &["vendor", "--offline", "--quiet"])))?;
-    write(".cargo/config.toml", "[source.crates-io]\nreplace-with = \"vendored\"\n[source.vendored]\ndirectory = \"vendor\"\n")?;
+    prepare(&mut with_settings_of_cargo_gone(within(
+        dir,
+        &program,
+        &["vendor", "--offline", "--quiet"],
+    )))?;
+    write(
+        ".cargo/config.toml",
+        "[source.crates-io]\nreplace-with = \"vendored\"\n[source.vendored]\ndirectory = \"vendor\"\n",
+    )?;
     prepare(&mut cargo(dir, &["build", "--offline"]))?;
     let target = dir.join("target");
     let files = tree::regular_files(&target, 0).len();
     fs::remove_dir_all(target).map_err(|error| error.to_string())?;
-    Ok(Crate { dir: dir.to_owned(), files })
+    Ok(Crate {
+        dir: dir.to_owned(),
+        files,
+    })
 }
 
 /// The packages come from npm's registry, once.
 fn packages(dir: &Path) -> Result<Packages, String> {
     let (project, cache) = (dir.join("npm"), dir.join("npm-cache"));
-    fs::create_dir_all(&project).and_then(|()| fs::create_dir_all(&cache)).map_err(|error| error.to_string())?;
+    fs::create_dir_all(&project)
+        .and_then(|()| fs::create_dir_all(&cache))
+        .map_err(|error| error.to_string())?;
     fs::write(project.join("package.json"), NPM_MANIFEST).map_err(|error| error.to_string())?;
     prepare(&mut npm(&project, &cache, &["install"]))?;
     let modules = project.join("node_modules");
@@ -177,5 +280,9 @@ fn packages(dir: &Path) -> Result<Packages, String> {
     fs::remove_dir_all(modules).map_err(|error| error.to_string())?;
     prepare(npm(&project, &cache, &["ci"]).arg("--offline"))?;
     fs::remove_dir_all(project.join("node_modules")).map_err(|error| error.to_string())?;
-    Ok(Packages { project, cache, files })
+    Ok(Packages {
+        project,
+        cache,
+        files,
+    })
 }

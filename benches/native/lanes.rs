@@ -1,4 +1,5 @@
-//! The columns: the same directory tree seen in several ways, all of them on one image at the same time.
+//! The columns: the same directory tree seen in several ways, all of them on one image at the same
+//! time.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ use crate::floor::Floor;
 pub enum Column {
     /// A directory of the filesystem itself.
     Plain,
-    /// The same, with a reflink of what is written made just before: what the filesystem itself wants for a first change.
+    /// The same, with a reflink of what is written made just before: what the filesystem itself
+    /// wants for a first change.
     Cloned,
     /// ckptfs with passthrough; there is no checkpoint.
     Passthrough,
@@ -51,7 +53,11 @@ impl Column {
     ];
 
     pub fn name(self) -> &'static str {
-        Column::ALL.iter().find(|(_, column)| *column == self).expect("every column is listed").0
+        Column::ALL
+            .iter()
+            .find(|(_, column)| *column == self)
+            .expect("every column is listed")
+            .0
     }
 
     /// What stands above it in a table.
@@ -90,25 +96,60 @@ impl Lane {
     pub fn new(image: &Image, column: Column, floor: Option<&Path>) -> Lane {
         let root = image.dir(column.name());
         let point = image.dir(&format!("{}-mount", column.name()));
-        let theirs = |one| Some(Floor::passthrough_ll(floor.expect("the floor was built"), &root, &point, one));
+        let theirs = |one| {
+            Some(Floor::passthrough_ll(
+                floor.expect("the floor was built"),
+                &root,
+                &point,
+                one,
+            ))
+        };
         let floor = match column {
             Column::Plain | Column::Cloned => None,
-            Column::Passthrough | Column::Checkpointed | Column::Daemon => return Lane::over(&root, column),
+            Column::Passthrough | Column::Checkpointed | Column::Daemon => {
+                return Lane::over(&root, column);
+            }
             Column::FloorOne => theirs(true),
             Column::FloorMany => theirs(false),
             Column::Bindfs => Some(Floor::bindfs(&root, &point)),
             Column::Null => Some(Floor::null(&point)),
         };
         let root = if floor.is_some() { point } else { root };
-        Lane { column, root, mount: None, floor, held: RefCell::new(None) }
+        Lane {
+            column,
+            root,
+            mount: None,
+            floor,
+            held: RefCell::new(None),
+        }
     }
 
     /// A mount of ours in place, in the way of this column.
     pub fn over(dir: &Path, column: Column) -> Lane {
-        let io = if column == Column::Daemon { Io::Daemon } else { Io::Passthrough };
-        let mount = Mount::start(dir, &MountOpts { limit: MOUNT_LIMIT, ..MountOpts::new(io) });
-        assert_eq!(mount.status_json()["io"], io.name(), "the mount does not use the I/O path it was asked for");
-        Lane { column, root: dir.to_owned(), mount: Some(mount), floor: None, held: RefCell::new(None) }
+        let io = if column == Column::Daemon {
+            Io::Daemon
+        } else {
+            Io::Passthrough
+        };
+        let mount = Mount::start(
+            dir,
+            &MountOpts {
+                limit: MOUNT_LIMIT,
+                ..MountOpts::new(io)
+            },
+        );
+        assert_eq!(
+            mount.status_json()["io"],
+            io.name(),
+            "the mount does not use the I/O path it was asked for"
+        );
+        Lane {
+            column,
+            root: dir.to_owned(),
+            mount: Some(mount),
+            floor: None,
+            held: RefCell::new(None),
+        }
     }
 
     /// Where the work is done.
@@ -118,7 +159,10 @@ impl Lane {
 
     /// The daemon that serves it.
     pub fn daemon(&self) -> Option<u32> {
-        self.mount.as_ref().map(Mount::pid).or_else(|| self.floor.as_ref().map(Floor::pid))
+        self.mount
+            .as_ref()
+            .map(Mount::pid)
+            .or_else(|| self.floor.as_ref().map(Floor::pid))
     }
 
     /// What names its FUSE connection.
@@ -128,13 +172,21 @@ impl Lane {
 
     /// A connection to the daemon of ours.
     pub fn client(&self) -> Client {
-        let store = rustix::fs::openat(CWD, self.root.join(STORE_NAME), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let store = rustix::fs::openat(
+            CWD,
+            self.root.join(STORE_NAME),
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
         Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
     }
 
     /// Makes a checkpoint and holds it until [`Lane::let_go`].
     pub fn hold(&self) {
-        let made = self.client().ask(CheckpointOptions::default()).unwrap_or_else(|error| panic!("no checkpoint: {error}"));
+        let made = self
+            .client()
+            .ask(CheckpointOptions::default())
+            .unwrap_or_else(|error| panic!("no checkpoint: {error}"));
         let before = self.held.replace(Some(made.id.to_string()));
         assert!(before.is_none(), "one checkpoint at a time");
     }
@@ -147,7 +199,12 @@ impl Lane {
     /// Deletes the checkpoint that is held, if one is, so that the history stays short.
     pub fn let_go(&self) {
         if let Some(id) = self.held.take() {
-            self.client().ask(Delete { state: StateName(id), now: false }).unwrap_or_else(|error| panic!("a checkpoint cannot be deleted: {error}"));
+            self.client()
+                .ask(Delete {
+                    state: StateName(id),
+                    now: false,
+                })
+                .unwrap_or_else(|error| panic!("a checkpoint cannot be deleted: {error}"));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Real work in a mount beside the same in a plain directory and in filesystems that keep no history. `make bench-native` runs it; root only.
+//! Real work in a mount beside the same in a plain directory and in filesystems that keep no
+//! history. `make bench-native` runs it; root only.
 //!
 //! ```text
 //! cargo bench --bench native -- [--work DIR] [--fs xfs,btrfs] [--only SCENARIOS] [--columns NAMES] [--placement unpinned,pinned]
@@ -6,9 +7,10 @@
 //! ```
 //! It prints Markdown; `--write-docs` writes docs/benchmarks/native.md, native.json and the charts.
 //!
-//! All columns lie on one image at the same time, and each round does each step in all of them, one after the other, so that what else the
-//! machine does falls on all alike. Where the daemon and its client run decides small requests on two cores, so everything is measured twice:
-//! unpinned, as a user finds it, and with both on one CPU.
+//! All columns lie on one image at the same time, and each round does each step in all of them, one
+//! after the other, so that what else the machine does falls on all alike. Where the daemon and its
+//! client run decides small requests on two cores, so everything is measured twice: unpinned, as a
+//! user finds it, and with both on one CPU.
 
 mod chart;
 #[path = "../../tests/it/common/mod.rs"]
@@ -45,7 +47,14 @@ use runner::Runner;
 use shared::options::enter_work;
 use workload::{Scenario, World};
 
-const SCENARIOS: [&Scenario; 6] = [&small::SCENARIO, &ops::SCENARIO, &programs::GIT, &fio::SCENARIO, &programs::CARGO, &programs::NPM];
+const SCENARIOS: [&Scenario; 6] = [
+    &small::SCENARIO,
+    &ops::SCENARIO,
+    &programs::GIT,
+    &fio::SCENARIO,
+    &programs::CARGO,
+    &programs::NPM,
+];
 /// Sparse.
 const IMAGE_BYTES: u64 = 24 << 30;
 
@@ -63,21 +72,43 @@ fn main() {
         std::process::exit(2)
     });
     enter_work(options.work.as_deref());
-    let tracer = Tracer::new().map_err(|problem| eprintln!("native: requests are not counted: {problem}")).ok();
-    let runner = Runner { options: &options, places: place::Places::new(), tracer };
+    let tracer = Tracer::new()
+        .map_err(|problem| eprintln!("native: requests are not counted: {problem}"))
+        .ok();
+    let runner = Runner {
+        options: &options,
+        places: place::Places::new(),
+        tracer,
+    };
     let fixtures = Fixtures::make(&options);
-    let floor = floor::build(fixtures.dir()).map_err(|problem| eprintln!("native: no floor: {problem}")).ok();
+    let floor = floor::build(fixtures.dir())
+        .map_err(|problem| eprintln!("native: no floor: {problem}"))
+        .ok();
     let load = shared::machine::load();
     let (mut results, mut verbs, mut memory) = (Results::default(), Vec::new(), Vec::new());
     for fs in options.filesystems.iter().copied().filter(available) {
         let image = Image::new(fs, IMAGE_BYTES);
-        let columns = options.columns.iter().filter(|column| floor.is_some() || !column.is_floor());
-        let lanes = columns.map(|column| Lane::new(&image, *column, floor.as_deref())).collect();
-        let mut world = World { image: &image, fixtures: &fixtures, lanes, round: 0 };
-        for scenario in SCENARIOS.into_iter().filter(|scenario| options.wants(scenario.name)) {
+        let columns = options
+            .columns
+            .iter()
+            .filter(|column| floor.is_some() || !column.is_floor());
+        let lanes = columns
+            .map(|column| Lane::new(&image, *column, floor.as_deref()))
+            .collect();
+        let mut world = World {
+            image: &image,
+            fixtures: &fixtures,
+            lanes,
+            round: 0,
+        };
+        for scenario in SCENARIOS
+            .into_iter()
+            .filter(|scenario| options.wants(scenario.name))
+        {
             runner.run(&mut world, scenario, &mut results);
         }
-        // What was measured is told even if something cannot be unmounted in time; its connection is aborted then.
+        // What was measured is told even if something cannot be unmounted in time; its connection
+        // is aborted then.
         if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
             eprintln!("native: {}: a mount did not go away", fs.name());
         }
@@ -89,7 +120,14 @@ fn main() {
     }
     let filesystems = options.filesystems.iter().map(|fs| fs.name()).collect();
     let machine = report::machine(&load, options.quick);
-    let report = report::Report { scenarios: &SCENARIOS, filesystems, results: &results, verbs: &verbs, memory: &memory, machine };
+    let report = report::Report {
+        scenarios: &SCENARIOS,
+        filesystems,
+        results: &results,
+        verbs: &verbs,
+        memory: &memory,
+        machine,
+    };
     println!("{}", report.markdown(&[]));
     if options.write_docs {
         report.write_docs();

@@ -1,5 +1,6 @@
-//! The null filesystem: our own adapter, with the same greeting and the same answers about caching, over a tree in memory. What it takes is what FUSE
-//! takes; what ckptfs takes beyond it is the backing directory and the history.
+//! The null filesystem: our own adapter, with the same greeting and the same answers about caching,
+//! over a tree in memory. What it takes is what FUSE takes; what ckptfs takes beyond it is the
+//! backing directory and the history.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -40,7 +41,10 @@ struct Null {
 pub fn serve(point: &Path) {
     let tree = Mutex::new(Tree::default());
     tree.lock().add(Kind::Dir, 0o777, 0, 0);
-    let service = Arc::new(Null { counts: Arc::default(), tree });
+    let service = Arc::new(Null {
+        counts: Arc::default(),
+        tree,
+    });
     let config = MountConfig {
         mountpoint: point.to_owned(),
         source: "null".into(),
@@ -53,12 +57,19 @@ pub fn serve(point: &Path) {
         xattrs: Xattrs::All,
         readers: READERS,
     };
-    Session::mount(service, &config).and_then(Session::wait).expect("a filesystem in memory can be mounted");
+    Session::mount(service, &config)
+        .and_then(Session::wait)
+        .expect("a filesystem in memory can be mounted");
 }
 
 fn now() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time { sec: since.as_secs().cast_signed(), nsec: since.subsec_nanos() }
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Time {
+        sec: since.as_secs().cast_signed(),
+        nsec: since.subsec_nanos(),
+    }
 }
 
 impl Tree {
@@ -67,8 +78,31 @@ impl Tree {
         let (ino, time) = (self.last, now());
         let nlink = if kind == Kind::Dir { 2 } else { 1 };
         let (rdev, size, blocks, blksize, dev) = (0, 0, 0, BLOCK as u32, 0);
-        let stat = Stat { dev, ino, kind, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime: time, mtime: time, ctime: time, btime: None };
-        self.nodes.insert(ino, Node { stat, data: Vec::new(), names: BTreeMap::new() });
+        let stat = Stat {
+            dev,
+            ino,
+            kind,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            blocks,
+            blksize,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: None,
+        };
+        self.nodes.insert(
+            ino,
+            Node {
+                stat,
+                data: Vec::new(),
+                names: BTreeMap::new(),
+            },
+        );
         ino
     }
 
@@ -77,11 +111,20 @@ impl Tree {
     }
 
     fn child(&mut self, parent: NodeId, name: &[u8]) -> SysResult<NodeId> {
-        self.node(parent)?.names.get(name).map(|ino| NodeId(*ino)).ok_or(Errno::ENOENT)
+        self.node(parent)?
+            .names
+            .get(name)
+            .map(|ino| NodeId(*ino))
+            .ok_or(Errno::ENOENT)
     }
 
     fn entry(&mut self, node: NodeId) -> SysResult<Entry> {
-        Ok(Entry { node, generation: 0, stat: self.node(node)?.stat, ttl: TTL })
+        Ok(Entry {
+            node,
+            generation: 0,
+            stat: self.node(node)?.stat,
+            ttl: TTL,
+        })
     }
 
     fn touch(&mut self, node: NodeId) -> SysResult<()> {
@@ -90,7 +133,14 @@ impl Tree {
         Ok(())
     }
 
-    fn put(&mut self, caller: Caller, parent: NodeId, name: &[u8], kind: Kind, mode: u32) -> SysResult<Entry> {
+    fn put(
+        &mut self,
+        caller: Caller,
+        parent: NodeId,
+        name: &[u8],
+        kind: Kind,
+        mode: u32,
+    ) -> SysResult<Entry> {
         if self.node(parent)?.names.contains_key(name) {
             return Err(Errno::EEXIST);
         }
@@ -118,7 +168,14 @@ impl Tree {
 }
 
 fn opened(node: NodeId) -> Opened {
-    Opened { fh: Fh(node.0), keep_cache: true, direct_io: false, no_flush: true, passthrough: None, by: 0 }
+    Opened {
+        fh: Fh(node.0),
+        keep_cache: true,
+        direct_io: false,
+        no_flush: true,
+        passthrough: None,
+        by: 0,
+    }
 }
 
 fn at(time: NewTime) -> Time {
@@ -148,7 +205,10 @@ impl Service for Null {
     }
     fn forget(&self, _: NodeId, _: u64) {}
     fn getattr(&self, node: NodeId, _: Option<Fh>) -> SysResult<Attr> {
-        Ok(Attr { stat: self.tree.lock().node(node)?.stat, ttl: TTL })
+        Ok(Attr {
+            stat: self.tree.lock().node(node)?.stat,
+            ttl: TTL,
+        })
     }
     fn setattr(&self, _: Caller, node: NodeId, _: Option<Fh>, set: SetAttr) -> SysResult<Attr> {
         let mut tree = self.tree.lock();
@@ -162,15 +222,26 @@ impl Service for Null {
         stat.atime = set.atime.map_or(stat.atime, at);
         stat.mtime = set.mtime.map_or(stat.mtime, at);
         stat.ctime = now();
-        Ok(Attr { stat: *stat, ttl: TTL })
+        Ok(Attr {
+            stat: *stat,
+            ttl: TTL,
+        })
     }
     fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>> {
         Ok(self.tree.lock().node(node)?.data.clone())
     }
     fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry> {
-        self.tree.lock().put(caller, parent, name, new.kind, new.mode & !new.umask)
+        self.tree
+            .lock()
+            .put(caller, parent, name, new.kind, new.mode & !new.umask)
     }
-    fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry> {
+    fn symlink(
+        &self,
+        caller: Caller,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+    ) -> SysResult<Entry> {
         let mut tree = self.tree.lock();
         let made = tree.put(caller, parent, name, Kind::Symlink, 0o777)?;
         let node = tree.node(made.node)?;
@@ -191,19 +262,35 @@ impl Service for Null {
     fn rmdir(&self, _: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
         let mut tree = self.tree.lock();
         let child = tree.child(parent, name)?;
-        if tree.node(child)?.names.is_empty() { tree.remove(parent, name) } else { Err(Errno::ENOTEMPTY) }
+        if tree.node(child)?.names.is_empty() {
+            tree.remove(parent, name)
+        } else {
+            Err(Errno::ENOTEMPTY)
+        }
     }
-    fn rename(&self, _caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
+    fn rename(
+        &self,
+        _caller: Caller,
+        parent: NodeId,
+        name: &[u8],
+        new_parent: NodeId,
+        new_name: &[u8],
+        how: RenameHow,
+    ) -> SysResult<()> {
         let mut tree = self.tree.lock();
         let child = tree.child(parent, name)?;
         match (tree.child(new_parent, new_name), how) {
-            (_, RenameHow::Exchange | RenameHow::Whiteout | RenameHow::NoReplaceWhiteout) => return Err(Errno::EINVAL),
+            (_, RenameHow::Exchange | RenameHow::Whiteout | RenameHow::NoReplaceWhiteout) => {
+                return Err(Errno::EINVAL);
+            }
             (Ok(_), RenameHow::NoReplace) => return Err(Errno::EEXIST),
             (Ok(_), RenameHow::Replace) => tree.remove(new_parent, new_name)?,
             (Err(_), _) => {}
         }
         tree.node(parent)?.names.remove(name);
-        tree.node(new_parent)?.names.insert(new_name.to_vec(), child.0);
+        tree.node(new_parent)?
+            .names
+            .insert(new_name.to_vec(), child.0);
         tree.touch(parent)?;
         tree.touch(new_parent)
     }
@@ -213,8 +300,19 @@ impl Service for Null {
         }
         Ok(opened(node))
     }
-    fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, _: i32) -> SysResult<(Entry, Opened)> {
-        let entry = self.tree.lock().put(caller, parent, name, Kind::File, mode & !umask)?;
+    fn create(
+        &self,
+        caller: Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        _: i32,
+    ) -> SysResult<(Entry, Opened)> {
+        let entry = self
+            .tree
+            .lock()
+            .put(caller, parent, name, Kind::File, mode & !umask)?;
         Ok((entry, opened(entry.node)))
     }
     fn created(&self, _: NodeId) {}
@@ -224,7 +322,15 @@ impl Service for Null {
         let from = data.len().min(offset as usize);
         Ok(data[from..data.len().min(from + size as usize)].to_vec())
     }
-    fn write(&self, _: Caller, node: NodeId, _: Fh, offset: u64, data: &[u8], _: bool) -> SysResult<u32> {
+    fn write(
+        &self,
+        _: Caller,
+        node: NodeId,
+        _: Fh,
+        offset: u64,
+        data: &[u8],
+        _: bool,
+    ) -> SysResult<u32> {
         let mut tree = self.tree.lock();
         let end = offset + data.len() as u64;
         if tree.node(node)?.stat.size < end {
@@ -243,13 +349,32 @@ impl Service for Null {
     }
     fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names> {
         let mut tree = self.tree.lock();
-        let names: Vec<(Vec<u8>, u64)> = tree.node(node)?.names.iter().map(|(name, ino)| (name.clone(), *ino)).collect();
+        let names: Vec<(Vec<u8>, u64)> = tree
+            .node(node)?
+            .names
+            .iter()
+            .map(|(name, ino)| (name.clone(), *ino))
+            .collect();
         let dots = [(b".".to_vec(), node.0), (b"..".to_vec(), ROOT)];
         let mut listed = Vec::with_capacity(names.len() + dots.len());
-        for (index, (name, ino)) in dots.into_iter().chain(names).enumerate().skip(offset as usize) {
-            listed.push(Listed { name, node: NodeId(ino), kind: tree.node(NodeId(ino))?.stat.kind, slot: 0, next: index as u64 + 1 });
+        for (index, (name, ino)) in dots
+            .into_iter()
+            .chain(names)
+            .enumerate()
+            .skip(offset as usize)
+        {
+            listed.push(Listed {
+                name,
+                node: NodeId(ino),
+                kind: tree.node(NodeId(ino))?.stat.kind,
+                slot: 0,
+                next: index as u64 + 1,
+            });
         }
-        Ok(Names { names: listed, last: true })
+        Ok(Names {
+            names: listed,
+            last: true,
+        })
     }
     fn plus(&self, _: NodeId, listed: &Listed) -> Option<Entry> {
         self.tree.lock().entry(listed.node).ok()
@@ -259,7 +384,16 @@ impl Service for Null {
     }
     fn statfs(&self, _: NodeId) -> SysResult<Space> {
         let (many, block) = (1 << 30, BLOCK as u32);
-        Ok(Space { blocks: many, bfree: many, bavail: many, files: many, ffree: many, bsize: block, frsize: block, namelen: 255 })
+        Ok(Space {
+            blocks: many,
+            bfree: many,
+            bavail: many,
+            files: many,
+            ffree: many,
+            bsize: block,
+            frsize: block,
+            namelen: 255,
+        })
     }
     fn setxattr(&self, _: Caller, _: NodeId, _: &[u8], _: &[u8], _: XattrHow) -> SysResult<()> {
         Err(Errno::ENOSPC)
@@ -276,7 +410,15 @@ impl Service for Null {
     fn access(&self, _: Caller, _: NodeId, _: i32) -> SysResult<()> {
         Ok(())
     }
-    fn fallocate(&self, _: Caller, node: NodeId, _: Fh, offset: u64, length: u64, _: i32) -> SysResult<()> {
+    fn fallocate(
+        &self,
+        _: Caller,
+        node: NodeId,
+        _: Fh,
+        offset: u64,
+        length: u64,
+        _: i32,
+    ) -> SysResult<()> {
         let mut tree = self.tree.lock();
         let size = tree.node(node)?.stat.size.max(offset + length);
         tree.resize(node, size)
@@ -284,7 +426,13 @@ impl Service for Null {
     fn lseek(&self, _: NodeId, _: Fh, _: u64, _: Seek) -> SysResult<u64> {
         Err(Errno::EINVAL)
     }
-    fn copy_file_range(&self, _: Caller, _: (NodeId, Fh, u64), _: (NodeId, Fh, u64), _: u64) -> SysResult<u64> {
+    fn copy_file_range(
+        &self,
+        _: Caller,
+        _: (NodeId, Fh, u64),
+        _: (NodeId, Fh, u64),
+        _: u64,
+    ) -> SysResult<u64> {
         Err(Errno::EOPNOTSUPP)
     }
 }

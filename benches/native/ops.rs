@@ -11,8 +11,21 @@ use crate::workload::{Scenario, Unit, Workload, World, any, nothing, place, seco
 const FILES: usize = 10_000;
 const DIR: &str = "ops";
 
-const fn workload(name: &'static str, title: &'static str, run: fn(&World<'_>, &Lane) -> f64) -> Workload {
-    Workload { name, title, unit: Unit::Each, changes: true, can: any, files, before: nothing, run }
+const fn workload(
+    name: &'static str,
+    title: &'static str,
+    run: fn(&World<'_>, &Lane) -> f64,
+) -> Workload {
+    Workload {
+        name,
+        title,
+        unit: Unit::Each,
+        changes: true,
+        can: any,
+        files,
+        before: nothing,
+        run,
+    }
 }
 
 pub const SCENARIO: Scenario = Scenario {
@@ -24,10 +37,16 @@ pub const SCENARIO: Scenario = Scenario {
     setup: |_, lane| fs::create_dir(place(lane, DIR)).expect("a directory can be made"),
     workloads: &[
         workload("create", "create, write 64 bytes, close", |_, lane| {
-            each(lane, |path| File::create_new(path).and_then(|mut file| file.write_all(&[b'x'; 64])))
+            each(lane, |path| {
+                File::create_new(path).and_then(|mut file| file.write_all(&[b'x'; 64]))
+            })
         }),
-        workload("rename", "rename", |_, lane| each(lane, |path| fs::rename(path, path.with_extension("b")))),
-        workload("unlink", "unlink", |_, lane| each(lane, |path| fs::remove_file(path.with_extension("b")))),
+        workload("rename", "rename", |_, lane| {
+            each(lane, |path| fs::rename(path, path.with_extension("b")))
+        }),
+        workload("unlink", "unlink", |_, lane| {
+            each(lane, |path| fs::remove_file(path.with_extension("b")))
+        }),
     ],
 };
 
@@ -38,7 +57,13 @@ fn files(_: &Fixtures) -> Option<usize> {
 /// Seconds for each file.
 fn each(lane: &Lane, operation: fn(&PathBuf) -> std::io::Result<()>) -> f64 {
     let dir = place(lane, DIR);
-    let paths: Vec<PathBuf> = (0..FILES).map(|index| dir.join(format!("file-{index}.a"))).collect();
-    let all = seconds(|| paths.iter().for_each(|path| operation(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))));
+    let paths: Vec<PathBuf> = (0..FILES)
+        .map(|index| dir.join(format!("file-{index}.a")))
+        .collect();
+    let all = seconds(|| {
+        paths.iter().for_each(|path| {
+            operation(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        })
+    });
     all / FILES as f64
 }

@@ -21,14 +21,19 @@ pub struct Options {
     pub write_docs: bool,
 }
 
-/// A whole run shall take 20 minutes. More than 15,000 need a limit of more than 20,000 descriptors: the floor keeps one for each inode.
+/// A whole run shall take 20 minutes. More than 15,000 need a limit of more than 20,000
+/// descriptors: the floor keeps one for each inode.
 const FILES: usize = 10_000;
 const FILES_QUICK: usize = 2_000;
 
 impl Options {
     /// `known` are the names that `--only` takes.
     pub fn parse(known: &[&str]) -> Result<Options, String> {
-        let columns = Column::ALL.iter().map(|(_, column)| *column).filter(|column| !matches!(column, Column::Bindfs | Column::Null)).collect();
+        let columns = Column::ALL
+            .iter()
+            .map(|(_, column)| *column)
+            .filter(|column| !matches!(column, Column::Bindfs | Column::Null))
+            .collect();
         let mut options = Options {
             work: None,
             filesystems: FILESYSTEMS.map(|(_, fs)| fs).to_vec(),
@@ -42,8 +47,17 @@ impl Options {
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or_else(|| format!("{argument} wants a value"));
-            let number = |text: String| text.parse::<usize>().ok().filter(|number| *number > 0).ok_or(format!("{text:?} is no number above 0"));
+            let mut value = || {
+                arguments
+                    .next()
+                    .ok_or_else(|| format!("{argument} wants a value"))
+            };
+            let number = |text: String| {
+                text.parse::<usize>()
+                    .ok()
+                    .filter(|number| *number > 0)
+                    .ok_or(format!("{text:?} is no number above 0"))
+            };
             match argument.as_str() {
                 "--work" => options.work = Some(PathBuf::from(value()?)),
                 "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,
@@ -75,5 +89,8 @@ impl Options {
 
 fn names(text: &str, known: &[&str]) -> Result<Vec<String>, String> {
     let table: Vec<(&str, &str)> = known.iter().map(|name| (*name, *name)).collect();
-    Ok(chosen(text, &table)?.into_iter().map(str::to_owned).collect())
+    Ok(chosen(text, &table)?
+        .into_iter()
+        .map(str::to_owned)
+        .collect())
 }

@@ -1,4 +1,5 @@
-//! On which CPU who runs: on a machine with two cores that decides small requests more than anything else.
+//! On which CPU who runs: on a machine with two cores that decides small requests more than
+//! anything else.
 
 use std::fs;
 
@@ -17,7 +18,10 @@ pub enum Placement {
 }
 
 impl Placement {
-    pub const ALL: [(&str, Placement); 2] = [("unpinned", Placement::Unpinned), ("pinned", Placement::Pinned)];
+    pub const ALL: [(&str, Placement); 2] = [
+        ("unpinned", Placement::Unpinned),
+        ("pinned", Placement::Pinned),
+    ];
 
     pub fn name(self) -> &'static str {
         Placement::ALL[usize::from(self == Placement::Pinned)].0
@@ -35,7 +39,10 @@ impl Places {
     pub fn new() -> Places {
         let all = sched_getaffinity(None).expect("a process can ask where it may run");
         // The last one: interrupts are mostly served by the first.
-        let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| all.is_set(*cpu)).expect("a process may run somewhere");
+        let last = (0..CpuSet::MAX_CPU)
+            .rev()
+            .find(|cpu| all.is_set(*cpu))
+            .expect("a process may run somewhere");
         let mut one = CpuSet::new();
         one.set(last);
         Places { all, one }
@@ -55,6 +62,11 @@ impl Places {
 }
 
 fn threads(pid: u32) -> Vec<Pid> {
-    let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
+    let entries = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    entries
+        .filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+        .collect()
 }

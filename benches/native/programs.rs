@@ -6,10 +6,26 @@ use std::path::Path;
 use crate::common::succeeds;
 use crate::fixtures::{Fixtures, GIT_CHANGED, cargo, git, npm};
 use crate::lanes::Lane;
-use crate::workload::{SETUP_SECONDS, Scenario, Unit, Workload, World, any, nothing, place, timed, twice, within};
+use crate::workload::{
+    SETUP_SECONDS, Scenario, Unit, Workload, World, any, nothing, place, timed, twice, within,
+};
 
-const fn workload(name: &'static str, title: &'static str, files: fn(&Fixtures) -> Option<usize>, run: fn(&World<'_>, &Lane) -> f64) -> Workload {
-    Workload { name, title, unit: Unit::Seconds, changes: false, can: any, files, before: nothing, run }
+const fn workload(
+    name: &'static str,
+    title: &'static str,
+    files: fn(&Fixtures) -> Option<usize>,
+    run: fn(&World<'_>, &Lane) -> f64,
+) -> Workload {
+    Workload {
+        name,
+        title,
+        unit: Unit::Seconds,
+        changes: false,
+        can: any,
+        files,
+        before: nothing,
+        run,
+    }
 }
 
 pub const GIT: Scenario = Scenario {
@@ -22,9 +38,22 @@ pub const GIT: Scenario = Scenario {
     workloads: &[
         Workload {
             before: |_, lane| twice(|| _ = git_status(lane)),
-            ..workload("git-status", "`git status`, warm", |fixtures| Some(fixtures.git().files), |_, lane| git_status(lane))
+            ..workload(
+                "git-status",
+                "`git status`, warm",
+                |fixtures| Some(fixtures.git().files),
+                |_, lane| git_status(lane),
+            )
         },
-        Workload { changes: true, ..workload("git-checkout", "`git checkout` between two tags", |_| Some(GIT_CHANGED), git_checkout) },
+        Workload {
+            changes: true,
+            ..workload(
+                "git-checkout",
+                "`git checkout` between two tags",
+                |_| Some(GIT_CHANGED),
+                git_checkout,
+            )
+        },
     ],
 };
 
@@ -61,18 +90,28 @@ pub const NPM: Scenario = Scenario {
             "npm-ci",
             "`npm ci` of 176 packages",
             |fixtures| Some(fixtures.npm().files),
-            |world, lane| timed(npm(&place(lane, "npm"), &world.fixtures.npm().cache, &["ci"]).arg("--offline")),
+            |world, lane| {
+                timed(
+                    npm(&place(lane, "npm"), &world.fixtures.npm().cache, &["ci"]).arg("--offline"),
+                )
+            },
         )
     }],
 };
 
 /// Copies a directory of the fixtures into the lane.
 fn copy(from: &Path, lane: &Lane, name: &str) {
-    succeeds(within(lane.root(), "cp", &["-a"]).arg(from).arg(name), SETUP_SECONDS);
+    succeeds(
+        within(lane.root(), "cp", &["-a"]).arg(from).arg(name),
+        SETUP_SECONDS,
+    );
 }
 
 fn remove(lane: &Lane, name: &str) {
-    succeeds(&mut within(lane.root(), "rm", &["-rf", name]), SETUP_SECONDS);
+    succeeds(
+        &mut within(lane.root(), "rm", &["-rf", name]),
+        SETUP_SECONDS,
+    );
 }
 
 fn git_status(lane: &Lane) -> f64 {
@@ -83,6 +122,10 @@ fn git_status(lane: &Lane) -> f64 {
 fn git_checkout(world: &World<'_>, lane: &Lane) -> f64 {
     let dir = place(lane, "git");
     let head = fs::read_to_string(dir.join(".git/HEAD")).expect("a repository has a HEAD");
-    let to = if head.trim() == world.fixtures.git().second { "first" } else { "second" };
+    let to = if head.trim() == world.fixtures.git().second {
+        "first"
+    } else {
+        "second"
+    };
     timed(&mut git(&dir, &["checkout", "-q", to]))
 }

@@ -80,7 +80,11 @@ impl Report<'_> {
             if columns.is_empty() {
                 continue;
             }
-            let rows: Vec<Vec<String>> = self.filesystems.iter().flat_map(|fs| self.rows(fs, scenario, &columns)).collect();
+            let rows: Vec<Vec<String>> = self
+                .filesystems
+                .iter()
+                .flat_map(|fs| self.rows(fs, scenario, &columns))
+                .collect();
             _ = write!(text, "\n## {}\n", scenario.title);
             if charts.contains(&scenario.name) {
                 _ = write!(text, "![{}]({}.svg)\n\n", scenario.title, scenario.name);
@@ -98,19 +102,35 @@ impl Report<'_> {
             );
         }
         if !self.memory.is_empty() {
-            _ = write!(text, "\n## Memory\n\n{}", crate::tree::memory_table(self.memory));
+            _ = write!(
+                text,
+                "\n## Memory\n\n{}",
+                crate::tree::memory_table(self.memory)
+            );
         }
         text
     }
 
     fn verdicts(&self) -> Vec<Verdict> {
-        self.filesystems.iter().flat_map(|fs| verdicts(self.results, fs)).collect()
+        self.filesystems
+            .iter()
+            .flat_map(|fs| verdicts(self.results, fs))
+            .collect()
     }
 
     /// The columns that the scenario was measured in; the floor is one.
     fn columns(&self, scenario: &Scenario) -> Vec<Column> {
-        let measured = |column: Column| self.results.cells().iter().any(|cell| cell.scenario == scenario.name && cell.column == column);
-        let mut columns: Vec<Column> = Column::ALL.iter().map(|(_, column)| *column).filter(|column| measured(*column)).collect();
+        let measured = |column: Column| {
+            self.results
+                .cells()
+                .iter()
+                .any(|cell| cell.scenario == scenario.name && cell.column == column)
+        };
+        let mut columns: Vec<Column> = Column::ALL
+            .iter()
+            .map(|(_, column)| *column)
+            .filter(|column| measured(*column))
+            .collect();
         columns.dedup_by_key(|column| column.title());
         columns
     }
@@ -120,8 +140,15 @@ impl Report<'_> {
         let mut rows = Vec::new();
         for workload in scenario.workloads {
             for (name, placement) in Placement::ALL {
-                let row = Row { fs, workload: workload.name, placement };
-                if Column::ALL.iter().any(|(_, column)| self.results.find(row, *column).is_some()) {
+                let row = Row {
+                    fs,
+                    workload: workload.name,
+                    placement,
+                };
+                if Column::ALL
+                    .iter()
+                    .any(|(_, column)| self.results.find(row, *column).is_some())
+                {
                     rows.push(self.row(row, workload, name, columns));
                 }
             }
@@ -129,11 +156,19 @@ impl Report<'_> {
         rows
     }
 
-    fn row(&self, row: Row, workload: &Workload, placement: &str, columns: &[Column]) -> Vec<String> {
+    fn row(
+        &self,
+        row: Row,
+        workload: &Workload,
+        placement: &str,
+        columns: &[Column],
+    ) -> Vec<String> {
         let plain = self.results.find(row, Column::Plain);
         let floor = self.results.floor(row);
         let cell = |cell: Option<&Cell>| {
-            let Some(cell) = cell else { return String::new() };
+            let Some(cell) = cell else {
+                return String::new();
+            };
             // A rate is the inverse of a time: its least is the time's most.
             let (mut low, mut high) = (shown(cell.min(), workload), shown(cell.max(), workload));
             if workload.unit == crate::workload::Unit::Mebibyte {
@@ -141,19 +176,39 @@ impl Report<'_> {
             }
             let ratio = plain
                 .filter(|_| cell.column != Column::Plain)
-                .map_or_else(String::new, |plain| format!(", **{:.2}x**", cell.median() / plain.median()));
+                .map_or_else(String::new, |plain| {
+                    format!(", **{:.2}x**", cell.median() / plain.median())
+                });
             let way = match cell.column {
                 Column::FloorOne => ", one thread",
                 Column::FloorMany => ", many threads",
                 _ => "",
             };
-            format!("{} ({low} to {high}){ratio}{way}", shown(cell.median(), workload))
+            format!(
+                "{} ({low} to {high}){ratio}{way}",
+                shown(cell.median(), workload)
+            )
         };
-        let requests = |cell: Option<&Cell>| cell.and_then(Cell::requests_each).map_or_else(String::new, |each| format!("{each:.2}"));
-        let find = |column: Column| if column.is_floor() { floor } else { self.results.find(row, column) };
-        let mut cells = vec![format!("{}, {}", row.fs, workload.title), placement.to_owned()];
+        let requests = |cell: Option<&Cell>| {
+            cell.and_then(Cell::requests_each)
+                .map_or_else(String::new, |each| format!("{each:.2}"))
+        };
+        let find = |column: Column| {
+            if column.is_floor() {
+                floor
+            } else {
+                self.results.find(row, column)
+            }
+        };
+        let mut cells = vec![
+            format!("{}, {}", row.fs, workload.title),
+            placement.to_owned(),
+        ];
         cells.extend(columns.iter().map(|column| cell(find(*column))));
-        cells.extend([Column::Passthrough, Column::Daemon, Column::FloorOne].map(|column| requests(find(column))));
+        cells.extend(
+            [Column::Passthrough, Column::Daemon, Column::FloorOne]
+                .map(|column| requests(find(column))),
+        );
         cells
     }
 
@@ -177,15 +232,21 @@ impl Report<'_> {
             verbs: self.verbs,
             memory: self.memory,
         };
-        let json = serde_json::to_string(&everything).expect("numbers and names can be written as JSON");
+        let json =
+            serde_json::to_string(&everything).expect("numbers and names can be written as JSON");
         fs::write(dir.join("native.json"), json + "\n").expect("the documentation is writable");
-        fs::write(dir.join("native.md"), self.markdown(&charts)).expect("the documentation is writable");
+        fs::write(dir.join("native.md"), self.markdown(&charts))
+            .expect("the documentation is writable");
     }
 }
 
 /// What the run was measured on.
 pub fn machine(load_before: &str, quick: bool) -> String {
-    let quick = if quick { " A quick run: one round, few files." } else { "" };
+    let quick = if quick {
+        " A quick run: one round, few files."
+    } else {
+        ""
+    };
     format!("{}{quick}", machine::describe(load_before))
 }
 
@@ -194,15 +255,41 @@ fn targets(verdicts: &[Verdict]) -> String {
         .iter()
         .map(|verdict| {
             let number = |ratio: Option<f64>| {
-                ratio.map_or_else(
-                    String::new,
-                    |ratio| if ratio <= verdict.limit { format!("{ratio:.2} met") } else { format!("**{ratio:.2} not met**") },
-                )
+                ratio.map_or_else(String::new, |ratio| {
+                    if ratio <= verdict.limit {
+                        format!("{ratio:.2} met")
+                    } else {
+                        format!("**{ratio:.2} not met**")
+                    }
+                })
             };
-            let what = format!("{} `{}`, {}", verdict.fs, verdict.workload, verdict.column.name());
-            let cells = [number(verdict.unpinned), number(verdict.pinned), number(verdict.best_floor)];
-            [vec![what, verdict.against.clone(), verdict.limit.to_string()], cells.to_vec()].concat()
+            let what = format!(
+                "{} `{}`, {}",
+                verdict.fs,
+                verdict.workload,
+                verdict.column.name()
+            );
+            let cells = [
+                number(verdict.unpinned),
+                number(verdict.pinned),
+                number(verdict.best_floor),
+            ];
+            [
+                vec![what, verdict.against.clone(), verdict.limit.to_string()],
+                cells.to_vec(),
+            ]
+            .concat()
         })
         .collect();
-    markdown::table(&["what", "against", "at most", "unpinned", "pinned", "unpinned, best floor"], &rows)
+    markdown::table(
+        &[
+            "what",
+            "against",
+            "at most",
+            "unpinned",
+            "pinned",
+            "unpinned, best floor",
+        ],
+        &rows,
+    )
 }

@@ -1,4 +1,5 @@
-//! FUSE requests by kind, counted by the kernel's own tracepoint, so that every FUSE filesystem is counted alike.
+//! FUSE requests by kind, counted by the kernel's own tracepoint, so that every FUSE filesystem is
+//! counted alike.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,9 +25,14 @@ impl Tracer {
     pub fn new() -> Result<Tracer, String> {
         let tracing = PathBuf::from(TRACING);
         if !tracing.join("instances").exists() {
-            let _ = try_run_limited(&mut tool("mount", &["-t", "tracefs", "tracefs", TRACING]), 10);
+            let _ = try_run_limited(
+                &mut tool("mount", &["-t", "tracefs", "tracefs", TRACING]),
+                10,
+            );
         }
-        let dir = tracing.join("instances").join(format!("ckptfs-native-{}", std::process::id()));
+        let dir = tracing
+            .join("instances")
+            .join(format!("ckptfs-native-{}", std::process::id()));
         fs::create_dir(&dir).map_err(|error| format!("no trace buffer: {error}"))?;
         let tracer = Tracer { dir };
         tracer.write("buffer_size_kb", BUFFER_KB)?;
@@ -44,27 +50,52 @@ impl Tracer {
         fs::write(self.dir.join(name), value).map_err(|error| format!("{name}: {error}"))
     }
 
-    /// Counts the requests on the connection with this minor number while `run` runs. `None`: the buffer was too small for them all.
+    /// Counts the requests on the connection with this minor number while `run` runs. `None`: the
+    /// buffer was too small for them all.
     pub fn count<T>(&self, minor: u32, run: impl FnOnce() -> T) -> (T, Option<Requests>) {
-        let enable = |value: &str| self.write("events/fuse/fuse_request_send/enable", value).expect("the tracepoint can be switched");
-        self.write("events/fuse/fuse_request_send/filter", &format!("connection == {minor}")).expect("the tracepoint can be filtered");
-        self.write("trace", "").expect("the trace buffer can be emptied");
+        let enable = |value: &str| {
+            self.write("events/fuse/fuse_request_send/enable", value)
+                .expect("the tracepoint can be switched")
+        };
+        self.write(
+            "events/fuse/fuse_request_send/filter",
+            &format!("connection == {minor}"),
+        )
+        .expect("the tracepoint can be filtered");
+        self.write("trace", "")
+            .expect("the trace buffer can be emptied");
         enable("1");
         let result = run();
         enable("0");
-        let requests = if self.lost() { None } else { Some(self.counted()) };
+        let requests = if self.lost() {
+            None
+        } else {
+            Some(self.counted())
+        };
         (result, requests)
     }
 
     fn lost(&self) -> bool {
-        let cpus = fs::read_dir(self.dir.join("per_cpu")).into_iter().flatten().flatten();
-        let lost = |stats: String| stats.lines().any(|line| line.strip_prefix("overrun: ").is_some_and(|count| count != "0"));
-        cpus.map(|cpu| fs::read_to_string(cpu.path().join("stats")).unwrap_or_default()).any(lost)
+        let cpus = fs::read_dir(self.dir.join("per_cpu"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let lost = |stats: String| {
+            stats.lines().any(|line| {
+                line.strip_prefix("overrun: ")
+                    .is_some_and(|count| count != "0")
+            })
+        };
+        cpus.map(|cpu| fs::read_to_string(cpu.path().join("stats")).unwrap_or_default())
+            .any(lost)
     }
 
     fn counted(&self) -> Requests {
         let mut requests = Requests::new();
-        for line in fs::read_to_string(self.dir.join("trace")).expect("the trace can be read").lines() {
+        for line in fs::read_to_string(self.dir.join("trace"))
+            .expect("the trace can be read")
+            .lines()
+        {
             if let Some((_, rest)) = line.split_once("(FUSE_")
                 && let Some((kind, _)) = rest.split_once(')')
             {

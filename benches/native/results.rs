@@ -50,9 +50,18 @@ impl Cell {
 
     /// The same by kind, the most frequent first.
     pub fn kinds_each(&self) -> Option<String> {
-        let (mut kinds, files) = (self.requests.as_ref()?.iter().collect::<Vec<_>>(), self.files? as f64);
+        let (mut kinds, files) = (
+            self.requests.as_ref()?.iter().collect::<Vec<_>>(),
+            self.files? as f64,
+        );
         kinds.sort_by(|a, b| b.1.cmp(a.1));
-        Some(kinds.iter().map(|(kind, count)| format!("{kind} {:.2}", **count as f64 / files)).collect::<Vec<_>>().join(", "))
+        Some(
+            kinds
+                .iter()
+                .map(|(kind, count)| format!("{kind} {:.2}", **count as f64 / files))
+                .collect::<Vec<_>>()
+                .join(", "),
+        )
     }
 }
 
@@ -73,8 +82,21 @@ impl Results {
     pub fn cell(&mut self, row: Row, scenario: &'static str, column: Column) -> &mut Cell {
         let found = self.0.iter().position(|cell| is(cell, row, column));
         let index = found.unwrap_or_else(|| {
-            let Row { fs, workload, placement } = row;
-            self.0.push(Cell { fs, scenario, workload, placement, column, seconds: Vec::new(), requests: None, files: None });
+            let Row {
+                fs,
+                workload,
+                placement,
+            } = row;
+            self.0.push(Cell {
+                fs,
+                scenario,
+                workload,
+                placement,
+                column,
+                seconds: Vec::new(),
+                requests: None,
+                files: None,
+            });
             self.0.len() - 1
         });
         &mut self.0[index]
@@ -87,13 +109,19 @@ impl Results {
     /// The better of the floor's two ways.
     pub fn floor(&self, row: Row) -> Option<&Cell> {
         let floors = [Column::FloorOne, Column::FloorMany].map(|column| self.find(row, column));
-        floors.into_iter().flatten().min_by(|a, b| a.median().total_cmp(&b.median()))
+        floors
+            .into_iter()
+            .flatten()
+            .min_by(|a, b| a.median().total_cmp(&b.median()))
     }
 
     /// The best of the floor's two ways in either placement.
     pub fn best_floor(&self, row: Row) -> Option<&Cell> {
         let floors = Placement::ALL.map(|(_, placement)| self.floor(Row { placement, ..row }));
-        floors.into_iter().flatten().min_by(|a, b| a.median().total_cmp(&b.median()))
+        floors
+            .into_iter()
+            .flatten()
+            .min_by(|a, b| a.median().total_cmp(&b.median()))
     }
 
     /// The quotient of two medians.
@@ -107,7 +135,10 @@ impl Results {
 }
 
 fn is(cell: &Cell, row: Row, column: Column) -> bool {
-    cell.fs == row.fs && cell.workload == row.workload && cell.placement == row.placement && cell.column == column
+    cell.fs == row.fs
+        && cell.workload == row.workload
+        && cell.placement == row.placement
+        && cell.column == column
 }
 
 /// A measured number in the unit of its workload.

@@ -38,19 +38,41 @@ impl Runner<'_> {
             guard.step();
             (scenario.setup)(world, lane);
         }
-        let rounds = if self.options.quick { QUICK_ROUNDS } else { scenario.rounds };
+        let rounds = if self.options.quick {
+            QUICK_ROUNDS
+        } else {
+            scenario.rounds
+        };
         let rounds = self.options.rounds.unwrap_or(rounds);
         for round in 0..rounds {
             world.round += 1;
-            for placement in self.options.placements.iter().copied().filter(|placement| scenario.pins || *placement == Placement::Unpinned) {
+            for placement in self
+                .options
+                .placements
+                .iter()
+                .copied()
+                .filter(|placement| scenario.pins || *placement == Placement::Unpinned)
+            {
                 self.places.enter(placement, &daemons(world));
                 // Counts do not depend on the placement. Counting costs a little: it is done once.
                 let counts = round + 1 == rounds && placement == self.options.placements[0];
                 for workload in scenario.workloads {
-                    let row = Row { fs, workload: workload.name, placement };
-                    for lane in turns(&world.lanes, world.round).filter(|lane| (workload.can)(lane.column)) {
+                    let row = Row {
+                        fs,
+                        workload: workload.name,
+                        placement,
+                    };
+                    for lane in
+                        turns(&world.lanes, world.round).filter(|lane| (workload.can)(lane.column))
+                    {
                         guard.step();
-                        self.measure(world, lane, workload, results.cell(row, scenario.name, lane.column), counts);
+                        self.measure(
+                            world,
+                            lane,
+                            workload,
+                            results.cell(row, scenario.name, lane.column),
+                            counts,
+                        );
                     }
                     if round + 1 == rounds {
                         tell(results, row, workload);
@@ -61,7 +83,14 @@ impl Runner<'_> {
         self.places.enter(Placement::Unpinned, &daemons(world));
     }
 
-    fn measure(&self, world: &World<'_>, lane: &Lane, workload: &Workload, cell: &mut Cell, counts: bool) {
+    fn measure(
+        &self,
+        world: &World<'_>,
+        lane: &Lane,
+        workload: &Workload,
+        cell: &mut Cell,
+        counts: bool,
+    ) {
         (workload.before)(world, lane);
         if workload.changes && lane.column == Column::Checkpointed {
             lane.hold();
@@ -84,7 +113,11 @@ impl Runner<'_> {
 
 /// Each round begins with another column, so that no column always comes after the same other one.
 fn turns(lanes: &[Lane], round: usize) -> impl Iterator<Item = &Lane> {
-    lanes.iter().cycle().skip(round % lanes.len()).take(lanes.len())
+    lanes
+        .iter()
+        .cycle()
+        .skip(round % lanes.len())
+        .take(lanes.len())
 }
 
 fn daemons(world: &World<'_>) -> Vec<u32> {
@@ -97,10 +130,21 @@ fn tell(results: &Results, row: Row, workload: &Workload) {
         let cell = results.find(row, *column)?;
         let ratio = results.ratio(row, *column, results.find(row, Column::Plain));
         let ratio = ratio.map_or_else(String::new, |ratio| format!(" {ratio:.2}x"));
-        let requests = cell.requests_each().map_or_else(String::new, |each| format!(" ({each:.2} requests each)"));
-        Some(format!("{name} {}{ratio}{requests}", shown(cell.median(), workload)))
+        let requests = cell
+            .requests_each()
+            .map_or_else(String::new, |each| format!(" ({each:.2} requests each)"));
+        Some(format!(
+            "{name} {}{ratio}{requests}",
+            shown(cell.median(), workload)
+        ))
     });
-    eprintln!("{} {} {}: {}", row.fs, row.placement.name(), row.workload, cells.collect::<Vec<_>>().join("; "));
+    eprintln!(
+        "{} {} {}: {}",
+        row.fs,
+        row.placement.name(),
+        row.workload,
+        cells.collect::<Vec<_>>().join("; ")
+    );
     for column in [Column::Passthrough, Column::FloorOne] {
         if let Some(kinds) = results.find(row, column).and_then(Cell::kinds_each) {
             eprintln!("    {}: {kinds}", column.name());
@@ -111,12 +155,18 @@ fn tell(results: &Results, row: Row, workload: &Workload) {
 /// When the step under way must have ended, in seconds since 1970; 0: nothing is under way.
 static DEADLINE: AtomicU64 = AtomicU64::new(0);
 
-/// Aborts every FUSE mount of a world when one step takes too long, so that a mount that hangs ends the benchmark instead of stopping it.
+/// Aborts every FUSE mount of a world when one step takes too long, so that a mount that hangs ends
+/// the benchmark instead of stopping it.
 struct Watchdog;
 
 impl Watchdog {
     fn start(world: &World<'_>) -> Watchdog {
-        let points: Vec<PathBuf> = world.lanes.iter().filter(|lane| lane.daemon().is_some()).map(|lane| lane.root().to_owned()).collect();
+        let points: Vec<PathBuf> = world
+            .lanes
+            .iter()
+            .filter(|lane| lane.daemon().is_some())
+            .map(|lane| lane.root().to_owned())
+            .collect();
         Watchdog.step();
         thread::spawn(move || {
             loop {
@@ -145,5 +195,7 @@ impl Drop for Watchdog {
 }
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }

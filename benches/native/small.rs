@@ -5,15 +5,31 @@ use std::os::unix::fs::FileExt;
 
 use crate::fixtures::Fixtures;
 use crate::lanes::{Column, Lane};
-use crate::workload::{Scenario, Unit, Workload, World, any, drop_caches, missing, nothing, place, seconds, shell, timed, twice, within};
+use crate::workload::{
+    Scenario, Unit, Workload, World, any, drop_caches, missing, nothing, place, seconds, shell,
+    timed, twice, within,
+};
 
 const DIR: &str = "small";
 const WALK: &str = "find . -type f -printf '%s\\n'";
 const XARGS: &str = "find . -type f -print0 | xargs -0 stat --format=%s";
 const PATTERN: &str = "fn [a-z_]+_mut";
 
-const fn workload(name: &'static str, title: &'static str, run: fn(&World<'_>, &Lane) -> f64) -> Workload {
-    Workload { name, title, unit: Unit::Seconds, changes: false, can: any, files: all_files, before: nothing, run }
+const fn workload(
+    name: &'static str,
+    title: &'static str,
+    run: fn(&World<'_>, &Lane) -> f64,
+) -> Workload {
+    Workload {
+        name,
+        title,
+        unit: Unit::Seconds,
+        changes: false,
+        can: any,
+        files: all_files,
+        before: nothing,
+        run,
+    }
 }
 
 pub const SCENARIO: Scenario = Scenario {
@@ -24,24 +40,63 @@ pub const SCENARIO: Scenario = Scenario {
     missing: |_| missing("rg"),
     setup: nothing,
     workloads: &[
-        Workload { changes: true, before: read_tar, ..workload("untar", "untar", untar) },
-        Workload { before: cold, ..workload("walk-cold", "`find -printf %s`, caches dropped", |_, lane| find(lane, WALK)) },
-        Workload { before: |_, lane| twice(|| _ = find(lane, WALK)), ..workload("walk", "`find -printf %s`, warm", |_, lane| find(lane, WALK)) },
-        workload("xargs-stat", "`find | xargs stat`, warm", |_, lane| find(lane, XARGS)),
-        Workload { before: |world, lane| _ = cat(world, lane), ..workload("cat", "`cat` of every file, warm", cat) },
-        Workload { before: |_, lane| _ = search(lane, DIR), ..workload("rg", "`rg` over the tree, warm", |_, lane| search(lane, DIR)) },
+        Workload {
+            changes: true,
+            before: read_tar,
+            ..workload("untar", "untar", untar)
+        },
+        Workload {
+            before: cold,
+            ..workload(
+                "walk-cold",
+                "`find -printf %s`, caches dropped",
+                |_, lane| find(lane, WALK),
+            )
+        },
+        Workload {
+            before: |_, lane| twice(|| _ = find(lane, WALK)),
+            ..workload("walk", "`find -printf %s`, warm", |_, lane| {
+                find(lane, WALK)
+            })
+        },
+        workload("xargs-stat", "`find | xargs stat`, warm", |_, lane| {
+            find(lane, XARGS)
+        }),
+        Workload {
+            before: |world, lane| _ = cat(world, lane),
+            ..workload("cat", "`cat` of every file, warm", cat)
+        },
+        Workload {
+            before: |_, lane| _ = search(lane, DIR),
+            ..workload("rg", "`rg` over the tree, warm", |_, lane| {
+                search(lane, DIR)
+            })
+        },
         Workload {
             can: views,
             before: |_, lane| open_view(lane, view_walk),
-            ..workload("view-walk", "`find -printf %s` in a view, warm", |_, lane| view_walk(lane))
+            ..workload(
+                "view-walk",
+                "`find -printf %s` in a view, warm",
+                |_, lane| view_walk(lane),
+            )
         },
         Workload {
             can: views,
             before: |_, lane| open_view(lane, view_search),
-            ..workload("view-rg", "`rg` in a view, warm", |_, lane| view_search(lane))
+            ..workload("view-rg", "`rg` in a view, warm", |_, lane| {
+                view_search(lane)
+            })
         },
-        Workload { changes: true, files: rewritten, ..workload("rewrite", "open, write 64 bytes, close", rewrite) },
-        Workload { changes: true, ..workload("rm", "`rm -rf`", remove) },
+        Workload {
+            changes: true,
+            files: rewritten,
+            ..workload("rewrite", "open, write 64 bytes, close", rewrite)
+        },
+        Workload {
+            changes: true,
+            ..workload("rm", "`rm -rf`", remove)
+        },
     ],
 };
 
@@ -75,11 +130,26 @@ fn find(lane: &Lane, script: &str) -> f64 {
 }
 
 fn cat(world: &World<'_>, lane: &Lane) -> f64 {
-    timed(within(&place(lane, DIR), "xargs", &["-0", "-a"]).arg(&world.fixtures.list).arg("cat"))
+    timed(
+        within(&place(lane, DIR), "xargs", &["-0", "-a"])
+            .arg(&world.fixtures.list)
+            .arg("cat"),
+    )
 }
 
 fn search(lane: &Lane, dir: &str) -> f64 {
-    timed(&mut within(&place(lane, dir), "rg", &["--no-config", "--no-ignore", "--hidden", "--count", PATTERN, "."]))
+    timed(&mut within(
+        &place(lane, dir),
+        "rg",
+        &[
+            "--no-config",
+            "--no-ignore",
+            "--hidden",
+            "--count",
+            PATTERN,
+            ".",
+        ],
+    ))
 }
 
 /// Makes the checkpoint whose view is looked at, and looks at it once.
@@ -106,8 +176,12 @@ fn rewrite(world: &World<'_>, lane: &Lane) -> f64 {
     let stamp = format!("{:064}", world.round);
     seconds(|| {
         for file in world.fixtures.small.iter().step_by(5) {
-            let file = OpenOptions::new().write(true).open(dir.join(file)).expect("a file can be opened");
-            file.write_all_at(stamp.as_bytes(), 0).expect("a file can be written");
+            let file = OpenOptions::new()
+                .write(true)
+                .open(dir.join(file))
+                .expect("a file can be opened");
+            file.write_all_at(stamp.as_bytes(), 0)
+                .expect("a file can be written");
         }
     })
 }

@@ -41,15 +41,30 @@ pub struct Verdict {
 }
 
 const fn plain(workload: &'static str, limit: f64) -> Target {
-    Target { workload, column: Column::Passthrough, base: Base::Plain, limit }
+    Target {
+        workload,
+        column: Column::Passthrough,
+        base: Base::Plain,
+        limit,
+    }
 }
 
 const fn floor(workload: &'static str, column: Column, limit: f64) -> Target {
-    Target { workload, column, base: Base::Floor, limit }
+    Target {
+        workload,
+        column,
+        base: Base::Floor,
+        limit,
+    }
 }
 
 const fn other(workload: &'static str, base: &'static str, column: Column, limit: f64) -> Target {
-    Target { workload, column: Column::Checkpointed, base: Base::Other(base, column), limit }
+    Target {
+        workload,
+        column: Column::Checkpointed,
+        base: Base::Other(base, column),
+        limit,
+    }
 }
 
 const PASSTHROUGH: [Target; 14] = [
@@ -68,17 +83,35 @@ const PASSTHROUGH: [Target; 14] = [
     plain("cargo-build", 1.25),
     plain("npm-ci", 1.25),
 ];
-const PROGRAMS: [Target; 2] = [floor("cargo-build", Column::Passthrough, 0.9), floor("npm-ci", Column::Passthrough, 0.9)];
+const PROGRAMS: [Target; 2] = [
+    floor("cargo-build", Column::Passthrough, 0.9),
+    floor("npm-ci", Column::Passthrough, 0.9),
+];
 /// Requests to the daemon are most of what these cost.
 const REQUESTS: [&str; 6] = ["git-checkout", "untar", "create", "rename", "unlink", "rm"];
 /// Changes of what a checkpoint holds.
-const FIRST: [&str; 8] = ["rewrite", "git-checkout", "untar", "create", "rm", "seq-write", "rand-write", "mmap-write"];
-const VIEWS: [Target; 2] = [other("view-walk", "walk", Column::Checkpointed, 1.5), other("view-rg", "rg", Column::Checkpointed, 1.5)];
+const FIRST: [&str; 8] = [
+    "rewrite",
+    "git-checkout",
+    "untar",
+    "create",
+    "rm",
+    "seq-write",
+    "rand-write",
+    "mmap-write",
+];
+const VIEWS: [Target; 2] = [
+    other("view-walk", "walk", Column::Checkpointed, 1.5),
+    other("view-rg", "rg", Column::Checkpointed, 1.5),
+];
 
 fn all() -> Vec<Target> {
     let mut all = [&PASSTHROUGH[..], &PROGRAMS].concat();
     for workload in REQUESTS {
-        all.extend([floor(workload, Column::Passthrough, 1.0), floor(workload, Column::Checkpointed, 1.1)]);
+        all.extend([
+            floor(workload, Column::Passthrough, 1.0),
+            floor(workload, Column::Checkpointed, 1.1),
+        ]);
     }
     all.extend(FIRST.map(|workload| other(workload, workload, Column::Passthrough, 1.3)));
     all.extend(VIEWS);
@@ -89,7 +122,11 @@ fn all() -> Vec<Target> {
 pub fn verdicts(results: &Results, fs: &'static str) -> Vec<Verdict> {
     let measured = |target: &Target| {
         let ratio = |placement| {
-            let row = Row { fs, workload: target.workload, placement };
+            let row = Row {
+                fs,
+                workload: target.workload,
+                placement,
+            };
             let base = match target.base {
                 Base::Plain => results.find(row, Column::Plain),
                 Base::Floor => results.floor(row),
@@ -98,16 +135,35 @@ pub fn verdicts(results: &Results, fs: &'static str) -> Vec<Verdict> {
             results.ratio(row, target.column, base)
         };
         let (unpinned, pinned) = (ratio(Placement::Unpinned), ratio(Placement::Pinned));
-        let row = Row { fs, workload: target.workload, placement: Placement::Unpinned };
-        let best_floor = if target.base == Base::Floor { results.ratio(row, target.column, results.best_floor(row)) } else { None };
+        let row = Row {
+            fs,
+            workload: target.workload,
+            placement: Placement::Unpinned,
+        };
+        let best_floor = if target.base == Base::Floor {
+            results.ratio(row, target.column, results.best_floor(row))
+        } else {
+            None
+        };
         let against = match target.base {
             Base::Plain => "the plain directory".to_owned(),
             Base::Floor => "the floor".to_owned(),
-            Base::Other(workload, _) if workload == target.workload => "without a checkpoint".to_owned(),
+            Base::Other(workload, _) if workload == target.workload => {
+                "without a checkpoint".to_owned()
+            }
             Base::Other(workload, _) => format!("`{workload}` in the live tree"),
         };
         let known = unpinned.is_some() || pinned.is_some();
-        known.then_some(Verdict { fs, workload: target.workload, column: target.column, against, limit: target.limit, unpinned, pinned, best_floor })
+        known.then_some(Verdict {
+            fs,
+            workload: target.workload,
+            column: target.column,
+            against,
+            limit: target.limit,
+            unpinned,
+            pinned,
+            best_floor,
+        })
     };
     all().iter().filter_map(measured).collect()
 }

@@ -25,7 +25,8 @@ const ROUNDS: usize = 3;
 const INODE_BYTES: u64 = 200;
 const BASE_BYTES: u64 = 64 << 20;
 
-/// The verbs on a tree of `files`, of which `dirty` were written since the checkpoint before; milliseconds.
+/// The verbs on a tree of `files`, of which `dirty` were written since the checkpoint before;
+/// milliseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verb {
     pub fs: &'static str,
@@ -51,7 +52,10 @@ pub struct Memory {
 pub fn measure(image: &Image, quick: bool) -> (Vec<Verb>, Vec<Memory>) {
     let fs = image.fs().name();
     let (mut verbs, mut memory) = (Vec::new(), Vec::new());
-    for files in SIZES.into_iter().filter(|files| !quick || *files < SIZES[2]) {
+    for files in SIZES
+        .into_iter()
+        .filter(|files| !quick || *files < SIZES[2])
+    {
         eprintln!("{fs}: a tree of {files} files");
         let dir = image.dir(&format!("tree-{files}"));
         let paths = fill(&dir, files);
@@ -60,11 +64,23 @@ pub fn measure(image: &Image, quick: bool) -> (Vec<Verb>, Vec<Memory>) {
         let before_bytes = resident(daemon);
         timed(&mut shell(lane.root(), "find . -printf '%s\\n'"));
         let inodes = files + files / DIRECTORY + 1;
-        memory.push(Memory { fs, inodes, before_bytes, after_bytes: resident(daemon), bound_bytes: INODE_BYTES * inodes as u64 + BASE_BYTES });
+        memory.push(Memory {
+            fs,
+            inodes,
+            before_bytes,
+            after_bytes: resident(daemon),
+            bound_bytes: INODE_BYTES * inodes as u64 + BASE_BYTES,
+        });
         eprintln!("{:?}", memory.last());
         let mut client = lane.client();
         for dirty in DIRTY.into_iter().filter(|dirty| *dirty <= files) {
-            verbs.push(round(&mut client, lane.root(), &paths, (fs, dirty), if quick { 1 } else { ROUNDS }));
+            verbs.push(round(
+                &mut client,
+                lane.root(),
+                &paths,
+                (fs, dirty),
+                if quick { 1 } else { ROUNDS },
+            ));
             eprintln!("{:?}", verbs.last());
         }
         drop(client);
@@ -76,10 +92,13 @@ pub fn measure(image: &Image, quick: bool) -> (Vec<Verb>, Vec<Memory>) {
 
 /// Files of 64 bytes, 100 to a directory; relative paths.
 fn fill(dir: &Path, files: usize) -> Vec<PathBuf> {
-    let paths: Vec<PathBuf> = (0..files).map(|index| PathBuf::from(format!("d{}/f{index}", index / DIRECTORY))).collect();
+    let paths: Vec<PathBuf> = (0..files)
+        .map(|index| PathBuf::from(format!("d{}/f{index}", index / DIRECTORY)))
+        .collect();
     for (index, path) in paths.iter().enumerate() {
         if index % DIRECTORY == 0 {
-            fs::create_dir(dir.join(path).parent().expect("a file is in a directory")).expect("a directory can be made");
+            fs::create_dir(dir.join(path).parent().expect("a file is in a directory"))
+                .expect("a directory can be made");
         }
         write_stamp(&dir.join(path), 0);
     }
@@ -87,59 +106,161 @@ fn fill(dir: &Path, files: usize) -> Vec<PathBuf> {
 }
 
 fn write_stamp(path: &Path, stamp: usize) {
-    File::create(path).and_then(|mut file| file.write_all(format!("{stamp:064}").as_bytes())).expect("a file can be written");
+    File::create(path)
+        .and_then(|mut file| file.write_all(format!("{stamp:064}").as_bytes()))
+        .expect("a file can be written");
 }
 
-fn round(client: &mut Client, root: &Path, paths: &[PathBuf], (fs, dirty): (&'static str, usize), rounds: usize) -> Verb {
-    let (mut checkpoint, mut diff, mut restore) = (Samples::default(), Samples::default(), Samples::default());
+fn round(
+    client: &mut Client,
+    root: &Path,
+    paths: &[PathBuf],
+    (fs, dirty): (&'static str, usize),
+    rounds: usize,
+) -> Verb {
+    let (mut checkpoint, mut diff, mut restore) =
+        (Samples::default(), Samples::default(), Samples::default());
     let fail = |error: ckptfs::engine::api::VerbError| -> ! { panic!("a verb failed: {error}") };
     let step = paths.len() / dirty;
     for round in 1..=rounds {
-        let base = client.ask(CheckpointOptions::default()).unwrap_or_else(|error| fail(error)).id.to_string();
-        paths.iter().step_by(step).take(dirty).for_each(|path| write_stamp(&root.join(path), round * 100_000 + dirty));
-        let made = checkpoint.time(|| client.ask(CheckpointOptions::default())).unwrap_or_else(|error| fail(error)).id.to_string();
+        let base = client
+            .ask(CheckpointOptions::default())
+            .unwrap_or_else(|error| fail(error))
+            .id
+            .to_string();
+        paths
+            .iter()
+            .step_by(step)
+            .take(dirty)
+            .for_each(|path| write_stamp(&root.join(path), round * 100_000 + dirty));
+        let made = checkpoint
+            .time(|| client.ask(CheckpointOptions::default()))
+            .unwrap_or_else(|error| fail(error))
+            .id
+            .to_string();
         let found = diff
-            .time(|| client.ask(Compare { from: StateName(base.clone()), to: Some(StateName(made.clone())), sizes: false }))
+            .time(|| {
+                client.ask(Compare {
+                    from: StateName(base.clone()),
+                    to: Some(StateName(made.clone())),
+                    sizes: false,
+                })
+            })
             .unwrap_or_else(|error| fail(error));
         assert_eq!(found.len(), dirty, "a difference is what was changed");
-        let options = RestoreOptions { to: StateName(base.clone()), paths: Vec::new(), dry_run: false, times: None };
-        let restored = restore.time(|| client.ask(options)).unwrap_or_else(|error| fail(error));
-        assert_eq!(restored.changes.len(), dirty, "a restore brings back what was changed");
-        for id in [Some(base), Some(made), restored.guard.map(|id| id.to_string())].into_iter().flatten() {
-            client.ask(Delete { state: StateName(id), now: false }).unwrap_or_else(|error| fail(error));
+        let options = RestoreOptions {
+            to: StateName(base.clone()),
+            paths: Vec::new(),
+            dry_run: false,
+            times: None,
+        };
+        let restored = restore
+            .time(|| client.ask(options))
+            .unwrap_or_else(|error| fail(error));
+        assert_eq!(
+            restored.changes.len(),
+            dirty,
+            "a restore brings back what was changed"
+        );
+        for id in [
+            Some(base),
+            Some(made),
+            restored.guard.map(|id| id.to_string()),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            client
+                .ask(Delete {
+                    state: StateName(id),
+                    now: false,
+                })
+                .unwrap_or_else(|error| fail(error));
         }
     }
     let three = |samples: &Samples| [samples.p50(), samples.at(0.0), samples.max()];
-    Verb { fs, files: paths.len(), dirty, rounds, checkpoint_us: three(&checkpoint), diff_us: three(&diff), restore_us: three(&restore) }
+    Verb {
+        fs,
+        files: paths.len(),
+        dirty,
+        rounds,
+        checkpoint_us: three(&checkpoint),
+        diff_us: three(&diff),
+        restore_us: three(&restore),
+    }
 }
 
 /// The resident memory of a process.
 fn resident(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon lives");
-    let kb = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let kb = status.lines().find_map(|line| {
+        line.strip_prefix("VmRSS:")?
+            .trim()
+            .strip_suffix(" kB")?
+            .parse::<u64>()
+            .ok()
+    });
     kb.expect("the kernel says how much memory is resident") * 1024
 }
 
 pub fn verb_table(verbs: &[Verb]) -> String {
-    let cell = |[median, least, most]: [f64; 3]| format!("{} ({} to {})", ms(median), ms(least), ms(most));
+    let cell =
+        |[median, least, most]: [f64; 3]| format!("{} ({} to {})", ms(median), ms(least), ms(most));
     let row = |verb: &Verb| {
-        let mut row = vec![verb.fs.to_owned(), verb.files.to_string(), verb.dirty.to_string(), verb.rounds.to_string()];
+        let mut row = vec![
+            verb.fs.to_owned(),
+            verb.files.to_string(),
+            verb.dirty.to_string(),
+            verb.rounds.to_string(),
+        ];
         row.extend([verb.checkpoint_us, verb.diff_us, verb.restore_us].map(cell));
         row
     };
     let rows: Vec<Vec<String>> = verbs.iter().map(row).collect();
-    markdown::table(&["", "files", "dirty", "rounds", "checkpoint", "diff", "restore"], &rows)
+    markdown::table(
+        &[
+            "",
+            "files",
+            "dirty",
+            "rounds",
+            "checkpoint",
+            "diff",
+            "restore",
+        ],
+        &rows,
+    )
 }
 
 pub fn memory_table(memory: &[Memory]) -> String {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     let row = |memory: &Memory| {
-        let verdict = if memory.after_bytes <= memory.bound_bytes { "met" } else { "**not met**" };
+        let verdict = if memory.after_bytes <= memory.bound_bytes {
+            "met"
+        } else {
+            "**not met**"
+        };
         let each = memory.after_bytes.saturating_sub(memory.before_bytes) / memory.inodes as u64;
         let mut row = vec![memory.fs.to_owned(), memory.inodes.to_string()];
-        row.extend([mib(memory.before_bytes), mib(memory.after_bytes), each.to_string(), mib(memory.bound_bytes), verdict.to_owned()]);
+        row.extend([
+            mib(memory.before_bytes),
+            mib(memory.after_bytes),
+            each.to_string(),
+            mib(memory.bound_bytes),
+            verdict.to_owned(),
+        ]);
         row
     };
     let rows: Vec<Vec<String>> = memory.iter().map(row).collect();
-    markdown::table(&["", "inodes known to the kernel", "resident before", "after a walk", "bytes each", "at most", ""], &rows)
+    markdown::table(
+        &[
+            "",
+            "inodes known to the kernel",
+            "resident before",
+            "after a walk",
+            "bytes each",
+            "at most",
+            "",
+        ],
+        &rows,
+    )
 }

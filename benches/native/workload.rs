@@ -41,7 +41,8 @@ pub struct Workload {
     pub changes: bool,
     /// The columns that can do it.
     pub can: fn(Column) -> bool,
-    /// Files (or operations) of one run, for requests per file. Without it the run has no fixed number.
+    /// Files (or operations) of one run, for requests per file. Without it the run has no fixed
+    /// number.
     pub files: fn(&Fixtures) -> Option<usize>,
     /// Not measured.
     pub before: fn(&World<'_>, &Lane),
@@ -71,8 +72,9 @@ pub fn any(column: Column) -> bool {
 
 pub fn nothing(_: &World<'_>, _: &Lane) {}
 
-/// Has every cache filled: after a listing that it had to ask for, the kernel takes a directory's time of access for out of date (`fuse_readdir_uncached`
-/// in fs/fuse/readdir.c), so that the second walk asks once more for each directory and only the third for nothing.
+/// Has every cache filled: after a listing that it had to ask for, the kernel takes a directory's
+/// time of access for out of date (`fuse_readdir_uncached` in fs/fuse/readdir.c), so that the
+/// second walk asks once more for each directory and only the third for nothing.
 pub fn twice(call: impl Fn()) {
     call();
     call();
@@ -85,11 +87,14 @@ pub fn seconds(call: impl FnOnce()) -> f64 {
     started.elapsed().as_secs_f64()
 }
 
-/// Seconds from fork to the end of a command, which must succeed. What it prints is dropped, what it complains of is shown.
+/// Seconds from fork to the end of a command, which must succeed. What it prints is dropped, what
+/// it complains of is shown.
 pub fn timed(command: &mut Command) -> f64 {
     command.stdin(Stdio::null()).stdout(Stdio::null());
     seconds(|| {
-        let status = command.status().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        let status = command
+            .status()
+            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         assert!(status.success(), "{command:?} failed: {status}");
     })
 }
@@ -119,6 +124,10 @@ pub fn place(lane: &Lane, name: &str) -> PathBuf {
 
 /// Why this program cannot be run, if so.
 pub fn missing(program: &str) -> Option<String> {
-    let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {program}")]), 10).is_ok_and(|output| output.status.success());
+    let there = try_run_limited(
+        &mut tool("sh", &["-c", &format!("command -v {program}")]),
+        10,
+    )
+    .is_ok_and(|output| output.status.success());
     (!there).then(|| format!("{program} is not installed"))
 }

@@ -1,4 +1,5 @@
-//! Allocations, counted as Go's `-benchmem` does: every call of every thread, and the bytes asked for.
+//! Allocations, counted as Go's `-benchmem` does: every call of every thread, and the bytes asked
+//! for.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,8 @@ fn count(bytes: usize) {
     BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-// SAFETY: every call is handed on unchanged to the system's allocator, which keeps the contract of `GlobalAlloc`; counting allocates nothing.
+// SAFETY: every call is handed on unchanged to the system's allocator, which keeps the contract of
+// `GlobalAlloc`; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
@@ -29,7 +31,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`, and the memory came from the system's allocator.
+        // SAFETY: the caller keeps the contract of `dealloc`, and the memory came from the system's
+        // allocator.
         unsafe { System.dealloc(pointer, layout) }
     }
 
@@ -41,7 +44,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count(new_size);
-        // SAFETY: the caller keeps the contract of `realloc`, and the memory came from the system's allocator.
+        // SAFETY: the caller keeps the contract of `realloc`, and the memory came from the system's
+        // allocator.
         unsafe { System.realloc(pointer, layout, new_size) }
     }
 }
@@ -76,8 +80,10 @@ impl Op {
         let mut took = Samples::default();
         let result = took.time(call);
         let share = |now: u64, before: u64| (now - before) as f64 / times as f64;
-        self.calls.add_us(share(CALLS.load(Ordering::Relaxed), calls));
-        self.bytes.add_us(share(BYTES.load(Ordering::Relaxed), bytes));
+        self.calls
+            .add_us(share(CALLS.load(Ordering::Relaxed), calls));
+        self.bytes
+            .add_us(share(BYTES.load(Ordering::Relaxed), bytes));
         self.time.add_us(took.max() / times as f64);
         result
     }

@@ -1,14 +1,16 @@
-//! The tables of the projects that ckptfs grew from, made again: Spike 2, JVS, VRift, sy, and a table of what a platform's copies cost. `make bench-seeds`
-//! runs it; root only.
+//! The tables of the projects that ckptfs grew from, made again: Spike 2, JVS, VRift, sy, and a
+//! table of what a platform's copies cost. `make bench-seeds` runs it; root only.
 //!
 //! ```text
 //! cargo bench --bench seeds -- [--work DIR] [--fs xfs,btrfs,ext4,tmpfs] [--only platform,spike2,jvs,sy,vrift] [--quick] [--long] [--json FILE] [--write-docs]
 //! cargo bench --bench seeds -- --compare BEFORE NOW      files that --json wrote, lists with commas
 //! ```
-//! It prints Markdown; `--write-docs` writes docs/benchmarks/seeds.md and, with every sample, docs/benchmarks/seeds.json.
+//! It prints Markdown; `--write-docs` writes docs/benchmarks/seeds.md and, with every sample,
+//! docs/benchmarks/seeds.json.
 //!
-//! Names of rows are the seed's. What does the same job with plain tools is measured in the same rounds, one after the other; the seed's own figure is of
-//! another machine, and says so. A table that fails says so in its place, and the others come. Exit status 1 then.
+//! Names of rows are the seed's. What does the same job with plain tools is measured in the same
+//! rounds, one after the other; the seed's own figure is of another machine, and says so. A table
+//! that fails says so in its place, and the others come. Exit status 1 then.
 
 mod alloc;
 #[path = "../../tests/it/common/mod.rs"]
@@ -49,13 +51,23 @@ fn main() {
     let began = Instant::now();
     for fs in &options.filesystems {
         if let Some(reason) = fs.unavailable() {
-            options.seeds.iter().for_each(|seed| report.missing(*seed, format!("{}: {reason}", fs.name())));
+            options
+                .seeds
+                .iter()
+                .for_each(|seed| report.missing(*seed, format!("{}: {reason}", fs.name())));
             continue;
         }
         let mut world = World::new(*fs, &options);
         for seed in &options.seeds {
-            eprintln!("== {} on {}, {} s since the beginning", seed.name(), fs.name(), began.elapsed().as_secs());
-            let measured = std::panic::catch_unwind(AssertUnwindSafe(|| measure(*seed, &mut world, &mut report)));
+            eprintln!(
+                "== {} on {}, {} s since the beginning",
+                seed.name(),
+                fs.name(),
+                began.elapsed().as_secs()
+            );
+            let measured = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                measure(*seed, &mut world, &mut report)
+            }));
             if let Err(panic) = measured {
                 report.missing(*seed, format!("{}: {}", fs.name(), said(panic.as_ref())));
             }
@@ -68,7 +80,8 @@ fn main() {
     eprintln!("== done after {} s", began.elapsed().as_secs());
     report.print(&texts::SEEDS);
     if let Some(path) = &options.json {
-        std::fs::write(path, report.json()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        std::fs::write(path, report.json())
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
     if options.write_docs {
         report.write_docs(texts::INTRODUCTION, &texts::SEEDS);
@@ -88,6 +101,13 @@ fn measure(seed: Seed, world: &mut World<'_>, report: &mut Report) {
 
 /// What a panic said.
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-    text.unwrap_or_else(|| "it panicked without a word".to_owned()).lines().take(3).collect::<Vec<_>>().join(" ")
+    let text = panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    text.unwrap_or_else(|| "it panicked without a word".to_owned())
+        .lines()
+        .take(3)
+        .collect::<Vec<_>>()
+        .join(" ")
 }

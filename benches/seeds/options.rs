@@ -16,22 +16,37 @@ pub enum Seed {
     Vrift,
 }
 
-const SEEDS: [(&str, Seed); 5] =
-    [("platform", Seed::Platform), ("spike2", Seed::Spike2), ("jvs", Seed::Jvs), ("sy", Seed::Sy), ("vrift", Seed::Vrift)];
-const FILESYSTEMS: [(&str, Fs); 4] = [("xfs", Fs::Xfs), ("btrfs", Fs::Btrfs), ("ext4", Fs::Ext4), ("tmpfs", Fs::Tmpfs)];
+const SEEDS: [(&str, Seed); 5] = [
+    ("platform", Seed::Platform),
+    ("spike2", Seed::Spike2),
+    ("jvs", Seed::Jvs),
+    ("sy", Seed::Sy),
+    ("vrift", Seed::Vrift),
+];
+const FILESYSTEMS: [(&str, Fs); 4] = [
+    ("xfs", Fs::Xfs),
+    ("btrfs", Fs::Btrfs),
+    ("ext4", Fs::Ext4),
+    ("tmpfs", Fs::Tmpfs),
+];
 
-/// Of the time that the rounds of a row may take: the whole suite takes a quarter of an hour at most.
+/// Of the time that the rounds of a row may take: the whole suite takes a quarter of an hour at
+/// most.
 const DEFAULT_SHARE: f64 = 0.35;
 /// After this, rows get less time, ...
 const HURRY: Duration = Duration::from_secs(8 * 60);
 /// ... and after this, those that take longest are left out.
 const LATE: Duration = Duration::from_secs(11 * 60);
 /// What stands in their place.
-pub const NO_TIME: &str = "left out: no time for it in a run of a quarter of an hour (`--long` has)";
+pub const NO_TIME: &str =
+    "left out: no time for it in a run of a quarter of an hour (`--long` has)";
 
 impl Seed {
     pub fn name(self) -> &'static str {
-        SEEDS.iter().find(|(_, seed)| *seed == self).map_or("", |(name, _)| name)
+        SEEDS
+            .iter()
+            .find(|(_, seed)| *seed == self)
+            .map_or("", |(name, _)| name)
     }
 }
 
@@ -68,7 +83,11 @@ impl Options {
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or_else(|| format!("{argument} wants a value"));
+            let mut value = || {
+                arguments
+                    .next()
+                    .ok_or_else(|| format!("{argument} wants a value"))
+            };
             match argument.as_str() {
                 "--work" => options.work = Some(PathBuf::from(value()?)),
                 "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,
@@ -91,7 +110,8 @@ impl Options {
         !self.long && self.began.elapsed() > LATE
     }
 
-    /// Rounds of which none begins when the time is up, but at least one is done: a slow machine measures less often, and says so.
+    /// Rounds of which none begins when the time is up, but at least one is done: a slow machine
+    /// measures less often, and says so.
     pub fn rounds(&self, most: usize, seconds: u64) -> impl Iterator<Item = usize> + use<> {
         let (most, share) = match (self.quick, self.long) {
             (true, _) => (most.min(3), 0.2),

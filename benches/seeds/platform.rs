@@ -1,4 +1,5 @@
-//! The table of copies: what one file costs by each way, what a directory costs, and what was found by trying.
+//! The table of copies: what one file costs by each way, what a directory costs, and what was found
+//! by trying.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -34,43 +35,78 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 fn probe(world: &World<'_>, report: &mut Report) {
     let dir = world.dir("probe");
     fill(&dir.join("from"), 1 << 16, 1);
-    let said = |result: Result<(), String>| result.map_or_else(|error| format!("no ({error})"), |()| "yes".to_owned());
-    let doctor = run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &["doctor", "--json"]).arg(&dir), SECONDS);
+    let said = |result: Result<(), String>| {
+        result.map_or_else(|error| format!("no ({error})"), |()| "yes".to_owned())
+    };
+    let doctor = run_limited(
+        tool(env!("CARGO_BIN_EXE_ckptfs"), &["doctor", "--json"]).arg(&dir),
+        SECONDS,
+    );
     let doctor: Json = serde_json::from_slice(&doctor.stdout).unwrap_or_default();
     let found = |check: &str| {
         let findings = doctor["findings"].as_array().cloned().unwrap_or_default();
         findings
             .iter()
             .find(|finding| finding["check"] == check)
-            .map_or_else(|| "-".to_owned(), |finding| finding["found"].to_string().replace('"', ""))
+            .map_or_else(
+                || "-".to_owned(),
+                |finding| finding["found"].to_string().replace('"', ""),
+            )
     };
     type Way = fn(&Path, &Path) -> Result<(), String>;
     let ways: [(&str, Way, &str); 3] = [
         ("Reflink/Clone", reflink, "No (tmpfs)"),
-        ("Hardlinks", |from, to| fs::hard_link(from, to).map_err(|error| error.to_string()), "Yes"),
+        (
+            "Hardlinks",
+            |from, to| fs::hard_link(from, to).map_err(|error| error.to_string()),
+            "Yes",
+        ),
         ("copy_file_range", ranged, "Yes"),
     ];
     for (what, way, seed) in ways {
         let to = dir.join(what.replace('/', "-"));
         let tried = said(way(&dir.join("from"), &to));
-        let doctor = if what.starts_with("Reflink") { found("reflink") } else { "-".to_owned() };
-        let name = if what.starts_with("Reflink") { found("filesystem") } else { "-".to_owned() };
-        let row = Row::new(world.fs(), what).text("tried here", tried).text("`ckptfs doctor`", doctor).text("its filesystem", name);
+        let doctor = if what.starts_with("Reflink") {
+            found("reflink")
+        } else {
+            "-".to_owned()
+        };
+        let name = if what.starts_with("Reflink") {
+            found("filesystem")
+        } else {
+            "-".to_owned()
+        };
+        let row = Row::new(world.fs(), what)
+            .text("tried here", tried)
+            .text("`ckptfs doctor`", doctor)
+            .text("its filesystem", name);
         report.add(Seed::Platform, PROBE, row.text(SEED, seed));
     }
     remove(&dir);
 }
 
 fn reflink(from: &Path, to: &Path) -> Result<(), String> {
-    let (from, to) = (File::open(from).map_err(|error| error.to_string())?, File::create(to).map_err(|error| error.to_string())?);
+    let (from, to) = (
+        File::open(from).map_err(|error| error.to_string())?,
+        File::create(to).map_err(|error| error.to_string())?,
+    );
     rustix::fs::ioctl_ficlone(&to, &from).map_err(|errno| errno.to_string())
 }
 
 fn ranged(from: &Path, to: &Path) -> Result<(), String> {
-    let (from, to) = (File::open(from).map_err(|error| error.to_string())?, File::create(to).map_err(|error| error.to_string())?);
+    let (from, to) = (
+        File::open(from).map_err(|error| error.to_string())?,
+        File::create(to).map_err(|error| error.to_string())?,
+    );
     let mut left = from.metadata().map_err(|error| error.to_string())?.len();
     while left > 0 {
-        let copied = rustix::fs::copy_file_range(&from, None, &to, None, usize::try_from(left).unwrap_or(usize::MAX));
+        let copied = rustix::fs::copy_file_range(
+            &from,
+            None,
+            &to,
+            None,
+            usize::try_from(left).unwrap_or(usize::MAX),
+        );
         match copied.map_err(|errno| errno.to_string())? {
             0 => return Err("it ends too early".to_owned()),
             copied => left -= copied as u64,
@@ -81,7 +117,8 @@ fn ranged(from: &Path, to: &Path) -> Result<(), String> {
 
 fn read_write(from: &Path, to: &Path) -> Result<(), String> {
     let copy = || -> std::io::Result<()> {
-        let (mut from, mut to, mut buffer) = (File::open(from)?, File::create(to)?, vec![0; BUFFER]);
+        let (mut from, mut to, mut buffer) =
+            (File::open(from)?, File::create(to)?, vec![0; BUFFER]);
         loop {
             match from.read(&mut buffer)? {
                 0 => return Ok(()),
@@ -93,13 +130,26 @@ fn read_write(from: &Path, to: &Path) -> Result<(), String> {
 }
 
 fn one_file(world: &World<'_>, mib: u64, report: &mut Report) {
-    let what = if mib < 1024 { format!("{mib} MiB") } else { "1 GiB".to_owned() };
+    let what = if mib < 1024 {
+        format!("{mib} MiB")
+    } else {
+        "1 GiB".to_owned()
+    };
     let space = rustix::fs::statvfs(world.path()).expect("it is mounted");
-    let host = rustix::fs::statvfs(world.path().parent().expect("an image lies somewhere")).expect("it is mounted");
+    let host = rustix::fs::statvfs(world.path().parent().expect("an image lies somewhere"))
+        .expect("it is mounted");
     let free = (space.f_bavail * space.f_frsize).min(host.f_bavail * host.f_frsize);
     if world.options.quick && mib >= 1024 || free < 4 * mib * MIB {
-        let why = if world.options.quick { "left out of a quick run" } else { "left out: the disk has no room for it" };
-        report.add(Seed::Platform, FILES, Row::new(world.fs(), what).text("reflink", why));
+        let why = if world.options.quick {
+            "left out of a quick run"
+        } else {
+            "left out: the disk has no room for it"
+        };
+        report.add(
+            Seed::Platform,
+            FILES,
+            Row::new(world.fs(), what).text("reflink", why),
+        );
         return;
     }
     let dir = world.dir("copies");
@@ -107,7 +157,11 @@ fn one_file(world: &World<'_>, mib: u64, report: &mut Report) {
     fill(&from, (mib * MIB) as usize, mib);
     world.sync();
     type Way = fn(&Path, &Path) -> Result<(), String>;
-    let ways: [(&'static str, Way); 3] = [("reflink", reflink), ("copy_file_range", ranged), ("read and write", read_write)];
+    let ways: [(&'static str, Way); 3] = [
+        ("reflink", reflink),
+        ("copy_file_range", ranged),
+        ("read and write", read_write),
+    ];
     let mut samples = ways.map(|_| Samples::default());
     let mut refused = ways.map(|_| None);
     for _ in world.options.rounds(15, 8) {
@@ -128,7 +182,11 @@ fn one_file(world: &World<'_>, mib: u64, report: &mut Report) {
             None => row.cell(head, crate::report::Value::Time(samples[index].clone())),
         };
     }
-    let seed = if mib == 1 { "kernel copy 0.265 ms, userspace copy 0.252 ms" } else { "-" };
+    let seed = if mib == 1 {
+        "kernel copy 0.265 ms, userspace copy 0.252 ms"
+    } else {
+        "-"
+    };
     report.add(Seed::Platform, FILES, row.text(SEED, seed));
     remove(&dir);
 }
@@ -145,8 +203,11 @@ fn directory(world: &World<'_>, tree: &Path, report: &mut Report) {
         command.arg(from).arg(to);
         command
     };
-    let ways: [(&'static str, Command); 3] =
-        [("directory clone, `cp -a --reflink=auto`", cp), ("hard links, `cp -al`", linked), ("a copy, `cp -a --reflink=never`", apart)];
+    let ways: [(&'static str, Command); 3] = [
+        ("directory clone, `cp -a --reflink=auto`", cp),
+        ("hard links, `cp -al`", linked),
+        ("a copy, `cp -a --reflink=never`", apart),
+    ];
     let mut samples = ways.map(|_| Samples::default());
     for _ in world.options.rounds(3, 20) {
         for (index, (_, way)) in ways.iter().enumerate() {
@@ -157,7 +218,8 @@ fn directory(world: &World<'_>, tree: &Path, report: &mut Report) {
         }
     }
     for (index, (what, _)) in ways.iter().enumerate() {
-        let row = Row::new(world.fs(), format!("{what}, {} files", world.files())).cell("time", crate::report::Value::Time(samples[index].clone()));
+        let row = Row::new(world.fs(), format!("{what}, {} files", world.files()))
+            .cell("time", crate::report::Value::Time(samples[index].clone()));
         report.add(Seed::Platform, DIRECTORY, row.text(SEED, "-"));
     }
 }

@@ -1,4 +1,5 @@
-//! Tables with a column for ours, for what else does the same in the same run, and for what the seed wrote of its own machine.
+//! Tables with a column for ours, for what else does the same in the same run, and for what the
+//! seed wrote of its own machine.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -47,11 +48,21 @@ struct Cell {
 
 impl Row {
     pub fn new(fs: &'static str, what: impl Into<String>) -> Row {
-        Row { fs, what: what.into(), cells: Vec::new(), why: "", seed: None }
+        Row {
+            fs,
+            what: what.into(),
+            cells: Vec::new(),
+            why: "",
+            seed: None,
+        }
     }
 
     pub fn cell(mut self, head: &'static str, value: Value) -> Row {
-        self.cells.push(Cell { head, value, rival: false });
+        self.cells.push(Cell {
+            head,
+            value,
+            rival: false,
+        });
         self
     }
 
@@ -60,7 +71,11 @@ impl Row {
     }
 
     pub fn rival(mut self, head: &'static str, samples: &Samples) -> Row {
-        self.cells.push(Cell { head, value: Value::Time(samples.clone()), rival: true });
+        self.cells.push(Cell {
+            head,
+            value: Value::Time(samples.clone()),
+            rival: true,
+        });
         self
     }
 
@@ -70,7 +85,9 @@ impl Row {
 
     /// Time, bytes and calls of something done in this process.
     pub fn op(self, op: &Op) -> Row {
-        self.ours(&op.time).cell("B/op", Value::Count(op.bytes.clone())).cell("allocs/op", Value::Count(op.calls.clone()))
+        self.ours(&op.time)
+            .cell("B/op", Value::Count(op.bytes.clone()))
+            .cell("allocs/op", Value::Count(op.calls.clone()))
     }
 
     /// Why another may be faster here.
@@ -95,20 +112,33 @@ impl Row {
         (seed < ours).then_some((seed, ours, why))
     }
 
-    /// The rival that is fastest, if it is faster than ours by more than the noise of a busy machine.
+    /// The rival that is fastest, if it is faster than ours by more than the noise of a busy
+    /// machine.
     fn beaten(&self) -> Option<(&'static str, f64, f64)> {
         let time = |cell: &Cell| match &cell.value {
             Value::Time(samples) if samples.len() > 0 => Some(samples.p50()),
             _ => None,
         };
-        let ours = self.cells.iter().find(|cell| cell.head == OURS).and_then(time)?;
-        let rivals = self.cells.iter().filter(|cell| cell.rival).filter_map(|cell| Some((cell.head, time(cell)?)));
+        let ours = self
+            .cells
+            .iter()
+            .find(|cell| cell.head == OURS)
+            .and_then(time)?;
+        let rivals = self
+            .cells
+            .iter()
+            .filter(|cell| cell.rival)
+            .filter_map(|cell| Some((cell.head, time(cell)?)));
         let (head, best) = rivals.min_by(|a, b| a.1.total_cmp(&b.1))?;
         (best < ours).then_some((head, best, ours))
     }
 
     fn json(&self) -> Json {
-        let cells: BTreeMap<&str, Json> = self.cells.iter().map(|cell| (cell.head, cell.value.json())).collect();
+        let cells: BTreeMap<&str, Json> = self
+            .cells
+            .iter()
+            .map(|cell| (cell.head, cell.value.json()))
+            .collect();
         json!({ "fs": self.fs, "row": self.what, "cells": cells })
     }
 }
@@ -193,16 +223,36 @@ impl Report {
             (_, true) => " With the long rows.",
             _ => "",
         };
-        Report { tables: Vec::new(), missing: Vec::new(), load_before: machine::load(), how: how.to_owned() }
+        Report {
+            tables: Vec::new(),
+            missing: Vec::new(),
+            load_before: machine::load(),
+            how: how.to_owned(),
+        }
     }
 
-    /// Adds a row to the table of this title, which is made with the first one. Says it on stderr at once, for a run takes minutes.
+    /// Adds a row to the table of this title, which is made with the first one. Says it on stderr
+    /// at once, for a run takes minutes.
     pub fn add(&mut self, seed: Seed, title: &'static str, row: Row) {
-        let cells: Vec<String> = row.cells.iter().map(|cell| format!("{} {}", cell.head, cell.value.shown())).collect();
-        eprintln!("{}: {}: {}: {}", seed.name(), row.fs, row.what, cells.join(", "));
+        let cells: Vec<String> = row
+            .cells
+            .iter()
+            .map(|cell| format!("{} {}", cell.head, cell.value.shown()))
+            .collect();
+        eprintln!(
+            "{}: {}: {}: {}",
+            seed.name(),
+            row.fs,
+            row.what,
+            cells.join(", ")
+        );
         match self.tables.iter_mut().find(|table| table.title == title) {
             Some(table) => table.rows.push(row),
-            None => self.tables.push(Table { seed, title, rows: vec![row] }),
+            None => self.tables.push(Table {
+                seed,
+                title,
+                rows: vec![row],
+            }),
         }
     }
 
@@ -224,8 +274,17 @@ impl Report {
     pub fn markdown(&self, seeds: &[(Seed, &str)]) -> String {
         let mut text = String::new();
         for (seed, introduction) in seeds {
-            let tables: Vec<&Table> = self.tables.iter().filter(|table| table.seed == *seed).collect();
-            let missing: Vec<&String> = self.missing.iter().filter(|(of, _)| of == seed).map(|(_, what)| what).collect();
+            let tables: Vec<&Table> = self
+                .tables
+                .iter()
+                .filter(|table| table.seed == *seed)
+                .collect();
+            let missing: Vec<&String> = self
+                .missing
+                .iter()
+                .filter(|(of, _)| of == seed)
+                .map(|(_, what)| what)
+                .collect();
             if tables.is_empty() && missing.is_empty() {
                 continue;
             }
@@ -234,7 +293,13 @@ impl Report {
                 let _ = write!(text, "\n**Not measured**: {}\n", what.replace('\n', " "));
             }
             for table in tables {
-                let _ = write!(text, "\n### {}\n\n{}{}", table.title, table.markdown(), table.beaten());
+                let _ = write!(
+                    text,
+                    "\n### {}\n\n{}{}",
+                    table.title,
+                    table.markdown(),
+                    table.beaten()
+                );
             }
         }
         text
@@ -247,20 +312,41 @@ impl Report {
     /// Writes docs/benchmarks/seeds.md and, with every sample, seeds.json.
     pub fn write_docs(&self, introduction: &str, seeds: &[(Seed, &str)]) {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/benchmarks");
-        let put = |name: &str, text: String| fs::write(dir.join(name), text).unwrap_or_else(|error| panic!("{name}: {error}"));
-        put("seeds.md", format!("{introduction}\n{}\n{}", self.machine(), self.markdown(seeds)));
+        let put = |name: &str, text: String| {
+            fs::write(dir.join(name), text).unwrap_or_else(|error| panic!("{name}: {error}"))
+        };
+        put(
+            "seeds.md",
+            format!(
+                "{introduction}\n{}\n{}",
+                self.machine(),
+                self.markdown(seeds)
+            ),
+        );
         put("seeds.json", self.json());
     }
 
     /// Everything, with every sample; a row a line.
     pub fn json(&self) -> String {
         let tables = self.tables.iter().map(|table| {
-            let rows: Vec<String> = table.rows.iter().map(|row| format!("  {}", row.json())).collect();
-            format!("{{ \"table\": {}, \"rows\": [\n{}\n]}}", json!(table.title), rows.join(",\n"))
+            let rows: Vec<String> = table
+                .rows
+                .iter()
+                .map(|row| format!("  {}", row.json()))
+                .collect();
+            format!(
+                "{{ \"table\": {}, \"rows\": [\n{}\n]}}",
+                json!(table.title),
+                rows.join(",\n")
+            )
         });
         let missing: Vec<&String> = self.missing.iter().map(|(_, what)| what).collect();
         let tables = tables.collect::<Vec<_>>().join(",\n");
-        format!("{{\n\"machine\": {},\n\"missing\": {},\n\"tables\": [\n{tables}\n]\n}}\n", json!(self.machine()), json!(missing))
+        format!(
+            "{{\n\"machine\": {},\n\"missing\": {},\n\"tables\": [\n{tables}\n]\n}}\n",
+            json!(self.machine()),
+            json!(missing)
+        )
     }
 }
 
@@ -271,7 +357,11 @@ fn rounded(samples: &Samples) -> Vec<f64> {
         size => {
             let shift = 3 - size.log10().floor() as i32;
             let unit = 10_f64.powi(shift.abs());
-            if shift < 0 { (value / unit).round() * unit } else { (value * unit).round() / unit }
+            if shift < 0 {
+                (value / unit).round() * unit
+            } else {
+                (value * unit).round() / unit
+            }
         }
     };
     samples.all().iter().map(digits).collect()
@@ -299,12 +389,19 @@ impl Table {
     fn markdown(&self) -> String {
         let heads = self.heads();
         let row = |row: &Row| {
-            let cell = |head: &&str| row.cells.iter().find(|cell| cell.head == *head).map_or_else(|| "-".to_owned(), |cell| cell.value.shown());
+            let cell = |head: &&str| {
+                row.cells
+                    .iter()
+                    .find(|cell| cell.head == *head)
+                    .map_or_else(|| "-".to_owned(), |cell| cell.value.shown())
+            };
             let rounds = row.cells.iter().filter_map(|cell| match &cell.value {
                 Value::Time(samples) if samples.len() > 0 => Some(samples.len()),
                 _ => None,
             });
-            let rounds = rounds.min().map_or_else(|| "-".to_owned(), |rounds| rounds.to_string());
+            let rounds = rounds
+                .min()
+                .map_or_else(|| "-".to_owned(), |rounds| rounds.to_string());
             let mut cells = vec![row.what.clone(), row.fs.to_owned(), rounds];
             cells.extend(heads.iter().map(cell));
             cells
@@ -318,7 +415,15 @@ impl Table {
                 names.push(&row.what);
             }
         }
-        let sorted: Vec<Vec<String>> = names.iter().flat_map(|name| self.rows.iter().filter(move |row| row.what == **name).map(row)).collect();
+        let sorted: Vec<Vec<String>> = names
+            .iter()
+            .flat_map(|name| {
+                self.rows
+                    .iter()
+                    .filter(move |row| row.what == **name)
+                    .map(row)
+            })
+            .collect();
         markdown::table(&all, &sorted)
     }
 
@@ -326,22 +431,49 @@ impl Table {
     fn beaten(&self) -> String {
         let mut text = String::new();
         for row in &self.rows {
-            let Some((rival, best, ours)) = row.beaten() else { continue };
+            let Some((rival, best, ours)) = row.beaten() else {
+                continue;
+            };
             if text.is_empty() {
                 text.push_str("\nWhere another is faster:\n");
             }
-            let why = if row.why.is_empty() { "not explained yet" } else { row.why };
-            let _ = writeln!(text, "- {}, {}: {rival} {}, ckptfs {} ({:.1}x): {why}.", row.what, row.fs, time(best), time(ours), ours / best);
+            let why = if row.why.is_empty() {
+                "not explained yet"
+            } else {
+                row.why
+            };
+            let _ = writeln!(
+                text,
+                "- {}, {}: {rival} {}, ckptfs {} ({:.1}x): {why}.",
+                row.what,
+                row.fs,
+                time(best),
+                time(ours),
+                ours / best
+            );
         }
         let mut begun = false;
         for row in &self.rows {
-            let Some((seed, ours, why)) = row.below_seed() else { continue };
+            let Some((seed, ours, why)) = row.below_seed() else {
+                continue;
+            };
             if !begun {
                 text.push_str("\nWhere the seed's own figure is lower, of its machine:\n");
                 begun = true;
             }
-            let why = if why.is_empty() { "not explained yet" } else { why };
-            let _ = writeln!(text, "- {}, {}: {}, ckptfs {}: {why}.", row.what, row.fs, time(seed), time(ours));
+            let why = if why.is_empty() {
+                "not explained yet"
+            } else {
+                why
+            };
+            let _ = writeln!(
+                text,
+                "- {}, {}: {}, ckptfs {}: {why}.",
+                row.what,
+                row.fs,
+                time(seed),
+                time(ours)
+            );
         }
         text
     }

@@ -22,7 +22,12 @@ const DISK: &str = "Spike 2: disk cost, by `df`";
 const SEED: &str = "Spike 2 (macOS, APFS, another machine)";
 
 /// Files changed before a checkpoint, and what the seed measured.
-const CHANGED: [(usize, &str); 4] = [(0, "-"), (1, "64 ms"), (5, "112 ms"), (60, "32 ms (cached)")];
+const CHANGED: [(usize, &str); 4] = [
+    (0, "-"),
+    (1, "64 ms"),
+    (5, "112 ms"),
+    (60, "32 ms (cached)"),
+];
 const BANDS: usize = 87;
 const BANDS_QUICK: usize = 12;
 const BAND_BYTES: usize = 8 << 20;
@@ -34,7 +39,10 @@ const STAMP_BYTES: u64 = 16;
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let tree = world.tree();
     let files = regular_files(&tree, STAMP_BYTES);
-    let (copy, other) = (world.path().join("spike2-copy"), world.path().join("spike2-other"));
+    let (copy, other) = (
+        world.path().join("spike2-copy"),
+        world.path().join("spike2-other"),
+    );
     [&copy, &other].iter().for_each(|to| {
         remove(to);
         succeeds(&mut cp(&tree, to), SECONDS);
@@ -51,19 +59,47 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 
 fn checkpoint(mount: &Mount, samples: &mut Samples) -> u64 {
     let mut client = client(mount);
-    samples.time(|| client.ask(CheckpointOptions::default())).unwrap_or_else(|error| panic!("no checkpoint: {error}")).id.0
+    samples
+        .time(|| client.ask(CheckpointOptions::default()))
+        .unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+        .id
+        .0
 }
 
 /// The whole process `ckptfs checkpoint`.
 fn process(mount: &Mount, arguments: &[&str], samples: &mut Samples) {
     let mut command = mount.command(arguments);
-    let status = samples.time(|| command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status());
-    assert!(status.expect("the binary can be started").success(), "ckptfs {} failed", arguments.join(" "));
+    let status = samples.time(|| {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+    });
+    assert!(
+        status.expect("the binary can be started").success(),
+        "ckptfs {} failed",
+        arguments.join(" ")
+    );
 }
 
-fn checkpoints(world: &World<'_>, mount: &Mount, files: &[PathBuf], plain: &Path, report: &mut Report) {
-    let mut rows: Vec<_> =
-        CHANGED.iter().map(|(changed, seed)| (*changed, *seed, [const { None::<Samples> }; 3].map(|_| Samples::default()))).collect();
+fn checkpoints(
+    world: &World<'_>,
+    mount: &Mount,
+    files: &[PathBuf],
+    plain: &Path,
+    report: &mut Report,
+) {
+    let mut rows: Vec<_> = CHANGED
+        .iter()
+        .map(|(changed, seed)| {
+            (
+                *changed,
+                *seed,
+                [const { None::<Samples> }; 3].map(|_| Samples::default()),
+            )
+        })
+        .collect();
     checkpoint(mount, &mut Samples::default());
     for round in world.options.rounds(40, 20) {
         for (changed, _, [socket, whole, scan]) in &mut rows {
@@ -71,13 +107,17 @@ fn checkpoints(world: &World<'_>, mount: &Mount, files: &[PathBuf], plain: &Path
                 let before = SystemTime::now();
                 // A file's time is that of the last tick of the kernel's clock.
                 std::thread::sleep(std::time::Duration::from_millis(10));
-                spread(files, *changed, round).iter().for_each(|file| stamp(&root.join(file), number));
+                spread(files, *changed, round)
+                    .iter()
+                    .for_each(|file| stamp(&root.join(file), number));
                 if root == plain {
                     scan.time(|| scan_and_hash(plain, before, *changed));
                 }
             }
             checkpoint(mount, socket);
-            spread(files, *changed, round).iter().for_each(|file| stamp(&mount.path().join(file), round + 1));
+            spread(files, *changed, round)
+                .iter()
+                .for_each(|file| stamp(&mount.path().join(file), round + 1));
             process(mount, &["checkpoint"], whole);
         }
     }
@@ -87,8 +127,12 @@ fn checkpoints(world: &World<'_>, mount: &Mount, files: &[PathBuf], plain: &Path
             1 => "1 file".to_owned(),
             changed => format!("{changed} files"),
         };
-        let row = Row::new(world.fs(), what).ours(&socket).cell("process `ckptfs checkpoint`", Value::Time(whole));
-        let row = row.rival("plain: mtime scan, hash what changed", &scan).text(SEED, seed);
+        let row = Row::new(world.fs(), what)
+            .ours(&socket)
+            .cell("process `ckptfs checkpoint`", Value::Time(whole));
+        let row = row
+            .rival("plain: mtime scan, hash what changed", &scan)
+            .text(SEED, seed);
         report.add(Seed::Spike2, CHECKPOINTS, row);
     }
 }
@@ -97,63 +141,122 @@ fn checkpoints(world: &World<'_>, mount: &Mount, files: &[PathBuf], plain: &Path
 fn scan_and_hash(top: &Path, since: SystemTime, changed: usize) {
     let (mut pending, mut found) = (vec![top.to_owned()], 0);
     while let Some(dir) = pending.pop() {
-        for entry in fs::read_dir(dir).expect("a plain directory can be listed").flatten() {
+        for entry in fs::read_dir(dir)
+            .expect("a plain directory can be listed")
+            .flatten()
+        {
             let meta = entry.metadata().expect("a plain file can be looked at");
             if meta.is_dir() {
                 pending.push(entry.path());
             } else if meta.is_file() && meta.modified().is_ok_and(|modified| modified >= since) {
                 found += 1;
-                std::hint::black_box(blake3::hash(&fs::read(entry.path()).expect("a plain file can be read")));
+                std::hint::black_box(blake3::hash(
+                    &fs::read(entry.path()).expect("a plain file can be read"),
+                ));
             }
         }
     }
-    assert!(found >= changed, "the scan finds {found} of {changed} changed files");
+    assert!(
+        found >= changed,
+        "the scan finds {found} of {changed} changed files"
+    );
 }
 
-fn restores(world: &World<'_>, mount: &Mount, files: &[PathBuf], (copy, other): (&Path, &Path), report: &mut Report) {
-    let mut rows: Vec<_> = CHANGED.iter().map(|(changed, _)| (*changed, Samples::default(), Samples::default())).collect();
+fn restores(
+    world: &World<'_>,
+    mount: &Mount,
+    files: &[PathBuf],
+    (copy, other): (&Path, &Path),
+    report: &mut Report,
+) {
+    let mut rows: Vec<_> = CHANGED
+        .iter()
+        .map(|(changed, _)| (*changed, Samples::default(), Samples::default()))
+        .collect();
     succeeds(&mut rsync(copy, other), SECONDS);
     for round in world.options.rounds(20, 20) {
         for (changed, ours, rival) in &mut rows {
             let id = checkpoint(mount, &mut Samples::default());
             for root in [mount.path(), other] {
-                spread(files, *changed, round).iter().for_each(|file| stamp(&root.join(file), usize::MAX - round));
+                spread(files, *changed, round)
+                    .iter()
+                    .for_each(|file| stamp(&root.join(file), usize::MAX - round));
             }
             let mut client = client(mount);
-            let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
-            let restored = ours.time(|| client.ask(options)).unwrap_or_else(|error| panic!("no restore: {error}"));
-            assert_eq!(restored.changes.len(), *changed, "a restore brings back what was changed and no more");
+            let options = RestoreOptions {
+                to: StateName(id.to_string()),
+                paths: Vec::new(),
+                dry_run: false,
+                times: None,
+            };
+            let restored = ours
+                .time(|| client.ask(options))
+                .unwrap_or_else(|error| panic!("no restore: {error}"));
+            assert_eq!(
+                restored.changes.len(),
+                *changed,
+                "a restore brings back what was changed and no more"
+            );
             timed(rival, &mut rsync(copy, other));
         }
     }
     for (changed, ours, rival) in rows {
-        let row = Row::new(world.fs(), format!("{changed} files changed")).ours(&ours).rival("`rsync -a` from a copy", &rival).text(SEED, "-");
+        let row = Row::new(world.fs(), format!("{changed} files changed"))
+            .ours(&ours)
+            .rival("`rsync -a` from a copy", &rival)
+            .text(SEED, "-");
         report.add(Seed::Spike2, RESTORES, row.why("rsync trusts sizes and times; ours keeps what was there in a guard checkpoint first"));
     }
 }
 
 fn disk(world: &World<'_>, mount: &Mount, files: &[PathBuf], report: &mut Report) {
     let mut add = |what: &str, bytes: i64, seed: &str| {
-        report.add(Seed::Spike2, DISK, Row::new(world.fs(), what).cell("bytes", Value::Bytes(bytes)).text(SEED, seed));
+        report.add(
+            Seed::Spike2,
+            DISK,
+            Row::new(world.fs(), what)
+                .cell("bytes", Value::Bytes(bytes))
+                .text(SEED, seed),
+        );
     };
     let before = world.used();
     for _ in 0..MANY {
         checkpoint(mount, &mut Samples::default());
     }
-    add("a checkpoint, nothing changed (of 100, each)", (world.used() - before) / MANY as i64, "-");
+    add(
+        "a checkpoint, nothing changed (of 100, each)",
+        (world.used() - before) / MANY as i64,
+        "-",
+    );
     checkpoint(mount, &mut Samples::default());
     let before = world.used();
-    spread(files, 60, 1).iter().for_each(|file| stamp(&mount.path().join(file), 9));
-    add("60 files changed after it (their first writes)", world.used() - before, "-");
+    spread(files, 60, 1)
+        .iter()
+        .for_each(|file| stamp(&mount.path().join(file), 9));
+    add(
+        "60 files changed after it (their first writes)",
+        world.used() - before,
+        "-",
+    );
 }
 
 /// Two directories of bands: one that is mounted, one that is plain.
 fn bands(world: &World<'_>, report: &mut Report) {
-    let count = if world.options.quick { BANDS_QUICK } else { BANDS };
+    let count = if world.options.quick {
+        BANDS_QUICK
+    } else {
+        BANDS
+    };
     let (ours, plain) = (world.dir("bands"), world.dir("bands-plain"));
     for dir in [&ours, &plain] {
         fs::create_dir(dir.join("bands")).expect("a directory can be made");
-        (0..count).for_each(|band| fill(&dir.join("bands").join(format!("{band:x}")), BAND_BYTES, band as u64));
+        (0..count).for_each(|band| {
+            fill(
+                &dir.join("bands").join(format!("{band:x}")),
+                BAND_BYTES,
+                band as u64,
+            )
+        });
     }
     world.sync();
     let mut mount = world.mount(&ours);
@@ -165,7 +268,11 @@ fn bands(world: &World<'_>, report: &mut Report) {
 
 fn reads(world: &World<'_>, mount: &Mount, plain: &Path, report: &mut Report) {
     type Work = fn(&Path);
-    let works: [(&str, &str, Work); 3] = [("List all bands", "14 ms", list), ("Stat all bands", "14 ms", stat), ("Hash ALL bands", "1,285 ms", hash)];
+    let works: [(&str, &str, Work); 3] = [
+        ("List all bands", "14 ms", list),
+        ("Stat all bands", "14 ms", stat),
+        ("Hash ALL bands", "1,285 ms", hash),
+    ];
     for (what, seed, work) in works {
         let (mut ours, mut rival) = (Samples::default(), Samples::default());
         work(&mount.path().join("bands"));
@@ -173,7 +280,10 @@ fn reads(world: &World<'_>, mount: &Mount, plain: &Path, report: &mut Report) {
             ours.time(|| work(&mount.path().join("bands")));
             rival.time(|| work(&plain.join("bands")));
         }
-        let row = Row::new(world.fs(), what).ours(&ours).rival("plain directory", &rival).text(SEED, seed);
+        let row = Row::new(world.fs(), what)
+            .ours(&ours)
+            .rival("plain directory", &rival)
+            .text(SEED, seed);
         report.add(Seed::Spike2, BANDS_TITLE, row.why("each first look goes through FUSE; without reflink the daemon hands over the bytes too"));
     }
 }
@@ -183,8 +293,12 @@ fn list(dir: &Path) {
 }
 
 fn stat(dir: &Path) {
-    let sizes =
-        fs::read_dir(dir).expect("it can be listed").map(|entry| entry.and_then(|entry| entry.metadata()).expect("it can be looked at").len());
+    let sizes = fs::read_dir(dir).expect("it can be listed").map(|entry| {
+        entry
+            .and_then(|entry| entry.metadata())
+            .expect("it can be looked at")
+            .len()
+    });
     std::hint::black_box(sizes.sum::<u64>());
 }
 
@@ -192,13 +306,20 @@ fn hash(dir: &Path) {
     let mut hasher = blake3::Hasher::new();
     for entry in fs::read_dir(dir).expect("it can be listed") {
         let path = entry.expect("it can be listed").path();
-        hasher.update_reader(File::open(path).expect("it can be opened")).expect("it can be read");
+        hasher
+            .update_reader(File::open(path).expect("it can be opened"))
+            .expect("it can be read");
     }
     std::hint::black_box(hasher.finalize());
 }
 
 fn clones(world: &World<'_>, mount: &Mount, plain: &Path, count: usize, report: &mut Report) {
-    let names = ["Incremental detection (1 band)", "Clone single band", "Clone entire bands dir", "Clone entire bands dir, writable: `ckptfs fork`"];
+    let names = [
+        "Incremental detection (1 band)",
+        "Clone single band",
+        "Clone entire bands dir",
+        "Clone entire bands dir, writable: `ckptfs fork`",
+    ];
     let mut all = names.map(|_| (Samples::default(), Samples::default()));
     let (mut fork_bytes, mut cp_bytes) = (0, 0);
     for round in world.options.rounds(7, 25) {
@@ -206,13 +327,29 @@ fn clones(world: &World<'_>, mount: &Mount, plain: &Path, count: usize, report: 
         checkpoint(mount, &mut Samples::default());
         let since = SystemTime::now();
         // The first write after a checkpoint clones the band.
-        band.0.time(|| stamp(&mount.path().join("bands").join(format!("{:x}", round % count)), round));
-        timed(&mut band.1, &mut cp(&plain.join("bands/0"), &plain.join("one")));
+        band.0.time(|| {
+            stamp(
+                &mount
+                    .path()
+                    .join("bands")
+                    .join(format!("{:x}", round % count)),
+                round,
+            )
+        });
+        timed(
+            &mut band.1,
+            &mut cp(&plain.join("bands/0"), &plain.join("one")),
+        );
         process(mount, &["status"], &mut detect.0);
         stamp(&plain.join("bands/1"), round);
-        detect.1.time(|| scan_and_hash(&plain.join("bands"), since, 1));
+        detect
+            .1
+            .time(|| scan_and_hash(&plain.join("bands"), since, 1));
         checkpoint(mount, &mut dir.0);
-        let (clone, copy) = (world.path().join("bands-clone"), world.path().join("bands-fork"));
+        let (clone, copy) = (
+            world.path().join("bands-clone"),
+            world.path().join("bands-fork"),
+        );
         [&clone, &copy].iter().for_each(|dir| remove(dir));
         let used = world.used();
         let mut took = Samples::default();
@@ -221,11 +358,20 @@ fn clones(world: &World<'_>, mount: &Mount, plain: &Path, count: usize, report: 
         dir.1.add_us(took.max());
         fork.1.add_us(took.max());
         let used = world.used();
-        process(mount, &["fork", "latest", &copy.to_string_lossy()], &mut fork.0);
+        process(
+            mount,
+            &["fork", "latest", &copy.to_string_lossy()],
+            &mut fork.0,
+        );
         fork_bytes = world.used() - used;
         [&clone, &copy].iter().for_each(|dir| remove(dir));
     }
-    let rivals = ["plain: mtime scan, hash what changed", "`cp --reflink=auto`", "`cp --reflink=auto`", "`cp --reflink=auto`"];
+    let rivals = [
+        "plain: mtime scan, hash what changed",
+        "`cp --reflink=auto`",
+        "`cp --reflink=auto`",
+        "`cp --reflink=auto`",
+    ];
     let whys = [
         "the process asks the daemon, which compares; the scan looks at 87 files only, and trusts their times",
         "the first write records the change in the journal beside the clone; without reflink it copies the band",
@@ -234,10 +380,23 @@ fn clones(world: &World<'_>, mount: &Mount, plain: &Path, count: usize, report: 
     ];
     for (index, (ours, rival)) in all.iter().enumerate() {
         let seed = ["12 ms (scan)", "12 ms", "19 ms", "19 ms"][index];
-        let row = Row::new(world.fs(), names[index]).ours(ours).rival(rivals[index], rival).text(SEED, seed).why(whys[index]);
+        let row = Row::new(world.fs(), names[index])
+            .ours(ours)
+            .rival(rivals[index], rival)
+            .text(SEED, seed)
+            .why(whys[index]);
         report.add(Seed::Spike2, BANDS_TITLE, row);
     }
-    for (what, bytes) in [("`cp --reflink=auto` of the bands dir", cp_bytes), ("`ckptfs fork` of the bands dir", fork_bytes)] {
-        report.add(Seed::Spike2, DISK, Row::new(world.fs(), what).cell("bytes", Value::Bytes(bytes)).text(SEED, "0 (blocks shared)"));
+    for (what, bytes) in [
+        ("`cp --reflink=auto` of the bands dir", cp_bytes),
+        ("`ckptfs fork` of the bands dir", fork_bytes),
+    ] {
+        report.add(
+            Seed::Spike2,
+            DISK,
+            Row::new(world.fs(), what)
+                .cell("bytes", Value::Bytes(bytes))
+                .text(SEED, "0 (blocks shared)"),
+        );
     }
 }

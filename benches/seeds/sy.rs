@@ -62,11 +62,22 @@ impl<'a> Bench<'a> {
         world.sync();
         let mount = world.mount(&dir);
         mount.checkpoint();
-        Bench { world, shape, mount, dir, plain }
+        Bench {
+            world,
+            shape,
+            mount,
+            dir,
+            plain,
+        }
     }
 
     fn end(self) {
-        let Bench { mut mount, dir, plain, .. } = self;
+        let Bench {
+            mut mount,
+            dir,
+            plain,
+            ..
+        } = self;
         mount.umount();
         [&dir, &plain].iter().for_each(|dir| remove(dir));
     }
@@ -82,7 +93,8 @@ impl<'a> Bench<'a> {
     }
 
     fn exports(&self, seed: &str, report: &mut Report) {
-        let (mut ours, mut rsynced, mut copied) = (Samples::default(), Samples::default(), Samples::default());
+        let (mut ours, mut rsynced, mut copied) =
+            (Samples::default(), Samples::default(), Samples::default());
         let all = ["ours", "rsync", "cp"].map(|name| self.to(name));
         for _ in self.world.options.rounds(15, 5) {
             all.iter().for_each(|to| remove(to));
@@ -92,45 +104,71 @@ impl<'a> Bench<'a> {
             timed(&mut copied, &mut cp(&self.plain, &all[2]));
         }
         all.iter().for_each(|to| remove(to));
-        let row = Row::new(self.world.fs(), self.shape.name).ours(&ours).rival(RSYNC, &rsynced).rival(CP, &copied).text(SEED, seed);
+        let row = Row::new(self.world.fs(), self.shape.name)
+            .ours(&ours)
+            .rival(RSYNC, &rsynced)
+            .rival(CP, &copied)
+            .text(SEED, seed);
         report.add(Seed::Sy, EXPORTS, row.why(WHY_EXPORT));
     }
 
     fn restores(&self, report: &mut Report) {
-        let (mut ours, mut rsynced, mut copied) = (Samples::default(), Samples::default(), Samples::default());
+        let (mut ours, mut rsynced, mut copied) =
+            (Samples::default(), Samples::default(), Samples::default());
         let work = ["rsync", "cp"].map(|name| self.to(name));
-        work.iter().for_each(|to| drop(succeeds(&mut cp(&self.plain, to), SECONDS)));
+        work.iter()
+            .for_each(|to| drop(succeeds(&mut cp(&self.plain, to), SECONDS)));
         for round in self.world.options.rounds(15, 5) {
             for dir in [self.mount.path(), &work[0], &work[1]] {
                 assert!(shapes::touch_all(dir, round) > 0, "there are files");
             }
             timed(&mut ours, &mut self.mount.command(&["restore", "1"]));
             timed(&mut rsynced, &mut rsync(&self.plain, &work[0]));
-            timed(&mut copied, tool("cp", &["-aT", "--"]).arg(&self.plain).arg(&work[1]));
+            timed(
+                &mut copied,
+                tool("cp", &["-aT", "--"]).arg(&self.plain).arg(&work[1]),
+            );
         }
         work.iter().for_each(|to| remove(to));
-        let row = Row::new(self.world.fs(), self.shape.name).ours(&ours).rival(RSYNC, &rsynced).rival(CP, &copied).text(SEED, "-");
+        let row = Row::new(self.world.fs(), self.shape.name)
+            .ours(&ours)
+            .rival(RSYNC, &rsynced)
+            .rival(CP, &copied)
+            .text(SEED, "-");
         report.add(Seed::Sy, RESTORES, row.why(WHY_RESTORE));
     }
 }
 
 /// Again, with nothing changed.
 fn idempotent(world: &World<'_>, report: &mut Report) {
-    for (shape, seed) in [(shapes::SMALL_100, "2.9 ms / 13.7 ms / -"), (shapes::SMALL_1000, "-")] {
+    for (shape, seed) in [
+        (shapes::SMALL_100, "2.9 ms / 13.7 ms / -"),
+        (shapes::SMALL_1000, "-"),
+    ] {
         let bench = Bench::new(world, shape);
         let all = ["ours", "rsync", "cp"].map(|name| bench.to(name));
         succeeds(&mut bench.export(&all[0]), SECONDS);
-        all[1..].iter().for_each(|to| drop(succeeds(&mut cp(&bench.plain, to), SECONDS)));
-        let (mut ours, mut rsynced, mut copied) = (Samples::default(), Samples::default(), Samples::default());
+        all[1..]
+            .iter()
+            .for_each(|to| drop(succeeds(&mut cp(&bench.plain, to), SECONDS)));
+        let (mut ours, mut rsynced, mut copied) =
+            (Samples::default(), Samples::default(), Samples::default());
         for _ in world.options.rounds(25, 5) {
             timed(&mut ours, &mut bench.export(&all[0]));
             timed(&mut rsynced, &mut rsync(&bench.plain, &all[1]));
-            timed(&mut copied, tool("cp", &["-auT", "--"]).arg(&bench.plain).arg(&all[2]));
+            timed(
+                &mut copied,
+                tool("cp", &["-auT", "--"]).arg(&bench.plain).arg(&all[2]),
+            );
         }
         all.iter().for_each(|to| remove(to));
         let files = shape.name.split(' ').next().unwrap_or_default();
         let what = format!("Idempotent Sync ({files} unchanged files)");
-        let row = Row::new(world.fs(), what).ours(&ours).rival(RSYNC, &rsynced).rival("`cp -au`", &copied).text(SEED, seed);
+        let row = Row::new(world.fs(), what)
+            .ours(&ours)
+            .rival(RSYNC, &rsynced)
+            .rival("`cp -au`", &copied)
+            .text(SEED, seed);
         report.add(Seed::Sy, AGAIN, row.why("the process asks the daemon whether anything changed; `cp -au` looks at a few times only"));
         bench.end();
     }
@@ -141,18 +179,33 @@ fn delta(world: &World<'_>, report: &mut Report) {
     let bench = Bench::new(world, shapes::LARGE_100);
     let all = ["ours", "rsync", "cp"].map(|name| bench.to(name));
     succeeds(&mut bench.export(&all[0]), SECONDS);
-    all[1..].iter().for_each(|to| drop(succeeds(&mut cp(&bench.plain, to), SECONDS)));
-    let (mut ours, mut rsynced, mut copied) = (Samples::default(), Samples::default(), Samples::default());
+    all[1..]
+        .iter()
+        .for_each(|to| drop(succeeds(&mut cp(&bench.plain, to), SECONDS)));
+    let (mut ours, mut rsynced, mut copied) =
+        (Samples::default(), Samples::default(), Samples::default());
     for round in world.options.rounds(11, 10) {
-        [bench.mount.path(), &bench.plain].iter().for_each(|dir| shapes::change(dir, round));
+        [bench.mount.path(), &bench.plain]
+            .iter()
+            .for_each(|dir| shapes::change(dir, round));
         bench.mount.checkpoint();
         world.sync();
         timed(&mut ours, &mut bench.export(&all[0]));
         timed(&mut rsynced, &mut rsync(&bench.plain, &all[1]));
-        timed(&mut copied, tool("cp", &["-aT", "--"]).arg(&bench.plain).arg(&all[2]));
+        timed(
+            &mut copied,
+            tool("cp", &["-aT", "--"]).arg(&bench.plain).arg(&all[2]),
+        );
     }
     all.iter().for_each(|to| remove(to));
-    let row = Row::new(world.fs(), "Delta sync (1MB in 100MB)").ours(&ours).rival(RSYNC, &rsynced).rival(CP, &copied);
-    report.add(Seed::Sy, AGAIN, row.text(SEED, "61 ms / 337 ms / -").why(WHY_EXPORT));
+    let row = Row::new(world.fs(), "Delta sync (1MB in 100MB)")
+        .ours(&ours)
+        .rival(RSYNC, &rsynced)
+        .rival(CP, &copied);
+    report.add(
+        Seed::Sy,
+        AGAIN,
+        row.text(SEED, "61 ms / 337 ms / -").why(WHY_EXPORT),
+    );
     bench.end();
 }

@@ -46,10 +46,22 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let tiers: Vec<_> = TIER.iter().take(count).enumerate().collect();
     for (index, (name, files, seed)) in &tiers {
         if *index > 0 && world.options.is_late() {
-            report.add(Seed::Vrift, TIERS, Row::new(world.fs(), format!("{name} ({} files), 4 threads", grouped(*files as i64))).text(OURS, NO_TIME));
+            report.add(
+                Seed::Vrift,
+                TIERS,
+                Row::new(
+                    world.fs(),
+                    format!("{name} ({} files), 4 threads", grouped(*files as i64)),
+                )
+                .text(OURS, NO_TIME),
+            );
             continue;
         }
-        let files = if world.options.quick { *files / QUICK_SHARE } else { *files };
+        let files = if world.options.quick {
+            *files / QUICK_SHARE
+        } else {
+            *files
+        };
         let dir = world.path().join(format!("vrift-{index}"));
         source.make(&dir, files);
         world.sync();
@@ -58,9 +70,14 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     if let Some(why) = program.lacks() {
         report.missing(Seed::Vrift, format!("{}: {why}", world.fs()));
     }
-    let made = tiers.iter().map(|(index, _)| *index).filter(|index| world.path().join(format!("vrift-{index}")).exists());
+    let made = tiers
+        .iter()
+        .map(|(index, _)| *index)
+        .filter(|index| world.path().join(format!("vrift-{index}")).exists());
     scenarios(world, &program, &made.collect::<Vec<_>>(), report);
-    tiers.iter().for_each(|(index, _)| remove(&world.path().join(format!("vrift-{index}"))));
+    tiers
+        .iter()
+        .for_each(|(index, _)| remove(&world.path().join(format!("vrift-{index}"))));
 }
 
 /// `ckptfs import`, and what its help says that it can.
@@ -70,14 +87,23 @@ struct Program {
 
 impl Program {
     fn find() -> Program {
-        let help = run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &["import"]).arg("--help"), SECONDS);
-        Program { help: String::from_utf8_lossy(&help.stdout).into_owned() }
+        let help = run_limited(
+            tool(env!("CARGO_BIN_EXE_ckptfs"), &["import"]).arg("--help"),
+            SECONDS,
+        );
+        Program {
+            help: String::from_utf8_lossy(&help.stdout).into_owned(),
+        }
     }
 
     /// Why it cannot be measured, if so.
     fn lacks(&self) -> Option<String> {
-        let missing: Vec<&str> = ["--threads", "--hash", "--with"].into_iter().filter(|option| !self.has(option)).collect();
-        (!missing.is_empty()).then(|| format!("this build's `ckptfs import` has no {}", missing.join(", ")))
+        let missing: Vec<&str> = ["--threads", "--hash", "--with"]
+            .into_iter()
+            .filter(|option| !self.has(option))
+            .collect();
+        (!missing.is_empty())
+            .then(|| format!("this build's `ckptfs import` has no {}", missing.join(", ")))
     }
 
     fn has(&self, option: &str) -> bool {
@@ -86,20 +112,28 @@ impl Program {
 
     /// The command, if it knows all of these options.
     fn import(&self, dir: &Path, into: &Path, threads: usize, more: &[&str]) -> Option<Command> {
-        let known = more.iter().filter(|option| option.starts_with("--")).all(|option| self.has(option));
+        let known = more
+            .iter()
+            .filter(|option| option.starts_with("--"))
+            .all(|option| self.has(option));
         if !known || !self.has("--threads") {
             return None;
         }
         let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), &["import"]);
-        command.arg(dir).arg("--into").arg(into).args(["--threads", &threads.to_string(), "--json"]).args(more);
+        command
+            .arg(dir)
+            .arg("--into")
+            .arg(into)
+            .args(["--threads", &threads.to_string(), "--json"])
+            .args(more);
         // The directory holds directories, and is no series of snapshots.
         command.args(self.has("--tree").then_some("--tree"));
         Some(command)
     }
 }
 
-/// The files of the crates that cargo has fetched. Of more files than there are, the further ones are the same with another first line: what is alike in a
-/// tier is what is alike in real code.
+/// The files of the crates that cargo has fetched. Of more files than there are, the further ones
+/// are the same with another first line: what is alike in a tier is what is alike in real code.
 struct Source {
     top: PathBuf,
     files: Vec<PathBuf>,
@@ -108,10 +142,16 @@ struct Source {
 impl Source {
     fn find() -> Source {
         let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-        let home = home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo"))).expect("cargo has a home");
+        let home = home
+            .or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
+            .expect("cargo has a home");
         let top = home.join("registry/src");
         let files = regular_files(&top, 0);
-        assert!(!files.is_empty(), "no crates in {}: run `cargo fetch`", top.display());
+        assert!(
+            !files.is_empty(),
+            "no crates in {}: run `cargo fetch`",
+            top.display()
+        );
         Source { top, files }
     }
 
@@ -119,9 +159,13 @@ impl Source {
     fn make(&self, dir: &Path, count: usize) {
         remove(dir);
         for number in 0..count {
-            let (set, path) = (number / self.files.len(), &self.files[number % self.files.len()]);
+            let (set, path) = (
+                number / self.files.len(),
+                &self.files[number % self.files.len()],
+            );
             let to = dir.join(format!("set-{set}")).join(path);
-            fs::create_dir_all(to.parent().expect("a file lies in a directory")).expect("a directory can be made");
+            fs::create_dir_all(to.parent().expect("a file lies in a directory"))
+                .expect("a directory can be made");
             let content = fs::read(self.top.join(path)).expect("a crate's file can be read");
             let mut file = File::create(to).expect("a file can be made");
             if set > 0 {
@@ -132,16 +176,35 @@ impl Source {
     }
 }
 
-fn tier(world: &World<'_>, program: &Program, (name, files, seed): (&str, usize, &str), dir: &Path, report: &mut Report) {
+fn tier(
+    world: &World<'_>,
+    program: &Program,
+    (name, files, seed): (&str, usize, &str),
+    dir: &Path,
+    report: &mut Report,
+) {
     let into = world.path().join("vrift-into");
     // How it speeds up is told by the smallest tier; by all of them where there is time.
-    let threads = THREADS.into_iter().filter(|threads| *threads == 4 || name == TIER[0].0 || world.options.long);
-    let mut fresh: Vec<_> = threads.map(|threads| (threads, Samples::default(), Samples::default(), Samples::default())).collect();
+    let threads = THREADS
+        .into_iter()
+        .filter(|threads| *threads == 4 || name == TIER[0].0 || world.options.long);
+    let mut fresh: Vec<_> = threads
+        .map(|threads| {
+            (
+                threads,
+                Samples::default(),
+                Samples::default(),
+                Samples::default(),
+            )
+        })
+        .collect();
     let (mut copied, mut walked) = (Samples::default(), Samples::default());
     for _ in world.options.rounds(3, 45) {
         for (threads, plain, hashed, again) in &mut fresh {
             for (more, samples) in [(&[][..], plain), (&["--hash"][..], hashed)] {
-                let Some(mut import) = program.import(dir, &into, *threads, more) else { continue };
+                let Some(mut import) = program.import(dir, &into, *threads, more) else {
+                    continue;
+                };
                 remove(&into);
                 world.sync();
                 timed(samples, &mut import);
@@ -156,21 +219,51 @@ fn tier(world: &World<'_>, program: &Program, (name, files, seed): (&str, usize,
         remove(&into);
         walked.time(|| hash_walk(dir, 1));
     }
-    let rate = |samples: &Samples| if samples.len() == 0 { "-".to_owned() } else { grouped((files as f64 / samples.p50() * 1e6) as i64) };
+    let rate = |samples: &Samples| {
+        if samples.len() == 0 {
+            "-".to_owned()
+        } else {
+            grouped((files as f64 / samples.p50() * 1e6) as i64)
+        }
+    };
     for (threads, plain, hashed, again) in &fresh {
-        let what = format!("{name} ({} files), {threads} threads", grouped(files as i64));
-        let row = Row::new(world.fs(), what).ours(plain).text("files/s", rate(plain));
-        let row =
-            row.cell("with --hash", Value::Time(hashed.clone())).text("files/s hashed", rate(hashed)).cell("re-run", Value::Time(again.clone()));
-        let row = row.rival("`cp -a --reflink=auto`", &copied).cell("hash walk, 1 thread", Value::Time(walked.clone()));
+        let what = format!(
+            "{name} ({} files), {threads} threads",
+            grouped(files as i64)
+        );
+        let row = Row::new(world.fs(), what)
+            .ours(plain)
+            .text("files/s", rate(plain));
+        let row = row
+            .cell("with --hash", Value::Time(hashed.clone()))
+            .text("files/s hashed", rate(hashed))
+            .cell("re-run", Value::Time(again.clone()));
+        let row = row
+            .rival("`cp -a --reflink=auto`", &copied)
+            .cell("hash walk, 1 thread", Value::Time(walked.clone()));
         let seed = if *threads == 4 { seed } else { "-" };
-        report.add(Seed::Vrift, TIERS, row.text(SEED, seed).why("an import also makes a store with a record of what it brought in"));
+        report.add(
+            Seed::Vrift,
+            TIERS,
+            row.text(SEED, seed)
+                .why("an import also makes a store with a record of what it brought in"),
+        );
     }
     let one = fresh[0].2.p50();
     let speedups = [("3.93 s (12K files)"), ("-"), ("1.65 s, 2.4x (12K files)")];
-    for ((threads, _, hashed, _), seed) in fresh.iter().zip(speedups).filter(|((_, _, hashed, _), _)| hashed.len() > 0 && name == TIER[0].0) {
-        let row = Row::new(world.fs(), format!("{threads} threads")).cell("time, hashed", Value::Time(hashed.clone()));
-        report.add(Seed::Vrift, SPEEDUP, row.text("speedup", format!("{:.1}x", one / hashed.p50())).text(SEED, seed));
+    for ((threads, _, hashed, _), seed) in fresh
+        .iter()
+        .zip(speedups)
+        .filter(|((_, _, hashed, _), _)| hashed.len() > 0 && name == TIER[0].0)
+    {
+        let row = Row::new(world.fs(), format!("{threads} threads"))
+            .cell("time, hashed", Value::Time(hashed.clone()));
+        report.add(
+            Seed::Vrift,
+            SPEEDUP,
+            row.text("speedup", format!("{:.1}x", one / hashed.p50()))
+                .text(SEED, seed),
+        );
     }
 }
 
@@ -182,7 +275,9 @@ fn hash_walk(dir: &Path, threads: usize) {
         for share in shares {
             scope.spawn(move || {
                 for file in share {
-                    std::hint::black_box(blake3::hash(&fs::read(dir.join(file)).expect("a file can be read")));
+                    std::hint::black_box(blake3::hash(
+                        &fs::read(dir.join(file)).expect("a file can be read"),
+                    ));
                 }
             });
         }
@@ -195,42 +290,70 @@ fn scenarios(world: &World<'_>, program: &Program, tiers: &[usize], report: &mut
     tiers.iter().for_each(|tier| remove(&into(*tier)));
     for (run, scenario) in ["A", "B"].into_iter().enumerate() {
         for (at, tier) in tiers.iter().enumerate() {
-            let before: Vec<String> = tiers[..at].iter().map(|tier| into(*tier).to_string_lossy().into_owned()).collect();
+            let before: Vec<String> = tiers[..at]
+                .iter()
+                .map(|tier| into(*tier).to_string_lossy().into_owned())
+                .collect();
             let mut more = vec!["--hash"];
             before.iter().for_each(|dir| more.extend(["--with", dir]));
             let dir = world.path().join(format!("vrift-{tier}"));
-            let Some(mut import) = program.import(&dir, &into(*tier), 4, &more) else { continue };
+            let Some(mut import) = program.import(&dir, &into(*tier), 4, &more) else {
+                continue;
+            };
             let used = world.used();
             let mut took = Samples::default();
             let output = took.time(|| said(&mut import));
             let answer: Json = serde_json::from_slice(&output.stdout).unwrap_or_default();
             let name = TIER[*tier].0;
             let [new, rate, saved, speed] = told(&answer, took.p50());
-            let row = Row::new(world.fs(), format!("{scenario}: {name}")).text("import --hash, with those before", time(took.p50()));
-            let row = row.text("new blobs", new).text("dedup rate", rate).text("space saved", saved).text("speed", speed);
-            let row = row.text("new bytes on disk, by `df`", size(world.used() - used)).text(SEED, FOUND[*tier][run]);
+            let row = Row::new(world.fs(), format!("{scenario}: {name}"))
+                .text("import --hash, with those before", time(took.p50()));
+            let row = row
+                .text("new blobs", new)
+                .text("dedup rate", rate)
+                .text("space saved", saved)
+                .text("speed", speed);
+            let row = row
+                .text("new bytes on disk, by `df`", size(world.used() - used))
+                .text(SEED, FOUND[*tier][run]);
             report.add(Seed::Vrift, SCENARIOS, row);
         }
     }
     tiers.iter().for_each(|tier| remove(&into(*tier)));
 }
 
-/// What VRift tells of an ingest, from the answer of an import: new blobs, share of the files that were known, bytes saved, files a second.
+/// What VRift tells of an ingest, from the answer of an import: new blobs, share of the files that
+/// were known, bytes saved, files a second.
 fn told(answer: &Json, us: f64) -> [String; 4] {
-    let made = answer["checkpoints"].as_array().and_then(|all| all.last()).unwrap_or(answer);
+    let made = answer["checkpoints"]
+        .as_array()
+        .and_then(|all| all.last())
+        .unwrap_or(answer);
     let number = |value: &Json, name: &str| value[name].as_i64().unwrap_or_default();
     let files = number(made, "files");
     let speed = format!("{}/s", grouped((files as f64 / us * 1e6) as i64));
     if made["unchanged"] == true {
-        return ["0".to_owned(), "100%".to_owned(), size(number(made, "bytes")), speed];
+        return [
+            "0".to_owned(),
+            "100%".to_owned(),
+            size(number(made, "bytes")),
+            speed,
+        ];
     }
     let contents = &made["contents"];
     if contents.is_null() {
         return ["-".to_owned(), "-".to_owned(), "-".to_owned(), speed];
     }
-    let both = |what: &str| number(contents, &format!("duplicate_{what}")) + number(contents, &format!("known_{what}"));
+    let both = |what: &str| {
+        number(contents, &format!("duplicate_{what}")) + number(contents, &format!("known_{what}"))
+    };
     // Where extents cannot be shared what is known is found all the same, and saves nothing.
     let found = both("files") + number(contents, "unshared_files");
     let rate = found as f64 / number(contents, "hashed_files").max(1) as f64 * 100.0;
-    [grouped(number(contents, "new_contents")), format!("{rate:.1}%"), size(both("bytes")), speed]
+    [
+        grouped(number(contents, "new_contents")),
+        format!("{rate:.1}%"),
+        size(both("bytes")),
+        speed,
+    ]
 }

@@ -37,8 +37,16 @@ pub struct World<'a> {
 
 impl<'a> World<'a> {
     pub fn new(fs: Fs, options: &'a Options) -> World<'a> {
-        let bytes = if fs == Fs::Tmpfs { TMPFS_BYTES } else { IMAGE_BYTES };
-        World { options, image: Image::new(fs, bytes), tree: None }
+        let bytes = if fs == Fs::Tmpfs {
+            TMPFS_BYTES
+        } else {
+            IMAGE_BYTES
+        };
+        World {
+            options,
+            image: Image::new(fs, bytes),
+            tree: None,
+        }
     }
 
     pub fn fs(&self) -> &'static str {
@@ -67,7 +75,11 @@ impl<'a> World<'a> {
 
     /// How many files the tree has.
     pub fn files(&self) -> usize {
-        if self.options.quick { FILES_QUICK } else { FILES }
+        if self.options.quick {
+            FILES_QUICK
+        } else {
+            FILES
+        }
     }
 
     /// The tree, without any history; made when it is first asked for.
@@ -98,14 +110,29 @@ impl<'a> World<'a> {
 
     /// Mounts a directory in place, as a user would find it: passthrough where there is reflink.
     pub fn mount(&self, dir: &Path) -> Mount {
-        let io = if self.has_reflink() { Io::Passthrough } else { Io::Daemon };
-        Mount::start(dir, &MountOpts { limit: MOUNT_LIMIT, ..MountOpts::new(io) })
+        let io = if self.has_reflink() {
+            Io::Passthrough
+        } else {
+            Io::Daemon
+        };
+        Mount::start(
+            dir,
+            &MountOpts {
+                limit: MOUNT_LIMIT,
+                ..MountOpts::new(io)
+            },
+        )
     }
 }
 
 /// A connection to the daemon of a mount.
 pub fn client(mount: &Mount) -> Client {
-    let store = rustix::fs::openat(CWD, mount.path().join(STORE_NAME), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let store = rustix::fs::openat(
+        CWD,
+        mount.path().join(STORE_NAME),
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
     Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
 }
 
@@ -119,13 +146,19 @@ pub fn remove(dir: &Path) {
 /// Every `step`th file, each far from the one before.
 pub fn spread(files: &[PathBuf], count: usize, round: usize) -> Vec<&PathBuf> {
     const PRIME: usize = 7919;
-    (0..count).map(|index| &files[(round * count + index) * PRIME % files.len()]).collect()
+    (0..count)
+        .map(|index| &files[(round * count + index) * PRIME % files.len()])
+        .collect()
 }
 
 /// Writes a number over the beginning of a file.
 pub fn stamp(path: &Path, number: usize) {
-    let file = OpenOptions::new().write(true).open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    file.write_all_at(format!("{number:016}").as_bytes(), 0).expect("a file can be written");
+    let file = OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    file.write_all_at(format!("{number:016}").as_bytes(), 0)
+        .expect("a file can be written");
 }
 
 /// A file of so many bytes that do not compress to nothing.
@@ -143,7 +176,8 @@ pub fn fill(path: &Path, bytes: usize, seed: u64) {
     let mut left = bytes;
     while left > 0 {
         let now = left.min(block.len());
-        file.write_all(&block[..now]).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        file.write_all(&block[..now])
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         left -= now;
     }
 }
@@ -151,10 +185,16 @@ pub fn fill(path: &Path, bytes: usize, seed: u64) {
 /// Runs a process, which must succeed, and adds the time from fork to exit.
 pub fn timed(samples: &mut Samples, command: &mut std::process::Command) {
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    samples.time(|| ended(command.status().map(|status| (status, status.success())), command));
+    samples.time(|| {
+        ended(
+            command.status().map(|status| (status, status.success())),
+            command,
+        )
+    });
 }
 
-/// What a process has said, which must succeed. The kernel tells when it ends: whoever asks now and then, as the tests do, takes small times for longer.
+/// What a process has said, which must succeed. The kernel tells when it ends: whoever asks now and
+/// then, as the tests do, takes small times for longer.
 pub fn said(command: &mut std::process::Command) -> std::process::Output {
     command.stdin(Stdio::null());
     let output = command.output().map(|output| {

@@ -3,7 +3,8 @@
 use std::fs;
 use std::process::Command;
 
-/// One sentence: when, which commit, which machine, and how busy it was. `load_before` is what [`load`] said when the run began.
+/// One sentence: when, which commit, which machine, and how busy it was. `load_before` is what
+/// [`load`] said when the run began.
 pub fn describe(load_before: &str) -> String {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC");
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -26,16 +27,38 @@ pub fn load() -> String {
 
 fn cpu_model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    model.map_or("an unknown processor", |(_, name)| name).to_owned()
+    let model = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    model
+        .map_or("an unknown processor", |(_, name)| name)
+        .to_owned()
 }
 
 /// The commit, with a mark if the sources differ from it.
 fn commit() -> String {
     let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-        output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+        let output = Command::new("git")
+            .args(arguments)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output();
+        output
+            .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+            .unwrap_or_default()
     };
-    let changed = if git(&["status", "--porcelain", "--", "src", "benches", "Cargo.lock"]).is_empty() { "" } else { " with changes" };
+    let changed = if git(&[
+        "status",
+        "--porcelain",
+        "--",
+        "src",
+        "benches",
+        "Cargo.lock",
+    ])
+    .is_empty()
+    {
+        ""
+    } else {
+        " with changes"
+    };
     format!("{}{changed}", git(&["rev-parse", "--short=10", "HEAD"]))
 }

@@ -9,7 +9,8 @@ use crate::common::Fs;
 /// The filesystems that a benchmark runs on.
 pub const FILESYSTEMS: [(&str, Fs); 2] = [("xfs", Fs::Xfs), ("btrfs", Fs::Btrfs)];
 
-/// Makes the harness work in the chosen directory, by starting over with the variable that it reads.
+/// Makes the harness work in the chosen directory, by starting over with the variable that it
+/// reads.
 pub fn enter_work(work: Option<&Path>) {
     const VARIABLE: &str = "CKPTFS_TEST_DIR";
     let Some(work) = work else { return };
@@ -21,14 +22,33 @@ pub fn enter_work(work: Option<&Path>) {
         std::process::exit(2);
     }
     let program = std::env::current_exe().expect("this program has a path");
-    let error = Command::new(program).args(std::env::args_os().skip(1)).env(VARIABLE, work).exec();
+    let error = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env(VARIABLE, work)
+        .exec();
     panic!("cannot start over: {error}");
 }
 
 /// The values of the names in a list with commas.
 pub fn chosen<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<Vec<T>, String> {
-    let find = |name: &str| known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+    let find = |name: &str| {
+        known
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| *value)
+    };
     text.split(',')
-        .map(|name| find(name).ok_or_else(|| format!("{name:?} is none of {}", known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))))
+        .map(|name| {
+            find(name).ok_or_else(|| {
+                format!(
+                    "{name:?} is none of {}",
+                    known
+                        .iter()
+                        .map(|(name, _)| *name)
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                )
+            })
+        })
         .collect()
 }

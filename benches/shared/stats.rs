@@ -37,7 +37,10 @@ impl Samples {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         let rank = (share * sorted.len() as f64).ceil() as usize;
-        sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+        sorted
+            .get(rank.saturating_sub(1))
+            .copied()
+            .unwrap_or(f64::NAN)
     }
 
     pub fn p50(&self) -> f64 {

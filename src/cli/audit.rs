@@ -21,7 +21,10 @@ pub fn run(_: Args, context: &mut Context) -> Outcome {
 }
 
 fn line(out: &Out, event: &AuditEvent) -> Vec<u8> {
-    let at = event.at.as_deref().map_or_else(|| "-".to_owned(), time::local);
+    let at = event
+        .at
+        .as_deref()
+        .map_or_else(|| "-".to_owned(), time::local);
     let by = match &event.by {
         Some(by) => format!("uid {} pid {} {}", by.uid, by.pid, out.text(&by.process)),
         None => String::new(),
@@ -39,14 +42,30 @@ fn line(out: &Out, event: &AuditEvent) -> Vec<u8> {
         AuditKind::Mount => "mount",
         AuditKind::Unmount => "unmount",
     };
-    let id = event.checkpoint.map(|id| format!(" {}", out.paint(Role::Id, &id.to_string()))).unwrap_or_default();
+    let id = event
+        .checkpoint
+        .map(|id| format!(" {}", out.paint(Role::Id, &id.to_string())))
+        .unwrap_or_default();
     let mut line = format!("{at}  {what}{id}").into_bytes();
     if !event.tags.is_empty() {
-        line.extend_from_slice(format!("  {}", out.paint(Role::Tag, &format!("[{}]", out.text(&event.tags.join(", "))))).as_bytes());
+        line.extend_from_slice(
+            format!(
+                "  {}",
+                out.paint(
+                    Role::Tag,
+                    &format!("[{}]", out.text(&event.tags.join(", ")))
+                )
+            )
+            .as_bytes(),
+        );
     }
     match (event.what, event.guard) {
-        (AuditKind::Restore, Some(guard)) => line.extend_from_slice(format!("  (before: {guard})").as_bytes()),
-        (_, Some(restored)) => line.extend_from_slice(format!("  (before the restore of {restored})").as_bytes()),
+        (AuditKind::Restore, Some(guard)) => {
+            line.extend_from_slice(format!("  (before: {guard})").as_bytes())
+        }
+        (_, Some(restored)) => {
+            line.extend_from_slice(format!("  (before the restore of {restored})").as_bytes())
+        }
         _ => {}
     }
     for path in &event.paths {
@@ -54,10 +73,15 @@ fn line(out: &Out, event: &AuditEvent) -> Vec<u8> {
         line.extend_from_slice(&out.name(&path.0));
     }
     if let Some(since) = &event.unserved_since {
-        line.extend_from_slice(format!("  (nobody served it since {})", time::local(since)).as_bytes());
+        line.extend_from_slice(
+            format!("  (nobody served it since {})", time::local(since)).as_bytes(),
+        );
     }
     if !by.is_empty() {
-        line.extend_from_slice(out.paint(Role::Faint, &format!("  by {}", by.trim_end())).as_bytes());
+        line.extend_from_slice(
+            out.paint(Role::Faint, &format!("  by {}", by.trim_end()))
+                .as_bytes(),
+        );
     }
     if let Some(first) = event.note.lines().next() {
         line.extend_from_slice(format!("  {}", out.text(first)).as_bytes());

@@ -1,4 +1,5 @@
-//! `ckptfs bisect`: finds the first checkpoint in which a test fails, by running it in the tree as it was.
+//! `ckptfs bisect`: finds the first checkpoint in which a test fails, by running it in the tree as
+//! it was.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -23,8 +24,9 @@ const BAD_STATUS_MAX: u8 = 127;
 
 /// Find the first checkpoint in which a test fails
 ///
-/// Runs TEST in the tree as it was at one checkpoint after the other, everything included that was there, ignored and untracked files too. Exit status 0
-/// of TEST is good, 125 cannot tell, everything else up to 127 is bad, and what is above ends the search. Its output goes to stderr.
+/// Runs TEST in the tree as it was at one checkpoint after the other, everything included that was
+/// there, ignored and untracked files too. Exit status 0 of TEST is good, 125 cannot tell,
+/// everything else up to 127 is bad, and what is above ends the search. Its output goes to stderr.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A checkpoint in which TEST succeeds
@@ -37,7 +39,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// The test, and what belongs to it
-    #[arg(value_name = "TEST", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(
+        value_name = "TEST",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     test: Vec<OsString>,
 }
 
@@ -79,14 +86,22 @@ struct Search {
 
 impl Search {
     fn new(length: usize) -> Search {
-        Search { length, good: 0, bad: length.saturating_sub(1), skipped: BTreeSet::new() }
+        Search {
+            length,
+            good: 0,
+            bad: length.saturating_sub(1),
+            skipped: BTreeSet::new(),
+        }
     }
 
-    /// Which one to try next: the nearest to the middle that can tell. `None`: nothing is left to be tried.
+    /// Which one to try next: the nearest to the middle that can tell. `None`: nothing is left to
+    /// be tried.
     fn next(&self) -> Option<usize> {
         let middle = self.good + (self.bad - self.good) / 2;
         let between = self.good + 1..self.bad;
-        between.filter(|index| !self.skipped.contains(index)).min_by_key(|index| (index.abs_diff(middle), *index))
+        between
+            .filter(|index| !self.skipped.contains(index))
+            .min_by_key(|index| (index.abs_diff(middle), *index))
     }
 
     fn tried(&mut self, index: usize, verdict: Verdict) {
@@ -116,23 +131,36 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut log = args.log.as_ref().map(|path| open_log(path)).transpose()?;
     let mut search = Search::new(row.len());
     let mut steps = Vec::new();
-    for (end, said, wanted) in [(row.first(), &args.good, Verdict::Good), (row.last(), &args.bad, Verdict::Bad)] {
+    for (end, said, wanted) in [
+        (row.first(), &args.good, Verdict::Good),
+        (row.last(), &args.bad, Verdict::Bad),
+    ] {
         let Some(checkpoint) = end else { break };
         let step = try_one(checkpoint.id, &args, &served)?;
         note(log.as_mut(), &step)?;
         if step.result != wanted {
             return Err(not_as_said(said, &step, wanted).into());
         }
-        context.out.talk(&format!("checkpoint {} is {}", step.id, word(step.result)));
+        context
+            .out
+            .talk(&format!("checkpoint {} is {}", step.id, word(step.result)));
         steps.push(step);
     }
     while let Some(index) = search.next() {
-        let Some(checkpoint) = row.get(index) else { break };
+        let Some(checkpoint) = row.get(index) else {
+            break;
+        };
         let left = search.left();
-        context.out.talk(&format!("checkpoint {}: {} between, about {left} more to try", checkpoint.id, search.bad - search.good - 1));
+        context.out.talk(&format!(
+            "checkpoint {}: {} between, about {left} more to try",
+            checkpoint.id,
+            search.bad - search.good - 1
+        ));
         let step = try_one(checkpoint.id, &args, &served)?;
         note(log.as_mut(), &step)?;
-        context.out.talk(&format!("checkpoint {} is {}", step.id, word(step.result)));
+        context
+            .out
+            .talk(&format!("checkpoint {} is {}", step.id, word(step.result)));
         search.tried(index, step.result);
         steps.push(step);
     }
@@ -147,71 +175,143 @@ fn note(log: Option<&mut std::fs::File>, step: &Step) -> VerbResult<()> {
 
 /// What is between two ends that are not as they were said to be leads nowhere.
 fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
-    let (id, is) = (step.id, if step.result == Verdict::Skip { "cannot be told" } else { word(step.result) });
-    let message =
-        format!("{said:?} (checkpoint {id}) was said to be {}, but is {is}: the test ended with status {} there", word(wanted), step.status);
-    hinted("not-as-said", message, "try the test alone: ckptfs run --at ID -- TEST")
+    let (id, is) = (
+        step.id,
+        if step.result == Verdict::Skip {
+            "cannot be told"
+        } else {
+            word(step.result)
+        },
+    );
+    let message = format!(
+        "{said:?} (checkpoint {id}) was said to be {}, but is {is}: the test ended with status {} there",
+        word(wanted),
+        step.status
+    );
+    hinted(
+        "not-as-said",
+        message,
+        "try the test alone: ckptfs run --at ID -- TEST",
+    )
 }
 
 /// The checkpoints from the good one to the bad one, oldest first.
 fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInfo>> {
-    let mut end = |name: &str| served.client.ask(ShowCheckpoint { state: StateName(name.to_owned()) });
+    let mut end = |name: &str| {
+        served.client.ask(ShowCheckpoint {
+            state: StateName(name.to_owned()),
+        })
+    };
     let (good, bad) = (end(&args.good)?, end(&args.bad)?);
     if good.id >= bad.id {
-        let message = format!("checkpoint {} (good) is not older than {} (bad)", good.id, bad.id);
-        return Err(hinted("bad-range", message, "name the good one first; to find what repaired something, let TEST fail where it is repaired"));
+        let message = format!(
+            "checkpoint {} (good) is not older than {} (bad)",
+            good.id, bad.id
+        );
+        return Err(hinted(
+            "bad-range",
+            message,
+            "name the good one first; to find what repaired something, let TEST fail where it is repaired",
+        ));
     }
     let mut row = served.client.ask(Query::default())?;
     let ends = [good.id, bad.id];
-    row.retain(|one| ends.contains(&one.id) || (good.id..bad.id).contains(&one.id) && !one.reason.is_guard_or_mark());
+    row.retain(|one| {
+        ends.contains(&one.id)
+            || (good.id..bad.id).contains(&one.id) && !one.reason.is_guard_or_mark()
+    });
     row.reverse();
     Ok(row)
 }
 
 /// Runs the test in one checkpoint.
 fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Step, Failure> {
-    let mut command: Vec<OsString> = vec![launch::program().into(), "-C".into(), served.cwd.clone().into()];
-    command.extend(["run".into(), "--bisecting".into(), "--at".into(), id.to_string().into(), "--".into()]);
+    let mut command: Vec<OsString> = vec![
+        launch::program().into(),
+        "-C".into(),
+        served.cwd.clone().into(),
+    ];
+    command.extend([
+        "run".into(),
+        "--bisecting".into(),
+        "--at".into(),
+        id.to_string().into(),
+        "--".into(),
+    ]);
     command.extend(args.test.iter().cloned());
-    let stderr = std::io::stderr().as_fd().try_clone_to_owned().map_err(|cause| io_error("stderr", cause))?;
-    let status = execute(&command, std::path::Path::new("/"), Some(Stdio::from(stderr)))?.code();
+    let stderr = std::io::stderr()
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(|cause| io_error("stderr", cause))?;
+    let status = execute(
+        &command,
+        std::path::Path::new("/"),
+        Some(Stdio::from(stderr)),
+    )?
+    .code();
     let result = match status {
         0 => Verdict::Good,
         SKIP_STATUS => Verdict::Skip,
         1..=BAD_STATUS_MAX => Verdict::Bad,
         _ => {
-            let message = format!("{} ended with status {status} in checkpoint {id}: the search ends", shown(&args.test));
-            return Err(hinted("test-aborted", message, "up to 127 is bad, 125 cannot tell, 0 is good").into());
+            let message = format!(
+                "{} ended with status {status} in checkpoint {id}: the search ends",
+                shown(&args.test)
+            );
+            return Err(hinted(
+                "test-aborted",
+                message,
+                "up to 127 is bad, 125 cannot tell, 0 is good",
+            )
+            .into());
         }
     };
     Ok(Step { id, status, result })
 }
 
 fn tell(row: &[CheckpointInfo], search: &Search, steps: &[Step], context: &mut Context) -> Outcome {
-    let candidates: Vec<&CheckpointInfo> = search.candidates().filter_map(|index| row.get(index)).collect();
+    let candidates: Vec<&CheckpointInfo> = search
+        .candidates()
+        .filter_map(|index| row.get(index))
+        .collect();
     let first_bad = match candidates.as_slice() {
         [one] => Some(*one),
         _ => None,
     };
     let out = &mut context.out;
     if out.json {
-        out.json(&Found { first_bad, candidates: candidates.iter().map(|found| found.id).collect(), steps })?;
+        out.json(&Found {
+            first_bad,
+            candidates: candidates.iter().map(|found| found.id).collect(),
+            steps,
+        })?;
     } else if let Some(first_bad) = first_bad {
         super::log::print_checkpoints(std::slice::from_ref(first_bad), out)?;
         let before = search.good;
         if let Some(before) = row.get(before) {
-            out.talk(&format!("checkpoint {} is the first bad one; what changed: ckptfs diff {} {}", first_bad.id, before.id, first_bad.id));
+            out.talk(&format!(
+                "checkpoint {} is the first bad one; what changed: ckptfs diff {} {}",
+                first_bad.id, before.id, first_bad.id
+            ));
         }
     } else {
         let all: Vec<CheckpointInfo> = candidates.into_iter().cloned().collect();
         super::log::print_checkpoints(&all, out)?;
         out.talk("the test could not tell: the first bad one is one of these");
     }
-    if first_bad.is_some() { Ok(()) } else { Err(Failure::No) }
+    if first_bad.is_some() {
+        Ok(())
+    } else {
+        Err(Failure::No)
+    }
 }
 
 fn open_log(path: &std::path::Path) -> VerbResult<std::fs::File> {
-    std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(|cause| io_error(path.display(), cause))
+    std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(|cause| io_error(path.display(), cause))
 }
 
 fn word(verdict: Verdict) -> &'static str {
@@ -226,17 +326,29 @@ fn word(verdict: Verdict) -> &'static str {
 mod tests {
     use super::*;
 
-    /// The searches for a first bad one in rows of every length, each of which must find it in about log2 steps.
+    /// The searches for a first bad one in rows of every length, each of which must find it in
+    /// about log2 steps.
     #[test]
     fn the_first_bad_one_is_found_in_few_steps() {
         for length in 2..70_usize {
             for first_bad in 1..length {
                 let (mut search, mut steps) = (Search::new(length), 0);
                 while let Some(index) = search.next() {
-                    search.tried(index, if index < first_bad { Verdict::Good } else { Verdict::Bad });
+                    search.tried(
+                        index,
+                        if index < first_bad {
+                            Verdict::Good
+                        } else {
+                            Verdict::Bad
+                        },
+                    );
                     steps += 1;
                 }
-                assert_eq!(search.candidates(), first_bad..=first_bad, "{length} {first_bad}");
+                assert_eq!(
+                    search.candidates(),
+                    first_bad..=first_bad,
+                    "{length} {first_bad}"
+                );
                 assert!(steps <= length.ilog2() + 1, "{steps} of {length}");
             }
         }

@@ -1,4 +1,5 @@
-//! What differs, by process: `--by process` of `status` and `diff`, and what `restore --only-by` and `show` say of processes.
+//! What differs, by process: `--by process` of `status` and `diff`, and what `restore --only-by`
+//! and `show` say of processes.
 
 use std::io;
 
@@ -20,8 +21,16 @@ pub fn label(process: &ProcessInfo) -> String {
     if process.pid == 0 {
         return "unknown".into();
     }
-    let names: Vec<&str> = std::iter::once(&process.name).chain(&process.also).map(String::as_str).filter(|name| !name.is_empty()).collect();
-    if names.is_empty() { format!("process {}", process.pid) } else { format!("{}[{}]", names.join("/"), process.pid) }
+    let names: Vec<&str> = std::iter::once(&process.name)
+        .chain(&process.also)
+        .map(String::as_str)
+        .filter(|name| !name.is_empty())
+        .collect();
+    if names.is_empty() {
+        format!("process {}", process.pid)
+    } else {
+        format!("{}[{}]", names.join("/"), process.pid)
+    }
 }
 
 /// Prints it as it is wanted.
@@ -29,15 +38,22 @@ pub fn tell(out: &mut Out, all: &ByProcess) -> Outcome {
     out.answer(all, |out| print(out, all))
 }
 
-/// Prints one list per process, the one with most paths first, and at the end what nobody is known to have changed. A path that several changed is in
-/// each one's list, with the others.
+/// Prints one list per process, the one with most paths first, and at the end what nobody is known
+/// to have changed. A path that several changed is in each one's list, with the others.
 fn print(out: &mut Out, all: &ByProcess) -> io::Result<()> {
     let mut order: Vec<(usize, &ProcessInfo)> = all.processes.iter().enumerate().collect();
-    order.sort_by_key(|(_, process)| (std::cmp::Reverse(process.paths), process.pid, process.start));
+    order
+        .sort_by_key(|(_, process)| (std::cmp::Reverse(process.paths), process.pid, process.start));
     for (at, process) in order {
         head(out, &label(process), &process.cgroup, process.paths)?;
         for one in all.changes.iter().filter(|one| one.by.contains(&at)) {
-            let mut also: Vec<String> = one.by.iter().filter(|by| **by != at).filter_map(|by| all.processes.get(*by)).map(label).collect();
+            let mut also: Vec<String> = one
+                .by
+                .iter()
+                .filter(|by| **by != at)
+                .filter_map(|by| all.processes.get(*by))
+                .map(label)
+                .collect();
             also.extend(one.others.then(|| "others".to_owned()));
             line(out, &one.change, &also)?;
         }
@@ -46,7 +62,11 @@ fn print(out: &mut Out, all: &ByProcess) -> io::Result<()> {
     if !unknown.is_empty() {
         head(out, "by nobody who is known", "", unknown.len() as u64)?;
         for one in unknown {
-            let also = if one.others { vec!["others".to_owned()] } else { Vec::new() };
+            let also = if one.others {
+                vec!["others".to_owned()]
+            } else {
+                Vec::new()
+            };
             line(out, &one.change, &also)?;
         }
     }
@@ -54,8 +74,14 @@ fn print(out: &mut Out, all: &ByProcess) -> io::Result<()> {
 }
 
 fn head(out: &mut Out, name: &str, cgroup: &str, paths: u64) -> io::Result<()> {
-    let group = if cgroup.is_empty() { String::new() } else { format!("  {cgroup}") };
-    let text = out.text(&format!("{name}{group}  {}", changes::count(paths))).into_owned();
+    let group = if cgroup.is_empty() {
+        String::new()
+    } else {
+        format!("  {cgroup}")
+    };
+    let text = out
+        .text(&format!("{name}{group}  {}", changes::count(paths)))
+        .into_owned();
     let text = out.paint(Role::Id, &text);
     out.line(&text)
 }
@@ -63,7 +89,9 @@ fn head(out: &mut Out, name: &str, cgroup: &str, paths: u64) -> io::Result<()> {
 fn line(out: &mut Out, change: &Change, also: &[String]) -> io::Result<()> {
     let mut line = changes::line(out, change);
     if !also.is_empty() {
-        let text = out.text(&format!("  (also {})", also.join(", "))).into_owned();
+        let text = out
+            .text(&format!("  (also {})", also.join(", ")))
+            .into_owned();
         line.extend_from_slice(out.paint(Role::Faint, &text).as_bytes());
     }
     out.bytes(&[b"  ", line.as_slice(), b"\n"].concat())

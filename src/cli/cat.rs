@@ -21,7 +21,10 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     for text in &args.files {
         let found = past::find(context.dir(), text)?;
-        let mut file = found.tree.open_file(&found.path).map_err(|cause| found.failed(cause))?;
+        let mut file = found
+            .tree
+            .open_file(&found.path)
+            .map_err(|cause| found.failed(cause))?;
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
             match file.read(&mut chunk) {

@@ -19,7 +19,10 @@ pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
 
 /// The letter and the path; of a rename both paths.
 pub fn line(out: &Out, change: &Change) -> Vec<u8> {
-    let letter = out.paint(role(change.change), change.change.letter().encode_utf8(&mut [0; 4]));
+    let letter = out.paint(
+        role(change.change),
+        change.change.letter().encode_utf8(&mut [0; 4]),
+    );
     let mut line = letter.into_bytes();
     line.push(b' ');
     if let Some(from) = &change.from {
@@ -32,15 +35,28 @@ pub fn line(out: &Out, change: &Change) -> Vec<u8> {
 
 /// What was changed while nothing was mounted, and where that can be seen.
 pub fn absence(absence: &AbsenceInfo) -> String {
-    let AbsenceInfo { before, after, paths } = absence;
-    format!("{} while nothing was mounted: ckptfs diff {} {}", count(*paths), word(before), word(after))
+    let AbsenceInfo {
+        before,
+        after,
+        paths,
+    } = absence;
+    format!(
+        "{} while nothing was mounted: ckptfs diff {} {}",
+        count(*paths),
+        word(before),
+        word(after)
+    )
 }
 
 /// Prints the paths alone, one per line, or each ended by NUL and never escaped.
 pub fn print_names(out: &mut Out, changes: &[Change], nul: bool) -> io::Result<()> {
     for change in changes {
         let name = path(&change.path);
-        let line = if nul { [name, b"\0"].concat() } else { [&out.name(name), &b"\n"[..]].concat() };
+        let line = if nul {
+            [name, b"\0"].concat()
+        } else {
+            [&out.name(name), &b"\n"[..]].concat()
+        };
         out.bytes(&line)?;
     }
     Ok(())
@@ -65,18 +81,28 @@ pub fn print_nul(out: &mut Out, changes: &[Change]) -> io::Result<()> {
 /// The answer is no: there are such.
 pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
     out.flush()?;
-    let mut unknown = changes.iter().filter(|change| change.change == ChangeKind::Unknown).peekable();
+    let mut unknown = changes
+        .iter()
+        .filter(|change| change.change == ChangeKind::Unknown)
+        .peekable();
     let whole = unknown.peek().is_none();
     for change in unknown {
         let why = change.why.unwrap_or(Why::Unreadable).words();
-        out.warn(&format!("how {} differs cannot be told: {why}", String::from_utf8_lossy(path(&change.path))));
+        out.warn(&format!(
+            "how {} differs cannot be told: {why}",
+            String::from_utf8_lossy(path(&change.path))
+        ));
     }
     if whole { Ok(()) } else { Err(Failure::No) }
 }
 
 /// "1 change", "2 changes".
 pub fn count(count: u64) -> String {
-    if count == 1 { "1 change".into() } else { format!("{count} changes") }
+    if count == 1 {
+        "1 change".into()
+    } else {
+        format!("{count} changes")
+    }
 }
 
 /// The root of the tree has an empty path, and a person needs something to see.

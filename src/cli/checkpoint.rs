@@ -17,7 +17,13 @@ const NOTE_BYTES_MAX: u64 = 64 << 10;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What to remember about it
-    #[arg(short, long = "message", value_name = "NOTE", default_value = "", hide_default_value = true)]
+    #[arg(
+        short,
+        long = "message",
+        value_name = "NOTE",
+        default_value = "",
+        hide_default_value = true
+    )]
     message: String,
     /// Take the note from this file; `-`: from stdin
     #[arg(short = 'F', long, value_name = "FILE", conflicts_with_all = ["message", "from_hook"])]
@@ -28,7 +34,8 @@ pub struct Args {
     /// Make none if nothing has changed since the newest one, whose number is printed then
     #[arg(long)]
     if_changed: bool,
-    /// Read the JSON of an agent's hook on stdin: it becomes the note, and tells the directory. Prints nothing
+    /// Read the JSON of an agent's hook on stdin: it becomes the note, and tells the directory.
+    /// Prints nothing
     #[arg(long, conflicts_with = "message")]
     from_hook: bool,
     /// Wait so long for an instant at which nothing is being changed, and say whether there was one
@@ -40,8 +47,17 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let quiesce_ms = args.quiesce.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
-    let mut options = CheckpointOptions { note: args.message, tags: args.tag, sync: args.sync, if_changed: args.if_changed, quiesce_ms, of_ns: None };
+    let quiesce_ms = args
+        .quiesce
+        .map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+    let mut options = CheckpointOptions {
+        note: args.message,
+        tags: args.tag,
+        sync: args.sync,
+        if_changed: args.if_changed,
+        quiesce_ms,
+        of_ns: None,
+    };
     let mut dir = context.dir().map(Path::to_owned);
     if args.from_hook {
         let hook = hook::read(io::stdin().lock())?;
@@ -54,7 +70,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let wanted_tags = options.tags.clone();
     let wanted_note = !options.note.is_empty() && !args.from_hook;
     let made = served.client.ask(options)?;
-    let wanted_tags: Vec<String> = wanted_tags.into_iter().filter(|tag| !made.tags.contains(tag)).collect();
+    let wanted_tags: Vec<String> = wanted_tags
+        .into_iter()
+        .filter(|tag| !made.tags.contains(tag))
+        .collect();
     if context.out.json {
         context.out.json(&made)?;
     } else if !args.from_hook {
@@ -62,13 +81,28 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         context.out.line(&made.id.to_string())?;
     }
     if made.quiesced == Some(false) {
-        context.out.warn("it never became quiet: something was being changed when the checkpoint was made");
+        context.out.warn(
+            "it never became quiet: something was being changed when the checkpoint was made",
+        );
     }
     if made.unchanged {
-        let given = [(!wanted_tags.is_empty()).then(|| format!("the tag {}", wanted_tags.join(", "))), wanted_note.then(|| "the note".to_owned())];
+        let given = [
+            (!wanted_tags.is_empty()).then(|| format!("the tag {}", wanted_tags.join(", "))),
+            wanted_note.then(|| "the note".to_owned()),
+        ];
         let given: Vec<String> = given.into_iter().flatten().collect();
-        let not_given = if given.is_empty() { String::new() } else { format!(", which stays as it is: it did not get {}", given.join(" and ")) };
-        context.out.talk(&format!("nothing has changed since checkpoint {}{not_given}", made.id));
+        let not_given = if given.is_empty() {
+            String::new()
+        } else {
+            format!(
+                ", which stays as it is: it did not get {}",
+                given.join(" and ")
+            )
+        };
+        context.out.talk(&format!(
+            "nothing has changed since checkpoint {}{not_given}",
+            made.id
+        ));
     } else if !made.atomic {
         context.out.warn("files written all the time were not all captured at one instant (mount with --writes=daemon for that)");
     }
@@ -79,11 +113,15 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 fn read_note(file: &Path) -> VerbResult<String> {
     let mut bytes = Vec::new();
     let read = if file == Path::new("-") {
-        io::stdin().lock().take(NOTE_BYTES_MAX).read_to_end(&mut bytes)
+        io::stdin()
+            .lock()
+            .take(NOTE_BYTES_MAX)
+            .read_to_end(&mut bytes)
     } else {
         File::open(file).and_then(|opened| opened.take(NOTE_BYTES_MAX).read_to_end(&mut bytes))
     };
     read.map_err(|cause| io_error(file.display(), cause))?;
-    let text = String::from_utf8(bytes).map_err(|_| error("bad-note", format!("{} is not UTF-8", file.display())))?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| error("bad-note", format!("{} is not UTF-8", file.display())))?;
     Ok(text.trim_end_matches(['\n', '\r']).to_owned())
 }

@@ -14,11 +14,13 @@ use super::output::Role;
 use crate::control::{STORE_NAME, Store};
 use crate::engine::api::{VerbError, VerbResult};
 use crate::engine::settings::{
-    self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting, Settings, TIERS, Value, parse, parse_value, read_store,
+    self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting,
+    Settings, TIERS, Value, parse, parse_value, read_store,
 };
 use crate::sys::{self, host};
 
-/// Show and change the configuration: .ckptfs/ckptfs.toml of the directory, and the user's ckptfs/config.toml
+/// Show and change the configuration: .ckptfs/ckptfs.toml of the directory, and the user's
+/// ckptfs/config.toml
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -88,7 +90,10 @@ struct Found {
 impl Found {
     fn around(dir: Option<&Path>) -> VerbResult<Found> {
         let of = |root: PathBuf, store: Option<&Store>| {
-            let dir = store.map(|store| store.dir().try_clone()).transpose().map_err(|cause| io_error(root.display(), cause))?;
+            let dir = store
+                .map(|store| store.dir().try_clone())
+                .transpose()
+                .map_err(|cause| io_error(root.display(), cause))?;
             Ok::<_, VerbError>(dir.map(|dir| (dir, root.join(STORE_NAME).join(STORE_FILE))))
         };
         let store = match locate::locate(locate::start(dir)?)? {
@@ -96,24 +101,34 @@ impl Found {
             Located::Store { root, store } => of(root, Some(&store))?,
             Located::Stale { .. } | Located::Foreign { .. } | Located::Nothing { .. } => None,
         };
-        Ok(Found { store, user: user_file() })
+        Ok(Found {
+            store,
+            user: user_file(),
+        })
     }
 
     fn path(&self, origin: Origin) -> String {
         match origin {
-            Origin::Store => self.store.as_ref().map(|(_, path)| path.display().to_string()),
+            Origin::Store => self
+                .store
+                .as_ref()
+                .map(|(_, path)| path.display().to_string()),
             Origin::User => self.user.as_ref().map(|path| path.display().to_string()),
         }
         .unwrap_or_default()
     }
 
     fn of_store(&self) -> VerbResult<Settings> {
-        let Some((store, path)) = &self.store else { return Ok(Settings::default()) };
+        let Some((store, path)) = &self.store else {
+            return Ok(Settings::default());
+        };
         read_store(store).map_err(|error| bad(path, &error))
     }
 
     fn of_user(&self) -> VerbResult<Settings> {
-        let Some(path) = &self.user else { return Ok(Settings::default()) };
+        let Some(path) = &self.user else {
+            return Ok(Settings::default());
+        };
         match read_text(path)? {
             Some(text) => parse(&text, Origin::User).map_err(|error| bad(path, &error)),
             None => Ok(Settings::default()),
@@ -129,41 +144,79 @@ pub fn settings(dir: Option<&Path>) -> VerbResult<Settings> {
 
 /// As [`settings`], of the backing directory of a tree that is to be mounted.
 pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
-    let store = Store::of(backing).ok().flatten().and_then(|store| store.dir().try_clone().ok());
+    let store = Store::of(backing)
+        .ok()
+        .flatten()
+        .and_then(|store| store.dir().try_clone().ok());
     let store = store.map(|store| (store, backing.join(STORE_NAME).join(STORE_FILE)));
-    let found = Found { store, user: user_file() };
+    let found = Found {
+        store,
+        user: user_file(),
+    };
     Ok(found.of_store()?.or(found.of_user()?))
 }
 
-/// `$XDG_CONFIG_HOME/ckptfs/config.toml`; `~/.config` without it. Relative paths do not count, as the specification of base directories says.
+/// `$XDG_CONFIG_HOME/ckptfs/config.toml`; `~/.config` without it. Relative paths do not count, as
+/// the specification of base directories says.
 fn user_file() -> Option<PathBuf> {
-    let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let of = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
     let home = of("XDG_CONFIG_HOME").or_else(|| of("HOME").map(|home| home.join(".config")))?;
     Some(home.join("ckptfs/config.toml"))
 }
 
 fn read_text(path: &Path) -> VerbResult<Option<String>> {
     match fs::metadata(path) {
-        Err(cause) if matches!(cause.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => return Ok(None),
+        Err(cause)
+            if matches!(
+                cause.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(None);
+        }
         Err(cause) => return Err(io_error(path.display(), cause)),
         Ok(found) if !found.is_file() || found.len() > FILE_BYTES_MAX => {
-            return Err(hinted("bad-config", format!("{} is no file of at most {FILE_BYTES_MAX} bytes", path.display()), "remove it"));
+            return Err(hinted(
+                "bad-config",
+                format!(
+                    "{} is no file of at most {FILE_BYTES_MAX} bytes",
+                    path.display()
+                ),
+                "remove it",
+            ));
         }
         Ok(_) => {}
     }
-    fs::read_to_string(path).map(Some).map_err(|cause| io_error(path.display(), cause))
+    fs::read_to_string(path)
+        .map(Some)
+        .map_err(|cause| io_error(path.display(), cause))
 }
 
 fn bad(path: &Path, error: &ConfigError) -> VerbError {
-    let at = if error.line == 0 { path.display().to_string() } else { format!("{}:{}", path.display(), error.line) };
-    let hint = error.hint.clone().unwrap_or_else(|| "correct the file; `ckptfs config show --all` lists every key".into());
+    let at = if error.line == 0 {
+        path.display().to_string()
+    } else {
+        format!("{}:{}", path.display(), error.line)
+    };
+    let hint = error
+        .hint
+        .clone()
+        .unwrap_or_else(|| "correct the file; `ckptfs config show --all` lists every key".into());
     hinted("bad-config", format!("{at}: {}", error.message), hint)
 }
 
 fn known(name: &str) -> VerbResult<&'static Key> {
     settings::find(name).ok_or_else(|| {
         if name == TIERS || name.starts_with("tiers.") {
-            return hinted("unknown-key", "tiers are tables, not keys", "write [[tiers]] into the file; `ckptfs config show` has them");
+            return hinted(
+                "unknown-key",
+                "tiers are tables, not keys",
+                "write [[tiers]] into the file; `ckptfs config show` has them",
+            );
         }
         let hint = match settings::nearest(name) {
             Some(near) => format!("did you mean {near}?"),
@@ -177,7 +230,11 @@ fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
     let found = Found::around(context.dir())?;
     let settings = found.of_store()?.or(found.of_user()?);
     let out = &mut context.out;
-    let shown: Vec<(&Key, Option<&Setting>)> = KEYS.iter().map(|key| (key, settings.get(key.name))).filter(|(_, set)| all || set.is_some()).collect();
+    let shown: Vec<(&Key, Option<&Setting>)> = KEYS
+        .iter()
+        .map(|key| (key, settings.get(key.name)))
+        .filter(|(_, set)| all || set.is_some())
+        .collect();
     if out.json {
         let list: Vec<Shown<'_>> = shown
             .iter()
@@ -194,7 +251,10 @@ fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
             let value = serde_json::json!({"paths": set.tier.paths, "keep": set.keep});
             serde_json::json!({"key": TIERS, "value": value, "origin": set.origin, "file": found.path(set.origin), "line": set.line, "about": TIERS_ABOUT})
         });
-        let mut all: Vec<serde_json::Value> = list.iter().filter_map(|one| serde_json::to_value(one).ok()).collect();
+        let mut all: Vec<serde_json::Value> = list
+            .iter()
+            .filter_map(|one| serde_json::to_value(one).ok())
+            .collect();
         all.extend(tiers);
         return Ok(out.json(&all)?);
     }
@@ -202,24 +262,54 @@ fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
         let line = match set {
             Some(set) => {
                 let value = written(key, &set.value);
-                let at = if origin { format!("  # {}:{}", found.path(set.origin), set.line) } else { String::new() };
-                format!("{} = {}{}", key.name, out.text(&value), out.paint(Role::Faint, &out.text(&at)))
+                let at = if origin {
+                    format!("  # {}:{}", found.path(set.origin), set.line)
+                } else {
+                    String::new()
+                };
+                format!(
+                    "{} = {}{}",
+                    key.name,
+                    out.text(&value),
+                    out.paint(Role::Faint, &out.text(&at))
+                )
             }
             None => {
-                let whose = if key.files == Files::Store { "; the store's file only" } else { "" };
-                out.paint(Role::Faint, &format!("# {}: {}{whose}", key.name, key.about))
+                let whose = if key.files == Files::Store {
+                    "; the store's file only"
+                } else {
+                    ""
+                };
+                out.paint(
+                    Role::Faint,
+                    &format!("# {}: {}{whose}", key.name, key.about),
+                )
             }
         };
         out.line(&line)?;
     }
     for set in &settings.tiers {
-        let at = if origin { format!("  # {}:{}", found.path(set.origin), set.line) } else { String::new() };
-        let line = format!("[[tiers]] paths = {:?} keep = {:?}", set.tier.paths, set.keep);
-        let line = format!("{}{}", out.text(&line), out.paint(Role::Faint, &out.text(&at)));
+        let at = if origin {
+            format!("  # {}:{}", found.path(set.origin), set.line)
+        } else {
+            String::new()
+        };
+        let line = format!(
+            "[[tiers]] paths = {:?} keep = {:?}",
+            set.tier.paths, set.keep
+        );
+        let line = format!(
+            "{}{}",
+            out.text(&line),
+            out.paint(Role::Faint, &out.text(&at))
+        );
         out.line(&line)?;
     }
     if all && settings.tiers.is_empty() {
-        let line = out.paint(Role::Faint, &format!("# [[tiers]] paths, keep: {TIERS_ABOUT}"));
+        let line = out.paint(
+            Role::Faint,
+            &format!("# [[tiers]] paths, keep: {TIERS_ABOUT}"),
+        );
         out.line(&line)?;
     }
     Ok(())
@@ -252,37 +342,73 @@ fn get(key: &Key, context: &mut Context) -> Outcome {
 
 fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Outcome {
     let value = value.map(|text| parse_value(key, text)).transpose();
-    let value = value.map_err(|why| hinted("bad-value", format!("{}: {why}", key.name), format!("{} is {}", key.name, key.kind.wanted())))?;
+    let value = value.map_err(|why| {
+        hinted(
+            "bad-value",
+            format!("{}: {why}", key.name),
+            format!("{} is {}", key.name, key.kind.wanted()),
+        )
+    })?;
     let found = Found::around(context.dir())?;
     if user {
         if key.files == Files::Store {
-            let hint = format!("the daemon acts by it: ckptfs config set {} VALUE, in the directory", key.name);
-            return Err(hinted("bad-config", format!("{} belongs into the store's file only", key.name), hint).into());
+            let hint = format!(
+                "the daemon acts by it: ckptfs config set {} VALUE, in the directory",
+                key.name
+            );
+            return Err(hinted(
+                "bad-config",
+                format!("{} belongs into the store's file only", key.name),
+                hint,
+            )
+            .into());
         }
-        let path = found.user.ok_or_else(|| hinted("not-found", "there is no home directory", "set HOME or XDG_CONFIG_HOME"))?;
+        let path = found.user.ok_or_else(|| {
+            hinted(
+                "not-found",
+                "there is no home directory",
+                "set HOME or XDG_CONFIG_HOME",
+            )
+        })?;
         let dir = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(dir).map_err(|cause| io_error(dir.display(), cause))?;
         let text = read_text(&path)?.unwrap_or_default();
-        let text = settings::text_with(&text, Origin::User, key, value.as_ref()).map_err(|error| bad(&path, &error))?;
+        let text = settings::text_with(&text, Origin::User, key, value.as_ref())
+            .map_err(|error| bad(&path, &error))?;
         let fd = host::open_dir_path(dir).map_err(|cause| io_error(dir.display(), cause))?;
-        sys::replace_file(&fd, "config.toml", text.as_bytes()).map_err(|cause| io_error(path.display(), cause))?;
+        sys::replace_file(&fd, "config.toml", text.as_bytes())
+            .map_err(|cause| io_error(path.display(), cause))?;
     } else {
         let Some((store, path)) = found.store else {
-            return Err(hinted("not-mounted", "there is no store here", "ckptfs mount DIR makes one; --user sets it for all of yours").into());
+            return Err(hinted(
+                "not-mounted",
+                "there is no store here",
+                "ckptfs mount DIR makes one; --user sets it for all of yours",
+            )
+            .into());
         };
-        let text = settings::store_with(&store, key, value.as_ref()).map_err(|error| bad(&path, &error))?;
-        sys::replace_file(&store, STORE_FILE, text.as_bytes()).map_err(|cause| io_error(path.display(), cause))?;
+        let text = settings::store_with(&store, key, value.as_ref())
+            .map_err(|error| bad(&path, &error))?;
+        sys::replace_file(&store, STORE_FILE, text.as_bytes())
+            .map_err(|cause| io_error(path.display(), cause))?;
     }
     match value {
-        Some(value) => context.out.talk(&format!("{} = {}", key.name, written(key, &value))),
-        None => context.out.talk(&format!("{} is not set any more", key.name)),
+        Some(value) => context
+            .out
+            .talk(&format!("{} = {}", key.name, written(key, &value))),
+        None => context
+            .out
+            .talk(&format!("{} is not set any more", key.name)),
     }
     Ok(())
 }
 
 fn check(context: &mut Context) -> Outcome {
     let found = Found::around(context.dir())?;
-    let wrong: Vec<VerbError> = [found.of_store(), found.of_user()].into_iter().filter_map(Result::err).collect();
+    let wrong: Vec<VerbError> = [found.of_store(), found.of_user()]
+        .into_iter()
+        .filter_map(Result::err)
+        .collect();
     let out = &mut context.out;
     if out.json {
         out.json(&wrong)?;
@@ -290,9 +416,21 @@ fn check(context: &mut Context) -> Outcome {
         out.line("nothing is wrong")?;
     } else {
         for error in &wrong {
-            let text = format!("{}{}", error.message, error.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default());
+            let text = format!(
+                "{}{}",
+                error.message,
+                error
+                    .hint
+                    .as_ref()
+                    .map(|hint| format!(" ({hint})"))
+                    .unwrap_or_default()
+            );
             out.text_line(&text)?;
         }
     }
-    if wrong.is_empty() { Ok(()) } else { Err(Failure::No) }
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::No)
+    }
 }

@@ -1,4 +1,5 @@
-//! What `export`, `fork` and `import` have in common: a destination, and connections to the daemon that tell what goes there.
+//! What `export`, `fork` and `import` have in common: a destination, and connections to the daemon
+//! that tell what goes there.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -37,16 +38,23 @@ struct Telling {
 
 impl Feed for Telling {
     fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
-        self.client.ask_with_files(ExportAsk::Next { run: self.run, done })
+        self.client.ask_with_files(ExportAsk::Next {
+            run: self.run,
+            done,
+        })
     }
 }
 
-/// A connection that tells one export in order, where a part is copied while the next is put together.
+/// A connection that tells one export in order, where a part is copied while the next is put
+/// together.
 struct TellingAhead(Telling);
 
 impl Feed for TellingAhead {
     fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
-        self.0.client.ask_with_files(ExportAsk::Ahead { run: self.0.run, done })
+        self.0.client.ask_with_files(ExportAsk::Ahead {
+            run: self.0.run,
+            done,
+        })
     }
 }
 
@@ -64,24 +72,37 @@ impl Begun {
     /// `unknown-checkpoint`.
     pub fn begin(served: Served, id: &str, from: Option<CheckpointId>) -> VerbResult<Begun> {
         let Served { mut client, .. } = served;
-        let (part, _) = client.ask_with_files(ExportAsk::Begin { state: StateName(id.to_owned()), from })?;
+        let (part, _) = client.ask_with_files(ExportAsk::Begin {
+            state: StateName(id.to_owned()),
+            from,
+        })?;
         Ok(Begun { part, client })
     }
 
     /// What tells it in order, ahead of what is copied.
     pub fn ahead(self) -> impl Feed {
-        TellingAhead(Telling { run: self.part.run, client: self.client })
+        TellingAhead(Telling {
+            run: self.part.run,
+            client: self.client,
+        })
     }
 
     /// Hands everything to a sink.
     ///
     /// # Errors
     /// Those of the daemon.
-    pub fn hand_over<S: Sink>(self, sink: &S, threads: usize, bar: &Bar) -> VerbResult<Vec<Refused>> {
+    pub fn hand_over<S: Sink>(
+        self,
+        sink: &S,
+        threads: usize,
+        bar: &Bar,
+    ) -> VerbResult<Vec<Refused>> {
         let run = self.part.run;
         let more: Vec<Client> = (1..threads).map_while(|_| self.client.again()).collect();
         let clients = std::iter::once(self.client).chain(more);
-        let feeds = clients.map(|client| Box::new(Telling { client, run }) as Box<dyn Feed>).collect();
+        let feeds = clients
+            .map(|client| Box::new(Telling { client, run }) as Box<dyn Feed>)
+            .collect();
         // It ends with the connection on which it was begun.
         hand_over(feeds, sink, &|done, total| bar.at(done, total.unwrap_or(0)))
     }
@@ -108,12 +129,22 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
         return Err(io_error(dest.display(), cause));
     }
     let dir = sys::open_root(dest).map_err(|cause| match cause {
-        Errno::ENOTDIR => error("not-a-directory", format!("{} is not a directory", dest.display())),
+        Errno::ENOTDIR => error(
+            "not-a-directory",
+            format!("{} is not a directory", dest.display()),
+        ),
         cause => io_error(dest.display(), cause),
     })?;
-    let lock = File::from(dir.try_clone().map_err(|cause| io_error(dest.display(), cause))?);
+    let lock = File::from(
+        dir.try_clone()
+            .map_err(|cause| io_error(dest.display(), cause))?,
+    );
     match sys::flock_exclusive(&lock) {
-        Ok(false) => Err(hinted("busy", format!("another export writes to {}", dest.display()), "wait until it has ended")),
+        Ok(false) => Err(hinted(
+            "busy",
+            format!("another export writes to {}", dest.display()),
+            "wait until it has ended",
+        )),
         // A filesystem without locks has none to offer.
         _ => Ok(dir),
     }
@@ -124,7 +155,9 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
 /// # Errors
 /// Those of reading it.
 pub fn is_empty(dest: &Path, dir: &OwnedFd) -> VerbResult<bool> {
-    sys::list_dir(dir).map(|names| names.is_empty()).map_err(|cause| io_error(dest.display(), cause))
+    sys::list_dir(dir)
+        .map(|names| names.is_empty())
+        .map_err(|cause| io_error(dest.display(), cause))
 }
 
 /// What a copy did, for `--json`.
@@ -153,11 +186,15 @@ pub struct Copied {
 }
 
 /// What to do about content that is not kept any more.
-const DROPPED_HINT: &str = "a tier has dropped the content of some files: --without-dropped leaves them out";
+const DROPPED_HINT: &str =
+    "a tier has dropped the content of some files: --without-dropped leaves them out";
 
-/// Takes out of what was refused what is refused because a tier has dropped its content, if that is to be left out.
+/// Takes out of what was refused what is refused because a tier has dropped its content, if that is
+/// to be left out.
 pub fn without_dropped(refused: Vec<Refused>, leave_out: bool) -> (Vec<Refused>, Vec<TreePath>) {
-    let (dropped, refused): (Vec<Refused>, Vec<Refused>) = refused.into_iter().partition(|one| leave_out && one.errno == Errno::ENODATA.0);
+    let (dropped, refused): (Vec<Refused>, Vec<Refused>) = refused
+        .into_iter()
+        .partition(|one| leave_out && one.errno == Errno::ENODATA.0);
     let mut paths: Vec<TreePath> = dropped.into_iter().map(|one| one.path).collect();
     paths.sort();
     (refused, paths)
@@ -166,7 +203,10 @@ pub fn without_dropped(refused: Vec<Refused>, leave_out: bool) -> (Vec<Refused>,
 /// Tells what was left out.
 pub fn warn_dropped(out: &Out, dropped: &[TreePath]) {
     for path in dropped.iter().take(REFUSED_TOLD_MAX) {
-        out.warn(&format!("{} is left out: a tier has dropped its content", String::from_utf8_lossy(&path.0)));
+        out.warn(&format!(
+            "{} is left out: a tier has dropped its content",
+            String::from_utf8_lossy(&path.0)
+        ));
     }
     if dropped.len() > REFUSED_TOLD_MAX {
         out.warn(&format!("and {} more", dropped.len() - REFUSED_TOLD_MAX));
@@ -185,7 +225,10 @@ impl Copied {
     pub fn new(writer: &Writer, refused: &[Refused], dropped: Vec<TreePath>) -> Copied {
         let get = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
         let misses_dropped = refused.iter().any(|one| one.errno == Errno::ENODATA.0);
-        let refused = refused.iter().map(|refused| RefusedPath { path: refused.path.clone(), error: Errno(refused.errno).to_string() });
+        let refused = refused.iter().map(|refused| RefusedPath {
+            path: refused.path.clone(),
+            error: Errno(refused.errno).to_string(),
+        });
         Copied {
             made: get(&writer.made),
             cloned: get(&writer.inodes.cloned),
@@ -206,7 +249,12 @@ impl Copied {
             (0, copied) => format!("{copied} files copied"),
             (cloned, copied) => format!("{cloned} files share their data, {copied} copied"),
         };
-        format!("{} made, {files}, {} removed, in {}", self.made, self.removed, time::duration(duration_us))
+        format!(
+            "{} made, {files}, {} removed, in {}",
+            self.made,
+            self.removed,
+            time::duration(duration_us)
+        )
     }
 
     /// Tells what could not be done, and fails if that is something of the tree.
@@ -215,26 +263,51 @@ impl Copied {
     /// `incomplete`.
     pub fn report(&self, out: &Out, hint: &str) -> Outcome {
         if self.owners_lost > 0 {
-            out.warn(&format!("the owners of {} could not be kept: only root can set them", self.owners_lost));
+            out.warn(&format!(
+                "the owners of {} could not be kept: only root can set them",
+                self.owners_lost
+            ));
         }
         if self.xattrs_lost > 0 {
-            out.warn(&format!("{} extended attributes could not be set there", self.xattrs_lost));
+            out.warn(&format!(
+                "{} extended attributes could not be set there",
+                self.xattrs_lost
+            ));
         }
         warn_dropped(out, &self.dropped);
-        let hint = if self.misses_dropped { DROPPED_HINT } else { hint };
+        let hint = if self.misses_dropped {
+            DROPPED_HINT
+        } else {
+            hint
+        };
         for refused in self.refused.iter().take(REFUSED_TOLD_MAX) {
-            out.warn(&format!("{}: {}", String::from_utf8_lossy(&refused.path.0), refused.error));
+            out.warn(&format!(
+                "{}: {}",
+                String::from_utf8_lossy(&refused.path.0),
+                refused.error
+            ));
         }
         match self.refused.as_slice() {
             [] => Ok(()),
-            all => Err(Failure::Verb(hinted("incomplete", format!("{} paths could not be copied", all.len()), hint))),
+            all => Err(Failure::Verb(hinted(
+                "incomplete",
+                format!("{} paths could not be copied", all.len()),
+                hint,
+            ))),
         }
     }
 }
 
 /// The path of a destination for a message, and the error that something is there.
 pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
-    hinted("not-empty", format!("{} is not empty, and not an export of this tree", dest.display()), hint)
+    hinted(
+        "not-empty",
+        format!(
+            "{} is not empty, and not an export of this tree",
+            dest.display()
+        ),
+        hint,
+    )
 }
 
 /// The tree that the user is in.
@@ -245,12 +318,18 @@ pub fn served(context: &Context) -> VerbResult<Served> {
     super::locate::served(context.dir())
 }
 
-/// Runs a verb of this program on a directory, as if the user had; what it says is shown if it fails.
+/// Runs a verb of this program on a directory, as if the user had; what it says is shown if it
+/// fails.
 ///
 /// # Errors
 /// It has told why.
 pub fn own_verb(verb: &str, dir: &Path, variables: &[(&str, &str)]) -> Outcome {
-    let output = Command::new(launch::program()).arg(verb).arg(dir).envs(variables.iter().copied()).stdin(Stdio::null()).output();
+    let output = Command::new(launch::program())
+        .arg(verb)
+        .arg(dir)
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .output();
     let output = output.map_err(|cause| io_error(format!("ckptfs {verb}"), cause))?;
     if output.status.success() {
         return Ok(());

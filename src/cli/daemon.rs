@@ -1,7 +1,9 @@
-//! The daemon: puts the engine, the FUSE session and the control socket together, and takes them apart again.
+//! The daemon: puts the engine, the FUSE session and the control socket together, and takes them
+//! apart again.
 //!
-//! **Order.** The backing directory is opened, and the socket bound, before the mount covers them. The parent is told when the mount serves. At
-//! the end, whoever asked for it, the session goes first, then the engine closes its store, then the process ends: the connections of those who
+//! **Order.** The backing directory is opened, and the socket bound, before the mount covers them.
+//! The parent is told when the mount serves. At the end, whoever asked for it, the session goes
+//! first, then the engine closes its store, then the process ends: the connections of those who
 //! wait for that are closed by the kernel.
 //!
 //! The daemon never touches a path below its mount: it would wait for itself.
@@ -43,7 +45,8 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 /// After a signal, the session has so long to end.
 const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Threads that read the kernel's requests, unless told otherwise: one for each CPU, within these bounds.
+/// Threads that read the kernel's requests, unless told otherwise: one for each CPU, within these
+/// bounds.
 const READERS: RangeInclusive<usize> = 2..=4;
 
 /// So long an inode is waited for on a full disk, for the control socket; and between two attempts.
@@ -82,7 +85,11 @@ pub struct Args {
 impl Args {
     /// The command line that gives these arguments again.
     pub fn arguments(&self) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> = vec!["daemon".into(), "--backing".into(), self.backing.clone().into()];
+        let mut arguments: Vec<OsString> = vec![
+            "daemon".into(),
+            "--backing".into(),
+            self.backing.clone().into(),
+        ];
         arguments.extend(["--mountpoint".into(), self.mountpoint.clone().into()]);
         arguments.extend(self.serving.arguments());
         arguments.extend(self.allow_other.then(|| "--allow-other".into()));
@@ -122,7 +129,10 @@ pub fn run(args: Args) -> Outcome {
 
 fn serve_tree(args: &Args) -> VerbResult<()> {
     #[cfg(debug_assertions)]
-    if let Some(plan) = std::env::var("CKPTFS_FAULT_FOR_TESTS").ok().and_then(|plan| serde_json::from_str(&plan).ok()) {
+    if let Some(plan) = std::env::var("CKPTFS_FAULT_FOR_TESTS")
+        .ok()
+        .and_then(|plan| serde_json::from_str(&plan).ok())
+    {
         sys::fault::arm_process(plan);
     }
     let (tell_end, ends) = channel();
@@ -131,9 +141,17 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         // Without a receiver the end has come already.
         let _ = tell_signal.send(End::Signal(signal));
     })?;
-    let (link, mut before) = if args.worker { holder::meet()? } else { (None, None) };
+    let (link, mut before) = if args.worker {
+        holder::meet()?
+    } else {
+        (None, None)
+    };
     let control = before.as_mut().and_then(|before| before.control.take());
-    let device = before.as_ref().map(|before| before.device.try_clone()).transpose().map_err(|cause| io_error("/dev/fuse", cause))?;
+    let device = before
+        .as_ref()
+        .map(|before| before.device.try_clone())
+        .transpose()
+        .map_err(|cause| io_error("/dev/fuse", cause))?;
     let engine = Engine::open(config(args, link.as_ref(), before)?)?;
     let listener = match control.map_or_else(|| bind(&engine), |socket| Ok(socket.into())) {
         // The tree is served all the same: who removes something makes room.
@@ -157,8 +175,13 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     }
     engine.set_caches(session.caches());
     let started = start_threads(args, &engine, listener, session, &tell_end);
-    let below = if resumed { Vec::new() } else { watch_below(args, &engine) };
-    let announced = started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
+    let below = if resumed {
+        Vec::new()
+    } else {
+        watch_below(args, &engine)
+    };
+    let announced =
+        started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
     if let Some(link) = &link {
         link.serves();
     }
@@ -171,7 +194,8 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     if let Some(answers) = announced.as_ref().ok().and_then(|answers| answers.get()) {
         answers.wait_given(ANSWERS_TIMEOUT);
     }
-    // No daemon listens there now; a stale socket is only refused. On a full disk it stays: its inode is that of the next.
+    // No daemon listens there now; a stale socket is only refused. On a full disk it stays: its
+    // inode is that of the next.
     if !engine.is_full() {
         let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
     }
@@ -192,11 +216,17 @@ fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbRes
     sys::umask0();
     sys::raise_nofile();
     std::env::set_current_dir("/").map_err(|cause| io_error("/", cause))?;
-    sys::on_terminate(on_signal).map_err(|cause| io_error("waiting for signals", cause)).map(drop)
+    sys::on_terminate(on_signal)
+        .map_err(|cause| io_error("waiting for signals", cause))
+        .map(drop)
 }
 
 /// Mounts, or goes on with the mount of a worker that died.
-fn start_session(args: &Args, engine: &Arc<Engine>, device: Option<OwnedFd>) -> std::io::Result<Session> {
+fn start_session(
+    args: &Args,
+    engine: &Arc<Engine>,
+    device: Option<OwnedFd>,
+) -> std::io::Result<Session> {
     let service = Arc::clone(engine) as Arc<dyn Service>;
     let config = mount_config(args, engine);
     match device {
@@ -206,20 +236,47 @@ fn start_session(args: &Args, engine: &Arc<Engine>, device: Option<OwnedFd>) -> 
 }
 
 /// Gives the holder what the next worker will need.
-fn hand_over(args: &Args, link: &holder::Link, engine: &Engine, session: &Session, listener: Option<&UnixListener>) -> VerbResult<()> {
+fn hand_over(
+    args: &Args,
+    link: &holder::Link,
+    engine: &Engine,
+    session: &Session,
+    listener: Option<&UnixListener>,
+) -> VerbResult<()> {
     let cannot = |cause: std::io::Error| io_error("handing over to the holder", cause);
     let device = session.device().map_err(cannot)?;
-    let log = if args.foreground { None } else { Some(open_log(engine)?) };
+    let log = if args.foreground {
+        None
+    } else {
+        Some(open_log(engine)?)
+    };
     let (control, log) = (listener.map(AsFd::as_fd), log.as_ref().map(AsFd::as_fd));
-    link.mounted(device.as_fd(), engine.root_fd(), control, log).map_err(|cause| cannot(cause.into()))
+    link.mounted(device.as_fd(), engine.root_fd(), control, log)
+        .map_err(|cause| cannot(cause.into()))
 }
 
-fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::Before>) -> VerbResult<Config> {
-    let succession = link.map(|link| link.succession(before.as_ref())).transpose()?;
+fn config(
+    args: &Args,
+    link: Option<&Arc<holder::Link>>,
+    before: Option<holder::Before>,
+) -> VerbResult<Config> {
+    let succession = link
+        .map(|link| link.succession(before.as_ref()))
+        .transpose()?;
     let (root, succession) = match before {
         // The path leads to the mount.
-        Some(before) => (before.root, succession.map(|succession| Succession { orphans: Some(before.orphans), ..succession })),
-        None => (sys::open_root(&args.backing).map_err(|cause| io_error(args.backing.display(), cause))?, succession),
+        Some(before) => (
+            before.root,
+            succession.map(|succession| Succession {
+                orphans: Some(before.orphans),
+                ..succession
+            }),
+        ),
+        None => (
+            sys::open_root(&args.backing)
+                .map_err(|cause| io_error(args.backing.display(), cause))?,
+            succession,
+        ),
     };
     let io = match args.serving.io.unwrap_or_default() {
         Io::Auto => IoChoice::Auto,
@@ -231,7 +288,10 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
         backing: args.backing.clone(),
         mount: args.mountpoint.clone(),
         io,
-        io_for_all: args.serving.others_io.map_or(io == IoChoice::Passthrough, |who| who == OthersIo::Kernel),
+        io_for_all: args
+            .serving
+            .others_io
+            .map_or(io == IoChoice::Passthrough, |who| who == OthersIo::Kernel),
         strict_writes: args.serving.writes == Some(Writes::Daemon),
         snapdir_visible: args.serving.snapdir == Some(Snapdir::Visible),
         succession,
@@ -246,8 +306,9 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
     })
 }
 
-/// How many readers there are for the CPUs that this process may use. One would keep everybody waiting whom it does not serve; more than two on two CPUs
-/// are in each other's way where something else runs too.
+/// How many readers there are for the CPUs that this process may use. One would keep everybody
+/// waiting whom it does not serve; more than two on two CPUs are in each other's way where
+/// something else runs too.
 fn readers() -> usize {
     let cpus = std::thread::available_parallelism().map_or(*READERS.end(), usize::from);
     cpus.clamp(*READERS.start(), *READERS.end())
@@ -272,7 +333,8 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
     }
 }
 
-/// Binds the control socket in the store, in place of what a daemon before left there: the store's lock says that it runs no more.
+/// Binds the control socket in the store, in place of what a daemon before left there: the store's
+/// lock says that it runs no more.
 fn bind(engine: &Engine) -> std::io::Result<UnixListener> {
     let store = engine.store_fd();
     match sys::unlink_at(store, SOCKET_NAME.as_bytes()) {
@@ -284,7 +346,9 @@ fn bind(engine: &Engine) -> std::io::Result<UnixListener> {
     let listener = loop {
         match engine.with_last_room(|| UnixListener::bind(&path)) {
             // XFS frees the inode of the one that was removed in its own time.
-            Err(cause) if lacks_room(&cause) && started.elapsed() < BIND_WAIT => std::thread::sleep(BIND_PAUSE),
+            Err(cause) if lacks_room(&cause) && started.elapsed() < BIND_WAIT => {
+                std::thread::sleep(BIND_PAUSE)
+            }
             bound => break bound?,
         }
     };
@@ -308,7 +372,10 @@ fn start_threads(
         }
         let _ = tell_session.send(End::Session);
     };
-    std::thread::Builder::new().name("session".into()).spawn(wait).map_err(cannot)?;
+    std::thread::Builder::new()
+        .name("session".into())
+        .spawn(wait)
+        .map_err(cannot)?;
     let tell_asked = tell_end.clone();
     let leave = move || {
         let _ = tell_asked.send(End::Asked);
@@ -316,7 +383,17 @@ fn start_threads(
     let tree = sys::mount_source(&args.backing);
     let answers = Arc::new(OnceLock::new());
     match listener {
-        Some(listener) => drop(answers.set(serve(listener, Arc::clone(engine) as Arc<dyn Answerer>, tree, leave).map_err(cannot)?)),
+        Some(listener) => drop(
+            answers.set(
+                serve(
+                    listener,
+                    Arc::clone(engine) as Arc<dyn Answerer>,
+                    tree,
+                    leave,
+                )
+                .map_err(cannot)?,
+            ),
+        ),
         None => {
             let (engine, answers) = (Arc::clone(engine), Arc::clone(&answers));
             let try_again = move || {
@@ -324,7 +401,16 @@ fn start_threads(
                     std::thread::sleep(BIND_PERIOD);
                     match bind(&engine) {
                         Err(cause) if lacks_room(&cause) => {}
-                        bound => break bound.and_then(|listener| serve(listener, Arc::clone(&engine) as Arc<dyn Answerer>, tree, leave)),
+                        bound => {
+                            break bound.and_then(|listener| {
+                                serve(
+                                    listener,
+                                    Arc::clone(&engine) as Arc<dyn Answerer>,
+                                    tree,
+                                    leave,
+                                )
+                            });
+                        }
                     }
                 };
                 match served {
@@ -332,20 +418,33 @@ fn start_threads(
                     Err(error) => tracing::error!(%error, "the control socket cannot be made"),
                 }
             };
-            std::thread::Builder::new().name("control".into()).spawn(try_again).map_err(cannot)?;
+            std::thread::Builder::new()
+                .name("control".into())
+                .spawn(try_again)
+                .map_err(cannot)?;
         }
     }
     Ok(answers)
 }
 
 fn lacks_room(cause: &std::io::Error) -> bool {
-    cause.raw_os_error().is_some_and(|number| Errno(number).is_no_room())
+    cause
+        .raw_os_error()
+        .is_some_and(|number| Errno(number).is_no_room())
 }
 
 fn open_log(engine: &Engine) -> VerbResult<File> {
     let (store, log) = (engine.store_fd(), LOG_NAME.as_bytes());
     if host::size_in(store, LOG_NAME) > LOG_BYTES_MAX {
-        let aside = engine.with_last_room(|| Ok(sys::rename_at(store, log, store, b"daemon.log.1", sys::RenameMode::Replace)?));
+        let aside = engine.with_last_room(|| {
+            Ok(sys::rename_at(
+                store,
+                log,
+                store,
+                b"daemon.log.1",
+                sys::RenameMode::Replace,
+            )?)
+        });
         aside.map_err(|cause| io_error("the daemon's log", cause))?;
     }
     match engine.with_last_room(|| Ok(host::open_log(store, LOG_NAME)?)) {
@@ -356,12 +455,20 @@ fn open_log(engine: &Engine) -> VerbResult<File> {
     .map_err(|cause| io_error("the daemon's log", cause))
 }
 
-/// Has the engine watch what somebody can write to past the mount that covers the directory now; who has something of it.
+/// Has the engine watch what somebody can write to past the mount that covers the directory now;
+/// who has something of it.
 fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
-    let Some(tree) = Tree::below(&args.backing) else { return Vec::new() };
+    let Some(tree) = Tree::below(&args.backing) else {
+        return Vec::new();
+    };
     let elsewhere = tree.is_elsewhere();
     let found = tree.users(&[std::os::unix::process::parent_id()], holders::THOROUGH);
-    engine.watch_held(found.files.iter().map(|HeldFile { ino, path }| (path.as_os_str().as_bytes(), *ino)));
+    engine.watch_held(
+        found
+            .files
+            .iter()
+            .map(|HeldFile { ino, path }| (path.as_os_str().as_bytes(), *ino)),
+    );
     engine.tell_below(elsewhere || !found.holders.is_empty(), found.complete);
     found.holders
 }
@@ -377,15 +484,32 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
     }
     let cannot = |cause: std::io::Error| io_error("the daemon's log", cause);
     let log = open_log(engine)?;
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
+    let null = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map_err(cannot)?;
     let (io, writes) = engine.io();
     let (absence, warnings) = (engine.absence(), engine.warnings());
-    // Once it is told, the parent stops reading, and its caller may look: nothing of theirs is held by then but this copy, which goes at once.
-    let mut pipe = std::fs::File::from(std::io::stdout().as_fd().try_clone_to_owned().map_err(cannot)?);
+    // Once it is told, the parent stops reading, and its caller may look: nothing of theirs is held
+    // by then but this copy, which goes at once.
+    let mut pipe = std::fs::File::from(
+        std::io::stdout()
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(cannot)?,
+    );
     for (number, to) in [(0, &null), (1, &null), (2, &log)] {
         host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
     }
-    let ready = Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), absence, warnings, below };
+    let ready = Ready {
+        pid: std::process::id(),
+        io: io.to_owned(),
+        writes: writes.to_owned(),
+        absence,
+        warnings,
+        below,
+    };
     let told = tell_on(&mut pipe, &Handshake::Ready(ready));
     if args.stays { Ok(()) } else { told }
 }
@@ -420,12 +544,28 @@ fn detach(args: &Args) {
 /// Why mounting failed, for people.
 fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     let at = args.mountpoint.display();
-    let doctor = format!("what is missing here: ckptfs doctor {}", word(args.backing.display()));
+    let doctor = format!(
+        "what is missing here: ckptfs doctor {}",
+        word(args.backing.display())
+    );
     match cause.kind() {
-        std::io::ErrorKind::NotFound => hinted("no-fuse", format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)), doctor),
-        std::io::ErrorKind::PermissionDenied => {
-            hinted("no-permission", format!("{at} cannot be mounted: no permission to use FUSE ({})", plain(cause)), doctor)
-        }
-        _ => hinted("mount-failed", format!("{at} cannot be mounted: {}", plain(cause)), doctor),
+        std::io::ErrorKind::NotFound => hinted(
+            "no-fuse",
+            format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)),
+            doctor,
+        ),
+        std::io::ErrorKind::PermissionDenied => hinted(
+            "no-permission",
+            format!(
+                "{at} cannot be mounted: no permission to use FUSE ({})",
+                plain(cause)
+            ),
+            doctor,
+        ),
+        _ => hinted(
+            "mount-failed",
+            format!("{at} cannot be mounted: {}", plain(cause)),
+            doctor,
+        ),
     }
 }

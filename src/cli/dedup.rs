@@ -20,8 +20,8 @@ use crate::transfer::dedup::{self, Got, Holder, Plain};
 
 /// Make versions with the same content share their space; no byte, time or checkpoint changes
 ///
-/// The kernel compares before it shares. Where files cannot share extents, versions become names of one file. It can be interrupted at any time: what is shared
-/// stays so, and the next run goes on.
+/// The kernel compares before it shares. Where files cannot share extents, versions become names of
+/// one file. It can be interrupted at any time: what is shared stays so, and the next run goes on.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Only tell what would be shared
@@ -30,7 +30,8 @@ pub struct Args {
     /// The live files too
     #[arg(long)]
     live: bool,
-    /// And with what is in DIR: another project, mounted or not, or any directory of the same filesystem; may be repeated
+    /// And with what is in DIR: another project, mounted or not, or any directory of the same
+    /// filesystem; may be repeated
     #[arg(long, value_name = "DIR")]
     with: Vec<PathBuf>,
     /// Hash with so many threads
@@ -68,8 +69,20 @@ struct Answer<'a> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let (dry_run, live, threads, keep) = (args.dry_run, args.live, usize::from(args.threads), !args.with.is_empty());
-    let options = DedupOptions { dry_run, live, threads, keep, min_size: args.min_size, ..DedupOptions::default() };
+    let (dry_run, live, threads, keep) = (
+        args.dry_run,
+        args.live,
+        usize::from(args.threads),
+        !args.with.is_empty(),
+    );
+    let options = DedupOptions {
+        dry_run,
+        live,
+        threads,
+        keep,
+        min_size: args.min_size,
+        ..DedupOptions::default()
+    };
     let first = locate::served(context.dir())?;
     let (mut served, mut plain) = (vec![first], Vec::new());
     for dir in &args.with {
@@ -80,7 +93,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     for Served { root, client, .. } in &mut served {
         let report = whole(client, options.clone(), &context.out)?;
         runs.push(report.run);
-        projects.push(Project { project: root.clone(), report: Some(report), across: None });
+        projects.push(Project {
+            project: root.clone(),
+            report: Some(report),
+            across: None,
+        });
     }
     if keep {
         let clients = served.iter_mut().zip(runs).map(|(served, run)| Asked {
@@ -89,30 +106,54 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             options: options.clone(),
             contents: Vec::new(),
         });
-        across(clients.collect(), plain, &mut projects, dry_run, &context.out)?;
+        across(
+            clients.collect(),
+            plain,
+            &mut projects,
+            dry_run,
+            &context.out,
+        )?;
     }
     print(&projects, &args, context)
 }
 
 /// One of `--with`.
-fn add(dir: &Path, options: &DedupOptions, served: &mut Vec<Served>, plain: &mut Vec<(PathBuf, Plain)>) -> VerbResult<()> {
+fn add(
+    dir: &Path,
+    options: &DedupOptions,
+    served: &mut Vec<Served>,
+    plain: &mut Vec<(PathBuf, Plain)>,
+) -> VerbResult<()> {
     let start = locate::start(Some(dir))?;
-    let known = |root: &Path| hinted("same-project", format!("{} is there twice", root.display()), "name each project once");
+    let known = |root: &Path| {
+        hinted(
+            "same-project",
+            format!("{} is there twice", root.display()),
+            "name each project once",
+        )
+    };
     let (root, live) = match locate::locate(start.clone())? {
-        Located::Served(other) if served.iter().any(|served| served.root == other.root) => return Err(known(&other.root)),
+        Located::Served(other) if served.iter().any(|served| served.root == other.root) => {
+            return Err(known(&other.root));
+        }
         Located::Served(other) => {
             served.push(other);
             return Ok(());
         }
         Located::Store { root, .. } => (root, options.live),
         Located::Nothing { .. } => (start, true),
-        other @ (Located::Stale { .. } | Located::Foreign { .. }) => return Err(locate::not_served(&other)),
+        other @ (Located::Stale { .. } | Located::Foreign { .. }) => {
+            return Err(locate::not_served(&other));
+        }
     };
     if plain.iter().any(|(known, _)| *known == root) {
         return Err(known(&root));
     }
     let opened = sys::open_root(&root).map_err(|cause| io_error(root.display(), cause))?;
-    plain.push((root, Plain::new(opened, live, options.threads, options.min_size)));
+    plain.push((
+        root,
+        Plain::new(opened, live, options.threads, options.min_size),
+    ));
     Ok(())
 }
 
@@ -126,7 +167,10 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     fn ask(&self) -> DedupOptions {
-        DedupOptions { run: Some(self.run), ..self.options.clone() }
+        DedupOptions {
+            run: Some(self.run),
+            ..self.options.clone()
+        }
     }
 }
 
@@ -134,7 +178,10 @@ impl Holder for Asked<'_> {
     fn sizes(&mut self) -> VerbResult<Vec<u64>> {
         loop {
             let from = self.contents.last().map_or(0, |last| last.number + 1);
-            let (mut part, _) = self.client.ask_with_files(DedupOptions { contents: Some(from), ..self.ask() })?;
+            let (mut part, _) = self.client.ask_with_files(DedupOptions {
+                contents: Some(from),
+                ..self.ask()
+            })?;
             if part.contents.is_empty() {
                 return Ok(self.contents.iter().map(|content| content.size).collect());
             }
@@ -143,36 +190,76 @@ impl Holder for Asked<'_> {
     }
 
     fn contents(&mut self, sizes: &HashSet<u64>) -> VerbResult<Vec<Content>> {
-        self.contents.retain(|content| sizes.contains(&content.size));
+        self.contents
+            .retain(|content| sizes.contains(&content.size));
         Ok(std::mem::take(&mut self.contents))
     }
 
     fn open(&mut self, number: u64) -> SysResult<File> {
-        let asked = self.client.ask_with_files(DedupOptions { files: vec![number], ..self.ask() });
-        let file = asked.ok().and_then(|(_, mut files)| files.pop()).ok_or(Errno::ENOENT)?;
-        // What a daemon gives is looked at: anything else than a file could keep us, or have no end.
-        if sys::stat_fd(&file)?.kind == sys::Kind::File { Ok(File::from(file)) } else { Err(Errno::EINVAL) }
+        let asked = self.client.ask_with_files(DedupOptions {
+            files: vec![number],
+            ..self.ask()
+        });
+        let file = asked
+            .ok()
+            .and_then(|(_, mut files)| files.pop())
+            .ok_or(Errno::ENOENT)?;
+        // What a daemon gives is looked at: anything else than a file could keep us, or have no
+        // end.
+        if sys::stat_fd(&file)?.kind == sys::Kind::File {
+            Ok(File::from(file))
+        } else {
+            Err(Errno::EINVAL)
+        }
     }
 }
 
-fn across(mut asked: Vec<Asked<'_>>, mut plain: Vec<(PathBuf, Plain)>, projects: &mut Vec<Project>, dry_run: bool, out: &Out) -> VerbResult<()> {
+fn across(
+    mut asked: Vec<Asked<'_>>,
+    mut plain: Vec<(PathBuf, Plain)>,
+    projects: &mut Vec<Project>,
+    dry_run: bool,
+    out: &Out,
+) -> VerbResult<()> {
     let alone: Vec<usize> = (asked.len()..asked.len() + plain.len()).collect();
     let bar = Bar::start(out, "sharing with others", false);
     let of_daemons = asked.iter_mut().map(|asked| asked as &mut dyn Holder);
-    let holders = of_daemons.chain(plain.iter_mut().map(|(_, plain)| plain as &mut dyn Holder)).collect();
+    let holders = of_daemons
+        .chain(plain.iter_mut().map(|(_, plain)| plain as &mut dyn Holder))
+        .collect();
     let mut got = dedup::share(holders, &alone, dry_run, |done, total| bar.at(done, total))?;
     bar.stop();
-    for Asked { client, run, options, .. } in asked {
+    for Asked {
+        client,
+        run,
+        options,
+        ..
+    } in asked
+    {
         // It need not stay any longer; should that fail, the next runs displace it.
-        let _ = client.ask_with_files(DedupOptions { run: Some(run), keep: false, ..options });
+        let _ = client.ask_with_files(DedupOptions {
+            run: Some(run),
+            keep: false,
+            ..options
+        });
     }
     for (root, mut plain) in plain {
         if !dry_run && let Err(cause) = forget_kept(&root) {
-            out.warn(&format!("what the last unmount of {} has kept may have what was to come free: {cause}", root.display()));
+            out.warn(&format!(
+                "what the last unmount of {} has kept may have what was to come free: {cause}",
+                root.display()
+            ));
         }
-        projects.push(Project { project: root, report: None, across: None });
+        projects.push(Project {
+            project: root,
+            report: None,
+            across: None,
+        });
         if let Some(got) = got.get_mut(projects.len() - 1) {
-            plain.left_out.iter().for_each(|left| *got.left.entry(left.why).or_insert(0) += 1);
+            plain
+                .left_out
+                .iter()
+                .for_each(|left| *got.left.entry(left.why).or_insert(0) += 1);
             got.left_out.append(&mut plain.left_out);
         }
     }
@@ -231,7 +318,12 @@ fn why(why: LeftWhy) -> &'static str {
 }
 
 fn files(count: Count) -> String {
-    format!("{} file{}, {}", count.files, if count.files == 1 { "" } else { "s" }, size::human(count.bytes))
+    format!(
+        "{} file{}, {}",
+        count.files,
+        if count.files == 1 { "" } else { "s" },
+        size::human(count.bytes)
+    )
 }
 
 fn print(projects: &[Project], args: &Args, context: &mut Context) -> Outcome {
@@ -249,9 +341,20 @@ fn print(projects: &[Project], args: &Args, context: &mut Context) -> Outcome {
         }
     }
     if out.json {
-        return Ok(out.json(&Answer { dry_run: args.dry_run, shared, already, freed_bytes, projects })?);
+        return Ok(out.json(&Answer {
+            dry_run: args.dry_run,
+            shared,
+            already,
+            freed_bytes,
+            projects,
+        })?);
     }
-    for Project { project, report, across } in projects {
+    for Project {
+        project,
+        report,
+        across,
+    } in projects
+    {
         if projects.len() > 1 {
             let root = project.display().to_string();
             out.line(&out.paint(Role::Id, &out.text(&root)))?;
@@ -268,33 +371,71 @@ fn print(projects: &[Project], args: &Args, context: &mut Context) -> Outcome {
 
 /// What is done, and what comes free with it.
 fn done(args: &Args) -> (&'static str, &'static str) {
-    if args.dry_run { ("would be shared", "would come free") } else { ("shared", "came free") }
+    if args.dry_run {
+        ("would be shared", "would come free")
+    } else {
+        ("shared", "came free")
+    }
 }
 
 fn print_one(report: &DedupReport, args: &Args, out: &mut Out) -> Outcome {
     let (done, free) = done(args);
-    let live = if args.live { format!(" and {} live", files(report.live)) } else { String::new() };
-    out.line(&format!("looked at {} captured{live}; hashed {}", files(report.captured), files(report.hashed)))?;
-    out.line(&format!("{} shared already; {} have a content of their own", files(report.already), files(report.unique)))?;
-    let links = if report.linked.files > 0 { format!(" ({} as names of one file)", report.linked.files) } else { String::new() };
-    let line = format!("{done}: {}{links}; {} {free}", files(report.shared), size::human(report.freed_bytes));
+    let live = if args.live {
+        format!(" and {} live", files(report.live))
+    } else {
+        String::new()
+    };
+    out.line(&format!(
+        "looked at {} captured{live}; hashed {}",
+        files(report.captured),
+        files(report.hashed)
+    ))?;
+    out.line(&format!(
+        "{} shared already; {} have a content of their own",
+        files(report.already),
+        files(report.unique)
+    ))?;
+    let links = if report.linked.files > 0 {
+        format!(" ({} as names of one file)", report.linked.files)
+    } else {
+        String::new()
+    };
+    let line = format!(
+        "{done}: {}{links}; {} {free}",
+        files(report.shared),
+        size::human(report.freed_bytes)
+    );
     out.line(&out.paint(Role::Good, &line))?;
     print_left(&report.left, &report.left_out, args, out)
 }
 
 fn print_across(got: &Got, args: &Args, out: &mut Out) -> Outcome {
     let (done, free) = done(args);
-    let line = format!("{done} with the others: {} of {} in common; {} {free}", files(got.shared), files(got.common), size::human(got.freed_bytes));
+    let line = format!(
+        "{done} with the others: {} of {} in common; {} {free}",
+        files(got.shared),
+        files(got.common),
+        size::human(got.freed_bytes)
+    );
     out.line(&out.paint(Role::Good, &line))?;
     print_left(&got.left, &got.left_out, args, out)
 }
 
-fn print_left(counts: &BTreeMap<LeftWhy, u64>, left_out: &[LeftOut], args: &Args, out: &mut Out) -> Outcome {
+fn print_left(
+    counts: &BTreeMap<LeftWhy, u64>,
+    left_out: &[LeftOut],
+    args: &Args,
+    out: &mut Out,
+) -> Outcome {
     for (left, count) in counts {
         out.line(&format!("left out: {count}, {}", why(*left)))?;
     }
     for left in left_out.iter().filter(|_| args.verbose) {
-        let error = left.error.as_deref().map(|error| format!(" ({error})")).unwrap_or_default();
+        let error = left
+            .error
+            .as_deref()
+            .map(|error| format!(" ({error})"))
+            .unwrap_or_default();
         let path = out.name(&left.path.0).into_owned();
         out.bytes(&path)?;
         out.line(&format!(": {}{error}", why(left.why)))?;

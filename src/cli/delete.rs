@@ -12,13 +12,15 @@ use crate::engine::api::{CheckpointInfo, Delete, Query, StateName, VerbResult};
 
 /// Delete a checkpoint; `ckptfs undo` brings it back, as long as it was not freed
 ///
-/// What only it needs takes space until it is freed: by `ckptfs gc`, or at once with --now. Works without a mount too.
+/// What only it needs takes space until it is freed: by `ckptfs gc`, or at once with --now. Works
+/// without a mount too.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
     #[arg(value_name = "ID")]
     id: String,
-    /// Free what only it needs at once; this cannot be undone. Also of a checkpoint that is deleted already, by its number
+    /// Free what only it needs at once; this cannot be undone. Also of a checkpoint that is deleted
+    /// already, by its number
     #[arg(long)]
     now: bool,
     /// Only tell what would be deleted
@@ -42,28 +44,59 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Err(missing) if args.now => deleted_already(&mut history, &args.id)?.ok_or(missing)?,
         shown => shown?,
     };
-    let what = if args.now { format!("{} for good", describe(&checkpoint)) } else { describe(&checkpoint) };
+    let what = if args.now {
+        format!("{} for good", describe(&checkpoint))
+    } else {
+        describe(&checkpoint)
+    };
     if args.dry_run {
         return print(&checkpoint, true, &format!("would delete {what}"), context);
     }
-    context.out.go_on(args.yes || !args.now, &format!("Delete {what}?"), "nothing was deleted")?;
+    context.out.go_on(
+        args.yes || !args.now,
+        &format!("Delete {what}?"),
+        "nothing was deleted",
+    )?;
     // By number: a tag or `latest` may mean another checkpoint by now.
     let state = StateName(checkpoint.id.to_string());
-    let deleted = history.ask(Delete { state, now: args.now })?;
+    let deleted = history.ask(Delete {
+        state,
+        now: args.now,
+    })?;
     print(&deleted, false, &format!("deleted {what}"), context)
 }
 
 /// A checkpoint that is deleted and not freed, by its number.
 fn deleted_already(history: &mut History, id: &str) -> VerbResult<Option<CheckpointInfo>> {
-    let deleted = history.ask(Query { hidden: true, ..Query::default() })?;
-    Ok(deleted.into_iter().find(|checkpoint| checkpoint.id.to_string() == id))
+    let deleted = history.ask(Query {
+        hidden: true,
+        ..Query::default()
+    })?;
+    Ok(deleted
+        .into_iter()
+        .find(|checkpoint| checkpoint.id.to_string() == id))
 }
 
 fn print(checkpoint: &CheckpointInfo, dry_run: bool, text: &str, context: &mut Context) -> Outcome {
-    context.out.answer(&Deleted { deleted: checkpoint, dry_run }, |out| out.text_line(text))
+    context.out.answer(
+        &Deleted {
+            deleted: checkpoint,
+            dry_run,
+        },
+        |out| out.text_line(text),
+    )
 }
 
 fn describe(checkpoint: &CheckpointInfo) -> String {
-    let tags = if checkpoint.tags.is_empty() { String::new() } else { format!(" [{}]", checkpoint.tags.join(", ")) };
-    format!("checkpoint {}{tags} of {} ({})", checkpoint.id, time::local(&checkpoint.created), changes::count(checkpoint.dirty))
+    let tags = if checkpoint.tags.is_empty() {
+        String::new()
+    } else {
+        format!(" [{}]", checkpoint.tags.join(", "))
+    };
+    format!(
+        "checkpoint {}{tags} of {} ({})",
+        checkpoint.id,
+        time::local(&checkpoint.created),
+        changes::count(checkpoint.dirty)
+    )
 }

@@ -42,18 +42,26 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     if args.by == Some(By::Process) {
-        let all = served.client.ask(CompareByProcess { from: Some(StateName(args.from)), to: args.to.map(StateName) })?;
+        let all = served.client.ask(CompareByProcess {
+            from: Some(StateName(args.from)),
+            to: args.to.map(StateName),
+        })?;
         return by::tell(&mut context.out, &all);
     }
     if args.patch {
         // By number: what a time or `latest` means may be another checkpoint by now.
-        let states = [Some(&args.from), args.to.as_ref()].map(|name| name.map_or(Ok(None), |name| state(&mut served, name)));
+        let states = [Some(&args.from), args.to.as_ref()]
+            .map(|name| name.map_or(Ok(None), |name| state(&mut served, name)));
         let [from, to] = states;
         return print_patch(&mut served, &from?, &to?, context);
     }
     let (from, to) = (StateName(args.from), args.to.map(StateName));
     let out = &mut context.out;
-    let changes = served.client.ask(Compare { from, to, sizes: out.json || args.stat })?;
+    let changes = served.client.ask(Compare {
+        from,
+        to,
+        sizes: out.json || args.stat,
+    })?;
     match (out.json, args.stat, args.name_only, args.nul) {
         (true, ..) => out.json(&changes)?,
         (_, true, ..) => print_stat(out, &changes)?,
@@ -64,24 +72,55 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     changes::all_told(out, &changes)
 }
 
-fn print_patch(served: &mut locate::Served, from: &Option<CheckpointInfo>, to: &Option<CheckpointInfo>, context: &mut Context) -> Outcome {
-    let name = |state: &Option<CheckpointInfo>| StateName(state.as_ref().map_or("live".into(), |checkpoint| checkpoint.id.to_string()));
-    let changes = served.client.ask(Compare { from: name(from), to: Some(name(to)), sizes: false })?;
-    let (before, after) = (Tree::at(served, from.as_ref())?, Tree::at(served, to.as_ref())?);
+fn print_patch(
+    served: &mut locate::Served,
+    from: &Option<CheckpointInfo>,
+    to: &Option<CheckpointInfo>,
+    context: &mut Context,
+) -> Outcome {
+    let name = |state: &Option<CheckpointInfo>| {
+        StateName(
+            state
+                .as_ref()
+                .map_or("live".into(), |checkpoint| checkpoint.id.to_string()),
+        )
+    };
+    let changes = served.client.ask(Compare {
+        from: name(from),
+        to: Some(name(to)),
+        sizes: false,
+    })?;
+    let (before, after) = (
+        Tree::at(served, from.as_ref())?,
+        Tree::at(served, to.as_ref())?,
+    );
     let left_out = patch::print(&mut context.out, &changes, &before, &after)?;
     let name = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
     for path in &left_out.strange {
-        context.out.warn(&format!("{} is in no patch: git knows files and symbolic links only", name(path)));
+        context.out.warn(&format!(
+            "{} is in no patch: git knows files and symbolic links only",
+            name(path)
+        ));
     }
     for (path, errno) in &left_out.unread {
-        let why = if *errno == Errno::ENODATA { "its content was dropped by a tier".to_owned() } else { errno.to_string() };
-        context.out.warn(&format!("{} is not in the patch: {why}", name(path)));
+        let why = if *errno == Errno::ENODATA {
+            "its content was dropped by a tier".to_owned()
+        } else {
+            errno.to_string()
+        };
+        context
+            .out
+            .warn(&format!("{} is not in the patch: {why}", name(path)));
     }
     match left_out.unread.len() {
         0 => Ok(()),
         count => {
             let hint = "ckptfs diff without --patch names all that differs";
-            Err(Failure::Verb(hinted("incomplete", format!("the patch lacks {count} paths that cannot be read"), hint)))
+            Err(Failure::Verb(hinted(
+                "incomplete",
+                format!("the patch lacks {count} paths that cannot be read"),
+                hint,
+            )))
         }
     }
 }
@@ -106,7 +145,10 @@ pub fn sum(changes: &[Change]) -> String {
         more += new.saturating_sub(old);
         less += old.saturating_sub(new);
     }
-    format!("{}, {more} bytes more, {less} bytes less", changes::count(changes.len() as u64))
+    format!(
+        "{}, {more} bytes more, {less} bytes less",
+        changes::count(changes.len() as u64)
+    )
 }
 
 /// The sizes of a file before and after.

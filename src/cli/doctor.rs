@@ -74,10 +74,16 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let path = cwd.join(&given);
     let directory = path.canonicalize().unwrap_or(path);
     let mut findings = about_directory(&directory);
-    let reflink = findings.iter().all(|finding| finding.check != "reflink" || finding.state == State::Ok);
+    let reflink = findings
+        .iter()
+        .all(|finding| finding.check != "reflink" || finding.state == State::Ok);
     findings.extend(about_machine(reflink));
     let ok = findings.iter().all(|finding| finding.state != State::Fail);
-    let report = Report { directory, ok, findings };
+    let report = Report {
+        directory,
+        ok,
+        findings,
+    };
     print(&report, &mut context.out)?;
     context.out.flush()?;
     if ok { Ok(()) } else { Err(Failure::No) }
@@ -87,7 +93,14 @@ fn print(report: &Report, out: &mut Out) -> Outcome {
     if out.json {
         return Ok(out.json(report)?);
     }
-    for Finding { check, state, found, cost, hint } in &report.findings {
+    for Finding {
+        check,
+        state,
+        found,
+        cost,
+        hint,
+    } in &report.findings
+    {
         let state = match state {
             State::Ok => out.paint(Role::Good, "ok  "),
             State::Warn => out.paint(Role::Notice, "warn"),
@@ -97,26 +110,59 @@ fn print(report: &Report, out: &mut Out) -> Outcome {
         out.line(&line)?;
         for (label, text) in [("costs", *cost), ("do", hint.as_deref())] {
             if let Some(text) = text {
-                let line = format!("                    {}", out.paint(Role::Faint, &format!("{label}: {text}")));
+                let line = format!(
+                    "                    {}",
+                    out.paint(Role::Faint, &format!("{label}: {text}"))
+                );
                 out.line(&line)?;
             }
         }
     }
-    let verdict = if report.ok { "can be mounted" } else { "cannot be mounted" };
-    let line = format!("{} {verdict}", out.text(&report.directory.display().to_string()));
+    let verdict = if report.ok {
+        "can be mounted"
+    } else {
+        "cannot be mounted"
+    };
+    let line = format!(
+        "{} {verdict}",
+        out.text(&report.directory.display().to_string())
+    );
     Ok(out.line(&line)?)
 }
 
 fn ok(check: &'static str, found: impl Into<String>) -> Finding {
-    Finding { check, state: State::Ok, found: found.into(), cost: None, hint: None }
+    Finding {
+        check,
+        state: State::Ok,
+        found: found.into(),
+        cost: None,
+        hint: None,
+    }
 }
 
-fn warn(check: &'static str, found: impl Into<String>, cost: &'static str, hint: Option<&str>) -> Finding {
-    Finding { check, state: State::Warn, found: found.into(), cost: Some(cost), hint: hint.map(str::to_owned) }
+fn warn(
+    check: &'static str,
+    found: impl Into<String>,
+    cost: &'static str,
+    hint: Option<&str>,
+) -> Finding {
+    Finding {
+        check,
+        state: State::Warn,
+        found: found.into(),
+        cost: Some(cost),
+        hint: hint.map(str::to_owned),
+    }
 }
 
 fn fail(check: &'static str, found: impl Into<String>, hint: impl Into<String>) -> Finding {
-    Finding { check, state: State::Fail, found: found.into(), cost: None, hint: Some(hint.into()) }
+    Finding {
+        check,
+        state: State::Fail,
+        found: found.into(),
+        cost: None,
+        hint: Some(hint.into()),
+    }
 }
 
 fn about_directory(directory: &Path) -> Vec<Finding> {
@@ -130,44 +176,81 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
                 Some(&format!("ckptfs mount {}", word(shown))),
             )];
         }
-        Err(cause) => return vec![fail("directory", super::error::io_error(shown, cause).message, "name a directory that exists")],
-        Ok(found) if !found.is_dir() => return vec![fail("directory", format!("{shown} is not a directory"), "name a directory")],
+        Err(cause) => {
+            return vec![fail(
+                "directory",
+                super::error::io_error(shown, cause).message,
+                "name a directory that exists",
+            )];
+        }
+        Ok(found) if !found.is_dir() => {
+            return vec![fail(
+                "directory",
+                format!("{shown} is not a directory"),
+                "name a directory",
+            )];
+        }
         Ok(_) => match sys::open_root(directory) {
             Ok(dir) => dir,
-            Err(cause) => return vec![fail("directory", super::error::io_error(shown, cause).message, "be its owner, or root")],
+            Err(cause) => {
+                return vec![fail(
+                    "directory",
+                    super::error::io_error(shown, cause).message,
+                    "be its owner, or root",
+                )];
+            }
         },
     };
     let mut findings = vec![served(directory)];
-    // Through the mount the store's link leads to the real directory; where nothing is mounted the directory itself is real.
+    // Through the mount the store's link leads to the real directory; where nothing is mounted the
+    // directory itself is real.
     let store = Store::of(directory).ok().flatten();
     let place = store.as_ref().map_or(&dir, Store::dir);
     let filesystem = sys::statfs_fd(place).map(|info| sys::fs_name(info.fs_type));
     findings.push(match filesystem {
         Ok(name @ ("xfs" | "btrfs" | "apfs")) => ok("filesystem", name),
-        Ok(name) => warn("filesystem", name, "reflinks are known from xfs, btrfs and apfs; the next line says what was tried", None),
+        Ok(name) => warn(
+            "filesystem",
+            name,
+            "reflinks are known from xfs, btrfs and apfs; the next line says what was tried",
+            None,
+        ),
         Err(cause) => fail("filesystem", plain(&cause.into()), "use a local filesystem"),
     });
     findings.push(match probe_reflink(place) {
         Ok(()) => ok("reflink", "works here"),
-        Err(Errno::EACCES | Errno::EPERM | Errno::EROFS) => {
-            fail("reflink", "no permission to write here: no history can be kept", "be the owner of the directory, or root")
-        }
+        Err(Errno::EACCES | Errno::EPERM | Errno::EROFS) => fail(
+            "reflink",
+            "no permission to write here: no history can be kept",
+            "be the owner of the directory, or root",
+        ),
         Err(Errno::ENOSPC | Errno::EDQUOT) => fail("reflink", "no space left", "free some space"),
-        Err(cause) => warn("reflink", format!("not here ({})", plain(&cause.into())), REFLINK_COST, Some("keep the project on xfs or btrfs")),
+        Err(cause) => warn(
+            "reflink",
+            format!("not here ({})", plain(&cause.into())),
+            REFLINK_COST,
+            Some("keep the project on xfs or btrfs"),
+        ),
     });
     findings.push(ok("xattrs", XATTRS));
     findings.push(store_place(directory));
     findings
 }
 
-const STALE_COST: &str = "nothing in it can be reached, and it cannot be looked at before it is repaired";
+const STALE_COST: &str =
+    "nothing in it can be reached, and it cannot be looked at before it is repaired";
 const XATTRS: &str = "served; where neither access lists nor capabilities are used, mount --xattrs=off saves two of nine requests of an unpacked file, and one of each first write";
 const REFLINK_COST: &str = "a changed file is copied once per checkpoint: time and space grow with the size of what changes";
 
 /// Whether the directory is served already.
 fn served(directory: &Path) -> Finding {
-    let Ok(table) = mounts::all() else { return ok("mounted", "unknown") };
-    match table.iter().find(|mount| mount.serves(directory) || (mount.is_ours() && mount.at == directory)) {
+    let Ok(table) = mounts::all() else {
+        return ok("mounted", "unknown");
+    };
+    match table
+        .iter()
+        .find(|mount| mount.serves(directory) || (mount.is_ours() && mount.at == directory))
+    {
         Some(mount) => ok("mounted", format!("at {}", mount.at.display())),
         None => ok("mounted", "no"),
     }
@@ -176,13 +259,22 @@ fn served(directory: &Path) -> Finding {
 /// Whether the store is, or can be, on the directory's filesystem.
 fn store_place(directory: &Path) -> Finding {
     let store = directory.join(STORE_NAME);
-    match (std::fs::symlink_metadata(&store), std::fs::metadata(directory)) {
+    match (
+        std::fs::symlink_metadata(&store),
+        std::fs::metadata(directory),
+    ) {
         (Err(_), _) => ok("store", "none yet"),
         (Ok(found), _) if found.is_symlink() => ok("store", "served by a daemon"),
-        (Ok(found), _) if !found.is_dir() => fail("store", format!("{} is not a directory", store.display()), "move it away"),
-        (Ok(found), Ok(root)) if found.dev() != root.dev() => {
-            fail("store", format!("{} is on another filesystem", store.display()), format!("unmount {}", store.display()))
-        }
+        (Ok(found), _) if !found.is_dir() => fail(
+            "store",
+            format!("{} is not a directory", store.display()),
+            "move it away",
+        ),
+        (Ok(found), Ok(root)) if found.dev() != root.dev() => fail(
+            "store",
+            format!("{} is on another filesystem", store.display()),
+            format!("unmount {}", store.display()),
+        ),
         _ => ok("store", store.display().to_string()),
     }
 }
@@ -235,10 +327,20 @@ fn device() -> Finding {
         };
     }
     match File::options().read(true).write(true).open("/dev/fuse") {
-        Ok(_) => ok("fuse", format!("/dev/fuse can be opened{}", helper_version().map(|version| format!("; {version}")).unwrap_or_default())),
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-            fail("fuse", "there is no /dev/fuse", "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN")
-        }
+        Ok(_) => ok(
+            "fuse",
+            format!(
+                "/dev/fuse can be opened{}",
+                helper_version()
+                    .map(|version| format!("; {version}"))
+                    .unwrap_or_default()
+            ),
+        ),
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => fail(
+            "fuse",
+            "there is no /dev/fuse",
+            "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN",
+        ),
         Err(cause) => fail(
             "fuse",
             super::error::io_error("/dev/fuse", cause).message,
@@ -250,18 +352,42 @@ fn device() -> Finding {
 /// What fusermount3 says of itself, such as `fusermount3 version: 3.14.0`.
 fn helper_version() -> Option<String> {
     let (path, _) = helper()?;
-    let output = std::process::Command::new(path).arg("--version").output().ok()?;
+    let output = std::process::Command::new(path)
+        .arg("--version")
+        .output()
+        .ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+    text.lines()
+        .next()
+        .map(|line| line.trim().to_owned())
+        .filter(|line| !line.is_empty())
 }
 
 fn passthrough(kernel: Option<(u32, u32)>, reflink: bool) -> Finding {
     const COST: &str = "the daemon does reads and writes: each first read of a page, and each write, is a request to it";
     match kernel {
-        _ if !reflink => warn("passthrough", "not without reflink: a mount here has the I/O of the daemon, and captures are copies", COST, None),
-        Some(version) if version >= EXACT_TIMES_KERNEL && sys::has_sys_admin() => ok("passthrough", "the kernel can read and write files by itself"),
-        Some(version) if version >= EXACT_TIMES_KERNEL => warn("passthrough", "not without CAP_SYS_ADMIN", COST, Some("mount as root to have it")),
-        _ => warn("passthrough", "not with this kernel (Linux 6.13 has what it needs)", COST, None),
+        _ if !reflink => warn(
+            "passthrough",
+            "not without reflink: a mount here has the I/O of the daemon, and captures are copies",
+            COST,
+            None,
+        ),
+        Some(version) if version >= EXACT_TIMES_KERNEL && sys::has_sys_admin() => ok(
+            "passthrough",
+            "the kernel can read and write files by itself",
+        ),
+        Some(version) if version >= EXACT_TIMES_KERNEL => warn(
+            "passthrough",
+            "not without CAP_SYS_ADMIN",
+            COST,
+            Some("mount as root to have it"),
+        ),
+        _ => warn(
+            "passthrough",
+            "not with this kernel (Linux 6.13 has what it needs)",
+            COST,
+            None,
+        ),
     }
 }
 
@@ -272,14 +398,28 @@ fn privileges() -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     findings.push(match helper() {
-        Some((path, true)) => ok("privileges", format!("user {uid}; {} mounts for it", path.display())),
+        Some((path, true)) => ok(
+            "privileges",
+            format!("user {uid}; {} mounts for it", path.display()),
+        ),
         Some((path, false)) => fail(
             "privileges",
-            format!("user {uid}; {} is not set-uid root and cannot mount for it", path.display()),
+            format!(
+                "user {uid}; {} is not set-uid root and cannot mount for it",
+                path.display()
+            ),
             "reinstall fuse3 with its permissions, or be root",
         ),
-        None if uid == 0 => fail("privileges", "root without CAP_SYS_ADMIN", "in a container: --cap-add SYS_ADMIN --device /dev/fuse"),
-        None => fail("privileges", format!("user {uid}, and there is no fusermount3"), "install the package fuse3, or be root"),
+        None if uid == 0 => fail(
+            "privileges",
+            "root without CAP_SYS_ADMIN",
+            "in a container: --cap-add SYS_ADMIN --device /dev/fuse",
+        ),
+        None => fail(
+            "privileges",
+            format!("user {uid}, and there is no fusermount3"),
+            "install the package fuse3, or be root",
+        ),
     });
     if !mount::user_allow_other() {
         findings.push(warn(
@@ -295,26 +435,45 @@ fn privileges() -> Vec<Finding> {
 /// The helper that mounts for ordinary users, and whether it is set-uid root.
 fn helper() -> Option<(PathBuf, bool)> {
     let path = std::env::var_os("PATH")?;
-    let candidates = std::env::split_paths(&path).flat_map(|dir| [dir.join("fusermount3"), dir.join("fusermount")]);
-    candidates.filter_map(|path| std::fs::metadata(&path).ok().map(|found| (path, found))).next().map(|(path, found)| {
-        let set_uid_root = found.uid() == 0 && found.permissions().mode() & 0o4000 != 0;
-        (path, set_uid_root)
-    })
+    let candidates = std::env::split_paths(&path)
+        .flat_map(|dir| [dir.join("fusermount3"), dir.join("fusermount")]);
+    candidates
+        .filter_map(|path| std::fs::metadata(&path).ok().map(|found| (path, found)))
+        .next()
+        .map(|(path, found)| {
+            let set_uid_root = found.uid() == 0 && found.permissions().mode() & 0o4000 != 0;
+            (path, set_uid_root)
+        })
 }
 
 fn stale() -> Finding {
     let dead = || -> VerbResult<Vec<String>> {
         let table = mounts::all()?;
         let ours = table.iter().filter(|mount| mount.is_ours());
-        Ok(ours.filter(|mount| mounts::is_dead(&mount.at)).map(|mount| mount.at.display().to_string()).collect())
+        Ok(ours
+            .filter(|mount| mounts::is_dead(&mount.at))
+            .map(|mount| mount.at.display().to_string())
+            .collect())
     };
     match dead() {
         Ok(dead) if dead.is_empty() => ok("stale mounts", "none"),
         Ok(dead) => {
-            let hint = dead.first().map(|at| format!("ckptfs mount {0} (or ckptfs umount {0})", word(at)));
-            warn("stale mounts", dead.join(", "), "nothing in them can be reached before they are repaired", hint.as_deref())
+            let hint = dead
+                .first()
+                .map(|at| format!("ckptfs mount {0} (or ckptfs umount {0})", word(at)));
+            warn(
+                "stale mounts",
+                dead.join(", "),
+                "nothing in them can be reached before they are repaired",
+                hint.as_deref(),
+            )
         }
-        Err(error) => warn("stale mounts", error.message, "dead mounts cannot be found", None),
+        Err(error) => warn(
+            "stale mounts",
+            error.message,
+            "dead mounts cannot be found",
+            None,
+        ),
     }
 }
 
@@ -335,7 +494,13 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
         let fd = sys::open_root(dir.path()).expect("open");
         let probed = probe_reflink(&fd);
-        assert!(matches!(probed, Ok(()) | Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL)), "{probed:?}");
+        assert!(
+            matches!(
+                probed,
+                Ok(()) | Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL)
+            ),
+            "{probed:?}"
+        );
         assert_eq!(std::fs::read_dir(dir.path()).expect("list").count(), 0);
     }
 }

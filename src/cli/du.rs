@@ -7,7 +7,8 @@ use super::progress::Bar;
 use super::{locate, size};
 use crate::engine::api::{DuOptions, DuReport, StateName, VerbResult};
 
-/// Show what space each checkpoint takes: its own, which would come free if only it went, and what it shares
+/// Show what space each checkpoint takes: its own, which would come free if only it went, and what
+/// it shares
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`: only this checkpoint; all if not given
@@ -21,7 +22,10 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let bar = Bar::start(&context.out, "measuring versions", false);
-    let mut options = DuOptions { state: args.id.map(StateName), run: None };
+    let mut options = DuOptions {
+        state: args.id.map(StateName),
+        run: None,
+    };
     let report = whole(&bar, || {
         let part = served.client.ask(options.clone())?;
         options.run = Some(part.run);
@@ -32,19 +36,49 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if out.json {
         return Ok(out.json(&report)?);
     }
-    let size = |bytes: u64| if args.bytes { bytes.to_string() } else { size::human(bytes) };
-    out.line(&out.paint(Role::Faint, &format!("{:>12} {:>12} {:>9}  checkpoint", "exclusive", "shared", "versions")))?;
+    let size = |bytes: u64| {
+        if args.bytes {
+            bytes.to_string()
+        } else {
+            size::human(bytes)
+        }
+    };
+    out.line(&out.paint(
+        Role::Faint,
+        &format!(
+            "{:>12} {:>12} {:>9}  checkpoint",
+            "exclusive", "shared", "versions"
+        ),
+    ))?;
     for one in &report.checkpoints {
-        let deleted = if one.hidden { " (deleted; gc frees it)" } else { "" };
+        let deleted = if one.hidden {
+            " (deleted; gc frees it)"
+        } else {
+            ""
+        };
         let id = out.paint(Role::Id, &one.id.to_string());
-        out.line(&format!("{:>12} {:>12} {:>9}  {id}{deleted}", size(one.exclusive_bytes), size(one.shared_bytes), one.versions))?;
+        out.line(&format!(
+            "{:>12} {:>12} {:>9}  {id}{deleted}",
+            size(one.exclusive_bytes),
+            size(one.shared_bytes),
+            one.versions
+        ))?;
     }
-    out.line(&format!("the history takes {} that nothing else holds", size(report.history_bytes)))?;
+    out.line(&format!(
+        "the history takes {} that nothing else holds",
+        size(report.history_bytes)
+    ))?;
     if report.outside_bytes > 0 {
-        out.line(&format!("{} more it shares with live files, or with others outside", size(report.outside_bytes)))?;
+        out.line(&format!(
+            "{} more it shares with live files, or with others outside",
+            size(report.outside_bytes)
+        ))?;
     }
     if report.unneeded_bytes > 0 {
-        out.line(&format!("{} of it no checkpoint needs any more: ckptfs gc", size(report.unneeded_bytes)))?;
+        out.line(&format!(
+            "{} of it no checkpoint needs any more: ckptfs gc",
+            size(report.unneeded_bytes)
+        ))?;
     }
     Ok(())
 }

@@ -12,7 +12,8 @@ pub use crate::engine::api::{error, hinted};
 /// Exit status of a verb that has found damage.
 const DAMAGE_STATUS: u8 = 4;
 
-/// Exit status of a verb whose status is that of a command, when it could not do its own part; as of env(1) and timeout(1).
+/// Exit status of a verb whose status is that of a command, when it could not do its own part; as
+/// of env(1) and timeout(1).
 pub const UNABLE_STATUS: u8 = 125;
 
 /// What a verb gives: nothing, for it has printed what it had to say.
@@ -59,10 +60,14 @@ pub fn io_error(what: impl std::fmt::Display, cause: impl Into<io::Error>) -> Ve
     error(code, format!("{what}: {}", plain(&cause)))
 }
 
-/// What went wrong, without the number in "No such file or directory (os error 2)": it helps nobody.
+/// What went wrong, without the number in "No such file or directory (os error 2)": it helps
+/// nobody.
 pub fn plain(cause: &io::Error) -> String {
     let text = cause.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_owned()
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 impl Failure {
@@ -71,8 +76,16 @@ impl Failure {
         match self {
             Failure::Verb(error) => tell(error, out),
             // The reader has seen enough: `ckptfs log | head -1`.
-            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
-            Failure::Output(error) => tell(&io_error("standard output", io::Error::new(error.kind(), error.to_string())), out),
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return ExitCode::SUCCESS;
+            }
+            Failure::Output(error) => tell(
+                &io_error(
+                    "standard output",
+                    io::Error::new(error.kind(), error.to_string()),
+                ),
+                out,
+            ),
             Failure::No => {}
             Failure::Damage => return ExitCode::from(DAMAGE_STATUS),
             Failure::Status(status) => return ExitCode::from(*status),
@@ -93,12 +106,21 @@ fn tell(error: &VerbError, out: &Out) {
     let mut stderr = io::stderr().lock();
     // There is nobody left to tell that stderr is closed.
     let _ = if out.json {
-        serde_json::to_writer(&mut stderr, &Line { error }).map_err(io::Error::from).and_then(|()| stderr.write_all(b"\n"))
+        serde_json::to_writer(&mut stderr, &Line { error })
+            .map_err(io::Error::from)
+            .and_then(|()| stderr.write_all(b"\n"))
     } else {
         let message = out.talk_text(&error.message);
         let told = writeln!(stderr, "{} {message}", out.talk_label("Error:"));
         match &error.hint {
-            Some(hint) => told.and_then(|()| writeln!(stderr, "{} {}", out.talk_label("Hint:"), out.talk_text(hint))),
+            Some(hint) => told.and_then(|()| {
+                writeln!(
+                    stderr,
+                    "{} {}",
+                    out.talk_label("Hint:"),
+                    out.talk_text(hint)
+                )
+            }),
             None => told,
         }
     };

@@ -20,14 +20,16 @@ use crate::transfer::write::{Before, Writer};
 
 /// Copy a checkpoint to a directory elsewhere, or as a tar stream to stdout (`-`)
 ///
-/// Files share their data with the history where the filesystem can do that. If DEST holds an earlier export of the same tree, only what changed
-/// since is touched; one that was interrupted is finished.
+/// Files share their data with the history where the filesystem can do that. If DEST holds an
+/// earlier export of the same tree, only what changed since is touched; one that was interrupted is
+/// finished.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
     #[arg(value_name = "ID")]
     id: String,
-    /// A directory that does not exist, is empty, or holds an earlier export; `-`: a tar stream to stdout
+    /// A directory that does not exist, is empty, or holds an earlier export; `-`: a tar stream to
+    /// stdout
     #[arg(value_name = "DEST")]
     dest: PathBuf,
     /// Only tell what would be done
@@ -62,7 +64,13 @@ struct Answer {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let served = copies::served(context)?;
     if args.dest == Path::new("-") {
-        return super::tar::run(served, &args.id, args.dry_run || args.check || args.full || args.sync, args.without_dropped, context);
+        return super::tar::run(
+            served,
+            &args.id,
+            args.dry_run || args.check || args.full || args.sync,
+            args.without_dropped,
+            context,
+        );
     }
     let dest = copies::destination(&served.cwd, &args.dest);
     sys::umask0();
@@ -76,16 +84,28 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let dir = copies::open_destination(&dest)?;
     let there = There::of(&dest, &dir)?;
     let begun = Begun::begin(served, &args.id, there.from(args.full))?;
-    let before = there.before(&dest, &begun.part.store, args.full || begun.part.from.is_none())?;
+    let before = there.before(
+        &dest,
+        &begun.part.store,
+        args.full || begun.part.from.is_none(),
+    )?;
     let from = begun.part.from.filter(|_| before == Before::Copy);
-    let mark = Mark { store: begun.part.store.clone(), checkpoint: begun.part.checkpoint, whole: false };
+    let mark = Mark {
+        store: begun.part.store.clone(),
+        checkpoint: begun.part.checkpoint,
+        whole: false,
+    };
     let checkpoint = begun.part.checkpoint;
     let cannot = |cause: Errno| io_error(dest.display(), cause);
     if from == Some(checkpoint) {
         tracing::debug!("nothing to do");
     }
     let marked = mark.write(&dir).map_err(cannot)?;
-    let writer = Writer::new(dir.try_clone().map_err(|cause| io_error(dest.display(), cause))?, before);
+    let writer = Writer::new(
+        dir.try_clone()
+            .map_err(|cause| io_error(dest.display(), cause))?,
+        before,
+    );
     writer.prepare().map_err(cannot)?;
     let bar = Bar::count(&context.out, "exporting");
     let handed = begun.hand_over(&writer, copies::threads(from), &bar);
@@ -98,13 +118,29 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         sys::syncfs(&dir).map_err(cannot)?;
     }
     if refused.is_empty() && marked {
-        Mark { whole: true, ..mark }.write(&dir).map_err(cannot)?;
+        Mark {
+            whole: true,
+            ..mark
+        }
+        .write(&dir)
+        .map_err(cannot)?;
         if args.sync {
             sys::fsync(&dir).map_err(cannot)?;
         }
     }
     let duration_us = crate::engine::api::microseconds(started.elapsed());
-    tell(Answer { exported: checkpoint, dest: dest.clone(), from, dry_run: false, copied, duration_us }, marked, context)
+    tell(
+        Answer {
+            exported: checkpoint,
+            dest: dest.clone(),
+            from,
+            dry_run: false,
+            copied,
+            duration_us,
+        },
+        marked,
+        context,
+    )
 }
 
 fn tell(answer: Answer, marked: bool, context: &mut Context) -> Outcome {
@@ -114,13 +150,22 @@ fn tell(answer: Answer, marked: bool, context: &mut Context) -> Outcome {
     } else {
         let dest = answer.dest.display().to_string();
         let dest = out.text(&dest).into_owned();
-        let from = answer.from.map_or(String::new(), |from| format!(" (from {from})"));
-        out.line(&format!("exported checkpoint {} to {dest}{from}: {}", answer.exported, answer.copied.how(answer.duration_us)))?;
+        let from = answer
+            .from
+            .map_or(String::new(), |from| format!(" (from {from})"));
+        out.line(&format!(
+            "exported checkpoint {} to {dest}{from}: {}",
+            answer.exported,
+            answer.copied.how(answer.duration_us)
+        ))?;
     }
     if !marked {
         out.warn("the filesystem there keeps no extended attributes: a later export cannot go on from this one, and wants an empty directory");
     }
-    answer.copied.report(out, "what could be copied is there; run the same command again once the cause is gone")
+    answer.copied.report(
+        out,
+        "what could be copied is there; run the same command again once the cause is gone",
+    )
 }
 
 /// What is at a destination.
@@ -132,15 +177,25 @@ struct There {
 impl There {
     fn of(dest: &Path, dir: &OwnedFd) -> VerbResult<There> {
         let mark = Mark::read(dir).map_err(|cause| match cause {
-            Errno::EINVAL => hinted("not-empty", format!("the mark of {} is of another version", dest.display()), "export to another directory"),
+            Errno::EINVAL => hinted(
+                "not-empty",
+                format!("the mark of {} is of another version", dest.display()),
+                "export to another directory",
+            ),
             cause => io_error(dest.display(), cause),
         })?;
-        Ok(There { mark, empty: copies::is_empty(dest, dir)? })
+        Ok(There {
+            mark,
+            empty: copies::is_empty(dest, dir)?,
+        })
     }
 
     /// The state from which to go on.
     fn from(&self, full: bool) -> Option<CheckpointId> {
-        self.mark.as_ref().filter(|mark| mark.whole && !full && !self.empty).map(|mark| mark.checkpoint)
+        self.mark
+            .as_ref()
+            .filter(|mark| mark.whole && !full && !self.empty)
+            .map(|mark| mark.checkpoint)
     }
 
     /// What the writer has to reckon with.
@@ -154,28 +209,51 @@ impl There {
             )),
             Some(_) if full => Ok(Before::Anything),
             Some(_) => Ok(Before::Copy),
-            None => Err(copies::not_empty(dest, "export to a directory that does not exist or is empty")),
+            None => Err(copies::not_empty(
+                dest,
+                "export to a directory that does not exist or is empty",
+            )),
         }
     }
 }
 
-fn dry_run(args: &Args, dest: &Path, served: super::locate::Served, context: &mut Context) -> Outcome {
+fn dry_run(
+    args: &Args,
+    dest: &Path,
+    served: super::locate::Served,
+    context: &mut Context,
+) -> Outcome {
     let there = match sys::open_root(dest) {
         Ok(dir) => There::of(dest, &dir)?,
-        Err(Errno::ENOENT) => There { mark: None, empty: true },
+        Err(Errno::ENOENT) => There {
+            mark: None,
+            empty: true,
+        },
         Err(cause) => return Err(io_error(dest.display(), cause).into()),
     };
     let begun = Begun::begin(served, &args.id, there.from(args.full))?;
-    let before = there.before(dest, &begun.part.store, args.full || begun.part.from.is_none())?;
-    let (checkpoint, from) = (begun.part.checkpoint, begun.part.from.filter(|_| before == Before::Copy));
+    let before = there.before(
+        dest,
+        &begun.part.store,
+        args.full || begun.part.from.is_none(),
+    )?;
+    let (checkpoint, from) = (
+        begun.part.checkpoint,
+        begun.part.from.filter(|_| before == Before::Copy),
+    );
     let bar = Bar::count(&context.out, "counting");
     let counted = Counted::default();
     let handed = begun.hand_over(&counted, copies::threads(from), &bar);
     bar.stop();
     let (refused, dropped) = copies::without_dropped(handed?, args.without_dropped);
     copies::warn_dropped(&context.out, &dropped);
-    let get = |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
-    let (made, removed, bytes) = (get(&counted.entries), get(&counted.removed), get(&counted.bytes));
+    let get =
+        |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
+    let (made, removed, bytes) = (
+        get(&counted.entries),
+        get(&counted.removed),
+        get(&counted.bytes),
+    );
     if context.out.json {
         let refused: Vec<&TreePath> = refused.iter().map(|refused| &refused.path).collect();
         let dest = dest.to_string_lossy();
@@ -183,11 +261,18 @@ fn dry_run(args: &Args, dest: &Path, served: super::locate::Served, context: &mu
         return Ok(context.out.json(&value)?);
     }
     let from = from.map_or(String::new(), |from| format!(" (from {from})"));
-    let line = format!("export of checkpoint {checkpoint}{from} would make {made} ({bytes} bytes of files) and remove {removed}");
+    let line = format!(
+        "export of checkpoint {checkpoint}{from} would make {made} ({bytes} bytes of files) and remove {removed}"
+    );
     Ok(context.out.line(&line)?)
 }
 
-fn check(args: &Args, dest: &Path, served: super::locate::Served, context: &mut Context) -> Outcome {
+fn check(
+    args: &Args,
+    dest: &Path,
+    served: super::locate::Served,
+    context: &mut Context,
+) -> Outcome {
     let dir = sys::open_root(dest).map_err(|cause| io_error(dest.display(), cause))?;
     let begun = Begun::begin(served, &args.id, None)?;
     let checkpoint = begun.part.checkpoint;
@@ -197,15 +282,26 @@ fn check(args: &Args, dest: &Path, served: super::locate::Served, context: &mut 
     bar.stop();
     let (refused, dropped) = copies::without_dropped(handed?, args.without_dropped);
     let mut wrong: Vec<TreePath> = refused.into_iter().map(|refused| refused.path).collect();
-    wrong.extend(checker.finish().map_err(|cause| io_error(dest.display(), cause))?.into_iter().map(TreePath));
+    wrong.extend(
+        checker
+            .finish()
+            .map_err(|cause| io_error(dest.display(), cause))?
+            .into_iter()
+            .map(TreePath),
+    );
     wrong.retain(|path| !dropped.contains(path));
     wrong.sort();
     wrong.dedup();
     if context.out.json {
-        context.out.json(&serde_json::json!({"checked": checkpoint, "different": wrong}))?;
+        context
+            .out
+            .json(&serde_json::json!({"checked": checkpoint, "different": wrong}))?;
     } else {
         for path in &wrong {
-            let name = context.out.name(if path.0.is_empty() { b"." } else { &path.0 }).into_owned();
+            let name = context
+                .out
+                .name(if path.0.is_empty() { b"." } else { &path.0 })
+                .into_owned();
             context.out.bytes(&[name.as_slice(), b"\n"].concat())?;
         }
     }

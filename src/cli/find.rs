@@ -37,7 +37,12 @@ pub struct Args {
     #[arg(long)]
     pinned: bool,
     /// At most so many
-    #[arg(short = 'n', long = "max-count", visible_alias = "limit", value_name = "COUNT")]
+    #[arg(
+        short = 'n',
+        long = "max-count",
+        visible_alias = "limit",
+        value_name = "COUNT"
+    )]
     max_count: Option<usize>,
     /// They changed this, or something below it; relative to the working directory
     #[arg(value_name = "PATH")]
@@ -45,7 +50,9 @@ pub struct Args {
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
-    text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(|| format!("{text:?} has no '='"))
+    text.split_once('=')
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .ok_or_else(|| format!("{text:?} has no '='"))
 }
 
 /// The number of a user.
@@ -53,7 +60,13 @@ fn user(name: &str) -> VerbResult<u32> {
     if let Ok(uid) = name.parse() {
         return Ok(uid);
     }
-    let unknown = || hinted("unknown-user", format!("there is no user {name:?}"), "a number will do too: ckptfs find --author 1000");
+    let unknown = || {
+        hinted(
+            "unknown-user",
+            format!("there is no user {name:?}"),
+            "a number will do too: ckptfs find --author 1000",
+        )
+    };
     sys::user_id(name).ok_or_else(unknown)
 }
 
@@ -83,7 +96,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     } else {
         print_checkpoints(&found, &mut context.out)?;
     }
-    if found.is_empty() { Err(none(context)?) } else { Ok(()) }
+    if found.is_empty() {
+        Err(none(context)?)
+    } else {
+        Ok(())
+    }
 }
 
 /// What to say when nothing is found.
@@ -91,5 +108,9 @@ fn none(context: &Context) -> VerbResult<Failure> {
     if context.out.json {
         return Ok(Failure::No);
     }
-    Err(hinted("not-found", "no checkpoint is like that", "all there are: ckptfs log"))
+    Err(hinted(
+        "not-found",
+        "no checkpoint is like that",
+        "all there are: ckptfs log",
+    ))
 }

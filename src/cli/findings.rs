@@ -23,11 +23,27 @@ struct Report<'a> {
 
 /// Prints all of it.
 pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Context) -> Outcome {
-    let Verified { frames, versions, bytes, unhashed, findings, .. } = found;
+    let Verified {
+        frames,
+        versions,
+        bytes,
+        unhashed,
+        findings,
+        ..
+    } = found;
     let out = &mut context.out;
     if out.json {
         let ok = findings.is_empty();
-        let report = Report { ok, deep, frames: *frames, versions: *versions, bytes: *bytes, unhashed: *unhashed, findings, repaired };
+        let report = Report {
+            ok,
+            deep,
+            frames: *frames,
+            versions: *versions,
+            bytes: *bytes,
+            unhashed: *unhashed,
+            findings,
+            repaired,
+        };
         return Ok(out.json(&report)?);
     }
     for finding in findings {
@@ -37,7 +53,8 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
             line.extend_from_slice(b"  ");
             line.extend_from_slice(&out.name(&path.0));
         }
-        if let (Some(first), Some(last)) = (finding.checkpoints.first(), finding.checkpoints.last()) {
+        if let (Some(first), Some(last)) = (finding.checkpoints.first(), finding.checkpoints.last())
+        {
             let which = match finding.checkpoints.len() {
                 1 => format!("  in checkpoint {first}"),
                 count => format!("  in {count} checkpoints from {first} to {last}"),
@@ -50,13 +67,23 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
     for done in repaired {
         out.text_line(done)?;
     }
-    let read = if deep { format!("{bytes} bytes read") } else { "not read (--deep reads them)".to_owned() };
-    let hashes = if deep && *unhashed > 0 { format!("; {unhashed} have no hash yet to be compared with") } else { String::new() };
+    let read = if deep {
+        format!("{bytes} bytes read")
+    } else {
+        "not read (--deep reads them)".to_owned()
+    };
+    let hashes = if deep && *unhashed > 0 {
+        format!("; {unhashed} have no hash yet to be compared with")
+    } else {
+        String::new()
+    };
     let verdict = match findings.len() {
         0 => "nothing is damaged".to_owned(),
         1 => "1 finding".to_owned(),
         count => format!("{count} findings"),
     };
-    out.talk(&format!("{verdict}: {frames} records of the journal, {versions} versions, {read}{hashes}"));
+    out.talk(&format!(
+        "{verdict}: {frames} records of the journal, {versions} versions, {read}{hashes}"
+    ));
     Ok(())
 }

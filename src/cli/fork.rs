@@ -18,7 +18,8 @@ use crate::transfer::write::{Before, Writer};
 
 /// Make an independent writable tree out of a checkpoint
 ///
-/// Files share their data with the history where the filesystem can do that, until one side is changed.
+/// Files share their data with the history where the filesystem can do that, until one side is
+/// changed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
@@ -64,7 +65,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         let out = &mut context.out;
         if out.json {
             let duration_us = crate::engine::api::microseconds(started.elapsed());
-            return Ok(out.json(&Answer { forked: id, dir: dest, mounted: false, dry_run: true, copied: None, duration_us })?);
+            return Ok(out.json(&Answer {
+                forked: id,
+                dir: dest,
+                mounted: false,
+                dry_run: true,
+                copied: None,
+                duration_us,
+            })?);
         }
         let line = format!("fork of checkpoint {id} would fill {}", dest.display());
         return Ok(out.line(&line)?);
@@ -77,20 +85,39 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let out = &mut context.out;
     if out.json {
-        out.json(&Answer { forked, dir: dest, mounted: args.mount && whole, dry_run: false, copied: Some(copied), duration_us })?;
+        out.json(&Answer {
+            forked,
+            dir: dest,
+            mounted: args.mount && whole,
+            dry_run: false,
+            copied: Some(copied),
+            duration_us,
+        })?;
         return if whole { Ok(()) } else { Err(Failure::No) };
     }
     let at = dest.display().to_string();
     let at = out.text(&at).into_owned();
-    out.line(&format!("forked checkpoint {forked} to {at}: {}", copied.how(duration_us)))?;
-    copied.report(out, "remove the directory, and run the same command again once the cause is gone")
+    out.line(&format!(
+        "forked checkpoint {forked} to {at}: {}",
+        copied.how(duration_us)
+    ))?;
+    copied.report(
+        out,
+        "remove the directory, and run the same command again once the cause is gone",
+    )
 }
 
 /// Fills a directory with a checkpoint. What could not be copied is told in what is given.
 ///
 /// # Errors
 /// `not-empty`; those of the daemon, and of the directory.
-pub fn fork(served: Served, id: &str, dest: &Path, without_dropped: bool, out: &Out) -> VerbResult<(CheckpointId, Copied)> {
+pub fn fork(
+    served: Served,
+    id: &str,
+    dest: &Path,
+    without_dropped: bool,
+    out: &Out,
+) -> VerbResult<(CheckpointId, Copied)> {
     let dir = copies::open_destination(dest)?;
     if !copies::is_empty(dest, &dir)? {
         return Err(taken(dest));
@@ -98,7 +125,9 @@ pub fn fork(served: Served, id: &str, dest: &Path, without_dropped: bool, out: &
     let begun = Begun::begin(served, id, None)?;
     let forked = begun.part.checkpoint;
     let writer = Writer::new(dir, Before::Nothing);
-    writer.prepare().map_err(|cause| io_error(dest.display(), cause))?;
+    writer
+        .prepare()
+        .map_err(|cause| io_error(dest.display(), cause))?;
     let bar = Bar::count(out, "forking");
     let handed = begun.hand_over(&writer, copies::threads(None), &bar);
     bar.stop();
@@ -109,5 +138,9 @@ pub fn fork(served: Served, id: &str, dest: &Path, without_dropped: bool, out: &
 }
 
 fn taken(dest: &Path) -> VerbError {
-    hinted("not-empty", format!("{} is not empty", dest.display()), "fork to a directory that does not exist or is empty")
+    hinted(
+        "not-empty",
+        format!("{} is not empty", dest.display()),
+        "fork to a directory that does not exist or is empty",
+    )
 }

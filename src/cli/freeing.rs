@@ -1,4 +1,5 @@
-//! Who deletes and frees: the daemon, or without a mount this process. A filesystem may be so full, or a machine so broken, that nothing can be mounted.
+//! Who deletes and frees: the daemon, or without a mount this process. A filesystem may be so full,
+//! or a machine so broken, that nothing can be mounted.
 
 use std::path::Path;
 
@@ -29,10 +30,18 @@ fn here(root: &Path) -> VerbResult<History> {
     sys::umask0();
     sys::raise_nofile();
     super::logging::log_to_stderr(Some("error"));
-    let mut config = Config::bare(sys::open_root(root).map_err(|cause| io_error(root.display(), cause))?, root.to_owned());
+    let mut config = Config::bare(
+        sys::open_root(root).map_err(|cause| io_error(root.display(), cause))?,
+        root.to_owned(),
+    );
     config.auto.absence = serving::parts_absences(&config::settings_of(root)?);
     let engine = Engine::open_unmounted(config)?;
     let ((uid, gid), pid) = (sys::ids(), std::process::id());
-    let by = Actor { uid, gid, pid, process: sys::process_name(pid).unwrap_or_default() };
+    let by = Actor {
+        uid,
+        gid,
+        pid,
+        process: sys::process_name(pid).unwrap_or_default(),
+    };
     Ok(History::Here(engine, Box::new(by.into())))
 }

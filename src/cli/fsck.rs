@@ -17,7 +17,8 @@ pub struct Args {
     /// Read every byte of every version, and compare it with the hash that the sealer took
     #[arg(long)]
     deep: bool,
-    /// Do what is safe: make the index anew, save a torn end, set damaged objects aside. Nothing is destroyed
+    /// Do what is safe: make the index anew, save a torn end, set damaged objects aside. Nothing is
+    /// destroyed
     #[arg(long)]
     repair: bool,
     /// Make the index from the journal, whatever was found
@@ -33,7 +34,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Located::Store { root, .. } => root,
         Located::Served(served) => {
             let root = served.root.display();
-            let hint = format!("verify it while it is mounted: ckptfs verify; or unmount it first: ckptfs umount {}", word(&root));
+            let hint = format!(
+                "verify it while it is mounted: ckptfs verify; or unmount it first: ckptfs umount {}",
+                word(&root)
+            );
             return Err(hinted("in-use", format!("{root} is mounted"), hint).into());
         }
         other => return Err(locate::not_served(&other).into()),
@@ -41,22 +45,46 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let shown = root.display().to_string();
     let root = sys::open_root(&root).map_err(|cause| error::io_error(&shown, cause))?;
     let bar = Bar::start(&context.out, "checking the store", args.deep);
-    let mut check = StoreCheck::begin(root, &CheckOptions { state: None, deep: args.deep, strays: true })?;
+    let mut check = StoreCheck::begin(
+        root,
+        &CheckOptions {
+            state: None,
+            deep: args.deep,
+            strays: true,
+        },
+    )?;
     let found = verify::whole(&bar, || Ok(check.step()))?;
     bar.stop();
     let repaired = if args.dry_run {
-        found.findings.iter().filter_map(|finding| finding.repair.as_ref().map(|repair| format!("would {repair}: {}", finding.on))).collect()
+        found
+            .findings
+            .iter()
+            .filter_map(|finding| {
+                finding
+                    .repair
+                    .as_ref()
+                    .map(|repair| format!("would {repair}: {}", finding.on))
+            })
+            .collect()
     } else if args.repair || args.rebuild_index {
         check.repair(args.repair, args.rebuild_index)?
     } else {
         Vec::new()
     };
     let rebuilt = repaired.iter().any(|said| said == INDEX_MADE);
-    let of_index = |kind| matches!(kind, DamageKind::IndexMissing | DamageKind::IndexUnreadable | DamageKind::IndexWrong);
+    let of_index = |kind| {
+        matches!(
+            kind,
+            DamageKind::IndexMissing | DamageKind::IndexUnreadable | DamageKind::IndexWrong
+        )
+    };
     let left: Vec<&Damage> = found
         .findings
         .iter()
-        .filter(|finding| !(args.repair && !args.dry_run && finding.repair.is_some() || rebuilt && of_index(finding.kind)))
+        .filter(|finding| {
+            !(args.repair && !args.dry_run && finding.repair.is_some()
+                || rebuilt && of_index(finding.kind))
+        })
         .collect();
     findings::print(&found, args.deep, &repaired, context)?;
     if left.is_empty() {

@@ -11,10 +11,12 @@ use crate::engine::api::{GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult
 use crate::engine::settings::{self, Value, parse_value};
 use crate::store::ids::CheckpointId;
 
-/// Thin out the history by rules, and free what no checkpoint needs; what is freed cannot be brought back
+/// Thin out the history by rules, and free what no checkpoint needs; what is freed cannot be
+/// brought back
 ///
-/// A checkpoint stays that one of the rules keeps, on the command line or in the configuration; without any rule all stay that were not deleted. Pinned and tagged
-/// ones and the newest stay whatever the rules are. Works without a mount too.
+/// A checkpoint stays that one of the rules keeps, on the command line or in the configuration;
+/// without any rule all stay that were not deleted. Pinned and tagged ones and the newest stay
+/// whatever the rules are. Works without a mount too.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Only tell what would go, and how many bytes would come free
@@ -53,7 +55,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let retention = retention(&args, context)?;
     let mut history = freeing(context.dir())?;
     let ask = !args.yes && can_ask();
-    let plan = if args.dry_run || ask { Some(whole(&mut history, &retention, true, context)?) } else { None };
+    let plan = if args.dry_run || ask {
+        Some(whole(&mut history, &retention, true, context)?)
+    } else {
+        None
+    };
     if let Some(plan) = plan.as_ref().filter(|_| args.dry_run) {
         return print(plan, &args, context);
     }
@@ -62,8 +68,16 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         if plan.gone.is_empty() && plan.leftovers == 0 && dropped == 0 {
             return print(&plan, &args, context);
         }
-        let of_kept = if dropped > 0 { format!(", drop the content of {dropped} versions from others") } else { String::new() };
-        let what = format!("{}{of_kept}, free {}?", checkpoints("Delete", plan.gone.len()), size::human(plan.freed_bytes));
+        let of_kept = if dropped > 0 {
+            format!(", drop the content of {dropped} versions from others")
+        } else {
+            String::new()
+        };
+        let what = format!(
+            "{}{of_kept}, free {}?",
+            checkpoints("Delete", plan.gone.len()),
+            size::human(plan.freed_bytes)
+        );
         context.out.go_on(false, &what, "nothing was freed")?;
     }
     let report = whole(&mut history, &retention, false, context)?;
@@ -73,9 +87,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// The rules of the command line, and of the configuration where that says nothing.
 fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
     let of = |name: &str, text: &Option<String>| -> VerbResult<Option<Value>> {
-        let (Some(text), Some(key)) = (text, settings::find(name)) else { return Ok(None) };
+        let (Some(text), Some(key)) = (text, settings::find(name)) else {
+            return Ok(None);
+        };
         let flag = name.trim_start_matches("retention.");
-        parse_value(key, text).map(Some).map_err(|why| hinted("bad-value", format!("--{flag}: {why}"), format!("it is {}", key.kind.wanted())))
+        parse_value(key, text).map(Some).map_err(|why| {
+            hinted(
+                "bad-value",
+                format!("--{flag}: {why}"),
+                format!("it is {}", key.kind.wanted()),
+            )
+        })
     };
     let number = |value: Option<Value>| match value {
         Some(Value::Number(number)) => Some(number),
@@ -85,18 +107,34 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
     let configured = Retention::of(&config::settings(context.dir())?);
     Ok(Retention {
         keep_last: number(of("retention.keep-last", &args.keep_last)?).or(configured.keep_last),
-        keep_within_s: number(of("retention.keep-within", &args.keep_within)?).or(configured.keep_within_s),
-        keep_hourly: number(of("retention.keep-hourly", &args.keep_hourly)?).or(configured.keep_hourly),
+        keep_within_s: number(of("retention.keep-within", &args.keep_within)?)
+            .or(configured.keep_within_s),
+        keep_hourly: number(of("retention.keep-hourly", &args.keep_hourly)?)
+            .or(configured.keep_hourly),
         keep_daily: number(of("retention.keep-daily", &args.keep_daily)?).or(configured.keep_daily),
-        keep_weekly: number(of("retention.keep-weekly", &args.keep_weekly)?).or(configured.keep_weekly),
+        keep_weekly: number(of("retention.keep-weekly", &args.keep_weekly)?)
+            .or(configured.keep_weekly),
         max_bytes: number(of("retention.max-size", &args.max_size)?).or(configured.max_bytes),
-        tiers: if args.no_tiers { Vec::new() } else { configured.tiers },
+        tiers: if args.no_tiers {
+            Vec::new()
+        } else {
+            configured.tiers
+        },
     })
 }
 
 /// Asks until it is finished.
-fn whole(history: &mut History, retention: &Retention, dry_run: bool, context: &Context) -> VerbResult<GcReport> {
-    let mut options = GcOptions { retention: retention.clone(), dry_run, ..GcOptions::default() };
+fn whole(
+    history: &mut History,
+    retention: &Retention,
+    dry_run: bool,
+    context: &Context,
+) -> VerbResult<GcReport> {
+    let mut options = GcOptions {
+        retention: retention.clone(),
+        dry_run,
+        ..GcOptions::default()
+    };
     let mut bar = Bar::start(&context.out, "measuring versions", false);
     let mut freeing = false;
     loop {
@@ -116,7 +154,10 @@ fn whole(history: &mut History, retention: &Retention, dry_run: bool, context: &
 }
 
 fn checkpoints(verb: &str, count: usize) -> String {
-    format!("{verb} {count} checkpoint{}", if count == 1 { "" } else { "s" })
+    format!(
+        "{verb} {count} checkpoint{}",
+        if count == 1 { "" } else { "s" }
+    )
 }
 
 fn rule(rule: Rule) -> &'static str {
@@ -152,19 +193,43 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
     if args.verbose {
         for kept in &report.kept {
             let rules: Vec<&str> = kept.rules.iter().map(|one| rule(*one)).collect();
-            let (sign, id) = (out.paint(Role::Good, "stays"), out.paint(Role::Id, &kept.id.to_string()));
+            let (sign, id) = (
+                out.paint(Role::Good, "stays"),
+                out.paint(Role::Id, &kept.id.to_string()),
+            );
             out.line(&format!("{sign} {id}  {}", rules.join(", ")))?;
         }
     }
     if report.leftovers > 0 {
         let verb = if report.dry_run { "would go: " } else { "" };
-        out.line(&format!("{verb}{} versions that no checkpoint needed any more  {}", report.leftovers, size::human(report.leftover_bytes)))?;
+        out.line(&format!(
+            "{verb}{} versions that no checkpoint needed any more  {}",
+            report.leftovers,
+            size::human(report.leftover_bytes)
+        ))?;
     }
-    for tier in report.tiers.iter().filter(|tier| tier.versions > 0 || tier.linked > 0) {
-        let verb = if report.dry_run { "would be dropped" } else { "dropped" };
-        let linked = if tier.linked > 0 { format!("; {} stay, for they have several names", tier.linked) } else { String::new() };
+    for tier in report
+        .tiers
+        .iter()
+        .filter(|tier| tier.versions > 0 || tier.linked > 0)
+    {
+        let verb = if report.dry_run {
+            "would be dropped"
+        } else {
+            "dropped"
+        };
+        let linked = if tier.linked > 0 {
+            format!("; {} stay, for they have several names", tier.linked)
+        } else {
+            String::new()
+        };
         let paths = tier.paths.join(", ");
-        let line = format!("{verb}: {} versions in {}  {}{linked}", tier.versions, out.text(&paths), size::human(tier.bytes));
+        let line = format!(
+            "{verb}: {} versions in {}  {}{linked}",
+            tier.versions,
+            out.text(&paths),
+            size::human(tier.bytes)
+        );
         out.line(&line)?;
     }
     out.line(&summary(report))?;
@@ -174,8 +239,16 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
 
 fn summary(report: &GcReport) -> String {
     let left = report.history_bytes.saturating_sub(report.freed_bytes);
-    let done = if report.dry_run { "would be deleted" } else { "deleted" };
-    let freed = if report.dry_run { "would come free" } else { "came free" };
+    let done = if report.dry_run {
+        "would be deleted"
+    } else {
+        "deleted"
+    };
+    let freed = if report.dry_run {
+        "would come free"
+    } else {
+        "came free"
+    };
     format!(
         "{} {done}, {} kept; {} {freed}, the history takes {}",
         checkpoints("", report.gone.len()).trim_start(),
@@ -192,6 +265,9 @@ fn warn(report: &GcReport, out: &Out) {
     }
     if !report.changed.is_empty() {
         let ids: Vec<String> = report.changed.iter().map(CheckpointId::to_string).collect();
-        out.warn(&format!("pinned, tagged or brought back meanwhile, and kept: {}", ids.join(", ")));
+        out.warn(&format!(
+            "pinned, tagged or brought back meanwhile, and kept: {}",
+            ids.join(", ")
+        ));
     }
 }

@@ -10,19 +10,32 @@
 
 use crate::store::ids::CheckpointId;
 
-/// The columns below what was drawn so far: the checkpoint that each leads to; `None` where there is no line.
+/// The columns below what was drawn so far: the checkpoint that each leads to; `None` where there
+/// is no line.
 #[derive(Debug, Default)]
 pub struct Graph(Vec<Option<CheckpointId>>);
 
 impl Graph {
-    /// The lines above the next checkpoint, and what stands before its own text. `parent`: which one it comes from.
-    pub fn next(&mut self, id: CheckpointId, parent: Option<CheckpointId>) -> (Vec<String>, String) {
-        let leading: Vec<usize> = (0..self.0.len()).filter(|column| self.column(*column) == Some(id)).collect();
+    /// The lines above the next checkpoint, and what stands before its own text. `parent`: which
+    /// one it comes from.
+    pub fn next(
+        &mut self,
+        id: CheckpointId,
+        parent: Option<CheckpointId>,
+    ) -> (Vec<String>, String) {
+        let leading: Vec<usize> = (0..self.0.len())
+            .filter(|column| self.column(*column) == Some(id))
+            .collect();
         let at = match leading.first() {
             Some(first) => *first,
             None => self.free_column(),
         };
-        let joins = leading.iter().skip(1).rev().map(|column| self.join(*column, at)).collect();
+        let joins = leading
+            .iter()
+            .skip(1)
+            .rev()
+            .map(|column| self.join(*column, at))
+            .collect();
         if let Some(column) = self.0.get_mut(at) {
             *column = Some(id);
         }
@@ -39,7 +52,11 @@ impl Graph {
     }
 
     fn free_column(&mut self) -> usize {
-        let free = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
+        let free = self
+            .0
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.0.len());
         if free == self.0.len() {
             self.0.push(None);
         }
@@ -67,7 +84,9 @@ impl Graph {
 
     /// A line with what `mark` gives for each column that leads somewhere, a space after each.
     fn row(&self, mark: impl Fn(usize) -> char) -> String {
-        let one = |(column, to): (usize, &Option<CheckpointId>)| [if to.is_some() { mark(column) } else { ' ' }, ' '];
+        let one = |(column, to): (usize, &Option<CheckpointId>)| {
+            [if to.is_some() { mark(column) } else { ' ' }, ' ']
+        };
         self.0.iter().enumerate().flat_map(one).collect()
     }
 
@@ -86,7 +105,10 @@ mod tests {
         let mut graph = Graph::default();
         let mut lines = Vec::new();
         for (id, parent) in checkpoints {
-            let (above, before) = graph.next(CheckpointId(*id), (*parent > 0).then_some(CheckpointId(*parent)));
+            let (above, before) = graph.next(
+                CheckpointId(*id),
+                (*parent > 0).then_some(CheckpointId(*parent)),
+            );
             lines.extend(above);
             lines.push(format!("{before}{id}"));
         }
@@ -104,13 +126,22 @@ mod tests {
     fn branches_join_where_they_come_from() {
         assert_eq!(drawn(&[(5, 3), (4, 3), (3, 0)]), "* 5\n| * 4\n|/\n* 3");
         let three = "* 7\n| * 6\n| | * 5\n| | * 4\n| |/\n| * 3\n|/\n* 2\n* 1";
-        assert_eq!(drawn(&[(7, 2), (6, 3), (5, 4), (4, 3), (3, 2), (2, 1), (1, 0)]), three);
+        assert_eq!(
+            drawn(&[(7, 2), (6, 3), (5, 4), (4, 3), (3, 2), (2, 1), (1, 0)]),
+            three
+        );
         // A line is crossed.
-        assert_eq!(drawn(&[(6, 1), (5, 2), (4, 1), (3, 1), (2, 1), (1, 0)]), "* 6\n| * 5\n| | * 4\n| | | * 3\n| * | | 2\n|_|_|/\n|_|/\n|/\n* 1");
+        assert_eq!(
+            drawn(&[(6, 1), (5, 2), (4, 1), (3, 1), (2, 1), (1, 0)]),
+            "* 6\n| * 5\n| | * 4\n| | | * 3\n| * | | 2\n|_|_|/\n|_|/\n|/\n* 1"
+        );
     }
 
     #[test]
     fn a_column_that_ended_is_used_again() {
-        assert_eq!(drawn(&[(9, 8), (8, 0), (7, 5), (6, 5), (5, 0), (4, 0)]), "* 9\n* 8\n* 7\n| * 6\n|/\n* 5\n* 4");
+        assert_eq!(
+            drawn(&[(9, 8), (8, 0), (7, 5), (6, 5), (5, 0), (4, 0)]),
+            "* 9\n* 8\n* 7\n| * 6\n|/\n* 5\n* 4"
+        );
     }
 }

@@ -1,9 +1,10 @@
-//! The holder: a small process that keeps a mount alive when its daemon, the **worker**, dies, and starts another, which takes over
-//! (docs/adr/0009-the-mount-outlives-its-daemon.md).
+//! The holder: a small process that keeps a mount alive when its daemon, the **worker**, dies, and
+//! starts another, which takes over (docs/adr/0009-the-mount-outlives-its-daemon.md).
 //!
-//! It holds descriptors and does nothing with them: `/dev/fuse`, without which the connection would end; the backing directory, to which no path leads
-//! below the mount; the ledger, in which a worker writes what the next must know; and open files that have no name. Requests of the kernel wait while
-//! there is no worker.
+//! It holds descriptors and does nothing with them: `/dev/fuse`, without which the connection would
+//! end; the backing directory, to which no path leads below the mount; the ledger, in which a
+//! worker writes what the next must know; and open files that have no name. Requests of the kernel
+//! wait while there is no worker.
 //!
 //! The two talk over a socket that keeps messages whole: a letter, and what belongs to it.
 //!
@@ -42,7 +43,8 @@ const BRIEF_MAX: u32 = 5;
 /// So many in [`OFTEN`], and it gives up too.
 const OFTEN_MAX: usize = 60;
 const OFTEN: Duration = Duration::from_secs(60);
-/// A worker whose descriptors are closed is waited for so long: what is left of it may wait for the mount, and so for the next worker.
+/// A worker whose descriptors are closed is waited for so long: what is left of it may wait for the
+/// mount, and so for the next worker.
 const REAP_TIMEOUT: Duration = Duration::from_millis(500);
 const REAP_PAUSE: Duration = Duration::from_millis(1);
 /// Bytes of a message at most.
@@ -55,7 +57,8 @@ struct Held {
     ledger: OwnedFd,
     device: OwnedFd,
     root: OwnedFd,
-    /// The socket that listens for verbs: whoever connects while there is no worker waits for the next, and nothing need be made on a full disk.
+    /// The socket that listens for verbs: whoever connects while there is no worker waits for the
+    /// next, and nothing need be made on a full disk.
     control: Option<OwnedFd>,
     files: HashMap<u64, OwnedFd>,
 }
@@ -86,9 +89,20 @@ pub fn hold(args: daemon::Args) -> Outcome {
     sys::raise_nofile();
     std::env::set_current_dir("/").map_err(|cause| io_error("/", cause))?;
     let signals = Signals::new().map_err(|cause| io_error("waiting for signals", cause))?;
-    let arguments = daemon::Args { worker: true, ..args };
+    let arguments = daemon::Args {
+        worker: true,
+        ..args
+    };
     let (takeovers, taken_over, deaths, brief) = (0, String::new(), VecDeque::new(), 0);
-    let mut holder = Holder { arguments, signals, held: None, takeovers, taken_over, deaths, brief };
+    let mut holder = Holder {
+        arguments,
+        signals,
+        held: None,
+        takeovers,
+        taken_over,
+        deaths,
+        brief,
+    };
     loop {
         let (served, status) = holder.one_worker()?;
         match status {
@@ -99,12 +113,18 @@ pub fn hold(args: daemon::Args) -> Outcome {
             _ => {}
         }
         if !holder.is_worth_it(&served) {
-            tracing::error!("the daemon dies again and again: nobody takes over, the mount is dead (`ckptfs mount` repairs it)");
+            tracing::error!(
+                "the daemon dies again and again: nobody takes over, the mount is dead (`ckptfs mount` repairs it)"
+            );
             return Err(Failure::No);
         }
         holder.takeovers += 1;
         holder.taken_over = jiff::Timestamp::now().to_string();
-        tracing::warn!(?status, takeover = holder.takeovers, "the daemon died; another takes over");
+        tracing::warn!(
+            ?status,
+            takeover = holder.takeovers,
+            "the daemon died; another takes over"
+        );
     }
 }
 
@@ -119,14 +139,22 @@ impl Holder {
             self.listen(&ours, &worker, &mut served);
         }
         // One that ends in order waits for our end.
-        let status = if served.in_order { None } else { reap(&mut worker) };
+        let status = if served.in_order {
+            None
+        } else {
+            reap(&mut worker)
+        };
         Ok((served, status))
     }
 
     fn spawn(&self, socket: OwnedFd) -> std::io::Result<Child> {
         host::close_on_exec();
         let mut command = Command::new(program());
-        command.arg0("ckptfs").args(self.arguments.arguments()).current_dir("/").stdin(Stdio::from(socket));
+        command
+            .arg0("ckptfs")
+            .args(self.arguments.arguments())
+            .current_dir("/")
+            .stdin(Stdio::from(socket));
         command.spawn()
     }
 
@@ -135,8 +163,12 @@ impl Holder {
         let mut message = vec![if self.held.is_some() { b'T' } else { b'S' }];
         message.extend(self.takeovers.to_le_bytes());
         message.extend(self.taken_over.bytes());
-        let Some(held) = &self.held else { return sys::send_message(socket, &message, &[]) };
-        let fds = [&held.ledger, &held.device, &held.root].into_iter().chain(&held.control);
+        let Some(held) = &self.held else {
+            return sys::send_message(socket, &message, &[]);
+        };
+        let fds = [&held.ledger, &held.device, &held.root]
+            .into_iter()
+            .chain(&held.control);
         sys::send_message(socket, &message, &fds.map(AsFd::as_fd).collect::<Vec<_>>())?;
         for (number, file) in &held.files {
             send_patiently(socket, &numbered(b'O', *number), &[file.as_fd()])?;
@@ -148,7 +180,11 @@ impl Holder {
     fn listen(&mut self, socket: &OwnedFd, worker: &Child, served: &mut Served) {
         let mut buffer = [0; MESSAGE_MAX];
         loop {
-            let Ok([said, signalled]) = sys::wait_readable([socket.as_fd(), self.signals.as_fd()], None) else { return };
+            let Ok([said, signalled]) =
+                sys::wait_readable([socket.as_fd(), self.signals.as_fd()], None)
+            else {
+                return;
+            };
             if signalled {
                 while let Some(signal) = self.signals.take() {
                     let pid = i32::try_from(worker.id()).unwrap_or(0);
@@ -158,7 +194,12 @@ impl Holder {
             if said {
                 match sys::receive_message(socket, &mut buffer) {
                     Ok((0, _)) | Err(_) => return,
-                    Ok((length, fds)) => self.take(socket, buffer.get(..length).unwrap_or_default(), fds, served),
+                    Ok((length, fds)) => self.take(
+                        socket,
+                        buffer.get(..length).unwrap_or_default(),
+                        fds,
+                        served,
+                    ),
                 }
                 if served.in_order {
                     return;
@@ -167,15 +208,40 @@ impl Holder {
         }
     }
 
-    fn take(&mut self, socket: &OwnedFd, message: &[u8], mut fds: Vec<OwnedFd>, served: &mut Served) {
-        let number = message.get(1..9).and_then(|bytes| bytes.first_chunk::<8>()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    fn take(
+        &mut self,
+        socket: &OwnedFd,
+        message: &[u8],
+        mut fds: Vec<OwnedFd>,
+        served: &mut Served,
+    ) {
+        let number = message
+            .get(1..9)
+            .and_then(|bytes| bytes.first_chunk::<8>())
+            .map_or(0, |bytes| u64::from_le_bytes(*bytes));
         match (message.first(), &mut self.held) {
             (Some(b'M'), _) if fds.len() >= 3 => {
-                let log = if message.ends_with(b"l") { fds.pop() } else { None };
-                let control = if message.contains(&b'c') { fds.pop() } else { None };
+                let log = if message.ends_with(b"l") {
+                    fds.pop()
+                } else {
+                    None
+                };
+                let control = if message.contains(&b'c') {
+                    fds.pop()
+                } else {
+                    None
+                };
                 let mut fds = fds.into_iter();
-                if let (Some(ledger), Some(device), Some(root)) = (fds.next(), fds.next(), fds.next()) {
-                    self.held = Some(Held { ledger, device, root, control, files: HashMap::new() });
+                if let (Some(ledger), Some(device), Some(root)) =
+                    (fds.next(), fds.next(), fds.next())
+                {
+                    self.held = Some(Held {
+                        ledger,
+                        device,
+                        root,
+                        control,
+                        files: HashMap::new(),
+                    });
                 }
                 if let Some(log) = log {
                     let_go_of_terminal(&log);
@@ -197,9 +263,14 @@ impl Holder {
     /// Whether another worker may do better than those before.
     fn is_worth_it(&mut self, served: &Served) -> bool {
         let now = Instant::now();
-        self.brief = if served.since.is_some_and(|since| since.elapsed() > BRIEF) { 0 } else { self.brief + 1 };
+        self.brief = if served.since.is_some_and(|since| since.elapsed() > BRIEF) {
+            0
+        } else {
+            self.brief + 1
+        };
         self.deaths.push_back(now);
-        self.deaths.retain(|death| now.duration_since(*death) < OFTEN);
+        self.deaths
+            .retain(|death| now.duration_since(*death) < OFTEN);
         self.brief < BRIEF_MAX && self.deaths.len() <= OFTEN_MAX
     }
 }
@@ -218,7 +289,13 @@ fn reap(worker: &mut Child) -> Option<ExitStatus> {
 
 /// From the first mount on, what there is to say goes to the log.
 fn let_go_of_terminal(log: &OwnedFd) {
-    let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") else { return };
+    let Ok(null) = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+    else {
+        return;
+    };
     for (number, to) in [(0, null.as_fd()), (1, null.as_fd()), (2, log.as_fd())] {
         let _ = host::redirect_stdio(number, to);
     }
@@ -226,7 +303,11 @@ fn let_go_of_terminal(log: &OwnedFd) {
 
 fn numbered(letter: u8, number: u64) -> [u8; 9] {
     let mut message = [letter; 9];
-    message.iter_mut().skip(1).zip(number.to_le_bytes()).for_each(|(to, from)| *to = from);
+    message
+        .iter_mut()
+        .skip(1)
+        .zip(number.to_le_bytes())
+        .for_each(|(to, from)| *to = from);
     message
 }
 
@@ -260,17 +341,31 @@ pub struct Link {
 /// In a worker: takes the socket that is its stdin, and hears what there is to do.
 pub fn meet() -> VerbResult<(Option<Arc<Link>>, Option<Before>)> {
     let cannot = |cause: std::io::Error| io_error("hearing from the holder", cause);
-    let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(cannot)?;
-    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
+    let socket = std::io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(cannot)?;
+    let null = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map_err(cannot)?;
     host::redirect_stdio(0, &null).map_err(|cause| cannot(cause.into()))?;
     let mut buffer = [0; MESSAGE_MAX];
     let mut receive = || {
-        let (length, fds) = sys::receive_message(&socket, &mut buffer).map_err(|cause| cannot(cause.into()))?;
+        let (length, fds) =
+            sys::receive_message(&socket, &mut buffer).map_err(|cause| cannot(cause.into()))?;
         Ok((buffer.get(..length).unwrap_or_default().to_vec(), fds))
     };
     let (first, fds) = receive()?;
-    let count = first.get(1..5).and_then(|bytes| bytes.first_chunk::<4>()).map_or(0, |bytes| u32::from_le_bytes(*bytes));
-    let time = first.get(5..).map(|bytes| String::from_utf8_lossy(bytes).into_owned()).filter(|time| !time.is_empty());
+    let count = first
+        .get(1..5)
+        .and_then(|bytes| bytes.first_chunk::<4>())
+        .map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    let time = first
+        .get(5..)
+        .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+        .filter(|time| !time.is_empty());
     let mut fds = fds.into_iter();
     let before = match (first.first(), fds.next(), fds.next(), fds.next()) {
         (Some(b'S'), ..) => None,
@@ -279,16 +374,48 @@ pub fn meet() -> VerbResult<(Option<Arc<Link>>, Option<Before>)> {
             let mut orphans = Orphans::new();
             loop {
                 let (message, mut files) = receive()?;
-                match (message.first(), message.get(1..9).and_then(|bytes| bytes.first_chunk::<8>()), files.pop()) {
-                    (Some(b'O'), Some(number), Some(file)) => drop(orphans.insert(u64::from_le_bytes(*number), file)),
-                    (Some(b'E'), ..) => break Some(Before { device, root, orphans, control, ledger }),
-                    _ => return Err(error("internal", "the holder says what nobody understands".to_owned())),
+                match (
+                    message.first(),
+                    message.get(1..9).and_then(|bytes| bytes.first_chunk::<8>()),
+                    files.pop(),
+                ) {
+                    (Some(b'O'), Some(number), Some(file)) => {
+                        drop(orphans.insert(u64::from_le_bytes(*number), file))
+                    }
+                    (Some(b'E'), ..) => {
+                        break Some(Before {
+                            device,
+                            root,
+                            orphans,
+                            control,
+                            ledger,
+                        });
+                    }
+                    _ => {
+                        return Err(error(
+                            "internal",
+                            "the holder says what nobody understands".to_owned(),
+                        ));
+                    }
                 }
             }
         }
-        _ => return Err(error("internal", "the holder says what nobody understands".to_owned())),
+        _ => {
+            return Err(error(
+                "internal",
+                "the holder says what nobody understands".to_owned(),
+            ));
+        }
     };
-    Ok((Some(Arc::new(Link { socket, takeovers: count, taken_over: time, ledger: std::sync::OnceLock::new() })), before))
+    Ok((
+        Some(Arc::new(Link {
+            socket,
+            takeovers: count,
+            taken_over: time,
+            ledger: std::sync::OnceLock::new(),
+        })),
+        before,
+    ))
 }
 
 impl Link {
@@ -296,16 +423,30 @@ impl Link {
     pub fn succession(self: &Arc<Self>, before: Option<&Before>) -> VerbResult<Succession> {
         let cannot = |cause: Errno| io_error("the ledger of the mount", cause);
         let ledger = match before {
-            Some(before) => Ledger::open(before.ledger.try_clone().map_err(|cause| cannot(cause.into()))?).map_err(cannot)?,
+            Some(before) => Ledger::open(
+                before
+                    .ledger
+                    .try_clone()
+                    .map_err(|cause| cannot(cause.into()))?,
+            )
+            .map_err(cannot)?,
             None => Ledger::create().map_err(cannot)?,
         };
         let ledger = Arc::clone(self.ledger.get_or_init(|| Arc::new(ledger)));
         let keeper = Arc::clone(self) as Arc<dyn Keeper>;
         let holder = std::os::unix::process::parent_id();
-        Ok(Succession { ledger, keeper, orphans: None, holder, takeovers: self.takeovers, taken_over: self.taken_over.clone() })
+        Ok(Succession {
+            ledger,
+            keeper,
+            orphans: None,
+            holder,
+            takeovers: self.takeovers,
+            taken_over: self.taken_over.clone(),
+        })
     }
 
-    /// The mount is made: the holder is to hold what the next worker needs, and does when this returns.
+    /// The mount is made: the holder is to hold what the next worker needs, and does when this
+    /// returns.
     pub fn mounted(
         &self,
         device: BorrowedFd<'_>,
@@ -314,8 +455,15 @@ impl Link {
         log: Option<BorrowedFd<'_>>,
     ) -> SysResult<()> {
         let ledger = self.ledger.get().ok_or(Errno::EINVAL)?;
-        let message: Vec<u8> = [Some(b'M'), control.map(|_| b'c'), log.map(|_| b'l')].into_iter().flatten().collect();
-        let fds: Vec<BorrowedFd<'_>> = [ledger.fd(), device, root].into_iter().chain(control).chain(log).collect();
+        let message: Vec<u8> = [Some(b'M'), control.map(|_| b'c'), log.map(|_| b'l')]
+            .into_iter()
+            .flatten()
+            .collect();
+        let fds: Vec<BorrowedFd<'_>> = [ledger.fd(), device, root]
+            .into_iter()
+            .chain(control)
+            .chain(log)
+            .collect();
         sys::send_message(&self.socket, &message, &fds)?;
         sys::receive_message(&self.socket, &mut [0; MESSAGE_MAX]).map(drop)
     }
@@ -325,7 +473,8 @@ impl Link {
         self.say(b"R", &[]);
     }
 
-    /// The mount is gone: waits until the holder is too, so that whoever waits for this process finds neither.
+    /// The mount is gone: waits until the holder is too, so that whoever waits for this process
+    /// finds neither.
     pub fn end(&self) {
         self.say(b"B", &[]);
         let _ = sys::wait_readable([self.socket.as_fd()], Some(END_TIMEOUT));
@@ -335,7 +484,9 @@ impl Link {
     fn say(&self, message: &[u8], fds: &[BorrowedFd<'_>]) {
         match sys::send_message(&self.socket, message, fds) {
             Ok(()) | Err(Errno::EPIPE | Errno::ECONNRESET) => {}
-            Err(cause) => tracing::warn!(%cause, "the holder was not told; what is open may be lost if this daemon dies"),
+            Err(cause) => {
+                tracing::warn!(%cause, "the holder was not told; what is open may be lost if this daemon dies")
+            }
         }
     }
 }

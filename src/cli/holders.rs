@@ -1,11 +1,14 @@
-//! Who uses a mount, or the directory below it, so that it can be said with names. Linux only: elsewhere nobody is found.
+//! Who uses a mount, or the directory below it, so that it can be said with names. Linux only:
+//! elsewhere nobody is found.
 //!
-//! **Below a mount** is whoever had something of the directory open when it was mounted, or has the filesystem mounted elsewhere too: a shell with its
-//! working directory there, a program with an open file or a mapping, a container with a bind mount. What they do passes the mount by.
+//! **Below a mount** is whoever had something of the directory open when it was mounted, or has the
+//! filesystem mounted elsewhere too: a shell with its working directory there, a program with an
+//! open file or a mapping, a container with a bind mount. What they do passes the mount by.
 //!
-//! Nothing of theirs is opened and no filesystem is asked: links in `/proc` are read, and what the kernel says of descriptors. To read the mappings of a
-//! process can take as long as it likes (whoever serves a filesystem of its own can have it hold its `mmap_lock`), so threads do it, which are not
-//! waited for beyond a limit.
+//! Nothing of theirs is opened and no filesystem is asked: links in `/proc` are read, and what the
+//! kernel says of descriptors. To read the mappings of a process can take as long as it likes
+//! (whoever serves a filesystem of its own can have it hold its `mmap_lock`), so threads do it,
+//! which are not waited for beyond a limit.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -68,9 +71,13 @@ impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Holder { pid, name, by } = self;
         // Both are somebody else's to choose.
-        let (name, shown) = (escape(name.as_bytes()), |path: &Path| escape(path.as_os_str().as_bytes()));
+        let (name, shown) = (escape(name.as_bytes()), |path: &Path| {
+            escape(path.as_os_str().as_bytes())
+        });
         match by {
-            Use::WorkingDirectory => write!(f, "{name} (pid {pid}) has its working directory there"),
+            Use::WorkingDirectory => {
+                write!(f, "{name} (pid {pid}) has its working directory there")
+            }
             Use::Program => write!(f, "{name} (pid {pid}) runs from there"),
             Use::Open(path) => write!(f, "{name} (pid {pid}) has {} open", shown(path)),
             Use::Mapped(path) => write!(f, "{name} (pid {pid}) has {} mapped", shown(path)),
@@ -89,26 +96,42 @@ pub fn named<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
 
 /// What it means that these have something of the directory below the mount.
 pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
-    format!("what is done in the directory below the mount passes it by, and these have it open: {}", named(holders))
+    format!(
+        "what is done in the directory below the mount passes it by, and these have it open: {}",
+        named(holders)
+    )
 }
 
-/// Warns of who has something of the directory below the mount, but for the shells that wait for this program: they are told to enter the mount.
+/// Warns of who has something of the directory below the mount, but for the shells that wait for
+/// this program: they are told to enter the mount.
 pub fn warn(below: &[Holder], out: &Out) {
     let waiting = ancestors();
-    let others: Vec<&Holder> = below.iter().filter(|holder| !(waiting.contains(&holder.pid) && holder.by == Use::WorkingDirectory)).collect();
+    let others: Vec<&Holder> = below
+        .iter()
+        .filter(|holder| !(waiting.contains(&holder.pid) && holder.by == Use::WorkingDirectory))
+        .collect();
     if !others.is_empty() {
         out.warn(&passed_by(others.into_iter()));
     }
 }
 
-/// Says so if the working directory of this process, and of the shell that started it, is the directory below a mount of ours. It costs two system calls.
+/// Says so if the working directory of this process, and of the shell that started it, is the
+/// directory below a mount of ours. It costs two system calls.
 pub fn warn_if_below(out: &Out) {
-    let Ok(cwd) = std::env::current_dir() else { return };
-    let (Ok(here), Ok(seen)) = (host::mount_id(Path::new(".")), host::mount_id(&cwd)) else { return };
+    let Ok(cwd) = std::env::current_dir() else {
+        return;
+    };
+    let (Ok(here), Ok(seen)) = (host::mount_id(Path::new(".")), host::mount_id(&cwd)) else {
+        return;
+    };
     if here == seen {
         return;
     }
-    if let Some(mount) = sys::mounts().unwrap_or_default().iter().find(|mount| mount.id == seen && mount.is_ours()) {
+    if let Some(mount) = sys::mounts()
+        .unwrap_or_default()
+        .iter()
+        .find(|mount| mount.id == seen && mount.is_ours())
+    {
         let at = mount.at.display();
         out.warn(&format!("the working directory is still the directory below the mount at {at}, where nothing is seen; enter the mount: cd ."));
     }
@@ -162,25 +185,56 @@ pub struct Tree {
 fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<Sight> {
     let (at, below) = match root.strip_prefix(&mount.root) {
         Ok(rest) => (mount.at.join(rest), PathBuf::new()),
-        Err(_) => (mount.at.clone(), mount.root.strip_prefix(root).ok()?.to_owned()),
+        Err(_) => (
+            mount.at.clone(),
+            mount.root.strip_prefix(root).ok()?.to_owned(),
+        ),
     };
-    (mount.dev == dev).then_some(Sight { mount: mount.id, at, below })
+    (mount.dev == dev).then_some(Sight {
+        mount: mount.id,
+        at,
+        below,
+    })
 }
 
 impl Tree {
     /// All that is on a mount.
     pub fn on(mount: &MountPoint) -> Tree {
-        let sights = vec![Sight { mount: mount.id, at: "/".into(), below: PathBuf::new() }];
-        Tree { sights, dev: mount.dev, root: "/".into(), complete: true, at: mount.at.clone() }
+        let sights = vec![Sight {
+            mount: mount.id,
+            at: "/".into(),
+            below: PathBuf::new(),
+        }];
+        Tree {
+            sights,
+            dev: mount.dev,
+            root: "/".into(),
+            complete: true,
+            at: mount.at.clone(),
+        }
     }
 
-    /// The directory below a mount of ours that serves `backing`, as its filesystem is mounted here.
+    /// The directory below a mount of ours that serves `backing`, as its filesystem is mounted
+    /// here.
     pub fn below(backing: &Path) -> Option<Tree> {
-        let table: Vec<MountPoint> = sys::mounts().ok()?.into_iter().filter(|mount| !(mount.is_ours() && mount.at == backing)).collect();
+        let table: Vec<MountPoint> = sys::mounts()
+            .ok()?
+            .into_iter()
+            .filter(|mount| !(mount.is_ours() && mount.at == backing))
+            .collect();
         let base = mounts::containing(&table, backing)?;
         let root = base.root.join(backing.strip_prefix(&base.at).ok()?);
-        let sights = table.iter().filter_map(|mount| sight(mount, base.dev, &root)).collect();
-        Some(Tree { sights, dev: base.dev, root, complete: false, at: PathBuf::new() })
+        let sights = table
+            .iter()
+            .filter_map(|mount| sight(mount, base.dev, &root))
+            .collect();
+        Some(Tree {
+            sights,
+            dev: base.dev,
+            root,
+            complete: false,
+            at: PathBuf::new(),
+        })
     }
 
     /// It is seen through another mount too.
@@ -193,11 +247,20 @@ impl Tree {
         // There may be very many namespaces, with very many mounts in each.
         let ((tell, told), (dev, root)) = (mpsc::channel(), (self.dev, self.root.clone()));
         let look = move || {
-            let others = sys::mounts_of_all(|mount| sight(mount, dev, &root).is_some()).unwrap_or_default();
+            let others =
+                sys::mounts_of_all(|mount| sight(mount, dev, &root).is_some()).unwrap_or_default();
             // Nobody may be waiting any more.
-            let _ = tell.send(others.iter().filter_map(|(_, mount)| sight(mount, dev, &root)).collect::<Vec<Sight>>());
+            let _ = tell.send(
+                others
+                    .iter()
+                    .filter_map(|(_, mount)| sight(mount, dev, &root))
+                    .collect::<Vec<Sight>>(),
+            );
         };
-        let others = std::thread::Builder::new().spawn(look).ok().and_then(|_| told.recv_timeout(patience).ok());
+        let others = std::thread::Builder::new()
+            .spawn(look)
+            .ok()
+            .and_then(|_| told.recv_timeout(patience).ok());
         self.complete = others.is_some();
         for other in others.into_iter().flatten() {
             // Of one mount count the paths of our own table.
@@ -208,24 +271,48 @@ impl Tree {
         self
     }
 
-    /// Where in the tree a path is that the kernel told; `mount`: the mount that it is on, if that is known.
+    /// Where in the tree a path is that the kernel told; `mount`: the mount that it is on, if that
+    /// is known.
     fn place(&self, path: &Path, mount: Option<u64>) -> Option<PathBuf> {
-        let sights = self.sights.iter().filter(|sight| mount.is_none_or(|mount| sight.mount == mount));
-        let mut places = sights.filter_map(|sight| path.strip_prefix(&sight.at).ok().map(|rest| sight.below.join(rest)));
+        let sights = self
+            .sights
+            .iter()
+            .filter(|sight| mount.is_none_or(|mount| sight.mount == mount));
+        let mut places = sights.filter_map(|sight| {
+            path.strip_prefix(&sight.at)
+                .ok()
+                .map(|rest| sight.below.join(rest))
+        });
         places.find(|place| !place.starts_with(STORE_NAME))
     }
 
-    /// The processes that use it, but for `except` and this one, as far as we may look, and as many as can be looked at within `patience`.
+    /// The processes that use it, but for `except` and this one, as far as we may look, and as many
+    /// as can be looked at within `patience`.
     pub fn users(self, except: &[u32], patience: Duration) -> Found {
-        let Ok(processes) = fs::read_dir("/proc") else { return Found::default() };
-        let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-        let pids: Arc<Vec<u32>> = Arc::new(pids.filter(|pid| *pid != std::process::id() && !except.contains(pid)).collect());
+        let Ok(processes) = fs::read_dir("/proc") else {
+            return Found::default();
+        };
+        let pids =
+            processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        let pids: Arc<Vec<u32>> = Arc::new(
+            pids.filter(|pid| *pid != std::process::id() && !except.contains(pid))
+                .collect(),
+        );
         let until = Instant::now() + patience;
-        let tree = if self.complete { self } else { self.everywhere(patience) };
+        let tree = if self.complete {
+            self
+        } else {
+            self.everywhere(patience)
+        };
         let (next, tree) = (Arc::new(AtomicUsize::new(0)), Arc::new(tree));
         let (tell, told) = mpsc::channel();
         for _ in 0..THREADS.min(pids.len()) {
-            let (pids, next, tree, tell) = (Arc::clone(&pids), Arc::clone(&next), Arc::clone(&tree), tell.clone());
+            let (pids, next, tree, tell) = (
+                Arc::clone(&pids),
+                Arc::clone(&next),
+                Arc::clone(&tree),
+                tell.clone(),
+            );
             // Without a thread less is found.
             let _ = std::thread::Builder::new().spawn(move || {
                 while let Some(pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -239,7 +326,9 @@ impl Tree {
         }
         drop(tell);
         let (mut found, mut looked_at) = (tree.devices(), 0);
-        while let Ok((holder, files)) = told.recv_timeout(STUCK.min(until.saturating_duration_since(Instant::now()))) {
+        while let Ok((holder, files)) =
+            told.recv_timeout(STUCK.min(until.saturating_duration_since(Instant::now())))
+        {
             found.holders.extend(holder);
             found.files.extend(files);
             looked_at += 1;
@@ -258,43 +347,81 @@ impl Tree {
             let uses = [
                 self.open_files(&thread, files).map(Use::Open),
                 self.mappings(&thread, files).map(Use::Mapped),
-                (self.is_at(&thread.join("root")) || self.is_at(&thread.join("exe"))).then_some(Use::Program),
-                self.is_at(&thread.join("cwd")).then_some(Use::WorkingDirectory),
+                (self.is_at(&thread.join("root")) || self.is_at(&thread.join("exe")))
+                    .then_some(Use::Program),
+                self.is_at(&thread.join("cwd"))
+                    .then_some(Use::WorkingDirectory),
             ];
-            by.iter_mut().zip(uses).for_each(|(by, found)| *by = by.take().or(found));
+            by.iter_mut()
+                .zip(uses)
+                .for_each(|(by, found)| *by = by.take().or(found));
         }
         let by = by.into_iter().flatten().next()?;
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        Some(Holder { pid, name: name.trim_end().to_owned(), by })
+        Some(Holder {
+            pid,
+            name: name.trim_end().to_owned(),
+            by,
+        })
     }
 
-    /// What a link of a process leads to is there. It is asked without a request, and only where the path says that it may be.
+    /// What a link of a process leads to is there. It is asked without a request, and only where
+    /// the path says that it may be.
     fn is_at(&self, link: &Path) -> bool {
-        let path = fs::read_link(link).ok().filter(|path| self.place(path, None).is_some());
-        path.is_some_and(|path| host::mount_id(link).is_ok_and(|mount| self.place(&path, Some(mount)).is_some()))
+        let path = fs::read_link(link)
+            .ok()
+            .filter(|path| self.place(path, None).is_some());
+        path.is_some_and(|path| {
+            host::mount_id(link).is_ok_and(|mount| self.place(&path, Some(mount)).is_some())
+        })
     }
 
     /// Descriptors (proc_pid_fdinfo(5)); the first.
     fn open_files(&self, process: &Path, files: &mut HashSet<HeldFile>) -> Option<PathBuf> {
         let mut first = None;
-        for entry in fs::read_dir(process.join("fd")).ok()?.filter_map(Result::ok) {
-            let Some(path) = fs::read_link(entry.path()).ok().filter(|path| self.place(path, None).is_some()) else { continue };
-            let Ok(info) = fs::read_to_string(process.join("fdinfo").join(entry.file_name())) else { continue };
-            let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_ascii);
+        for entry in fs::read_dir(process.join("fd"))
+            .ok()?
+            .filter_map(Result::ok)
+        {
+            let Some(path) = fs::read_link(entry.path())
+                .ok()
+                .filter(|path| self.place(path, None).is_some())
+            else {
+                continue;
+            };
+            let Ok(info) = fs::read_to_string(process.join("fdinfo").join(entry.file_name()))
+            else {
+                continue;
+            };
+            let field = |name: &str| {
+                info.lines()
+                    .find_map(|line| line.strip_prefix(name))
+                    .map(str::trim_ascii)
+            };
             let mount = field("mnt_id:").and_then(|id| id.parse().ok());
-            let Some(place) = mount.and_then(|mount| self.place(&path, Some(mount))) else { continue };
+            let Some(place) = mount.and_then(|mount| self.place(&path, Some(mount))) else {
+                continue;
+            };
             // The last octal digit has the access mode: 1 and 2 are to write.
             if field("flags:").is_some_and(|flags| flags.ends_with(['1', '2'])) {
-                files.insert(HeldFile { ino: field("ino:").and_then(|ino| ino.parse().ok()), path: place });
+                files.insert(HeldFile {
+                    ino: field("ino:").and_then(|ino| ino.parse().ok()),
+                    path: place,
+                });
             }
             first.get_or_insert(path);
         }
         first
     }
 
-    /// Mapped files of the device (proc_pid_maps(5): range, permissions, offset, device, inode, path); the first.
+    /// Mapped files of the device (proc_pid_maps(5): range, permissions, offset, device, inode,
+    /// path); the first.
     fn mappings(&self, process: &Path, files: &mut HashSet<HeldFile>) -> Option<PathBuf> {
-        let wanted = format!("{:02x}:{:02x}", sys::device_major(self.dev), sys::device_minor(self.dev));
+        let wanted = format!(
+            "{:02x}:{:02x}",
+            sys::device_major(self.dev),
+            sys::device_minor(self.dev)
+        );
         let maps = fs::read(process.join("maps")).ok()?;
         let mut first = None;
         for line in maps.split(|byte| *byte == b'\n') {
@@ -302,7 +429,9 @@ impl Tree {
             if fields.nth(3) != Some(wanted.as_bytes()) {
                 continue;
             }
-            let ino = fields.next().and_then(|ino| std::str::from_utf8(ino).ok()?.parse().ok());
+            let ino = fields
+                .next()
+                .and_then(|ino| std::str::from_utf8(ino).ok()?.parse().ok());
             // A line end in a name is `\012` here, and a name may hold just that: the number tells.
             let text = fields.next().unwrap_or_default().trim_ascii_start();
             let path = bytes_path(text);
@@ -317,13 +446,29 @@ impl Tree {
     /// Loop devices of files: whoever made one is gone, and the kernel writes to the file.
     fn devices(&self) -> Found {
         let mut found = Found::default();
-        for device in fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok) {
-            let Ok(text) = fs::read(device.path().join("loop/backing_file")) else { continue };
+        for device in fs::read_dir("/sys/block")
+            .into_iter()
+            .flatten()
+            .filter_map(Result::ok)
+        {
+            let Ok(text) = fs::read(device.path().join("loop/backing_file")) else {
+                continue;
+            };
             let path = bytes_path(text.strip_suffix(b"\n").unwrap_or(&text));
-            if let Some(place) = self.place(&path, None).filter(|_| path.starts_with(&self.at)) {
+            if let Some(place) = self
+                .place(&path, None)
+                .filter(|_| path.starts_with(&self.at))
+            {
                 let name = device.file_name().to_string_lossy().into_owned();
-                found.files.insert(HeldFile { ino: None, path: place });
-                found.holders.push(Holder { pid: 0, name, by: Use::Device(path) });
+                found.files.insert(HeldFile {
+                    ino: None,
+                    path: place,
+                });
+                found.holders.push(Holder {
+                    pid: 0,
+                    name,
+                    by: Use::Device(path),
+                });
             }
         }
         found
@@ -344,12 +489,22 @@ fn bytes_path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// The threads of a process that have open files, mappings or directories of their own: one, mostly.
+/// The threads of a process that have open files, mappings or directories of their own: one,
+/// mostly.
 fn distinct(tasks: &Path, pid: u32) -> Vec<u32> {
     let mut found = vec![pid];
-    for entry in fs::read_dir(tasks).into_iter().flatten().filter_map(Result::ok) {
-        let thread = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        if let Some(thread) = thread.filter(|thread| !found.iter().any(|known| host::same_tables(*known, *thread))) {
+    for entry in fs::read_dir(tasks)
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+    {
+        let thread = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        if let Some(thread) =
+            thread.filter(|thread| !found.iter().any(|known| host::same_tables(*known, *thread)))
+        {
             found.push(thread);
         }
     }
@@ -371,7 +526,12 @@ pub fn ancestors() -> Vec<u32> {
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
-    std::str::from_utf8(stat.get(name_end + 1..)?).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    std::str::from_utf8(stat.get(name_end + 1..)?)
+        .ok()?
+        .split_ascii_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -385,18 +545,28 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().canonicalize().expect("path").join("held");
         let file = fs::File::create(&path).expect("create");
-        let mut child = Command::new("sleep").arg("10").stdin(Stdio::from(file)).spawn().expect("spawn");
+        let mut child = Command::new("sleep")
+            .arg("10")
+            .stdin(Stdio::from(file))
+            .spawn()
+            .expect("spawn");
         let tree = Tree::below(path.parent().expect("directory")).expect("its mount");
         let mut files = HashSet::new();
         let found = tree.user(child.id(), &mut files);
         child.kill().expect("kill");
         child.wait().expect("wait");
         assert_eq!(found.map(|holder| holder.by), Some(Use::Open(path)));
-        assert_eq!(files.into_iter().map(|file| file.path).collect::<Vec<_>>(), [Path::new("held")]);
+        assert_eq!(
+            files.into_iter().map(|file| file.path).collect::<Vec<_>>(),
+            [Path::new("held")]
+        );
     }
 
     #[test]
     fn our_parent_is_our_first_ancestor() {
-        assert_eq!(ancestors().first().copied(), Some(std::os::unix::process::parent_id()));
+        assert_eq!(
+            ancestors().first().copied(),
+            Some(std::os::unix::process::parent_id())
+        );
     }
 }

@@ -31,24 +31,28 @@ const LEFT_TOLD_MAX: usize = 20;
 
 /// Bring existing directories, and series of snapshots, into a tree with a history
 ///
-/// Each DIR becomes a checkpoint, in the order given; of a series each snapshot does, the oldest first: snapper's (`.snapshots/N/snapshot`), or one
-/// directory beside the other as rsync makes them. What is imported is only read. The tree may be there already: then only what differs is touched,
-/// and it becomes equal to the last DIR.
+/// Each DIR becomes a checkpoint, in the order given; of a series each snapshot does, the oldest
+/// first: snapper's (`.snapshots/N/snapshot`), or one directory beside the other as rsync makes
+/// them. What is imported is only read. The tree may be there already: then only what differs is
+/// touched, and it becomes equal to the last DIR.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A directory that is to be imported, or the directory that snapshots are in
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
-    /// The tree: a new one, or one that is there, mounted or not; DIR with `-history` behind its name if not given
+    /// The tree: a new one, or one that is there, mounted or not; DIR with `-history` behind its
+    /// name if not given
     #[arg(long, value_name = "DIR2")]
     into: Option<PathBuf>,
     /// Give the (last) checkpoint this tag
     #[arg(long, value_name = "NAME")]
     tag: Option<String>,
-    /// Hash every file that is brought in: files with the same content share their data from then on
+    /// Hash every file that is brought in: files with the same content share their data from then
+    /// on
     #[arg(long)]
     hash: bool,
-    /// With --hash: share with the files of this tree too, which was imported with --hash, or is hashed now; on the same filesystem
+    /// With --hash: share with the files of this tree too, which was imported with --hash, or is
+    /// hashed now; on the same filesystem
     #[arg(long, value_name = "TREE", requires = "hash", num_args = 1..)]
     with: Vec<PathBuf>,
     /// How many threads read and write; as many as there are cores if not given, but at most 4
@@ -91,27 +95,54 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let into = into(&args, &cwd)?;
     apart(&items, &into)?;
     sys::umask0();
-    let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX), usize::from);
+    let threads = args.threads.map_or_else(
+        || {
+            std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(THREADS_MAX)
+        },
+        usize::from,
+    );
     let mut target = Target::open(&into, args.dry_run)?;
     let known = match &mut target {
         Some(target) if !args.dry_run => without_known(&mut items, target)?,
         _ => Vec::new(),
     };
     let each = items.len() > 1 || items.iter().any(|item| item.snapshot.is_some());
-    let with = if args.dry_run { Vec::new() } else { with::read(&cwd, &args.with, threads, context)? };
-    let how = How { threads, each, tag: args.tag, hash: args.hash, with };
+    let with = if args.dry_run {
+        Vec::new()
+    } else {
+        with::read(&cwd, &args.with, threads, context)?
+    };
+    let how = How {
+        threads,
+        each,
+        tag: args.tag,
+        hash: args.hash,
+        with,
+    };
     let mut checkpoints = Vec::new();
     if args.dry_run {
         let mut before = None;
         for item in &items {
             // Snapshots are only listed.
-            let made = if item.snapshot.is_some() { Made::new(item) } else { one::look(item, before, target.as_ref(), &how)? };
+            let made = if item.snapshot.is_some() {
+                Made::new(item)
+            } else {
+                one::look(item, before, target.as_ref(), &how)?
+            };
             checkpoints.push(made);
             before = Some(item);
         }
     } else if let Some(mut target) = target {
         let result = items.iter().enumerate().try_for_each(|(number, item)| {
-            checkpoints.push(one::import(item, &mut target, &how, number + 1 == items.len(), context)?);
+            checkpoints.push(one::import(
+                item,
+                &mut target,
+                &how,
+                number + 1 == items.len(),
+                context,
+            )?);
             Ok::<(), Failure>(())
         });
         let closed = target.close();
@@ -119,7 +150,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         closed?;
     }
     let duration_us = crate::engine::api::microseconds(started.elapsed());
-    tell(Answer { tree: into, checkpoints, known, dry_run: args.dry_run, duration_us }, &items, context)
+    tell(
+        Answer {
+            tree: into,
+            checkpoints,
+            known,
+            dry_run: args.dry_run,
+            duration_us,
+        },
+        &items,
+        context,
+    )
 }
 
 /// The tree that is meant.
@@ -132,18 +173,30 @@ fn into(args: &Args, cwd: &Path) -> VerbResult<PathBuf> {
             name.push("-history");
             Ok(dir.with_file_name(name))
         }
-        (None, _) => Err(hinted("usage", "several directories are to be imported, and not said where to", "name the tree: --into DIR2")),
+        (None, _) => Err(hinted(
+            "usage",
+            "several directories are to be imported, and not said where to",
+            "name the tree: --into DIR2",
+        )),
     }
 }
 
 /// A tree is not imported into itself.
 fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
-    let real = into.canonicalize().ok().or_else(|| beyond_links(into)).unwrap_or_else(|| into.to_owned());
+    let real = into
+        .canonicalize()
+        .ok()
+        .or_else(|| beyond_links(into))
+        .unwrap_or_else(|| into.to_owned());
     let inside = |item: &&Item| real.starts_with(&item.path) || item.path.starts_with(&real);
     match items.iter().find(inside) {
         Some(item) => Err(hinted(
             "bad-destination",
-            format!("{} and {} are one in the other", item.path.display(), into.display()),
+            format!(
+                "{} and {} are one in the other",
+                item.path.display(),
+                into.display()
+            ),
             "name a tree beside it: --into DIR2; to give a directory a history where it is: ckptfs mount",
         )),
         None => Ok(()),
@@ -160,7 +213,11 @@ fn without_known(items: &mut Vec<Item>, target: &mut Target) -> Outcome<Vec<Stri
     let mut rest = Vec::new();
     for item in items.drain(..) {
         let label = ("Snapshot".to_owned(), item.name.clone());
-        let query = Query { labels: vec![label], limit: Some(1), ..Query::default() };
+        let query = Query {
+            labels: vec![label],
+            limit: Some(1),
+            ..Query::default()
+        };
         if item.snapshot.is_some() && !client.ask(query)?.is_empty() {
             known.push(item.name);
         } else {
@@ -191,18 +248,39 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
             warn(made, context);
         }
         let out = &context.out;
-        let verb = if answer.dry_run { "would be imported into" } else { "imported into" };
+        let verb = if answer.dry_run {
+            "would be imported into"
+        } else {
+            "imported into"
+        };
         if !answer.known.is_empty() {
-            out.talk(&format!("{} snapshots are in the tree already", answer.known.len()));
+            out.talk(&format!(
+                "{} snapshots are in the tree already",
+                answer.known.len()
+            ));
         }
-        out.talk(&format!("{} {verb} {at} in {}", counted(items), time::duration(answer.duration_us)));
-        if !answer.dry_run && matches!(locate::locate(answer.tree.clone()), Ok(locate::Located::Store { .. })) {
+        out.talk(&format!(
+            "{} {verb} {at} in {}",
+            counted(items),
+            time::duration(answer.duration_us)
+        ));
+        if !answer.dry_run
+            && matches!(
+                locate::locate(answer.tree.clone()),
+                Ok(locate::Located::Store { .. })
+            )
+        {
             out.talk(&format!("mount it: ckptfs mount {}", word(&at)));
         }
     }
     if missed > 0 {
-        let hint = "what could be imported is there; run the same command again once the cause is gone";
-        return Err(Failure::Verb(hinted("incomplete", format!("{missed} paths could not be imported"), hint)));
+        let hint =
+            "what could be imported is there; run the same command again once the cause is gone";
+        return Err(Failure::Verb(hinted(
+            "incomplete",
+            format!("{missed} paths could not be imported"),
+            hint,
+        )));
     }
     Ok(())
 }
@@ -210,7 +288,13 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
 /// What was taken for what.
 fn counted(items: &[Item]) -> String {
     let series = items.iter().filter(|item| item.snapshot.is_some()).count();
-    let some = |count: usize, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };
+    let some = |count: usize, one: &str| {
+        if count == 1 {
+            format!("1 {one}")
+        } else {
+            format!("{count} {one}s")
+        }
+    };
     match (series, items.len() - series) {
         (0, trees) => some(trees, "tree"),
         (series, 0) => some(series, "snapshot"),
@@ -219,12 +303,21 @@ fn counted(items: &[Item]) -> String {
 }
 
 fn line(made: &Made, dry_run: bool, name: &str) -> String {
-    let date = made.date.as_deref().map_or(String::new(), |date| format!("  {date}"));
+    let date = made
+        .date
+        .as_deref()
+        .map_or(String::new(), |date| format!("  {date}"));
     match made.checkpoint {
         Some(id) if made.unchanged => format!("{id}  {name}{date}: nothing has changed"),
-        Some(id) => format!("{id}  {name}{date}: {} made, {} removed", made.made, made.removed),
+        Some(id) => format!(
+            "{id}  {name}{date}: {} made, {} removed",
+            made.made, made.removed
+        ),
         None if dry_run && made.unchanged => format!("{name}{date}: nothing has changed"),
-        None if dry_run && made.count.dirs > 0 => format!("{name}{date}: {} to make, {} to remove", made.made, made.removed),
+        None if dry_run && made.count.dirs > 0 => format!(
+            "{name}{date}: {} to make, {} to remove",
+            made.made, made.removed
+        ),
         None => format!("{name}{date}"),
     }
 }
@@ -232,10 +325,16 @@ fn line(made: &Made, dry_run: bool, name: &str) -> String {
 /// What was found of contents.
 fn hashed(found: &Found, bytes: u64) -> String {
     let same = found.duplicate_bytes + found.known_bytes + found.unshared_bytes;
-    let percent = same.saturating_mul(1000).checked_div(bytes.max(1)).unwrap_or(0);
+    let percent = same
+        .saturating_mul(1000)
+        .checked_div(bytes.max(1))
+        .unwrap_or(0);
     let unshared = match found.unshared_files {
         0 => String::new(),
-        files => format!("; {files} of the same content were copied, for they cannot share ({})", human(found.unshared_bytes)),
+        files => format!(
+            "; {files} of the same content were copied, for they cannot share ({})",
+            human(found.unshared_bytes)
+        ),
     };
     format!(
         "{} files hashed: {} new contents ({}), {} files the same as others here ({}), {} as others known before ({}); {}.{} % of the bytes were there{unshared}",
@@ -255,11 +354,26 @@ fn hashed(found: &Found, bytes: u64) -> String {
 fn say(made: &Made, dry_run: bool, context: &Context) {
     let out = &context.out;
     let count = made.count;
-    let mut said = format!("{} files, {} directories, {} others, {}", count.files, count.dirs, count.others, human(count.bytes));
+    let mut said = format!(
+        "{} files, {} directories, {} others, {}",
+        count.files,
+        count.dirs,
+        count.others,
+        human(count.bytes)
+    );
     if !dry_run && !made.unchanged {
         let per_second = count.files.saturating_mul(1_000_000) / made.duration_us.max(1);
-        said.push_str(&format!("; {} shared, {} copied", human(made.shared_bytes), human(made.copied_bytes)));
-        said.push_str(&made.copied_because.as_ref().map_or(String::new(), |why| format!(" ({why})")));
+        said.push_str(&format!(
+            "; {} shared, {} copied",
+            human(made.shared_bytes),
+            human(made.copied_bytes)
+        ));
+        said.push_str(
+            &made
+                .copied_because
+                .as_ref()
+                .map_or(String::new(), |why| format!(" ({why})")),
+        );
         said.push_str(&format!("; {per_second} files/s"));
     }
     out.talk(&said);
@@ -267,7 +381,9 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
         out.talk(&hashed(found, made.count.bytes));
     }
     if let Some(guard) = made.guard {
-        out.talk(&format!("what was in the tree before is checkpoint {guard}"));
+        out.talk(&format!(
+            "what was in the tree before is checkpoint {guard}"
+        ));
     }
 }
 
@@ -275,13 +391,23 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
 fn warn(made: &Made, context: &Context) {
     let out = &context.out;
     if made.owners_lost > 0 {
-        out.warn(&format!("the owners of {} could not be kept: only root can set them", made.owners_lost));
+        out.warn(&format!(
+            "the owners of {} could not be kept: only root can set them",
+            made.owners_lost
+        ));
     }
     if made.xattrs_lost > 0 {
-        out.warn(&format!("{} extended attributes could not be set there", made.xattrs_lost));
+        out.warn(&format!(
+            "{} extended attributes could not be set there",
+            made.xattrs_lost
+        ));
     }
     for left in made.left_out.iter().take(LEFT_TOLD_MAX) {
-        let path = if left.path.0.is_empty() { ".".into() } else { String::from_utf8_lossy(&left.path.0) };
+        let path = if left.path.0.is_empty() {
+            ".".into()
+        } else {
+            String::from_utf8_lossy(&left.path.0)
+        };
         out.warn(&format!("left out: {path}: {}", left.why.told()));
     }
     if made.left_out.len() > LEFT_TOLD_MAX {

@@ -1,7 +1,9 @@
-//! Ctrl-C, and whatever else asks this program to end, while the daemon restores something: the daemon is told, and its answer says what became of it.
+//! Ctrl-C, and whatever else asks this program to end, while the daemon restores something: the
+//! daemon is told, and its answer says what became of it.
 //!
-//! What has changed nothing yet is given up. What has begun to change the tree is finished: half of it is nobody's wish, and `ckptfs undo` takes it back.
-//! A second signal ends this program at once; the daemon notices that nobody waits any more, and does the same.
+//! What has changed nothing yet is given up. What has begun to change the tree is finished: half of
+//! it is nobody's wish, and `ckptfs undo` takes it back. A second signal ends this program at once;
+//! the daemon notices that nobody waits any more, and does the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -23,10 +25,13 @@ const SIGNAL_STATUS: i32 = 128;
 pub struct Interrupt(Arc<AtomicI32>);
 
 impl Interrupt {
-    /// From now on a signal gives up what is asked of the daemon. Call it before a thread is started.
+    /// From now on a signal gives up what is asked of the daemon. Call it before a thread is
+    /// started.
     pub fn gives_up(client: &Client) -> VerbResult<Interrupt> {
         let failed = |cause| io_error("waiting for signals", cause);
-        let canceller = client.canceller().map_err(|cause| io_error("the connection", cause))?;
+        let canceller = client
+            .canceller()
+            .map_err(|cause| io_error("the connection", cause))?;
         let came = Arc::new(AtomicI32::new(0));
         let ours = Interrupt(Arc::clone(&came));
         let tell = move |signal| {
@@ -46,8 +51,15 @@ impl Interrupt {
         (signal > 0).then(|| u8::try_from(SIGNAL_STATUS + signal).unwrap_or(u8::MAX))
     }
 
-    /// Asks the daemon, whose answer may take a while; one that says that it gave up ends this program.
-    pub fn ask<V: Verb + Into<Request>>(&self, client: &mut Client, asked: V, what: &'static str, out: &Out) -> Result<V::Answer, Failure> {
+    /// Asks the daemon, whose answer may take a while; one that says that it gave up ends this
+    /// program.
+    pub fn ask<V: Verb + Into<Request>>(
+        &self,
+        client: &mut Client,
+        asked: V,
+        what: &'static str,
+        out: &Out,
+    ) -> Result<V::Answer, Failure> {
         let spinner = Spinner::start(out, what);
         let answer = client.ask(asked);
         spinner.stop();

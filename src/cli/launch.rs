@@ -1,4 +1,5 @@
-//! Starts the daemon: this program once more, with nothing of its caller's but a pipe to say "it serves" or why not.
+//! Starts the daemon: this program once more, with nothing of its caller's but a pipe to say "it
+//! serves" or why not.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -52,7 +53,8 @@ const TALK_BYTES_MAX: usize = 64 << 10;
 /// Who starts a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
-    /// A verb, which ends when the daemon serves: what the daemon says until then is said to the user.
+    /// A verb, which ends when the daemon serves: what the daemon says until then is said to the
+    /// user.
     Verb,
     /// Somebody who goes on, and waits for the end of what it has started; it has a log.
     Driver,
@@ -63,19 +65,26 @@ impl Starter {
         match self {
             Starter::Verb => hand_on(said),
             Starter::Driver if said.is_empty() => {}
-            Starter::Driver => tracing::debug!(said = %String::from_utf8_lossy(said), "a daemon begins"),
+            Starter::Driver => {
+                tracing::debug!(said = %String::from_utf8_lossy(said), "a daemon begins")
+            }
         }
     }
 
     fn leave(self, mut child: Child) {
         if self == Starter::Driver {
             // Without a thread it is nobody's, until whoever started it ends.
-            drop(std::thread::Builder::new().name("daemon".into()).spawn(move || child.wait()));
+            drop(
+                std::thread::Builder::new()
+                    .name("daemon".into())
+                    .spawn(move || child.wait()),
+            );
         }
     }
 }
 
-/// Starts the daemon with `arguments`, and waits until it serves. No time limit: an index may have to be rebuilt first.
+/// Starts the daemon with `arguments`, and waits until it serves. No time limit: an index may have
+/// to be rebuilt first.
 pub fn launch(mut arguments: Vec<OsString>, starter: Starter) -> VerbResult<Ready> {
     arguments.extend((starter == Starter::Driver).then(|| "--stays".into()));
     let cannot = |cause: std::io::Error| io_error("starting the daemon", cause);
@@ -90,7 +99,12 @@ fn spawn(arguments: Vec<OsString>, pipe: OwnedFd) -> std::io::Result<Child> {
     host::close_on_exec();
     let mut command = Command::new(program());
     tool::clean(&mut command);
-    command.arg0("ckptfs").args(arguments).stdout(Stdio::from(pipe.try_clone()?)).stderr(Stdio::from(pipe)).spawn()
+    command
+        .arg0("ckptfs")
+        .args(arguments)
+        .stdout(Stdio::from(pipe.try_clone()?))
+        .stderr(Stdio::from(pipe))
+        .spawn()
 }
 
 /// This program, also when its file was replaced since.
@@ -121,8 +135,14 @@ fn wait(child: &mut Child, pipe: UnixStream, starter: Starter) -> VerbResult<Rea
         }
     }
     starter.hand_on(&talk);
-    let end = child.wait().map_or_else(|cause| cause.to_string(), |status| status.to_string());
-    Err(hinted("daemon-lost", format!("the daemon ended before it served ({end})"), "CKPTFS_LOG=debug ckptfs mount ... says more"))
+    let end = child
+        .wait()
+        .map_or_else(|cause| cause.to_string(), |status| status.to_string());
+    Err(hinted(
+        "daemon-lost",
+        format!("the daemon ended before it served ({end})"),
+        "CKPTFS_LOG=debug ckptfs mount ... says more",
+    ))
 }
 
 /// In the daemon: tells the parent, through what is its stdout.
@@ -132,7 +152,10 @@ pub fn tell(handshake: &Handshake) -> VerbResult<()> {
 
 /// In the daemon: tells the parent, through a copy of what was its stdout.
 pub fn tell_on(pipe: &mut impl Write, handshake: &Handshake) -> VerbResult<()> {
-    let mut line = serde_json::to_vec(handshake).map_err(|cause| error("internal", cause.to_string()))?;
+    let mut line =
+        serde_json::to_vec(handshake).map_err(|cause| error("internal", cause.to_string()))?;
     line.push(b'\n');
-    pipe.write_all(&line).and_then(|()| pipe.flush()).map_err(|cause| io_error("telling the parent", cause))
+    pipe.write_all(&line)
+        .and_then(|()| pipe.flush())
+        .map_err(|cause| io_error("telling the parent", cause))
 }

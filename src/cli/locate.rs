@@ -1,6 +1,7 @@
 //! Which mount, or which store, a verb acts on: the one that contains the working directory.
 //!
-//! Walking up and looking for `.ckptfs` costs a few microseconds. Where there is one the kernel is asked whose it is ([`look`]) before anything else is.
+//! Walking up and looking for `.ckptfs` costs a few microseconds. Where there is one the kernel is
+//! asked whose it is ([`look`]) before anything else is.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +11,9 @@ use super::error::{error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
 use crate::control::{Client, History, STORE_NAME, Seen, Store, look};
-use crate::engine::api::{CheckpointInfo, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact};
+use crate::engine::api::{
+    CheckpointInfo, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact,
+};
 use crate::engine::offline::Offline;
 use crate::engine::word::word;
 use crate::sys::{self, Errno, MountPoint, host};
@@ -22,7 +25,8 @@ const TRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 /// A tree with a daemon.
 #[derive(Debug)]
 pub struct Served {
-    /// The directory that the tree is seen at: its mount, or its backing directory if that is elsewhere.
+    /// The directory that the tree is seen at: its mount, or its backing directory if that is
+    /// elsewhere.
     pub root: PathBuf,
     /// Where the user is; absolute.
     pub cwd: PathBuf,
@@ -38,13 +42,25 @@ impl Served {
         }
         let whole = |mount: &MountPoint| mount.serves(&self.root) && mount.root == Path::new("/");
         let mount = mounts::all()?.into_iter().find(whole).map(|mount| mount.at);
-        mount.ok_or_else(|| error("not-mounted", format!("{} is served, but not mounted in any place that is seen from here", self.root.display())))
+        mount.ok_or_else(|| {
+            error(
+                "not-mounted",
+                format!(
+                    "{} is served, but not mounted in any place that is seen from here",
+                    self.root.display()
+                ),
+            )
+        })
     }
 
     /// The root of the mount (`O_PATH`), and where it is.
     pub fn open_mount(&self) -> VerbResult<(PathBuf, OwnedFd)> {
         let at = self.mount()?;
-        let opened = self.client.store().ok_or(Errno::ENOTCONN).and_then(|store| store.open_mount(&at));
+        let opened = self
+            .client
+            .store()
+            .ok_or(Errno::ENOTCONN)
+            .and_then(|store| store.open_mount(&at));
         let root = opened.map_err(|cause| io_error(at.display(), cause))?;
         Ok((at, root))
     }
@@ -62,7 +78,8 @@ pub enum Located {
         /// The store.
         store: Store,
     },
-    /// What may be a tree, of somebody who is neither the caller nor root: nothing is asked there, and nothing beyond.
+    /// What may be a tree, of somebody who is neither the caller nor root: nothing is asked there,
+    /// and nothing beyond.
     Foreign {
         /// The directory.
         root: PathBuf,
@@ -81,15 +98,23 @@ pub enum Located {
     },
 }
 
-/// The directory that a verb starts from, absolute: `dir`, or else the working directory. It may belong to a dead mount.
+/// The directory that a verb starts from, absolute: `dir`, or else the working directory. It may
+/// belong to a dead mount.
 pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
     let cwd = || std::env::current_dir().map_err(|cause| io_error("the working directory", cause));
     let Some(dir) = dir else { return cwd() };
-    let path = if dir.is_absolute() { dir.to_owned() } else { cwd()?.join(dir) };
+    let path = if dir.is_absolute() {
+        dir.to_owned()
+    } else {
+        cwd()?.join(dir)
+    };
     // realpath(3) alone would not notice: it asks a dead mount for nothing.
     match std::fs::metadata(&path).and_then(|found| Ok((found.is_dir(), path.canonicalize()?))) {
         Ok((true, real)) => Ok(real),
-        Ok((false, _)) => Err(error("not-a-directory", format!("{} is not a directory", dir.display()))),
+        Ok((false, _)) => Err(error(
+            "not-a-directory",
+            format!("{} is not a directory", dir.display()),
+        )),
         Err(cause) if is_disconnected(&cause) => {
             let path = normal(&path);
             Ok(beyond_links(&path).unwrap_or(path))
@@ -120,32 +145,67 @@ fn locate_once(cwd: &Path) -> VerbResult<Located> {
             Ok(Seen::Nothing) => continue,
             // Beyond it nothing is looked for, or another tree would be taken.
             Ok(Seen::Gone) => break,
-            Ok(Seen::Foreign(owner)) => return Ok(Located::Foreign { root: root(), owner: Some(owner) }),
+            Ok(Seen::Foreign(owner)) => {
+                return Ok(Located::Foreign {
+                    root: root(),
+                    owner: Some(owner),
+                });
+            }
             Ok(Seen::Store(store)) => store,
-            Err(Errno::EACCES | Errno::EPERM) => return Ok(Located::Foreign { root: root(), owner: None }),
+            Err(Errno::EACCES | Errno::EPERM) => {
+                return Ok(Located::Foreign {
+                    root: root(),
+                    owner: None,
+                });
+            }
             Err(cause) => return Err(io_error(dir.join(STORE_NAME).display(), cause)),
         };
         match Client::of(&store) {
-            Ok(client) => return Ok(Located::Served(Served { root: root(), client, cwd: cwd.to_owned() })),
-            Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => return Ok(Located::Store { root: root(), store }),
+            Ok(client) => {
+                return Ok(Located::Served(Served {
+                    root: root(),
+                    client,
+                    cwd: cwd.to_owned(),
+                }));
+            }
+            Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => {
+                return Ok(Located::Store {
+                    root: root(),
+                    store,
+                });
+            }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 // Anybody may have a directory of this name; a store says what it is.
                 if host::holds(store.dir(), "format") {
-                    return Ok(Located::Store { root: root(), store });
+                    return Ok(Located::Store {
+                        root: root(),
+                        store,
+                    });
                 }
             }
-            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => return Ok(Located::Foreign { root: root(), owner: None }),
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                return Ok(Located::Foreign {
+                    root: root(),
+                    owner: None,
+                });
+            }
             Err(cause) => return Err(io_error(format!("the daemon of {}", dir.display()), cause)),
         }
     }
-    // A dead mount may show what the kernel remembers of it, or fail: the table of mounts is asked only now, where there is time.
+    // A dead mount may show what the kernel remembers of it, or fail: the table of mounts is asked
+    // only now, where there is time.
     match mounts::dead_around(&mounts::all()?, cwd) {
-        Some(mount) => Ok(Located::Stale { root: mount.at.clone() }),
-        None => Ok(Located::Nothing { cwd: cwd.to_owned() }),
+        Some(mount) => Ok(Located::Stale {
+            root: mount.at.clone(),
+        }),
+        None => Ok(Located::Nothing {
+            cwd: cwd.to_owned(),
+        }),
     }
 }
 
-/// The daemon of the tree that contains `dir`, or the working directory; what to do if there is none.
+/// The daemon of the tree that contains `dir`, or the working directory; what to do if there is
+/// none.
 pub fn served(dir: Option<&Path>) -> VerbResult<Served> {
     match locate(start(dir)?)? {
         Located::Served(served) => Ok(served),
@@ -153,7 +213,8 @@ pub fn served(dir: Option<&Path>) -> VerbResult<Served> {
     }
 }
 
-/// Whoever can tell the history of the tree that contains `dir`, or the working directory: its daemon, or without one its store.
+/// Whoever can tell the history of the tree that contains `dir`, or the working directory: its
+/// daemon, or without one its store.
 pub fn history(dir: Option<&Path>) -> VerbResult<History> {
     match locate(start(dir)?)? {
         Located::Served(served) => Ok(History::Daemon(served.client)),
@@ -170,7 +231,11 @@ pub fn history(dir: Option<&Path>) -> VerbResult<History> {
 /// # Errors
 /// Those of `show`; `not-exact`.
 pub fn whole(name: &str, history: &mut History) -> VerbResult<CheckpointInfo> {
-    let mut show = |name: &str| history.ask(ShowCheckpoint { state: StateName(name.to_owned()) });
+    let mut show = |name: &str| {
+        history.ask(ShowCheckpoint {
+            state: StateName(name.to_owned()),
+        })
+    };
     let found = show(name)?;
     let base = name.rsplit_once('~').map_or(name, |(base, _)| base);
     let told = base.is_empty() || base.starts_with("@{") || base.parse::<jiff::Timestamp>().is_ok();
@@ -180,7 +245,9 @@ pub fn whole(name: &str, history: &mut History) -> VerbResult<CheckpointInfo> {
     }
     let tags = show(base)?.tags;
     match tags.iter().find(|tag| tag.starts_with(base)) {
-        Some(tag) if tag != base && !tags.iter().any(|tag| tag == base) => Err(not_exact(name, tag)),
+        Some(tag) if tag != base && !tags.iter().any(|tag| tag == base) => {
+            Err(not_exact(name, tag))
+        }
         _ => Ok(found),
     }
 }
@@ -191,28 +258,53 @@ pub fn not_served(located: &Located) -> VerbError {
         Located::Served(_) => error("internal", "the daemon was found"),
         Located::Store { root, .. } => {
             let root = root.display();
-            hinted("not-mounted", format!("{root} has a history but is not mounted"), format!("ckptfs mount {}", word(root)))
+            hinted(
+                "not-mounted",
+                format!("{root} has a history but is not mounted"),
+                format!("ckptfs mount {}", word(root)),
+            )
         }
         Located::Stale { root } => {
             let root = root.display();
-            hinted("stale-mount", format!("the daemon of the mount at {root} has died"), format!("this repairs it: ckptfs mount {}", word(root)))
+            hinted(
+                "stale-mount",
+                format!("the daemon of the mount at {root} has died"),
+                format!("this repairs it: ckptfs mount {}", word(root)),
+            )
         }
         Located::Foreign { root, owner } => {
             let root = root.display();
             let (whose, act) = match owner {
-                Some(owner) => (format!(" (number {owner})"), format!(": sudo -u '#{owner}' ckptfs ...")),
+                Some(owner) => (
+                    format!(" (number {owner})"),
+                    format!(": sudo -u '#{owner}' ckptfs ..."),
+                ),
                 None => (String::new(), String::new()),
             };
-            let message = format!("what is at {root} belongs to another user{whose}, who is asked nothing and believed nothing");
-            hinted("no-permission", message, format!("only the user who mounted it controls it{act}; or name the directory that is meant: -C DIR"))
+            let message = format!(
+                "what is at {root} belongs to another user{whose}, who is asked nothing and believed nothing"
+            );
+            hinted(
+                "no-permission",
+                message,
+                format!(
+                    "only the user who mounted it controls it{act}; or name the directory that is meant: -C DIR"
+                ),
+            )
         }
-        Located::Nothing { cwd } => hinted("not-mounted", format!("{} is in no directory that ckptfs serves", cwd.display()), "ckptfs mount DIR"),
+        Located::Nothing { cwd } => hinted(
+            "not-mounted",
+            format!("{} is in no directory that ckptfs serves", cwd.display()),
+            "ckptfs mount DIR",
+        ),
     }
 }
 
 /// Whether this is how a mount fails whose daemon has died.
 pub fn is_disconnected(cause: &io::Error) -> bool {
-    cause.raw_os_error().is_some_and(|number| [Errno::ENOTCONN.0, Errno::ECONNABORTED.0].contains(&number))
+    cause
+        .raw_os_error()
+        .is_some_and(|number| [Errno::ENOTCONN.0, Errno::ECONNABORTED.0].contains(&number))
 }
 
 #[cfg(test)]
@@ -226,10 +318,23 @@ mod tests {
         std::fs::create_dir_all(root.join("a/.ckptfs")).expect("mkdir");
         std::fs::create_dir_all(root.join("a/b/.ckptfs")).expect("mkdir");
         std::fs::write(root.join("a/.ckptfs/format"), "x").expect("write");
-        let Located::Store { root: found, .. } = locate(root.join("a/b")).expect("locate") else { panic!("no store") };
+        let Located::Store { root: found, .. } = locate(root.join("a/b")).expect("locate") else {
+            panic!("no store")
+        };
         assert_eq!(found, root.join("a"));
-        assert!(matches!(locate(root.clone()).expect("locate"), Located::Nothing { .. }));
-        assert_eq!(served(Some(&root.join("a"))).expect_err("no daemon").code, "not-mounted");
-        assert_eq!(served(Some(&root.join("none"))).expect_err("no directory").code, "not-found");
+        assert!(matches!(
+            locate(root.clone()).expect("locate"),
+            Located::Nothing { .. }
+        ));
+        assert_eq!(
+            served(Some(&root.join("a"))).expect_err("no daemon").code,
+            "not-mounted"
+        );
+        assert_eq!(
+            served(Some(&root.join("none")))
+                .expect_err("no directory")
+                .code,
+            "not-found"
+        );
     }
 }

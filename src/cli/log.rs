@@ -9,7 +9,9 @@ use super::output::{Out, Role};
 use super::tree_path::in_tree;
 use super::{changes, locate, time};
 use crate::control::History;
-use crate::engine::api::{CheckpointInfo, ListVersions, Query, ShowCheckpoint, StateName, VersionInfo, VersionKind};
+use crate::engine::api::{
+    CheckpointInfo, ListVersions, Query, ShowCheckpoint, StateName, VersionInfo, VersionKind,
+};
 use crate::store::record::Reason;
 
 /// Checkpoints that are asked for at once.
@@ -19,7 +21,12 @@ const PAGE: usize = 256;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// At most so many
-    #[arg(short = 'n', long = "max-count", visible_alias = "limit", value_name = "COUNT")]
+    #[arg(
+        short = 'n',
+        long = "max-count",
+        visible_alias = "limit",
+        value_name = "COUNT"
+    )]
     max_count: Option<usize>,
     /// Only those before this one: the next page
     #[arg(long, value_name = "ID", conflicts_with = "path")]
@@ -30,7 +37,8 @@ pub struct Args {
     /// Those that were deleted and can be brought back by `undo`, or freed for good
     #[arg(long, conflicts_with = "path")]
     deleted: bool,
-    /// List the versions of this file, or the checkpoints that changed something below this directory
+    /// List the versions of this file, or the checkpoints that changed something below this
+    /// directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 }
@@ -41,23 +49,51 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let mut source = locate::history(context.dir())?;
     let before = match args.before {
-        Some(before) => Some(source.ask(ShowCheckpoint { state: StateName(before) })?.id),
+        Some(before) => Some(
+            source
+                .ask(ShowCheckpoint {
+                    state: StateName(before),
+                })?
+                .id,
+        ),
         None => None,
     };
-    let query = Query { limit: args.max_count, before, hidden: args.deleted, counted: true, ..Query::default() };
+    let query = Query {
+        limit: args.max_count,
+        before,
+        hidden: args.deleted,
+        counted: true,
+        ..Query::default()
+    };
     if context.out.json {
         return Ok(context.out.json(&source.ask(query)?)?);
     }
     let graph = args.graph.then(Graph::default);
-    let printed = print_by_page(&mut source, query, Printer { graph, ..Printer::default() }, &mut context.out)?;
+    let printed = print_by_page(
+        &mut source,
+        query,
+        Printer {
+            graph,
+            ..Printer::default()
+        },
+        &mut context.out,
+    )?;
     if printed == 0 && !args.deleted && before.is_none() {
-        context.out.talk("no checkpoint yet; make one: ckptfs checkpoint");
+        context
+            .out
+            .talk("no checkpoint yet; make one: ckptfs checkpoint");
     }
     Ok(())
 }
 
-/// Asks for so many checkpoints at once and prints them, so that the first are there at once however many there are. Gives how many there were.
-fn print_by_page(source: &mut History, mut query: Query, mut printer: Printer, out: &mut Out) -> Outcome<usize> {
+/// Asks for so many checkpoints at once and prints them, so that the first are there at once
+/// however many there are. Gives how many there were.
+fn print_by_page(
+    source: &mut History,
+    mut query: Query,
+    mut printer: Printer,
+    out: &mut Out,
+) -> Outcome<usize> {
     let (mut printed, limit) = (0, query.limit.unwrap_or(usize::MAX));
     while printed < limit {
         let page = PAGE.min(limit - printed);
@@ -117,13 +153,35 @@ fn versions(path: &Path, max: usize, context: &mut Context) -> Outcome {
     if out.json {
         return Ok(out.json(&versions)?);
     }
-    let id = |version: &VersionInfo| version.checkpoint.as_ref().map_or("live".to_owned(), |checkpoint| checkpoint.id.to_string());
-    let size = |version: &VersionInfo| version.size.map_or(String::new(), |size| format!("{size} B"));
-    let id_width = versions.iter().map(|version| id(version).len()).max().unwrap_or(0);
-    let size_width = versions.iter().map(|version| size(version).len()).max().unwrap_or(0);
+    let id = |version: &VersionInfo| {
+        version
+            .checkpoint
+            .as_ref()
+            .map_or("live".to_owned(), |checkpoint| checkpoint.id.to_string())
+    };
+    let size = |version: &VersionInfo| {
+        version
+            .size
+            .map_or(String::new(), |size| format!("{size} B"))
+    };
+    let id_width = versions
+        .iter()
+        .map(|version| id(version).len())
+        .max()
+        .unwrap_or(0);
+    let size_width = versions
+        .iter()
+        .map(|version| size(version).len())
+        .max()
+        .unwrap_or(0);
     for version in &versions {
         let (letter, role) = letter(version.change);
-        let made = version.checkpoint.as_ref().map_or(" ".repeat("2026-11-21 09:00:00".len()), |checkpoint| time::local(&checkpoint.created));
+        let made = version
+            .checkpoint
+            .as_ref()
+            .map_or(" ".repeat("2026-11-21 09:00:00".len()), |checkpoint| {
+                time::local(&checkpoint.created)
+            });
         let mut line = format!(
             "{}  {made}  {}  {:>size_width$}",
             out.paint(Role::Id, &format!("{:>id_width$}", id(version))),
@@ -157,9 +215,16 @@ fn count(checkpoint: &CheckpointInfo) -> String {
 }
 
 fn line(out: &Out, checkpoint: &CheckpointInfo, id_width: usize, count_width: usize) -> String {
-    let id = out.paint(Role::Id, &format!("{:>id_width$}", checkpoint.id.to_string()));
+    let id = out.paint(
+        Role::Id,
+        &format!("{:>id_width$}", checkpoint.id.to_string()),
+    );
     let created = time::local(&checkpoint.created);
-    format!("{id}  {created}  {:>count_width$}{}", count(checkpoint), remarks(out, checkpoint))
+    format!(
+        "{id}  {created}  {:>count_width$}{}",
+        count(checkpoint),
+        remarks(out, checkpoint)
+    )
 }
 
 /// Tags, what it guards, and the note's first line.
@@ -167,17 +232,29 @@ fn remarks(out: &Out, checkpoint: &CheckpointInfo) -> String {
     let mut line = String::new();
     if !checkpoint.tags.is_empty() {
         let tags = checkpoint.tags.join(", ");
-        line.push_str(&format!("  {}", out.paint(Role::Tag, &format!("[{}]", out.text(&tags)))));
+        line.push_str(&format!(
+            "  {}",
+            out.paint(Role::Tag, &format!("[{}]", out.text(&tags)))
+        ));
     }
     if let Reason::Guard { restored } = checkpoint.reason {
-        line.push_str(&out.paint(Role::Faint, &format!("  (before the restore of {restored})")));
+        line.push_str(&out.paint(
+            Role::Faint,
+            &format!("  (before the restore of {restored})"),
+        ));
     }
     if let Reason::Auto { trigger } = checkpoint.reason {
         line.push_str(&out.paint(Role::Faint, &format!("  (auto:{})", trigger.name())));
     }
     match checkpoint.pinned.as_deref() {
         Some("") => line.push_str(&out.paint(Role::Notice, "  (pinned)")),
-        Some(reason) => line.push_str(&out.paint(Role::Notice, &format!("  (pinned: {})", out.text(reason.lines().next().unwrap_or_default())))),
+        Some(reason) => line.push_str(&out.paint(
+            Role::Notice,
+            &format!(
+                "  (pinned: {})",
+                out.text(reason.lines().next().unwrap_or_default())
+            ),
+        )),
         None => {}
     }
     if checkpoint.has_dropped {

@@ -36,16 +36,32 @@ struct Listed {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let found = past::find(context.dir(), &args.path)?;
-    let kind = found.tree.stat(&found.path).map_err(|cause| found.failed(cause))?.kind;
+    let kind = found
+        .tree
+        .stat(&found.path)
+        .map_err(|cause| found.failed(cause))?
+        .kind;
     let names = if kind == Kind::Dir {
         names(&found).map_err(|cause| found.failed(cause))?
     } else {
-        vec![found.path.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec()]
+        vec![
+            found
+                .path
+                .0
+                .rsplit(|byte| *byte == b'/')
+                .next()
+                .unwrap_or_default()
+                .to_vec(),
+        ]
     };
     let out = &mut context.out;
     if !out.json && !args.long {
         for name in names {
-            let line = if args.nul { [&name, &b"\0"[..]].concat() } else { [&out.name(&name), &b"\n"[..]].concat() };
+            let line = if args.nul {
+                [&name, &b"\0"[..]].concat()
+            } else {
+                [&out.name(&name), &b"\n"[..]].concat()
+            };
             out.bytes(&line)?;
         }
         return Ok(());
@@ -53,8 +69,15 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let listed: Vec<Listed> = names
         .into_iter()
         .map(|name| {
-            let path = if kind == Kind::Dir { below(&found.path, &name) } else { found.path.clone() };
-            stat::shown(&found.tree, &path).map(|what| Listed { name: TreePath(name), what })
+            let path = if kind == Kind::Dir {
+                below(&found.path, &name)
+            } else {
+                found.path.clone()
+            };
+            stat::shown(&found.tree, &path).map(|what| Listed {
+                name: TreePath(name),
+                what,
+            })
         })
         .collect::<SysResult<_>>()
         .map_err(|cause| found.failed(cause))?;
@@ -64,8 +87,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
     let dir = found.tree.open_dir(&found.path)?;
     // The store is no part of the tree.
-    let ours = |name: &[u8]| found.path.0.is_empty() && (name == b".ckptfs" || name == b".snapshots");
-    let mut names: Vec<Vec<u8>> = sys::list_dir(&dir)?.into_iter().map(|entry| entry.name).filter(|name| !ours(name)).collect();
+    let ours =
+        |name: &[u8]| found.path.0.is_empty() && (name == b".ckptfs" || name == b".snapshots");
+    let mut names: Vec<Vec<u8>> = sys::list_dir(&dir)?
+        .into_iter()
+        .map(|entry| entry.name)
+        .filter(|name| !ours(name))
+        .collect();
     names.sort();
     Ok(names)
 }
@@ -80,9 +108,19 @@ fn below(dir: &TreePath, name: &[u8]) -> TreePath {
 }
 
 fn print(listed: &[Listed], out: &mut Out) -> io::Result<()> {
-    let width = listed.iter().map(|one| one.what.size.to_string().len()).max().unwrap_or(0);
+    let width = listed
+        .iter()
+        .map(|one| one.what.size.to_string().len())
+        .max()
+        .unwrap_or(0);
     for one in listed {
-        let mut line = format!("{} {:>width$} {} ", one.what.mode_text(), one.what.size, one.what.local_time()).into_bytes();
+        let mut line = format!(
+            "{} {:>width$} {} ",
+            one.what.mode_text(),
+            one.what.size,
+            one.what.local_time()
+        )
+        .into_bytes();
         line.extend_from_slice(&out.name(&one.name.0));
         if let Some(target) = &one.what.target {
             line.extend_from_slice(b" -> ");

@@ -1,9 +1,10 @@
 //! The command line: one file per verb, which parses, asks the daemon and prints.
 //!
-//! stdout is data and stderr is talk. Exit codes: 0 done, 1 it failed or the answer is no, 2 the command line is wrong, 4 damage was found
-//! (docs/cli.md).
+//! stdout is data and stderr is talk. Exit codes: 0 done, 1 it failed or the answer is no, 2 the
+//! command line is wrong, 4 damage was found (docs/cli.md).
 //!
-//! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb needs it.
+//! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb
+//! needs it.
 
 mod audit;
 mod bisect;
@@ -86,8 +87,10 @@ use self::output::{Color, Out};
 /// A filesystem that gives a directory instant checkpoints.
 #[derive(Debug, Parser)]
 #[command(name = "ckptfs", version, max_term_width = 100)]
-#[command(after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
-    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found.")]
+#[command(
+    after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
+    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found."
+)]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -101,8 +104,14 @@ struct Global {
     /// Act as if started in DIR
     #[arg(short = 'C', value_name = "DIR", global = true)]
     change_dir: Option<PathBuf>,
-    /// Act on this container volume, as with -C and the place where it is mounted; it is mounted meanwhile if it is not
-    #[arg(long, value_name = "NAME", global = true, conflicts_with = "change_dir")]
+    /// Act on this container volume, as with -C and the place where it is mounted; it is mounted
+    /// meanwhile if it is not
+    #[arg(
+        long,
+        value_name = "NAME",
+        global = true,
+        conflicts_with = "change_dir"
+    )]
     volume: Option<String>,
     /// Print JSON: data on stdout, an error as one line on stderr
     #[arg(long, global = true)]
@@ -164,9 +173,15 @@ pub fn main() -> ExitCode {
     if !daemon {
         log_to_stderr(if is_driver(&verb) { Some("info") } else { None });
     }
-    let mut context = Context { dir: global.change_dir, out: Out::new(global.json, global.color) };
+    let mut context = Context {
+        dir: global.change_dir,
+        out: Out::new(global.json, global.color),
+    };
     // These say it in their own way, or act on no tree.
-    if !matches!(verb, Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_)) {
+    if !matches!(
+        verb,
+        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_)
+    ) {
         holders::warn_if_below(&context.out);
     }
     let result = match &global.volume {

@@ -85,12 +85,19 @@ pub struct Prepared {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let prepared = prepare(args, &locate::start(context.dir())?)?;
-    let Prepared { daemon, repaired, not_served } = &prepared;
+    let Prepared {
+        daemon,
+        repaired,
+        not_served,
+    } = &prepared;
     if has_old_mark(&daemon.backing) {
         context.out.warn("this directory has the mark of an import that an older ckptfs has not finished: something may be missing in it");
     }
     if *repaired > 0 {
-        context.out.talk(&format!("took away {repaired} dead mount{} first", if *repaired == 1 { "" } else { "s" }));
+        context.out.talk(&format!(
+            "took away {repaired} dead mount{} first",
+            if *repaired == 1 { "" } else { "s" }
+        ));
     }
     if daemon.foreground {
         not_served.iter().for_each(|text| context.out.warn(text));
@@ -110,14 +117,28 @@ impl Args {
         let serving = Serving {
             // Whoever is in the containers of one volume is one party, whatever users they run as.
             others_io: Some(OthersIo::Kernel),
-            snapdir: options.snapdir.and_then(|word| Snapdir::from_str(word, false).ok()),
+            snapdir: options
+                .snapdir
+                .and_then(|word| Snapdir::from_str(word, false).ok()),
             auto_every: options.auto.every,
-            options: options.readonly.then_some(MountFlag::Ro).into_iter().collect(),
+            options: options
+                .readonly
+                .then_some(MountFlag::Ro)
+                .into_iter()
+                .collect(),
             ..Serving::of_environment()?
         };
         let mountpoint = (place.point != place.backing).then(|| place.point.clone());
         let (no_holder, foreground, allow_other, no_allow_other) = (false, false, true, false);
-        Ok(Args { dir: place.backing.clone(), mountpoint, serving, no_holder, foreground, allow_other, no_allow_other })
+        Ok(Args {
+            dir: place.backing.clone(),
+            mountpoint,
+            serving,
+            no_holder,
+            foreground,
+            allow_other,
+            no_allow_other,
+        })
     }
 }
 
@@ -137,21 +158,39 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
     check_store(&backing)?;
     check_flags(&args.serving)?;
     let allow_other = allow_other(&args)?;
-    args.serving.hooks = args.serving.hooks.map(|dir| hooks_dir(&cwd.join(&dir), &[&backing, &mountpoint])).transpose()?;
+    args.serving.hooks = args
+        .serving
+        .hooks
+        .map(|dir| hooks_dir(&cwd.join(&dir), &[&backing, &mountpoint]))
+        .transpose()?;
     let serving = args.serving.or(&super::config::settings_of(&backing)?)?;
     let (foreground, no_holder) = (args.foreground, args.no_holder);
-    let daemon = daemon::Args { backing, mountpoint, serving, allow_other, foreground, no_holder, worker: false, stays: false };
-    Ok(Prepared { daemon, repaired, not_served })
+    let daemon = daemon::Args {
+        backing,
+        mountpoint,
+        serving,
+        allow_other,
+        foreground,
+        no_holder,
+        worker: false,
+        stays: false,
+    };
+    Ok(Prepared {
+        daemon,
+        repaired,
+        not_served,
+    })
 }
 
-/// Starts the daemon, which serves when this returns. One that was killed and is not gone yet has the store's lock, and is waited for: it answers nobody any
-/// more.
+/// Starts the daemon, which serves when this returns. One that was killed and is not gone yet has
+/// the store's lock, and is waited for: it answers nobody any more.
 ///
 /// # Errors
 /// The daemon's.
 pub fn start(prepared: &Prepared, starter: Starter) -> VerbResult<Ready> {
     let (began, daemon) = (Instant::now(), &prepared.daemon);
-    let answers = || matches!(Store::of(&daemon.backing), Ok(Some(store)) if Client::of(&store).is_ok());
+    let answers =
+        || matches!(Store::of(&daemon.backing), Ok(Some(store)) if Client::of(&store).is_ok());
     loop {
         match launch::launch(daemon.arguments(), starter) {
             Err(error) if error.code == "in-use" && began.elapsed() < DYING_MAX && !answers() => {}
@@ -173,11 +212,18 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
         found = std::fs::metadata(path);
     }
     match found {
-        Ok(metadata) if metadata.is_dir() => path.canonicalize().map_err(|cause| io_error(&shown, cause)),
-        Ok(_) => Err(error("not-a-directory", format!("{shown} is not a directory"))),
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-            Err(hinted("not-found", format!("{shown} does not exist"), format!("mkdir {}", word(shown))))
+        Ok(metadata) if metadata.is_dir() => {
+            path.canonicalize().map_err(|cause| io_error(&shown, cause))
         }
+        Ok(_) => Err(error(
+            "not-a-directory",
+            format!("{shown} is not a directory"),
+        )),
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Err(hinted(
+            "not-found",
+            format!("{shown} does not exist"),
+            format!("mkdir {}", word(shown)),
+        )),
         Err(cause) => Err(io_error(&shown, cause)),
     }
 }
@@ -186,62 +232,134 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
 fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> VerbResult<()> {
     if [backing, mountpoint].contains(&Path::new("/")) {
         let message = "/ cannot be mounted over: whatever runs would go on below the mount";
-        return Err(hinted("bad-mountpoint", message, "mount the directories that are to have checkpoints"));
+        return Err(hinted(
+            "bad-mountpoint",
+            message,
+            "mount the directories that are to have checkpoints",
+        ));
     }
     let table = mounts::all()?;
     for mount in table.iter().filter(|mount| mount.serves(backing)) {
         let dead = mounts::repair(&mount.at)?;
         *repaired += dead;
-        if dead == 0 && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| top.serves(backing)) {
+        if dead == 0
+            && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| top.serves(backing))
+        {
             let at = mount.at.display();
-            let message =
-                if mount.at == backing { format!("{at} is already mounted") } else { format!("{} is already mounted at {at}", backing.display()) };
-            return Err(hinted("already-mounted", message, format!("what it is: ckptfs -C {0} status; end it: ckptfs umount {0}", word(at))));
+            let message = if mount.at == backing {
+                format!("{at} is already mounted")
+            } else {
+                format!("{} is already mounted at {at}", backing.display())
+            };
+            return Err(hinted(
+                "already-mounted",
+                message,
+                format!(
+                    "what it is: ckptfs -C {0} status; end it: ckptfs umount {0}",
+                    word(at)
+                ),
+            ));
         }
     }
     let table = mounts::all()?;
     for path in [backing, mountpoint] {
         if let Some(mount) = mounts::containing(&table, path).filter(|mount| mount.is_ours()) {
             let (path, at) = (path.display(), mount.at.display());
-            let message =
-                format!("{path} is inside of the mount at {at}, whose checkpoints have it: a restore there would change what is stored here");
-            return Err(hinted("already-mounted", message, format!("unmount it first: ckptfs umount {}", word(at))));
+            let message = format!(
+                "{path} is inside of the mount at {at}, whose checkpoints have it: a restore there would change what is stored here"
+            );
+            return Err(hinted(
+                "already-mounted",
+                message,
+                format!("unmount it first: ckptfs umount {}", word(at)),
+            ));
         }
     }
-    if let Some(nested) = [backing, mountpoint].iter().find_map(|dir| nested(&table, dir).find(|mount| mount.is_ours())) {
+    if let Some(nested) = [backing, mountpoint]
+        .iter()
+        .find_map(|dir| nested(&table, dir).find(|mount| mount.is_ours()))
+    {
         let at = nested.at.display();
-        let message = format!("{at} is mounted inside of {}: it would be out of sight, and its own history with it", backing.display());
-        return Err(hinted("already-mounted", message, format!("unmount it first: ckptfs umount {}", word(at))));
+        let message = format!(
+            "{at} is mounted inside of {}: it would be out of sight, and its own history with it",
+            backing.display()
+        );
+        return Err(hinted(
+            "already-mounted",
+            message,
+            format!("unmount it first: ckptfs umount {}", word(at)),
+        ));
     }
     if mountpoint != backing && mountpoint.starts_with(backing) {
-        let message = format!("the mountpoint {} is inside of {}: the tree would contain itself", mountpoint.display(), backing.display());
-        return Err(hinted("bad-mountpoint", message, format!("mount it in place: ckptfs mount {}", word(backing.display()))));
+        let message = format!(
+            "the mountpoint {} is inside of {}: the tree would contain itself",
+            mountpoint.display(),
+            backing.display()
+        );
+        return Err(hinted(
+            "bad-mountpoint",
+            message,
+            format!(
+                "mount it in place: ckptfs mount {}",
+                word(backing.display())
+            ),
+        ));
     }
     Ok(())
 }
 
 /// What is mounted inside of a directory.
 fn nested<'a>(table: &'a [MountPoint], dir: &Path) -> impl Iterator<Item = &'a MountPoint> {
-    table.iter().filter(move |mount| mount.at != dir && mount.at.starts_with(dir))
+    table
+        .iter()
+        .filter(move |mount| mount.at != dir && mount.at.starts_with(dir))
 }
 
 /// Names what is mounted inside of the directory, and so is another filesystem that is not served.
 fn not_served(backing: &Path, mountpoint: &Path) -> VerbResult<Option<String>> {
     let table = mounts::all()?;
-    let mut places: Vec<String> = nested(&table, backing).map(|mount| mount.at.display().to_string()).collect();
+    let mut places: Vec<String> = nested(&table, backing)
+        .map(|mount| mount.at.display().to_string())
+        .collect();
     places.dedup();
-    let (count, first) = (places.len(), places.iter().take(NESTED_SHOWN_MAX).cloned().collect::<Vec<_>>().join(", "));
-    let more = if count > NESTED_SHOWN_MAX { format!(" and {} more", count - NESTED_SHOWN_MAX) } else { String::new() };
-    let hidden = if mountpoint == backing { ", and cannot be reached until it is unmounted" } else { "" };
-    Ok((count > 0).then(|| format!("what is mounted inside of the directory is not served{hidden}: {first}{more}")))
+    let (count, first) = (
+        places.len(),
+        places
+            .iter()
+            .take(NESTED_SHOWN_MAX)
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(", "),
+    );
+    let more = if count > NESTED_SHOWN_MAX {
+        format!(" and {} more", count - NESTED_SHOWN_MAX)
+    } else {
+        String::new()
+    };
+    let hidden = if mountpoint == backing {
+        ", and cannot be reached until it is unmounted"
+    } else {
+        ""
+    };
+    Ok((count > 0).then(|| {
+        format!("what is mounted inside of the directory is not served{hidden}: {first}{more}")
+    }))
 }
 
 /// Refuses a store that cannot work, before a daemon is started.
 pub fn check_store(backing: &Path) -> VerbResult<()> {
-    let trusted = Store::of(backing).map_err(|cause| io_error(backing.join(STORE_NAME).display(), cause))?;
+    let trusted =
+        Store::of(backing).map_err(|cause| io_error(backing.join(STORE_NAME).display(), cause))?;
     if trusted.is_some_and(|store| keep::is_unfinished(store.dir())) {
-        let message = format!("an import into {} has not come to its end", backing.display());
-        return Err(hinted("unfinished", message, "run the same ckptfs import again: it is finished then; or remove the directory"));
+        let message = format!(
+            "an import into {} has not come to its end",
+            backing.display()
+        );
+        return Err(hinted(
+            "unfinished",
+            message,
+            "run the same ckptfs import again: it is finished then; or remove the directory",
+        ));
     }
     let store = backing.join(STORE_NAME);
     let found = match std::fs::symlink_metadata(&store) {
@@ -251,41 +369,74 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
     };
     if !found.is_dir() {
         let hint = "the history is kept under this name: move what is there away";
-        return Err(hinted("bad-store", format!("{} is not a directory", store.display()), hint));
+        return Err(hinted(
+            "bad-store",
+            format!("{} is not a directory", store.display()),
+            hint,
+        ));
     }
     let root = std::fs::metadata(backing).map_err(|cause| io_error(backing.display(), cause))?;
     if root.dev() != found.dev() {
-        let message = format!("the store {} is on another filesystem than {}", store.display(), backing.display());
-        let hint = format!("versions are kept by reflink and rename, within one filesystem: unmount {}", store.display());
+        let message = format!(
+            "the store {} is on another filesystem than {}",
+            store.display(),
+            backing.display()
+        );
+        let hint = format!(
+            "versions are kept by reflink and rename, within one filesystem: unmount {}",
+            store.display()
+        );
         return Err(hinted("store-elsewhere", message, hint));
     }
     Ok(())
 }
 
-/// Whether a directory without a history has the mark that was set by an import until it ended, before that was noted in the store. Anybody who may write
-/// to the directory can set it: it forbids nothing.
+/// Whether a directory without a history has the mark that was set by an import until it ended,
+/// before that was noted in the store. Anybody who may write to the directory can set it: it
+/// forbids nothing.
 fn has_old_mark(backing: &Path) -> bool {
-    !backing.join(STORE_NAME).exists() && sys::open_root(backing).and_then(|dir| sys::getxattr(&dir, b"user.ckptfs.import")).is_ok()
+    !backing.join(STORE_NAME).exists()
+        && sys::open_root(backing)
+            .and_then(|dir| sys::getxattr(&dir, b"user.ckptfs.import"))
+            .is_ok()
 }
 
-/// The real path of the directory of hooks, which is not in the tree: whoever may write there must not choose what the daemon runs.
+/// The real path of the directory of hooks, which is not in the tree: whoever may write there must
+/// not choose what the daemon runs.
 fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
-    let real = path.canonicalize().map_err(|cause| io_error(path.display(), cause))?;
+    let real = path
+        .canonicalize()
+        .map_err(|cause| io_error(path.display(), cause))?;
     if trees.iter().any(|tree| real.starts_with(tree)) {
-        let message = format!("the directory of hooks {} is in the tree, where others may write", real.display());
-        return Err(hinted("bad-hooks", message, "name a directory outside of it"));
+        let message = format!(
+            "the directory of hooks {} is in the tree, where others may write",
+            real.display()
+        );
+        return Err(hinted(
+            "bad-hooks",
+            message,
+            "name a directory outside of it",
+        ));
     }
     if !real.is_dir() {
-        return Err(error("not-a-directory", format!("{} is not a directory", path.display())));
+        return Err(error(
+            "not-a-directory",
+            format!("{} is not a directory", path.display()),
+        ));
     }
     Ok(real)
 }
 
-/// Refuses what the kernel lets root alone have: fusermount would leave it out with a warning, and the mount not be what was asked for.
+/// Refuses what the kernel lets root alone have: fusermount would leave it out with a warning, and
+/// the mount not be what was asked for.
 fn check_flags(serving: &Serving) -> VerbResult<()> {
     if (serving.dev() || serving.suid()) && sys::ids().0 != 0 {
         let message = "only root may mount with device nodes (dev) or set-id bits (suid)";
-        return Err(hinted("no-permission", message, "leave the option away, or mount as root"));
+        return Err(hinted(
+            "no-permission",
+            message,
+            "leave the option away, or mount as root",
+        ));
     }
     Ok(())
 }
@@ -307,20 +458,50 @@ fn allow_other(args: &Args) -> VerbResult<bool> {
 
 /// Whether fuse.conf(5) lets ordinary users use `allow_other`.
 pub fn user_allow_other() -> bool {
-    std::fs::read_to_string("/etc/fuse.conf").is_ok_and(|conf| conf.lines().any(|line| line.trim() == "user_allow_other"))
+    std::fs::read_to_string("/etc/fuse.conf")
+        .is_ok_and(|conf| conf.lines().any(|line| line.trim() == "user_allow_other"))
 }
 
 /// Tells what is mounted now.
 fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut Context) -> Outcome {
-    let (mount, backing, store) = (&daemon.mountpoint, &daemon.backing, &daemon.backing.join(STORE_NAME));
-    let Ready { pid, io, writes, absence, warnings, below } = ready;
+    let (mount, backing, store) = (
+        &daemon.mountpoint,
+        &daemon.backing,
+        &daemon.backing.join(STORE_NAME),
+    );
+    let Ready {
+        pid,
+        io,
+        writes,
+        absence,
+        warnings,
+        below,
+    } = ready;
     let out = &mut context.out;
-    let below: Vec<Holder> = below.iter().filter(|holder| holder.pid != std::process::id()).cloned().collect();
+    let below: Vec<Holder> = below
+        .iter()
+        .filter(|holder| holder.pid != std::process::id())
+        .cloned()
+        .collect();
     if out.json {
         let absence = absence.as_ref();
-        return Ok(out.json(&Mounted { mount, backing, store, io, writes, pid: *pid, repaired, absence, warnings, below: &below })?);
+        return Ok(out.json(&Mounted {
+            mount,
+            backing,
+            store,
+            io,
+            writes,
+            pid: *pid,
+            repaired,
+            absence,
+            warnings,
+            below: &below,
+        })?);
     }
-    out.talk(&format!("{} is mounted (io: {io}, writes: {writes})", mount.display()));
+    out.talk(&format!(
+        "{} is mounted (io: {io}, writes: {writes})",
+        mount.display()
+    ));
     if let Some(absence) = absence {
         out.talk(&changes::absence(absence));
     }

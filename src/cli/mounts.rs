@@ -23,15 +23,20 @@ pub fn containing<'a>(mounts: &'a [MountPoint], path: &Path) -> Option<&'a Mount
 
 /// Whether the daemon of the mount at `at` is gone.
 ///
-/// Asked with statfs(2), which always goes to the daemon: what stat(2) gives the kernel may have kept. A daemon that dies while it is asked makes
-/// that ECONNABORTED.
+/// Asked with statfs(2), which always goes to the daemon: what stat(2) gives the kernel may have
+/// kept. A daemon that dies while it is asked makes that ECONNABORTED.
 pub fn is_dead(at: &Path) -> bool {
-    host::open_dir_path(at).and_then(sys::statfs_fd).is_err_and(|cause| matches!(cause, Errno::ENOTCONN | Errno::ECONNABORTED))
+    host::open_dir_path(at)
+        .and_then(sys::statfs_fd)
+        .is_err_and(|cause| matches!(cause, Errno::ENOTCONN | Errno::ECONNABORTED))
 }
 
 /// The uppermost mount of ours around `path` whose daemon is gone.
 pub fn dead_around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
-    let around = path.ancestors().filter_map(|dir| top(table, dir)).filter(|mount| mount.is_ours() && is_dead(&mount.at));
+    let around = path
+        .ancestors()
+        .filter_map(|dir| top(table, dir))
+        .filter(|mount| mount.is_ours() && is_dead(&mount.at));
     around.last()
 }
 
@@ -40,7 +45,8 @@ pub fn serves_around(table: &[MountPoint], path: &Path) -> bool {
     containing(table, path).is_some_and(|mount| mount.is_ours() && !is_dead(&mount.at))
 }
 
-/// Takes the dead mounts of ours away that are on top at `at`, however many are stacked; their number.
+/// Takes the dead mounts of ours away that are on top at `at`, however many are stacked; their
+/// number.
 pub fn repair(at: &Path) -> VerbResult<usize> {
     for repaired in 0..STACKED_MAX {
         if !top(&all()?, at).is_some_and(MountPoint::is_ours) || !is_dead(at) {
@@ -48,7 +54,13 @@ pub fn repair(at: &Path) -> VerbResult<usize> {
         }
         unmount(at, true).map_err(|cause| unmount_error(at, cause))?;
     }
-    Err(error("busy", format!("more than {STACKED_MAX} dead mounts are stacked at {}", at.display())))
+    Err(error(
+        "busy",
+        format!(
+            "more than {STACKED_MAX} dead mounts are stacked at {}",
+            at.display()
+        ),
+    ))
 }
 
 /// Takes the dead mounts of ours away at `path` and above it, the uppermost first; their number.
@@ -82,8 +94,14 @@ mod tests {
         };
         let table = [mount(1, "/"), mount(2, "/p"), mount(3, "/p")];
         assert_eq!(top(&table, Path::new("/p")).map(|mount| mount.id), Some(3));
-        assert_eq!(containing(&table, Path::new("/p/a/b")).map(|mount| mount.id), Some(3));
-        assert_eq!(containing(&table, Path::new("/q")).map(|mount| mount.id), Some(1));
+        assert_eq!(
+            containing(&table, Path::new("/p/a/b")).map(|mount| mount.id),
+            Some(3)
+        );
+        assert_eq!(
+            containing(&table, Path::new("/q")).map(|mount| mount.id),
+            Some(1)
+        );
     }
 
     #[test]

@@ -75,9 +75,18 @@ impl Out {
         let colored = |terminal: bool| match color {
             Color::Always => true,
             Color::Never => false,
-            Color::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+            Color::Auto => {
+                terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            }
         };
-        Out { writer: BufWriter::new(io::stdout()), json, terminal, color: colored(terminal), talk_terminal, talk_color: colored(talk_terminal) }
+        Out {
+            writer: BufWriter::new(io::stdout()),
+            json,
+            terminal,
+            color: colored(terminal),
+            talk_terminal,
+            talk_color: colored(talk_terminal),
+        }
     }
 
     /// Prints `value` as JSON on one line.
@@ -100,13 +109,25 @@ impl Out {
 
     /// Prints a label, and behind it what it is of, harmless on a terminal.
     pub fn labelled(&mut self, label: &str, text: &str) -> io::Result<()> {
-        let line = format!("{} {}", self.paint(Role::Faint, &format!("{label:<LABEL_WIDTH$}")), self.text(text));
+        let line = format!(
+            "{} {}",
+            self.paint(Role::Faint, &format!("{label:<LABEL_WIDTH$}")),
+            self.text(text)
+        );
         self.line(&line)
     }
 
     /// Prints `value` as JSON where that is wanted, and otherwise as `print` does.
-    pub fn answer<T: Serialize>(&mut self, value: &T, print: impl FnOnce(&mut Out) -> io::Result<()>) -> Outcome {
-        Ok(if self.json { self.json(value) } else { print(self) }?)
+    pub fn answer<T: Serialize>(
+        &mut self,
+        value: &T,
+        print: impl FnOnce(&mut Out) -> io::Result<()>,
+    ) -> Outcome {
+        Ok(if self.json {
+            self.json(value)
+        } else {
+            print(self)
+        }?)
     }
 
     /// Asks whether to go on, where there is somebody to ask who has not said yes already.
@@ -133,22 +154,38 @@ impl Out {
 
     /// `text` in the color of `role`.
     pub fn paint(&self, role: Role, text: &str) -> String {
-        if self.color { format!("\x1b[{}m{text}\x1b[0m", role.sgr()) } else { text.to_owned() }
+        if self.color {
+            format!("\x1b[{}m{text}\x1b[0m", role.sgr())
+        } else {
+            text.to_owned()
+        }
     }
 
     /// A name or path for stdout: as it is, but harmless on a terminal.
     pub fn name<'a>(&self, name: &'a [u8]) -> Cow<'a, [u8]> {
-        if self.terminal { Cow::Owned(escape(name).into_bytes()) } else { Cow::Borrowed(name) }
+        if self.terminal {
+            Cow::Owned(escape(name).into_bytes())
+        } else {
+            Cow::Borrowed(name)
+        }
     }
 
     /// A text of somebody else (a note, a tag) for stdout: as it is, but harmless on a terminal.
     pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        if self.terminal { Cow::Owned(escape(text.as_bytes())) } else { Cow::Borrowed(text) }
+        if self.terminal {
+            Cow::Owned(escape(text.as_bytes()))
+        } else {
+            Cow::Borrowed(text)
+        }
     }
 
     /// A text for stderr, harmless on a terminal.
     pub fn talk_text<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        if self.talk_terminal { Cow::Owned(escape(text.as_bytes())) } else { Cow::Borrowed(text) }
+        if self.talk_terminal {
+            Cow::Owned(escape(text.as_bytes()))
+        } else {
+            Cow::Borrowed(text)
+        }
     }
 
     /// `Error:`, `Hint:` or `Warning:` for stderr.
@@ -158,7 +195,11 @@ impl Out {
             "Warning:" => "1;33",
             _ => "1;36",
         };
-        if self.talk_color { format!("\x1b[{sgr}m{label}\x1b[0m") } else { label.to_owned() }
+        if self.talk_color {
+            format!("\x1b[{sgr}m{label}\x1b[0m")
+        } else {
+            label.to_owned()
+        }
     }
 
     /// Whether a person sees what is said on stderr at once.
@@ -177,7 +218,12 @@ impl Out {
     /// Warns on stderr.
     pub fn warn(&self, text: &str) {
         if !self.json {
-            let _ = writeln!(io::stderr(), "{} {}", self.talk_label("Warning:"), self.talk_text(text));
+            let _ = writeln!(
+                io::stderr(),
+                "{} {}",
+                self.talk_label("Warning:"),
+                self.talk_text(text)
+            );
         }
     }
 }
@@ -195,31 +241,43 @@ pub fn confirmed(question: &str) -> io::Result<bool> {
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Hands on to stderr what another process said for it, harmless on a terminal: where that went it was not known to be one.
+/// Hands on to stderr what another process said for it, harmless on a terminal: where that went it
+/// was not known to be one.
 pub fn hand_on(said: &[u8]) {
     let mut stderr = io::stderr().lock();
     let harmless = if stderr.is_terminal() {
-        said.split_inclusive(|byte| *byte == b'\n').fold(String::new(), |text, line| {
-            let end = if line.ends_with(b"\n") { "\n" } else { "" };
-            text + &escape(line.strip_suffix(b"\n").unwrap_or(line)) + end
-        })
+        said.split_inclusive(|byte| *byte == b'\n')
+            .fold(String::new(), |text, line| {
+                let end = if line.ends_with(b"\n") { "\n" } else { "" };
+                text + &escape(line.strip_suffix(b"\n").unwrap_or(line)) + end
+            })
     } else {
         String::new()
     };
     // Whoever closed stderr does not want to be told.
-    let _ = stderr.write_all(if harmless.is_empty() { said } else { harmless.as_bytes() });
+    let _ = stderr.write_all(if harmless.is_empty() {
+        said
+    } else {
+        harmless.as_bytes()
+    });
 }
 
-/// `bytes` with everything escaped that a terminal may obey or cannot show: control characters, bytes that are not UTF-8, and the marks that
-/// turn the direction of the text around them.
+/// `bytes` with everything escaped that a terminal may obey or cannot show: control characters,
+/// bytes that are not UTF-8, and the marks that turn the direction of the text around them.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for char in chunk.valid().chars() {
             match char {
                 '\n' | '\r' | '\t' => text.extend(char.escape_default()),
-                _ if char.is_ascii_control() => text.push_str(&format!("\\x{:02x}", u32::from(char))),
-                '\u{80}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                _ if char.is_ascii_control() => {
+                    text.push_str(&format!("\\x{:02x}", u32::from(char)))
+                }
+                '\u{80}'..='\u{9f}'
+                | '\u{200e}'
+                | '\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2066}'..='\u{2069}' => {
                     text.extend(char.escape_unicode());
                 }
                 _ => text.push(char),
@@ -241,7 +299,10 @@ mod tests {
         assert_eq!(escape("a b/ü/日本".as_bytes()), "a b/ü/日本");
         assert_eq!(escape(b"\x1b[31mred\n\x7f\0"), r"\x1b[31mred\n\x7f\x00");
         assert_eq!(escape(b"\xff-\xc3"), r"\xff-\xc3");
-        assert_eq!(escape("evil\u{202e}txt.exe".as_bytes()), r"evil\u{202e}txt.exe");
+        assert_eq!(
+            escape("evil\u{202e}txt.exe".as_bytes()),
+            r"evil\u{202e}txt.exe"
+        );
         assert_eq!(escape("\u{9b}31m".as_bytes()), r"\u{9b}31m");
     }
 }

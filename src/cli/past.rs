@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use super::error::{hinted, io_error};
 use super::locate::{self, Served};
 use super::tree_path::in_tree;
-use crate::engine::api::{CheckpointInfo, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult};
+use crate::engine::api::{
+    CheckpointInfo, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult,
+};
 use crate::engine::word::word;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
 
@@ -23,9 +25,12 @@ impl Tree {
     /// The tree as it was at a checkpoint; `None`: as it is now.
     pub fn at(served: &Served, checkpoint: Option<&CheckpointInfo>) -> VerbResult<Tree> {
         let (at, root) = served.open_mount()?;
-        let Some(checkpoint) = checkpoint else { return Ok(Tree { root }) };
+        let Some(checkpoint) = checkpoint else {
+            return Ok(Tree { root });
+        };
         let view = format!("{SNAPSHOTS}/{}", checkpoint.id);
-        let root = sys::open_beneath(&root, view.as_bytes(), OpenKind::Path).map_err(|cause| io_error(at.join(&view).display(), cause))?;
+        let root = sys::open_beneath(&root, view.as_bytes(), OpenKind::Path)
+            .map_err(|cause| io_error(at.join(&view).display(), cause))?;
         Ok(Tree { root })
     }
 
@@ -78,53 +83,110 @@ impl Found {
     /// Why the path cannot be read.
     pub fn failed(&self, cause: Errno) -> VerbError {
         let path = String::from_utf8_lossy(&self.path.0);
-        let state = self.checkpoint.as_ref().map_or("live".to_owned(), |checkpoint| checkpoint.id.to_string());
+        let state = self
+            .checkpoint
+            .as_ref()
+            .map_or("live".to_owned(), |checkpoint| checkpoint.id.to_string());
         let name = format!("{state}:{path}");
         match cause {
-            Errno::ENOENT | Errno::ENOTDIR => {
-                hinted("not-found", format!("{name} does not exist"), format!("its versions: ckptfs log {}", word(&path)))
-            }
-            Errno::ELOOP => hinted("is-link", format!("{name} leads over a symbolic link"), "ckptfs stat shows where a link leads"),
-            Errno::EISDIR => hinted("is-directory", format!("{name} is a directory"), format!("ckptfs ls {}", word(&name))),
-            Errno::EINVAL => hinted("not-a-file", format!("{name} is no regular file"), format!("ckptfs stat {}", word(&name))),
+            Errno::ENOENT | Errno::ENOTDIR => hinted(
+                "not-found",
+                format!("{name} does not exist"),
+                format!("its versions: ckptfs log {}", word(&path)),
+            ),
+            Errno::ELOOP => hinted(
+                "is-link",
+                format!("{name} leads over a symbolic link"),
+                "ckptfs stat shows where a link leads",
+            ),
+            Errno::EISDIR => hinted(
+                "is-directory",
+                format!("{name} is a directory"),
+                format!("ckptfs ls {}", word(&name)),
+            ),
+            Errno::EINVAL => hinted(
+                "not-a-file",
+                format!("{name} is no regular file"),
+                format!("ckptfs stat {}", word(&name)),
+            ),
             Errno::ENODATA => {
-                let show = format!("ckptfs show {state} tells what was dropped; ckptfs log {} lists the other versions", word(&path));
-                hinted("dropped", format!("the content of {name} was dropped by a tier"), show)
+                let show = format!(
+                    "ckptfs show {state} tells what was dropped; ckptfs log {} lists the other versions",
+                    word(&path)
+                );
+                hinted(
+                    "dropped",
+                    format!("the content of {name} was dropped by a tier"),
+                    show,
+                )
             }
-            Errno::EIO => {
-                hinted("io", format!("{name} cannot be read: {cause}"), "it may have been changed while nothing was mounted: ckptfs status")
-            }
+            Errno::EIO => hinted(
+                "io",
+                format!("{name} cannot be read: {cause}"),
+                "it may have been changed while nothing was mounted: ckptfs status",
+            ),
             _ => io_error(name, cause),
         }
     }
 }
 
-/// Understands `ID:PATH`; PATH starts at the working directory, and is that directory if nothing follows the colon. An ID may have colons in it: the
-/// first beginning that means a state is it.
+/// Understands `ID:PATH`; PATH starts at the working directory, and is that directory if nothing
+/// follows the colon. An ID may have colons in it: the first beginning that means a state is it.
 pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
     use std::os::unix::ffi::OsStrExt;
     let bytes = text.as_bytes();
     let mut served = locate::served(dir)?;
     let mut first = None;
-    for colon in bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(index, _)| index) {
-        let (id, path) = (bytes.get(..colon).unwrap_or_default(), bytes.get(colon + 1..).unwrap_or_default());
-        let Ok(id) = std::str::from_utf8(id) else { break };
+    for colon in bytes
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| **byte == b':')
+        .map(|(index, _)| index)
+    {
+        let (id, path) = (
+            bytes.get(..colon).unwrap_or_default(),
+            bytes.get(colon + 1..).unwrap_or_default(),
+        );
+        let Ok(id) = std::str::from_utf8(id) else {
+            break;
+        };
         match state(&mut served, id) {
             Ok(checkpoint) => {
-                let path = in_tree(&served.root, &served.cwd, &PathBuf::from(std::ffi::OsStr::from_bytes(path)))?;
+                let path = in_tree(
+                    &served.root,
+                    &served.cwd,
+                    &PathBuf::from(std::ffi::OsStr::from_bytes(path)),
+                )?;
                 let tree = Tree::at(&served, checkpoint.as_ref())?;
-                return Ok(Found { checkpoint, path, tree });
+                return Ok(Found {
+                    checkpoint,
+                    path,
+                    tree,
+                });
             }
             Err(error) => first = first.or(Some(error)),
         }
     }
     Err(first.unwrap_or_else(|| {
         let text = text.to_string_lossy();
-        hinted("usage", format!("{text:?} is not ID:PATH"), format!("for example: {}", word(format!("latest:{text}"))))
+        hinted(
+            "usage",
+            format!("{text:?} is not ID:PATH"),
+            format!("for example: {}", word(format!("latest:{text}"))),
+        )
     }))
 }
 
 /// The checkpoint that is meant; `None`: the live tree.
 pub fn state(served: &mut Served, name: &str) -> VerbResult<Option<CheckpointInfo>> {
-    if name == "live" { Ok(None) } else { served.client.ask(ShowCheckpoint { state: StateName(name.to_owned()) }).map(Some) }
+    if name == "live" {
+        Ok(None)
+    } else {
+        served
+            .client
+            .ask(ShowCheckpoint {
+                state: StateName(name.to_owned()),
+            })
+            .map(Some)
+    }
 }

@@ -1,7 +1,7 @@
 //! Changes as a patch that `git apply` takes (git-diff(1), "Generating patch text with -p").
 //!
-//! Regular files and symbolic links are in it; git knows no others, and no directories. What is not text, or larger than [`TEXT_BYTES_MAX`], is named
-//! and not shown.
+//! Regular files and symbolic links are in it; git knows no others, and no directories. What is not
+//! text, or larger than [`TEXT_BYTES_MAX`], is named and not shown.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -16,7 +16,8 @@ use crate::sys::{self, Errno, Kind, SysResult};
 
 /// A longer file is named, not shown.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
-/// A NUL in so many bytes makes a file binary, as it does for git (`FIRST_FEW_BYTES` in its xdiff-interface.c).
+/// A NUL in so many bytes makes a file binary, as it does for git (`FIRST_FEW_BYTES` in its
+/// xdiff-interface.c).
 const LOOKED_AT_BYTES: usize = 8000;
 /// After so long the difference of one file is told coarsely.
 const DIFF_TIME_MAX: Duration = Duration::from_secs(5);
@@ -33,7 +34,9 @@ struct Side {
 
 impl Side {
     fn is_binary(&self) -> bool {
-        self.content.as_ref().is_none_or(|content| content.iter().take(LOOKED_AT_BYTES).any(|byte| *byte == 0))
+        self.content
+            .as_ref()
+            .is_none_or(|content| content.iter().take(LOOKED_AT_BYTES).any(|byte| *byte == 0))
     }
 }
 
@@ -49,14 +52,26 @@ pub struct LeftOut {
 /// Prints the patch from `from` to `to`. Returns the paths that are not in it.
 pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::Result<LeftOut> {
     let mut left_out = LeftOut::default();
-    let told: HashSet<&[u8]> = changes.iter().filter(|change| change.change != ChangeKind::Deleted).map(|change| change.path.0.as_slice()).collect();
+    let told: HashSet<&[u8]> = changes
+        .iter()
+        .filter(|change| change.change != ChangeKind::Deleted)
+        .map(|change| change.path.0.as_slice())
+        .collect();
     for change in changes {
         if let (Kind::Dir, Some(before)) = (change.kind, &change.from) {
             moved_along(out, before, &change.path, &told, to, &mut left_out)?;
         }
         let before = change.from.as_ref().unwrap_or(&change.path);
-        let old = if change.change == ChangeKind::Added { Ok(None) } else { side(from, before) };
-        let new = if change.change == ChangeKind::Deleted { Ok(None) } else { side(to, &change.path) };
+        let old = if change.change == ChangeKind::Added {
+            Ok(None)
+        } else {
+            side(from, before)
+        };
+        let new = if change.change == ChangeKind::Deleted {
+            Ok(None)
+        } else {
+            side(to, &change.path)
+        };
         match (old, new) {
             (Ok(None), Ok(None)) if change.kind == Kind::Dir => {}
             (Ok(Some(old)), Ok(Some(new))) if old.mode.get(..2) != new.mode.get(..2) => {
@@ -64,7 +79,9 @@ pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::R
                 out.bytes(&text(before, &change.path, Some(&old), None))?;
                 out.bytes(&text(before, &change.path, None, Some(&new)))?;
             }
-            (Ok(old), Ok(new)) if old.is_some() || new.is_some() => out.bytes(&text(before, &change.path, old.as_ref(), new.as_ref()))?,
+            (Ok(old), Ok(new)) if old.is_some() || new.is_some() => {
+                out.bytes(&text(before, &change.path, old.as_ref(), new.as_ref()))?
+            }
             (Err(errno), _) | (_, Err(errno)) => left_out.unread.push((change.path.clone(), errno)),
             (Ok(_), Ok(_)) if change.kind == Kind::Dir => {}
             (Ok(_), Ok(_)) => left_out.strange.push(change.path.clone()),
@@ -73,11 +90,21 @@ pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::R
     Ok(left_out)
 }
 
-/// What moved along with a directory and is told of by no change of its own: git knows no directories, so each file is renamed.
-fn moved_along(out: &mut Out, before: &TreePath, after: &TreePath, told: &HashSet<&[u8]>, to: &Tree, left_out: &mut LeftOut) -> io::Result<()> {
+/// What moved along with a directory and is told of by no change of its own: git knows no
+/// directories, so each file is renamed.
+fn moved_along(
+    out: &mut Out,
+    before: &TreePath,
+    after: &TreePath,
+    told: &HashSet<&[u8]>,
+    to: &Tree,
+    left_out: &mut LeftOut,
+) -> io::Result<()> {
     let mut open = vec![(before.0.clone(), after.0.clone())];
     while let Some((before, after)) = open.pop() {
-        let names = to.open_dir(&TreePath(after.clone())).and_then(sys::list_dir);
+        let names = to
+            .open_dir(&TreePath(after.clone()))
+            .and_then(sys::list_dir);
         let mut names = match names {
             Ok(names) => names,
             Err(errno) => {
@@ -88,7 +115,10 @@ fn moved_along(out: &mut Out, before: &TreePath, after: &TreePath, told: &HashSe
         names.sort_by(|a, b| a.name.cmp(&b.name));
         let mut below = Vec::new();
         for entry in names {
-            let (before, after) = ([&before[..], b"/", &entry.name].concat(), [&after[..], b"/", &entry.name].concat());
+            let (before, after) = (
+                [&before[..], b"/", &entry.name].concat(),
+                [&after[..], b"/", &entry.name].concat(),
+            );
             if told.contains(after.as_slice()) {
                 continue;
             }
@@ -98,8 +128,17 @@ fn moved_along(out: &mut Out, before: &TreePath, after: &TreePath, told: &HashSe
                 Ok(Kind::File | Kind::Symlink) => {
                     let (a, b) = (quoted(b"a/", &before), quoted(b"b/", &path.0));
                     let (from, to) = (quoted(b"", &before), quoted(b"", &path.0));
-                    let parts: [&[u8]; 9] =
-                        [b"diff --git ", &a, b" ", &b, b"\nsimilarity index 100%\nrename from ", &from, b"\nrename to ", &to, b"\n"];
+                    let parts: [&[u8]; 9] = [
+                        b"diff --git ",
+                        &a,
+                        b" ",
+                        &b,
+                        b"\nsimilarity index 100%\nrename from ",
+                        &from,
+                        b"\nrename to ",
+                        &to,
+                        b"\n",
+                    ];
                     out.bytes(&parts.concat())?;
                 }
                 Ok(_) => left_out.strange.push(path),
@@ -119,15 +158,30 @@ fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
     };
     let stat = sys::stat_fd(&there)?;
     match stat.kind {
-        Kind::Symlink => Ok(Some(Side { mode: "120000", content: Some(sys::readlink_fd(&there)?) })),
+        Kind::Symlink => Ok(Some(Side {
+            mode: "120000",
+            content: Some(sys::readlink_fd(&there)?),
+        })),
         Kind::File => {
-            let mode = if stat.mode & 0o111 == 0 { "100644" } else { "100755" };
+            let mode = if stat.mode & 0o111 == 0 {
+                "100644"
+            } else {
+                "100755"
+            };
             if stat.size > TEXT_BYTES_MAX {
-                return Ok(Some(Side { mode, content: None }));
+                return Ok(Some(Side {
+                    mode,
+                    content: None,
+                }));
             }
             let mut content = Vec::new();
-            tree.open_file(path)?.take(TEXT_BYTES_MAX).read_to_end(&mut content)?;
-            Ok(Some(Side { mode, content: Some(content) }))
+            tree.open_file(path)?
+                .take(TEXT_BYTES_MAX)
+                .read_to_end(&mut content)?;
+            Ok(Some(Side {
+                mode,
+                content: Some(content),
+            }))
         }
         _ => Ok(None),
     }
@@ -155,27 +209,46 @@ fn text(before: &TreePath, after: &TreePath, old: Option<&Side>, new: Option<&Si
         line(&[b"rename to ", &quoted(b"", &after.0)]);
     }
     let null = b"/dev/null".to_vec();
-    let (a, b) = (if old.is_some() { a } else { null.clone() }, if new.is_some() { b } else { null });
+    let (a, b) = (
+        if old.is_some() { a } else { null.clone() },
+        if new.is_some() { b } else { null },
+    );
     if old.is_some_and(Side::is_binary) || new.is_some_and(Side::is_binary) {
         line(&[b"Binary files ", &a, b" and ", &b, b" differ"]);
         return patch;
     }
-    let content = |side: Option<&Side>| side.and_then(|side| side.content.clone()).unwrap_or_default();
+    let content = |side: Option<&Side>| {
+        side.and_then(|side| side.content.clone())
+            .unwrap_or_default()
+    };
     let (old, new) = (content(old), content(new));
     if old == new {
         return patch;
     }
-    let diff = TextDiff::configure().algorithm(Algorithm::Myers).timeout(DIFF_TIME_MAX).diff_lines(&old[..], &new[..]);
+    let diff = TextDiff::configure()
+        .algorithm(Algorithm::Myers)
+        .timeout(DIFF_TIME_MAX)
+        .diff_lines(&old[..], &new[..]);
     // git ends a name that has a space with a tab, so that it can tell where it ends.
-    let end = |name: &[u8]| if name.contains(&b' ') && !name.starts_with(b"\"") { &b"\t"[..] } else { b"" };
+    let end = |name: &[u8]| {
+        if name.contains(&b' ') && !name.starts_with(b"\"") {
+            &b"\t"[..]
+        } else {
+            b""
+        }
+    };
     line(&[b"--- ", &a, end(&a)]);
     line(&[b"+++ ", &b, end(&b)]);
     // A buffer takes everything.
-    let _ = diff.unified_diff().context_radius(CONTEXT_LINES).to_writer(&mut patch);
+    let _ = diff
+        .unified_diff()
+        .context_radius(CONTEXT_LINES)
+        .to_writer(&mut patch);
     patch
 }
 
-/// A name as git writes it: in double quotes with C's escapes if it has anything in it that needs them (`core.quotePath`).
+/// A name as git writes it: in double quotes with C's escapes if it has anything in it that needs
+/// them (`core.quotePath`).
 fn quoted(prefix: &[u8], name: &[u8]) -> Vec<u8> {
     let plain = |byte: &u8| (0x20..0x7f).contains(byte) && !b"\"\\".contains(byte);
     let whole = [prefix, name].concat();
@@ -201,7 +274,10 @@ mod tests {
     use super::*;
 
     fn side(mode: &'static str, content: &str) -> Side {
-        Side { mode, content: Some(content.into()) }
+        Side {
+            mode,
+            content: Some(content.into()),
+        }
     }
 
     fn path(name: &str) -> TreePath {
@@ -210,7 +286,12 @@ mod tests {
 
     #[test]
     fn a_change_with_a_new_mode_and_no_newline_at_the_end() {
-        let patch = text(&path("a b"), &path("a b"), Some(&side("100644", "1\n2\n")), Some(&side("100755", "1\n3")));
+        let patch = text(
+            &path("a b"),
+            &path("a b"),
+            Some(&side("100644", "1\n2\n")),
+            Some(&side("100755", "1\n3")),
+        );
         let expected = "diff --git a/a b b/a b\nold mode 100644\nnew mode 100755\n--- a/a b\t\n+++ b/a b\t\n@@ -1,2 +1,2 @@\n 1\n-2\n+3\n\\ No newline at end of file\n";
         assert_eq!(String::from_utf8(patch).unwrap(), expected);
     }
@@ -218,12 +299,18 @@ mod tests {
     #[test]
     fn what_is_binary_is_named() {
         let patch = text(&path("x"), &path("x"), None, Some(&side("100644", "a\0b")));
-        assert_eq!(String::from_utf8(patch).unwrap(), "diff --git a/x b/x\nnew file mode 100644\nBinary files /dev/null and b/x differ\n");
+        assert_eq!(
+            String::from_utf8(patch).unwrap(),
+            "diff --git a/x b/x\nnew file mode 100644\nBinary files /dev/null and b/x differ\n"
+        );
     }
 
     #[test]
     fn names_are_quoted_as_git_does() {
         assert_eq!(quoted(b"a/", b"plain name"), b"a/plain name");
-        assert_eq!(quoted(b"a/", b"\xc3\xa9\"\n\x01"), br#""a/\303\251\"\n\001""#);
+        assert_eq!(
+            quoted(b"a/", b"\xc3\xa9\"\n\x01"),
+            br#""a/\303\251\"\n\001""#
+        );
     }
 }

@@ -12,13 +12,22 @@ pub struct Args {
     #[arg(value_name = "ID")]
     id: String,
     /// Why, for whoever wants to delete it
-    #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     reason: String,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let pinned = served.client.ask(PinCheckpoint { state: StateName(args.id), reason: Some(args.reason) })?;
+    let pinned = served.client.ask(PinCheckpoint {
+        state: StateName(args.id),
+        reason: Some(args.reason),
+    })?;
     print(&pinned, context)
 }
 
@@ -29,5 +38,7 @@ pub fn print(checkpoint: &CheckpointInfo, context: &mut Context) -> Outcome {
         Some("") => "is pinned".to_owned(),
         Some(reason) => format!("is pinned: {reason}"),
     };
-    context.out.answer(checkpoint, |out| out.text_line(&format!("checkpoint {} {now}", checkpoint.id)))
+    context.out.answer(checkpoint, |out| {
+        out.text_line(&format!("checkpoint {} {now}", checkpoint.id))
+    })
 }

@@ -29,15 +29,24 @@ impl Spinner {
         let (stop, stopped) = channel();
         let show = move || {
             if stopped.recv_timeout(QUIET) == Err(RecvTimeoutError::Timeout) {
-                let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}").unwrap_or_else(|_| ProgressStyle::default_spinner());
-                let bar = ProgressBar::new_spinner().with_style(style).with_message(what).with_elapsed(QUIET);
+                let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}")
+                    .unwrap_or_else(|_| ProgressStyle::default_spinner());
+                let bar = ProgressBar::new_spinner()
+                    .with_style(style)
+                    .with_message(what)
+                    .with_elapsed(QUIET);
                 bar.enable_steady_tick(TICK);
                 // Whatever comes, it is over.
                 let _ = stopped.recv();
                 bar.finish_and_clear();
             }
         };
-        Spinner { running: std::thread::Builder::new().spawn(show).ok().map(|thread| (stop, thread)) }
+        Spinner {
+            running: std::thread::Builder::new()
+                .spawn(show)
+                .ok()
+                .map(|thread| (stop, thread)),
+        }
     }
 
     /// Clears the line.
@@ -50,7 +59,8 @@ impl Spinner {
     }
 }
 
-/// A bar on a terminal's stderr that shows how far something is, from [`QUIET`] after its start until it is stopped.
+/// A bar on a terminal's stderr that shows how far something is, from [`QUIET`] after its start
+/// until it is stopped.
 #[derive(Debug)]
 pub struct Bar {
     bar: ProgressBar,
@@ -60,25 +70,40 @@ pub struct Bar {
 impl Bar {
     /// Starts; shows nothing without a terminal. `bytes`: that is the unit.
     pub fn start(out: &Out, what: &'static str, bytes: bool) -> Bar {
-        let bar = if out.talks_to_terminal() { ProgressBar::no_length() } else { ProgressBar::hidden() };
-        let count = if bytes { "{bytes} of {total_bytes}" } else { "{pos} of {len}" };
+        let bar = if out.talks_to_terminal() {
+            ProgressBar::no_length()
+        } else {
+            ProgressBar::hidden()
+        };
+        let count = if bytes {
+            "{bytes} of {total_bytes}"
+        } else {
+            "{pos} of {len}"
+        };
         let template = format!("{{spinner}} {{msg}} [{{wide_bar}}] {count} {{eta}}");
-        let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        Bar { bar: bar.with_style(style).with_message(what), started: Instant::now() }
+        let style = ProgressStyle::with_template(&template)
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        Bar {
+            bar: bar.with_style(style).with_message(what),
+            started: Instant::now(),
+        }
     }
 
     /// As [`Bar::start`], of files: with how many there are a second.
     pub fn files(out: &Out, what: &'static str) -> Bar {
         let bar = Bar::start(out, what, false);
         let template = "{spinner} {msg} [{wide_bar}] {pos} of {len} {per_sec} {eta}";
-        bar.bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.bar.set_style(
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
         bar
     }
 
     /// As [`Bar::start`], where nobody knows how much there is.
     pub fn count(out: &Out, what: &'static str) -> Bar {
         let bar = Bar::start(out, what, false);
-        let style = ProgressStyle::with_template("{spinner} {msg} {pos} {elapsed}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let style = ProgressStyle::with_template("{spinner} {msg} {pos} {elapsed}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner());
         bar.bar.set_style(style);
         bar
     }

@@ -20,6 +20,11 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let options = UndoOptions { walk: UndoWalk::Redo(args.count as usize), skip: args.skip, force: false, dry_run: args.dry_run };
+    let options = UndoOptions {
+        walk: UndoWalk::Redo(args.count as usize),
+        skip: args.skip,
+        force: false,
+        dry_run: args.dry_run,
+    };
     undo::walk_and_tell(options, "done again", context)
 }

@@ -21,7 +21,14 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let retag = Retag { add: vec![args.new], remove: vec![args.old.clone()], force: args.force };
-    let renamed = served.client.ask(ChangeTags { state: StateName(args.old), retag })?;
+    let retag = Retag {
+        add: vec![args.new],
+        remove: vec![args.old.clone()],
+        force: args.force,
+    };
+    let renamed = served.client.ask(ChangeTags {
+        state: StateName(args.old),
+        retag,
+    })?;
     tag::print(&renamed, context)
 }

@@ -15,31 +15,57 @@ const LOOK_MAX: Duration = Duration::from_millis(500);
 /// So many are told.
 const TOLD_MAX: usize = 8;
 
-/// The processes that have one of these files of the tree at `root` open, as another file than is there now: what they read and write is what was there
-/// before. One is told of each process; no more than [`TOLD_MAX`], as far as we may look and as [`LOOK_MAX`] goes.
+/// The processes that have one of these files of the tree at `root` open, as another file than is
+/// there now: what they read and write is what was there before. One is told of each process; no
+/// more than [`TOLD_MAX`], as far as we may look and as [`LOOK_MAX`] goes.
 pub fn holders(root: &Path, files: &HashSet<PathBuf>) -> Vec<Holder> {
     let began = Instant::now();
-    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let in_time = pids.filter(|pid| *pid != std::process::id()).take_while(|_| began.elapsed() < LOOK_MAX);
+    let in_time = pids
+        .filter(|pid| *pid != std::process::id())
+        .take_while(|_| began.elapsed() < LOOK_MAX);
     // The daemon has files of the directory below the mount open, under the same names.
-    let Ok(dev) = fs::metadata(root).map(|found| found.dev()) else { return Vec::new() };
-    in_time.filter_map(|pid| replaced_file(pid, root, dev, files)).take(TOLD_MAX).collect()
+    let Ok(dev) = fs::metadata(root).map(|found| found.dev()) else {
+        return Vec::new();
+    };
+    in_time
+        .filter_map(|pid| replaced_file(pid, root, dev, files))
+        .take(TOLD_MAX)
+        .collect()
 }
 
 fn replaced_file(pid: u32, root: &Path, dev: u64, files: &HashSet<PathBuf>) -> Option<Holder> {
     let process = PathBuf::from(format!("/proc/{pid}"));
-    let found = fs::read_dir(process.join("fd")).ok()?.filter_map(Result::ok).find_map(|entry| {
-        let link = fs::read_link(entry.path()).ok()?;
-        // proc_pid_fd(5): the kernel says so of what has no name any more.
-        let bytes = link.as_os_str().as_bytes();
-        let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b" (deleted)").unwrap_or(bytes)));
-        if !path.strip_prefix(root).is_ok_and(|below| files.contains(below)) {
-            return None;
-        }
-        let (held, there) = (fs::metadata(entry.path()).ok()?, fs::symlink_metadata(&path).ok());
-        (held.dev() == dev && there.is_none_or(|there| there.ino() != held.ino())).then_some(path)
-    })?;
+    let found = fs::read_dir(process.join("fd"))
+        .ok()?
+        .filter_map(Result::ok)
+        .find_map(|entry| {
+            let link = fs::read_link(entry.path()).ok()?;
+            // proc_pid_fd(5): the kernel says so of what has no name any more.
+            let bytes = link.as_os_str().as_bytes();
+            let path = PathBuf::from(OsStr::from_bytes(
+                bytes.strip_suffix(b" (deleted)").unwrap_or(bytes),
+            ));
+            if !path
+                .strip_prefix(root)
+                .is_ok_and(|below| files.contains(below))
+            {
+                return None;
+            }
+            let (held, there) = (
+                fs::metadata(entry.path()).ok()?,
+                fs::symlink_metadata(&path).ok(),
+            );
+            (held.dev() == dev && there.is_none_or(|there| there.ino() != held.ino()))
+                .then_some(path)
+        })?;
     let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-    Some(Holder { pid, name: name.trim_end().to_owned(), by: Use::Open(found) })
+    Some(Holder {
+        pid,
+        name: name.trim_end().to_owned(),
+        by: Use::Open(found),
+    })
 }

@@ -13,12 +13,15 @@ use super::output::Out;
 use super::tree_path::in_tree;
 use super::{changes, locate, replaced, time};
 use crate::engine::api::attribution::OnlyBy;
-use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times, TreePath, VerbResult};
+use crate::engine::api::{
+    Change, ChangeKind, RestoreOptions, Restored, StateName, Times, TreePath, VerbResult,
+};
 use crate::sys::Kind;
 
 /// Make the tree, or some paths of it, what it was
 ///
-/// A checkpoint of what is there now is made first and named, so that a restore can be undone by another one.
+/// A checkpoint of what is there now is made first and named, so that a restore can be undone by
+/// another one.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
@@ -27,16 +30,22 @@ pub struct Args {
     /// Only these, and what is below them; relative ones start at the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
-    /// Which time files get that are changed: `kept`, the one that they had, or `now`, so that what is built from them is built again. `now` for paths and
-    /// --only-by, `kept` for the whole tree, if not given
+    /// Which time files get that are changed: `kept`, the one that they had, or `now`, so that what
+    /// is built from them is built again. `now` for paths and --only-by, `kept` for the whole tree,
+    /// if not given
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
     /// Only list what would change
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Take back only what this process changed since (the newest checkpoint if no ID is given): a process id, session:PID for all of
-    /// its session, the path of a control group (/...), or a name; what others changed too stays, and is named
-    #[arg(long, value_name = "PID|session:PID|CGROUP|NAME", conflicts_with = "paths")]
+    /// Take back only what this process changed since (the newest checkpoint if no ID is given): a
+    /// process id, session:PID for all of its session, the path of a control group (/...), or a
+    /// name; what others changed too stays, and is named
+    #[arg(
+        long,
+        value_name = "PID|session:PID|CGROUP|NAME",
+        conflicts_with = "paths"
+    )]
     only_by: Option<String>,
     /// With --only-by: also what others changed too
     #[arg(long, requires = "only_by")]
@@ -63,11 +72,26 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let times = args.times.map(Times::from);
     if let Some(who) = args.only_by {
-        let options = OnlyBy { to: args.id.map(StateName), who, also_shared: args.also_shared, dry_run: args.dry_run, times };
+        let options = OnlyBy {
+            to: args.id.map(StateName),
+            who,
+            also_shared: args.also_shared,
+            dry_run: args.dry_run,
+            times,
+        };
         return only_by(&mut served, options, context);
     }
-    let paths: Vec<TreePath> = args.paths.iter().map(|path| in_tree(&served.root, &served.cwd, path)).collect::<VerbResult<_>>()?;
-    let options = RestoreOptions { to: StateName(args.id.unwrap_or_default()), paths, dry_run: args.dry_run, times };
+    let paths: Vec<TreePath> = args
+        .paths
+        .iter()
+        .map(|path| in_tree(&served.root, &served.cwd, path))
+        .collect::<VerbResult<_>>()?;
+    let options = RestoreOptions {
+        to: StateName(args.id.unwrap_or_default()),
+        paths,
+        dry_run: args.dry_run,
+        times,
+    };
     let interrupt = Interrupt::gives_up(&served.client)?;
     let restored = interrupt.ask(&mut served.client, options, "restoring", &context.out)?;
     if context.out.json {
@@ -80,10 +104,16 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     told(&restored)
 }
 
-/// Names who goes on with files that were replaced: what they write goes nowhere, and a database may not notice.
+/// Names who goes on with files that were replaced: what they write goes nowhere, and a database
+/// may not notice.
 pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
-    let replaced = |change: &&Change| change.kind == Kind::File && change.change != ChangeKind::Added;
-    let path = |change: &Change| PathBuf::from(OsStr::from_bytes(&change.from.as_ref().unwrap_or(&change.path).0));
+    let replaced =
+        |change: &&Change| change.kind == Kind::File && change.change != ChangeKind::Added;
+    let path = |change: &Change| {
+        PathBuf::from(OsStr::from_bytes(
+            &change.from.as_ref().unwrap_or(&change.path).0,
+        ))
+    };
     let files: HashSet<PathBuf> = restored.changes.iter().filter(replaced).map(path).collect();
     if restored.guard.is_none() || files.is_empty() {
         return;
@@ -93,9 +123,14 @@ pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
     }
 }
 
-/// Something stays as it is because it could not be told what it was: that is not what was asked for.
+/// Something stays as it is because it could not be told what it was: that is not what was asked
+/// for.
 fn told(restored: &Restored) -> Outcome {
-    if restored.unknown.is_empty() { Ok(()) } else { Err(Failure::No) }
+    if restored.unknown.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::No)
+    }
 }
 
 fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) -> Outcome {
@@ -120,11 +155,17 @@ pub fn print(restored: &Restored, context: &mut Context) -> Outcome {
     changes::print(&mut context.out, &restored.changes)?;
     for path in &restored.unknown {
         let path = String::from_utf8_lossy(&path.0);
-        context.out.warn(&format!("what {path} was in checkpoint {} cannot be told: it stays as it is", restored.restored));
+        context.out.warn(&format!(
+            "what {path} was in checkpoint {} cannot be told: it stays as it is",
+            restored.restored
+        ));
     }
     for path in &restored.dropped {
         let path = String::from_utf8_lossy(&path.0).into_owned();
-        context.out.warn(&format!("{path} stays as it is: a tier has dropped something of it from checkpoint {}", restored.restored));
+        context.out.warn(&format!(
+            "{path} stays as it is: a tier has dropped something of it from checkpoint {}",
+            restored.restored
+        ));
     }
     for path in &restored.split {
         let path = String::from_utf8_lossy(&path.0).into_owned();
@@ -135,14 +176,28 @@ pub fn print(restored: &Restored, context: &mut Context) -> Outcome {
 }
 
 fn summary(restored: &Restored) -> String {
-    let Restored { restored: id, guard, changes, unknown, dropped: _, split: _, dry_run, duration_us } = restored;
+    let Restored {
+        restored: id,
+        guard,
+        changes,
+        unknown,
+        dropped: _,
+        split: _,
+        dry_run,
+        duration_us,
+    } = restored;
     let count = changes::count(changes.len() as u64);
     match guard {
         _ if *dry_run => format!("restore of checkpoint {id} would make {count}"),
         Some(guard) => {
-            format!("restored checkpoint {id}: {count} in {}; what was there before is checkpoint {guard}", time::duration(*duration_us))
+            format!(
+                "restored checkpoint {id}: {count} in {}; what was there before is checkpoint {guard}",
+                time::duration(*duration_us)
+            )
         }
-        None if !unknown.is_empty() => format!("nothing was restored: what else there is, is as in checkpoint {id}"),
+        None if !unknown.is_empty() => {
+            format!("nothing was restored: what else there is, is as in checkpoint {id}")
+        }
         None => format!("nothing to restore: everything is as in checkpoint {id}"),
     }
 }

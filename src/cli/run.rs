@@ -1,7 +1,8 @@
 //! `ckptfs run`: a command under the protection of a checkpoint, or in the tree as it was.
 //!
-//! The command is of our process group, so that it has the terminal, and keys of the terminal reach it; other signals are passed on. stdout is the
-//! command's alone: what there is to say goes to stderr, or into a file.
+//! The command is of our process group, so that it has the terminal, and keys of the terminal reach
+//! it; other signals are passed on. stdout is the command's alone: what there is to say goes to
+//! stderr, or into a file.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,7 +21,10 @@ use super::context::Context;
 use super::error::{Failure, Outcome, error, hinted, io_error, plain};
 use super::progress::Spinner;
 use super::{changes, diff, locate, run_at, time};
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, Compare, RestoreOptions, ShowCheckpoint, StateName, TreePath, VerbResult};
+use crate::engine::api::{
+    Change, CheckpointInfo, CheckpointOptions, Compare, RestoreOptions, ShowCheckpoint, StateName,
+    TreePath, VerbResult,
+};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 
@@ -36,8 +40,9 @@ const NOTE_COMMAND_CHARS_MAX: usize = 200;
 
 /// Run a command under the protection of a checkpoint, or in the tree as it was
 ///
-/// Makes a checkpoint, runs the command, shows on stderr what changed meanwhile, and keeps or takes back. The exit status is the command's, 128 and the
-/// signal's number if it died of one, 125 if ckptfs itself could not do its part.
+/// Makes a checkpoint, runs the command, shows on stderr what changed meanwhile, and keeps or takes
+/// back. The exit status is the command's, 128 and the signal's number if it died of one, 125 if
+/// ckptfs itself could not do its part.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// When to restore the checkpoint afterwards; what was there is a checkpoint too
@@ -52,17 +57,24 @@ pub struct Args {
     /// Write the report there, as JSON
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Run it where the tree is as it was at this checkpoint; whatever it changes there is thrown away
+    /// Run it where the tree is as it was at this checkpoint; whatever it changes there is thrown
+    /// away
     #[arg(long, value_name = "ID", conflicts_with_all = ["rollback", "keep_on_success", "message"])]
     at: Option<String>,
-    /// With --at: put what it changes into this new or empty directory (as an upper directory of overlayfs)
+    /// With --at: put what it changes into this new or empty directory (as an upper directory of
+    /// overlayfs)
     #[arg(long, value_name = "DIR", requires = "at")]
     keep_changes: Option<PathBuf>,
     /// For `bisect`: what is not the test's own status ends the search
     #[arg(long, hide = true, requires = "at")]
     bisecting: bool,
     /// The command, and what belongs to it
-    #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(
+        value_name = "CMD",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     command: Vec<OsString>,
 }
 
@@ -126,17 +138,32 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Runs it under protection; the exit status.
 fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
-    if args.rollback == Rollback::Ask && !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-        return Err(hinted("no-terminal", "there is nobody to ask: stdin or stderr is no terminal", "use --rollback on-failure or never"));
+    if args.rollback == Rollback::Ask && !(io::stdin().is_terminal() && io::stderr().is_terminal())
+    {
+        return Err(hinted(
+            "no-terminal",
+            "there is nobody to ask: stdin or stderr is no terminal",
+            "use --rollback on-failure or never",
+        ));
     }
     let mut report_file = args.report.as_deref().map(create).transpose()?;
     let mut served = locate::served(context.dir())?;
-    let note = args.message.clone().unwrap_or_else(|| format!("before: {}", shown(&args.command)));
-    let made = served.client.ask(CheckpointOptions { note, ..CheckpointOptions::default() })?;
+    let note = args
+        .message
+        .clone()
+        .unwrap_or_else(|| format!("before: {}", shown(&args.command)));
+    let made = served.client.ask(CheckpointOptions {
+        note,
+        ..CheckpointOptions::default()
+    })?;
     let ended = execute(&args.command, &served.cwd, None)?;
     let status = ended.tell(args, context);
     let before = StateName(made.id.to_string());
-    let found = served.client.ask(Compare { from: before.clone(), to: None, sizes: true })?;
+    let found = served.client.ask(Compare {
+        from: before.clone(),
+        to: None,
+        sizes: true,
+    })?;
     let text = report_file.is_none() && !context.out.json;
     if text {
         list(&found, &made, context);
@@ -144,20 +171,42 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     let wanted = !found.is_empty() && args.wants_rollback(status, made.id, context);
     let mut guard = None;
     if wanted {
-        context.out.warn(&format!("everything that has changed since checkpoint {} is taken back, whoever changed it", made.id));
+        context.out.warn(&format!(
+            "everything that has changed since checkpoint {} is taken back, whoever changed it",
+            made.id
+        ));
         let spinner = Spinner::start(&context.out, "rolling back");
-        let answer = served.client.ask(RestoreOptions { to: before, paths: Vec::new(), dry_run: false, times: None });
+        let answer = served.client.ask(RestoreOptions {
+            to: before,
+            paths: Vec::new(),
+            dry_run: false,
+            times: None,
+        });
         spinner.stop();
         let restored = answer?;
         guard = restored.guard;
         super::restore::warn_of_holders(&served.root, &restored, &context.out);
         let count = changes::count(restored.changes.len() as u64);
-        let kept = guard.map_or_else(String::new, |guard| format!("; what was there before is checkpoint {guard}"));
-        context.out.talk(&format!("rolled back to checkpoint {}: {count} in {}{kept}", made.id, time::duration(restored.duration_us)));
+        let kept = guard.map_or_else(String::new, |guard| {
+            format!("; what was there before is checkpoint {guard}")
+        });
+        context.out.talk(&format!(
+            "rolled back to checkpoint {}: {count} in {}{kept}",
+            made.id,
+            time::duration(restored.duration_us)
+        ));
     } else if text && !found.is_empty() {
-        context.out.talk(&format!("kept; to take it back: ckptfs restore {}", made.id));
+        context.out.talk(&format!(
+            "kept; to take it back: ckptfs restore {}",
+            made.id
+        ));
     }
-    let report = Report { changes: Some(&found), rolled_back: wanted, guard, ..ended.report(args, status, &made) };
+    let report = Report {
+        changes: Some(&found),
+        rolled_back: wanted,
+        guard,
+        ..ended.report(args, status, &made)
+    };
     give(&report, report_file.as_mut(), args, context)?;
     Ok(status)
 }
@@ -166,12 +215,17 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
 fn in_the_past(args: &Args, at: &str, context: &Context) -> VerbResult<u8> {
     let mut report_file = args.report.as_deref().map(create).transpose()?;
     let mut served = locate::served(context.dir())?;
-    let checkpoint = served.client.ask(ShowCheckpoint { state: StateName(at.to_owned()) })?;
+    let checkpoint = served.client.ask(ShowCheckpoint {
+        state: StateName(at.to_owned()),
+    })?;
     let past = run_at::enter(&mut served, &checkpoint, args.keep_changes.as_deref())?;
     let ended = execute(&args.command, &served.cwd, None)?;
     let status = ended.tell(args, context);
     drop(past);
-    let report = Report { in_the_past: true, ..ended.report(args, status, &checkpoint) };
+    let report = Report {
+        in_the_past: true,
+        ..ended.report(args, status, &checkpoint)
+    };
     give(&report, report_file.as_mut(), args, context)?;
     Ok(status)
 }
@@ -185,8 +239,15 @@ impl Args {
             _ if self.keep_on_success && !failed => false,
             Rollback::Always => true,
             Rollback::Ask => {
-                let how = if failed { format!("the command failed ({status})") } else { "the command succeeded".into() };
-                asked(&format!("{how}; go back to checkpoint {id}? [y/N] "), context)
+                let how = if failed {
+                    format!("the command failed ({status})")
+                } else {
+                    "the command succeeded".into()
+                };
+                asked(
+                    &format!("{how}; go back to checkpoint {id}? [y/N] "),
+                    context,
+                )
             }
         }
     }
@@ -197,7 +258,10 @@ fn asked(question: &str, context: &Context) -> bool {
     let mut stderr = io::stderr();
     let asked = write!(stderr, "{}", context.out.talk_text(question)).and_then(|()| stderr.flush());
     let mut answer = String::new();
-    asked.and_then(|()| io::stdin().lock().read_line(&mut answer)).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+    asked
+        .and_then(|()| io::stdin().lock().read_line(&mut answer))
+        .is_ok()
+        && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
 /// Runs a command to its end, in `cwd`. What is meant for us is passed on to it, from now on.
@@ -207,16 +271,25 @@ pub fn execute(command: &[OsString], cwd: &Path, stdout: Option<Stdio>) -> VerbR
         Some(running) => running,
         None => {
             let running = Arc::new(AtomicI32::new(0));
-            sys::pass_signals_on(Arc::clone(&running)).map_err(|cause| io_error("waiting for signals", cause))?;
+            sys::pass_signals_on(Arc::clone(&running))
+                .map_err(|cause| io_error("waiting for signals", cause))?;
             RUNNING.get_or_init(|| running)
         }
     };
     let started = Instant::now();
     let status = spawn_and_wait(command, cwd, stdout, running);
-    Ok(Ended { status, duration_us: crate::engine::api::microseconds(started.elapsed()) })
+    Ok(Ended {
+        status,
+        duration_us: crate::engine::api::microseconds(started.elapsed()),
+    })
 }
 
-fn spawn_and_wait(command: &[OsString], cwd: &Path, stdout: Option<Stdio>, running: &AtomicI32) -> io::Result<ExitStatus> {
+fn spawn_and_wait(
+    command: &[OsString],
+    cwd: &Path,
+    stdout: Option<Stdio>,
+    running: &AtomicI32,
+) -> io::Result<ExitStatus> {
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(arguments).current_dir(cwd);
@@ -237,18 +310,27 @@ impl Ended {
     /// The exit status that stands for it.
     pub fn code(&self) -> u8 {
         let code = match &self.status {
-            Ok(status) => status.code().or_else(|| status.signal().map(|signal| SIGNAL_STATUS + signal)),
+            Ok(status) => status
+                .code()
+                .or_else(|| status.signal().map(|signal| SIGNAL_STATUS + signal)),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return NOT_FOUND_STATUS,
             Err(_) => return NOT_RUN_STATUS,
         };
-        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+        code.and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(u8::MAX)
     }
 
     /// Says why there was nothing to wait for, if so; the exit status.
     fn tell(&self, args: &Args, context: &Context) -> u8 {
         if let Err(cause) = &self.status {
-            let program = args.command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
-            context.out.warn(&format!("{program} was not run: {}", plain(cause)));
+            let program = args
+                .command
+                .first()
+                .map(|program| program.to_string_lossy().into_owned())
+                .unwrap_or_default();
+            context
+                .out
+                .warn(&format!("{program} was not run: {}", plain(cause)));
         }
         self.code()
     }
@@ -256,9 +338,23 @@ impl Ended {
     fn report<'a>(&self, args: &Args, status: u8, checkpoint: &'a CheckpointInfo) -> Report<'a> {
         use std::os::unix::ffi::OsStrExt;
         let signal = self.status.as_ref().ok().and_then(ExitStatusExt::signal);
-        let command = args.command.iter().map(|word| TreePath(word.as_bytes().to_vec())).collect();
+        let command = args
+            .command
+            .iter()
+            .map(|word| TreePath(word.as_bytes().to_vec()))
+            .collect();
         let duration_us = self.duration_us;
-        Report { command, status, signal, duration_us, checkpoint, in_the_past: false, changes: None, rolled_back: false, guard: None }
+        Report {
+            command,
+            status,
+            signal,
+            duration_us,
+            checkpoint,
+            in_the_past: false,
+            changes: None,
+            rolled_back: false,
+            guard: None,
+        }
     }
 }
 
@@ -274,18 +370,35 @@ fn list(found: &[Change], made: &CheckpointInfo, context: &Context) {
     let width = sizes.iter().map(String::len).max().unwrap_or(0);
     for (change, sizes) in listed.iter().zip(&sizes) {
         let text = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
-        let from = change.from.as_ref().map_or_else(String::new, |from| format!("{} -> ", text(from)));
-        out.talk(&format!("{sizes:>width$}  {} {from}{}", change.change.letter(), text(&change.path)));
+        let from = change
+            .from
+            .as_ref()
+            .map_or_else(String::new, |from| format!("{} -> ", text(from)));
+        out.talk(&format!(
+            "{sizes:>width$}  {} {from}{}",
+            change.change.letter(),
+            text(&change.path)
+        ));
     }
     if listed.len() < found.len() {
-        out.talk(&format!("... and {} more: ckptfs diff --stat {}", found.len() - listed.len(), made.id));
+        out.talk(&format!(
+            "... and {} more: ckptfs diff --stat {}",
+            found.len() - listed.len(),
+            made.id
+        ));
     }
     out.talk(&diff::sum(found));
 }
 
 /// The report, for programs.
-fn give(report: &Report<'_>, file: Option<&mut File>, args: &Args, context: &Context) -> VerbResult<()> {
-    let mut line = serde_json::to_vec(report).map_err(|cause| error("internal", cause.to_string()))?;
+fn give(
+    report: &Report<'_>,
+    file: Option<&mut File>,
+    args: &Args,
+    context: &Context,
+) -> VerbResult<()> {
+    let mut line =
+        serde_json::to_vec(report).map_err(|cause| error("internal", cause.to_string()))?;
     line.push(b'\n');
     let cannot = |what: &Path, cause: io::Error| io_error(what.display(), cause);
     match (file, &args.report) {
@@ -306,7 +419,10 @@ fn create(path: &Path) -> VerbResult<File> {
 
 /// A command on one line, for people.
 pub fn shown(command: &[OsString]) -> String {
-    let words: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> = command
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
     let line = words.join(" ").replace(|c: char| c.is_control(), " ");
     match line.char_indices().nth(NOTE_COMMAND_CHARS_MAX) {
         Some((end, _)) => format!("{}...", line.get(..end).unwrap_or_default()),

@@ -1,7 +1,9 @@
-//! `ckptfs run --at`: this process moves to where the tree is as it was, in a mount namespace of its own.
+//! `ckptfs run --at`: this process moves to where the tree is as it was, in a mount namespace of
+//! its own.
 //!
-//! Over the mount lies a directory in memory, for what will be changed, and over both an overlay of it and the view of the checkpoint: nothing is
-//! copied beforehand. All of it goes with the last process in it.
+//! Over the mount lies a directory in memory, for what will be changed, and over both an overlay of
+//! it and the view of the checkpoint: nothing is copied beforehand. All of it goes with the last
+//! process in it.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -29,12 +31,21 @@ impl Drop for Past {
     }
 }
 
-/// Goes to where the tree is as it was at `checkpoint`; the working directory with it. What is changed there goes to `keep`, or is thrown away.
-pub fn enter(served: &mut Served, checkpoint: &CheckpointInfo, keep: Option<&Path>) -> VerbResult<Past> {
+/// Goes to where the tree is as it was at `checkpoint`; the working directory with it. What is
+/// changed there goes to `keep`, or is thrown away.
+pub fn enter(
+    served: &mut Served,
+    checkpoint: &CheckpointInfo,
+    keep: Option<&Path>,
+) -> VerbResult<Past> {
     let mount = served.mount()?;
     let at = served.root.clone();
-    let kept = keep.map(|keep| kept_dirs(keep, &[&mount, &at], &served.cwd)).transpose()?;
-    let past = Past { work: kept.as_ref().map(|(_, work)| work.clone()) };
+    let kept = keep
+        .map(|keep| kept_dirs(keep, &[&mount, &at], &served.cwd))
+        .transpose()?;
+    let past = Past {
+        work: kept.as_ref().map(|(_, work)| work.clone()),
+    };
     let user = sys::private_mounts().map_err(no_namespace)?;
     // Opened in this namespace: what is of another cannot be shown in an overlay.
     let lower = Tree::at(served, Some(checkpoint))?.into_root();
@@ -46,25 +57,44 @@ pub fn enter(served: &mut Served, checkpoint: &CheckpointInfo, keep: Option<&Pat
             sys::mount_scratch(&at).map_err(cannot)?;
             let dirs = (at.join("upper"), at.join("work"));
             for dir in [&dirs.0, &dirs.1] {
-                fs::DirBuilder::new().mode(0o700).create(dir).map_err(|cause| io_error(dir.display(), cause))?;
+                fs::DirBuilder::new()
+                    .mode(0o700)
+                    .create(dir)
+                    .map_err(|cause| io_error(dir.display(), cause))?;
             }
             dirs
         }
     };
     // The root of what is shown has the attributes of the directory for changes.
-    let given = chown(&upper, Some(was.uid), Some(was.gid)).and_then(|()| fs::set_permissions(&upper, fs::Permissions::from_mode(was.mode)));
-    given.or_else(|cause| if user { Ok(()) } else { Err(cause) }).map_err(|cause| io_error(upper.display(), cause))?;
-    let open = |path: &Path| host::open_dir_path(path).map_err(|cause| io_error(path.display(), cause));
+    let given = chown(&upper, Some(was.uid), Some(was.gid))
+        .and_then(|()| fs::set_permissions(&upper, fs::Permissions::from_mode(was.mode)));
+    given
+        .or_else(|cause| if user { Ok(()) } else { Err(cause) })
+        .map_err(|cause| io_error(upper.display(), cause))?;
+    let open =
+        |path: &Path| host::open_dir_path(path).map_err(|cause| io_error(path.display(), cause));
     let (upper, work_dir) = (open(&upper)?, open(&work)?);
-    sys::mount_overlay(&at, lower.as_fd(), upper.as_fd(), work_dir.as_fd(), user).map_err(cannot)?;
+    sys::mount_overlay(&at, lower.as_fd(), upper.as_fd(), work_dir.as_fd(), user)
+        .map_err(cannot)?;
     if mount != at {
         // A tree that is mounted elsewhere is seen at both places.
         sys::mount_bind(&at, &mount).map_err(cannot)?;
     }
     std::env::set_current_dir(&served.cwd).map_err(|cause| {
-        let message =
-            format!("{} cannot be entered as it was at checkpoint {}: {}", served.cwd.display(), checkpoint.id, super::error::plain(&cause));
-        hinted("no-directory", message, format!("start from a directory that was there then, such as {}", at.display()))
+        let message = format!(
+            "{} cannot be entered as it was at checkpoint {}: {}",
+            served.cwd.display(),
+            checkpoint.id,
+            super::error::plain(&cause)
+        );
+        hinted(
+            "no-directory",
+            message,
+            format!(
+                "start from a directory that was there then, such as {}",
+                at.display()
+            ),
+        )
     })?;
     Ok(past)
 }
@@ -75,19 +105,30 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
     let path = beyond_links(&path).unwrap_or(path);
     let shown = keep.display();
     if trees.iter().any(|tree| path.starts_with(tree)) {
-        return Err(hinted("bad-directory", format!("{shown} is inside of the tree"), "name a directory outside of it"));
+        return Err(hinted(
+            "bad-directory",
+            format!("{shown} is inside of the tree"),
+            "name a directory outside of it",
+        ));
     }
     let cannot = |cause: std::io::Error| io_error(&shown, cause);
     if !path.is_dir() {
         fs::create_dir(&path).map_err(cannot)?;
     } else if fs::read_dir(&path).map_err(cannot)?.next().is_some() {
-        return Err(hinted("not-empty", format!("{shown} is not empty"), "name a new directory"));
+        return Err(hinted(
+            "not-empty",
+            format!("{shown} is not empty"),
+            "name a new directory",
+        ));
     }
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     name.push(format!(".work-{}", std::process::id()));
     let work = path.with_file_name(name);
-    fs::DirBuilder::new().mode(0o700).create(&work).map_err(|cause| io_error(work.display(), cause))?;
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&work)
+        .map_err(|cause| io_error(work.display(), cause))?;
     Ok((path, work))
 }
 
@@ -99,7 +140,13 @@ fn no_namespace(cause: Errno) -> VerbError {
             "run it as root, or have user namespaces permitted: sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0"
         }
     };
-    hinted("no-namespace", format!("the past cannot be shown to a command: no mount namespace of its own can be had ({cause})"), hint)
+    hinted(
+        "no-namespace",
+        format!(
+            "the past cannot be shown to a command: no mount namespace of its own can be had ({cause})"
+        ),
+        hint,
+    )
 }
 
 fn no_overlay(at: &Path, cause: Errno) -> VerbError {
@@ -110,5 +157,12 @@ fn no_overlay(at: &Path, cause: Errno) -> VerbError {
         }
         _ => "run it as root",
     };
-    hinted("no-overlay", format!("the past cannot be shown at {}: overlayfs cannot be mounted there ({cause})", at.display()), hint)
+    hinted(
+        "no-overlay",
+        format!(
+            "the past cannot be shown at {}: overlayfs cannot be mounted there ({cause})",
+            at.display()
+        ),
+        hint,
+    )
 }

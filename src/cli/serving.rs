@@ -14,7 +14,10 @@ use crate::engine::config::{AutoConfig, TripwireConfig};
 use crate::engine::settings::Settings;
 
 /// What trips if nothing else is asked for.
-const TRIPWIRE: TripwireConfig = TripwireConfig { count: 25, within: Duration::from_secs(1) };
+const TRIPWIRE: TripwireConfig = TripwireConfig {
+    count: 25,
+    within: Duration::from_secs(1),
+};
 /// How long a hook may take.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
 /// What `--auto-absence` is unless it is given.
@@ -31,28 +34,35 @@ pub struct Serving {
     /// Who reads and writes files: the kernel by itself (passthrough), or the daemon
     #[arg(long, value_enum, value_name = "WHO")]
     pub io: Option<Io>,
-    /// Who does so for users other than root, the daemon's user and the owner of DIR, where the kernel does it for these
+    /// Who does so for users other than root, the daemon's user and the owner of DIR, where the
+    /// kernel does it for these
     #[arg(long, value_enum, value_name = "WHO")]
     pub others_io: Option<OthersIo>,
-    /// Who writes files; with `daemon` writes wait during a checkpoint, so that every one is of one instant
+    /// Who writes files; with `daemon` writes wait during a checkpoint, so that every one is of one
+    /// instant
     #[arg(long, value_enum, value_name = "WHO")]
     pub writes: Option<Writes>,
-    /// Which extended attributes are served; with `off` the kernel never asks for one, which makes new files cheaper
+    /// Which extended attributes are served; with `off` the kernel never asks for one, which makes
+    /// new files cheaper
     #[arg(long, value_enum, value_name = "WHICH")]
     pub xattrs: Option<Xattrs>,
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW")]
     pub snapdir: Option<Snapdir>,
-    /// What is done ahead of need when the machine is idle: `hash` lets a deep `verify` find every changed bit of what was captured
+    /// What is done ahead of need when the machine is idle: `hash` lets a deep `verify` find every
+    /// changed bit of what was captured
     #[arg(long, value_enum, value_name = "WHAT")]
     pub seal: Option<Seal>,
-    /// Permission bits of .snapshots (octal), and so who may see the past; those of the root directory if not given
+    /// Permission bits of .snapshots (octal), and so who may see the past; those of the root
+    /// directory if not given
     #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
     pub snapdir_mode: Option<u32>,
-    /// How many threads read the kernel's requests [default: as many as there are CPUs, from 2 to 4]
+    /// How many threads read the kernel's requests [default: as many as there are CPUs, from 2 to
+    /// 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub readers: Option<u8>,
-    /// Before a process removes or empties more than N files and directories within T, make a checkpoint; off: never [default: 25/1s]
+    /// Before a process removes or empties more than N files and directories within T, make a
+    /// checkpoint; off: never [default: 25/1s]
     #[arg(long, value_name = "N/T", env = "CKPTFS_TRIPWIRE", value_parser = tripwire)]
     pub tripwire: Option<Tripwire>,
     /// Make a checkpoint so often, if something has changed
@@ -61,16 +71,19 @@ pub struct Serving {
     /// Make a checkpoint when something has changed, and then nothing was written for so long
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub auto_quiet: Option<Duration>,
-    /// Whether what was changed while nothing was mounted is between two checkpoints of its own [default: on]
+    /// Whether what was changed while nothing was mounted is between two checkpoints of its own
+    /// [default: on]
     #[arg(long, value_enum, value_name = "WHETHER", env = ABSENCE_VARIABLE)]
     pub auto_absence: Option<Switch>,
-    /// Run the commands pre-checkpoint, post-checkpoint, pre-restore and post-restore in this directory, as the user of the daemon
+    /// Run the commands pre-checkpoint, post-checkpoint, pre-restore and post-restore in this
+    /// directory, as the user of the daemon
     #[arg(long, value_name = "DIR")]
     pub hooks: Option<PathBuf>,
     /// A hook that takes longer is killed and has failed [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub hook_timeout: Option<Duration>,
-    /// Options of the mount as in mount(8), separated by commas; nodev, nosuid and exec unless told otherwise
+    /// Options of the mount as in mount(8), separated by commas; nodev, nosuid and exec unless told
+    /// otherwise
     #[arg(short, value_enum, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountFlag>,
 }
@@ -106,10 +119,15 @@ pub enum Switch {
     Off,
 }
 
-/// Whether what was changed while nothing was mounted is an epoch of its own where nothing is mounted now either.
+/// Whether what was changed while nothing was mounted is an epoch of its own where nothing is
+/// mounted now either.
 pub fn parts_absences(settings: &Settings) -> bool {
-    let told = std::env::var(ABSENCE_VARIABLE).ok().or_else(|| settings.text("auto.absence").map(str::to_owned));
-    told.and_then(|word| Switch::from_str(&word, false).ok()).unwrap_or_default() == Switch::On
+    let told = std::env::var(ABSENCE_VARIABLE)
+        .ok()
+        .or_else(|| settings.text("auto.absence").map(str::to_owned));
+    told.and_then(|word| Switch::from_str(&word, false).ok())
+        .unwrap_or_default()
+        == Switch::On
 }
 
 /// `--tripwire`.
@@ -121,22 +139,35 @@ fn tripwire(text: &str) -> Result<Tripwire, String> {
     if text == "off" {
         return Ok(Tripwire(None));
     }
-    let parsed = text.split_once('/').and_then(|(count, within)| Some((count.parse().ok()?, pause(within).ok()?)));
+    let parsed = text
+        .split_once('/')
+        .and_then(|(count, within)| Some((count.parse().ok()?, pause(within).ok()?)));
     match parsed {
-        Some((count @ 1..=TRIPWIRE_MAX, within)) => Ok(Tripwire(Some(TripwireConfig { count, within }))),
-        _ => Err(format!("a number from 1 to {TRIPWIRE_MAX} and a span of time are needed, such as 25/1s, or off")),
+        Some((count @ 1..=TRIPWIRE_MAX, within)) => {
+            Ok(Tripwire(Some(TripwireConfig { count, within })))
+        }
+        _ => Err(format!(
+            "a number from 1 to {TRIPWIRE_MAX} and a span of time are needed, such as 25/1s, or off"
+        )),
     }
 }
 
 /// A span of time that something waits, or takes at most.
 fn pause(text: &str) -> Result<Duration, String> {
     let span = time::span(text)?;
-    if (PAUSE_MIN..=PAUSE_MAX).contains(&span) { Ok(span) } else { Err("a span of time from 100ms to 366 days is needed".to_owned()) }
+    if (PAUSE_MIN..=PAUSE_MAX).contains(&span) {
+        Ok(span)
+    } else {
+        Err("a span of time from 100ms to 366 days is needed".to_owned())
+    }
 }
 
-/// The permission bits of a directory, with or without the sticky bit: set-id bits would mean nothing on one that nobody makes files in.
+/// The permission bits of a directory, with or without the sticky bit: set-id bits would mean
+/// nothing on one that nobody makes files in.
 fn snapdir_mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o1777 && text.bytes().all(|byte| byte.is_ascii_digit()));
+    let mode = u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o1777 && text.bytes().all(|byte| byte.is_ascii_digit()));
     mode.ok_or_else(|| "an octal mode up to 1777 is needed, such as 0700".to_owned())
 }
 
@@ -202,7 +233,8 @@ pub enum Seal {
     /// Captured versions are hashed
     #[default]
     Hash,
-    /// And what changed in closed epochs is captured ahead, where files can share extents: changes made while nothing is mounted do not touch its past
+    /// And what changed in closed epochs is captured ahead, where files can share extents: changes
+    /// made while nothing is mounted do not touch its past
     Full,
 }
 
@@ -213,14 +245,19 @@ impl Serving {
     /// `bad-value`.
     pub fn of_environment() -> VerbResult<Serving> {
         let command = Serving::augment_args(clap::Command::new("mount").no_binary_name(true));
-        let found = command.try_get_matches_from(std::iter::empty::<OsString>()).and_then(|found| Serving::from_arg_matches(&found));
+        let found = command
+            .try_get_matches_from(std::iter::empty::<OsString>())
+            .and_then(|found| Serving::from_arg_matches(&found));
         found.map_err(|cause| hinted("bad-value", cause.to_string(), "correct the variable"))
     }
 
     /// The arguments that give this again.
     pub fn arguments(&self) -> Vec<OsString> {
         fn option<T: ValueEnum>(name: &str, value: Option<&T>) -> Option<OsString> {
-            let value = value?.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            let value = value?
+                .to_possible_value()
+                .map(|value| value.get_name().to_owned())
+                .unwrap_or_default();
             Some(format!("--{name}={value}").into())
         }
         let ms = |span: Duration| format!("{}ms", span.as_millis());
@@ -230,19 +267,47 @@ impl Serving {
         arguments.extend(option("xattrs", self.xattrs.as_ref()));
         arguments.extend(option("snapdir", self.snapdir.as_ref()));
         arguments.extend(option("seal", self.seal.as_ref()));
-        arguments.extend(self.readers.map(|readers| format!("--readers={readers}").into()));
-        let wire = |Tripwire(wire): Tripwire| wire.map_or("off".to_owned(), |wire| format!("{}/{}", wire.count, ms(wire.within)));
-        arguments.extend(self.tripwire.map(|tripwire| format!("--tripwire={}", wire(tripwire)).into()));
-        arguments.extend(self.hook_timeout.map(|span| format!("--hook-timeout={}", ms(span)).into()));
-        arguments.extend(self.auto_every.map(|span| format!("--auto-every={}", ms(span)).into()));
+        arguments.extend(
+            self.readers
+                .map(|readers| format!("--readers={readers}").into()),
+        );
+        let wire = |Tripwire(wire): Tripwire| {
+            wire.map_or("off".to_owned(), |wire| {
+                format!("{}/{}", wire.count, ms(wire.within))
+            })
+        };
+        arguments.extend(
+            self.tripwire
+                .map(|tripwire| format!("--tripwire={}", wire(tripwire)).into()),
+        );
+        arguments.extend(
+            self.hook_timeout
+                .map(|span| format!("--hook-timeout={}", ms(span)).into()),
+        );
+        arguments.extend(
+            self.auto_every
+                .map(|span| format!("--auto-every={}", ms(span)).into()),
+        );
         arguments.extend(option("auto-absence", self.auto_absence.as_ref()));
-        arguments.extend(self.auto_quiet.map(|span| format!("--auto-quiet={}", ms(span)).into()));
+        arguments.extend(
+            self.auto_quiet
+                .map(|span| format!("--auto-quiet={}", ms(span)).into()),
+        );
         if let Some(dir) = &self.hooks {
             arguments.extend(["--hooks".into(), dir.clone().into()]);
         }
-        arguments.extend(self.snapdir_mode.map(|mode| format!("--snapdir-mode={mode:o}").into()));
+        arguments.extend(
+            self.snapdir_mode
+                .map(|mode| format!("--snapdir-mode={mode:o}").into()),
+        );
         for flag in &self.options {
-            arguments.extend(["-o".into(), flag.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default().into()]);
+            arguments.extend([
+                "-o".into(),
+                flag.to_possible_value()
+                    .map(|value| value.get_name().to_owned())
+                    .unwrap_or_default()
+                    .into(),
+            ]);
         }
         arguments
     }
@@ -251,12 +316,20 @@ impl Serving {
     pub fn auto(&self) -> AutoConfig {
         let Tripwire(tripwire) = self.tripwire.unwrap_or(Tripwire(Some(TRIPWIRE)));
         let absence = self.auto_absence.unwrap_or_default() == Switch::On;
-        AutoConfig { tripwire, every: self.auto_every, quiet: self.auto_quiet, absence }
+        AutoConfig {
+            tripwire,
+            every: self.auto_every,
+            quiet: self.auto_quiet,
+            absence,
+        }
     }
 
     /// The commands around checkpoints and restores.
     pub fn hooks(&self) -> Option<HooksConfig> {
-        self.hooks.clone().map(|dir| HooksConfig { dir, timeout: self.hook_timeout.unwrap_or(HOOK_TIMEOUT) })
+        self.hooks.clone().map(|dir| HooksConfig {
+            dir,
+            timeout: self.hook_timeout.unwrap_or(HOOK_TIMEOUT),
+        })
     }
 
     /// What was not asked for is as the configuration says.
@@ -264,21 +337,37 @@ impl Serving {
         fn word<T: ValueEnum>(settings: &Settings, name: &str) -> Option<T> {
             T::from_str(settings.text(name)?, false).ok()
         }
-        let bad = |what: String| hinted("bad-config", what, "ckptfs config show --origin tells where it is set");
+        let bad = |what: String| {
+            hinted(
+                "bad-config",
+                what,
+                "ckptfs config show --origin tells where it is set",
+            )
+        };
         let readers = settings.number("mount.readers");
         if readers.is_some_and(|readers| !(1..=64).contains(&readers)) {
             return Err(bad("mount.readers is not in 1..=64".to_owned()));
         }
         let span = |name: &str| match settings.span(name) {
-            Some(span) if !(PAUSE_MIN..=PAUSE_MAX).contains(&span) => Err(bad(format!("{name} is not from 100ms to 366 days"))),
+            Some(span) if !(PAUSE_MIN..=PAUSE_MAX).contains(&span) => {
+                Err(bad(format!("{name} is not from 100ms to 366 days")))
+            }
             span => Ok(span),
         };
-        let (every, quiet, within, timeout) = (span("auto.every")?, span("auto.quiet")?, span("tripwire.within")?, span("hooks.timeout")?);
+        let (every, quiet, within, timeout) = (
+            span("auto.every")?,
+            span("auto.quiet")?,
+            span("tripwire.within")?,
+            span("hooks.timeout")?,
+        );
         let tripwire = match settings.number("tripwire.count") {
             None if within.is_none() => None,
             Some(0) => Some(Tripwire(None)),
             count => match count.map_or(Ok(TRIPWIRE.count), u32::try_from) {
-                Ok(count @ 1..=TRIPWIRE_MAX) => Some(Tripwire(Some(TripwireConfig { count, within: within.unwrap_or(TRIPWIRE.within) }))),
+                Ok(count @ 1..=TRIPWIRE_MAX) => Some(Tripwire(Some(TripwireConfig {
+                    count,
+                    within: within.unwrap_or(TRIPWIRE.within),
+                }))),
                 _ => return Err(bad(format!("tripwire.count is more than {TRIPWIRE_MAX}"))),
             },
         };
@@ -289,7 +378,9 @@ impl Serving {
             xattrs: self.xattrs.or_else(|| word(settings, "mount.xattrs")),
             snapdir: self.snapdir.or_else(|| word(settings, "mount.snapdir")),
             seal: self.seal.or_else(|| word(settings, "mount.seal")),
-            snapdir_mode: self.snapdir_mode.or_else(|| snapdir_mode(settings.text("mount.snapdir-mode")?).ok()),
+            snapdir_mode: self
+                .snapdir_mode
+                .or_else(|| snapdir_mode(settings.text("mount.snapdir-mode")?).ok()),
             readers: self.readers.or_else(|| u8::try_from(readers?).ok()),
             tripwire: self.tripwire.or(tripwire),
             auto_every: self.auto_every.or(every),
@@ -301,9 +392,14 @@ impl Serving {
         })
     }
 
-    /// Whether a thing is on that `on` turns on and `off` turns off; `otherwise` if neither is asked for.
+    /// Whether a thing is on that `on` turns on and `off` turns off; `otherwise` if neither is
+    /// asked for.
     fn flag(&self, on: MountFlag, off: MountFlag, otherwise: bool) -> bool {
-        self.options.iter().rev().find(|flag| [on, off].contains(flag)).map_or(otherwise, |flag| *flag == on)
+        self.options
+            .iter()
+            .rev()
+            .find(|flag| [on, off].contains(flag))
+            .map_or(otherwise, |flag| *flag == on)
     }
 
     /// Device nodes work.

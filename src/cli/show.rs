@@ -18,7 +18,9 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut source = locate::history(context.dir())?;
-    let checkpoint = source.ask(ShowCheckpoint { state: StateName(args.id) })?;
+    let checkpoint = source.ask(ShowCheckpoint {
+        state: StateName(args.id),
+    })?;
     let out = &mut context.out;
     if out.json {
         return Ok(out.json(&checkpoint)?);
@@ -30,27 +32,47 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Reason::Imported { .. } => "imported".to_owned(),
         Reason::Guard { restored } => format!("made before the restore of {restored}"),
     };
-    let atomic = if checkpoint.atomic { "yes" } else { "no: files written all the time were captured one after the other" };
+    let atomic = if checkpoint.atomic {
+        "yes"
+    } else {
+        "no: files written all the time were captured one after the other"
+    };
     let pinned = match checkpoint.pinned.as_deref() {
         None => "no".to_owned(),
         Some("") => "yes".to_owned(),
         Some(reason) => format!("yes: {}", out.text(reason)),
     };
-    let by =
-        checkpoint.by.as_ref().map_or_else(|| "not recorded".to_owned(), |by| format!("uid {} pid {} {}", by.uid, by.pid, out.text(&by.process)));
+    let by = checkpoint.by.as_ref().map_or_else(
+        || "not recorded".to_owned(),
+        |by| format!("uid {} pid {} {}", by.uid, by.pid, out.text(&by.process)),
+    );
     let lines = [
-        ("checkpoint", out.paint(Role::Id, &checkpoint.id.to_string())),
+        (
+            "checkpoint",
+            out.paint(Role::Id, &checkpoint.id.to_string()),
+        ),
         ("created", time::local(&checkpoint.created)),
-        ("tags", out.paint(Role::Tag, &out.text(&checkpoint.tags.join(", ")))),
+        (
+            "tags",
+            out.paint(Role::Tag, &out.text(&checkpoint.tags.join(", "))),
+        ),
         ("changes", checkpoint.dirty.to_string()),
         ("atomic", atomic.to_owned()),
         ("reason", reason),
-        ("parent", checkpoint.parent.map_or_else(|| "none".to_owned(), |parent| parent.to_string())),
+        (
+            "parent",
+            checkpoint
+                .parent
+                .map_or_else(|| "none".to_owned(), |parent| parent.to_string()),
+        ),
         ("pinned", pinned),
         ("by", by.trim_end().to_owned()),
     ];
     for (label, value) in lines {
-        let line = format!("{} {value}", out.paint(Role::Faint, &format!("{label:<10}")));
+        let line = format!(
+            "{} {value}",
+            out.paint(Role::Faint, &format!("{label:<10}"))
+        );
         out.line(line.trim_end())?;
     }
     if let Some(dropped) = &checkpoint.dropped {

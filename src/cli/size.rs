@@ -42,7 +42,10 @@ mod tests {
 
     #[test]
     fn sizes_change_their_unit_at_1024() {
-        assert_eq!([0, 1023, 1024, 1536, 1 << 20, (1 << 30) * 5 / 2].map(human), ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "2.5 GiB"]);
+        assert_eq!(
+            [0, 1023, 1024, 1536, 1 << 20, (1 << 30) * 5 / 2].map(human),
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "2.5 GiB"]
+        );
         assert_eq!(human(u64::MAX), "16383.9 PiB");
     }
 }

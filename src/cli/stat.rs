@@ -80,15 +80,25 @@ impl Shown {
 }
 
 fn rfc3339(time: Time) -> String {
-    jiff::Timestamp::new(time.sec, time.nsec.cast_signed()).map(|time| time.to_string()).unwrap_or_default()
+    jiff::Timestamp::new(time.sec, time.nsec.cast_signed())
+        .map(|time| time.to_string())
+        .unwrap_or_default()
 }
 
 /// The attributes of a path.
 pub fn shown(tree: &Tree, path: &TreePath) -> SysResult<Shown> {
     let there = tree.open_path(path)?;
     let stat = sys::stat_fd(&there)?;
-    let target = if stat.kind == Kind::Symlink { Some(TreePath(sys::readlink_fd(&there)?)) } else { None };
-    let names = if matches!(stat.kind, Kind::File | Kind::Dir) { sys::listxattr(&there).unwrap_or_default() } else { Vec::new() };
+    let target = if stat.kind == Kind::Symlink {
+        Some(TreePath(sys::readlink_fd(&there)?))
+    } else {
+        None
+    };
+    let names = if matches!(stat.kind, Kind::File | Kind::Dir) {
+        sys::listxattr(&there).unwrap_or_default()
+    } else {
+        Vec::new()
+    };
     Ok(Shown {
         kind: stat.kind,
         mode: format!("{:04o}", stat.mode),
@@ -120,10 +130,19 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         ("changed", time::local(&shown.changed)),
     ];
     let lossy = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
-    lines.extend(shown.target.as_ref().map(|target| ("target", lossy(target))));
+    lines.extend(
+        shown
+            .target
+            .as_ref()
+            .map(|target| ("target", lossy(target))),
+    );
     lines.extend(shown.xattrs.iter().map(|name| ("xattr", lossy(name))));
     for (label, value) in lines {
-        let line = format!("{} {}", out.paint(Role::Faint, &format!("{label:<8}")), out.text(&value));
+        let line = format!(
+            "{} {}",
+            out.paint(Role::Faint, &format!("{label:<8}")),
+            out.text(&value)
+        );
         out.line(&line)?;
     }
     Ok(())

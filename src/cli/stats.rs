@@ -12,7 +12,8 @@ use crate::engine::api::{GetStats, Stats};
 /// Show what the daemon has done and holds: requests by kind, memory, open files
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A directory in the mount, or the directory that it serves; the working directory if not given
+    /// A directory in the mount, or the directory that it serves; the working directory if not
+    /// given
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 }
@@ -32,16 +33,42 @@ fn print(stats: &Stats, out: &mut Out) -> io::Result<()> {
     let lines = [
         ("mount", stats.mount.display().to_string()),
         ("io", format!("{}, writes {}", stats.io, stats.writes)),
-        ("daemon", format!("pid {}, version {}, since {}", daemon.pid, daemon.version, time::local(&daemon.started))),
-        ("memory", format!("{:.1} MiB, {} threads", stats.rss_bytes as f64 / f64::from(1 << 20), stats.threads)),
+        (
+            "daemon",
+            format!(
+                "pid {}, version {}, since {}",
+                daemon.pid,
+                daemon.version,
+                time::local(&daemon.started)
+            ),
+        ),
+        (
+            "memory",
+            format!(
+                "{:.1} MiB, {} threads",
+                stats.rss_bytes as f64 / f64::from(1 << 20),
+                stats.threads
+            ),
+        ),
         ("open", format!("{} files", stats.open_files)),
-        ("inodes", format!("{} of the tree, {} of the past", stats.inodes, stats.past_inodes)),
+        (
+            "inodes",
+            format!(
+                "{} of the tree, {} of the past",
+                stats.inodes, stats.past_inodes
+            ),
+        ),
         ("requests", total.to_string()),
     ];
     for (label, value) in lines {
         out.labelled(label, &value)?;
     }
-    let mut asked: Vec<(&String, u64)> = stats.requests.iter().map(|(kind, &count)| (kind, count)).filter(|&(_, count)| count > 0).collect();
+    let mut asked: Vec<(&String, u64)> = stats
+        .requests
+        .iter()
+        .map(|(kind, &count)| (kind, count))
+        .filter(|&(_, count)| count > 0)
+        .collect();
     asked.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
     for (kind, count) in asked {
         out.line(&format!("{count:>10} {kind}"))?;

@@ -30,26 +30,38 @@ struct Shown<'a> {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     if args.by == Some(By::Process) {
-        let all = served.client.ask(CompareByProcess { from: None, to: None })?;
+        let all = served.client.ask(CompareByProcess {
+            from: None,
+            to: None,
+        })?;
         return by::tell(&mut context.out, &all);
     }
     let status = served.client.ask(GetStatus)?;
     let below = below(&status);
     if context.out.json {
-        return Ok(context.out.json(&Shown { status: &status, below: &below })?);
+        return Ok(context.out.json(&Shown {
+            status: &status,
+            below: &below,
+        })?);
     }
     print(&status, context)?;
     holders::warn(&below, &context.out);
     Ok(())
 }
 
-/// Who has something of the directory below the mount. Over the directory itself a mount leaves nobody a way there who was not there before.
+/// Who has something of the directory below the mount. Over the directory itself a mount leaves
+/// nobody a way there who was not there before.
 fn below(status: &Status) -> Vec<Holder> {
-    let Some(tree) = Tree::below(&status.backing) else { return Vec::new() };
+    let Some(tree) = Tree::below(&status.backing) else {
+        return Vec::new();
+    };
     if !status.had_below && status.mount == status.backing && !tree.is_elsewhere() {
         return Vec::new();
     }
-    let daemon: Vec<u32> = [Some(status.daemon.pid), status.daemon.holder].into_iter().flatten().collect();
+    let daemon: Vec<u32> = [Some(status.daemon.pid), status.daemon.holder]
+        .into_iter()
+        .flatten()
+        .collect();
     tree.users(&daemon, holders::QUICK).holders
 }
 
@@ -62,24 +74,50 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
     let daemon = &status.daemon;
     let lines = [
         ("mount", path(&status.mount)),
-        ("backing", format!("{} ({}, {})", path(&status.backing), status.filesystem, status.capture)),
+        (
+            "backing",
+            format!(
+                "{} ({}, {})",
+                path(&status.backing),
+                status.filesystem,
+                status.capture
+            ),
+        ),
         ("io", format!("{}, writes {}", status.io, status.writes)),
-        ("daemon", format!("pid {}, version {}, since {}{}", daemon.pid, daemon.version, time::local(&daemon.started), takeovers(daemon))),
+        (
+            "daemon",
+            format!(
+                "pid {}, version {}, since {}{}",
+                daemon.pid,
+                daemon.version,
+                time::local(&daemon.started),
+                takeovers(daemon)
+            ),
+        ),
         ("epoch", format!("{}, {latest}", status.epoch)),
     ];
     for (label, value) in lines {
         out.labelled(label, &value)?;
     }
     if status.shared.files > 0 {
-        let shared = format!("{} files, {}, share what others have since the mount", status.shared.files, size::human(status.shared.bytes));
+        let shared = format!(
+            "{} files, {}, share what others have since the mount",
+            status.shared.files,
+            size::human(status.shared.bytes)
+        );
         out.labelled("same", &shared)?;
     }
     if let Some(absence) = &status.absence {
         out.labelled("absence", &changes::absence(absence))?;
     }
     match status.base {
-        Some(latest) if status.dirty.is_empty() => out.line(&format!("nothing changed since checkpoint {latest}"))?,
-        Some(latest) => out.line(&format!("{} since checkpoint {latest}:", changes::count(status.dirty.len() as u64)))?,
+        Some(latest) if status.dirty.is_empty() => {
+            out.line(&format!("nothing changed since checkpoint {latest}"))?
+        }
+        Some(latest) => out.line(&format!(
+            "{} since checkpoint {latest}:",
+            changes::count(status.dirty.len() as u64)
+        ))?,
         None => out.line("make the first checkpoint: ckptfs checkpoint")?,
     }
     changes::print(out, &status.dirty)?;
@@ -91,7 +129,11 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
 
 fn takeovers(daemon: &DaemonInfo) -> String {
     match &daemon.taken_over {
-        Some(last) => format!("; took over from one that died {} times, last {}", daemon.takeovers, time::local(last)),
+        Some(last) => format!(
+            "; took over from one that died {} times, last {}",
+            daemon.takeovers,
+            time::local(last)
+        ),
         None => String::new(),
     }
 }

@@ -23,13 +23,26 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let retag = Retag { add: args.tags, remove: Vec::new(), force: args.force };
-    let tagged = served.client.ask(ChangeTags { state: StateName(args.id), retag })?;
+    let retag = Retag {
+        add: args.tags,
+        remove: Vec::new(),
+        force: args.force,
+    };
+    let tagged = served.client.ask(ChangeTags {
+        state: StateName(args.id),
+        retag,
+    })?;
     print(&tagged, context)
 }
 
 /// Prints a checkpoint and the tags that it has now.
 pub fn print(tagged: &CheckpointInfo, context: &mut Context) -> Outcome {
-    let tags = if tagged.tags.is_empty() { "has no tag".to_owned() } else { format!("is tagged {}", tagged.tags.join(", ")) };
-    context.out.answer(tagged, |out| out.text_line(&format!("checkpoint {} {tags}", tagged.id)))
+    let tags = if tagged.tags.is_empty() {
+        "has no tag".to_owned()
+    } else {
+        format!("is tagged {}", tagged.tags.join(", "))
+    };
+    context.out.answer(tagged, |out| {
+        out.text_line(&format!("checkpoint {} {tags}", tagged.id))
+    })
 }

@@ -1,7 +1,8 @@
 //! `ckptfs export ID -`: a tar stream.
 //!
-//! What is in a stream cannot be taken back: what the daemon tells goes there when it is proven ([`held`]), and a large file is read through the mount's
-//! view, where each read is proven before it is answered.
+//! What is in a stream cannot be taken back: what the daemon tells goes there when it is proven
+//! ([`held`]), and a large file is read through the mount's view, where each read is proven before
+//! it is answered.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -21,16 +22,31 @@ use crate::transfer::tar::Stream;
 /// What is written at once.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes a checkpoint to stdout. `more`: something was asked for that a stream has not. `without_dropped`: what a tier has dropped is left out.
-pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, context: &mut Context) -> Outcome {
+/// Writes a checkpoint to stdout. `more`: something was asked for that a stream has not.
+/// `without_dropped`: what a tier has dropped is left out.
+pub fn run(
+    mut served: Served,
+    id: &str,
+    more: bool,
+    without_dropped: bool,
+    context: &mut Context,
+) -> Outcome {
     let usage = |message: &str, hint: &str| Err(Failure::Verb(hinted("usage", message, hint)));
     if more || context.out.json {
-        return usage("a tar stream is all that goes to stdout", "leave the other flags out, or export to a directory");
+        return usage(
+            "a tar stream is all that goes to stdout",
+            "leave the other flags out, or export to a directory",
+        );
     }
     if io::stdout().is_terminal() {
-        return usage("a tar stream is nothing for a terminal", "ckptfs export ID - > FILE.tar, or | tar -x -C DIR --xattrs --xattrs-include='*'");
+        return usage(
+            "a tar stream is nothing for a terminal",
+            "ckptfs export ID - > FILE.tar, or | tar -x -C DIR --xattrs --xattrs-include='*'",
+        );
     }
-    let checkpoint = served.client.ask(ShowCheckpoint { state: StateName(id.to_owned()) })?;
+    let checkpoint = served.client.ask(ShowCheckpoint {
+        state: StateName(id.to_owned()),
+    })?;
     let view = Tree::at(&served, Some(&checkpoint))?;
     let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
     sys::widen_pipe(io::stdout());
@@ -47,7 +63,9 @@ pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, cont
     let (refused, dropped) = copies::without_dropped(refused, without_dropped);
     copies::warn_dropped(&context.out, &dropped);
     if sockets > 0 {
-        context.out.warn(&format!("{sockets} sockets are left out: a tar stream cannot hold them"));
+        context.out.warn(&format!(
+            "{sockets} sockets are left out: a tar stream cannot hold them"
+        ));
     }
     missing(&refused, context)
 }
@@ -64,7 +82,8 @@ struct Tar<W: Write> {
     dirs: Dirs,
 }
 
-/// Directories, by path. Whoever reads the stream gives one its times when it is left; what was not proven the first time comes later, and makes them others.
+/// Directories, by path. Whoever reads the stream gives one its times when it is left; what was not
+/// proven the first time comes later, and makes them others.
 #[derive(Default)]
 struct Dirs {
     told: HashMap<Vec<u8>, ExportEntry>,
@@ -77,8 +96,19 @@ struct Dirs {
 impl Dirs {
     fn note(&mut self, entry: &ExportEntry) {
         let path = &entry.path.0;
-        let parent = path.iter().rposition(|byte| *byte == b'/').and_then(|at| path.get(..at)).unwrap_or_default();
-        while self.open.pop_if(|dir| path.strip_prefix(dir.as_slice()).is_none_or(|rest| rest.first() != Some(&b'/'))).is_some() {}
+        let parent = path
+            .iter()
+            .rposition(|byte| *byte == b'/')
+            .and_then(|at| path.get(..at))
+            .unwrap_or_default();
+        while self
+            .open
+            .pop_if(|dir| {
+                path.strip_prefix(dir.as_slice())
+                    .is_none_or(|rest| rest.first() != Some(&b'/'))
+            })
+            .is_some()
+        {}
         if !parent.is_empty() && self.open.last().is_none_or(|dir| dir != parent) {
             self.entered_again.insert(parent.to_vec());
         }
@@ -92,21 +122,39 @@ impl Dirs {
 impl<W: Write> Tar<BufWriter<W>> {
     fn new(to: W, view: Tree) -> Tar<BufWriter<W>> {
         let stream = Stream::new(BufWriter::with_capacity(BUFFER_BYTES, to));
-        Tar { stream, view, first: HashMap::new(), sockets: 0, told: 0, dirs: Dirs::default() }
+        Tar {
+            stream,
+            view,
+            first: HashMap::new(),
+            sockets: 0,
+            told: 0,
+            dirs: Dirs::default(),
+        }
     }
 }
 
 impl<W: Write> Tar<W> {
     /// Ends the stream.
     fn finish(mut self) -> Outcome {
-        for dir in self.dirs.entered_again.iter().filter_map(|path| self.dirs.told.get(path)) {
-            self.stream.entry(&in_stream(&dir.path.0), dir, None, &Content::None, None).map_err(Failure::Output)?;
+        for dir in self
+            .dirs
+            .entered_again
+            .iter()
+            .filter_map(|path| self.dirs.told.get(path))
+        {
+            self.stream
+                .entry(&in_stream(&dir.path.0), dir, None, &Content::None, None)
+                .map_err(Failure::Output)?;
         }
         self.stream.finish().map(drop).map_err(Failure::Output)
     }
 
     /// Writes one entry; gives why it cannot be.
-    fn entry(&mut self, entry: &ExportEntry, content: &Content<'_>) -> Result<Option<Errno>, Failure> {
+    fn entry(
+        &mut self,
+        entry: &ExportEntry,
+        content: &Content<'_>,
+    ) -> Result<Option<Errno>, Failure> {
         if entry.kind == Kind::Socket {
             self.sockets += 1;
             return Ok(None);
@@ -120,8 +168,16 @@ impl<W: Write> Tar<W> {
             },
             _ => None,
         };
-        match self.stream.entry(&path, entry, linked.map(Vec::as_slice), content, large.as_ref()) {
-            Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => return Err(Failure::Output(cause)),
+        match self.stream.entry(
+            &path,
+            entry,
+            linked.map(Vec::as_slice),
+            content,
+            large.as_ref(),
+        ) {
+            Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => {
+                return Err(Failure::Output(cause));
+            }
             written => written.map_err(|cause| broken(&path, cause))?,
         }
         self.dirs.note(entry);
@@ -135,27 +191,48 @@ impl<W: Write> Tar<W> {
 
 /// A path of the tree as it is in a stream.
 fn in_stream(path: &[u8]) -> Vec<u8> {
-    if path.is_empty() { b".".to_vec() } else { [b"./", path].concat() }
+    if path.is_empty() {
+        b".".to_vec()
+    } else {
+        [b"./", path].concat()
+    }
 }
 
 /// Names what is not in the stream; fails if there is anything.
 fn missing(refused: &[Refused], context: &Context) -> Outcome {
     for Refused { path, errno } in refused {
-        let path = if path.0.is_empty() { b"." } else { path.0.as_slice() };
-        context.out.warn(&format!("{} is not in the stream: {}", String::from_utf8_lossy(path), Errno(*errno)));
+        let path = if path.0.is_empty() {
+            b"."
+        } else {
+            path.0.as_slice()
+        };
+        context.out.warn(&format!(
+            "{} is not in the stream: {}",
+            String::from_utf8_lossy(path),
+            Errno(*errno)
+        ));
     }
     match refused.len() {
         0 => Ok(()),
         count => {
-            let message = format!("{count} paths are not in the stream, which is whole but for them");
-            Err(Failure::Verb(hinted("incomplete", message, "ckptfs status and ckptfs verify name what cannot be told")))
+            let message =
+                format!("{count} paths are not in the stream, which is whole but for them");
+            Err(Failure::Verb(hinted(
+                "incomplete",
+                message,
+                "ckptfs status and ckptfs verify name what cannot be told",
+            )))
         }
     }
 }
 
 fn broken(path: &[u8], cause: io::Error) -> VerbError {
     let cause = io_error(String::from_utf8_lossy(path), cause);
-    hinted("incomplete", format!("{}; the stream ends there and is not whole", cause.message), "ckptfs status names what cannot be read")
+    hinted(
+        "incomplete",
+        format!("{}; the stream ends there and is not whole", cause.message),
+        "ckptfs status names what cannot be read",
+    )
 }
 
 #[cfg(test)]
@@ -168,12 +245,33 @@ mod tests {
     fn a_directory_that_something_comes_into_later_is_told_again() {
         let mut dirs = Dirs::default();
         let mut told = |path: &str, kind: Kind| {
-            let stat = Stat { kind, ..sys::stat_fd(std::fs::File::open("/dev/null").expect("open")).expect("stat") };
-            dirs.note(&ExportEntry::new(path.as_bytes().to_vec(), &stat, 1, None, Vec::new()));
-            dirs.entered_again.iter().map(|path| String::from_utf8_lossy(path).into_owned()).collect::<Vec<_>>()
+            let stat = Stat {
+                kind,
+                ..sys::stat_fd(std::fs::File::open("/dev/null").expect("open")).expect("stat")
+            };
+            dirs.note(&ExportEntry::new(
+                path.as_bytes().to_vec(),
+                &stat,
+                1,
+                None,
+                Vec::new(),
+            ));
+            dirs.entered_again
+                .iter()
+                .map(|path| String::from_utf8_lossy(path).into_owned())
+                .collect::<Vec<_>>()
         };
         let (dir, file) = (Kind::Dir, Kind::File);
-        for (path, kind) in [("", dir), ("a", dir), ("a/b", dir), ("a/b/c", file), ("a/d", file), ("ab", file), ("e", dir), ("e/f", file)] {
+        for (path, kind) in [
+            ("", dir),
+            ("a", dir),
+            ("a/b", dir),
+            ("a/b/c", file),
+            ("a/d", file),
+            ("ab", file),
+            ("e", dir),
+            ("e/f", file),
+        ] {
             assert!(told(path, kind).is_empty(), "{path}");
         }
         assert_eq!(told("a/b/late", file), ["a/b"]);

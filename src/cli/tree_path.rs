@@ -7,21 +7,29 @@ use std::path::{Component, Path, PathBuf};
 use super::error::hinted;
 use crate::engine::api::{TreePath, VerbResult};
 
-/// The path in the tree at `root` that `given` means to somebody in `cwd`. It need not exist: what was deleted can be restored.
+/// The path in the tree at `root` that `given` means to somebody in `cwd`. It need not exist: what
+/// was deleted can be restored.
 ///
-/// `..` takes the name before it away, whatever that is: a path that exists no more cannot be asked. Both directories are absolute.
+/// `..` takes the name before it away, whatever that is: a path that exists no more cannot be
+/// asked. Both directories are absolute.
 pub fn in_tree(root: &Path, cwd: &Path, given: &Path) -> VerbResult<TreePath> {
     let whole = normal(&cwd.join(given));
     let found = match whole.strip_prefix(root) {
         Ok(inside) => Some(inside.to_owned()),
         // The way to the tree may lead over a link.
-        Err(_) => beyond_links(&whole).and_then(|real| real.strip_prefix(root).ok().map(Path::to_owned)),
+        Err(_) => {
+            beyond_links(&whole).and_then(|real| real.strip_prefix(root).ok().map(Path::to_owned))
+        }
     };
     match found {
         Some(inside) => Ok(TreePath(inside.as_os_str().as_bytes().to_vec())),
         None => Err(hinted(
             "unknown-path",
-            format!("{} is outside of the tree at {}", given.display(), root.display()),
+            format!(
+                "{} is outside of the tree at {}",
+                given.display(),
+                root.display()
+            ),
             "name paths inside of the mount; relative ones start at the working directory",
         )),
     }
@@ -36,13 +44,16 @@ pub fn normal(path: &Path) -> PathBuf {
                 normal.pop();
             }
             Component::CurDir => {}
-            Component::RootDir | Component::Prefix(_) | Component::Normal(_) => normal.push(part.as_os_str()),
+            Component::RootDir | Component::Prefix(_) | Component::Normal(_) => {
+                normal.push(part.as_os_str())
+            }
         }
     }
     normal
 }
 
-/// `path` with the links on the way to it resolved as far as it exists; the last name stays as it is.
+/// `path` with the links on the way to it resolved as far as it exists; the last name stays as it
+/// is.
 pub fn beyond_links(path: &Path) -> Option<PathBuf> {
     let mut rest: Vec<&OsStr> = vec![path.file_name()?];
     let mut parent = path.parent()?;
@@ -92,6 +103,11 @@ mod tests {
         let given = real.join("link/gone/deeper");
         let path = in_tree(&real.join("tree"), Path::new("/"), &given).expect("inside");
         assert_eq!(path.0, b"gone/deeper");
-        assert_eq!(in_tree(&real.join("tree"), Path::new("/"), &real.join("link/out")).expect("inside").0, b"out");
+        assert_eq!(
+            in_tree(&real.join("tree"), Path::new("/"), &real.join("link/out"))
+                .expect("inside")
+                .0,
+            b"out"
+        );
     }
 }

@@ -21,8 +21,8 @@ use crate::sys::{self, MountPoint};
 /// How long a daemon may take to put its store in order.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often to see whether somebody else has the filesystem mounted, for whom the daemon goes on. Many have it for a moment only: whoever makes a
-/// table of mounts of its own copies all there are.
+/// How often to see whether somebody else has the filesystem mounted, for whom the daemon goes on.
+/// Many have it for a moment only: whoever makes a table of mounts of its own copies all there are.
 const LOOK_EVERY: Duration = Duration::from_secs(8);
 
 /// How long to see whether a lazily unmounted daemon ends at once.
@@ -30,17 +30,20 @@ const LAZY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Unmount; an ordinary directory is left, with the history beside it
 ///
-/// Returns when the daemon has ended. Where only the shells that this was called from are in the mount, it goes nevertheless.
+/// Returns when the daemon has ended. Where only the shells that this was called from are in the
+/// mount, it goes nevertheless.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The mount, or the directory that it serves; the one that contains the working directory if not given
+    /// The mount, or the directory that it serves; the one that contains the working directory if
+    /// not given
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Take it away although it is in use; the daemon ends when the last open file is closed
     #[arg(short, long)]
     lazy: bool,
-    /// How much content to keep that only the tree has and a checkpoint shows, for it may be changed while nothing is mounted; without it what the setting
-    /// umount.keep says, or as much as two seconds give
+    /// How much content to keep that only the tree has and a checkpoint shows, for it may be
+    /// changed while nothing is mounted; without it what the setting umount.keep says, or as much
+    /// as two seconds give
     #[arg(long, value_enum, value_name = "HOW")]
     keep: Option<KeepWord>,
 }
@@ -72,7 +75,8 @@ struct Unmounted<'a> {
     #[serde(serialize_with = "host_path::serialize")]
     unmounted: &'a Path,
     daemon_ended: bool,
-    /// Files whose content is not kept: if they are changed now, it is lost to the checkpoints that show it.
+    /// Files whose content is not kept: if they are changed now, it is lost to the checkpoints that
+    /// show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_kept: Option<u64>,
     /// A process that has the filesystem mounted elsewhere.
@@ -99,40 +103,74 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         None => (cwd.clone(), around(&table, &cwd)),
     };
     let mount = match mount {
-        Err(error) if error.code == "not-mounted" => return out_of_sight(&path, &args, context).unwrap_or(Err(error.into())),
+        Err(error) if error.code == "not-mounted" => {
+            return out_of_sight(&path, &args, context).unwrap_or(Err(error.into()));
+        }
         mount => mount?,
     };
     check_on_top(&table, mount)?;
     // Our own working directory must not be what keeps the mount busy.
     let shell = std::env::current_dir();
     std::env::set_current_dir("/").map_err(|cause| super::error::io_error("/", cause))?;
-    let ended = take_away(mount, args.lazy, args.keep.map(Keep::from), &|warning| context.out.warn(warning))?;
+    let ended = take_away(mount, args.lazy, args.keep.map(Keep::from), &|warning| {
+        context.out.warn(warning)
+    })?;
     tell(mount, &ended, context)?;
     if shell.is_ok_and(|shell| shell.starts_with(&mount.at)) {
-        context.out.talk("this shell is still in what was the mount; enter the ordinary directory: cd .");
+        context
+            .out
+            .talk("this shell is still in what was the mount; enter the ordinary directory: cd .");
     }
     Ok(())
 }
 
-/// Ends the daemon of the tree at `path` whose mount nobody sees from here: it is in a namespace of its own, which lives for as long as the daemon does.
-/// `None`: there is none.
+/// Ends the daemon of the tree at `path` whose mount nobody sees from here: it is in a namespace of
+/// its own, which lives for as long as the daemon does. `None`: there is none.
 fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outcome> {
-    let Ok(Located::Served(mut served)) = locate::locate(path.to_owned()) else { return None };
+    let Ok(Located::Served(mut served)) = locate::locate(path.to_owned()) else {
+        return None;
+    };
     let serves = |mount: &MountPoint| served.root == path && mount.serves(path);
     // Of the other's table of mounts nothing is shown: whoever made the namespace has written it.
-    let mount = MountPoint { at: path.to_owned(), ..sys::mounts_of_all(serves).ok()?.into_iter().next()?.1 };
-    let unmounted =
-        served.client.ask(Unmount { lazy: args.lazy, leave: false, keep: args.keep.map(Keep::from) }).map_err(|error| busy(&mount, error));
+    let mount = MountPoint {
+        at: path.to_owned(),
+        ..sys::mounts_of_all(serves).ok()?.into_iter().next()?.1
+    };
+    let unmounted = served
+        .client
+        .ask(Unmount {
+            lazy: args.lazy,
+            leave: false,
+            keep: args.keep.map(Keep::from),
+        })
+        .map_err(|error| busy(&mount, error));
     let ended = unmounted.and_then(|()| wait(&mut served.client, &mount, args.lazy));
-    Some(ended.map_err(Into::into).and_then(|ended| tell(&mount, &ended, context)))
+    Some(
+        ended
+            .map_err(Into::into)
+            .and_then(|ended| tell(&mount, &ended, context)),
+    )
 }
 
 /// Says how it went.
 fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
-    let not_kept = if *ended == Ended::All { not_kept(mount) } else { None };
+    let not_kept = if *ended == Ended::All {
+        not_kept(mount)
+    } else {
+        None
+    };
     if context.out.json {
-        let mounted_for = if let Ended::Elsewhere(pid, _) = ended { Some(*pid) } else { None };
-        return Ok(context.out.json(&Unmounted { unmounted: &mount.at, daemon_ended: *ended == Ended::All, not_kept, mounted_for })?);
+        let mounted_for = if let Ended::Elsewhere(pid, _) = ended {
+            Some(*pid)
+        } else {
+            None
+        };
+        return Ok(context.out.json(&Unmounted {
+            unmounted: &mount.at,
+            daemon_ended: *ended == Ended::All,
+            not_kept,
+            mounted_for,
+        })?);
     }
     let at = mount.at.display();
     context.out.talk(&match ended {
@@ -170,19 +208,33 @@ fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&
     match mounts::containing(table, &path).filter(|mount| mount.says_ours()) {
         Some(mount) => {
             let at = mount.at.display();
-            Err(hinted("not-mounted", format!("{shown} is not a mount, but inside of one"), format!("ckptfs umount {}", word(at))))
+            Err(hinted(
+                "not-mounted",
+                format!("{shown} is not a mount, but inside of one"),
+                format!("ckptfs umount {}", word(at)),
+            ))
         }
-        None => Err(error("not-mounted", format!("{shown} is not mounted by ckptfs"))),
+        None => Err(error(
+            "not-mounted",
+            format!("{shown} is not mounted by ckptfs"),
+        )),
     }
 }
 
 /// The mount of ours that contains `cwd`, or serves a directory that does.
 fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint> {
     let containing = mounts::containing(table, cwd).filter(|mount| mount.says_ours());
-    let serving = || cwd.ancestors().find_map(|dir| table.iter().rev().find(|mount| mount.serves(dir)));
-    containing
-        .or_else(serving)
-        .ok_or_else(|| hinted("not-mounted", format!("{} is in no directory that ckptfs serves", cwd.display()), "name the mount: ckptfs umount DIR"))
+    let serving = || {
+        cwd.ancestors()
+            .find_map(|dir| table.iter().rev().find(|mount| mount.serves(dir)))
+    };
+    containing.or_else(serving).ok_or_else(|| {
+        hinted(
+            "not-mounted",
+            format!("{} is in no directory that ckptfs serves", cwd.display()),
+            "name the mount: ckptfs umount DIR",
+        )
+    })
 }
 
 /// `path` without links, whether or not what is mounted there is alive.
@@ -205,13 +257,23 @@ pub fn unmount(at: &Path) -> VerbResult<()> {
 }
 
 /// Unmounts, and takes away dead mounts that were below.
-fn take_away(mount: &MountPoint, lazy: bool, keep: Option<Keep>, warn: &dyn Fn(&str)) -> VerbResult<Ended> {
+fn take_away(
+    mount: &MountPoint,
+    lazy: bool,
+    keep: Option<Keep>,
+    warn: &dyn Fn(&str),
+) -> VerbResult<Ended> {
     let ended = take_top(mount, lazy, keep, warn)?;
     mounts::repair(&mount.at)?;
     Ok(ended)
 }
 
-fn take_top(mount: &MountPoint, lazy: bool, keep: Option<Keep>, warn: &dyn Fn(&str)) -> VerbResult<Ended> {
+fn take_top(
+    mount: &MountPoint,
+    lazy: bool,
+    keep: Option<Keep>,
+    warn: &dyn Fn(&str),
+) -> VerbResult<Ended> {
     let (at, (uid, _)) = (&mount.at, sys::ids());
     if let Some(owner) = mount.owner.filter(|owner| uid != 0 && *owner != uid) {
         return Err(not_theirs(mount, owner));
@@ -233,15 +295,24 @@ fn take_top(mount: &MountPoint, lazy: bool, keep: Option<Keep>, warn: &dyn Fn(&s
         mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
         return Ok(if lazy { Ended::Lazily } else { Ended::All });
     };
-    match client.ask(Unmount { lazy, leave: false, keep }) {
+    match client.ask(Unmount {
+        lazy,
+        leave: false,
+        keep,
+    }) {
         Ok(()) => wait(&mut client, mount, lazy),
         Err(error) if error.code == "busy" && !lazy && only_ours(&users(mount)) => {
-            client.ask(Unmount { lazy: true, leave: true, keep })?;
+            client.ask(Unmount {
+                lazy: true,
+                leave: true,
+                keep,
+            })?;
             wait(&mut client, mount, false)
         }
         Err(error) if error.code == "protocol-version" || error.code == "protocol" => {
             warn(&error.message);
-            mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
+            mounts::unmount(at, lazy)
+                .map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
             wait(&mut client, mount, lazy)
         }
         Err(error) => Err(busy(mount, error)),
@@ -252,9 +323,21 @@ fn take_top(mount: &MountPoint, lazy: bool, keep: Option<Keep>, warn: &dyn Fn(&s
 fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
     match mounts::top(table, &mount.at) {
         Some(top) if !std::ptr::eq(top, mount) => {
-            let (at, who) = (mount.at.display(), top.owner.map_or(String::new(), |owner| format!(", of user {owner}")));
+            let (at, who) = (
+                mount.at.display(),
+                top.owner
+                    .map_or(String::new(), |owner| format!(", of user {owner}")),
+            );
             let message = format!("{at} is covered: another filesystem{who} is mounted over it");
-            Err(hinted("covered", message, format!("take that away first (umount {}), then: ckptfs umount {}", word(&at), word(&at))))
+            Err(hinted(
+                "covered",
+                message,
+                format!(
+                    "take that away first (umount {}), then: ckptfs umount {}",
+                    word(&at),
+                    word(&at)
+                ),
+            ))
         }
         _ => Ok(()),
     }
@@ -262,14 +345,29 @@ fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
 
 /// Somebody else mounted it.
 fn not_theirs(mount: &MountPoint, owner: u32) -> VerbError {
-    let (at, who) = (mount.at.display(), if owner == 0 { "root".to_owned() } else { format!("user {owner}") });
+    let (at, who) = (
+        mount.at.display(),
+        if owner == 0 {
+            "root".to_owned()
+        } else {
+            format!("user {owner}")
+        },
+    );
     let hint = "only who mounted it and root may unmount it; ask them, or do it as root (sudo)";
-    hinted("no-permission", format!("{at} was mounted by another user, {who}"), hint)
+    hinted(
+        "no-permission",
+        format!("{at} was mounted by another user, {who}"),
+        hint,
+    )
 }
 
 fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended> {
     if lazy {
-        return Ok(if client.wait_ended(LAZY_TIMEOUT) { Ended::All } else { Ended::Lazily });
+        return Ok(if client.wait_ended(LAZY_TIMEOUT) {
+            Ended::All
+        } else {
+            Ended::Lazily
+        });
     }
     let began = Instant::now();
     while began.elapsed() < END_TIMEOUT {
@@ -280,24 +378,42 @@ fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended
             return Ok(Ended::Elsewhere(pid, at));
         }
     }
-    let message = format!("the directory is unmounted, but the daemon has not ended within {} s", END_TIMEOUT.as_secs());
-    Err(hinted("daemon-busy", message, "it may still be writing its store; .ckptfs/daemon.log may say more"))
+    let message = format!(
+        "the directory is unmounted, but the daemon has not ended within {} s",
+        END_TIMEOUT.as_secs()
+    );
+    Err(hinted(
+        "daemon-busy",
+        message,
+        "it may still be writing its store; .ckptfs/daemon.log may say more",
+    ))
 }
 
-/// A process that has the filesystem of `mount` in its table of mounts: in a namespace that was copied, in a container, or at another place.
+/// A process that has the filesystem of `mount` in its table of mounts: in a namespace that was
+/// copied, in a container, or at another place.
 fn elsewhere(mount: &MountPoint) -> Option<(u32, PathBuf)> {
     let same = |other: &MountPoint| other.dev == mount.dev && other.source == mount.source;
-    sys::mounts_of_all(same).ok()?.into_iter().next().map(|(pid, other)| (pid, other.at))
+    sys::mounts_of_all(same)
+        .ok()?
+        .into_iter()
+        .next()
+        .map(|(pid, other)| (pid, other.at))
 }
 
 fn users(mount: &MountPoint) -> Found {
     Tree::on(mount).users(&[], holders::THOROUGH)
 }
 
-/// Whether nobody but those who wait for this program is in the mount, and they only with their working directory.
+/// Whether nobody but those who wait for this program is in the mount, and they only with their
+/// working directory.
 fn only_ours(users: &Found) -> bool {
     let ancestors = holders::ancestors();
-    users.complete && !users.holders.is_empty() && users.holders.iter().all(|user| user.by == Use::WorkingDirectory && ancestors.contains(&user.pid))
+    users.complete
+        && !users.holders.is_empty()
+        && users
+            .holders
+            .iter()
+            .all(|user| user.by == Use::WorkingDirectory && ancestors.contains(&user.pid))
 }
 
 /// Says who keeps the mount busy.

@@ -8,20 +8,23 @@ use crate::engine::api::{UndoOptions, UndoWalk, UndoneStep};
 
 /// Undo the last operations on the history: checkpoints, restores, deletions, tags, pins
 ///
-/// Nothing is destroyed: what was in the tree before a restore is undone is a checkpoint, and `ckptfs redo` does it all again. A checkpoint whose making is
-/// undone is deleted, and comes back with its number, tags and note.
+/// Nothing is destroyed: what was in the tree before a restore is undone is a checkpoint, and
+/// `ckptfs redo` does it all again. A checkpoint whose making is undone is deleted, and comes back
+/// with its number, tags and note.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// So many operations, the newest first
     #[arg(value_name = "COUNT", default_value_t = 1, conflicts_with = "to", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Back to how everything was right after this operation, also along a line that was left; 0: before the first
+    /// Back to how everything was right after this operation, also along a line that was left; 0:
+    /// before the first
     #[arg(long, value_name = "OP")]
     to: Option<u64>,
     /// Leave out what cannot be undone any more
     #[arg(long)]
     skip: bool,
-    /// Also a checkpoint that was asked for, which is hidden then, and although files were removed since
+    /// Also a checkpoint that was asked for, which is hidden then, and although files were removed
+    /// since
     #[arg(long)]
     force: bool,
     /// Only tell what would be undone
@@ -30,15 +33,30 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let walk = args.to.map_or(UndoWalk::Undo(args.count as usize), UndoWalk::To);
-    walk_and_tell(UndoOptions { walk, skip: args.skip, force: args.force, dry_run: args.dry_run }, "undone", context)
+    let walk = args
+        .to
+        .map_or(UndoWalk::Undo(args.count as usize), UndoWalk::To);
+    walk_and_tell(
+        UndoOptions {
+            walk,
+            skip: args.skip,
+            force: args.force,
+            dry_run: args.dry_run,
+        },
+        "undone",
+        context,
+    )
 }
 
 /// Walks, and prints each step; `done` is the word for it.
 pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let interrupt = Interrupt::gives_up(&served.client)?;
-    let what = if done == "undone" { "undoing" } else { "doing again" };
+    let what = if done == "undone" {
+        "undoing"
+    } else {
+        "doing again"
+    };
     let undone = interrupt.ask(&mut served.client, options, what, &context.out)?;
     let out = &mut context.out;
     if out.json {
@@ -60,7 +78,10 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
             line.push(b'\n');
             out.bytes(&line)?;
             for path in &step.unknown {
-                out.warn(&format!("what {} was cannot be told: it stays as it is", String::from_utf8_lossy(&path.0)));
+                out.warn(&format!(
+                    "what {} was cannot be told: it stays as it is",
+                    String::from_utf8_lossy(&path.0)
+                ));
             }
         }
     }
@@ -81,7 +102,10 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
 fn remark(step: &UndoneStep) -> String {
     match (&step.skipped, step.guard) {
         (Some(why), _) => format!("; {why}"),
-        (None, Some(guard)) => format!("; {}; what was there before is checkpoint {guard}", changes::count(step.changes.unwrap_or(0))),
+        (None, Some(guard)) => format!(
+            "; {}; what was there before is checkpoint {guard}",
+            changes::count(step.changes.unwrap_or(0))
+        ),
         (None, None) => String::new(),
     }
 }

@@ -15,6 +15,9 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let unpinned = served.client.ask(PinCheckpoint { state: StateName(args.id), reason: None })?;
+    let unpinned = served.client.ask(PinCheckpoint {
+        state: StateName(args.id),
+        reason: None,
+    })?;
     pin::print(&unpinned, context)
 }

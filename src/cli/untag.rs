@@ -16,8 +16,14 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     for tag in args.tags {
-        let retag = Retag { remove: vec![tag.clone()], ..Retag::default() };
-        let untagged = served.client.ask(ChangeTags { state: StateName(tag), retag })?;
+        let retag = Retag {
+            remove: vec![tag.clone()],
+            ..Retag::default()
+        };
+        let untagged = served.client.ask(ChangeTags {
+            state: StateName(tag),
+            retag,
+        })?;
         tag::print(&untagged, context)?;
     }
     Ok(())

@@ -10,7 +10,8 @@ use crate::engine::api::{StateName, VerbResult, Verified, VerifyOptions};
 use crate::engine::check::{CheckOptions, StoreCheck};
 use crate::sys;
 
-/// Look for damage in the history: the journal's chain, the index, and that every version is there; mounted or not
+/// Look for damage in the history: the journal's chain, the index, and that every version is there;
+/// mounted or not
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`: only the versions that this checkpoint shows; all if not given
@@ -23,11 +24,19 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let state = args.id.map(StateName);
-    let what = if args.deep { "reading every version" } else { "looking at every version" };
+    let what = if args.deep {
+        "reading every version"
+    } else {
+        "looking at every version"
+    };
     let bar = Bar::start(&context.out, what, args.deep);
     let found = match locate::locate(locate::start(context.dir())?)? {
         Located::Served(mut served) => {
-            let mut options = VerifyOptions { state, deep: args.deep, run: None };
+            let mut options = VerifyOptions {
+                state,
+                deep: args.deep,
+                run: None,
+            };
             whole(&bar, || {
                 let part = served.client.ask(options.clone())?;
                 options.run = Some(part.run);
@@ -35,8 +44,16 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             })?
         }
         Located::Store { root, .. } => {
-            let root = sys::open_root(&root).map_err(|cause| error::io_error(root.display(), cause))?;
-            let mut check = StoreCheck::begin(root, &CheckOptions { state, deep: args.deep, strays: false })?;
+            let root =
+                sys::open_root(&root).map_err(|cause| error::io_error(root.display(), cause))?;
+            let mut check = StoreCheck::begin(
+                root,
+                &CheckOptions {
+                    state,
+                    deep: args.deep,
+                    strays: false,
+                },
+            )?;
             whole(&bar, || Ok(check.step()))?
         }
         other => return Err(locate::not_served(&other).into()),
@@ -44,7 +61,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     bar.stop();
     let damaged = !found.findings.is_empty();
     findings::print(&found, args.deep, &[], context)?;
-    if damaged { Err(Failure::Damage) } else { Ok(()) }
+    if damaged {
+        Err(Failure::Damage)
+    } else {
+        Ok(())
+    }
 }
 
 /// Asks for one part after the other, and puts them together.
@@ -55,7 +76,10 @@ pub fn whole(bar: &Bar, mut part: impl FnMut() -> VerbResult<Verified>) -> VerbR
         findings.append(&mut verified.findings);
         bar.at(verified.done, verified.total);
         if verified.finished {
-            return Ok(Verified { findings, ..verified });
+            return Ok(Verified {
+                findings,
+                ..verified
+            });
         }
     }
 }

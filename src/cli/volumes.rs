@@ -114,8 +114,15 @@ impl PoolArgs {
     /// The pool at `root`, mounted and made.
     pub fn open(&self, root: &Path) -> VerbResult<Pool> {
         if let Some(file) = &self.pool_image {
-            let file = std::path::absolute(file).map_err(|cause| io_error(file.display(), cause))?;
-            mount_image(&PoolImage { file, bytes: self.pool_size }, root)?;
+            let file =
+                std::path::absolute(file).map_err(|cause| io_error(file.display(), cause))?;
+            mount_image(
+                &PoolImage {
+                    file,
+                    bytes: self.pool_size,
+                },
+                root,
+            )?;
         }
         Pool::open(root, self.mounts.as_deref(), Arc::new(Lent))
     }
@@ -167,7 +174,13 @@ impl Verbs for Lent {
 
     fn fork(&self, point: &Path, checkpoint: CheckpointId, dir: &Path) -> VerbResult<()> {
         let quiet = Out::new(true, Color::Never);
-        let (_, copied) = fork::fork(locate::served(Some(point))?, &checkpoint.to_string(), dir, false, &quiet)?;
+        let (_, copied) = fork::fork(
+            locate::served(Some(point))?,
+            &checkpoint.to_string(),
+            dir,
+            false,
+            &quiet,
+        )?;
         match copied.report(&quiet, "try again once the cause is gone") {
             Err(Failure::Verb(error)) => Err(error),
             _ => Ok(()),
@@ -186,12 +199,16 @@ fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
         Removal::Delete => OnRemove::Delete,
     };
     let pool = args.pool.open(root)?.with_on_remove(on_remove);
-    let socket = std::path::absolute(&args.socket).map_err(|cause| io_error(args.socket.display(), cause))?;
+    let socket = std::path::absolute(&args.socket)
+        .map_err(|cause| io_error(args.socket.display(), cause))?;
     let shown = pool.registry().root().display().to_string();
     let out = &context.out;
     serve(pool, &socket, |warnings| {
         warnings.iter().for_each(|warning| out.warn(warning));
-        out.talk(&format!("serving the volumes in {shown} at {}", socket.display()));
+        out.talk(&format!(
+            "serving the volumes in {shown} at {}",
+            socket.display()
+        ));
     })?;
     Ok(())
 }
@@ -201,15 +218,27 @@ fn list(pool: &Pool, context: &mut Context) -> Outcome {
     let mut all = Vec::new();
     for record in pool.registry().list()? {
         let point = pool.registry().mountpoint(&record)?;
-        let parent = record.parent.as_ref().map(|parent| format!("{}@{}", parent.volume, parent.checkpoint));
+        let parent = record
+            .parent
+            .as_ref()
+            .map(|parent| format!("{}@{}", parent.volume, parent.checkpoint));
         if out.json {
-            let point = point.as_ref().map(|point| point.to_string_lossy().into_owned());
+            let point = point
+                .as_ref()
+                .map(|point| point.to_string_lossy().into_owned());
             all.push(json!({"name": record.name, "created": record.created, "mountpoint": point, "mounts": record.mounts.len(), "parent": parent, "options": record.options}));
             continue;
         }
-        let state = if point.is_some() { out.paint(Role::Good, "mounted") } else { out.paint(Role::Faint, "-") };
+        let state = if point.is_some() {
+            out.paint(Role::Good, "mounted")
+        } else {
+            out.paint(Role::Faint, "-")
+        };
         let parent = parent.map_or(String::new(), |parent| format!("  from {parent}"));
-        out.line(&format!("{}  {}  {state}{parent}", record.name, record.created))?;
+        out.line(&format!(
+            "{}  {}  {state}{parent}",
+            record.name, record.created
+        ))?;
     }
     if out.json {
         out.json(&all)?;
@@ -220,13 +249,20 @@ fn list(pool: &Pool, context: &mut Context) -> Outcome {
 fn list_trash(pool: &Pool, context: &mut Context) -> Outcome {
     let out = &mut context.out;
     let all = pool.trash().list()?;
-    let told: Vec<_> = all.iter().map(|thrown| json!({"name": thrown.name, "volume": thrown.volume})).collect();
-    out.answer(&told, |out| all.iter().try_for_each(|thrown| out.line(&thrown.name)))
+    let told: Vec<_> = all
+        .iter()
+        .map(|thrown| json!({"name": thrown.name, "volume": thrown.volume}))
+        .collect();
+    out.answer(&told, |out| {
+        all.iter().try_for_each(|thrown| out.line(&thrown.name))
+    })
 }
 
 fn recover(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     let name = pool.trash().recover(text)?;
-    context.out.answer(&json!({"recovered": name}), |out| out.line(&name))
+    context
+        .out
+        .answer(&json!({"recovered": name}), |out| out.line(&name))
 }
 
 fn purge(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
@@ -244,20 +280,39 @@ fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) ->
         }
     }
     let record = pool.create(name, &given)?;
-    context.out.answer(&json!({"created": record.name}), |out| out.line(&record.name))
+    context.out.answer(&json!({"created": record.name}), |out| {
+        out.line(&record.name)
+    })
 }
 
 fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Context) -> Outcome {
     let record = pool.registry().get(name)?;
-    let checkpoints = pool.registry().history(&record).and_then(|history| history.checkpoints()).map_or(0, |list| list.len());
+    let checkpoints = pool
+        .registry()
+        .history(&record)
+        .and_then(|history| history.checkpoints())
+        .map_or(0, |list| list.len());
     let out = &mut context.out;
     let trash = pool.keeps(&record)?;
-    let how = if trash { "set aside in the trash" } else { "deleted" };
-    let told = json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": dry_run});
+    let how = if trash {
+        "set aside in the trash"
+    } else {
+        "deleted"
+    };
+    let told =
+        json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": dry_run});
     if dry_run {
-        return out.answer(&told, |out| out.line(&format!("volume {name} with {checkpoints} checkpoints would be {how}")));
+        return out.answer(&told, |out| {
+            out.line(&format!(
+                "volume {name} with {checkpoints} checkpoints would be {how}"
+            ))
+        });
     }
-    out.go_on(yes, &format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on?"), "nothing was removed")?;
+    out.go_on(
+        yes,
+        &format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on?"),
+        "nothing was removed",
+    )?;
     if let Some(gone) = pool.remove(name)? {
         std::fs::remove_dir_all(&gone).map_err(|cause| io_error(gone.display(), cause))?;
     }
@@ -267,20 +322,38 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
 
 fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     let value = protocol::inspect(pool.registry(), text)?;
-    let text = serde_json::to_string_pretty(&value).map_err(|cause| error("internal", cause.to_string()))?;
+    let text = serde_json::to_string_pretty(&value)
+        .map_err(|cause| error("internal", cause.to_string()))?;
     context.out.answer(&value, |out| out.line(&text))
 }
 
 /// Lets a verb act on a volume; one that is not mounted is for so long.
-pub fn with(text: &str, context: &mut Context, verb: impl FnOnce(&mut Context) -> Outcome) -> Outcome {
+pub fn with(
+    text: &str,
+    context: &mut Context,
+    verb: impl FnOnce(&mut Context) -> Outcome,
+) -> Outcome {
     let named = name::parse(text)?;
     if named.checkpoint.is_some() {
-        let hint = format!("name the volume, and the checkpoint as the verb wants it: --volume {}", named.volume);
-        return Err(hinted("bad-name", format!("{text} is a past state of a volume"), hint).into());
+        let hint = format!(
+            "name the volume, and the checkpoint as the verb wants it: --volume {}",
+            named.volume
+        );
+        return Err(hinted(
+            "bad-name",
+            format!("{text} is a past state of a volume"),
+            hint,
+        )
+        .into());
     }
     let root = std::env::var_os(ROOT_VARIABLE).map_or_else(|| PathBuf::from(ROOT), PathBuf::from);
     if !root.is_dir() {
-        return Err(hinted("not-found", format!("there are no volumes in {}", root.display()), format!("{ROOT_VARIABLE} names another pool")).into());
+        return Err(hinted(
+            "not-found",
+            format!("there are no volumes in {}", root.display()),
+            format!("{ROOT_VARIABLE} names another pool"),
+        )
+        .into());
     }
     let pool = pool(&root)?;
     pool.registry().get(&named.volume)?;
@@ -292,6 +365,8 @@ pub fn with(text: &str, context: &mut Context, verb: impl FnOnce(&mut Context) -
 
 /// Every option, for `--help`.
 fn options_help() -> String {
-    let lines = OPTIONS.iter().map(|(name, wanted)| format!("  {name:<12} {wanted}\n"));
+    let lines = OPTIONS
+        .iter()
+        .map(|(name, wanted)| format!("  {name:<12} {wanted}\n"));
     format!("Options:\n{}", lines.collect::<String>())
 }

@@ -17,7 +17,8 @@ use crate::engine::api::{Cancel, VerbError, VerbResult};
 use crate::engine::verb::Verb;
 use crate::sys::{self, host};
 
-/// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
+/// A connection to the daemon of a mount. One request at a time; an error of the connection itself
+/// ends it.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<Socket>,
@@ -34,7 +35,13 @@ struct Socket {
 
 impl Socket {
     fn reader(stream: UnixStream) -> BufReader<Socket> {
-        BufReader::with_capacity(READ_BYTES, Socket { stream, files: Vec::new() })
+        BufReader::with_capacity(
+            READ_BYTES,
+            Socket {
+                stream,
+                files: Vec::new(),
+            },
+        )
     }
 }
 
@@ -55,13 +62,17 @@ const TAKEOVERS_MAX: u32 = 5;
 impl Client {
     /// Connects to the daemon that serves a store.
     ///
-    /// Errors: `ConnectionRefused` or `NotFound` when no daemon runs; `PermissionDenied` when it is not ours to ask, or runs as another user than the
-    /// owner of the store.
+    /// Errors: `ConnectionRefused` or `NotFound` when no daemon runs; `PermissionDenied` when it is
+    /// not ours to ask, or runs as another user than the owner of the store.
     pub fn of(store: &Store) -> io::Result<Client> {
-        Ok(Client { stream: Socket::reader(connect(store)?), store: Some(store.try_clone()?) })
+        Ok(Client {
+            stream: Socket::reader(connect(store)?),
+            store: Some(store.try_clone()?),
+        })
     }
 
-    /// As [`Client::of`], of a directory that is known to be the store, to somebody who knows whose it is: whatever tree it is of.
+    /// As [`Client::of`], of a directory that is known to be the store, to somebody who knows whose
+    /// it is: whatever tree it is of.
     pub fn connect(store: impl AsFd) -> io::Result<Client> {
         Client::of(&Store::known(store)?)
     }
@@ -78,7 +89,9 @@ impl Client {
 
     /// Connects to the daemon that takes over; whether there is one.
     fn reconnect(&mut self) -> bool {
-        let Some(store) = &self.store else { return false };
+        let Some(store) = &self.store else {
+            return false;
+        };
         let started = Instant::now();
         while started.elapsed() < TAKEOVER_TIMEOUT {
             if let Ok(stream) = connect(store) {
@@ -93,10 +106,14 @@ impl Client {
     #[cfg(test)]
     /// Connects to the socket at `path`, at most about 100 bytes long (unix(7), `sun_path`).
     pub fn connect_path(path: &Path) -> io::Result<Client> {
-        Ok(Client { stream: Socket::reader(UnixStream::connect(path)?), store: None })
+        Ok(Client {
+            stream: Socket::reader(UnixStream::connect(path)?),
+            store: None,
+        })
     }
 
-    /// Asks for something. What changes nothing is asked again of the daemon that takes over from one that dies.
+    /// Asks for something. What changes nothing is asked again of the daemon that takes over from
+    /// one that dies.
     ///
     /// # Errors
     /// Those of the verb; `daemon-lost`: it died, and whether it was done is not known.
@@ -108,10 +125,14 @@ impl Client {
     ///
     /// # Errors
     /// As of [`Client::ask`].
-    pub fn ask_with_files<V: Verb + Into<Request>>(&mut self, verb: V) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
+    pub fn ask_with_files<V: Verb + Into<Request>>(
+        &mut self,
+        verb: V,
+    ) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
         for _ in 0..TAKEOVERS_MAX {
             match self.ask_once(verb.clone()) {
-                Err(error) if error.code == DAEMON_LOST && verb.only_asks() && self.reconnect() => {}
+                Err(error) if error.code == DAEMON_LOST && verb.only_asks() && self.reconnect() => {
+                }
                 answer => return answer,
             }
         }
@@ -120,14 +141,24 @@ impl Client {
 
     /// Waits until the daemon has ended, for `timeout` at most; whether it has.
     pub fn wait_ended(&mut self, timeout: Duration) -> bool {
-        // The daemon never closes a connection first, so the end of the stream is the end of the process.
-        if self.stream.get_ref().stream.set_read_timeout(Some(timeout)).is_err() {
+        // The daemon never closes a connection first, so the end of the stream is the end of the
+        // process.
+        if self
+            .stream
+            .get_ref()
+            .stream
+            .set_read_timeout(Some(timeout))
+            .is_err()
+        {
             return false;
         }
         match self.stream.read(&mut [0]) {
             // Nothing is asked, so nothing is answered; and if it is, somebody lives there.
             Ok(read) => read == 0,
-            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted),
+            Err(error) => !matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+            ),
         }
     }
 
@@ -139,20 +170,36 @@ impl Client {
         self.stream.get_ref().stream.try_clone().map(Canceller)
     }
 
-    fn ask_once<V: Verb + Into<Request>>(&mut self, verb: V) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
+    fn ask_once<V: Verb + Into<Request>>(
+        &mut self,
+        verb: V,
+    ) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
         let tree = self.store.as_ref().and_then(|store| store.tree.clone());
-        let frame = encode(&Call { version: PROTOCOL, tree, request: verb.into() }).map_err(|error| VerbError {
+        let frame = encode(&Call {
+            version: PROTOCOL,
+            tree,
+            request: verb.into(),
+        })
+        .map_err(|error| VerbError {
             code: "too-large".into(),
             message: format!("cannot ask the daemon: {error}"),
             hint: None,
         })?;
-        // A daemon that refuses us answers and closes without reading: what it said is there although sending fails.
+        // A daemon that refuses us answers and closes without reading: what it said is there
+        // although sending fails.
         self.stream.get_mut().files.clear();
         let sent = self.stream.get_mut().stream.write_all(&frame);
         let mut frame = Vec::new();
         match receive_up_to(&mut self.stream, &mut frame, ANSWER_BYTES_MAX) {
-            Ok(true) => Ok((decode_answer(&frame)?, std::mem::take(&mut self.stream.get_mut().files))),
-            Ok(false) => Err(lost(&sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()))),
+            Ok(true) => Ok((
+                decode_answer(&frame)?,
+                std::mem::take(&mut self.stream.get_mut().files),
+            )),
+            Ok(false) => Err(lost(
+                &sent
+                    .err()
+                    .unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()),
+            )),
             Err(error) => Err(lost(&sent.err().unwrap_or(error))),
         }
     }
@@ -168,15 +215,27 @@ impl Canceller {
     /// # Errors
     /// The daemon is gone.
     pub fn cancel(&self) -> io::Result<()> {
-        (&self.0).write_all(&encode(&Call { version: PROTOCOL, tree: None, request: Cancel.into() })?)
+        (&self.0).write_all(&encode(&Call {
+            version: PROTOCOL,
+            tree: None,
+            request: Cancel.into(),
+        })?)
     }
 }
 
-/// Connects to the socket in a store, if it is the store's owner who listens there: the kernel says who called listen(2).
+/// Connects to the socket in a store, if it is the store's owner who listens there: the kernel says
+/// who called listen(2).
 fn connect(store: &Store) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(host::path_in(store.dir.as_fd(), SOCKET_NAME)?)?;
     let (peer, _, _) = sys::peer_cred(&stream)?;
-    if peer == store.owner { Ok(stream) } else { Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("user {peer} listens there"))) }
+    if peer == store.owner {
+        Ok(stream)
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("user {peer} listens there"),
+        ))
+    }
 }
 
 const DAEMON_LOST: &str = "daemon-lost";

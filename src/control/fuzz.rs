@@ -1,4 +1,5 @@
-//! Properties of the control protocol: what is asked arrives, and whatever else is sent is an error.
+//! Properties of the control protocol: what is asked arrives, and whatever else is sent is an
+//! error.
 
 use std::io::BufReader;
 
@@ -13,7 +14,8 @@ use crate::engine::api::*;
 use crate::engine::verbs::Request;
 use crate::sys::fuzz::{config, peak_of, spelled};
 
-/// Bytes of memory that one byte of a message may take: a path of three bytes in JSON is a struct in a list that doubles.
+/// Bytes of memory that one byte of a message may take: a path of three bytes in JSON is a struct
+/// in a list that doubles.
 const MEMORY_PER_BYTE: usize = 200;
 /// And what any takes.
 const MEMORY: usize = 64 << 10;
@@ -27,38 +29,62 @@ fn state() -> impl Strategy<Value = StateName> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
-    let path = prop_oneof![vec(any::<u8>(), 0..40), text().prop_map(String::into_bytes)].prop_map(TreePath);
+    let path = prop_oneof![vec(any::<u8>(), 0..40), text().prop_map(String::into_bytes)]
+        .prop_map(TreePath);
     prop_oneof![
-        (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(note, tags, sync)| Request::Checkpoint(CheckpointOptions {
-            note,
-            tags,
-            sync,
-            if_changed: !sync,
-            quiesce_ms: sync.then_some(7),
-            of_ns: sync.then_some(-1),
-        })),
+        (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(note, tags, sync)| {
+            Request::Checkpoint(CheckpointOptions {
+                note,
+                tags,
+                sync,
+                if_changed: !sync,
+                quiesce_ms: sync.then_some(7),
+                of_ns: sync.then_some(-1),
+            })
+        }),
         Just(GetStatus.into()),
         Just(ListCheckpoints.into()),
         state().prop_map(|state| ShowCheckpoint { state }.into()),
-        (state(), option::of(state())).prop_map(|(from, to)| Compare { from, to, sizes: true }.into()),
-        (state(), vec(path, 0..5), any::<bool>()).prop_map(|(to, paths, dry_run)| Request::Restore(RestoreOptions {
+        (state(), option::of(state())).prop_map(|(from, to)| Compare {
+            from,
             to,
-            paths,
-            dry_run,
-            times: None
-        })),
+            sizes: true
+        }
+        .into()),
+        (state(), vec(path, 0..5), any::<bool>()).prop_map(
+            |(to, paths, dry_run)| Request::Restore(RestoreOptions {
+                to,
+                paths,
+                dry_run,
+                times: None
+            })
+        ),
         (state(), any::<bool>()).prop_map(|(state, now)| Delete { state, now }.into()),
-        any::<(bool, bool)>().prop_map(|(lazy, leave)| Unmount { lazy, leave, keep: lazy.then_some(Keep::All) }.into()),
+        any::<(bool, bool)>().prop_map(|(lazy, leave)| Unmount {
+            lazy,
+            leave,
+            keep: lazy.then_some(Keep::All)
+        }
+        .into()),
     ]
 }
 
 fn frame(request: &Request) -> Vec<u8> {
-    encode(&Call { version: PROTOCOL, tree: None, request: request.clone() }).expect("within the limit")
+    encode(&Call {
+        version: PROTOCOL,
+        tree: None,
+        request: request.clone(),
+    })
+    .expect("within the limit")
 }
 
 fn decode(frame: &[u8]) -> Option<Request> {
     let (request, peak) = peak_of(|| Call::decode(frame).ok().map(|call| call.request));
-    assert!(peak <= MEMORY + MEMORY_PER_BYTE * frame.len(), "{peak} bytes for {}", frame.len());
+    assert!(
+        peak <= MEMORY + MEMORY_PER_BYTE * frame.len(),
+        "{peak} bytes for {}",
+        frame.len()
+    );
     request
 }
 
@@ -87,7 +113,8 @@ proptest! {
         let _ = decode_answer::<Vec<CheckpointInfo>>(&sent);
     }
 
-    /// However the bytes come in, the same frames are read, none is longer than the limit, and the end is told.
+    /// However the bytes come in, the same frames are read, none is longer than the limit, and the
+    /// end is told.
     #[test]
     fn frames_are_lines(bytes in vec(prop_oneof![Just(b'\n'), any::<u8>()], 0..200), room in 1..50_usize, limit in 1..60_usize) {
         let mut reader = BufReader::with_capacity(room, &bytes[..]);

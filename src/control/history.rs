@@ -14,7 +14,8 @@ use crate::engine::verbs::Request;
 pub enum History {
     /// The daemon that serves the tree.
     Daemon(Client),
-    /// This process, which has the store open: nobody serves it meanwhile, and it is closed in order at the end.
+    /// This process, which has the store open: nobody serves it meanwhile, and it is closed in
+    /// order at the end.
     Here(Arc<Engine>, Box<Requester>),
     /// This process, which only reads the store.
     Store(Box<Offline>),

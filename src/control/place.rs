@@ -1,12 +1,16 @@
 //! Where a daemon is asked, and which are believed.
 //!
-//! Whoever may write to a directory above the working directory can put something there that looks like a tree of ours: a socket that answers, a link
-//! to another tree's store, a FUSE filesystem of their own. So nothing is asked before the kernel has said whose it is:
-//! - **a mount** is one of ours, of the caller or root, and the directory is its root. Then its link `.ckptfs` is followed: the daemon made it;
-//! - **a plain directory** has its store in it: a directory, never a link, of the caller or root, that others cannot write. What a FUSE filesystem of
-//!   somebody else says of owners is not believed.
+//! Whoever may write to a directory above the working directory can put something there that looks
+//! like a tree of ours: a socket that answers, a link to another tree's store, a FUSE filesystem of
+//! their own. So nothing is asked before the kernel has said whose it is:
+//! - **a mount** is one of ours, of the caller or root, and the directory is its root. Then its
+//!   link `.ckptfs` is followed: the daemon made it;
+//! - **a plain directory** has its store in it: a directory, never a link, of the caller or root,
+//!   that others cannot write. What a FUSE filesystem of somebody else says of owners is not
+//!   believed.
 //!
-//! Everything is asked of descriptors: a directory that is exchanged meanwhile is not the one that was looked at.
+//! Everything is asked of descriptors: a directory that is exchanged meanwhile is not the one that
+//! was looked at.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -50,7 +54,9 @@ pub fn look(dir: &Path) -> SysResult<Seen> {
     // Most directories have nothing of this name, and then nothing else is asked.
     match host::look_at(&dir.join(STORE_NAME)) {
         Ok(()) => {}
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => return Ok(Seen::Nothing),
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => {
+            return Ok(Seen::Nothing);
+        }
         Err(Errno::ENOTCONN) => return Ok(Seen::Gone),
         Err(errno) => return Err(errno),
     }
@@ -58,12 +64,17 @@ pub fn look(dir: &Path) -> SysResult<Seen> {
     let (mount, is_root) = sys::mount_of(&root)?;
     match mount.owner {
         Some(owner) if mount.is_foreign() => Ok(Seen::Foreign(owner)),
-        Some(owner) if is_root && mount.is_ours() && mount.root == Path::new("/") && mount.at == dir => shown(&root, mount, owner),
+        Some(owner)
+            if is_root && mount.is_ours() && mount.root == Path::new("/") && mount.at == dir =>
+        {
+            shown(&root, mount, owner)
+        }
         _ => plain(&root, dir),
     }
 }
 
-/// The store of a plain directory, where nothing is asked of the table of mounts: it is known what the directory is on.
+/// The store of a plain directory, where nothing is asked of the table of mounts: it is known what
+/// the directory is on.
 fn plain(root: &OwnedFd, dir: &Path) -> SysResult<Seen> {
     let store = sys::open_path_at(root, STORE_NAME.as_bytes())?;
     let stat = sys::stat_fd(&store)?;
@@ -72,7 +83,12 @@ fn plain(root: &OwnedFd, dir: &Path) -> SysResult<Seen> {
         return Ok(Seen::Nothing);
     }
     if sys::is_trusted(stat.uid) && stat.mode & OTHERS_WRITE == 0 {
-        return Ok(Seen::Store(Store { dir: store, owner: stat.uid, tree: Some(sys::mount_source(dir)), mounted: false }));
+        return Ok(Seen::Store(Store {
+            dir: store,
+            owner: stat.uid,
+            tree: Some(sys::mount_source(dir)),
+            mounted: false,
+        }));
     }
     // Anybody may have a directory of this name; a store says what it is.
     match sys::stat_at(&store, b"format") {
@@ -88,7 +104,12 @@ fn shown(root: &OwnedFd, mount: MountPoint, owner: u32) -> SysResult<Seen> {
         Err(Errno::ENOENT | Errno::ENOTCONN | Errno::ECONNABORTED) => Ok(Seen::Gone),
         Err(errno) => Err(errno),
         Ok(dir) => match sys::stat_fd(&dir)?.uid {
-            uid if uid == owner => Ok(Seen::Store(Store { dir, owner, tree: Some(mount.source), mounted: true })),
+            uid if uid == owner => Ok(Seen::Store(Store {
+                dir,
+                owner,
+                tree: Some(mount.source),
+                mounted: true,
+            })),
             uid => Ok(Seen::Foreign(uid)),
         },
     }
@@ -118,7 +139,12 @@ impl Store {
     /// The store at a directory that the caller knows to be one.
     pub(super) fn known(dir: impl AsFd) -> std::io::Result<Store> {
         let dir = dir.as_fd().try_clone_to_owned()?;
-        Ok(Store { owner: sys::stat_fd(&dir)?.uid, dir, tree: None, mounted: false })
+        Ok(Store {
+            owner: sys::stat_fd(&dir)?.uid,
+            dir,
+            tree: None,
+            mounted: false,
+        })
     }
 
     /// The directory (`O_PATH`).
@@ -138,7 +164,11 @@ impl Store {
     pub fn open_mount(&self, at: &Path) -> SysResult<OwnedFd> {
         let root = host::open_dir_itself(at)?;
         let (mount, is_root) = sys::mount_of(&root)?;
-        if is_root && mount.is_ours() && Some(&mount.source) == self.tree.as_ref() { Ok(root) } else { Err(Errno::ESTALE) }
+        if is_root && mount.is_ours() && Some(&mount.source) == self.tree.as_ref() {
+            Ok(root)
+        } else {
+            Err(Errno::ESTALE)
+        }
     }
 
     /// Whether a descriptor that came from the daemon is the directory that this store is in.
@@ -146,7 +176,10 @@ impl Store {
     /// # Errors
     /// Those of openat(2).
     pub fn is_in(&self, backing: impl AsFd) -> SysResult<bool> {
-        is_same(&self.dir, sys::open_path_at(backing, STORE_NAME.as_bytes())?)
+        is_same(
+            &self.dir,
+            sys::open_path_at(backing, STORE_NAME.as_bytes())?,
+        )
     }
 
     /// Whether one that came from it is the directory at `path` in this store.
@@ -158,6 +191,10 @@ impl Store {
     }
 
     pub(super) fn try_clone(&self) -> std::io::Result<Store> {
-        Ok(Store { dir: self.dir.try_clone()?, tree: self.tree.clone(), ..*self })
+        Ok(Store {
+            dir: self.dir.try_clone()?,
+            tree: self.tree.clone(),
+            ..*self
+        })
     }
 }

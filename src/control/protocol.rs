@@ -9,7 +9,8 @@ use crate::engine::api::{VerbError, VerbResult};
 use crate::engine::verb::Answer;
 use crate::engine::verbs::Request;
 
-/// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
+/// Version of the protocol. It changes when a daemon and a client of different versions would
+/// misunderstand each other.
 pub const PROTOCOL: u32 = 2;
 
 /// Longest request in bytes, its newline included.
@@ -33,7 +34,8 @@ enum Outcome<T> {
 pub struct Call {
     /// The client's [`PROTOCOL`].
     pub version: u32,
-    /// The tree that it is meant for, as the source of its mount names it; a daemon that serves another one does nothing.
+    /// The tree that it is meant for, as the source of its mount names it; a daemon that serves
+    /// another one does nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<String>,
     /// What it asks.
@@ -62,7 +64,9 @@ impl Call {
             Ok(call) => Err(version_mismatch(PROTOCOL, call.version)),
             Err(error) => match serde_json::from_slice::<AnyVersion>(frame) {
                 Ok(any) if any.version != PROTOCOL => Err(version_mismatch(PROTOCOL, any.version)),
-                _ => Err(protocol_error(format!("the daemon does not understand the request: {error}"))),
+                _ => Err(protocol_error(format!(
+                    "the daemon does not understand the request: {error}"
+                ))),
             },
         }
     }
@@ -84,17 +88,26 @@ impl Call {
 pub fn decode_answer<T: DeserializeOwned>(frame: &[u8]) -> VerbResult<T> {
     match serde_json::from_slice::<Reply<T>>(frame) {
         // An error is told as it is: a daemon of another version says there that it is one.
-        Ok(Reply { result: Outcome::Error(error), .. }) => Err(error),
-        Ok(Reply { version: PROTOCOL, result: Outcome::Ok(answer) }) => Ok(answer),
+        Ok(Reply {
+            result: Outcome::Error(error),
+            ..
+        }) => Err(error),
+        Ok(Reply {
+            version: PROTOCOL,
+            result: Outcome::Ok(answer),
+        }) => Ok(answer),
         Ok(reply) => Err(version_mismatch(reply.version, PROTOCOL)),
         Err(error) => match serde_json::from_slice::<AnyVersion>(frame) {
             Ok(any) if any.version != PROTOCOL => Err(version_mismatch(any.version, PROTOCOL)),
-            _ => Err(protocol_error(format!("the daemon's answer cannot be understood: {error}"))),
+            _ => Err(protocol_error(format!(
+                "the daemon's answer cannot be understood: {error}"
+            ))),
         },
     }
 }
 
-/// Writes the frame of an answer: what [`Reply`] is in JSON, though a long answer is never in memory as text.
+/// Writes the frame of an answer: what [`Reply`] is in JSON, though a long answer is never in
+/// memory as text.
 pub fn write_answer(mut out: impl Write, answer: Answer) -> io::Result<()> {
     write!(out, "{{\"version\":{PROTOCOL},\"result\":{{\"ok\":")?;
     answer.write(&mut out)?;
@@ -104,19 +117,30 @@ pub fn write_answer(mut out: impl Write, answer: Answer) -> io::Result<()> {
 
 /// The frame of a failure.
 pub fn encode_error(error: VerbError) -> io::Result<Vec<u8>> {
-    encode(&Reply::<()> { version: PROTOCOL, result: Outcome::Error(error) })
+    encode(&Reply::<()> {
+        version: PROTOCOL,
+        result: Outcome::Error(error),
+    })
 }
 
 fn version_mismatch(daemon: u32, client: u32) -> VerbError {
     VerbError {
         code: "protocol-version".into(),
-        message: format!("the daemon of this mount speaks version {daemon} of the control protocol, and this ckptfs version {client}"),
-        hint: Some("restart the daemon with this ckptfs: ckptfs umount DIR && ckptfs mount DIR".into()),
+        message: format!(
+            "the daemon of this mount speaks version {daemon} of the control protocol, and this ckptfs version {client}"
+        ),
+        hint: Some(
+            "restart the daemon with this ckptfs: ckptfs umount DIR && ckptfs mount DIR".into(),
+        ),
     }
 }
 
 fn protocol_error(message: String) -> VerbError {
-    VerbError { code: "protocol".into(), message, hint: None }
+    VerbError {
+        code: "protocol".into(),
+        message,
+        hint: None,
+    }
 }
 
 /// The frame of `message`, newline included; an error if it is longer than [`FRAME_BYTES_MAX`].
@@ -126,16 +150,21 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     if frame.len() > FRAME_BYTES_MAX {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("a message of {} bytes exceeds the limit of {FRAME_BYTES_MAX}", frame.len()),
+            format!(
+                "a message of {} bytes exceeds the limit of {FRAME_BYTES_MAX}",
+                frame.len()
+            ),
         ));
     }
     Ok(frame)
 }
 
-/// Reads the next frame into `frame`, without its newline. `false`: the other end closed the connection between two frames.
+/// Reads the next frame into `frame`, without its newline. `false`: the other end closed the
+/// connection between two frames.
 ///
 /// # Errors
-/// `InvalidData` of a frame that has more than `limit` bytes, its newline included, of which `frame` then holds so many.
+/// `InvalidData` of a frame that has more than `limit` bytes, its newline included, of which
+/// `frame` then holds so many.
 pub fn receive_up_to(stream: impl BufRead, frame: &mut Vec<u8>, limit: usize) -> io::Result<bool> {
     frame.clear();
     stream.take(limit as u64).read_until(b'\n', frame)?;
@@ -145,7 +174,10 @@ pub fn receive_up_to(stream: impl BufRead, frame: &mut Vec<u8>, limit: usize) ->
             Ok(true)
         }
         None => Ok(false),
-        Some(_) if frame.len() >= limit => Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit")),
+        Some(_) if frame.len() >= limit => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the message exceeds the limit",
+        )),
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }

@@ -1,10 +1,12 @@
 //! The daemon's side of the socket.
 //!
-//! Every thread waits in accept(2) itself and then serves the connection that it got, so that a request wakes one thread only. Two are kept
-//! waiting; the one that takes the last place starts another before it begins.
+//! Every thread waits in accept(2) itself and then serves the connection that it got, so that a
+//! request wakes one thread only. Two are kept waiting; the one that takes the last place starts
+//! another before it begins.
 //!
-//! **Bounds.** A client that does nothing, or not what a client does, takes nothing from the others: a message that has begun must end within
-//! [`MESSAGE_TIMEOUT`], few long messages are read at once, and when all places are taken the connection that was silent for longest goes.
+//! **Bounds.** A client that does nothing, or not what a client does, takes nothing from the
+//! others: a message that has begun must end within [`MESSAGE_TIMEOUT`], few long messages are read
+//! at once, and when all places are taken the connection that was silent for longest goes.
 //!
 //! **Locking.** `connections` is a leaf.
 
@@ -29,7 +31,8 @@ use crate::sys;
 use crate::sys::host;
 use crate::sys::lock::Mutex;
 
-/// Connections served at once; one more takes the place of one that says nothing, or is told so and closed.
+/// Connections served at once; one more takes the place of one that says nothing, or is told so and
+/// closed.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// Threads that wait for a connection, once everything is quiet.
@@ -38,10 +41,12 @@ const IDLE_THREADS: usize = 2;
 /// A message that has begun must have ended after so long. Clients send one with one write.
 pub(super) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection on which nothing is asked for so long gives way to another when all places are taken.
+/// A connection on which nothing is asked for so long gives way to another when all places are
+/// taken.
 pub(super) const IDLE_KEPT: Duration = Duration::from_secs(5);
 
-/// Longer messages are read by few threads at once: their memory is taken before anything is known of what they hold.
+/// Longer messages are read by few threads at once: their memory is taken before anything is known
+/// of what they hold.
 pub(super) const LONG_BYTES: usize = 256 << 10;
 
 /// So many.
@@ -94,8 +99,8 @@ struct Connection {
 pub struct Answers(Arc<Server>);
 
 impl Answers {
-    /// Waits until every request that was received is answered, at most `limit`. A daemon that ends before loses the answer to the very
-    /// `unmount` that made it end.
+    /// Waits until every request that was received is answered, at most `limit`. A daemon that ends
+    /// before loses the answer to the very `unmount` that made it end.
     pub fn wait_given(&self, limit: Duration) {
         let began = Instant::now();
         while self.0.unanswered.load(Ordering::SeqCst) > 0 && began.elapsed() < limit {
@@ -104,9 +109,15 @@ impl Answers {
     }
 }
 
-/// Serves `answerer` on `listener`, from threads of its own, until the process ends; returns at once. `leave` is called after the answer to an
-/// `unmount` that wants the daemon to end although the mount is in use. `tree`: which one it is, as the source of the mount names it.
-pub fn serve(listener: UnixListener, answerer: Arc<dyn Answerer>, tree: String, leave: impl Fn() + Send + Sync + 'static) -> io::Result<Answers> {
+/// Serves `answerer` on `listener`, from threads of its own, until the process ends; returns at
+/// once. `leave` is called after the answer to an `unmount` that wants the daemon to end although
+/// the mount is in use. `tree`: which one it is, as the source of the mount names it.
+pub fn serve(
+    listener: UnixListener,
+    answerer: Arc<dyn Answerer>,
+    tree: String,
+    leave: impl Fn() + Send + Sync + 'static,
+) -> io::Result<Answers> {
     let none = || AtomicUsize::new(0);
     let server = Server {
         listener,
@@ -130,7 +141,9 @@ impl Server {
     fn start_thread(self: &Arc<Server>) -> io::Result<()> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let server = Arc::clone(self);
-        let started = std::thread::Builder::new().name("control".into()).spawn(move || server.accept());
+        let started = std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || server.accept());
         if started.is_err() {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
@@ -143,7 +156,8 @@ impl Server {
         loop {
             let accepted = self.listener.accept();
             if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1 && self.start_thread().is_err() {
-                // Nobody waits while this connection is served; the next one is kept waiting by the kernel.
+                // Nobody waits while this connection is served; the next one is kept waiting by the
+                // kernel.
                 tracing::warn!("no thread for further control connections");
             }
             match accepted {
@@ -162,10 +176,12 @@ impl Server {
 
     fn connection(&self, stream: Arc<UnixStream>) {
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
-        let served = self.admit(number, &stream).and_then(|refusal| match refusal {
-            None => self.requests_and_end(number, &stream),
-            Some(error) => reply(&stream, Err(error), &[]),
-        });
+        let served = self
+            .admit(number, &stream)
+            .and_then(|refusal| match refusal {
+                None => self.requests_and_end(number, &stream),
+                Some(error) => reply(&stream, Err(error), &[]),
+            });
         self.connections.lock().remove(&number);
         if let Err(error) = served {
             tracing::debug!(%error, "control connection lost");
@@ -179,14 +195,29 @@ impl Server {
         let (own, _) = sys::ids();
         if peer != own && peer != 0 {
             let message = format!("this mount is controlled by user {own} and by root only");
-            return Ok(Some(VerbError { code: "no-permission".into(), message, hint: None }));
+            return Ok(Some(VerbError {
+                code: "no-permission".into(),
+                message,
+                hint: None,
+            }));
         }
         let mut connections = self.connections.lock();
         if connections.len() >= CONNECTIONS_MAX && !make_room(&mut connections) {
-            let message = format!("the daemon serves {CONNECTIONS_MAX} control connections already");
-            return Ok(Some(VerbError { code: "too-many-connections".into(), message, hint: Some("close one, or try again".into()) }));
+            let message =
+                format!("the daemon serves {CONNECTIONS_MAX} control connections already");
+            return Ok(Some(VerbError {
+                code: "too-many-connections".into(),
+                message,
+                hint: Some("close one, or try again".into()),
+            }));
         }
-        connections.insert(number, Connection { stream: Arc::clone(stream), idle: Some(Instant::now()) });
+        connections.insert(
+            number,
+            Connection {
+                stream: Arc::clone(stream),
+                idle: Some(Instant::now()),
+            },
+        );
         Ok(None)
     }
 
@@ -208,7 +239,10 @@ impl Server {
     }
 
     fn requests(&self, number: u64, stream: &UnixStream, requester: &Requester) -> io::Result<()> {
-        let mut reader = BufReader::new(InTime { stream, until: Cell::new(None) });
+        let mut reader = BufReader::new(InTime {
+            stream,
+            until: Cell::new(None),
+        });
         let mut frame = Vec::new();
         loop {
             match self.next(number, &mut reader, &mut frame) {
@@ -220,7 +254,11 @@ impl Server {
             let request = Call::decode(&frame).and_then(|call| call.meant_for(&self.tree));
             // A long message has a long buffer.
             frame = Vec::new();
-            let unmount = if let Ok(Request::Unmount(unmount)) = request { Some(unmount) } else { None };
+            let unmount = if let Ok(Request::Unmount(unmount)) = request {
+                Some(unmount)
+            } else {
+                None
+            };
             let result = request.and_then(|request| self.call(request, requester));
             let done = result.is_ok();
             let replied = reply(stream, result, &requester.take_files());
@@ -229,13 +267,20 @@ impl Server {
             if let Some(Unmount { leave: true, .. }) = unmount.filter(|_| done) {
                 (self.leave)();
             }
-            // Who has asked for an unmount waits for the end of this process, which the end of the connection tells.
+            // Who has asked for an unmount waits for the end of this process, which the end of the
+            // connection tells.
             self.set_idle(number, unmount.is_none());
         }
     }
 
-    /// Waits for the next message and reads it into `frame`. `false`: there is none, the connection was closed.
-    fn next(&self, number: u64, reader: &mut BufReader<InTime<'_>>, frame: &mut Vec<u8>) -> io::Result<bool> {
+    /// Waits for the next message and reads it into `frame`. `false`: there is none, the connection
+    /// was closed.
+    fn next(
+        &self,
+        number: u64,
+        reader: &mut BufReader<InTime<'_>>,
+        frame: &mut Vec<u8>,
+    ) -> io::Result<bool> {
         if reader.fill_buf()?.is_empty() {
             return Ok(false);
         }
@@ -243,7 +288,10 @@ impl Server {
         if reader.buffer().contains(&b'\n') {
             return receive_up_to(reader, frame, FRAME_BYTES_MAX);
         }
-        reader.get_ref().until.set(Some(Instant::now() + MESSAGE_TIMEOUT));
+        reader
+            .get_ref()
+            .until
+            .set(Some(Instant::now() + MESSAGE_TIMEOUT));
         let received = match receive_up_to(&mut *reader, frame, LONG_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => self.rest(reader, frame),
             received => received,
@@ -260,60 +308,113 @@ impl Server {
         let received = if others < LONG_MAX {
             receive_up_to(begin.as_slice().chain(&mut *reader), frame, FRAME_BYTES_MAX)
         } else {
-            Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many long messages at once"))
+            Err(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "too many long messages at once",
+            ))
         };
         self.long.fetch_sub(1, Ordering::SeqCst);
         received
     }
 
     fn call(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
-        let answer = catch_unwind(AssertUnwindSafe(|| self.answerer.answer(request, requester)));
+        let answer = catch_unwind(AssertUnwindSafe(|| {
+            self.answerer.answer(request, requester)
+        }));
         answer.unwrap_or_else(|_| {
             let message = "the daemon made a mistake in answering; its log says more".into();
-            Err(VerbError { code: "internal".into(), message, hint: Some("see .ckptfs/daemon.log".into()) })
+            Err(VerbError {
+                code: "internal".into(),
+                message,
+                hint: Some("see .ckptfs/daemon.log".into()),
+            })
         })
     }
 }
 
-/// Whoever is at the other end has gone, or says that what was asked for is to be given up. One who only says no more still waits for an answer.
+/// Whoever is at the other end has gone, or says that what was asked for is to be given up. One who
+/// only says no more still waits for an answer.
 fn is_given_up(stream: &UnixStream) -> bool {
     let mut said = [0; CANCEL_BYTES_MAX];
     let said = match sys::peek(stream, &mut said) {
         Ok(length) => said.get(..length).unwrap_or_default(),
         Err(_) => &[],
     };
-    let line = said.split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();
-    matches!(Call::decode(line), Ok(Call { request: Request::Cancel(_), .. })) || sys::is_peer_gone(stream)
+    let line = said
+        .split_inclusive(|byte| *byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    matches!(
+        Call::decode(line),
+        Ok(Call {
+            request: Request::Cancel(_),
+            ..
+        })
+    ) || sys::is_peer_gone(stream)
 }
 
 /// Who is at the other end, for the record. It was let in, so the kernel told once already.
 fn actor(stream: &UnixStream) -> Actor {
     let (uid, gid, pid) = sys::peer_cred(stream).unwrap_or((u32::MAX, u32::MAX, 0));
     let pid = u32::try_from(pid).unwrap_or(0);
-    Actor { uid, gid, pid, process: sys::process_name(pid).unwrap_or_default() }
+    Actor {
+        uid,
+        gid,
+        pid,
+        process: sys::process_name(pid).unwrap_or_default(),
+    }
 }
 
-/// Takes away the connection that was silent for longest, if that is long enough. Its thread notices, and ends it.
+/// Takes away the connection that was silent for longest, if that is long enough. Its thread
+/// notices, and ends it.
 fn make_room(connections: &mut HashMap<u64, Connection>) -> bool {
-    let silent = connections.iter().filter_map(|(number, connection)| Some((connection.idle?, *number)));
-    let Some((_, number)) = silent.min().filter(|(since, _)| since.elapsed() >= IDLE_KEPT) else { return false };
-    let Some(connection) = connections.remove(&number) else { return false };
+    let silent = connections
+        .iter()
+        .filter_map(|(number, connection)| Some((connection.idle?, *number)));
+    let Some((_, number)) = silent
+        .min()
+        .filter(|(since, _)| since.elapsed() >= IDLE_KEPT)
+    else {
+        return false;
+    };
+    let Some(connection) = connections.remove(&number) else {
+        return false;
+    };
     // It fails only if the other end is gone, and then the thread notices that.
     let _ = connection.stream.shutdown(std::net::Shutdown::Both);
     true
 }
 
-/// Tells a client that its message cannot be read, as far as it listens, and ends the connection with that.
+/// Tells a client that its message cannot be read, as far as it listens, and ends the connection
+/// with that.
 fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
     let (code, message) = match error.kind() {
-        io::ErrorKind::InvalidData => ("too-large", format!("a message may have {FRAME_BYTES_MAX} bytes")),
-        io::ErrorKind::ResourceBusy => ("too-many-connections", "the daemon reads too many long messages at once".into()),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            ("protocol", format!("the message had not ended after {} s", MESSAGE_TIMEOUT.as_secs()))
-        }
+        io::ErrorKind::InvalidData => (
+            "too-large",
+            format!("a message may have {FRAME_BYTES_MAX} bytes"),
+        ),
+        io::ErrorKind::ResourceBusy => (
+            "too-many-connections",
+            "the daemon reads too many long messages at once".into(),
+        ),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => (
+            "protocol",
+            format!(
+                "the message had not ended after {} s",
+                MESSAGE_TIMEOUT.as_secs()
+            ),
+        ),
         _ => return Err(error),
     };
-    reply(stream, Err(VerbError { code: code.into(), message, hint: None }), &[])
+    reply(
+        stream,
+        Err(VerbError {
+            code: code.into(),
+            message,
+            hint: None,
+        }),
+        &[],
+    )
 }
 
 /// Reads from a connection, until a given moment if there is one.
@@ -325,7 +426,10 @@ struct InTime<'a> {
 impl Read for InTime<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(until) = self.until.get() {
-            let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()).ok_or(io::ErrorKind::TimedOut)?;
+            let left = until
+                .checked_duration_since(Instant::now())
+                .filter(|left| !left.is_zero())
+                .ok_or(io::ErrorKind::TimedOut)?;
             self.stream.set_read_timeout(Some(left))?;
         }
         let mut stream = self.stream;
@@ -334,11 +438,18 @@ impl Read for InTime<'_> {
 }
 
 /// Sends an answer, and with it descriptors.
-fn reply(mut stream: &UnixStream, result: VerbResult<Answer>, files: &[Arc<File>]) -> io::Result<()> {
+fn reply(
+    mut stream: &UnixStream,
+    result: VerbResult<Answer>,
+    files: &[Arc<File>],
+) -> io::Result<()> {
     let answer = match result {
         Ok(answer) => answer,
         Err(mut error) => {
-            let end = (0..=ERROR_BYTES_MAX).rev().find(|end| error.message.is_char_boundary(*end)).unwrap_or(0);
+            let end = (0..=ERROR_BYTES_MAX)
+                .rev()
+                .find(|end| error.message.is_char_boundary(*end))
+                .unwrap_or(0);
             error.message.truncate(end);
             return stream.write_all(&encode_error(error)?);
         }
@@ -358,8 +469,15 @@ struct WithFiles<'a> {
 
 impl Write for WithFiles<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let files: Vec<BorrowedFd<'_>> = std::mem::take(&mut self.files).iter().map(|file| file.as_fd()).collect();
-        if files.is_empty() { self.stream.write(bytes) } else { Ok(sys::send_files(self.stream, bytes, &files)?) }
+        let files: Vec<BorrowedFd<'_>> = std::mem::take(&mut self.files)
+            .iter()
+            .map(|file| file.as_fd())
+            .collect();
+        if files.is_empty() {
+            self.stream.write(bytes)
+        } else {
+            Ok(sys::send_files(self.stream, bytes, &files)?)
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

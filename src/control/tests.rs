@@ -11,7 +11,9 @@ use std::time::Duration;
 use super::protocol::decode_answer;
 use super::*;
 use crate::engine::Keep;
-use crate::engine::api::attribution::{ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath};
+use crate::engine::api::attribution::{
+    ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath,
+};
 use crate::engine::api::*;
 use crate::engine::requester::Requester;
 use crate::engine::verb::Answer;
@@ -33,7 +35,9 @@ fn info(id: u64) -> CheckpointInfo {
         created: "2026-11-21T09:00:00Z".into(),
         atomic: true,
         dirty: 3,
-        reason: Reason::Guard { restored: CheckpointId(1) },
+        reason: Reason::Guard {
+            restored: CheckpointId(1),
+        },
         duration_us: None,
         frozen_us: None,
         slowest_file: None,
@@ -43,15 +47,33 @@ fn info(id: u64) -> CheckpointInfo {
         quiesced: None,
         pinned: Some("why\n".into()),
         parent: Some(CheckpointId(1)),
-        by: Some(Actor { uid: 0, gid: u32::MAX, pid: 1, process: "a \"b\"\n".into() }),
+        by: Some(Actor {
+            uid: 0,
+            gid: u32::MAX,
+            pid: 1,
+            process: "a \"b\"\n".into(),
+        }),
         has_dropped: false,
         dropped: None,
     }
 }
 
 fn changes(count: usize) -> Vec<Change> {
-    let path = |n: usize| TreePath(format!("directory-{n}/\u{fffd}").into_bytes().into_iter().chain([0xff, b'\n']).collect());
-    (0..count).map(|n| Change { from: Some(path(n + 1)), ..Change::new(path(n).0, ChangeKind::Renamed, Kind::File) }).collect()
+    let path = |n: usize| {
+        TreePath(
+            format!("directory-{n}/\u{fffd}")
+                .into_bytes()
+                .into_iter()
+                .chain([0xff, b'\n'])
+                .collect(),
+        )
+    };
+    (0..count)
+        .map(|n| Change {
+            from: Some(path(n + 1)),
+            ..Change::new(path(n).0, ChangeKind::Renamed, Kind::File)
+        })
+        .collect()
 }
 
 fn status(count: usize) -> Status {
@@ -63,7 +85,14 @@ fn status(count: usize) -> Status {
         capture: "reflink".into(),
         io: "daemon".into(),
         writes: "daemon".into(),
-        daemon: DaemonInfo { pid: 1, started: "2026-11-21T09:00:00Z".into(), version: "0".into(), holder: None, takeovers: 0, taken_over: None },
+        daemon: DaemonInfo {
+            pid: 1,
+            started: "2026-11-21T09:00:00Z".into(),
+            version: "0".into(),
+            holder: None,
+            takeovers: 0,
+            taken_over: None,
+        },
         epoch: 2,
         latest: Some(CheckpointId(1)),
         base: Some(CheckpointId(1)),
@@ -89,15 +118,39 @@ fn stats() -> Stats {
         inodes: 3,
         past_inodes: 4,
         announcing: false,
-        sealer: SealerInfo { mode: "hash".into(), caught_up: true, objects: 2, bytes: 1 << 50, read: 1 << 40 },
+        sealer: SealerInfo {
+            mode: "hash".into(),
+            caught_up: true,
+            objects: 2,
+            bytes: 1 << 50,
+            read: 1 << 40,
+        },
     }
 }
 
 fn event() -> AuditEvent {
-    let by = Some(Actor { uid: 0, gid: u32::MAX, pid: 1, process: "a \"b\"\n".into() });
-    let (at, paths) = (Some("2026-11-21T09:00:00Z".to_owned()), vec![TreePath(vec![0xff; 100])]);
+    let by = Some(Actor {
+        uid: 0,
+        gid: u32::MAX,
+        pid: 1,
+        process: "a \"b\"\n".into(),
+    });
+    let (at, paths) = (
+        Some("2026-11-21T09:00:00Z".to_owned()),
+        vec![TreePath(vec![0xff; 100])],
+    );
     let checkpoint = Some(CheckpointId(1));
-    AuditEvent { at, what: AuditKind::Restore, by, checkpoint, guard: None, tags: vec![], paths, note: String::new(), unserved_since: None }
+    AuditEvent {
+        at,
+        what: AuditKind::Restore,
+        by,
+        checkpoint,
+        guard: None,
+        tags: vec![],
+        paths,
+        note: String::new(),
+        unserved_since: None,
+    }
 }
 
 impl Answerer for Fake {
@@ -105,8 +158,15 @@ impl Answerer for Fake {
         let some = 1..=self.changes as u64;
         Ok(match request {
             Request::Checkpoint(options) => {
-                assert_eq!((requester.by().uid, requester.by().pid), (crate::sys::ids().0, std::process::id()));
-                Answer::of(CheckpointInfo { note: options.note, tags: options.tags, ..info(7) })
+                assert_eq!(
+                    (requester.by().uid, requester.by().pid),
+                    (crate::sys::ids().0, std::process::id())
+                );
+                Answer::of(CheckpointInfo {
+                    note: options.note,
+                    tags: options.tags,
+                    ..info(7)
+                })
             }
             Request::Status(_) => Answer::of(status(self.changes)),
             Request::Stats(_) => Answer::of(stats()),
@@ -114,23 +174,57 @@ impl Answerer for Fake {
             Request::Show(show) => {
                 let hint = Some("list them: ckptfs log".into());
                 let message = format!("there is no checkpoint {}", show.state.0);
-                return Err(VerbError { code: "unknown-checkpoint".into(), message, hint });
+                return Err(VerbError {
+                    code: "unknown-checkpoint".into(),
+                    message,
+                    hint,
+                });
             }
             Request::Diff(_) => Answer::of(changes(self.changes)),
             Request::ByProcess(_) => {
-                let changes = changes(self.changes).into_iter().map(|change| ChangeBy { change, by: vec![0], others: true }).collect();
-                Answer::of(ByProcess { processes: vec![ProcessInfo { pid: 7, name: "\u{1}sh".into(), ..ProcessInfo::default() }], changes })
+                let changes = changes(self.changes)
+                    .into_iter()
+                    .map(|change| ChangeBy {
+                        change,
+                        by: vec![0],
+                        others: true,
+                    })
+                    .collect();
+                Answer::of(ByProcess {
+                    processes: vec![ProcessInfo {
+                        pid: 7,
+                        name: "\u{1}sh".into(),
+                        ..ProcessInfo::default()
+                    }],
+                    changes,
+                })
             }
             Request::Restore(options) => Answer::of(restored(self.changes, options.dry_run)),
             Request::RestoreOnlyBy(options) => {
-                let shared = vec![SharedPath { path: TreePath(b"\xff".to_vec()), by: vec![options.who] }];
-                Answer::of(RestoredOnly { restored: restored(self.changes, options.dry_run), shared })
+                let shared = vec![SharedPath {
+                    path: TreePath(b"\xff".to_vec()),
+                    by: vec![options.who],
+                }];
+                Answer::of(RestoredOnly {
+                    restored: restored(self.changes, options.dry_run),
+                    shared,
+                })
             }
-            Request::Verify(options) => Answer::of(Verified { run: options.run.unwrap_or(7), total: u64::from(options.deep), ..Verified::default() }),
+            Request::Verify(options) => Answer::of(Verified {
+                run: options.run.unwrap_or(7),
+                total: u64::from(options.deep),
+                ..Verified::default()
+            }),
             Request::Audit(_) => Answer::of(vec![event(); self.changes]),
             Request::Unmount(_) => Answer::of(()),
             Request::Delete(_) => panic!("a mistake of the engine"),
-            other => return Err(VerbError { code: "unknown".into(), message: format!("{other:?}"), hint: None }),
+            other => {
+                return Err(VerbError {
+                    code: "unknown".into(),
+                    message: format!("{other:?}"),
+                    hint: None,
+                });
+            }
         })
     }
 }
@@ -157,7 +251,10 @@ struct Served {
 fn served(changes: usize) -> Served {
     let dir = tempfile::tempdir().expect("directory");
     let store = dir.path().join(STORE_NAME);
-    std::fs::DirBuilder::new().mode(0o700).create(&store).expect("mkdir");
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&store)
+        .expect("mkdir");
     let path = store.join(SOCKET_NAME);
     let tree = crate::sys::mount_source(dir.path());
     let left = Arc::new(AtomicUsize::new(0));
@@ -165,7 +262,13 @@ fn served(changes: usize) -> Served {
     let leave = move || {
         counter.fetch_add(1, Ordering::SeqCst);
     };
-    serve(UnixListener::bind(&path).expect("bind"), Arc::new(Fake { changes }), tree, leave).expect("serve");
+    serve(
+        UnixListener::bind(&path).expect("bind"),
+        Arc::new(Fake { changes }),
+        tree,
+        leave,
+    )
+    .expect("serve");
     Served { dir, path, left }
 }
 
@@ -185,29 +288,79 @@ fn every_verb_arrives_and_its_answer_comes_back() {
     assert_eq!((made.note, made.tags), (options.note, options.tags));
     assert_eq!(client.ask(GetStatus).expect("status"), status(3));
     assert_eq!(client.ask(GetStats).expect("stats"), stats());
-    assert_eq!(client.ask(ListCheckpoints).expect("log").iter().map(|c| c.id.0).collect::<Vec<_>>(), [3, 2, 1]);
-    assert_eq!(client.ask(Compare { from: StateName("1".into()), to: None, sizes: false }).expect("diff"), changes(3));
+    assert_eq!(
+        client
+            .ask(ListCheckpoints)
+            .expect("log")
+            .iter()
+            .map(|c| c.id.0)
+            .collect::<Vec<_>>(),
+        [3, 2, 1]
+    );
+    assert_eq!(
+        client
+            .ask(Compare {
+                from: StateName("1".into()),
+                to: None,
+                sizes: false
+            })
+            .expect("diff"),
+        changes(3)
+    );
     assert_eq!(client.ask(ListAudit).expect("audit"), vec![event(); 3]);
-    let verified = client.ask(VerifyOptions { state: None, deep: true, run: Some(9) }).expect("verify");
+    let verified = client
+        .ask(VerifyOptions {
+            state: None,
+            deep: true,
+            run: Some(9),
+        })
+        .expect("verify");
     assert_eq!((verified.run, verified.total), (9, 1));
-    let restore = RestoreOptions { to: StateName("1".into()), paths: vec![TreePath(vec![0xfe])], dry_run: true, times: None };
+    let restore = RestoreOptions {
+        to: StateName("1".into()),
+        paths: vec![TreePath(vec![0xfe])],
+        dry_run: true,
+        times: None,
+    };
     assert!(client.ask(restore).expect("restore").dry_run);
-    let error = client.ask(ShowCheckpoint { state: StateName("9".into()) }).expect_err("unknown");
-    assert_eq!((error.code.as_str(), error.hint.as_deref()), ("unknown-checkpoint", Some("list them: ckptfs log")));
+    let error = client
+        .ask(ShowCheckpoint {
+            state: StateName("9".into()),
+        })
+        .expect_err("unknown");
+    assert_eq!(
+        (error.code.as_str(), error.hint.as_deref()),
+        ("unknown-checkpoint", Some("list them: ckptfs log"))
+    );
 }
 
 #[test]
 fn a_daemon_is_found_by_its_directory_and_one_of_another_tree_does_nothing() {
     let served = served(0);
-    let connected = |dir: &std::path::Path| Client::of(&Store::of(dir).expect("look").expect("a store")).expect("connect");
+    let connected = |dir: &std::path::Path| {
+        Client::of(&Store::of(dir).expect("look").expect("a store")).expect("connect")
+    };
     let mut client = connected(served.dir.path());
     assert!(client.ask(ListCheckpoints).expect("log").is_empty());
-    assert!(client.again().expect("again").ask(ListCheckpoints).expect("log").is_empty());
+    assert!(
+        client
+            .again()
+            .expect("again")
+            .ask(ListCheckpoints)
+            .expect("log")
+            .is_empty()
+    );
     // Whoever may write in the directory above can exchange two trees of ours.
     let elsewhere = tempfile::tempdir().expect("directory");
     let moved = elsewhere.path().join("moved");
     std::fs::rename(served.dir.path(), &moved).expect("rename");
-    assert_eq!(connected(&moved).ask(ListCheckpoints).expect_err("another tree").code, "wrong-tree");
+    assert_eq!(
+        connected(&moved)
+            .ask(ListCheckpoints)
+            .expect_err("another tree")
+            .code,
+        "wrong-tree"
+    );
     std::fs::rename(&moved, served.dir.path()).expect("rename back");
 }
 
@@ -217,25 +370,45 @@ fn a_store_that_others_can_write_and_a_link_to_one_are_not_believed() {
     let served = served(0);
     let store = served.dir.path().join(STORE_NAME);
     std::fs::write(store.join("format"), "x").expect("write");
-    let mode = |mode| std::fs::set_permissions(&store, std::fs::Permissions::from_mode(mode)).expect("chmod");
+    let mode = |mode| {
+        std::fs::set_permissions(&store, std::fs::Permissions::from_mode(mode)).expect("chmod")
+    };
     for wrong in [0o777, 0o770, 0o702] {
         mode(wrong);
-        assert!(matches!(look(served.dir.path()).expect("look"), Seen::Foreign(_)), "{wrong:o}");
+        assert!(
+            matches!(look(served.dir.path()).expect("look"), Seen::Foreign(_)),
+            "{wrong:o}"
+        );
     }
     mode(0o755);
-    assert!(matches!(look(served.dir.path()).expect("look"), Seen::Store(_)));
+    assert!(matches!(
+        look(served.dir.path()).expect("look"),
+        Seen::Store(_)
+    ));
     let other = tempfile::tempdir().expect("directory");
     symlink(&store, other.path().join(STORE_NAME)).expect("symlink");
     assert!(matches!(look(other.path()).expect("look"), Seen::Nothing));
     symlink("nowhere", other.path().join("sub")).expect("symlink");
-    assert!(matches!(look(&other.path().join("sub")).expect("look"), Seen::Nothing));
+    assert!(matches!(
+        look(&other.path().join("sub")).expect("look"),
+        Seen::Nothing
+    ));
 }
 
 #[test]
 fn a_panic_in_a_verb_is_an_error_and_the_connection_goes_on() {
     let served = served(0);
     let mut client = Client::connect_path(&served.path).expect("connect");
-    assert_eq!(client.ask(Delete { state: StateName("1".into()), now: false }).expect_err("panics").code, "internal");
+    assert_eq!(
+        client
+            .ask(Delete {
+                state: StateName("1".into()),
+                now: false
+            })
+            .expect_err("panics")
+            .code,
+        "internal"
+    );
     assert!(client.ask(ListCheckpoints).expect("log").is_empty());
 }
 
@@ -243,10 +416,24 @@ fn a_panic_in_a_verb_is_an_error_and_the_connection_goes_on() {
 fn leave_is_called_after_the_answer_and_only_if_asked() {
     let served = served(0);
     let mut client = Client::connect_path(&served.path).expect("connect");
-    client.ask(Unmount { lazy: true, leave: false, keep: None }).expect("unmount");
+    client
+        .ask(Unmount {
+            lazy: true,
+            leave: false,
+            keep: None,
+        })
+        .expect("unmount");
     assert_eq!(served.left.load(Ordering::SeqCst), 0);
-    client.ask(Unmount { lazy: true, leave: true, keep: Some(Keep::None) }).expect("unmount");
-    client.ask(ListCheckpoints).expect("the next request on the connection is served after `leave`");
+    client
+        .ask(Unmount {
+            lazy: true,
+            leave: true,
+            keep: Some(Keep::None),
+        })
+        .expect("unmount");
+    client
+        .ask(ListCheckpoints)
+        .expect("the next request on the connection is served after `leave`");
     assert_eq!(served.left.load(Ordering::SeqCst), 1);
     assert!(!client.wait_ended(Duration::from_millis(10)));
 }
@@ -257,8 +444,18 @@ fn a_long_answer_comes_whole_and_in_order() {
     let mut client = Client::connect_path(&served.path).expect("connect");
     assert_eq!(client.ask(GetStatus).expect("status"), status(60_000));
     let by = client.ask(CompareByProcess::default()).expect("by process");
-    assert!(by.processes.len() == 1 && by.changes.iter().map(|one| &one.change).eq(&changes(60_000)));
-    let only = OnlyBy { who: "a\nb".into(), ..OnlyBy::default() };
+    assert!(
+        by.processes.len() == 1
+            && by
+                .changes
+                .iter()
+                .map(|one| &one.change)
+                .eq(&changes(60_000))
+    );
+    let only = OnlyBy {
+        who: "a\nb".into(),
+        ..OnlyBy::default()
+    };
     let only = client.ask(only).expect("only by");
     assert!(only.restored.changes == changes(60_000) && only.shared[0].by == ["a\nb"]);
     let log = client.ask(ListCheckpoints).expect("log");
@@ -270,43 +467,90 @@ fn raw(path: &std::path::Path, line: &[u8]) -> String {
     let mut stream = UnixStream::connect(path).expect("connect");
     stream.write_all(line).expect("send");
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).expect("answer");
+    BufReader::new(stream)
+        .read_line(&mut answer)
+        .expect("answer");
     answer
 }
 
 #[test]
 fn another_version_and_nonsense_get_a_clear_answer() {
     let served = served(0);
-    let other = raw(&served.path, b"{\"version\":3,\"request\":{\"teleport\":{}}}\n");
-    assert!(other.contains("protocol-version") && other.contains("restart the daemon"), "{other}");
+    let other = raw(
+        &served.path,
+        b"{\"version\":3,\"request\":{\"teleport\":{}}}\n",
+    );
+    assert!(
+        other.contains("protocol-version") && other.contains("restart the daemon"),
+        "{other}"
+    );
     let other = raw(&served.path, b"{\"version\":1,\"request\":\"log\"}\n");
     assert!(other.contains("protocol-version"), "{other}");
-    for nonsense in [&b"\n"[..], b"{}\n", b"\xff\xfe\n", b"{\"version\":2,\"request\":\"fly\"}\n"] {
+    for nonsense in [
+        &b"\n"[..],
+        b"{}\n",
+        b"\xff\xfe\n",
+        b"{\"version\":2,\"request\":\"fly\"}\n",
+    ] {
         let answer = raw(&served.path, nonsense);
-        assert!(answer.contains("\"error\"") && answer.contains("\"code\":\"protocol\""), "{answer}");
+        assert!(
+            answer.contains("\"error\"") && answer.contains("\"code\":\"protocol\""),
+            "{answer}"
+        );
     }
-    assert_eq!(raw(&served.path, b"{\"version\":2,\"request\":{\"log\":null}}\n"), "{\"version\":2,\"result\":{\"ok\":[]}}\n");
+    assert_eq!(
+        raw(
+            &served.path,
+            b"{\"version\":2,\"request\":{\"log\":null}}\n"
+        ),
+        "{\"version\":2,\"result\":{\"ok\":[]}}\n"
+    );
 }
 
 #[test]
 fn the_requests_that_the_documentation_shows_are_understood() {
     let page = include_str!("../../docs/cli.md");
-    let shown: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("> ")).collect();
-    assert!(shown.len() >= 2 && shown.iter().all(|line| super::protocol::Call::decode(line.as_bytes()).is_ok()), "{shown:?}");
+    let shown: Vec<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("> "))
+        .collect();
+    assert!(
+        shown.len() >= 2
+            && shown
+                .iter()
+                .all(|line| super::protocol::Call::decode(line.as_bytes()).is_ok()),
+        "{shown:?}"
+    );
     for without in ["status", "stats", "log", "audit", "cancel"] {
         let request = format!("{{\"{without}\":null}}");
         let call = format!("{{\"version\":{PROTOCOL},\"request\":{request}}}");
-        assert!(page.contains(&format!("`{request}`")) && super::protocol::Call::decode(call.as_bytes()).is_ok(), "{request}");
+        assert!(
+            page.contains(&format!("`{request}`"))
+                && super::protocol::Call::decode(call.as_bytes()).is_ok(),
+            "{request}"
+        );
     }
 }
 
 #[test]
 fn a_reply_of_another_version_asks_for_a_restart() {
     let code = |frame: &[u8]| decode_answer::<Vec<u8>>(frame).expect_err("no answer").code;
-    assert_eq!(code(b"{\"version\":9,\"result\":{\"ok\":{\"teleported\":1}}}"), "protocol-version");
-    assert_eq!(code(b"{\"version\":2,\"result\":{\"ok\":{\"x\":1}}}"), "protocol");
-    assert_eq!(code(b"{\"version\":9,\"result\":\"done\"}"), "protocol-version");
-    assert_eq!(code(b"{\"version\":9,\"result\":{\"error\":{\"code\":\"said\",\"message\":\"\"}}}"), "said");
+    assert_eq!(
+        code(b"{\"version\":9,\"result\":{\"ok\":{\"teleported\":1}}}"),
+        "protocol-version"
+    );
+    assert_eq!(
+        code(b"{\"version\":2,\"result\":{\"ok\":{\"x\":1}}}"),
+        "protocol"
+    );
+    assert_eq!(
+        code(b"{\"version\":9,\"result\":\"done\"}"),
+        "protocol-version"
+    );
+    assert_eq!(
+        code(b"{\"version\":9,\"result\":{\"error\":{\"code\":\"said\",\"message\":\"\"}}}"),
+        "said"
+    );
 }
 
 #[test]
@@ -317,23 +561,38 @@ fn a_frame_over_the_limit_ends_the_connection_only() {
     let sent = (0..17).try_for_each(|_| stream.write_all(&block));
     let mut answer = String::new();
     let read = BufReader::new(&stream).read_line(&mut answer);
-    assert!(sent.is_err() || !matches!(read, Ok(length) if length > 0), "{answer}");
-    assert!(Client::connect_path(&served.path).expect("connect").ask(ListCheckpoints).expect("log").is_empty());
+    assert!(
+        sent.is_err() || !matches!(read, Ok(length) if length > 0),
+        "{answer}"
+    );
+    assert!(
+        Client::connect_path(&served.path)
+            .expect("connect")
+            .ask(ListCheckpoints)
+            .expect("log")
+            .is_empty()
+    );
 }
 
 #[test]
 fn one_connection_too_many_is_told_so() {
     let served = served(0);
-    let mut clients: Vec<Client> = (0..CONNECTIONS_MAX).map(|_| Client::connect_path(&served.path).expect("connect")).collect();
+    let mut clients: Vec<Client> = (0..CONNECTIONS_MAX)
+        .map(|_| Client::connect_path(&served.path).expect("connect"))
+        .collect();
     for client in &mut clients {
         client.ask(ListCheckpoints).expect("within the limit");
     }
-    let error = Client::connect_path(&served.path).expect("connect").ask(ListCheckpoints).expect_err("over the limit");
+    let error = Client::connect_path(&served.path)
+        .expect("connect")
+        .ask(ListCheckpoints)
+        .expect_err("over the limit");
     assert_eq!(error.code, "too-many-connections");
     drop(clients.pop());
     let again = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
-        Client::connect_path(&served.path).is_ok_and(|mut client| client.ask(ListCheckpoints).is_ok())
+        Client::connect_path(&served.path)
+            .is_ok_and(|mut client| client.ask(ListCheckpoints).is_ok())
     });
     assert!(again, "a place that was freed can be taken");
 }

@@ -1,8 +1,11 @@
 //! Makes Rust of csi.proto, with a compiler in Rust: nothing has to be installed.
 
 fn main() {
-    // The bounds of tests/it/bounds are of whole processes: of a debug build the loader would relocate more than a megabyte for each. A release keeps PIE.
-    if std::env::var("PROFILE").is_ok_and(|profile| profile == "debug") && std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
+    // The bounds of tests/it/bounds are of whole processes: of a debug build the loader would
+    // relocate more than a megabyte for each. A release keeps PIE.
+    if std::env::var("PROFILE").is_ok_and(|profile| profile == "debug")
+        && std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
+    {
         println!("cargo:rustc-link-arg-bins=-no-pie");
     }
     println!("cargo::rerun-if-changed=src/csi/csi.proto");
@@ -13,8 +16,13 @@ fn main() {
 
 #[cfg(feature = "csi")]
 fn generate() {
-    let files = protox::compile(["csi.proto"], ["src/csi"]).expect("csi.proto is that of the specification");
+    let files = protox::compile(["csi.proto"], ["src/csi"])
+        .expect("csi.proto is that of the specification");
     // Calls that are not implemented answer so. Clients are for the tests.
-    let builder = tonic_prost_build::configure().build_transport(false).generate_default_stubs(true);
-    builder.compile_fds(files).expect("code is written to OUT_DIR");
+    let builder = tonic_prost_build::configure()
+        .build_transport(false)
+        .generate_default_stubs(true);
+    builder
+        .compile_fds(files)
+        .expect("code is written to OUT_DIR");
 }

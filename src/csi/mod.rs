@@ -1,4 +1,5 @@
-//! The CSI driver: volumes of a pool for Kubernetes, and for whatever else speaks the Container Storage Interface (gRPC over a unix socket).
+//! The CSI driver: volumes of a pool for Kubernetes, and for whatever else speaks the Container
+//! Storage Interface (gRPC over a unix socket).
 //!
 //! ```text
 //! volume_id      the volume's name in the pool        (names.rs: what the orchestrator calls it, if the pool can)
@@ -6,14 +7,16 @@
 //! topology       csi.ckptfs/node = the id of the node: a volume is where its files are
 //! ```
 //!
-//! **It serves nothing**, as the Docker driver beside it: the calls are decoded here, and done by the pool ([`crate::volumes`]), whose volumes have holders and
-//! daemons of their own. So it can be killed and replaced under running pods, and keeps nothing in memory.
+//! **It serves nothing**, as the Docker driver beside it: the calls are decoded here, and done by
+//! the pool ([`crate::volumes`]), whose volumes have holders and daemons of their own. So it can be
+//! killed and replaced under running pods, and keeps nothing in memory.
 //!
-//! **What is staged and published is what the kernel's table says**: staging binds the volume at the staging path (and is a use of it in the pool's record),
-//! publishing binds it at the target path. A bind is a fact that outlives the driver, and that the pool's own housekeeping sees.
+//! **What is staged and published is what the kernel's table says**: staging binds the volume at
+//! the staging path (and is a use of it in the pool's record), publishing binds it at the target
+//! path. A bind is a fact that outlives the driver, and that the pool's own housekeeping sees.
 //!
-//! **Threads.** One thread decodes; each call is worked off in one that may wait. No locks in memory: what must not be done twice at a time is under a
-//! flock(2) in the pool.
+//! **Threads.** One thread decodes; each call is worked off in one that may wait. No locks in
+//! memory: what must not be done twice at a time is under a flock(2) in the pool.
 
 mod controller;
 mod identity;
@@ -25,7 +28,13 @@ mod status;
 mod wanted;
 
 /// Generated from csi.proto.
-#[allow(missing_docs, clippy::all, clippy::pedantic, rustdoc::all, rust_2018_idioms)]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::pedantic,
+    rustdoc::all,
+    rust_2018_idioms
+)]
 pub mod proto {
     tonic::include_proto!("csi.v1");
 }

@@ -12,12 +12,14 @@ const HASH_DIGITS: usize = 64;
 const TAG: &str = "csi.";
 /// Longest rest of such a tag: a tag has at most 100 bytes.
 const TAG_REST_BYTES_MAX: usize = 96;
-/// Longest name of a node that stands as it is in the id of a snapshot: a label of a host's name has no more bytes (RFC 1035).
+/// Longest name of a node that stands as it is in the id of a snapshot: a label of a host's name
+/// has no more bytes (RFC 1035).
 const NODE_BYTES_MAX: usize = 63;
 /// Hexadecimal digits that stand for any other.
 const NODE_HASH_DIGITS: usize = 16;
 
-/// The pool's name for what is called `text`: that itself, or its hash. Never the same for two: what looks like a hash is hashed too.
+/// The pool's name for what is called `text`: that itself, or its hash. Never the same for two:
+/// what looks like a hash is hashed too.
 pub fn volume(text: &str) -> String {
     mapped(text, name::NAME_BYTES_MAX)
 }
@@ -28,7 +30,9 @@ pub fn tag(text: &str) -> String {
 }
 
 fn mapped(text: &str, bytes_max: usize) -> String {
-    let looks_mapped = text.strip_prefix(MAPPED).is_some_and(|rest| rest.len() == HASH_DIGITS && rest.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let looks_mapped = text.strip_prefix(MAPPED).is_some_and(|rest| {
+        rest.len() == HASH_DIGITS && rest.bytes().all(|byte| byte.is_ascii_hexdigit())
+    });
     if !looks_mapped && text.len() <= bytes_max && name::check(text).is_ok() {
         return text.to_owned();
     }
@@ -42,17 +46,27 @@ pub struct SnapshotId<'a> {
     pub volume: &'a str,
     /// The number of its checkpoint.
     pub checkpoint: u64,
-    /// The node that it is on, as [`node`] writes it; an id that somebody writes by hand may leave it out.
+    /// The node that it is on, as [`node`] writes it; an id that somebody writes by hand may leave
+    /// it out.
     pub node: Option<&'a str>,
 }
 
-/// A node as it stands in the id of a snapshot: its name, or the beginning of a hash where that is too long or has other characters than a host's.
+/// A node as it stands in the id of a snapshot: its name, or the beginning of a hash where that is
+/// too long or has other characters than a host's.
 pub fn node(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     if !name.is_empty() && name.len() <= NODE_BYTES_MAX && name.bytes().all(plain) {
         return name.to_owned();
     }
-    format!("_{}", blake3::hash(name.as_bytes()).to_hex().as_str().chars().take(NODE_HASH_DIGITS).collect::<String>())
+    format!(
+        "_{}",
+        blake3::hash(name.as_bytes())
+            .to_hex()
+            .as_str()
+            .chars()
+            .take(NODE_HASH_DIGITS)
+            .collect::<String>()
+    )
 }
 
 /// The id of a snapshot on a node.
@@ -63,11 +77,19 @@ pub fn snapshot_id(volume: &str, checkpoint: u64, on: &str) -> String {
 /// What the id of a snapshot says; `None`: it is none of ours.
 pub fn parse_snapshot_id(id: &str) -> Option<SnapshotId<'_>> {
     let (volume, rest) = id.split_once('@')?;
-    let (number, node) = rest.split_once('@').map_or((rest, None), |(number, node)| (number, Some(node)));
-    let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) && !number.starts_with('0');
+    let (number, node) = rest
+        .split_once('@')
+        .map_or((rest, None), |(number, node)| (number, Some(node)));
+    let digits = !number.is_empty()
+        && number.bytes().all(|byte| byte.is_ascii_digit())
+        && !number.starts_with('0');
     let node_ok = node.is_none_or(|node| !node.is_empty() && !node.contains('@'));
     name::check(volume).ok().filter(|()| digits && node_ok)?;
-    Some(SnapshotId { volume, checkpoint: number.parse().ok()?, node })
+    Some(SnapshotId {
+        volume,
+        checkpoint: number.parse().ok()?,
+        node,
+    })
 }
 
 #[cfg(test)]
@@ -77,26 +99,76 @@ mod tests {
     #[test]
     fn names_are_kept_where_they_can_be_and_never_fall_together() {
         let hash = volume("a b");
-        let taken = ["pvc-1", "a.b_c", "a b", "a/b", "../etc", "", "ä", "-a", ".a", "a\0", hash.as_str(), &"x".repeat(128), &"ä".repeat(64)];
+        let taken = [
+            "pvc-1",
+            "a.b_c",
+            "a b",
+            "a/b",
+            "../etc",
+            "",
+            "ä",
+            "-a",
+            ".a",
+            "a\0",
+            hash.as_str(),
+            &"x".repeat(128),
+            &"ä".repeat(64),
+        ];
         assert_eq!(volume("pvc-1"), "pvc-1");
         assert!(hash.len() == MAPPED.len() + HASH_DIGITS && volume(&hash) != hash);
         for map in [volume, tag] {
-            let mapped: std::collections::BTreeSet<String> = taken.iter().map(|text| map(text)).collect();
+            let mapped: std::collections::BTreeSet<String> =
+                taken.iter().map(|text| map(text)).collect();
             assert_eq!(mapped.len(), taken.len());
-            assert!(mapped.iter().all(|text| name::check(text).is_ok() && text.len() <= 200));
+            assert!(
+                mapped
+                    .iter()
+                    .all(|text| name::check(text).is_ok() && text.len() <= 200)
+            );
         }
         assert!(taken.iter().all(|text| tag(text).len() <= 100));
     }
 
     #[test]
     fn an_id_of_a_snapshot_is_read_as_it_was_written() {
-        assert_eq!(parse_snapshot_id("pvc-1@12"), Some(SnapshotId { volume: "pvc-1", checkpoint: 12, node: None }));
+        assert_eq!(
+            parse_snapshot_id("pvc-1@12"),
+            Some(SnapshotId {
+                volume: "pvc-1",
+                checkpoint: 12,
+                node: None
+            })
+        );
         for on in ["node-1.example", "a b", "a@b", "", &"n".repeat(200)] {
             let (id, node) = (snapshot_id("pvc-1", 12, on), node(on));
-            assert_eq!(parse_snapshot_id(&id), Some(SnapshotId { volume: "pvc-1", checkpoint: 12, node: Some(&node) }));
-            assert!(node == on || node.starts_with('_') && node.len() == 1 + NODE_HASH_DIGITS, "{node}");
+            assert_eq!(
+                parse_snapshot_id(&id),
+                Some(SnapshotId {
+                    volume: "pvc-1",
+                    checkpoint: 12,
+                    node: Some(&node)
+                })
+            );
+            assert!(
+                node == on || node.starts_with('_') && node.len() == 1 + NODE_HASH_DIGITS,
+                "{node}"
+            );
         }
-        for none in ["v@1@", "v@1@a@b", "", "@", "v", "v@", "@1", "v@x", "v@+1", "v@01", "v@0", "../v@1", "v@99999999999999999999999"] {
+        for none in [
+            "v@1@",
+            "v@1@a@b",
+            "",
+            "@",
+            "v",
+            "v@",
+            "@1",
+            "v@x",
+            "v@+1",
+            "v@01",
+            "v@0",
+            "../v@1",
+            "v@99999999999999999999999",
+        ] {
             assert_eq!(parse_snapshot_id(none), None, "{none}");
         }
     }

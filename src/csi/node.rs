@@ -1,6 +1,7 @@
 //! Volumes where pods see them.
 //!
-//! Every call may come again, after a crash of whoever asked or of this driver: what is there already is looked up in the kernel's table of mounts.
+//! Every call may come again, after a crash of whoever asked or of this driver: what is there
+//! already is looked up in the kernel's table of mounts.
 
 use std::path::{Path, PathBuf};
 
@@ -11,9 +12,11 @@ use super::proto::node_service_capability::rpc::Type as Rpc;
 use super::proto::node_service_capability::{Rpc as RpcOf, Type};
 use super::proto::volume_usage::Unit;
 use super::proto::{
-    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest, NodeGetCapabilitiesResponse, NodeGetInfoRequest,
-    NodeGetInfoResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse,
-    NodeServiceCapability, NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
+    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse,
+    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, NodePublishVolumeRequest,
+    NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest,
+    NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
     NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeUsage,
 };
 use super::serve::{Driver, Service};
@@ -26,29 +29,51 @@ use crate::volumes::name::Named;
 use crate::volumes::{Place, Record};
 
 /// What is declared.
-const CAPABILITIES: [Rpc; 4] = [Rpc::StageUnstageVolume, Rpc::GetVolumeStats, Rpc::ExpandVolume, Rpc::SingleNodeMultiWriter];
+const CAPABILITIES: [Rpc; 4] = [
+    Rpc::StageUnstageVolume,
+    Rpc::GetVolumeStats,
+    Rpc::ExpandVolume,
+    Rpc::SingleNodeMultiWriter,
+];
 
 /// A staged volume is used in the pool under this name.
 fn use_of(staging: &Path) -> String {
-    format!("csi-{}", blake3::hash(staging.as_os_str().as_encoded_bytes()).to_hex())
+    format!(
+        "csi-{}",
+        blake3::hash(staging.as_os_str().as_encoded_bytes()).to_hex()
+    )
 }
 
 impl Driver {
     /// A volume that there is for whoever asks.
     pub fn volume(&self, id: &str) -> Result<Record, Status> {
-        let record = self.pool.registry().get(id).map_err(|error| match error.code.as_str() {
-            // What cannot be a name is none.
-            "bad-name" => Status::not_found(format!("no such volume: {id:?}")),
-            _ => of(&error),
-        })?;
-        if record.retired { Err(Status::not_found(format!("volume {id} is deleted, and there for its snapshots only"))) } else { Ok(record) }
+        let record = self
+            .pool
+            .registry()
+            .get(id)
+            .map_err(|error| match error.code.as_str() {
+                // What cannot be a name is none.
+                "bad-name" => Status::not_found(format!("no such volume: {id:?}")),
+                _ => of(&error),
+            })?;
+        if record.retired {
+            Err(Status::not_found(format!(
+                "volume {id} is deleted, and there for its snapshots only"
+            )))
+        } else {
+            Ok(record)
+        }
     }
 
     pub fn place_of(&self, record: &Record) -> Result<Place, Status> {
-        self.pool.registry().place(record).map_err(|error| of(&error))
+        self.pool
+            .registry()
+            .place(record)
+            .map_err(|error| of(&error))
     }
 
-    /// The volume of an id, and its place, if there is one, retired or not: what has to be ended is ended.
+    /// The volume of an id, and its place, if there is one, retired or not: what has to be ended is
+    /// ended.
     fn any_place(&self, id: &str) -> Result<Option<Place>, Status> {
         match self.pool.registry().get(id) {
             Ok(record) => self.place_of(&record).map(Some),
@@ -68,80 +93,117 @@ impl Driver {
             self.pool.mounts().mount(&named, &use_of(&staging), None)?;
             bind::bind(&place, &staging, record.parsed()?.readonly, &[])
         });
-        done.map(|()| NodeStageVolumeResponse {}).map_err(|error| of(&error))
+        done.map(|()| NodeStageVolumeResponse {})
+            .map_err(|error| of(&error))
     }
 
-    fn unstage(&self, request: &NodeUnstageVolumeRequest) -> Result<NodeUnstageVolumeResponse, Status> {
+    fn unstage(
+        &self,
+        request: &NodeUnstageVolumeRequest,
+    ) -> Result<NodeUnstageVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let staging = path("staging_target_path", &request.staging_target_path)?;
-        let Some(place) = self.any_place(id)? else { return Ok(NodeUnstageVolumeResponse {}) };
-        let done = self.pool.registry().alone(&at(&staging), || match bind::real(&staging) {
-            // Its directory is gone.
-            Err(error) if error.code == "not-found" => self.pool.mounts().unmount(&whole(id), &use_of(&staging)),
-            Err(error) => Err(error),
-            Ok(staging) => {
-                bind::unbind(&place, &staging)?;
-                self.pool.mounts().unmount(&whole(id), &use_of(&staging))
-            }
-        });
-        done.map(|()| NodeUnstageVolumeResponse {}).map_err(|error| of(&error))
+        let Some(place) = self.any_place(id)? else {
+            return Ok(NodeUnstageVolumeResponse {});
+        };
+        let done = self
+            .pool
+            .registry()
+            .alone(&at(&staging), || match bind::real(&staging) {
+                // Its directory is gone.
+                Err(error) if error.code == "not-found" => {
+                    self.pool.mounts().unmount(&whole(id), &use_of(&staging))
+                }
+                Err(error) => Err(error),
+                Ok(staging) => {
+                    bind::unbind(&place, &staging)?;
+                    self.pool.mounts().unmount(&whole(id), &use_of(&staging))
+                }
+            });
+        done.map(|()| NodeUnstageVolumeResponse {})
+            .map_err(|error| of(&error))
     }
 
-    fn publish(&self, request: &NodePublishVolumeRequest) -> Result<NodePublishVolumeResponse, Status> {
+    fn publish(
+        &self,
+        request: &NodePublishVolumeRequest,
+    ) -> Result<NodePublishVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let target = path("target_path", &request.target_path)?;
         let shown = wanted::shown(request.volume_capability.as_ref())?;
         let record = self.volume(id)?;
         let place = self.place_of(&record)?;
-        let staging =
-            path("staging_target_path", &request.staging_target_path).map_err(|_| Status::failed_precondition("the volume is not staged"))?;
-        let read_only = shown.read_only || request.readonly || record.parsed().map_err(|error| of(&error))?.readonly;
+        let staging = path("staging_target_path", &request.staging_target_path)
+            .map_err(|_| Status::failed_precondition("the volume is not staged"))?;
+        let read_only = shown.read_only
+            || request.readonly
+            || record.parsed().map_err(|error| of(&error))?.readonly;
         // One at a time for a volume: whoever wants it alone must see the others.
         let done = self.pool.registry().alone(&format!("publish {id}"), || {
             let (staging, target) = (bind::real(&staging)?, bind::real(&target)?);
             if !matches!(bind::there(&place, &staging)?, There::Volume { .. }) {
-                return Err(refused("not-staged", format!("volume {id} is not staged at {}", staging.display())));
+                return Err(refused(
+                    "not-staged",
+                    format!("volume {id} is not staged at {}", staging.display()),
+                ));
             }
             if shown.alone
-                && let Some(other) = bind::shown(&place)?.into_iter().find(|at| *at != staging && *at != target)
+                && let Some(other) = bind::shown(&place)?
+                    .into_iter()
+                    .find(|at| *at != staging && *at != target)
             {
                 return Err(refused(
                     "other-mount",
-                    format!("volume {id} is published at {} already, and is wanted at one place only", other.display()),
+                    format!(
+                        "volume {id} is published at {} already, and is wanted at one place only",
+                        other.display()
+                    ),
                 ));
             }
             let flags: Vec<&str> = shown.flags.iter().map(String::as_str).collect();
             bind::bind(&place, &target, read_only, &flags)
         });
-        done.map(|()| NodePublishVolumeResponse {}).map_err(|error| match error.code.as_str() {
-            "not-staged" => Status::failed_precondition(error.message),
-            _ => of(&error),
-        })
+        done.map(|()| NodePublishVolumeResponse {})
+            .map_err(|error| match error.code.as_str() {
+                "not-staged" => Status::failed_precondition(error.message),
+                _ => of(&error),
+            })
     }
 
-    fn unpublish(&self, request: &NodeUnpublishVolumeRequest) -> Result<NodeUnpublishVolumeResponse, Status> {
+    fn unpublish(
+        &self,
+        request: &NodeUnpublishVolumeRequest,
+    ) -> Result<NodeUnpublishVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let target = path("target_path", &request.target_path)?;
         let place = self.any_place(id)?;
-        let done = self.pool.registry().alone(&format!("publish {id}"), || match (bind::real(&target), &place) {
-            (Err(error), _) if error.code == "not-found" => Ok(()),
-            (Err(error), _) => Err(error),
-            (Ok(target), Some(place)) => {
-                bind::unbind(place, &target)?;
-                bind::remove_target(&target)?;
-                // If it was unstaged before, this was what has kept it mounted.
-                self.pool.mounts().unmount(&whole(id), &use_of(&target))
+        let done = self.pool.registry().alone(&format!("publish {id}"), || {
+            match (bind::real(&target), &place) {
+                (Err(error), _) if error.code == "not-found" => Ok(()),
+                (Err(error), _) => Err(error),
+                (Ok(target), Some(place)) => {
+                    bind::unbind(place, &target)?;
+                    bind::remove_target(&target)?;
+                    // If it was unstaged before, this was what has kept it mounted.
+                    self.pool.mounts().unmount(&whole(id), &use_of(&target))
+                }
+                (Ok(_), None) => Ok(()),
             }
-            (Ok(_), None) => Ok(()),
         });
-        done.map(|()| NodeUnpublishVolumeResponse {}).map_err(|error| of(&error))
+        done.map(|()| NodeUnpublishVolumeResponse {})
+            .map_err(|error| of(&error))
     }
 
-    fn stats(&self, request: &NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, Status> {
+    fn stats(
+        &self,
+        request: &NodeGetVolumeStatsRequest,
+    ) -> Result<NodeGetVolumeStatsResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let at = required("volume_path", &request.volume_path)?;
         let info = self.seen_at(id, at)?;
-        Ok(NodeGetVolumeStatsResponse { usage: usage(&info) })
+        Ok(NodeGetVolumeStatsResponse {
+            usage: usage(&info),
+        })
     }
 
     /// The filesystem of a volume that is at a path.
@@ -151,31 +213,54 @@ impl Driver {
         let at = bind::real(Path::new(at)).map_err(|_| none())?;
         match bind::there(&place, &at).map_err(|error| of(&error))? {
             There::Volume { .. } => {}
-            There::Dead => return Err(Status::internal(format!("nothing serves volume {id} any more"))),
+            There::Dead => {
+                return Err(Status::internal(format!(
+                    "nothing serves volume {id} any more"
+                )));
+            }
             There::Nothing | There::Other => return Err(none()),
         }
-        host::open_dir_path(&at).and_then(sys::statfs_fd).map_err(|cause| Status::internal(format!("{}: {cause}", at.display())))
+        host::open_dir_path(&at)
+            .and_then(sys::statfs_fd)
+            .map_err(|cause| Status::internal(format!("{}: {cause}", at.display())))
     }
 
-    fn expand(&self, request: &NodeExpandVolumeRequest) -> Result<NodeExpandVolumeResponse, Status> {
+    fn expand(
+        &self,
+        request: &NodeExpandVolumeRequest,
+    ) -> Result<NodeExpandVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let at = required("volume_path", &request.volume_path)?;
         let range = Range::of(request.capacity_range.as_ref())?;
         self.seen_at(id, at)?;
-        let bytes = self.pool.expand(id, range.required).map_err(|error| of(&error))?;
+        let bytes = self
+            .pool
+            .expand(id, range.required)
+            .map_err(|error| of(&error))?;
         if range.limit != 0 && bytes > range.limit {
-            return Err(Status::out_of_range(format!("volume {id} has {bytes} bytes")));
+            return Err(Status::out_of_range(format!(
+                "volume {id} has {bytes} bytes"
+            )));
         }
-        Ok(NodeExpandVolumeResponse { capacity_bytes: signed(bytes) })
+        Ok(NodeExpandVolumeResponse {
+            capacity_bytes: signed(bytes),
+        })
     }
 }
 
 fn refused(code: &str, message: String) -> VerbError {
-    VerbError { code: code.into(), message, hint: None }
+    VerbError {
+        code: code.into(),
+        message,
+        hint: None,
+    }
 }
 
 fn whole(id: &str) -> Named {
-    Named { volume: id.to_owned(), checkpoint: None }
+    Named {
+        volume: id.to_owned(),
+        checkpoint: None,
+    }
 }
 
 /// What nobody else may work on.
@@ -185,7 +270,11 @@ fn at(path: &Path) -> String {
 
 fn path(what: &str, text: &str) -> Result<PathBuf, Status> {
     let path = PathBuf::from(required(what, text)?);
-    if path.is_absolute() { Ok(path) } else { Err(invalid(format!("{what} is not absolute"))) }
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(invalid(format!("{what} is not absolute")))
+    }
 }
 
 /// As the interface has numbers.
@@ -196,49 +285,110 @@ pub fn signed(bytes: u64) -> i64 {
 fn usage(info: &FsInfo) -> Vec<VolumeUsage> {
     let bytes = |blocks: u64| signed(blocks.saturating_mul(info.frsize.into()));
     let used = info.blocks.saturating_sub(info.bfree);
-    let mut all = vec![VolumeUsage { available: bytes(info.bavail), total: bytes(info.blocks), used: bytes(used), unit: Unit::Bytes.into() }];
+    let mut all = vec![VolumeUsage {
+        available: bytes(info.bavail),
+        total: bytes(info.blocks),
+        used: bytes(used),
+        unit: Unit::Bytes.into(),
+    }];
     // Where they are not limited there is nothing to tell.
     if info.files != 0 {
         let used = signed(info.files.saturating_sub(info.ffree));
-        all.push(VolumeUsage { available: signed(info.ffree), total: signed(info.files), used, unit: Unit::Inodes.into() });
+        all.push(VolumeUsage {
+            available: signed(info.ffree),
+            total: signed(info.files),
+            used,
+            unit: Unit::Inodes.into(),
+        });
     }
     all
 }
 
 #[tonic::async_trait]
 impl Node for Service {
-    async fn node_stage_volume(&self, request: Request<NodeStageVolumeRequest>) -> Result<Response<NodeStageVolumeResponse>, Status> {
-        self.work("NodeStageVolume", move |driver| driver.stage(&request.into_inner())).await
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
+        self.work("NodeStageVolume", move |driver| {
+            driver.stage(&request.into_inner())
+        })
+        .await
     }
 
-    async fn node_unstage_volume(&self, request: Request<NodeUnstageVolumeRequest>) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
-        self.work("NodeUnstageVolume", move |driver| driver.unstage(&request.into_inner())).await
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
+        self.work("NodeUnstageVolume", move |driver| {
+            driver.unstage(&request.into_inner())
+        })
+        .await
     }
 
-    async fn node_publish_volume(&self, request: Request<NodePublishVolumeRequest>) -> Result<Response<NodePublishVolumeResponse>, Status> {
-        self.work("NodePublishVolume", move |driver| driver.publish(&request.into_inner())).await
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Result<Response<NodePublishVolumeResponse>, Status> {
+        self.work("NodePublishVolume", move |driver| {
+            driver.publish(&request.into_inner())
+        })
+        .await
     }
 
-    async fn node_unpublish_volume(&self, request: Request<NodeUnpublishVolumeRequest>) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
-        self.work("NodeUnpublishVolume", move |driver| driver.unpublish(&request.into_inner())).await
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        self.work("NodeUnpublishVolume", move |driver| {
+            driver.unpublish(&request.into_inner())
+        })
+        .await
     }
 
-    async fn node_get_volume_stats(&self, request: Request<NodeGetVolumeStatsRequest>) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        self.work("NodeGetVolumeStats", move |driver| driver.stats(&request.into_inner())).await
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        self.work("NodeGetVolumeStats", move |driver| {
+            driver.stats(&request.into_inner())
+        })
+        .await
     }
 
-    async fn node_expand_volume(&self, request: Request<NodeExpandVolumeRequest>) -> Result<Response<NodeExpandVolumeResponse>, Status> {
-        self.work("NodeExpandVolume", move |driver| driver.expand(&request.into_inner())).await
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
+        self.work("NodeExpandVolume", move |driver| {
+            driver.expand(&request.into_inner())
+        })
+        .await
     }
 
-    async fn node_get_capabilities(&self, _: Request<NodeGetCapabilitiesRequest>) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        let capabilities =
-            CAPABILITIES.into_iter().map(|one| NodeServiceCapability { r#type: Some(Type::Rpc(RpcOf { r#type: one.into() })) }).collect();
+    async fn node_get_capabilities(
+        &self,
+        _: Request<NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
+        let capabilities = CAPABILITIES
+            .into_iter()
+            .map(|one| NodeServiceCapability {
+                r#type: Some(Type::Rpc(RpcOf { r#type: one.into() })),
+            })
+            .collect();
         Ok(Response::new(NodeGetCapabilitiesResponse { capabilities }))
     }
 
-    async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Result<Response<NodeGetInfoResponse>, Status> {
-        let (node_id, accessible_topology) = (self.node().to_owned(), Some(wanted::topology(self.node())));
-        Ok(Response::new(NodeGetInfoResponse { node_id, max_volumes_per_node: 0, accessible_topology }))
+    async fn node_get_info(
+        &self,
+        _: Request<NodeGetInfoRequest>,
+    ) -> Result<Response<NodeGetInfoResponse>, Status> {
+        let (node_id, accessible_topology) =
+            (self.node().to_owned(), Some(wanted::topology(self.node())));
+        Ok(Response::new(NodeGetInfoResponse {
+            node_id,
+            max_volumes_per_node: 0,
+            accessible_topology,
+        }))
     }
 }

@@ -48,10 +48,16 @@ impl Service {
     ) -> Result<Response<T>, Status> {
         let driver = Arc::clone(&self.0);
         let done = tokio::task::spawn_blocking(move || work(&driver)).await;
-        let done = done.unwrap_or_else(|_| Err(Status::internal("the driver has failed; its log tells more")));
+        let done = done.unwrap_or_else(|_| {
+            Err(Status::internal(
+                "the driver has failed; its log tells more",
+            ))
+        });
         match &done {
             Ok(_) => tracing::debug!(call, "done"),
-            Err(status) => tracing::info!(call, code = ?status.code(), error = status.message(), "refused"),
+            Err(status) => {
+                tracing::info!(call, code = ?status.code(), error = status.message(), "refused")
+            }
         }
         done.map(Response::new)
     }
@@ -67,14 +73,28 @@ impl Service {
 /// # Errors
 /// `in-use`: another driver serves this pool; the socket cannot be made.
 pub fn serve(pool: Pool, config: &Config, told: impl FnOnce()) -> VerbResult<()> {
-    let service = Service(Arc::new(Driver { pool: pool.clone(), node: config.node.clone() }));
-    drive(&pool, &config.socket, CALLS_MAX, async move |listener, ended| {
-        let server = Server::builder()
-            .add_service(IdentityServer::new(service.clone()))
-            .add_service(ControllerServer::new(service.clone()))
-            .add_service(NodeServer::new(service))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async { drop(ended.await) });
-        told();
-        server.await.map_err(|cause| VerbError { code: "io".into(), message: format!("serving: {cause}"), hint: None })
-    })
+    let service = Service(Arc::new(Driver {
+        pool: pool.clone(),
+        node: config.node.clone(),
+    }));
+    drive(
+        &pool,
+        &config.socket,
+        CALLS_MAX,
+        async move |listener, ended| {
+            let server = Server::builder()
+                .add_service(IdentityServer::new(service.clone()))
+                .add_service(ControllerServer::new(service.clone()))
+                .add_service(NodeServer::new(service))
+                .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+                    drop(ended.await)
+                });
+            told();
+            server.await.map_err(|cause| VerbError {
+                code: "io".into(),
+                message: format!("serving: {cause}"),
+                hint: None,
+            })
+        },
+    )
 }

@@ -30,5 +30,9 @@ pub fn invalid(message: impl Into<String>) -> Status {
 
 /// A part of a request that must be given.
 pub fn required<'a>(what: &str, value: &'a str) -> Result<&'a str, Status> {
-    if value.is_empty() { Err(invalid(format!("{what} is missing"))) } else { Ok(value) }
+    if value.is_empty() {
+        Err(invalid(format!("{what} is missing")))
+    } else {
+        Ok(value)
+    }
 }

@@ -16,7 +16,18 @@ const OF_KUBERNETES: &str = "csi.storage.k8s.io/";
 /// As the parameter `size`: what the claim asks for is enforced.
 const SIZE_AS_REQUESTED: &str = "requested";
 /// Flags of mount(8) that a bind takes.
-const FLAGS: [&str; 10] = ["ro", "rw", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "noatime", "nodiratime"];
+const FLAGS: [&str; 10] = [
+    "ro",
+    "rw",
+    "suid",
+    "nosuid",
+    "dev",
+    "nodev",
+    "exec",
+    "noexec",
+    "noatime",
+    "nodiratime",
+];
 
 /// How a volume is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,27 +45,44 @@ pub fn shown(capability: Option<&VolumeCapability>) -> Result<Shown, Status> {
     let capability = capability.ok_or_else(|| invalid("volume_capability is missing"))?;
     let mount = match &capability.access_type {
         Some(AccessType::Mount(mount)) => mount,
-        Some(AccessType::Block(_)) => return Err(invalid("a volume is a filesystem: there are no block volumes")),
+        Some(AccessType::Block(_)) => {
+            return Err(invalid(
+                "a volume is a filesystem: there are no block volumes",
+            ));
+        }
         None => return Err(invalid("volume_capability has no access_type")),
     };
-    let mode = capability.access_mode.as_ref().map(super::proto::volume_capability::AccessMode::mode);
+    let mode = capability
+        .access_mode
+        .as_ref()
+        .map(super::proto::volume_capability::AccessMode::mode);
     let read_only = match mode {
-        Some(Mode::SingleNodeWriter | Mode::SingleNodeSingleWriter | Mode::SingleNodeMultiWriter) => false,
+        Some(
+            Mode::SingleNodeWriter | Mode::SingleNodeSingleWriter | Mode::SingleNodeMultiWriter,
+        ) => false,
         Some(Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly) => true,
         Some(Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter) => {
-            return Err(invalid("a volume is on one node: it cannot be written from several"));
+            return Err(invalid(
+                "a volume is on one node: it cannot be written from several",
+            ));
         }
         Some(Mode::Unknown) | None => return Err(invalid("volume_capability has no access_mode")),
     };
     let flags = mount.mount_flags.clone();
     if let Some(unknown) = flags.iter().find(|flag| !FLAGS.contains(&flag.as_str())) {
-        return Err(invalid(format!("mount flag {unknown} is not known; known are {}", FLAGS.join(", "))));
+        return Err(invalid(format!(
+            "mount flag {unknown} is not known; known are {}",
+            FLAGS.join(", ")
+        )));
     }
     let read_only = read_only || flags.iter().any(|flag| flag == "ro");
     Ok(Shown {
         read_only,
         alone: mode == Some(Mode::SingleNodeSingleWriter),
-        flags: flags.into_iter().filter(|flag| flag != "ro" && flag != "rw").collect(),
+        flags: flags
+            .into_iter()
+            .filter(|flag| flag != "ro" && flag != "rw")
+            .collect(),
     })
 }
 
@@ -63,7 +91,9 @@ pub fn all_shown(capabilities: &[VolumeCapability]) -> Result<(), Status> {
     if capabilities.is_empty() {
         return Err(invalid("volume_capabilities is missing"));
     }
-    capabilities.iter().try_for_each(|one| shown(Some(one)).map(drop))
+    capabilities
+        .iter()
+        .try_for_each(|one| shown(Some(one)).map(drop))
 }
 
 /// Bytes that are asked for: at least, and at most (0: any).
@@ -78,9 +108,16 @@ pub struct Range {
 impl Range {
     /// Understands a range.
     pub fn of(range: Option<&CapacityRange>) -> Result<Range, Status> {
-        let Some(range) = range else { return Ok(Range::default()) };
-        let number = |value: i64| u64::try_from(value).map_err(|_| invalid("capacity_range has a negative number"));
-        let range = Range { required: number(range.required_bytes)?, limit: number(range.limit_bytes)? };
+        let Some(range) = range else {
+            return Ok(Range::default());
+        };
+        let number = |value: i64| {
+            u64::try_from(value).map_err(|_| invalid("capacity_range has a negative number"))
+        };
+        let range = Range {
+            required: number(range.required_bytes)?,
+            limit: number(range.limit_bytes)?,
+        };
         if range.limit != 0 && range.required > range.limit {
             return Err(invalid("capacity_range requires more than its limit"));
         }
@@ -95,37 +132,57 @@ impl Range {
 
 /// The parameters of a class, without what sidecars add.
 pub fn parameters(given: &HashMap<String, String>) -> Result<BTreeMap<String, String>, Status> {
-    let ours: BTreeMap<String, String> =
-        given.iter().filter(|(name, _)| !name.starts_with(OF_KUBERNETES)).map(|(name, value)| (name.clone(), value.clone())).collect();
+    let ours: BTreeMap<String, String> = given
+        .iter()
+        .filter(|(name, _)| !name.starts_with(OF_KUBERNETES))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
     for never in ["source", "ephemeral"] {
         if ours.contains_key(never) {
-            return Err(invalid(format!("{never} cannot be a parameter of a class: it would be the same for each of its volumes")));
+            return Err(invalid(format!(
+                "{never} cannot be a parameter of a class: it would be the same for each of its volumes"
+            )));
         }
     }
     let mut checked = ours.clone();
-    if checked.get("size").is_some_and(|size| size == SIZE_AS_REQUESTED) {
+    if checked
+        .get("size")
+        .is_some_and(|size| size == SIZE_AS_REQUESTED)
+    {
         checked.remove("size");
     }
     Options::parse(&checked).map_err(|error| of(&error))?;
     Ok(ours)
 }
 
-/// What the volume is promised, and its options. `source`: what it begins with, and the bytes of that.
-pub fn options(parameters: &BTreeMap<String, String>, range: Range, source: Option<(&str, u64)>) -> Result<(u64, BTreeMap<String, String>), Status> {
+/// What the volume is promised, and its options. `source`: what it begins with, and the bytes of
+/// that.
+pub fn options(
+    parameters: &BTreeMap<String, String>,
+    range: Range,
+    source: Option<(&str, u64)>,
+) -> Result<(u64, BTreeMap<String, String>), Status> {
     let mut options = parameters.clone();
     let wanted = range.required.max(source.map_or(0, |(_, bytes)| bytes));
     let bytes = match options.get("size").map(String::as_str) {
-        Some(SIZE_AS_REQUESTED) if wanted == 0 => return Err(invalid("size=requested needs a size to be requested")),
+        Some(SIZE_AS_REQUESTED) if wanted == 0 => {
+            return Err(invalid("size=requested needs a size to be requested"));
+        }
         Some(SIZE_AS_REQUESTED) => {
             let bytes = wanted.max(SIZE_BYTES_MIN);
             options.insert("size".to_owned(), bytes.to_string());
             bytes
         }
-        Some(_) => Options::parse(parameters).map_err(|error| of(&error))?.size.unwrap_or(wanted),
+        Some(_) => Options::parse(parameters)
+            .map_err(|error| of(&error))?
+            .size
+            .unwrap_or(wanted),
         None => wanted,
     };
     if bytes != 0 && !range.takes(bytes) {
-        return Err(Status::out_of_range(format!("the volume would have {bytes} bytes, which is not what is asked for")));
+        return Err(Status::out_of_range(format!(
+            "the volume would have {bytes} bytes, which is not what is asked for"
+        )));
     }
     if let Some((from, _)) = source
         && options.insert("from".to_owned(), from.to_owned()).is_some()
@@ -137,18 +194,31 @@ pub fn options(parameters: &BTreeMap<String, String>, range: Range, source: Opti
 
 /// Where a volume of this node can be used.
 pub fn topology(node: &str) -> Topology {
-    Topology { segments: HashMap::from([(TOPOLOGY_KEY.to_owned(), node.to_owned())]) }
+    Topology {
+        segments: HashMap::from([(TOPOLOGY_KEY.to_owned(), node.to_owned())]),
+    }
 }
 
 /// Whether a volume of this node is what is asked for.
 pub fn fits(topology: &Topology, node: &str) -> bool {
-    topology.segments.get(TOPOLOGY_KEY).is_none_or(|wanted| wanted == node)
+    topology
+        .segments
+        .get(TOPOLOGY_KEY)
+        .is_none_or(|wanted| wanted == node)
 }
 
 /// Refuses to make a volume that is wanted elsewhere.
 pub fn accessible(requirement: Option<&TopologyRequirement>, node: &str) -> Result<(), Status> {
-    let elsewhere = requirement.is_some_and(|wanted| !wanted.requisite.is_empty() && !wanted.requisite.iter().any(|one| fits(one, node)));
-    if elsewhere { Err(Status::resource_exhausted(format!("this is {NAME} on node {node}: volumes cannot be made elsewhere"))) } else { Ok(()) }
+    let elsewhere = requirement.is_some_and(|wanted| {
+        !wanted.requisite.is_empty() && !wanted.requisite.iter().any(|one| fits(one, node))
+    });
+    if elsewhere {
+        Err(Status::resource_exhausted(format!(
+            "this is {NAME} on node {node}: volumes cannot be made elsewhere"
+        )))
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -156,39 +226,100 @@ mod tests {
     use super::*;
 
     fn given(list: &[(&str, &str)]) -> HashMap<String, String> {
-        list.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        list.iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     #[test]
     fn parameters_are_the_options_of_a_volume() {
-        let ours = parameters(&given(&[("keep", "4h:1d"), ("size", "requested"), ("csi.storage.k8s.io/pvc/name", "data")])).unwrap();
+        let ours = parameters(&given(&[
+            ("keep", "4h:1d"),
+            ("size", "requested"),
+            ("csi.storage.k8s.io/pvc/name", "data"),
+        ]))
+        .unwrap();
         assert_eq!(ours.keys().collect::<Vec<_>>(), ["keep", "size"]);
-        for (name, said) in [("kep", "keep"), ("source", "class"), ("ephemeral", "class"), ("size", "size is")] {
+        for (name, said) in [
+            ("kep", "keep"),
+            ("source", "class"),
+            ("ephemeral", "class"),
+            ("size", "size is"),
+        ] {
             let refused = parameters(&given(&[(name, "x")])).unwrap_err();
-            assert!(refused.code() == tonic::Code::InvalidArgument && refused.message().contains(said), "{refused}");
+            assert!(
+                refused.code() == tonic::Code::InvalidArgument && refused.message().contains(said),
+                "{refused}"
+            );
         }
     }
 
     #[test]
     fn a_size_is_enforced_where_the_class_says_so() {
-        let range = Range { required: 1 << 30, limit: 2 << 30 };
+        let range = Range {
+            required: 1 << 30,
+            limit: 2 << 30,
+        };
         let class = |list: &[(&str, &str)]| parameters(&given(list)).unwrap();
-        assert_eq!(options(&class(&[]), range, None).unwrap(), (1 << 30, BTreeMap::new()));
+        assert_eq!(
+            options(&class(&[]), range, None).unwrap(),
+            (1 << 30, BTreeMap::new())
+        );
         let (bytes, made) = options(&class(&[("size", "requested")]), range, None).unwrap();
         assert_eq!((bytes, made["size"].as_str()), (1 << 30, "1073741824"));
-        assert_eq!(options(&class(&[("size", "1536M")]), range, None).unwrap().0, 1536 << 20);
-        assert_eq!(options(&class(&[("size", "3G")]), range, None).unwrap_err().code(), tonic::Code::OutOfRange);
-        let small = Range { required: 1, limit: 2 };
-        assert_eq!(options(&class(&[("size", "requested")]), small, None).unwrap_err().code(), tonic::Code::OutOfRange);
+        assert_eq!(
+            options(&class(&[("size", "1536M")]), range, None)
+                .unwrap()
+                .0,
+            1536 << 20
+        );
+        assert_eq!(
+            options(&class(&[("size", "3G")]), range, None)
+                .unwrap_err()
+                .code(),
+            tonic::Code::OutOfRange
+        );
+        let small = Range {
+            required: 1,
+            limit: 2,
+        };
+        assert_eq!(
+            options(&class(&[("size", "requested")]), small, None)
+                .unwrap_err()
+                .code(),
+            tonic::Code::OutOfRange
+        );
         // What a volume begins with must have room in it.
-        assert_eq!(options(&class(&[]), Range { required: 1, limit: 0 }, Some(("v@1", 5))).unwrap().0, 5);
+        assert_eq!(
+            options(
+                &class(&[]),
+                Range {
+                    required: 1,
+                    limit: 0
+                },
+                Some(("v@1", 5))
+            )
+            .unwrap()
+            .0,
+            5
+        );
         assert!(options(&class(&[("from", "a")]), range, Some(("v@1", 5))).is_err());
     }
 
     #[test]
     fn a_volume_of_another_node_cannot_be_made_here() {
-        let at = |nodes: &[&str]| TopologyRequirement { requisite: nodes.iter().map(|node| topology(node)).collect(), preferred: Vec::new() };
-        assert!(accessible(None, "a").is_ok() && accessible(Some(&at(&[])), "a").is_ok() && accessible(Some(&at(&["b", "a"])), "a").is_ok());
-        assert_eq!(accessible(Some(&at(&["b"])), "a").unwrap_err().code(), tonic::Code::ResourceExhausted);
+        let at = |nodes: &[&str]| TopologyRequirement {
+            requisite: nodes.iter().map(|node| topology(node)).collect(),
+            preferred: Vec::new(),
+        };
+        assert!(
+            accessible(None, "a").is_ok()
+                && accessible(Some(&at(&[])), "a").is_ok()
+                && accessible(Some(&at(&["b", "a"])), "a").is_ok()
+        );
+        assert_eq!(
+            accessible(Some(&at(&["b"])), "a").unwrap_err().code(),
+            tonic::Code::ResourceExhausted
+        );
     }
 }

@@ -1,12 +1,16 @@
-//! What was changed while nothing was mounted, taken in at the next mount (docs/adr/0023-absence.md).
+//! What was changed while nothing was mounted, taken in at the next mount
+//! (docs/adr/0023-absence.md).
 //!
-//! The tree is compared with the baseline that the last daemon has left, and what differs becomes an epoch of its own: the epoch that was open is closed
-//! before the first difference is recorded, by a checkpoint of the tree as it was when it was last served, and the next one is closed after the last, by a
-//! checkpoint of the tree as it was found. Nothing is served before.
+//! The tree is compared with the baseline that the last daemon has left, and what differs becomes
+//! an epoch of its own: the epoch that was open is closed before the first difference is recorded,
+//! by a checkpoint of the tree as it was when it was last served, and the next one is closed after
+//! the last, by a checkpoint of the tree as it was found. Nothing is served before.
 //!
-//! **Kills and power cuts.** The journal says that the comparison is under way, and with which baseline ([`Comparing`]), before anything else is recorded. The
-//! next mount then begins the comparison anew with the same baseline: keys that have a record keep it, and what was changed since is a part of the same
-//! absence. The checkpoint that ends the epoch ends the comparison; where nothing differs, or it is no epoch of its own, another record does.
+//! **Kills and power cuts.** The journal says that the comparison is under way, and with which
+//! baseline ([`Comparing`]), before anything else is recorded. The next mount then begins the
+//! comparison anew with the same baseline: keys that have a record keep it, and what was changed
+//! since is a part of the same absence. The checkpoint that ends the epoch ends the comparison;
+//! where nothing differs, or it is no epoch of its own, another record does.
 
 use std::sync::Arc;
 
@@ -58,7 +62,8 @@ impl Absences {
         }
     }
 
-    /// What was changed before this mount, while nothing was mounted, as long as both checkpoints around it are there.
+    /// What was changed before this mount, while nothing was mounted, as long as both checkpoints
+    /// around it are there.
     pub(super) fn absence(&self) -> Option<AbsenceInfo> {
         let absence = self.absence.lock().clone()?;
         let known = |id| self.live.timeline().catalogue.has_checkpoint(id);
@@ -67,7 +72,9 @@ impl Absences {
 
     pub(super) fn keeps_content(&self) -> Keep {
         let asked = *self.keep.lock();
-        asked.or_else(|| Keep::named(self.serving.settings().text("umount.keep")?)).unwrap_or_default()
+        asked
+            .or_else(|| Keep::named(self.serving.settings().text("umount.keep")?))
+            .unwrap_or_default()
     }
 
     /// The number of the newest checkpoint that was ever made.
@@ -75,40 +82,63 @@ impl Absences {
         CheckpointId(self.live.timeline().epochs.epoch().0.saturating_sub(1))
     }
 
-    /// Records that the tree is served from now on, since when it was not, and that it is being compared. Whatever is changed after is changed by us.
-    pub(super) fn begin_service(&self, aftermath: &Aftermath, comparing: Option<Comparing>) -> crate::sys::SysResult<()> {
+    /// Records that the tree is served from now on, since when it was not, and that it is being
+    /// compared. Whatever is changed after is changed by us.
+    pub(super) fn begin_service(
+        &self,
+        aftermath: &Aftermath,
+        comparing: Option<Comparing>,
+    ) -> crate::sys::SysResult<()> {
         let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
             (Some(at_ns), _) => Some(at_ns),
             // The mount was there all the time, and whoever wanted to change something waited.
             (None, true) if self.took_over => None,
-            // A killed daemon lived at least until it last wrote to the journal (of which a power cut may have left more than of the note when), and until
-            // the last change of what has a record: most changes need no new one.
+            // A killed daemon lived at least until it last wrote to the journal (of which a power
+            // cut may have left more than of the note when), and until the last change of what has
+            // a record: most changes need no new one.
             (None, true) => {
-                let changed_ns = self.live.recovery.last_recorded_change().map(sys::Time::nanoseconds);
-                Some(journal_written_ns(self.live.timeline().store())?).max(changed_ns).max(aftermath.recorded_ns)
+                let changed_ns = self
+                    .live
+                    .recovery
+                    .last_recorded_change()
+                    .map(sys::Time::nanoseconds);
+                Some(journal_written_ns(self.live.timeline().store())?)
+                    .max(changed_ns)
+                    .max(aftermath.recorded_ns)
             }
             (None, false) => None,
         };
         let begin = sys::now();
         if stopped_ns.is_some() {
-            // What we change from now on (a recovery does so at once) must not bear an earlier time.
+            // What we change from now on (a recovery does so at once) must not bear an earlier
+            // time.
             sys::wait_for_tick(begin);
         }
         let at_ns = begin.nanoseconds();
         // In this order: after a power cut the second may be missing.
         let compares = comparing.is_some() || aftermath.comparing.is_some();
-        let records: Vec<Record> =
-            compares.then_some(Record::Comparing(comparing)).into_iter().chain([Record::Mounted { at_ns, stopped_ns }]).collect();
+        let records: Vec<Record> = compares
+            .then_some(Record::Comparing(comparing))
+            .into_iter()
+            .chain([Record::Mounted { at_ns, stopped_ns }])
+            .collect();
         match self.live.timeline().journal.append(&records) {
-            // Nothing that needs a record can be done either, until these are there; but what frees space can.
-            Err(errno) if errno.is_no_room() => records.into_iter().for_each(|record| self.live.timeline().journal.tell(record)),
+            // Nothing that needs a record can be done either, until these are there; but what frees
+            // space can.
+            Err(errno) if errno.is_no_room() => records
+                .into_iter()
+                .for_each(|record| self.live.timeline().journal.tell(record)),
             done => done?,
         }
-        self.live.timeline().absences.begin_service(at_ns, stopped_ns);
+        self.live
+            .timeline()
+            .absences
+            .begin_service(at_ns, stopped_ns);
         Ok(())
     }
 
-    /// What the tree is to be compared with: the baseline that the last daemon has left, if nothing was recorded since but such a comparison.
+    /// What the tree is to be compared with: the baseline that the last daemon has left, if nothing
+    /// was recorded since but such a comparison.
     pub(super) fn comparison(&self, aftermath: &Aftermath) -> Option<(Baseline, Comparing)> {
         let (timeline, store) = (self.live.timeline(), self.live.timeline().store());
         if self.took_over {
@@ -119,7 +149,9 @@ impl Absences {
             left_ns: aftermath.stopped_ns.unwrap_or(0),
             apart: if !self.serving.config.auto.absence || aftermath.stopped_ns.is_none() {
                 Apart::No
-            } else if timeline.epochs.is_unchanged() && timeline.catalogue.has_checkpoint(self.newest_made()) {
+            } else if timeline.epochs.is_unchanged()
+                && timeline.catalogue.has_checkpoint(self.newest_made())
+            {
                 Apart::Closed
             } else {
                 Apart::Unclosed
@@ -129,24 +161,40 @@ impl Absences {
         if store.journal.witness() < comparing.baseline {
             return None;
         }
-        let baseline = Baseline::open(&store.layout, comparing.baseline).unwrap_or_else(|error| {
-            tracing::error!(error = &error as &dyn std::error::Error, "the baseline cannot be read");
-            None
-        })?;
-        timeline.baseline.trust_baseline(baseline.changes.len(), baseline.gone());
+        let baseline =
+            Baseline::open(&store.layout, comparing.baseline).unwrap_or_else(|error| {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the baseline cannot be read"
+                );
+                None
+            })?;
+        timeline
+            .baseline
+            .trust_baseline(baseline.changes.len(), baseline.gone());
         if self.keeps_content() != Keep::None {
             self.live.idle.clone_ahead();
         }
         Some((baseline, comparing))
     }
 
-    /// Compares, and records what differs. `held`: somebody could write to files of the tree when it was last served; `watch` has such files watched.
-    pub(super) fn take_in_absence(&self, baseline: &Baseline, comparing: Comparing, held: bool, watch: impl Fn() -> SysResult<()>) -> SysResult<()> {
+    /// Compares, and records what differs. `held`: somebody could write to files of the tree when
+    /// it was last served; `watch` has such files watched.
+    pub(super) fn take_in_absence(
+        &self,
+        baseline: &Baseline,
+        comparing: Comparing,
+        held: bool,
+        watch: impl Fn() -> SysResult<()>,
+    ) -> SysResult<()> {
         let mut unclosed = comparing.apart == Apart::Unclosed;
         let mut begin = || {
             if unclosed {
                 // A mount that goes on after a kill reads from the checkpoint on.
-                let goes_on = Record::Comparing(Some(Comparing { apart: Apart::Closed, ..comparing }));
+                let goes_on = Record::Comparing(Some(Comparing {
+                    apart: Apart::Closed,
+                    ..comparing
+                }));
                 self.close_left(comparing.left_ns, held, Some(goes_on))?;
                 unclosed = false;
             }
@@ -159,16 +207,32 @@ impl Absences {
             self.live.timeline().baseline.distrust_baseline();
         }
         // A baseline that cannot be read to its end is none for the rest.
-        let told = told.or_else(|errno| if errno.is_no_room() { Err(errno) } else { Ok(()) });
+        let told = told.or_else(|errno| {
+            if errno.is_no_room() {
+                Err(errno)
+            } else {
+                Ok(())
+            }
+        });
         // What had no record before is captured from here on, and as it is now.
         watch()?;
         self.record_unseen(told)?;
-        // Before the checkpoint that ends the comparison: a mount that was killed between the two would not compare again.
+        // Before the checkpoint that ends the comparison: a mount that was killed between the two
+        // would not compare again.
         if is_told {
-            self.live.timeline().absences.tell_absence(comparing.left_ns);
+            self.live
+                .timeline()
+                .absences
+                .tell_absence(comparing.left_ns);
         }
-        let apart = comparing.apart != Apart::No && !unclosed && !self.live.timeline().epochs.is_unchanged();
-        let closed = if apart { self.close_absence() } else { Ok(false) };
+        let apart = comparing.apart != Apart::No
+            && !unclosed
+            && !self.live.timeline().epochs.is_unchanged();
+        let closed = if apart {
+            self.close_absence()
+        } else {
+            Ok(false)
+        };
         let is_over =
             closed.inspect_err(|errno| tracing::error!(%errno, "what was changed while nothing was mounted is no epoch of its own")) == Ok(true);
         if !is_over {
@@ -183,7 +247,8 @@ impl Absences {
         Ok(())
     }
 
-    /// Records what was captured ahead and has changed since, unless that failed with what the baseline tells.
+    /// Records what was captured ahead and has changed since, unless that failed with what the
+    /// baseline tells.
     pub(super) fn record_unseen(&self, told: SysResult<()>) -> SysResult<()> {
         if !self.live.timeline().absences.was_absent() {
             return Ok(());
@@ -196,7 +261,8 @@ impl Absences {
         Ok(())
     }
 
-    /// Closes the epoch that was open when the tree was last served: with the time of that, for what was changed later must seem so.
+    /// Closes the epoch that was open when the tree was last served: with the time of that, for
+    /// what was changed later must seem so.
     fn close_left(&self, left_ns: i64, held: bool, goes_on: Option<Record>) -> SysResult<()> {
         let timeline = self.live.timeline();
         if !timeline.indexer.takes_checkpoints() {
@@ -209,18 +275,27 @@ impl Absences {
             created_ns: left_ns,
             atomic: !held,
             dirty: timeline.epochs.dirty(),
-            reason: Reason::Auto { trigger: Trigger::Unmount },
+            reason: Reason::Auto {
+                trigger: Trigger::Unmount,
+            },
         };
         timeline.close_epoch_and(Some(&daemon()), checkpoint, Vec::new(), &[], goes_on)
     }
 
-    /// There is no baseline: what was changed while nothing was mounted is known by its ctime, until the next change of ours, which keeps that in its record. What
-    /// has a record in the open epoch gets no other, so that epoch is closed if such a thing was changed.
+    /// There is no baseline: what was changed while nothing was mounted is known by its ctime,
+    /// until the next change of ours, which keeps that in its record. What has a record in the open
+    /// epoch gets no other, so that epoch is closed if such a thing was changed.
     pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
         // When a daemon that was killed has ended nobody knows.
-        let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else { return };
+        let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else {
+            return;
+        };
         if self.live.timeline().catalogue.newest_stored().is_none()
-            || self.live.recovery.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns)
+            || self
+                .live
+                .recovery
+                .last_recorded_change()
+                .is_none_or(|changed| changed.nanoseconds() <= left_ns)
         {
             return;
         }
@@ -229,32 +304,68 @@ impl Absences {
         }
     }
 
-    /// Closes the epoch that has what was changed; `false`: nothing differs but times of directories, as where a file came and went.
+    /// Closes the epoch that has what was changed; `false`: nothing differs but times of
+    /// directories, as where a file came and went.
     fn close_absence(&self) -> SysResult<bool> {
         let before = self.newest_made();
         let (from, to) = (State::At(before), State::Live);
         let changes = self.states.compare(from, to, b"")?;
-        let is_of_dir = |change: &Change| change.kind == Kind::Dir && change.change == ChangeKind::Modified;
+        let is_of_dir =
+            |change: &Change| change.kind == Kind::Dir && change.change == ChangeKind::Modified;
         if changes.iter().all(is_of_dir)
-            && self.states.compare_touched(&*self.live.inodes, (from, to), b"", &self.states.touched(before, None)?, false)?.is_empty()
+            && self
+                .states
+                .compare_touched(
+                    &*self.live.inodes,
+                    (from, to),
+                    b"",
+                    &self.states.touched(before, None)?,
+                    false,
+                )?
+                .is_empty()
         {
             return Ok(false);
         }
         let paths = changes.len() as u64;
-        // A power cut that left this checkpoint and not what was captured before would end the comparison, and with it what the clones are good for.
+        // A power cut that left this checkpoint and not what was captured before would end the
+        // comparison, and with it what the clones are good for.
         self.live.durability.make_captured_durable()?;
         let (freeze, flushed) = self.checkpoints.freeze()?;
-        let (made, _) = self.checkpoints.close_epoch(Some(&daemon()), NOTE, Vec::new(), Reason::Auto { trigger: Trigger::Absence }, flushed)?;
+        let (made, _) = self.checkpoints.close_epoch(
+            Some(&daemon()),
+            NOTE,
+            Vec::new(),
+            Reason::Auto {
+                trigger: Trigger::Absence,
+            },
+            flushed,
+        )?;
         drop(freeze);
         tracing::info!(paths, %before, after = %made.id, "changed while nothing was mounted");
-        *self.absence.lock() = Some(AbsenceInfo { before, after: made.id, paths });
+        *self.absence.lock() = Some(AbsenceInfo {
+            before,
+            after: made.id,
+            paths,
+        });
         Ok(true)
     }
 
-    /// Nothing differs that anybody would look for: the checkpoint that was made before that is not needed.
+    /// Nothing differs that anybody would look for: the checkpoint that was made before that is not
+    /// needed.
     fn take_back_left(&self) {
-        let left = self.live.timeline().catalogue.checkpoint(self.newest_made());
-        let Some(left) = left.filter(|left| left.reason == Reason::Auto { trigger: Trigger::Unmount }) else { return };
+        let left = self
+            .live
+            .timeline()
+            .catalogue
+            .checkpoint(self.newest_made());
+        let Some(left) = left.filter(|left| {
+            left.reason
+                == Reason::Auto {
+                    trigger: Trigger::Unmount,
+                }
+        }) else {
+            return;
+        };
         if let Err(error) = self.checkpoints.free_checkpoint(&daemon(), left.id) {
             tracing::warn!(%error.message, id = %left.id, "a checkpoint that is not needed stays");
         }

@@ -1,4 +1,5 @@
-//! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/` carries over the socket and `--json` prints.
+//! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/`
+//! carries over the socket and `--json` prints.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,16 +20,16 @@ pub use super::unmount::Unmount;
 #[cfg(debug_assertions)]
 pub use super::verbs::Fault;
 pub use super::verbs::{
-    Cancel, ChangeTags, Compare, CompareByProcess, Delete, GetStats, GetStatus, ListAudit, ListCheckpoints, ListOperations, ListVersions,
-    PinCheckpoint, ShowCheckpoint,
+    Cancel, ChangeTags, Compare, CompareByProcess, Delete, GetStats, GetStatus, ListAudit,
+    ListCheckpoints, ListOperations, ListVersions, PinCheckpoint, ShowCheckpoint,
 };
 pub use crate::store::check::DamageKind;
 
 #[path = "api_attribution.rs"]
 pub mod attribution;
 
-/// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
-/// `{"base64": "..."}`.
+/// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON:
+/// a string if it is UTF-8, else `{"base64": "..."}`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TreePath(pub Vec<u8>);
 
@@ -44,7 +45,9 @@ impl Serialize for TreePath {
         use base64::Engine;
         match std::str::from_utf8(&self.0) {
             Ok(text) => PathText::Text(text.to_owned()),
-            Err(_) => PathText::Bytes { base64: base64::engine::general_purpose::STANDARD.encode(&self.0) },
+            Err(_) => PathText::Bytes {
+                base64: base64::engine::general_purpose::STANDARD.encode(&self.0),
+            },
         }
         .serialize(serializer)
     }
@@ -55,12 +58,16 @@ impl<'de> Deserialize<'de> for TreePath {
         use base64::Engine;
         match PathText::deserialize(deserializer)? {
             PathText::Text(text) => Ok(TreePath(text.into_bytes())),
-            PathText::Bytes { base64 } => base64::engine::general_purpose::STANDARD.decode(base64).map(TreePath).map_err(serde::de::Error::custom),
+            PathText::Bytes { base64 } => base64::engine::general_purpose::STANDARD
+                .decode(base64)
+                .map(TreePath)
+                .map_err(serde::de::Error::custom),
         }
     }
 }
 
-/// A path of this machine in JSON: a string if it is UTF-8, else `{"base64": "..."}`, as a [`TreePath`].
+/// A path of this machine in JSON: a string if it is UTF-8, else `{"base64": "..."}`, as a
+/// [`TreePath`].
 pub mod host_path {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     use std::path::{Path, PathBuf};
@@ -72,7 +79,10 @@ pub mod host_path {
     ///
     /// # Errors
     /// Those of the serializer.
-    pub fn serialize<S: Serializer>(path: impl AsRef<Path>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(
+        path: impl AsRef<Path>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         TreePath(path.as_ref().as_os_str().as_bytes().to_vec()).serialize(serializer)
     }
 
@@ -81,11 +91,14 @@ pub mod host_path {
     /// # Errors
     /// What is neither a string nor such an object.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
-        Ok(PathBuf::from(std::ffi::OsString::from_vec(TreePath::deserialize(deserializer)?.0)))
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(
+            TreePath::deserialize(deserializer)?.0,
+        )))
     }
 }
 
-/// Which state of the tree is meant, as a person writes it: a number, a tag, `latest`, or `live` (the tree as it is now).
+/// Which state of the tree is meant, as a person writes it: a number, a tag, `latest`, or `live`
+/// (the tree as it is now).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StateName(pub String);
@@ -220,22 +233,27 @@ pub struct CheckpointInfo {
     pub dirty: u64,
     /// Why it was made.
     pub reason: Reason,
-    /// From request to acknowledgement in the daemon, microseconds; only in the answer to `checkpoint`.
+    /// From request to acknowledgement in the daemon, microseconds; only in the answer to
+    /// `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_us: Option<u64>,
     /// How long changes had to wait of that, microseconds; only in the answer to `checkpoint`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen_us: Option<u64>,
-    /// The file that took longest to capture; only in the answer to `checkpoint`, and absent if none was.
+    /// The file that took longest to capture; only in the answer to `checkpoint`, and absent if
+    /// none was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowest_file: Option<Box<SlowFile>>,
-    /// Files that were open or mapped for writing and of which the checkpoint had to see to it itself that they are captured; only in the answer to `checkpoint`.
+    /// Files that were open or mapped for writing and of which the checkpoint had to see to it
+    /// itself that they are captured; only in the answer to `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
-    /// Nothing had changed, and so none was made: this is the newest there was; only in the answer to `checkpoint --if-changed`.
+    /// Nothing had changed, and so none was made: this is the newest there was; only in the answer
+    /// to `checkpoint --if-changed`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
-    /// What was open for writing when it was made; only in the answer to `show`, and absent if nothing was.
+    /// What was open for writing when it was made; only in the answer to `show`, and absent if
+    /// nothing was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_at_cut: Option<attribution::OpenAtCut>,
     /// Nothing was being changed when it was made; only in the answer to `checkpoint --quiesce`.
@@ -272,7 +290,8 @@ pub struct SlowFile {
     pub duration_us: u64,
 }
 
-/// What tiers have dropped of a checkpoint: names, sizes and attributes are there still, the content is not.
+/// What tiers have dropped of a checkpoint: names, sizes and attributes are there still, the
+/// content is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedInfo {
     /// The topmost paths that a tier's pattern matches and that something was dropped of, sorted.
@@ -286,7 +305,9 @@ pub struct DroppedInfo {
 impl CheckpointInfo {
     /// The journal's checkpoint as people see it.
     pub fn new(checkpoint: &Kept) -> CheckpointInfo {
-        let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.state_ns())).map(|time| time.to_string()).unwrap_or_default();
+        let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.state_ns()))
+            .map(|time| time.to_string())
+            .unwrap_or_default();
         CheckpointInfo {
             id: checkpoint.id,
             changes: None,
@@ -395,12 +416,23 @@ pub struct Change {
 impl Change {
     /// A path that changed so.
     pub fn new(path: Vec<u8>, change: ChangeKind, kind: crate::sys::Kind) -> Change {
-        Change { path: TreePath(path), change, from: None, kind, old_size: None, size: None, why: None }
+        Change {
+            path: TreePath(path),
+            change,
+            from: None,
+            kind,
+            old_size: None,
+            size: None,
+            why: None,
+        }
     }
 
     /// A path of which nobody knows how it changed.
     pub fn unknown(path: Vec<u8>, kind: crate::sys::Kind, why: Why) -> Change {
-        Change { why: Some(why), ..Change::new(path, ChangeKind::Unknown, kind) }
+        Change {
+            why: Some(why),
+            ..Change::new(path, ChangeKind::Unknown, kind)
+        }
     }
 }
 
@@ -430,7 +462,8 @@ pub struct Status {
     pub epoch: u64,
     /// The newest checkpoint that somebody asked for, if there is one.
     pub latest: Option<CheckpointId>,
-    /// The one that the tree comes from, with which it is compared: after a restore of the whole tree what was restored.
+    /// The one that the tree comes from, with which it is compared: after a restore of the whole
+    /// tree what was restored.
     #[serde(default)]
     pub base: Option<CheckpointId>,
     /// Number of checkpoints kept.
@@ -445,7 +478,8 @@ pub struct Status {
     pub absence: Option<AbsenceInfo>,
     /// What somebody should know: damage found, captures refused, changes made while not mounted.
     pub warnings: Vec<String>,
-    /// Somebody had something of the directory below the mount when it was mounted, or that is not known.
+    /// Somebody had something of the directory below the mount when it was mounted, or that is not
+    /// known.
     #[serde(default)]
     pub had_below: bool,
 }
@@ -517,7 +551,8 @@ pub struct DaemonInfo {
     pub started: String,
     /// Its version.
     pub version: String,
-    /// The process that holds the mount and starts another daemon if this one dies; `None`: nobody would.
+    /// The process that holds the mount and starts another daemon if this one dies; `None`: nobody
+    /// would.
     #[serde(default)]
     pub holder: Option<u32>,
     /// How often a daemon died and another took over since the mount.
@@ -539,7 +574,8 @@ pub enum Times {
 }
 
 impl Times {
-    /// What is meant where nothing was said: outputs come back with the whole tree, and stay with some paths of it.
+    /// What is meant where nothing was said: outputs come back with the whole tree, and stay with
+    /// some paths of it.
     pub fn or_default(said: Option<Times>, paths: bool) -> Times {
         said.unwrap_or(if paths { Times::Now } else { Times::Kept })
     }
@@ -564,17 +600,21 @@ pub struct RestoreOptions {
 pub struct Restored {
     /// What was restored.
     pub restored: CheckpointId,
-    /// The checkpoint of what was there before; `None` in a dry run, and if everything was so already.
+    /// The checkpoint of what was there before; `None` in a dry run, and if everything was so
+    /// already.
     pub guard: Option<CheckpointId>,
     /// What changed in the live tree, sorted by path.
     pub changes: Vec<Change>,
-    /// Paths that were changed while nothing was mounted: the checkpoint does not know what they were, and they stay as they are.
+    /// Paths that were changed while nothing was mounted: the checkpoint does not know what they
+    /// were, and they stay as they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<TreePath>,
-    /// Paths of which a tier dropped something that the checkpoint had: they stay as they are, with all below them.
+    /// Paths of which a tier dropped something that the checkpoint had: they stay as they are, with
+    /// all below them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<TreePath>,
-    /// Paths that were one file with others that were not to be restored, and are files of their own now.
+    /// Paths that were one file with others that were not to be restored, and are files of their
+    /// own now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub split: Vec<TreePath>,
     /// It was only asked what would change.
@@ -680,7 +720,8 @@ pub struct AuditEvent {
     /// The checkpoint that was made, deleted, tagged or restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointId>,
-    /// Of a restore: the checkpoint of what was there before; of a checkpoint that is one: what was about to be restored.
+    /// Of a restore: the checkpoint of what was there before; of a checkpoint that is one: what was
+    /// about to be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<CheckpointId>,
     /// Tags that the checkpoint has from then on.
@@ -701,7 +742,8 @@ pub struct AuditEvent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct VerbError {
-    /// What kind of failure, for programs: `unknown-checkpoint`, `bad-tag`, `no-space`, `unknown-path`, `io`, `busy`, `read-only`, ...
+    /// What kind of failure, for programs: `unknown-checkpoint`, `bad-tag`, `no-space`,
+    /// `unknown-path`, `io`, `busy`, `read-only`, ...
     pub code: String,
     /// What failed on what.
     pub message: String,

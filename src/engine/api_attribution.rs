@@ -9,7 +9,8 @@ use super::{Change, Restored, StateName, TreePath};
 pub struct ProcessInfo {
     /// Its id, as the daemon sees it; 0 if it is not known.
     pub pid: u32,
-    /// When it started, in clock ticks since boot: with `pid` it names one process. 0 if it is not known.
+    /// When it started, in clock ticks since boot: with `pid` it names one process. 0 if it is not
+    /// known.
     pub start: u64,
     /// User id.
     pub uid: u32,
@@ -72,7 +73,8 @@ pub struct OnlyBy {
 pub struct SharedPath {
     /// The path.
     pub path: TreePath,
-    /// Who else changed it; empty: it cannot be taken back without something below it, or beside it, that others changed.
+    /// Who else changed it; empty: it cannot be taken back without something below it, or beside
+    /// it, that others changed.
     pub by: Vec<String>,
 }
 

@@ -1,10 +1,13 @@
-//! Who did it: what differs, by process; and the restore of what one of them changed (docs/adr/0015-who.md).
+//! Who did it: what differs, by process; and the restore of what one of them changed
+//! (docs/adr/0015-who.md).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Engine;
-use super::api::attribution::{ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, SharedPath};
+use super::api::attribution::{
+    ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, SharedPath,
+};
 use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
 use super::checkpoint::Checkpoints;
 use super::checkpoint::Opened;
@@ -42,7 +45,8 @@ pub(super) enum Selector {
 }
 
 impl Selector {
-    /// A number is a process, what begins with `/` a control group, anything else a name; `pid:`, `session:`, `cgroup:` and `name:` say so.
+    /// A number is a process, what begins with `/` a control group, anything else a name; `pid:`,
+    /// `session:`, `cgroup:` and `name:` say so.
     pub(super) fn parse(text: &str) -> Option<Selector> {
         let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
         let pid = |text: &str| match text.split_once('@') {
@@ -52,8 +56,12 @@ impl Selector {
         match text.split_once(':') {
             Some(("pid", rest)) => return pid(rest),
             Some(("session", rest)) => return number(rest).map(Selector::Session),
-            Some(("cgroup", rest)) => return Some(Selector::Cgroup(format!("/{}", rest.trim_matches('/')))),
-            Some(("name", rest)) => return (!rest.is_empty()).then(|| Selector::Name(rest.to_owned())),
+            Some(("cgroup", rest)) => {
+                return Some(Selector::Cgroup(format!("/{}", rest.trim_matches('/'))));
+            }
+            Some(("name", rest)) => {
+                return (!rest.is_empty()).then(|| Selector::Name(rest.to_owned()));
+            }
             _ => {}
         }
         if text.is_empty() {
@@ -66,11 +74,17 @@ impl Selector {
     }
 
     fn takes(&self, known: &crate::history::writers::Known) -> bool {
-        let within =
-            |group: &String, of: &String| of == "/" || group.strip_prefix(of.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let within = |group: &String, of: &String| {
+            of == "/"
+                || group
+                    .strip_prefix(of.as_str())
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         match self {
             Selector::Pid(pid) => known.process.pid == *pid,
-            Selector::Started(pid, start) => (known.process.pid, known.process.start) == (*pid, *start),
+            Selector::Started(pid, start) => {
+                (known.process.pid, known.process.start) == (*pid, *start)
+            }
             Selector::Session(session) => known.process.session == *session,
             Selector::Cgroup(of) => known.cgroups.iter().any(|group| within(group, of)),
             Selector::Name(name) => known.names.contains(name),
@@ -94,10 +108,24 @@ pub(super) fn process_info(process: &Process) -> ProcessInfo {
 
 impl States {
     /// What differs between two states, and who changed it.
-    pub(super) fn told(&self, older: CheckpointId, newer: State, touched: &Touched) -> SysResult<Told> {
-        let upto = if let State::At(id) = newer { Some(id) } else { None };
+    pub(super) fn told(
+        &self,
+        older: CheckpointId,
+        newer: State,
+        touched: &Touched,
+    ) -> SysResult<Told> {
+        let upto = if let State::At(id) = newer {
+            Some(id)
+        } else {
+            None
+        };
         let writers = self.live.timeline().writers(older, upto)?;
-        let comparison = Comparison { from: self.view(State::At(older)), to: self.view(newer), touched, times: true };
+        let comparison = Comparison {
+            from: self.view(State::At(older)),
+            to: self.view(newer),
+            touched,
+            times: true,
+        };
         let mut tries = 0;
         let unpaired = loop {
             match comparison.unpaired(b"") {
@@ -109,17 +137,38 @@ impl States {
             let set = writers.of(differs.old.as_ref(), differs.new.as_ref());
             (differs, set)
         };
-        let paired = comparison.paired(unpaired.clone())?.into_iter().map(by).collect();
+        let paired = comparison
+            .paired(unpaired.clone())?
+            .into_iter()
+            .map(by)
+            .collect();
         let unpaired = unpaired.into_iter().map(by).collect();
-        Ok(Told { paired, unpaired, writers })
+        Ok(Told {
+            paired,
+            unpaired,
+            writers,
+        })
     }
 
-    /// What a selected restore is to do: the paths, what a person is told of them, and what stays although the writer changed it.
-    pub(super) fn selection(&self, target: CheckpointId, touched: &Touched, options: &OnlyBy, selector: &Selector) -> VerbResult<Selection> {
+    /// What a selected restore is to do: the paths, what a person is told of them, and what stays
+    /// although the writer changed it.
+    pub(super) fn selection(
+        &self,
+        target: CheckpointId,
+        touched: &Touched,
+        options: &OnlyBy,
+        selector: &Selector,
+    ) -> VerbResult<Selection> {
         let failed = |errno| error::failed("the restore failed", errno);
         let told = self.told(target, State::Live, touched).map_err(failed)?;
-        let mut meant: HashSet<usize> =
-            told.writers.processes.iter().enumerate().filter(|(_, known)| selector.takes(known)).map(|(at, _)| at).collect();
+        let mut meant: HashSet<usize> = told
+            .writers
+            .processes
+            .iter()
+            .enumerate()
+            .filter(|(_, known)| selector.takes(known))
+            .map(|(at, _)| at)
+            .collect();
         if meant.is_empty() {
             return Err(nobody(&options.who, &told));
         }
@@ -132,18 +181,34 @@ impl States {
             told.writers.add_children(&mut meant);
         }
         let is_meant = |writer: &Writer| matches!(writer, Writer::One(at) if meant.contains(at));
-        let chosen =
-            choose(&told.unpaired, |_, set| if options.also_shared { set.iter().any(is_meant) } else { !set.is_empty() && set.iter().all(is_meant) });
+        let chosen = choose(&told.unpaired, |_, set| {
+            if options.also_shared {
+                set.iter().any(is_meant)
+            } else {
+                !set.is_empty() && set.iter().all(is_meant)
+            }
+        });
         let mut shared = Vec::new();
         let mut changes = Vec::new();
         for (differs, set) in told.paired {
-            let from = if let Difference::Renamed(from) = &differs.how { Some(from.clone()) } else { None };
+            let from = if let Difference::Renamed(from) = &differs.how {
+                Some(from.clone())
+            } else {
+                None
+            };
             let path = differs.path.clone();
             if chosen.contains(&path) && from.as_ref().is_none_or(|from| chosen.contains(from)) {
                 changes.push(change(differs, true));
             } else if set.iter().any(is_meant) {
-                let others: Vec<String> = set.iter().filter(|writer| !is_meant(writer)).map(|writer| label(&told.writers, *writer)).collect();
-                shared.push(SharedPath { path: TreePath(path), by: others });
+                let others: Vec<String> = set
+                    .iter()
+                    .filter(|writer| !is_meant(writer))
+                    .map(|writer| label(&told.writers, *writer))
+                    .collect();
+                shared.push(SharedPath {
+                    path: TreePath(path),
+                    by: others,
+                });
             }
         }
         changes.sort_by(|a, b| a.path.cmp(&b.path));
@@ -151,23 +216,42 @@ impl States {
     }
 
     /// What a restore of these names alone is to do, as far as that can be without others.
-    pub(super) fn selection_of(&self, target: CheckpointId, touched: &Touched, names: &[Vec<u8>]) -> SysResult<Selection> {
+    pub(super) fn selection_of(
+        &self,
+        target: CheckpointId,
+        touched: &Touched,
+        names: &[Vec<u8>],
+    ) -> SysResult<Selection> {
         let told = self.told(target, State::Live, touched)?;
         let names: HashSet<&[u8]> = names.iter().map(Vec::as_slice).collect();
-        let chosen = choose(&told.unpaired, |differs, _| names.contains(differs.path.as_slice()));
+        let chosen = choose(&told.unpaired, |differs, _| {
+            names.contains(differs.path.as_slice())
+        });
         let is_chosen = |differs: &Differs| {
-            let from = if let Difference::Renamed(from) = &differs.how { Some(from) } else { None };
+            let from = if let Difference::Renamed(from) = &differs.how {
+                Some(from)
+            } else {
+                None
+            };
             chosen.contains(&differs.path) && from.is_none_or(|from| chosen.contains(from))
         };
-        let mut changes: Vec<Change> =
-            told.paired.into_iter().filter(|(differs, _)| is_chosen(differs)).map(|(differs, _)| change(differs, true)).collect();
+        let mut changes: Vec<Change> = told
+            .paired
+            .into_iter()
+            .filter(|(differs, _)| is_chosen(differs))
+            .map(|(differs, _)| change(differs, true))
+            .collect();
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(Selection::new(&told.unpaired, chosen, changes, Vec::new()))
     }
 }
 
 impl Engine {
-    pub(super) fn changes_by(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<ByProcess> {
+    pub(super) fn changes_by(
+        &self,
+        from: Option<&StateName>,
+        to: Option<&StateName>,
+    ) -> VerbResult<ByProcess> {
         let failed = |errno| error::failed("the two states cannot be compared", errno);
         let from = match from {
             Some(from) => self.states.state(from)?,
@@ -175,31 +259,53 @@ impl Engine {
         };
         let to = to.map_or(Ok(State::Live), |to| self.states.state(to))?;
         let (older, newer, backwards) = crate::history::diff::ordered(from, to);
-        let State::At(older) = older else { return Ok(ByProcess::default()) };
+        let State::At(older) = older else {
+            return Ok(ByProcess::default());
+        };
         if newer == State::Live {
             self.checkpoints.settle();
         }
-        let upto = if let State::At(id) = newer { Some(id) } else { None };
+        let upto = if let State::At(id) = newer {
+            Some(id)
+        } else {
+            None
+        };
         if upto == Some(older) {
             return Ok(ByProcess::default());
         }
         let touched = self.states.touched(older, upto).map_err(failed)?;
         let told = self.states.told(older, newer, &touched).map_err(failed)?;
-        let mut listed = listed(&told.writers, told.paired.into_iter().map(|(differs, set)| (change(differs, backwards), set)));
+        let mut listed = listed(
+            &told.writers,
+            told.paired
+                .into_iter()
+                .map(|(differs, set)| (change(differs, backwards), set)),
+        );
         if newer == State::Live {
             // What was changed unseen: nobody knows by whom.
-            let known: HashSet<TreePath> = listed.changes.iter().map(|one| one.change.path.clone()).collect();
+            let known: HashSet<TreePath> = listed
+                .changes
+                .iter()
+                .map(|one| one.change.path.clone())
+                .collect();
             let unseen = self.states.changed_unserved(older).map_err(failed)?;
             let unseen = unseen.iter().filter(|change| !known.contains(&change.path));
-            listed.changes.extend(unseen.map(|change| ChangeBy { change: change.clone(), by: Vec::new(), others: false }));
+            listed.changes.extend(unseen.map(|change| ChangeBy {
+                change: change.clone(),
+                by: Vec::new(),
+                others: false,
+            }));
         }
-        listed.changes.sort_by(|a, b| a.change.path.cmp(&b.change.path));
+        listed
+            .changes
+            .sort_by(|a, b| a.change.path.cmp(&b.change.path));
         Ok(listed)
     }
 }
 
 impl Checkpoints {
-    /// What was open for writing when a checkpoint was made, as it was told then; `None`: nothing was, or an older program made it.
+    /// What was open for writing when a checkpoint was made, as it was told then; `None`: nothing
+    /// was, or an older program made it.
     pub(super) fn open_at(&self, id: CheckpointId) -> VerbResult<Option<OpenAtCut>> {
         self.live
             .timeline()
@@ -208,20 +314,38 @@ impl Checkpoints {
             .map_err(|errno| error::failed("the journal cannot be read", errno))
     }
 
-    /// Tells the journal what was open for writing at a cut: found out after the thaw, so that nobody waits for it.
+    /// Tells the journal what was open for writing at a cut: found out after the thaw, so that
+    /// nobody waits for it.
     pub(super) fn tell_open(&self, id: CheckpointId, opened: Opened) {
         let Opened { open, more, .. } = opened;
         if open.is_empty() && more == 0 {
             return;
         }
-        let path = |slot: Slot| self.live.inodes.path_of(slot).unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes());
-        let open = open.into_iter().map(|(slot, by)| (path(slot), by.process.clone())).collect();
-        self.live.timeline().journal.tell(Record::OpenAt { id, open, more });
+        let path = |slot: Slot| {
+            self.live
+                .inodes
+                .path_of(slot)
+                .unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes())
+        };
+        let open = open
+            .into_iter()
+            .map(|(slot, by)| (path(slot), by.process.clone()))
+            .collect();
+        self.live
+            .timeline()
+            .journal
+            .tell(Record::OpenAt { id, open, more });
     }
 }
 
 pub(super) fn open_at_cut(open: Vec<(Vec<u8>, Process)>, more: u64) -> OpenAtCut {
-    let mut files: Vec<OpenFile> = open.into_iter().map(|(path, by)| OpenFile { path: TreePath(path), by: process_info(&by) }).collect();
+    let mut files: Vec<OpenFile> = open
+        .into_iter()
+        .map(|(path, by)| OpenFile {
+            path: TreePath(path),
+            by: process_info(&by),
+        })
+        .collect();
     files.sort_by(|a, b| a.path.cmp(&b.path).then(a.by.pid.cmp(&b.by.pid)));
     OpenAtCut { files, more }
 }
@@ -238,26 +362,55 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    fn new(found: &[(Differs, Set)], chosen: HashSet<Vec<u8>>, changes: Vec<Change>, shared: Vec<SharedPath>) -> Self {
+    fn new(
+        found: &[(Differs, Set)],
+        chosen: HashSet<Vec<u8>>,
+        changes: Vec<Change>,
+        shared: Vec<SharedPath>,
+    ) -> Self {
         let paths = exact_paths(found, &chosen);
         let mut names: Vec<Vec<u8>> = chosen.into_iter().collect();
         names.sort();
-        Selection { names, paths, changes, shared }
+        Selection {
+            names,
+            paths,
+            changes,
+            shared,
+        }
     }
 }
 
 pub(super) fn no_checkpoint() -> VerbError {
-    VerbError { code: "unknown-checkpoint".into(), message: "there is no checkpoint yet".into(), hint: Some("make one: ckptfs checkpoint".into()) }
+    VerbError {
+        code: "unknown-checkpoint".into(),
+        message: "there is no checkpoint yet".into(),
+        hint: Some("make one: ckptfs checkpoint".into()),
+    }
 }
 
 fn nobody(who: &str, told: &Told) -> VerbError {
-    let writers: Set = told.unpaired.iter().flat_map(|(_, set)| set.iter().copied()).collect();
-    let mut known: Vec<String> = writers.into_iter().map(|writer| label(&told.writers, writer)).collect();
+    let writers: Set = told
+        .unpaired
+        .iter()
+        .flat_map(|(_, set)| set.iter().copied())
+        .collect();
+    let mut known: Vec<String> = writers
+        .into_iter()
+        .map(|writer| label(&told.writers, writer))
+        .collect();
     known.sort();
     known.dedup();
     known.truncate(8);
-    let hint = if known.is_empty() { "nobody has since that checkpoint".to_owned() } else { format!("these have: {}", known.join(", ")) };
-    VerbError { code: "unknown-process".into(), message: format!("no process {who:?} has changed anything since that checkpoint"), hint: Some(hint) }
+    let hint = if known.is_empty() {
+        "nobody has since that checkpoint".to_owned()
+    } else {
+        format!("these have: {}", known.join(", "))
+    };
+    VerbError {
+        code: "unknown-process".into(),
+        message: format!("no process {who:?} has changed anything since that checkpoint"),
+        hint: Some(hint),
+    }
 }
 
 fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
@@ -268,7 +421,11 @@ fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
         .collect();
     known.sort();
     let message = format!("process {pid} was {} different processes", known.len());
-    VerbError { code: "ambiguous-process".into(), message, hint: Some(format!("say which: {}", known.join(", "))) }
+    VerbError {
+        code: "ambiguous-process".into(),
+        message,
+        hint: Some(format!("say which: {}", known.join(", "))),
+    }
 }
 
 /// A process as a person is told of it.
@@ -290,7 +447,13 @@ fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, Set)>) -> By
     let mut place: BTreeMap<usize, usize> = BTreeMap::new();
     for (change, set) in changes {
         let mut by = Vec::new();
-        for at in set.iter().filter_map(|writer| if let Writer::One(at) = writer { Some(*at) } else { None }) {
+        for at in set.iter().filter_map(|writer| {
+            if let Writer::One(at) = writer {
+                Some(*at)
+            } else {
+                None
+            }
+        }) {
             let next = found.processes.len();
             let index = *place.entry(at).or_insert(next);
             if index == next
@@ -305,7 +468,11 @@ fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, Set)>) -> By
             }
             by.push(index);
         }
-        found.changes.push(ChangeBy { change, by, others: set.contains(&Writer::Others) });
+        found.changes.push(ChangeBy {
+            change,
+            by,
+            others: set.contains(&Writer::Others),
+        });
     }
     found
 }
@@ -314,32 +481,52 @@ fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, Set)>) -> By
 type Moves<'a> = (Vec<&'a [u8]>, Vec<&'a [u8]>);
 
 fn parent_of(path: &[u8]) -> Option<&[u8]> {
-    path.iter().rposition(|byte| *byte == b'/').and_then(|at| path.get(..at))
+    path.iter()
+        .rposition(|byte| *byte == b'/')
+        .and_then(|at| path.get(..at))
 }
 
-/// The paths that can be made what they were, and are chosen: nothing that is not chosen goes or comes with them. What cannot be done without the rest
-/// is left out until that is so:
+/// The paths that can be made what they were, and are chosen: nothing that is not chosen goes or
+/// comes with them. What cannot be done without the rest is left out until that is so:
 /// - what has gone together with its directory comes back only if that does, or is there;
 /// - a directory goes only if all that is in it does;
 /// - an inode that has another path now is at one of the two, so both are chosen or none.
 fn choose(found: &[(Differs, Set)], wanted: impl Fn(&Differs, &Set) -> bool) -> HashSet<Vec<u8>> {
-    let by_path: HashMap<&[u8], &Differs> = found.iter().map(|(differs, _)| (differs.path.as_slice(), differs)).collect();
+    let by_path: HashMap<&[u8], &Differs> = found
+        .iter()
+        .map(|(differs, _)| (differs.path.as_slice(), differs))
+        .collect();
     let mut pairs: HashMap<(Slot, Kind), Moves<'_>> = HashMap::new();
     for (differs, _) in found {
         match differs.how {
-            Difference::Deleted => pairs.entry((differs.slot(), differs.kind)).or_default().0.push(&differs.path),
-            Difference::Added => pairs.entry((differs.slot(), differs.kind)).or_default().1.push(&differs.path),
+            Difference::Deleted => pairs
+                .entry((differs.slot(), differs.kind))
+                .or_default()
+                .0
+                .push(&differs.path),
+            Difference::Added => pairs
+                .entry((differs.slot(), differs.kind))
+                .or_default()
+                .1
+                .push(&differs.path),
             _ => {}
         }
     }
     pairs.retain(|_, (gone, come)| !gone.is_empty() && !come.is_empty());
-    let mut chosen: HashSet<&[u8]> = found.iter().filter(|(differs, set)| wanted(differs, set)).map(|(differs, _)| differs.path.as_slice()).collect();
+    let mut chosen: HashSet<&[u8]> = found
+        .iter()
+        .filter(|(differs, set)| wanted(differs, set))
+        .map(|(differs, _)| differs.path.as_slice())
+        .collect();
     loop {
         let before = chosen.len();
         let fits = |path: &&[u8], chosen: &HashSet<&[u8]>| {
-            let comes = by_path.get(path).is_some_and(|differs| differs.old.is_some());
+            let comes = by_path
+                .get(path)
+                .is_some_and(|differs| differs.old.is_some());
             let up = parent_of(path).and_then(|up| by_path.get(up));
-            let needs_up = up.is_some_and(|up| matches!(up.how, Difference::Deleted | Difference::TypeChanged));
+            let needs_up = up
+                .is_some_and(|up| matches!(up.how, Difference::Deleted | Difference::TypeChanged));
             !(comes && needs_up) || up.is_some_and(|up| chosen.contains(up.path.as_slice()))
         };
         let mut all: Vec<&[u8]> = chosen.iter().copied().collect();
@@ -349,12 +536,20 @@ fn choose(found: &[(Differs, Set)], wanted: impl Fn(&Differs, &Set) -> bool) -> 
                 chosen.remove(path);
             }
         }
-        let stay = |differs: &&Differs| differs.how == Difference::Added && !chosen.contains(differs.path.as_slice());
-        let staying: Vec<&Differs> = found.iter().map(|(differs, _)| differs).filter(stay).collect();
+        let stay = |differs: &&Differs| {
+            differs.how == Difference::Added && !chosen.contains(differs.path.as_slice())
+        };
+        let staying: Vec<&Differs> = found
+            .iter()
+            .map(|(differs, _)| differs)
+            .filter(stay)
+            .collect();
         for differs in staying {
             let mut up = parent_of(&differs.path);
             while let Some(path) = up {
-                if by_path.get(path).is_some_and(|above| matches!(above.how, Difference::Added | Difference::TypeChanged)) {
+                if by_path.get(path).is_some_and(|above| {
+                    matches!(above.how, Difference::Added | Difference::TypeChanged)
+                }) {
                     chosen.remove(path);
                 }
                 up = parent_of(path);
@@ -373,9 +568,15 @@ fn choose(found: &[(Differs, Set)], wanted: impl Fn(&Differs, &Set) -> bool) -> 
     }
 }
 
-/// The chosen names as the plan wants them: what is in a directory that goes back to where it was, by its path there.
+/// The chosen names as the plan wants them: what is in a directory that goes back to where it was,
+/// by its path there.
 fn exact_paths(found: &[(Differs, Set)], chosen: &HashSet<Vec<u8>>) -> Vec<Vec<u8>> {
-    let chosen_ones = || found.iter().map(|(differs, _)| differs).filter(|differs| chosen.contains(&differs.path));
+    let chosen_ones = || {
+        found
+            .iter()
+            .map(|(differs, _)| differs)
+            .filter(|differs| chosen.contains(&differs.path))
+    };
     let back: HashMap<Slot, &[u8]> = chosen_ones()
         .filter(|differs| differs.kind == Kind::Dir && differs.new.is_none())
         .map(|differs| (differs.slot(), differs.path.as_slice()))
@@ -394,7 +595,14 @@ fn exact_paths(found: &[(Differs, Set)], chosen: &HashSet<Vec<u8>>) -> Vec<Vec<u
         None
     };
     let mut paths: Vec<Vec<u8>> = chosen_ones()
-        .map(|differs| differs.new.as_ref().filter(|_| differs.how == Difference::Added).and_then(there).unwrap_or_else(|| differs.path.clone()))
+        .map(|differs| {
+            differs
+                .new
+                .as_ref()
+                .filter(|_| differs.how == Difference::Added)
+                .and_then(there)
+                .unwrap_or_else(|| differs.path.clone())
+        })
         .collect();
     paths.sort();
     paths.dedup();

@@ -1,7 +1,8 @@
-//! Checkpoints that nobody asks for: at intervals, when it becomes quiet, and what becomes of those that the tripwire makes.
+//! Checkpoints that nobody asks for: at intervals, when it becomes quiet, and what becomes of those
+//! that the tripwire makes.
 //!
-//! One thread, which sleeps for good where nothing of it is asked for and no mark of the tripwire is to be decided upon. It holds no lock while it
-//! waits, and what it works on only for a round.
+//! One thread, which sleeps for good where nothing of it is asked for and no mark of the tripwire
+//! is to be decided upon. It holds no lock while it waits, and what it works on only for a round.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -22,7 +23,8 @@ use crate::store::record::{Actor, Reason, Trigger};
 use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
 
-/// Nothing is to be done: the thread sleeps until it is woken, and looks at the clock nevertheless once in a while.
+/// Nothing is to be done: the thread sleeps until it is woken, and looks at the clock nevertheless
+/// once in a while.
 const ASLEEP: Duration = Duration::from_secs(3600);
 /// The shortest and the longest pause between two looks at whether it is quiet.
 const LOOK_MIN: Duration = Duration::from_millis(20);
@@ -62,12 +64,18 @@ struct Seen {
 impl Auto {
     pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
         let config = automatic.serving.config.auto;
-        if (AutoConfig { absence: false, ..config }) == AutoConfig::default() {
+        if (AutoConfig {
+            absence: false,
+            ..config
+        }) == AutoConfig::default()
+        {
             return Ok(());
         }
         let weak = Arc::downgrade(automatic);
         automatic.auto.state.lock().running = true;
-        let spawned = std::thread::Builder::new().name("auto".into()).spawn(move || run(&weak));
+        let spawned = std::thread::Builder::new()
+            .name("auto".into())
+            .spawn(move || run(&weak));
         if spawned.is_err() {
             automatic.auto.state.lock().running = false;
         }
@@ -128,7 +136,12 @@ fn run(automatic: &Weak<Automatic>) {
 /// The daemon itself, for the record.
 pub(super) fn daemon() -> Actor {
     let (uid, gid) = sys::ids();
-    Actor { uid, gid, pid: std::process::id(), process: "ckptfs".into() }
+    Actor {
+        uid,
+        gid,
+        pid: std::process::id(),
+        process: "ckptfs".into(),
+    }
 }
 
 /// Makes checkpoints that nobody asks for.
@@ -169,7 +182,9 @@ impl Automatic {
 
     /// Takes back the marks that no burst followed.
     fn decide_marks(&self) -> Duration {
-        let Some(tripwire) = &self.tripwire else { return ASLEEP };
+        let Some(tripwire) = &self.tripwire else {
+            return ASLEEP;
+        };
         let Decision { take_back, next } = tripwire.decide(Instant::now());
         for id in take_back {
             self.take_back_mark(id);
@@ -182,38 +197,59 @@ impl Automatic {
 
     /// A mark that somebody has given a name to is theirs.
     fn take_back_mark(&self, id: CheckpointId) {
-        let ours = self.live.timeline().catalogue.checkpoint(id).is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
+        let ours = self
+            .live
+            .timeline()
+            .catalogue
+            .checkpoint(id)
+            .is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
         if !ours {
             return;
         }
         match self.checkpoints.free_checkpoint(&daemon(), id) {
             Ok(_) => tracing::debug!(%id, "no burst followed: the mark is taken back"),
-            Err(error) => tracing::warn!(%error.message, %id, "a mark that no burst followed stays"),
+            Err(error) => {
+                tracing::warn!(%error.message, %id, "a mark that no burst followed stays")
+            }
         }
         self.snapdir.snapdir_changed();
     }
 
     fn interval_round(&self, every: Duration) -> Duration {
-        let began = *self.auto.seen.lock().interval.get_or_insert_with(Instant::now);
+        let began = *self
+            .auto
+            .seen
+            .lock()
+            .interval
+            .get_or_insert_with(Instant::now);
         let left = (began + every).saturating_duration_since(Instant::now());
         if !left.is_zero() {
             return left;
         }
         let made = self.make_automatic(Trigger::Interval);
         self.auto.seen.lock().interval = Some(Instant::now());
-        if made { every } else { every.min(RETRY.max(LOOK_MIN)) }
+        if made {
+            every
+        } else {
+            every.min(RETRY.max(LOOK_MIN))
+        }
     }
 
     fn quiet_round(&self, quiet: Duration) -> Duration {
         let look = (quiet / 4).clamp(LOOK_MIN, LOOK_MAX);
-        let Ok(stir) = self.checkpoints.stir() else { return look };
+        let Ok(stir) = self.checkpoints.stir() else {
+            return look;
+        };
         let now = Instant::now();
         let due = {
             let mut seen = self.auto.seen.lock();
             if seen.stir != stir || seen.since.is_none() {
                 (seen.stir, seen.since, seen.done) = (stir, Some(now), false);
             }
-            !seen.done && seen.since.is_some_and(|since| now.duration_since(since) >= quiet)
+            !seen.done
+                && seen
+                    .since
+                    .is_some_and(|since| now.duration_since(since) >= quiet)
         };
         if due {
             let made = self.make_automatic(Trigger::Quiet);
@@ -228,9 +264,12 @@ impl Automatic {
         look
     }
 
-    /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be tried again.
+    /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be
+    /// tried again.
     fn make_automatic(&self, trigger: Trigger) -> bool {
-        if self.live.timeline().epochs.dirty() == 0 && self.live.timeline().catalogue.last().is_some() {
+        if self.live.timeline().epochs.dirty() == 0
+            && self.live.timeline().catalogue.last().is_some()
+        {
             return true;
         }
         if let Some(last) = self.live.timeline().catalogue.last() {
@@ -244,8 +283,15 @@ impl Automatic {
                 }
             }
         }
-        let made = self.checkpoints.checkpoint_with_hooks(&daemon(), &CheckpointOptions::default(), Reason::Auto { trigger });
+        let made = self.checkpoints.checkpoint_with_hooks(
+            &daemon(),
+            &CheckpointOptions::default(),
+            Reason::Auto { trigger },
+        );
         self.snapdir.snapdir_changed();
-        made.inspect_err(|error| tracing::warn!(%error.message, "an automatic checkpoint was not made")).is_ok()
+        made.inspect_err(
+            |error| tracing::warn!(%error.message, "an automatic checkpoint was not made"),
+        )
+        .is_ok()
     }
 }

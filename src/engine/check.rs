@@ -1,8 +1,10 @@
-//! `verify` and `fsck`: the store's own check ([`crate::store::check`]), of a tree that is served and of one that is not.
+//! `verify` and `fsck`: the store's own check ([`crate::store::check`]), of a tree that is served
+//! and of one that is not.
 //!
-//! A served tree is verified a moment at a time: whoever asks gets a part of the answer and asks again, so that no thread of the daemon is kept, a
-//! bar can be shown, and who stops asking stops it. What seems damaged is looked at again before it is told: captures are taken back
-//! and checkpoints deleted meanwhile.
+//! A served tree is verified a moment at a time: whoever asks gets a part of the answer and asks
+//! again, so that no thread of the daemon is kept, a bar can be shown, and who stops asking stops
+//! it. What seems damaged is looked at again before it is told: captures are taken back and
+//! checkpoints deleted meanwhile.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -39,14 +41,24 @@ fn unreadable(cause: &StoreError) -> VerbError {
 fn repair_of(finding: &Finding) -> Option<&'static str> {
     match finding.kind {
         DamageKind::IndexMissing => Some("make the index from the journal"),
-        DamageKind::IndexUnreadable | DamageKind::IndexWrong => Some("set the index aside and make it from the journal"),
-        DamageKind::BaselineDamaged => Some("remove it: a mount writes the tree down anew"),
-        DamageKind::JournalTorn => Some("save the torn end beside the journal and cut it off, as mounting does"),
-        DamageKind::ObjectChanged | DamageKind::ObjectSize => {
-            Some("set the object aside, so that reading this version fails and never gives wrong bytes")
+        DamageKind::IndexUnreadable | DamageKind::IndexWrong => {
+            Some("set the index aside and make it from the journal")
         }
+        DamageKind::BaselineDamaged => Some("remove it: a mount writes the tree down anew"),
+        DamageKind::JournalTorn => {
+            Some("save the torn end beside the journal and cut it off, as mounting does")
+        }
+        DamageKind::ObjectChanged | DamageKind::ObjectSize => Some(
+            "set the object aside, so that reading this version fails and never gives wrong bytes",
+        ),
         // A moved inode is the only copy of what it holds.
-        DamageKind::ObjectUnneeded if finding.object.is_some_and(|object| object.origin == ObjectOrigin::Cloned) => Some("set the object aside"),
+        DamageKind::ObjectUnneeded
+            if finding
+                .object
+                .is_some_and(|object| object.origin == ObjectOrigin::Cloned) =>
+        {
+            Some("set the object aside")
+        }
         DamageKind::ObjectUnneeded
         | DamageKind::FormatUnreadable
         | DamageKind::JournalDamaged
@@ -71,7 +83,9 @@ fn damage(finding: &Finding) -> Damage {
 
 /// Tells what a check has found since this was last asked.
 fn tell(run: u64, check: &mut Check) -> Verified {
-    let rest = check.findings.split_off(check.findings.len().min(PART_FINDINGS_MAX));
+    let rest = check
+        .findings
+        .split_off(check.findings.len().min(PART_FINDINGS_MAX));
     let told = std::mem::replace(&mut check.findings, rest);
     Verified {
         run,
@@ -95,7 +109,11 @@ pub(super) struct Verifier {
 
 impl Verifier {
     pub(super) fn new(live: Arc<Live>, states: Arc<States>) -> Verifier {
-        Verifier { live, states, checks: Runs::default() }
+        Verifier {
+            live,
+            states,
+            checks: Runs::default(),
+        }
     }
 
     pub(super) fn verify_for_a_while(&self, options: &VerifyOptions) -> VerbResult<Verified> {
@@ -103,8 +121,13 @@ impl Verifier {
         let mut check = match options.run {
             Some(run) => self.checks.take(run)?,
             None => {
-                let of = options.state.as_ref().map(|state| self.states.checkpoint_id(state)).transpose()?;
-                let mut check = Check::begin(&store.journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
+                let of = options
+                    .state
+                    .as_ref()
+                    .map(|state| self.states.checkpoint_id(state))
+                    .transpose()?;
+                let mut check = Check::begin(&store.journal, of, options.deep)
+                    .map_err(|cause| unreadable(&cause))?;
                 check.compare_index(&store.index, &store.journal);
                 check.read_baseline(&store.layout);
                 self.look_behind(of, options.deep, &mut check)?;
@@ -114,22 +137,42 @@ impl Verifier {
         let started = Instant::now();
         while started.elapsed() < PART_TIME && check.findings.len() < PART_FINDINGS_MAX {
             let known = check.findings.len();
-            let Some(version) = check.step(&store.layers).cloned() else { break };
-            if check.findings.len() > known && !self.is_still_wrong(&version, check.findings.last()) {
+            let Some(version) = check.step(&store.layers).cloned() else {
+                break;
+            };
+            if check.findings.len() > known && !self.is_still_wrong(&version, check.findings.last())
+            {
                 check.findings.truncate(known);
             }
         }
         let told = tell(0, &mut check);
-        let run = if told.finished { options.run.unwrap_or(0) } else { self.checks.put(options.run, check) };
+        let run = if told.finished {
+            options.run.unwrap_or(0)
+        } else {
+            self.checks.put(options.run, check)
+        };
         Ok(Verified { run, ..told })
     }
 
-    /// What checkpoints cannot show because it was changed behind our back. Where nobody was asked to be thorough only what is known without a walk, or was
-    /// changed while nobody served the tree.
-    fn look_behind(&self, of: Option<CheckpointId>, deep: bool, check: &mut Check) -> VerbResult<()> {
+    /// What checkpoints cannot show because it was changed behind our back. Where nobody was asked
+    /// to be thorough only what is known without a walk, or was changed while nobody served the
+    /// tree.
+    fn look_behind(
+        &self,
+        of: Option<CheckpointId>,
+        deep: bool,
+        check: &mut Check,
+    ) -> VerbResult<()> {
         let retained = self.live.timeline().catalogue.retained();
-        // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk tells most.
-        let Some(id) = of.or(if deep { self.live.timeline().catalogue.last() } else { retained.first().map(|(id, _)| *id) }) else { return Ok(()) };
+        // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk
+        // tells most.
+        let Some(id) = of.or(if deep {
+            self.live.timeline().catalogue.last()
+        } else {
+            retained.first().map(|(id, _)| *id)
+        }) else {
+            return Ok(());
+        };
         let failed = |errno| error::failed("the tree cannot be read", errno);
         let mut changed = self.states.changed_unserved(id).map_err(failed)?;
         if deep || of.is_some() {
@@ -138,29 +181,55 @@ impl Verifier {
             changed.dedup_by(|a, b| a.path == b.path);
         }
         check.findings.extend(changed.into_iter().map(|change| {
-            let found = Finding::of_store(DamageKind::ChangedUnseen, "the tree", "it was changed while nothing was mounted, or past the mount");
-            Finding { path: Some(change.path.0), checkpoints: vec![id], ..found }
+            let found = Finding::of_store(
+                DamageKind::ChangedUnseen,
+                "the tree",
+                "it was changed while nothing was mounted, or past the mount",
+            );
+            Finding {
+                path: Some(change.path.0),
+                checkpoints: vec![id],
+                ..found
+            }
         }));
         Ok(())
     }
 
-    /// The version is needed still, and not merely on its way into the layer. What is wrong with it is logged, and it is not shown any more.
+    /// The version is needed still, and not merely on its way into the layer. What is wrong with it
+    /// is logged, and it is not shown any more.
     fn is_still_wrong(&self, version: &Version, finding: Option<&Finding>) -> bool {
         let Some(finding) = finding else { return false };
-        if finding.kind == DamageKind::ObjectMissing && version.object.origin == ObjectOrigin::Moved {
+        if finding.kind == DamageKind::ObjectMissing && version.object.origin == ObjectOrigin::Moved
+        {
             std::thread::sleep(MOVE_TIME);
-            if matches!(self.live.timeline().store().layers.stat(version.object), Ok(Some(_))) {
+            if matches!(
+                self.live.timeline().store().layers.stat(version.object),
+                Ok(Some(_))
+            ) {
                 return false;
             }
         }
         let reads = |id: &CheckpointId| {
-            let found = self.live.timeline().catalogue.is_stored(*id).then(|| self.live.timeline().lookup.data_at(version.slot, *id));
+            let found = self
+                .live
+                .timeline()
+                .catalogue
+                .is_stored(*id)
+                .then(|| self.live.timeline().lookup.data_at(version.slot, *id));
             matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
         };
         let needed = version.checkpoints.iter().any(reads);
         if needed {
-            tracing::error!(object = finding.on, kind = finding.kind.name(), detail = finding.detail, "a version is damaged");
-            if matches!(finding.kind, DamageKind::ObjectChanged | DamageKind::ObjectSize) {
+            tracing::error!(
+                object = finding.on,
+                kind = finding.kind.name(),
+                detail = finding.detail,
+                "a version is damaged"
+            );
+            if matches!(
+                finding.kind,
+                DamageKind::ObjectChanged | DamageKind::ObjectSize
+            ) {
                 self.live.timeline().losses.distrust(version.object);
             }
         }
@@ -195,32 +264,64 @@ pub struct CheckOptions {
 }
 
 impl StoreCheck {
-    /// Begins a check of the store in the directory `root`. Nothing is written but by the index's own library.
+    /// Begins a check of the store in the directory `root`. Nothing is written but by the index's
+    /// own library.
     ///
     /// # Errors
     /// In words for a person: there is no store, it is in use, it is of a newer program.
     pub fn begin(root: impl AsFd, options: &CheckOptions) -> VerbResult<StoreCheck> {
-        let root = root.as_fd().try_clone_to_owned().map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
+        let root = root
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
         let layout = match Layout::open_to_check(&root) {
             Ok(layout) => layout,
-            Err(cause @ (StoreError::NotAStore | StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. })) => {
-                let found = Finding::of_store(DamageKind::FormatUnreadable, "format", cause.to_string());
-                return Ok(StoreCheck { root, open: None, check: Check::of_nothing(found), repaired: Vec::new() });
+            Err(
+                cause @ (StoreError::NotAStore
+                | StoreError::NewerFormat { .. }
+                | StoreError::UnknownFeature { .. }),
+            ) => {
+                let found =
+                    Finding::of_store(DamageKind::FormatUnreadable, "format", cause.to_string());
+                return Ok(StoreCheck {
+                    root,
+                    open: None,
+                    check: Check::of_nothing(found),
+                    repaired: Vec::new(),
+                });
             }
             Err(StoreError::Locked) => {
-                let hint = "verify it while it is mounted: ckptfs verify; or unmount it first".to_owned();
-                return Err(VerbError { code: "in-use".into(), message: "a daemon serves this directory".into(), hint: Some(hint) });
+                let hint =
+                    "verify it while it is mounted: ckptfs verify; or unmount it first".to_owned();
+                return Err(VerbError {
+                    code: "in-use".into(),
+                    message: "a daemon serves this directory".into(),
+                    hint: Some(hint),
+                });
             }
             Err(cause) => return Err(unreadable(&cause)),
         };
-        let (journal, opening, broken) = Journal::open_to_check(&layout).map_err(|cause| unreadable(&cause))?;
-        let of = options.state.as_ref().map(|state| named(&journal, state)).transpose()?;
-        let mut check = Check::begin(&journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
+        let (journal, opening, broken) =
+            Journal::open_to_check(&layout).map_err(|cause| unreadable(&cause))?;
+        let of = options
+            .state
+            .as_ref()
+            .map(|state| named(&journal, state))
+            .transpose()?;
+        let mut check =
+            Check::begin(&journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
         if let Some(broken) = broken.or_else(|| check_end(&layout, &journal).err()) {
             check.note_journal(&broken);
         } else if opening.torn {
-            let detail = format!("something follows the last whole frame, which ends at {}", opening.end);
-            check.findings.push(Finding::of_store(DamageKind::JournalTorn, format!("journal/{:08}", opening.end.segment), detail));
+            let detail = format!(
+                "something follows the last whole frame, which ends at {}",
+                opening.end
+            );
+            check.findings.push(Finding::of_store(
+                DamageKind::JournalTorn,
+                format!("journal/{:08}", opening.end.segment),
+                detail,
+            ));
         }
         let layers = Layers::new(&layout).map_err(|cause| unreadable(&cause))?;
         check_index(&mut check, &layout, &journal)?;
@@ -228,42 +329,77 @@ impl StoreCheck {
         if options.strays {
             check.strays(&layers).map_err(|cause| unreadable(&cause))?;
         }
-        Ok(StoreCheck { root, open: Some(Open { journal, layers, layout }), check, repaired: Vec::new() })
+        Ok(StoreCheck {
+            root,
+            open: Some(Open {
+                journal,
+                layers,
+                layout,
+            }),
+            check,
+            repaired: Vec::new(),
+        })
     }
 
     /// Works for a moment, and tells what was found since the last one.
     pub fn step(&mut self) -> Verified {
         let started = Instant::now();
         if let Some(open) = &self.open {
-            while started.elapsed() < PART_TIME && self.check.findings.len() < PART_FINDINGS_MAX && self.check.step(&open.layers).is_some() {}
+            while started.elapsed() < PART_TIME
+                && self.check.findings.len() < PART_FINDINGS_MAX
+                && self.check.step(&open.layers).is_some()
+            {}
         }
-        self.repaired.extend(self.check.findings.iter().take(PART_FINDINGS_MAX).cloned());
+        self.repaired
+            .extend(self.check.findings.iter().take(PART_FINDINGS_MAX).cloned());
         tell(0, &mut self.check)
     }
 
-    /// `all`: does what can be done about all that was told, and is safe: nothing is destroyed, what is damaged is set aside. `rebuild_index`: the
-    /// index is made anew whatever was found. Says what was done, and what could not be.
+    /// `all`: does what can be done about all that was told, and is safe: nothing is destroyed,
+    /// what is damaged is set aside. `rebuild_index`: the index is made anew whatever was found.
+    /// Says what was done, and what could not be.
     ///
     /// # Errors
     /// In words for a person; what was done before stays done.
     pub fn repair(self, all: bool, rebuild_index: bool) -> VerbResult<Vec<String>> {
-        let Some(Open { journal, layers, layout }) = self.open else { return Ok(Vec::new()) };
+        let Some(Open {
+            journal,
+            layers,
+            layout,
+        }) = self.open
+        else {
+            return Ok(Vec::new());
+        };
         let mut said = Vec::new();
         for finding in self.repaired.iter().filter(|_| all) {
-            let (Some(object), Some(_)) = (finding.object, repair_of(finding)) else { continue };
-            layers.set_aside(object, layout.dir()).map_err(|cause| unreadable(&cause))?;
+            let (Some(object), Some(_)) = (finding.object, repair_of(finding)) else {
+                continue;
+            };
+            layers
+                .set_aside(object, layout.dir())
+                .map_err(|cause| unreadable(&cause))?;
             said.push(format!("{} was set aside, to aside/", finding.on));
         }
-        let found = |kinds: &[DamageKind]| self.repaired.iter().any(|finding| kinds.contains(&finding.kind));
+        let found = |kinds: &[DamageKind]| {
+            self.repaired
+                .iter()
+                .any(|finding| kinds.contains(&finding.kind))
+        };
         let has = |kinds: &[DamageKind]| all && found(kinds);
-        let of_index = has(&[DamageKind::IndexMissing, DamageKind::IndexUnreadable, DamageKind::IndexWrong]);
+        let of_index = has(&[
+            DamageKind::IndexMissing,
+            DamageKind::IndexUnreadable,
+            DamageKind::IndexWrong,
+        ]);
         if has(&[DamageKind::BaselineDamaged]) {
             Baseline::remove(&layout).map_err(|cause| unreadable(&cause))?;
             said.push("the baseline was removed; a mount writes the tree down anew".to_owned());
         }
         // Opening takes the lock itself.
         drop((journal, layers, layout));
-        if found(&[DamageKind::JournalDamaged, DamageKind::FormatUnreadable]) || !(of_index || rebuild_index || has(&[DamageKind::JournalTorn])) {
+        if found(&[DamageKind::JournalDamaged, DamageKind::FormatUnreadable])
+            || !(of_index || rebuild_index || has(&[DamageKind::JournalTorn]))
+        {
             return Ok(said);
         }
         let (store, opened) = Store::open(&self.root, false).map_err(|cause| unreadable(&cause))?;
@@ -277,7 +413,10 @@ impl StoreCheck {
             if store.index.is_in_memory() {
                 said.push("there is no room for the index: a mount makes it in memory".to_owned());
             } else {
-                store.index.flush_durable().map_err(|cause| unreadable(&cause))?;
+                store
+                    .index
+                    .flush_durable()
+                    .map_err(|cause| unreadable(&cause))?;
                 said.push(INDEX_MADE.to_owned());
             }
         }
@@ -291,24 +430,48 @@ fn named(journal: &Journal, state: &StateName) -> VerbResult<CheckpointId> {
     let found = match state.0.parse().map(CheckpointId) {
         Ok(id) => checkpoints.iter().find(|checkpoint| checkpoint.id == id),
         Err(_) if state.0 == "latest" => checkpoints.last(),
-        Err(_) => checkpoints.iter().find(|checkpoint| checkpoint.tags.contains(&state.0)),
+        Err(_) => checkpoints
+            .iter()
+            .find(|checkpoint| checkpoint.tags.contains(&state.0)),
     };
-    let names = || checkpoints.iter().flat_map(|checkpoint| [vec![checkpoint.id.to_string()], checkpoint.tags.clone()].concat()).collect::<Vec<_>>();
-    found.map(|checkpoint| checkpoint.id).ok_or_else(|| error::unknown_state(&state.0, &names()))
+    let names = || {
+        checkpoints
+            .iter()
+            .flat_map(|checkpoint| {
+                [vec![checkpoint.id.to_string()], checkpoint.tags.clone()].concat()
+            })
+            .collect::<Vec<_>>()
+    };
+    found
+        .map(|checkpoint| checkpoint.id)
+        .ok_or_else(|| error::unknown_state(&state.0, &names()))
 }
 
 fn check_index(check: &mut Check, layout: &Layout, journal: &Journal) -> VerbResult<()> {
     // What a damaged journal does not tell of cannot be compared.
-    if check.findings.iter().any(|finding| finding.kind == DamageKind::JournalDamaged) {
+    if check
+        .findings
+        .iter()
+        .any(|finding| finding.kind == DamageKind::JournalDamaged)
+    {
         return Ok(());
     }
     match Index::open_to_check(layout).map_err(|cause| unreadable(&cause))? {
         Ok(index) => check.compare_index(&index, journal),
-        // Of nothing there is nothing to index; one of an older program is made anew by whoever serves the store next.
+        // Of nothing there is nothing to index; one of an older program is made anew by whoever
+        // serves the store next.
         Err(Doubt::Missing) if check.totals.frames == 0 => {}
         Err(Doubt::Older) => {}
-        Err(doubt @ Doubt::Missing) => check.findings.push(Finding::of_store(DamageKind::IndexMissing, "index", doubt.to_string())),
-        Err(doubt) => check.findings.push(Finding::of_store(DamageKind::IndexUnreadable, "index", doubt.to_string())),
+        Err(doubt @ Doubt::Missing) => check.findings.push(Finding::of_store(
+            DamageKind::IndexMissing,
+            "index",
+            doubt.to_string(),
+        )),
+        Err(doubt) => check.findings.push(Finding::of_store(
+            DamageKind::IndexUnreadable,
+            "index",
+            doubt.to_string(),
+        )),
     }
     Ok(())
 }

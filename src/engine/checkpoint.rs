@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::api::{CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult, microseconds};
+use super::api::{
+    CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult, microseconds,
+};
 use super::compare::States;
 use super::control::Snapdir;
 use super::error;
@@ -58,56 +60,115 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub(super) fn new(live: Arc<Live>, serving: Arc<Serving>, states: Arc<States>, snapdir: Arc<Snapdir>, hooks: Option<Hooks>) -> Checkpoints {
-        Checkpoints { live, serving, states, snapdir, checkpointing: Mutex::ranked(Rank::Checkpointing, ()), hooks }
+    pub(super) fn new(
+        live: Arc<Live>,
+        serving: Arc<Serving>,
+        states: Arc<States>,
+        snapdir: Arc<Snapdir>,
+        hooks: Option<Hooks>,
+    ) -> Checkpoints {
+        Checkpoints {
+            live,
+            serving,
+            states,
+            snapdir,
+            checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
+            hooks,
+        }
     }
 
     /// Closes the epoch. See [`CheckpointOptions`].
-    pub(super) fn make_checkpoint(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
+    pub(super) fn make_checkpoint(
+        &self,
+        by: &Actor,
+        options: &CheckpointOptions,
+        reason: Reason,
+    ) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
         if !self.live.timeline().indexer.takes_checkpoints() {
-            return Err(error::index_failed(&self.live.timeline().indexer.trouble().unwrap_or_default()));
+            return Err(error::index_failed(
+                &self.live.timeline().indexer.trouble().unwrap_or_default(),
+            ));
         }
         check_note(&options.note)?;
         let prepared = options.sync.then(|| self.live.durability.prepare_sync());
         let (mut waits, quiesce) = (0, options.quiesce_ms.map(Duration::from_millis));
         let (checkpoint, opened, calm, frozen, _one_at_a_time) = loop {
-            let made = self.freeze_within(quiesce).and_then(|Frozen { freeze, flushed, calm, _one_at_a_time }| {
-                let closed = self.close_epoch(Some(by), &options.note, tags.clone(), reason.clone(), flushed);
-                let frozen = freeze.lasted();
-                drop(freeze);
-                self.live.cuts.drop_unneeded();
-                closed.map(|(checkpoint, opened)| (checkpoint, opened, calm, frozen, _one_at_a_time))
-            });
+            let made = self.freeze_within(quiesce).and_then(
+                |Frozen {
+                     freeze,
+                     flushed,
+                     calm,
+                     _one_at_a_time,
+                 }| {
+                    let closed = self.close_epoch(
+                        Some(by),
+                        &options.note,
+                        tags.clone(),
+                        reason.clone(),
+                        flushed,
+                    );
+                    let frozen = freeze.lasted();
+                    drop(freeze);
+                    self.live.cuts.drop_unneeded();
+                    closed.map(|(checkpoint, opened)| {
+                        (checkpoint, opened, calm, frozen, _one_at_a_time)
+                    })
+                },
+            );
             match made {
                 // Most who write much in one call do end.
-                Err(Errno::EBUSY) if waits < WAYS_CLEARED_MAX && self.live.calls.await_way() => waits += 1,
-                made => break made.map_err(|errno| self.failed("the checkpoint was not made", errno))?,
+                Err(Errno::EBUSY) if waits < WAYS_CLEARED_MAX && self.live.calls.await_way() => {
+                    waits += 1
+                }
+                made => {
+                    break made
+                        .map_err(|errno| self.failed("the checkpoint was not made", errno))?;
+                }
             }
         };
         let (open_files, slowest) = (opened.files, opened.slowest);
         self.tell_open(checkpoint.id, opened);
         if let Some(prepared) = prepared {
-            // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
-            let synced = self.live.durability.sync_tree(&prepared, checkpoint.created_ns);
-            synced.map_err(|errno| error::failed("the checkpoint was made, but cannot be synced", errno))?;
+            // After the thaw, so that nobody waits: what was there at the freeze is on disk when
+            // this returns, and what came since may be too.
+            let synced = self
+                .live
+                .durability
+                .sync_tree(&prepared, checkpoint.created_ns);
+            synced.map_err(|errno| {
+                error::failed("the checkpoint was made, but cannot be synced", errno)
+            })?;
         }
         let atomic = checkpoint.atomic;
         let kept = self.live.timeline().catalogue.checkpoint(checkpoint.id);
-        let mut info = CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
+        let mut info =
+            CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
         info.duration_us = Some(microseconds(started.elapsed()));
         info.frozen_us = Some(microseconds(frozen));
-        info.slowest_file = slowest
-            .and_then(|(slot, took)| Some(Box::new(SlowFile { path: TreePath(self.live.inodes.path_of(slot)?), duration_us: microseconds(took) })));
+        info.slowest_file = slowest.and_then(|(slot, took)| {
+            Some(Box::new(SlowFile {
+                path: TreePath(self.live.inodes.path_of(slot)?),
+                duration_us: microseconds(took),
+            }))
+        });
         info.open_files = Some(open_files);
         info.quiesced = calm.map(|calm| calm && atomic);
         Ok(info)
     }
 
     /// Makes a checkpoint between its hooks.
-    pub(super) fn checkpoint_with_hooks(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
-        let variables = vec![("CKPTFS_NOTE", options.note.clone()), ("CKPTFS_TAGS", options.tags.join(" "))];
+    pub(super) fn checkpoint_with_hooks(
+        &self,
+        by: &Actor,
+        options: &CheckpointOptions,
+        reason: Reason,
+    ) -> VerbResult<CheckpointInfo> {
+        let variables = vec![
+            ("CKPTFS_NOTE", options.note.clone()),
+            ("CKPTFS_TAGS", options.tags.join(" ")),
+        ];
         around(
             self.hooks.as_ref(),
             &self.serving.config.mount,
@@ -118,9 +179,10 @@ impl Checkpoints {
         )
     }
 
-    /// Makes every change wait, for as long as the guard lives. What can be done before is: files no longer mapped are settled, hot ones written
-    /// back and captured, dirty pages of mappings that are in the kernel's cache brought in as writes. Says whether the tree holds every store that was made
-    /// through such a mapping before any change that it holds.
+    /// Makes every change wait, for as long as the guard lives. What can be done before is: files
+    /// no longer mapped are settled, hot ones written back and captured, dirty pages of mappings
+    /// that are in the kernel's cache brought in as writes. Says whether the tree holds every store
+    /// that was made through such a mapping before any change that it holds.
     ///
     /// # Errors
     /// EBUSY: see [`crate::live::Busy::freeze`].
@@ -128,7 +190,9 @@ impl Checkpoints {
         self.live.hot.await_closes();
         self.live.settling.settle_mapped();
         self.live.hot.preflush();
-        self.live.cuts.prepare_cut(self.live.timeline().epochs.epoch().next());
+        self.live
+            .cuts
+            .prepare_cut(self.live.timeline().epochs.epoch().next());
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
             self.live.mapped.watch_stores();
@@ -147,16 +211,26 @@ impl Checkpoints {
         }
     }
 
-    /// Before the live tree is compared with anything: files no longer mapped are settled, and stores that are in the kernel's cache brought in.
+    /// Before the live tree is compared with anything: files no longer mapped are settled, and
+    /// stores that are in the kernel's cache brought in.
     pub(super) fn settle(&self) {
         self.live.settling.settle_mapped();
         self.flush_mapped();
     }
 
-    /// Makes the kernel write back and forget the data of all files that the daemon serves and that may be mapped.
+    /// Makes the kernel write back and forget the data of all files that the daemon serves and that
+    /// may be mapped.
     fn flush_mapped(&self) {
-        let Some(caches) = self.serving.caches.get() else { return };
-        let mapped: Vec<Stale> = self.live.nodes.mapped_through_daemon().into_iter().map(|slot| Stale::Data(NodeId(slot.0))).collect();
+        let Some(caches) = self.serving.caches.get() else {
+            return;
+        };
+        let mapped: Vec<Stale> = self
+            .live
+            .nodes
+            .mapped_through_daemon()
+            .into_iter()
+            .map(|slot| Stale::Data(NodeId(slot.0)))
+            .collect();
         if !mapped.is_empty() {
             caches.forget(mapped);
         }
@@ -184,9 +258,20 @@ impl Checkpoints {
             reason,
         };
         let objects = cut.objects();
-        self.live.timeline().close_epoch(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.cuts.drop_cut(&objects))?;
+        self.live
+            .timeline()
+            .close_epoch(by, checkpoint.clone(), cut.ahead, &cut.open)
+            .inspect_err(|_| self.live.cuts.drop_cut(&objects))?;
         self.live.cuts.epoch_closed(&cut.stats);
-        Ok((checkpoint, Opened { files: cut.files, open: cut.open, more: cut.open_more, slowest: cut.slowest }))
+        Ok((
+            checkpoint,
+            Opened {
+                files: cut.files,
+                open: cut.open,
+                more: cut.open_more,
+                slowest: cut.slowest,
+            },
+        ))
     }
 
     /// Tags as a checkpoint keeps them: valid, free, sorted, each once.
@@ -196,7 +281,11 @@ impl Checkpoints {
         tags.dedup();
         if tags.len() > TAGS_MAX {
             let message = format!("{} tags are too many", tags.len());
-            return Err(VerbError { code: "bad-tag".into(), message, hint: Some(format!("a checkpoint has at most {TAGS_MAX} tags")) });
+            return Err(VerbError {
+                code: "bad-tag".into(),
+                message,
+                hint: Some(format!("a checkpoint has at most {TAGS_MAX} tags")),
+            });
         }
         for tag in &tags {
             check_tag(tag)?;
@@ -207,20 +296,36 @@ impl Checkpoints {
         Ok(tags)
     }
 
-    /// Deletes a checkpoint: nobody sees it any more. What it needs stays until it is freed, so that it can be brought back.
-    pub(super) fn delete_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
+    /// Deletes a checkpoint: nobody sees it any more. What it needs stays until it is freed, so
+    /// that it can be brought back.
+    pub(super) fn delete_checkpoint(
+        &self,
+        by: &Actor,
+        id: CheckpointId,
+    ) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         self.hide_checkpoint(by, None, id)
     }
 
     /// As [`Checkpoints::delete_checkpoint`]; the caller holds `checkpointing`.
-    pub(super) fn hide_checkpoint(&self, by: &Actor, undoes: Option<u64>, id: CheckpointId) -> VerbResult<CheckpointInfo> {
-        let Some(kept) = self.live.timeline().catalogue.checkpoint(id) else { return Err(self.states.no_checkpoint(&id.to_string())) };
+    pub(super) fn hide_checkpoint(
+        &self,
+        by: &Actor,
+        undoes: Option<u64>,
+        id: CheckpointId,
+    ) -> VerbResult<CheckpointInfo> {
+        let Some(kept) = self.live.timeline().catalogue.checkpoint(id) else {
+            return Err(self.states.no_checkpoint(&id.to_string()));
+        };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        let hidden =
-            self.live.timeline().operations.operate(by, undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]);
+        let hidden = self.live.timeline().operations.operate(
+            by,
+            undoes,
+            Deed::Deleted { id, freed: false },
+            vec![Record::Hidden { id, hidden: true }],
+        );
         hidden.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         let deleted = CheckpointInfo::new(&kept);
         self.snapdir.forget_view(&deleted);
@@ -228,32 +333,50 @@ impl Checkpoints {
     }
 
     /// Deletes a checkpoint, hidden or not, for good. Versions that only it needed go with it.
-    pub(super) fn free_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
+    pub(super) fn free_checkpoint(
+        &self,
+        by: &Actor,
+        id: CheckpointId,
+    ) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let timeline = self.live.timeline();
-        let Some(kept) = timeline.catalogue.checkpoint(id).or_else(|| timeline.catalogue.hidden_checkpoint(id)) else {
+        let Some(kept) = timeline
+            .catalogue
+            .checkpoint(id)
+            .or_else(|| timeline.catalogue.hidden_checkpoint(id))
+        else {
             return Err(self.states.no_checkpoint(&id.to_string()));
         };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        let unneeded = timeline.unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
+        let unneeded = timeline
+            .unneeded_without(id)
+            .map_err(|errno| error::failed("the history cannot be read", errno))?;
         let freed = if kept.reason.is_auto() {
             timeline.operations.free(by, id)
         } else {
-            timeline.operations.operate(by, None, Deed::Deleted { id, freed: true }, vec![Record::Deleted { id }])
+            timeline.operations.operate(
+                by,
+                None,
+                Deed::Deleted { id, freed: true },
+                vec![Record::Deleted { id }],
+            )
         };
         freed.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         Ok(self.remove_unneeded(&kept, &unneeded))
     }
 
-    /// A checkpoint was deleted for good: removes the versions that only it needed, and has the kernel forget it.
+    /// A checkpoint was deleted for good: removes the versions that only it needed, and has the
+    /// kernel forget it.
     pub(super) fn remove_unneeded(&self, kept: &Kept, unneeded: &[ObjectId]) -> CheckpointInfo {
         for object in unneeded {
             match self.live.timeline().store().layers.remove(*object) {
                 // It went with a checkpoint that was deleted before.
                 Err(error) if error.errno() == Errno::ENOENT => {}
-                Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
+                Err(error) => {
+                    tracing::warn!(%error, ?object, "an unneeded version was not removed")
+                }
                 Ok(()) => {}
             }
         }
@@ -266,7 +389,8 @@ impl Checkpoints {
         deleted
     }
 
-    /// Versions were freed: the clones that are kept for the next absence may have what is left of them.
+    /// Versions were freed: the clones that are kept for the next absence may have what is left of
+    /// them.
     pub(super) fn drop_kept(&self) {
         if let Err(errno) = self.live.kept.drop_all() {
             tracing::warn!(%errno, "what was kept while nothing was mounted was not removed");
@@ -286,8 +410,16 @@ impl Checkpoints {
 
     /// What failed with this errno, and for which file if it was kept by a process.
     pub(super) fn failed(&self, what: &str, errno: Errno) -> VerbError {
-        let path = self.live.calls.in_the_way().filter(|_| errno == Errno::EBUSY).and_then(|slot| self.live.inodes.path_of(slot));
-        path.map_or_else(|| error::failed(what, errno), |path| error::in_the_way(what, &path))
+        let path = self
+            .live
+            .calls
+            .in_the_way()
+            .filter(|_| errno == Errno::EBUSY)
+            .and_then(|slot| self.live.inodes.path_of(slot));
+        path.map_or_else(
+            || error::failed(what, errno),
+            |path| error::in_the_way(what, &path),
+        )
     }
 }
 
@@ -297,12 +429,20 @@ pub(super) fn check_note(note: &str) -> VerbResult<()> {
         return Ok(());
     }
     let message = format!("a note of {} bytes is too long", note.len());
-    Err(VerbError { code: "too-large".into(), message, hint: Some(format!("a note has at most {NOTE_MAX} bytes")) })
+    Err(VerbError {
+        code: "too-large".into(),
+        message,
+        hint: Some(format!("a note has at most {NOTE_MAX} bytes")),
+    })
 }
 
 /// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.
 pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
-    if !is_tag(tag) || tag.starts_with(INCOMPLETE_PREFIX) || tag.starts_with('-') || tag.len() > TAG_BYTES_MAX {
+    if !is_tag(tag)
+        || tag.starts_with(INCOMPLETE_PREFIX)
+        || tag.starts_with('-')
+        || tag.len() > TAG_BYTES_MAX
+    {
         return Err(VerbError {
             code: "bad-tag".into(),
             message: format!("{tag:?} cannot be a tag"),

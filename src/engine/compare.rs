@@ -22,20 +22,45 @@ const COMPARE_TRIES: u32 = 3;
 /// States of the tree, and what differs between two.
 pub(super) struct States {
     pub(super) live: Arc<Live>,
-    /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
+    /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A
+    /// leaf.
     pub(super) unserved: Mutex<HashMap<CheckpointId, Arc<Vec<Change>>>>,
 }
 
 impl States {
     pub(super) fn new(live: Arc<Live>) -> States {
-        States { live, unserved: Mutex::default() }
+        States {
+            live,
+            unserved: Mutex::default(),
+        }
     }
 
     /// What a person calls a checkpoint by.
     pub(super) fn state_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.live.timeline().catalogue.checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
-        names.extend(self.live.timeline().catalogue.tags().into_iter().map(|(tag, _)| tag));
-        if self.live.timeline().catalogue.newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
+        let mut names: Vec<String> = self
+            .live
+            .timeline()
+            .catalogue
+            .checkpoints()
+            .into_iter()
+            .map(|checkpoint| checkpoint.id.to_string())
+            .collect();
+        names.extend(
+            self.live
+                .timeline()
+                .catalogue
+                .tags()
+                .into_iter()
+                .map(|(tag, _)| tag),
+        );
+        if self
+            .live
+            .timeline()
+            .catalogue
+            .newest(1, |checkpoint| checkpoint.reason.is_auto())
+            .len()
+            == 1
+        {
             names.push("auto".into());
         }
         if self.live.timeline().catalogue.latest().is_some() {
@@ -45,10 +70,14 @@ impl States {
     }
 
     pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
-        self.live.timeline().catalogue.select(&name.0).map_err(|why| match why {
-            Unselected::Unknown => self.no_checkpoint(&name.0),
-            why => error::unselected(&name.0, why, &self.state_names()),
-        })
+        self.live
+            .timeline()
+            .catalogue
+            .select(&name.0)
+            .map_err(|why| match why {
+                Unselected::Unknown => self.no_checkpoint(&name.0),
+                why => error::unselected(&name.0, why, &self.state_names()),
+            })
     }
 
     /// The checkpoint that is meant.
@@ -56,7 +85,8 @@ impl States {
         self.is_checkpoint(name, self.state(name)?)
     }
 
-    /// As [`States::checkpoint_id`], for what changes or deletes something: the beginning of a tag is not enough.
+    /// As [`States::checkpoint_id`], for what changes or deletes something: the beginning of a tag
+    /// is not enough.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
         match self.live.timeline().catalogue.select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
@@ -75,7 +105,9 @@ impl States {
     /// What differs from `from` to `to`, below `path`.
     pub(super) fn compare(&self, from: State, to: State, path: &[u8]) -> SysResult<Vec<Change>> {
         let (older, newer, _) = ordered(from, to);
-        let State::At(after) = older else { return Ok(Vec::new()) };
+        let State::At(after) = older else {
+            return Ok(Vec::new());
+        };
         if older == newer {
             return Ok(Vec::new());
         }
@@ -83,10 +115,17 @@ impl States {
             State::At(id) => Some(id),
             State::Live => None,
         };
-        self.compare_touched(&*self.live.inodes, (from, to), path, &self.touched(after, upto)?, true)
+        self.compare_touched(
+            &*self.live.inodes,
+            (from, to),
+            path,
+            &self.touched(after, upto)?,
+            true,
+        )
     }
 
-    /// As [`States::compare`] of the whole tree, and what cannot be told because it was changed behind our back.
+    /// As [`States::compare`] of the whole tree, and what cannot be told because it was changed
+    /// behind our back.
     pub(super) fn compare_all(&self, from: State, to: State) -> SysResult<Vec<Change>> {
         let mut changes = self.compare(from, to, b"")?;
         changes.extend(self.unseen_between(from, to)?);
@@ -96,14 +135,18 @@ impl States {
     }
 
     /// What was recorded after a checkpoint, with every name of the inodes in it.
-    pub(super) fn touched(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Touched> {
+    pub(super) fn touched(
+        &self,
+        after: CheckpointId,
+        upto: Option<CheckpointId>,
+    ) -> SysResult<Touched> {
         let mut touched = self.live.timeline().touched(after, upto)?;
         touched.add_unseen_links(self.live.timeline(), &self.view(State::At(after)))?;
         Ok(touched)
     }
 
-    /// As [`States::compare`], where it is known what was recorded between the two. `present`: how the live tree is looked at; `times`: a file of another time
-    /// differs.
+    /// As [`States::compare`], where it is known what was recorded between the two. `present`: how
+    /// the live tree is looked at; `times`: a file of another time differs.
     pub(super) fn compare_touched(
         &self,
         present: &dyn Present,
@@ -114,7 +157,12 @@ impl States {
     ) -> SysResult<Vec<Change>> {
         let (older, newer, backwards) = ordered(from, to);
         let view = |state| View::new(self.live.timeline(), present, state);
-        let comparison = Comparison { from: view(older), to: view(newer), touched, times };
+        let comparison = Comparison {
+            from: view(older),
+            to: view(newer),
+            touched,
+            times,
+        };
         let mut tries = 0;
         let found = loop {
             match comparison.below(path) {
@@ -122,7 +170,10 @@ impl States {
                 other => break other?,
             }
         };
-        let mut changes: Vec<Change> = found.into_iter().map(|differs| change(differs, backwards)).collect();
+        let mut changes: Vec<Change> = found
+            .into_iter()
+            .map(|differs| change(differs, backwards))
+            .collect();
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(changes)
     }
@@ -135,7 +186,13 @@ impl States {
     /// What to say of a checkpoint that nobody sees.
     pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
         let id = name.parse().ok().map(CheckpointId);
-        match id.filter(|id| self.live.timeline().catalogue.hidden_checkpoint(*id).is_some()) {
+        match id.filter(|id| {
+            self.live
+                .timeline()
+                .catalogue
+                .hidden_checkpoint(*id)
+                .is_some()
+        }) {
             Some(id) => error::hidden(id),
             None => error::unknown_state(name, &self.state_names()),
         }
@@ -145,20 +202,34 @@ impl States {
     pub(super) fn size_of(&self, state: State, path: &TreePath) -> Option<u64> {
         let view = self.view(state);
         let (child, trail) = view.walk(&path.0).ok()??;
-        (child.kind == Kind::File).then(|| view.attr(&trail).ok()).flatten().map(|attr| attr.stat.size)
+        (child.kind == Kind::File)
+            .then(|| view.attr(&trail).ok())
+            .flatten()
+            .map(|attr| attr.stat.size)
     }
 }
 
 pub(super) fn change(differs: Differs, backwards: bool) -> Change {
     let kind = differs.kind;
     let (path, change, from) = match (differs.how, backwards) {
-        (Difference::Added, false) | (Difference::Deleted, true) => (differs.path, ChangeKind::Added, None),
-        (Difference::Deleted, false) | (Difference::Added, true) => (differs.path, ChangeKind::Deleted, None),
+        (Difference::Added, false) | (Difference::Deleted, true) => {
+            (differs.path, ChangeKind::Added, None)
+        }
+        (Difference::Deleted, false) | (Difference::Added, true) => {
+            (differs.path, ChangeKind::Deleted, None)
+        }
         (Difference::Modified, _) => (differs.path, ChangeKind::Modified, None),
         (Difference::TypeChanged, _) => (differs.path, ChangeKind::TypeChanged, None),
-        (Difference::Renamed(from), false) => (differs.path, ChangeKind::Renamed, Some(TreePath(from))),
-        (Difference::Renamed(from), true) => (from, ChangeKind::Renamed, Some(TreePath(differs.path))),
+        (Difference::Renamed(from), false) => {
+            (differs.path, ChangeKind::Renamed, Some(TreePath(from)))
+        }
+        (Difference::Renamed(from), true) => {
+            (from, ChangeKind::Renamed, Some(TreePath(differs.path)))
+        }
         (Difference::Unknown, _) => return Change::unknown(differs.path, kind, Why::Unreadable),
     };
-    Change { from, ..Change::new(path, change, kind) }
+    Change {
+        from,
+        ..Change::new(path, change, kind)
+    }
 }

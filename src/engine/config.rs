@@ -33,9 +33,11 @@ pub struct Config {
     pub mount: PathBuf,
     /// Who does reads and writes.
     pub io: IoChoice,
-    /// Where the kernel does them, it does them for every user, and not for those alone whom the tree belongs to ([`crate::live::Passthrough::is_for`]).
+    /// Where the kernel does them, it does them for every user, and not for those alone whom the
+    /// tree belongs to ([`crate::live::Passthrough::is_for`]).
     pub io_for_all: bool,
-    /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that every cut is exact.
+    /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that
+    /// every cut is exact.
     pub strict_writes: bool,
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
@@ -52,7 +54,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// For a directory that is not mounted, or only to be looked at: whoever opens it does all I/O, and nothing is done by itself.
+    /// For a directory that is not mounted, or only to be looked at: whoever opens it does all I/O,
+    /// and nothing is done by itself.
     pub fn bare(root: OwnedFd, backing: PathBuf) -> Config {
         Config {
             root,
@@ -118,11 +121,15 @@ pub(super) struct Served {
 
 impl Served {
     pub(super) fn new(config: &Config, reflink: bool, exact_times: bool) -> VerbResult<Served> {
-        let filesystem = sys::statfs_fd(&config.root).map(|info| sys::fs_name(info.fs_type)).unwrap_or("unknown");
+        let filesystem = sys::statfs_fd(&config.root)
+            .map(|info| sys::fs_name(info.fs_type))
+            .unwrap_or("unknown");
         let possible = reflink && exact_times && sys::has_sys_admin() && !config.strict_writes;
         if config.io == IoChoice::Passthrough && !possible {
             let why = if !reflink {
-                format!("{filesystem} has no reflink, and a plain copy of a file that the kernel writes to is of no one instant")
+                format!(
+                    "{filesystem} has no reflink, and a plain copy of a file that the kernel writes to is of no one instant"
+                )
             } else if config.strict_writes {
                 "--writes=daemon says the opposite".to_owned()
             } else if !exact_times {
@@ -151,14 +158,17 @@ impl Served {
     }
 }
 
-/// Whether the filesystem clones: tried, not guessed from its name. EXDEV if files are on other devices than their directories.
+/// Whether the filesystem clones: tried, not guessed from its name. EXDEV if files are on other
+/// devices than their directories.
 pub(super) fn probe_reflink(store: &Store) -> crate::sys::SysResult<bool> {
     match probe_reflink_in_tmp(store) {
         Err(errno) if errno.is_no_room() => {}
         probed => return probed,
     }
     // Nothing can be made.
-    Ok(sys::can_share(store.layout.lock_file().map_err(|error| error.errno())?))
+    Ok(sys::can_share(
+        store.layout.lock_file().map_err(|error| error.errno())?,
+    ))
 }
 
 fn probe_reflink_in_tmp(store: &Store) -> crate::sys::SysResult<bool> {
@@ -181,8 +191,9 @@ fn probe_reflink_in_tmp(store: &Store) -> crate::sys::SysResult<bool> {
     }
 }
 
-/// Whether every change of a file whose attributes were asked for shows in its ctime: what the cut, and whoever asks whether a file was changed
-/// without a request, rely on. Tried: with coarse times, as before Linux 6.13, several writes fall into one tick.
+/// Whether every change of a file whose attributes were asked for shows in its ctime: what the cut,
+/// and whoever asks whether a file was changed without a request, rely on. Tried: with coarse
+/// times, as before Linux 6.13, several writes fall into one tick.
 pub(super) fn probe_times(store: &Store) -> crate::sys::SysResult<bool> {
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
     let _ = sys::unlink_at(tmp, b"probe-times");
@@ -197,7 +208,10 @@ pub(super) fn probe_times(store: &Store) -> crate::sys::SysResult<bool> {
     store.reserve.with_last_room(probe, |errno| *errno)
 }
 
-fn shows_every(file: &std::fs::File, change: impl Fn() -> crate::sys::SysResult<()>) -> crate::sys::SysResult<bool> {
+fn shows_every(
+    file: &std::fs::File,
+    change: impl Fn() -> crate::sys::SysResult<()>,
+) -> crate::sys::SysResult<bool> {
     const CHANGES: u64 = 16;
     for _ in 0..CHANGES {
         let before = sys::stat_fd(file)?;

@@ -1,4 +1,5 @@
-//! `.snapshots`: the directory that lists the checkpoints, and the names that are ours in the root directory.
+//! `.snapshots`: the directory that lists the checkpoints, and the names that are ours in the root
+//! directory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,8 +23,9 @@ use crate::sys::{Errno, Kind, Stat, SysResult};
 pub(super) const CONTROL: u64 = 1 << 61;
 /// `.snapshots`.
 pub(super) const SNAPDIR: NodeId = NodeId(CONTROL);
-/// `.ckptfs`: a link through which the verbs find the store below the mount. It leads to a descriptor of this process, and the kernel remembers where
-/// a link leads: that of another worker has another number.
+/// `.ckptfs`: a link through which the verbs find the store below the mount. It leads to a
+/// descriptor of this process, and the kernel remembers where a link leads: that of another worker
+/// has another number.
 pub(super) fn store_link() -> NodeId {
     NodeId(CONTROL | u64::from(std::process::id()) << 8 | 1)
 }
@@ -41,7 +43,11 @@ pub(super) struct Links(Mutex<HashMap<NodeId, (String, u64)>>);
 
 impl Links {
     fn learn(&self, node: NodeId, target: CheckpointId) {
-        self.0.lock().entry(node).or_insert_with(|| (target.to_string(), 0)).1 += 1;
+        self.0
+            .lock()
+            .entry(node)
+            .or_insert_with(|| (target.to_string(), 0))
+            .1 += 1;
     }
 
     /// Takes back look-ups.
@@ -61,18 +67,22 @@ pub(super) fn is_reserved(parent: NodeId, name: &[u8]) -> bool {
     parent == NodeId(Slot::ROOT.0) && (name == SNAPDIR_NAME || name == STORE_NAME)
 }
 
-/// The number of a link in `.snapshots`. The kernel remembers where a link leads for as long as it knows the number, so one that leads elsewhere
-/// (`latest` after the next checkpoint) has another number.
+/// The number of a link in `.snapshots`. The kernel remembers where a link leads for as long as it
+/// knows the number, so one that leads elsewhere (`latest` after the next checkpoint) has another
+/// number.
 fn link_node(name: &str, target: CheckpointId) -> NodeId {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&target.0.to_le_bytes()).update(name.as_bytes());
+    hasher
+        .update(&target.0.to_le_bytes())
+        .update(name.as_bytes());
     let hash = hasher.finalize();
     let mut low = [0_u8; 8];
     low.copy_from_slice(hash.as_bytes().get(..8).unwrap_or(&[0; 8]));
     NodeId(CONTROL | 1 << 60 | (u64::from_le_bytes(low) >> 8))
 }
 
-/// Offsets in `.snapshots`: dots, numbers, `latest`, tags. Each comes from the name, so it stays right while checkpoints come and go.
+/// Offsets in `.snapshots`: dots, numbers, `latest`, tags. Each comes from the name, so it stays
+/// right while checkpoints come and go.
 const AFTER_DOTS: u64 = 2;
 const LATEST: u64 = 1 << 61;
 
@@ -88,17 +98,29 @@ pub(super) struct Snapdir {
 
 impl Snapdir {
     pub(super) fn new(live: Arc<Live>, serving: Arc<Serving>, views: Arc<Views>) -> Snapdir {
-        Snapdir { live, serving, views, links: Links::default(), snapdir_read: AtomicBool::new(false) }
+        Snapdir {
+            live,
+            serving,
+            views,
+            links: Links::default(),
+            snapdir_read: AtomicBool::new(false),
+        }
     }
 
-    /// Attributes of `.snapshots`: who may use the tree may enter it, unless `--snapdir-mode` says otherwise. The sticky bit counts here too: where
-    /// everybody may write, only its owner deletes a checkpoint.
+    /// Attributes of `.snapshots`: who may use the tree may enter it, unless `--snapdir-mode` says
+    /// otherwise. The sticky bit counts here too: where everybody may write, only its owner deletes
+    /// a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.inodes.stat(Slot::ROOT)?;
-        let count = u32::try_from(self.live.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
+        let count =
+            u32::try_from(self.live.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
         Ok(Stat {
             ino: SNAPDIR.0,
-            mode: self.serving.config.snapdir_mode.unwrap_or(root.mode & 0o1777),
+            mode: self
+                .serving
+                .config
+                .snapdir_mode
+                .unwrap_or(root.mode & 0o1777),
             nlink: count.saturating_add(2),
             size: 0,
             blocks: 0,
@@ -106,8 +128,9 @@ impl Snapdir {
         })
     }
 
-    /// The extended attributes of `.snapshots`: the access list of the root directory, with whose mode it goes. Without it the group bits, which are
-    /// then its mask, would let in a group that it shuts out.
+    /// The extended attributes of `.snapshots`: the access list of the root directory, with whose
+    /// mode it goes. Without it the group bits, which are then its mask, would let in a group that
+    /// it shuts out.
     pub(super) fn snapdir_xattr(&self, name: &[u8]) -> SysResult<Vec<u8>> {
         if name != ACCESS_LIST || self.serving.config.snapdir_mode.is_some() {
             return Err(Errno::NO_XATTR);
@@ -115,7 +138,8 @@ impl Snapdir {
         self.live.attrs.get_xattr(Slot::ROOT, name)
     }
 
-    /// Who may enter the root directory was changed: that goes for `.snapshots` too, whose attributes the kernel remembers.
+    /// Who may enter the root directory was changed: that goes for `.snapshots` too, whose
+    /// attributes the kernel remembers.
     pub(super) fn root_changed(&self, slot: Slot) {
         if slot == Slot::ROOT
             && let Some(caches) = self.serving.caches.get()
@@ -126,7 +150,15 @@ impl Snapdir {
 
     fn link_stat(&self, node: NodeId, target: &[u8]) -> SysResult<Stat> {
         let root = self.live.inodes.stat(Slot::ROOT)?;
-        Ok(Stat { ino: node.0, kind: Kind::Symlink, mode: 0o777, nlink: 1, size: target.len() as u64, blocks: 0, ..root })
+        Ok(Stat {
+            ino: node.0,
+            kind: Kind::Symlink,
+            mode: 0o777,
+            nlink: 1,
+            size: target.len() as u64,
+            blocks: 0,
+            ..root
+        })
     }
 
     pub(super) fn control_stat(&self, node: NodeId) -> SysResult<Stat> {
@@ -140,35 +172,72 @@ impl Snapdir {
     pub(super) fn control_link(&self, node: NodeId) -> SysResult<Vec<u8>> {
         if node == store_link() {
             use std::os::fd::AsRawFd;
-            return Ok(format!("/proc/{}/fd/{}", std::process::id(), self.serving.store_dir.as_raw_fd()).into_bytes());
+            return Ok(format!(
+                "/proc/{}/fd/{}",
+                std::process::id(),
+                self.serving.store_dir.as_raw_fd()
+            )
+            .into_bytes());
         }
         if node == SNAPDIR {
             return Err(Errno::EINVAL);
         }
-        self.links.0.lock().get(&node).map(|(target, _)| target.clone().into_bytes()).ok_or(Errno::ESTALE)
+        self.links
+            .0
+            .lock()
+            .get(&node)
+            .map(|(target, _)| target.clone().into_bytes())
+            .ok_or(Errno::ESTALE)
     }
 
     /// A name of ours in the root directory.
     pub(super) fn lookup_reserved(&self, name: &[u8]) -> SysResult<Looked> {
-        let node = if name == SNAPDIR_NAME { SNAPDIR } else { store_link() };
-        let ttl = if node == SNAPDIR { super::request::FOR_EVER } else { Duration::ZERO };
-        Ok(Looked::Found(Entry { node, generation: 0, stat: self.control_stat(node)?, ttl }))
+        let node = if name == SNAPDIR_NAME {
+            SNAPDIR
+        } else {
+            store_link()
+        };
+        let ttl = if node == SNAPDIR {
+            super::request::FOR_EVER
+        } else {
+            Duration::ZERO
+        };
+        Ok(Looked::Found(Entry {
+            node,
+            generation: 0,
+            stat: self.control_stat(node)?,
+            ttl,
+        }))
     }
 
-    /// A name in `.snapshots`: a number is a view, a tag a link to its number, or a view if it was made by mkdir(2).
+    /// A name in `.snapshots`: a number is a view, a tag a link to its number, or a view if it was
+    /// made by mkdir(2).
     pub(super) fn lookup_snapshot(&self, name: &[u8]) -> SysResult<Looked> {
-        let Ok(name) = std::str::from_utf8(name) else { return Ok(Looked::Absent(Duration::ZERO)) };
+        let Ok(name) = std::str::from_utf8(name) else {
+            return Ok(Looked::Absent(Duration::ZERO));
+        };
         if let Some(id) = self.number(name) {
             return self.view_root(id, false, 1);
         }
-        let id = if name == "latest" { self.live.timeline().catalogue.latest() } else { self.live.timeline().catalogue.tagged(name) };
-        let Some(id) = id else { return Ok(Looked::Absent(Duration::ZERO)) };
+        let id = if name == "latest" {
+            self.live.timeline().catalogue.latest()
+        } else {
+            self.live.timeline().catalogue.tagged(name)
+        };
+        let Some(id) = id else {
+            return Ok(Looked::Absent(Duration::ZERO));
+        };
         if self.live.timeline().catalogue.is_directory(id, name) {
             return self.view_root(id, true, 1);
         }
         let node = link_node(name, id);
         self.links.learn(node, id);
-        Ok(Looked::Found(Entry { node, generation: 0, stat: self.control_stat(node)?, ttl: Duration::ZERO }))
+        Ok(Looked::Found(Entry {
+            node,
+            generation: 0,
+            stat: self.control_stat(node)?,
+            ttl: Duration::ZERO,
+        }))
     }
 
     /// A checkpoint's number as it is written: without leading zeros.
@@ -177,20 +246,39 @@ impl Snapdir {
         (id.to_string() == name && self.live.timeline().catalogue.has_checkpoint(id)).then_some(id)
     }
 
-    /// The kernel may remember it: every path into a view goes by it, and [`Snapdir::forget_view`] tells when it is gone.
-    pub(super) fn view_root(&self, id: CheckpointId, named: bool, lookups: u64) -> SysResult<Looked> {
-        let child = Child { slot: Slot::ROOT, kind: Kind::Dir };
-        let node = self.views.past.learn(id, named, child, Trail::root(), lookups)?;
+    /// The kernel may remember it: every path into a view goes by it, and [`Snapdir::forget_view`]
+    /// tells when it is gone.
+    pub(super) fn view_root(
+        &self,
+        id: CheckpointId,
+        named: bool,
+        lookups: u64,
+    ) -> SysResult<Looked> {
+        let child = Child {
+            slot: Slot::ROOT,
+            kind: Kind::Dir,
+        };
+        let node = self
+            .views
+            .past
+            .learn(id, named, child, Trail::root(), lookups)?;
         Ok(Looked::Found(self.views.past_entry(&node)?))
     }
 
-    /// Makes the kernel forget the view of a checkpoint that was deleted. May be called by a thread that serves requests: only attributes are
-    /// forgotten at once, which waits for nothing; the next path that leads there asks for them, hears ESTALE, looks the name up again and finds it
-    /// gone. A look-up that is under way meanwhile could still leave the name behind, so names are forgotten too, from a thread of their own: that
-    /// waits for the look-up, and for the rmdir(2) that this may be part of.
+    /// Makes the kernel forget the view of a checkpoint that was deleted. May be called by a thread
+    /// that serves requests: only attributes are forgotten at once, which waits for nothing; the
+    /// next path that leads there asks for them, hears ESTALE, looks the name up again and finds it
+    /// gone. A look-up that is under way meanwhile could still leave the name behind, so names are
+    /// forgotten too, from a thread of their own: that waits for the look-up, and for the rmdir(2)
+    /// that this may be part of.
     pub(super) fn forget_view(&self, checkpoint: &CheckpointInfo) {
-        let Some(caches) = self.serving.caches.get() else { return };
-        let root = Child { slot: Slot::ROOT, kind: Kind::Dir };
+        let Some(caches) = self.serving.caches.get() else {
+            return;
+        };
+        let root = Child {
+            slot: Slot::ROOT,
+            kind: Kind::Dir,
+        };
         for named in [false, true] {
             caches.forget_attributes(super::past::Past::number(checkpoint.id, named, root));
         }
@@ -199,31 +287,81 @@ impl Snapdir {
             names.push(name.clone());
         }
         let caches = std::sync::Arc::clone(caches);
-        let forget = move || names.iter().for_each(|name| caches.forget_entry(SNAPDIR, name.as_bytes()));
-        if let Err(error) = std::thread::Builder::new().name("forget-view".into()).spawn(forget) {
+        let forget = move || {
+            names
+                .iter()
+                .for_each(|name| caches.forget_entry(SNAPDIR, name.as_bytes()))
+        };
+        if let Err(error) = std::thread::Builder::new()
+            .name("forget-view".into())
+            .spawn(forget)
+        {
             tracing::warn!(%error, "the kernel may remember the name of a deleted checkpoint");
         }
     }
 
-    /// So many names of `.snapshots` after `offset`: dots, numbers, `latest`, tags. Costs what it gives, not what there is.
+    /// So many names of `.snapshots` after `offset`: dots, numbers, `latest`, tags. Costs what it
+    /// gives, not what there is.
     pub(super) fn list_snapshots(&self, offset: u64, count: usize) -> Vec<Listed> {
-        let view = |id: CheckpointId, named: bool| super::past::Past::number(id, named, Child { slot: Slot::ROOT, kind: Kind::Dir });
-        let listed = |name: String, node: NodeId, kind: Kind, next: u64| Listed { name: name.into_bytes(), node, kind, slot: node.0, next };
-        let link = |name: &str, id: CheckpointId, next: u64| listed(name.to_owned(), link_node(name, id), Kind::Symlink, next);
-        let dot = |name: &str, node: NodeId, next: u64| listed(name.to_owned(), node, Kind::Dir, next);
-        let mut names = vec![dot(".", SNAPDIR, 1), dot("..", NodeId(Slot::ROOT.0), AFTER_DOTS)];
+        let view = |id: CheckpointId, named: bool| {
+            super::past::Past::number(
+                id,
+                named,
+                Child {
+                    slot: Slot::ROOT,
+                    kind: Kind::Dir,
+                },
+            )
+        };
+        let listed = |name: String, node: NodeId, kind: Kind, next: u64| Listed {
+            name: name.into_bytes(),
+            node,
+            kind,
+            slot: node.0,
+            next,
+        };
+        let link = |name: &str, id: CheckpointId, next: u64| {
+            listed(name.to_owned(), link_node(name, id), Kind::Symlink, next)
+        };
+        let dot =
+            |name: &str, node: NodeId, next: u64| listed(name.to_owned(), node, Kind::Dir, next);
+        let mut names = vec![
+            dot(".", SNAPDIR, 1),
+            dot("..", NodeId(Slot::ROOT.0), AFTER_DOTS),
+        ];
         if offset < LATEST {
-            let numbers = self.live.timeline().catalogue.ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
-            names.extend(
-                numbers.into_iter().map(|id| listed(id.to_string(), view(id, false), Kind::Dir, AFTER_DOTS.saturating_add(id.0).min(LATEST - 1))),
-            );
+            let numbers = self
+                .live
+                .timeline()
+                .catalogue
+                .ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
+            names.extend(numbers.into_iter().map(|id| {
+                listed(
+                    id.to_string(),
+                    view(id, false),
+                    Kind::Dir,
+                    AFTER_DOTS.saturating_add(id.0).min(LATEST - 1),
+                )
+            }));
         }
         if names.len() < count {
-            names.extend(self.live.timeline().catalogue.latest().map(|id| link("latest", id, LATEST)));
-            let tags = self.live.timeline().catalogue.tags_after(offset.saturating_sub(LATEST), count);
-            names.extend(tags.into_iter().map(|tagged| match (tagged.is_directory, LATEST + tagged.place) {
-                (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),
-                (false, next) => link(&tagged.tag, tagged.id, next),
+            names.extend(
+                self.live
+                    .timeline()
+                    .catalogue
+                    .latest()
+                    .map(|id| link("latest", id, LATEST)),
+            );
+            let tags = self
+                .live
+                .timeline()
+                .catalogue
+                .tags_after(offset.saturating_sub(LATEST), count);
+            names.extend(tags.into_iter().map(|tagged| {
+                match (tagged.is_directory, LATEST + tagged.place) {
+                    (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),
+                    (false, next) => link(&tagged.tag, tagged.id, next),
+                }
             }));
         }
         names.retain(|listed| listed.next > offset);
@@ -236,13 +374,17 @@ impl Snapdir {
         self.snapdir_read.store(true, Ordering::SeqCst);
     }
 
-    /// Has the kernel forget its listing of `.snapshots`, if it may have one. Not for threads that serve requests, and no lock may be held.
+    /// Has the kernel forget its listing of `.snapshots`, if it may have one. Not for threads that
+    /// serve requests, and no lock may be held.
     pub(super) fn snapdir_changed(&self) {
         if !self.snapdir_read.swap(false, Ordering::SeqCst) {
             return;
         }
-        let Some(caches) = self.serving.caches.get() else { return };
-        // For an entry the kernel takes the directory's lock, and so waits for listings that are on their way into its cache.
+        let Some(caches) = self.serving.caches.get() else {
+            return;
+        };
+        // For an entry the kernel takes the directory's lock, and so waits for listings that are on
+        // their way into its cache.
         caches.forget_entry(SNAPDIR, b"latest");
         caches.forget_data(SNAPDIR);
     }
@@ -251,6 +393,15 @@ impl Snapdir {
 impl Views {
     /// The view that a past node belongs to must still be there.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
-        if self.live.timeline().catalogue.has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
+        if self
+            .live
+            .timeline()
+            .catalogue
+            .has_checkpoint(node.checkpoint)
+        {
+            Ok(())
+        } else {
+            Err(Errno::ESTALE)
+        }
     }
 }

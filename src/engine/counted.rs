@@ -1,7 +1,8 @@
 //! How many paths differ from one checkpoint to another, as far as it was counted.
 //!
-//! Both are of the past, so it stays so, whatever is deleted, undone or freed beside them: a checkpoint that comes from another one then is another pair.
-//! Only what is lost of what they hold can make a comparison tell something else: then all is counted anew.
+//! Both are of the past, so it stays so, whatever is deleted, undone or freed beside them: a
+//! checkpoint that comes from another one then is another pair. Only what is lost of what they hold
+//! can make a comparison tell something else: then all is counted anew.
 
 use std::collections::BTreeMap;
 
@@ -29,14 +30,21 @@ impl Counted {
     /// What was counted since this was lost.
     pub(super) fn get(&self, pair: Pair, losses: u64) -> Option<u64> {
         let known = self.0.lock();
-        known.pairs.get(&pair).copied().filter(|_| known.losses == losses)
+        known
+            .pairs
+            .get(&pair)
+            .copied()
+            .filter(|_| known.losses == losses)
     }
 
     /// Keeps what was counted; `losses` is of before it was.
     pub(super) fn put(&self, pair: Pair, losses: u64, count: u64) {
         let mut known = self.0.lock();
         if known.losses < losses {
-            *known = Known { losses, pairs: BTreeMap::new() };
+            *known = Known {
+                losses,
+                pairs: BTreeMap::new(),
+            };
         }
         if known.losses == losses {
             known.pairs.insert(pair, count);
@@ -55,17 +63,27 @@ mod tests {
     fn what_was_counted_before_a_loss_is_not_told_after_it() {
         let (counted, pair) = (Counted::default(), (CheckpointId(2), CheckpointId(1)));
         counted.put(pair, 0, 7);
-        assert_eq!((counted.get(pair, 0), counted.get(pair, 1)), (Some(7), None));
+        assert_eq!(
+            (counted.get(pair, 0), counted.get(pair, 1)),
+            (Some(7), None)
+        );
         counted.put(pair, 1, 8);
         counted.put(pair, 0, 7);
-        assert_eq!((counted.get(pair, 0), counted.get(pair, 1)), (None, Some(8)));
+        assert_eq!(
+            (counted.get(pair, 0), counted.get(pair, 1)),
+            (None, Some(8))
+        );
     }
 
     #[test]
     fn the_newest_are_kept() {
         let counted = Counted::default();
-        (0..=PAIRS_MAX as u64).for_each(|id| counted.put((CheckpointId(id + 1), CheckpointId(id)), 0, id));
+        (0..=PAIRS_MAX as u64)
+            .for_each(|id| counted.put((CheckpointId(id + 1), CheckpointId(id)), 0, id));
         let get = |id| counted.get((CheckpointId(id + 1), CheckpointId(id)), 0);
-        assert_eq!((get(0), get(1), get(PAIRS_MAX as u64)), (None, Some(1), Some(PAIRS_MAX as u64)));
+        assert_eq!(
+            (get(0), get(1), get(PAIRS_MAX as u64)),
+            (None, Some(1), Some(PAIRS_MAX as u64))
+        );
     }
 }

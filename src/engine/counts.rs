@@ -1,7 +1,8 @@
 //! How many requests of each kind the kernel has made since the session began.
 //!
-//! It depends on what was asked and on what the kernel may remember, not on the machine: `tests/it/counts` holds on to it. One relaxed addition
-//! per request costs nothing beside the request.
+//! It depends on what was asked and on what the kernel may remember, not on the machine:
+//! `tests/it/counts` holds on to it. One relaxed addition per request costs nothing beside the
+//! request.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,12 +78,15 @@ pub struct RequestCounts {
 
 impl Default for RequestCounts {
     fn default() -> Self {
-        Self { counters: [const { AtomicU64::new(0) }; RequestKind::ALL.len()] }
+        Self {
+            counters: [const { AtomicU64::new(0) }; RequestKind::ALL.len()],
+        }
     }
 }
 
 impl RequestCounts {
-    /// Counts a request. A FORGET is counted once for each inode that it names, for how many go into one is the kernel's mood.
+    /// Counts a request. A FORGET is counted once for each inode that it names, for how many go
+    /// into one is the kernel's mood.
     pub fn count(&self, kind: RequestKind) {
         if let Some(counter) = self.counters.get(kind as usize) {
             counter.fetch_add(1, Ordering::Relaxed);
@@ -92,18 +96,36 @@ impl RequestCounts {
     /// Requests that changed something, or tried to.
     pub fn changes(&self) -> u64 {
         use RequestKind::{
-            CopyFileRange, Create, Fallocate, Link, Mkdir, Mknod, Removexattr, Rename, Rmdir, Setattr, Setxattr, Symlink, Unlink, Write,
+            CopyFileRange, Create, Fallocate, Link, Mkdir, Mknod, Removexattr, Rename, Rmdir,
+            Setattr, Setxattr, Symlink, Unlink, Write,
         };
         let names = [Create, Link, Mkdir, Mknod, Rename, Rmdir, Symlink, Unlink];
-        let others = [CopyFileRange, Fallocate, Removexattr, Setattr, Setxattr, Write];
+        let others = [
+            CopyFileRange,
+            Fallocate,
+            Removexattr,
+            Setattr,
+            Setxattr,
+            Write,
+        ];
         let kinds = names.into_iter().chain(others);
-        kinds.filter_map(|kind| self.counters.get(kind as usize)).map(|counter| counter.load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+        kinds
+            .filter_map(|kind| self.counters.get(kind as usize))
+            .map(|counter| counter.load(Ordering::Relaxed))
+            .fold(0, u64::wrapping_add)
     }
 
     /// Every kind by name, also those never asked for.
     pub fn by_kind(&self) -> BTreeMap<String, u64> {
-        let count = |kind: RequestKind| self.counters.get(kind as usize).map_or(0, |counter| counter.load(Ordering::Relaxed));
-        RequestKind::ALL.iter().map(|&kind| (kind.name().to_owned(), count(kind))).collect()
+        let count = |kind: RequestKind| {
+            self.counters
+                .get(kind as usize)
+                .map_or(0, |counter| counter.load(Ordering::Relaxed))
+        };
+        RequestKind::ALL
+            .iter()
+            .map(|&kind| (kind.name().to_owned(), count(kind)))
+            .collect()
     }
 }
 
@@ -122,7 +144,12 @@ mod tests {
         let by_kind = counts.by_kind();
         assert_eq!(by_kind.len(), RequestKind::ALL.len());
         for (times, kind) in RequestKind::ALL.into_iter().enumerate() {
-            assert_eq!(by_kind.get(kind.name()), Some(&(times as u64)), "{}", kind.name());
+            assert_eq!(
+                by_kind.get(kind.name()),
+                Some(&(times as u64)),
+                "{}",
+                kind.name()
+            );
         }
     }
 }

@@ -66,29 +66,62 @@ pub struct DuReport {
 impl Collector {
     pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {
         let started = Instant::now();
-        let only = options.state.as_ref().map(|state| self.states.checkpoint_id(state)).transpose()?;
+        let only = options
+            .state
+            .as_ref()
+            .map(|state| self.states.checkpoint_id(state))
+            .transpose()?;
         let mut measuring = match options.run {
             Some(run) => self.du_runs.take(run)?,
             None => {
-                let census = self.live.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
+                let census = self
+                    .live
+                    .timeline()
+                    .census()
+                    .map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Box::new(Measuring::new(census))
             }
         };
         let mut more = true;
         while more && started.elapsed() < PART_TIME {
-            more = self.measure_next(&mut measuring).map_err(|errno| error::failed("a version cannot be looked at", errno))?;
+            more = self
+                .measure_next(&mut measuring)
+                .map_err(|errno| error::failed("a version cannot be looked at", errno))?;
         }
         let (done, total) = measuring.progress();
         if more {
             let run = self.du_runs.put(options.run, measuring);
-            return Ok(DuReport { run, done, total, ..DuReport::default() });
+            return Ok(DuReport {
+                run,
+                done,
+                total,
+                ..DuReport::default()
+            });
         }
         let (census, measured, space) = measuring.finish(self.keeps_extents_whole());
-        let hidden: Vec<CheckpointId> = self.live.timeline().catalogue.hidden().iter().map(|kept| kept.id).collect();
+        let hidden: Vec<CheckpointId> = self
+            .live
+            .timeline()
+            .catalogue
+            .hidden()
+            .iter()
+            .map(|kept| kept.id)
+            .collect();
         let mut report = account(&census, &measured, &space);
-        report.checkpoints.retain(|one| only.is_none_or(|only| one.id == only));
-        report.checkpoints.iter_mut().for_each(|one| one.hidden = hidden.contains(&one.id));
-        Ok(DuReport { run: options.run.unwrap_or(0), finished: true, done, total, ..report })
+        report
+            .checkpoints
+            .retain(|one| only.is_none_or(|only| one.id == only));
+        report
+            .checkpoints
+            .iter_mut()
+            .for_each(|one| one.hidden = hidden.contains(&one.id));
+        Ok(DuReport {
+            run: options.run.unwrap_or(0),
+            finished: true,
+            done,
+            total,
+            ..report
+        })
     }
 }
 
@@ -98,8 +131,15 @@ fn account(census: &Census, measured: &[usize], space: &Space) -> DuReport {
     let mut all = vec![(0_i128, 0_i64); kept + 1];
     let mut gone = Vec::with_capacity(measured.len());
     for (number, at) in measured.iter().enumerate() {
-        let by = census.versions.get(*at).map_or(0..0, |version| version.by.clone());
-        gone.push(if by.is_empty() { Some(kept) } else { Some(by.start).filter(|_| by.len() == 1) });
+        let by = census
+            .versions
+            .get(*at)
+            .map_or(0..0, |version| version.by.clone());
+        gone.push(if by.is_empty() {
+            Some(kept)
+        } else {
+            Some(by.start).filter(|_| by.len() == 1)
+        });
         for (edge, sign) in [(by.start, 1), (by.end, -1)] {
             if let Some(sum) = all.get_mut(edge) {
                 sum.0 += i128::from(space.all(number)) * i128::from(sign);
@@ -114,13 +154,25 @@ fn account(census: &Census, measured: &[usize], space: &Space) -> DuReport {
         let edge = all.get(number).copied().unwrap_or_default();
         sum = (sum.0 + edge.0, sum.1 + edge.1);
         let exclusive_bytes = exclusive.get(number).copied().unwrap_or(0);
-        let shared_bytes = u64::try_from(sum.0).unwrap_or(0).saturating_sub(exclusive_bytes);
-        DuOne { id: *id, exclusive_bytes, shared_bytes, versions: u64::try_from(sum.1).unwrap_or(0), hidden: false }
+        let shared_bytes = u64::try_from(sum.0)
+            .unwrap_or(0)
+            .saturating_sub(exclusive_bytes);
+        DuOne {
+            id: *id,
+            exclusive_bytes,
+            shared_bytes,
+            versions: u64::try_from(sum.1).unwrap_or(0),
+            hidden: false,
+        }
     };
     let checkpoints = census.kept.iter().enumerate().map(one).collect();
     DuReport {
         checkpoints,
-        history_bytes: space.freed(&vec![Some(0); measured.len()], 1).first().copied().unwrap_or(0),
+        history_bytes: space
+            .freed(&vec![Some(0); measured.len()], 1)
+            .first()
+            .copied()
+            .unwrap_or(0),
         outside_bytes: space.outside(),
         unneeded_bytes: exclusive.get(kept).copied().unwrap_or(0),
         ..DuReport::default()

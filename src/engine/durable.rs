@@ -1,8 +1,11 @@
-//! Checkpoints reach the disk: with `--sync` before they are answered, else by themselves a while later; and what a power cut left of those that had not.
+//! Checkpoints reach the disk: with `--sync` before they are answered, else by themselves a while
+//! later; and what a power cut left of those that had not.
 //!
-//! A checkpoint is whole on the disk once the tree was synced after it was made: files that did not change since are the tree's own, and a filesystem
-//! brings their data to the disk when it likes. The store notes up to when everything was synced. At mount it is known whether the last daemon ran on
-//! this very mount of the filesystem; if not, the power may have been cut, and checkpoints made after the last sync are named as not whole.
+//! A checkpoint is whole on the disk once the tree was synced after it was made: files that did not
+//! change since are the tree's own, and a filesystem brings their data to the disk when it likes.
+//! The store notes up to when everything was synced. At mount it is known whether the last daemon
+//! ran on this very mount of the filesystem; if not, the power may have been cut, and checkpoints
+//! made after the last sync are named as not whole.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +14,8 @@ use crate::live::Live;
 use crate::store::record::INCOMPLETE_PREFIX;
 use crate::sys::{self, SysResult};
 
-/// A checkpoint that nobody synced is synced when it is so old: long enough that the kernel has written most of it, and that many are synced at once.
+/// A checkpoint that nobody synced is synced when it is so old: long enough that the kernel has
+/// written most of it, and that many are synced at once.
 const SYNCED_AFTER: Duration = Duration::from_secs(10);
 /// Syncing takes one part in so many of the time at most.
 const PACE: u32 = 20;
@@ -25,12 +29,20 @@ pub(super) struct Pace(Option<(Instant, Duration)>);
 impl Pace {
     /// Syncs the tree if it is time to.
     pub(super) fn sync_if_due(&mut self, live: &Live) {
-        let waits = |ended: Instant, took: Duration| ended.elapsed() < SYNCED_AFTER.max(took * PACE);
+        let waits =
+            |ended: Instant, took: Duration| ended.elapsed() < SYNCED_AFTER.max(took * PACE);
         if self.0.is_some_and(|(ended, took)| waits(ended, took)) {
             return;
         }
-        let before = sys::now().nanoseconds().saturating_sub(i64::try_from(SYNCED_AFTER.as_nanos()).unwrap_or(i64::MAX));
-        let old = live.timeline().catalogue.unsynced().next().is_some_and(|checkpoint| checkpoint.created_ns < before);
+        let before = sys::now()
+            .nanoseconds()
+            .saturating_sub(i64::try_from(SYNCED_AFTER.as_nanos()).unwrap_or(i64::MAX));
+        let old = live
+            .timeline()
+            .catalogue
+            .unsynced()
+            .next()
+            .is_some_and(|checkpoint| checkpoint.created_ns < before);
         if !old && live.durability.count() < UNDURABLE_MAX {
             return;
         }
@@ -47,7 +59,8 @@ pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
     let prepared = live.durability.prepare_sync();
     // Whoever was capturing has done so when the freeze lock is had.
     drop(live.busy.freeze()?);
-    live.durability.sync_tree(&prepared, sys::now().nanoseconds())
+    live.durability
+        .sync_tree(&prepared, sys::now().nanoseconds())
 }
 
 impl Checkpoints {
@@ -64,12 +77,18 @@ impl Checkpoints {
                 let mut tags = checkpoint.tags.clone();
                 tags.push(tag);
                 tags.sort();
-                self.live.timeline().catalogue.set_tags(checkpoint.id, tags)?;
+                self.live
+                    .timeline()
+                    .catalogue
+                    .set_tags(checkpoint.id, tags)?;
             }
         }
         if !named.is_empty() {
             let list = named.join(", ");
-            tracing::warn!(checkpoints = list, "not on disk yet when the last daemon ended, and the filesystem was mounted anew since");
+            tracing::warn!(
+                checkpoints = list,
+                "not on disk yet when the last daemon ended, and the filesystem was mounted anew since"
+            );
             self.serving.warnings.lock().push(format!(
                 "the filesystem was mounted anew before all of these checkpoints was on disk, as after a power cut; files in them may be missing or \
                  empty: {list}"

@@ -1,13 +1,17 @@
-//! `export`: a checkpoint's tree, told in parts to whoever makes a copy of it, with descriptors of the files in it (docs/adr/0016-export.md).
+//! `export`: a checkpoint's tree, told in parts to whoever makes a copy of it, with descriptors of
+//! the files in it (docs/adr/0016-export.md).
 //!
-//! Whoever asked clones the files himself, with his own rights, and then says so. **Only then is it proven** that what was cloned from live files is of
-//! the past: a record is made before its change, so a file without one was not changed ([`View`](crate::history::view::View) has the same rule). What
-//! was changed meanwhile is given again.
+//! Whoever asked clones the files himself, with his own rights, and then says so. **Only then is it
+//! proven** that what was cloned from live files is of the past: a record is made before its
+//! change, so a file without one was not changed ([`View`](crate::history::view::View) has the same
+//! rule). What was changed meanwhile is given again.
 //!
-//! Most of a tree has no record after its checkpoint. What has one is known from the journal in advance, so the rest is read as the backing filesystem
-//! has it, without asking history for each; if anything at all was recorded meanwhile, history is asked.
+//! Most of a tree has no record after its checkpoint. What has one is known from the journal in
+//! advance, so the rest is read as the backing filesystem has it, without asking history for each;
+//! if anything at all was recorded meanwhile, history is asked.
 //!
-//! **Locking.** A job is worked on by several connections at once. Its state is a leaf, and nothing is read or opened under it.
+//! **Locking.** A job is worked on by several connections at once. Its state is a leaf, and nothing
+//! is read or opened under it.
 
 pub mod parts;
 mod plan;
@@ -81,7 +85,8 @@ struct Progress {
     /// Parts being put together.
     busy: u32,
     last_part: u64,
-    /// Of a difference: names of files with several that are in directories that are told whole. Where their other names are is looked for at the end.
+    /// Of a difference: names of files with several that are in directories that are told whole.
+    /// Where their other names are is looked for at the end.
     linked: Vec<Linked>,
     /// Parts that were given and not confirmed: what of them must be proven.
     given: HashMap<u64, Vec<Given>>,
@@ -92,9 +97,19 @@ enum Work {
     /// A directory and everything below.
     List { path: Vec<u8>, trail: Arc<Trail> },
     /// The rest of what is below a directory.
-    Rest { path: Vec<u8>, trail: Arc<Trail>, names: std::vec::IntoIter<(Name, Child)> },
+    Rest {
+        path: Vec<u8>,
+        trail: Arc<Trail>,
+        names: std::vec::IntoIter<(Name, Child)>,
+    },
     /// One inode alone.
-    One { path: Vec<u8>, child: Child, trail: Arc<Trail>, how: How, again: bool },
+    One {
+        path: Vec<u8>,
+        child: Child,
+        trail: Arc<Trail>,
+        how: How,
+        again: bool,
+    },
 }
 
 /// How much of an inode.
@@ -117,7 +132,13 @@ struct Linked {
 
 impl Work {
     fn one(path: Vec<u8>, child: Child, trail: Arc<Trail>, how: How) -> Work {
-        Work::One { path, child, trail, how, again: false }
+        Work::One {
+            path,
+            child,
+            trail,
+            how,
+            again: false,
+        }
     }
 }
 
@@ -133,7 +154,8 @@ struct Given {
 }
 
 impl Job {
-    /// Nothing was recorded of an inode after the checkpoint, as far as was known when the export began.
+    /// Nothing was recorded of an inode after the checkpoint, as far as was known when the export
+    /// began.
     fn is_untouched(&self, slot: Slot) -> bool {
         !self.touched.nodes.contains(&slot)
     }
@@ -153,7 +175,9 @@ struct Building {
 
 impl Building {
     fn is_full(&self) -> bool {
-        self.part.len() >= ENTRIES_MAX || self.files.len() >= FILES_AT_ONCE || self.bytes >= PART_BYTES_MAX
+        self.part.len() >= ENTRIES_MAX
+            || self.files.len() >= FILES_AT_ONCE
+            || self.bytes >= PART_BYTES_MAX
     }
 
     fn add(&mut self, entry: ExportEntry, file: Option<Arc<File>>, given: Option<Given>) {
@@ -168,7 +192,10 @@ impl Building {
             return;
         }
         self.bytes += path.len();
-        self.refused.push(Refused { path: TreePath(path), errno: errno.0 });
+        self.refused.push(Refused {
+            path: TreePath(path),
+            errno: errno.0,
+        });
     }
 }
 
@@ -185,7 +212,13 @@ impl Exports {
     }
 
     fn get(&self, run: u64) -> VerbResult<Arc<Job>> {
-        let found = self.0.lock().all.iter().find(|(number, _)| *number == run).map(|(_, job)| Arc::clone(job));
+        let found = self
+            .0
+            .lock()
+            .all
+            .iter()
+            .find(|(number, _)| *number == run)
+            .map(|(_, job)| Arc::clone(job));
         found.ok_or_else(|| VerbError {
             code: "unknown-run".into(),
             message: "the daemon does not know this export any more".into(),
@@ -216,28 +249,48 @@ impl<'a> Exporter<'a> {
     }
 
     /// The answer to one request.
-    pub(super) fn part(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+    pub(super) fn part(
+        &self,
+        ask: &ExportAsk,
+        files: &mut Vec<Arc<File>>,
+    ) -> VerbResult<ExportPart> {
         match ask {
             ExportAsk::Begin { state, from } => {
                 let at = self.engine.states.checkpoint_id(state)?;
-                let job = self.begin(at, *from).map_err(|errno| error::failed("the checkpoint cannot be read", errno))?;
+                let job = self
+                    .begin(at, *from)
+                    .map_err(|errno| error::failed("the checkpoint cannot be read", errno))?;
                 let (from, total) = (job.from, job.total);
                 let run = self.engine.exports.add(job);
-                Ok(ExportPart { from, total, ..self.no_part(run, at) })
+                Ok(ExportPart {
+                    from,
+                    total,
+                    ..self.no_part(run, at)
+                })
             }
             ExportAsk::Next { run, done } | ExportAsk::Ahead { run, done } => {
                 let job = self.engine.exports.get(*run)?;
                 if !self.engine.live.timeline().catalogue.has_checkpoint(job.at) {
                     self.engine.exports.end(*run);
-                    return Err(error::unknown_state(&job.at.to_string(), &self.engine.states.state_names()));
+                    return Err(error::unknown_state(
+                        &job.at.to_string(),
+                        &self.engine.states.state_names(),
+                    ));
                 }
-                let waits = if matches!(ask, ExportAsk::Ahead { .. }) { 0 } else { WAITS_MAX };
+                let waits = if matches!(ask, ExportAsk::Ahead { .. }) {
+                    0
+                } else {
+                    WAITS_MAX
+                };
                 Ok(self.next_part(*run, &job, done, waits, files))
             }
             ExportAsk::End { run } => {
                 let at = self.engine.exports.get(*run)?.at;
                 self.engine.exports.end(*run);
-                Ok(ExportPart { finished: true, ..self.no_part(*run, at) })
+                Ok(ExportPart {
+                    finished: true,
+                    ..self.no_part(*run, at)
+                })
             }
         }
     }
@@ -267,23 +320,64 @@ impl<'a> Exporter<'a> {
         let mut total = None;
         let mut kept = HashMap::new();
         match from {
-            None => progress.todo.push(Work::List { path: Vec::new(), trail: Trail::root() }),
+            None => progress.todo.push(Work::List {
+                path: Vec::new(),
+                trail: Trail::root(),
+            }),
             Some(from) => {
-                let between = self.engine.states.touched(from.min(at), Some(from.max(at)))?;
-                let mut plan = Between::new(self.engine.states.view(State::At(from)), self.engine.states.view(State::At(at)), &between).plan()?;
+                let between = self
+                    .engine
+                    .states
+                    .touched(from.min(at), Some(from.max(at)))?;
+                let mut plan = Between::new(
+                    self.engine.states.view(State::At(from)),
+                    self.engine.states.view(State::At(at)),
+                    &between,
+                )
+                .plan()?;
                 plan.works.reverse();
-                if plan.works.iter().all(|work| matches!(work, Work::One { .. })) {
+                if plan
+                    .works
+                    .iter()
+                    .all(|work| matches!(work, Work::One { .. }))
+                {
                     total = Some(plan.works.len() as u64);
                 }
-                progress.refused = plan.refused.into_iter().map(|(path, errno)| Refused { path: TreePath(path), errno: errno.0 }).collect();
+                progress.refused = plan
+                    .refused
+                    .into_iter()
+                    .map(|(path, errno)| Refused {
+                        path: TreePath(path),
+                        errno: errno.0,
+                    })
+                    .collect();
                 (progress.removed, progress.todo, kept) = (plan.removed, plan.works, plan.kept);
             }
         }
-        Ok(Job { at, from, touched, recordings, total, kept, progress: Mutex::new(progress), told: Condvar::default() })
+        Ok(Job {
+            at,
+            from,
+            touched,
+            recordings,
+            total,
+            kept,
+            progress: Mutex::new(progress),
+            told: Condvar::default(),
+        })
     }
 
-    fn next_part(&self, run: u64, job: &Job, done: &[u64], waits: u32, files: &mut Vec<Arc<File>>) -> ExportPart {
-        let (unproven, again) = self.confirm(job, done).into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
+    fn next_part(
+        &self,
+        run: u64,
+        job: &Job,
+        done: &[u64],
+        waits: u32,
+        files: &mut Vec<Arc<File>>,
+    ) -> ExportPart {
+        let (unproven, again) = self
+            .confirm(job, done)
+            .into_iter()
+            .unzip::<_, _, Vec<_>, Vec<_>>();
         let mut building = Building::default();
         let mut removed = {
             let mut progress = job.progress.lock();
@@ -296,13 +390,17 @@ impl<'a> Exporter<'a> {
         };
         for waited in 0..=waits {
             while !building.is_full() {
-                let Some(work) = self.next_work(job) else { break };
+                let Some(work) = self.next_work(job) else {
+                    break;
+                };
                 let more = self.tell(job, work, &mut building);
                 let mut progress = job.progress.lock();
                 progress.todo.extend(more);
                 progress.linked.append(&mut building.linked);
             }
-            // What is being told to another may be more than that takes, and what it copies may be to be told again. To answer that there is nothing yet would have us asked again and again.
+            // What is being told to another may be more than that takes, and what it copies may be
+            // to be told again. To answer that there is nothing yet would have us asked again and
+            // again.
             let mut progress = job.progress.lock();
             let others = progress.busy > 1 || !progress.given.is_empty();
             if !building.part.is_empty() || !removed.is_empty() || !others || waited == waits {
@@ -322,16 +420,30 @@ impl<'a> Exporter<'a> {
             part = progress.last_part;
             progress.given.insert(part, building.given);
         }
-        let finished =
-            progress.busy == 0 && progress.todo.is_empty() && progress.removed.is_empty() && progress.linked.is_empty() && progress.given.is_empty();
+        let finished = progress.busy == 0
+            && progress.todo.is_empty()
+            && progress.removed.is_empty()
+            && progress.linked.is_empty()
+            && progress.given.is_empty();
         drop(progress);
         files.append(&mut building.files);
         let removed = removed.into_iter().map(TreePath).collect();
         let (entries, refused) = (building.part, building.refused);
-        ExportPart { from: job.from, part, removed, entries, refused, unproven, total: job.total, finished, ..self.no_part(run, job.at) }
+        ExportPart {
+            from: job.from,
+            part,
+            removed,
+            entries,
+            refused,
+            unproven,
+            total: job.total,
+            finished,
+            ..self.no_part(run, job.at)
+        }
     }
 
-    /// What is to be told next. When all else is, it is the names of files that may have others: the first part that has come so far looks for them.
+    /// What is to be told next. When all else is, it is the names of files that may have others:
+    /// the first part that has come so far looks for them.
     fn next_work(&self, job: &Job) -> Option<Work> {
         let linked = {
             let mut progress = job.progress.lock();
@@ -346,15 +458,28 @@ impl<'a> Exporter<'a> {
         progress.todo.pop()
     }
 
-    /// Makes links out of names whose file has another one outside of what is told: the copy has it there.
+    /// Makes links out of names whose file has another one outside of what is told: the copy has it
+    /// there.
     fn resolve(&self, job: &Job, linked: Vec<Linked>) -> Vec<Work> {
         let mut names: HashMap<Slot, u32> = HashMap::new();
-        linked.iter().for_each(|name| *names.entry(name.child.slot).or_default() += 1);
-        let wanted: HashSet<Slot> =
-            linked.iter().filter(|name| names.get(&name.child.slot) < Some(&name.nlink)).map(|name| name.child.slot).collect();
+        linked
+            .iter()
+            .for_each(|name| *names.entry(name.child.slot).or_default() += 1);
+        let wanted: HashSet<Slot> = linked
+            .iter()
+            .filter(|name| names.get(&name.child.slot) < Some(&name.nlink))
+            .map(|name| name.child.slot)
+            .collect();
         let told: HashSet<&[u8]> = linked.iter().map(|name| name.path.as_slice()).collect();
         let mut others: HashMap<Slot, Vec<u8>> = HashMap::new();
-        let (mut open, mut passed) = (if wanted.is_empty() { Vec::new() } else { vec![(Vec::new(), Trail::root())] }, HashSet::new());
+        let (mut open, mut passed) = (
+            if wanted.is_empty() {
+                Vec::new()
+            } else {
+                vec![(Vec::new(), Trail::root())]
+            },
+            HashSet::new(),
+        );
         while let Some((path, dir)) = open.pop() {
             if !passed.insert(dir.slot) {
                 continue;
@@ -369,7 +494,21 @@ impl<'a> Exporter<'a> {
                 }
             }
         }
-        let how = |slot: Slot| others.get(&slot).map_or(How::Whole, |path| How::Link(path.clone()));
-        linked.iter().map(|name| Work::one(name.path.clone(), name.child, Arc::clone(&name.trail), how(name.child.slot))).collect()
+        let how = |slot: Slot| {
+            others
+                .get(&slot)
+                .map_or(How::Whole, |path| How::Link(path.clone()))
+        };
+        linked
+            .iter()
+            .map(|name| {
+                Work::one(
+                    name.path.clone(),
+                    name.child,
+                    Arc::clone(&name.trail),
+                    how(name.child.slot),
+                )
+            })
+            .collect()
     }
 }

@@ -24,7 +24,8 @@ pub(super) enum Open {
 
 /// Directories of a view above each other that are found again at most.
 const DEPTH_MAX: u32 = 1000;
-/// Descriptors that are not for open files. Directories and segments have a few hundred of them where there are few, see `live::dirs`.
+/// Descriptors that are not for open files. Directories and segments have a few hundred of them
+/// where there are few, see `live::dirs`.
 const DESCRIPTORS_RESERVED: u64 = 512;
 
 /// The nodes and open files of views.
@@ -40,28 +41,53 @@ pub(super) struct Views {
 impl Views {
     pub(super) fn new(live: Arc<Live>, states: Arc<States>) -> Views {
         let (past, kept_listings) = (Past::default(), Kept::default());
-        Views { live, states, past, kept_listings, descriptors_max: descriptors_max(sys::nofile()) }
+        Views {
+            live,
+            states,
+            past,
+            kept_listings,
+            descriptors_max: descriptors_max(sys::nofile()),
+        }
     }
 
-    /// Refuses one more open file (EMFILE) where those that are open have all the descriptors that they may have.
+    /// Refuses one more open file (EMFILE) where those that are open have all the descriptors that
+    /// they may have.
     pub(super) fn check_descriptors(&self) -> SysResult<()> {
-        let left = self.descriptors_max.saturating_sub(self.past.open_handles());
-        if self.live.files.holds_fewer_than(left) { Ok(()) } else { Err(Errno::EMFILE) }
+        let left = self
+            .descriptors_max
+            .saturating_sub(self.past.open_handles());
+        if self.live.files.holds_fewer_than(left) {
+            Ok(())
+        } else {
+            Err(Errno::EMFILE)
+        }
     }
 
     pub(super) fn open_file(&self, fh: Fh) -> SysResult<Open> {
-        if fh.0 & PAST_HANDLE != 0 { self.past.handle(fh).map(Open::Past) } else { self.live.handles.get(HandleId(fh.0)).map(Open::Live) }
+        if fh.0 & PAST_HANDLE != 0 {
+            self.past.handle(fh).map(Open::Past)
+        } else {
+            self.live.handles.get(HandleId(fh.0)).map(Open::Live)
+        }
     }
 
     /// Attributes of a past node as the kernel sees them.
     pub(super) fn past_stat(&self, node: &PastNode) -> SysResult<Stat> {
         self.check_kept(node)?;
         let attr = self.states.view(node.state()).attr(&node.trail)?;
-        Ok(Stat { ino: node.id.0, ..attr.stat })
+        Ok(Stat {
+            ino: node.id.0,
+            ..attr.stat
+        })
     }
 
     pub(super) fn past_entry(&self, node: &PastNode) -> SysResult<Entry> {
-        Ok(Entry { node: node.id, generation: 0, stat: self.past_stat(node)?, ttl: FOR_EVER })
+        Ok(Entry {
+            node: node.id,
+            generation: 0,
+            stat: self.past_stat(node)?,
+            ttl: FOR_EVER,
+        })
     }
 
     /// Looks a name up in a directory of a view and counts one look-up.
@@ -73,17 +99,29 @@ impl Views {
         }
     }
 
-    /// The entry of a name that the directory of a view listed, and one look-up: a listing of the past stays right for as long as anybody reads it.
+    /// The entry of a name that the directory of a view listed, and one look-up: a listing of the
+    /// past stays right for as long as anybody reads it.
     pub(super) fn past_listed(&self, dir: &PastNode, listed: &Listed) -> SysResult<Entry> {
         self.check_kept(dir)?;
-        let child = Child { slot: Slot(listed.slot), kind: listed.kind };
+        let child = Child {
+            slot: Slot(listed.slot),
+            kind: listed.kind,
+        };
         let trail = dir.trail.step(&Name::new(&listed.name), child.slot);
         self.past_found(dir, child, trail)
     }
 
-    pub(super) fn past_found(&self, dir: &PastNode, child: Child, trail: Arc<crate::history::present::Trail>) -> SysResult<Entry> {
-        let node = self.past.learn(dir.checkpoint, dir.named, child, trail, 1)?;
-        self.past_entry(&node).inspect_err(|_| self.past.forget(node.id, 1))
+    pub(super) fn past_found(
+        &self,
+        dir: &PastNode,
+        child: Child,
+        trail: Arc<crate::history::present::Trail>,
+    ) -> SysResult<Entry> {
+        let node = self
+            .past
+            .learn(dir.checkpoint, dir.named, child, trail, 1)?;
+        self.past_entry(&node)
+            .inspect_err(|_| self.past.forget(node.id, 1))
     }
 
     /// A node of a view that the kernel knows, from us or from a worker before us.
@@ -94,9 +132,14 @@ impl Views {
         }
     }
 
-    /// Finds a node of a view that a worker before us told the kernel of: its directory first, and there its name.
+    /// Finds a node of a view that a worker before us told the kernel of: its directory first, and
+    /// there its name.
     fn revive(&self, id: NodeId, depth: u32) -> SysResult<PastNode> {
-        let left = self.past.left(id).filter(|_| depth < DEPTH_MAX).ok_or(Errno::ESTALE)?;
+        let left = self
+            .past
+            .left(id)
+            .filter(|_| depth < DEPTH_MAX)
+            .ok_or(Errno::ESTALE)?;
         let trail = if left.child.slot == Slot::ROOT {
             Trail::root()
         } else {
@@ -105,10 +148,15 @@ impl Views {
                 found => found?,
             };
             let names = self.states.view(up.state()).list(&up.trail)?;
-            let (name, _) = names.into_iter().find(|(_, child)| *child == left.child).ok_or(Errno::ESTALE)?;
+            let (name, _) = names
+                .into_iter()
+                .find(|(_, child)| *child == left.child)
+                .ok_or(Errno::ESTALE)?;
             up.trail.step(&name, left.child.slot)
         };
-        let node = self.past.learn(left.checkpoint, left.named, left.child, trail, 0)?;
+        let node = self
+            .past
+            .learn(left.checkpoint, left.named, left.child, trail, 0)?;
         self.past.no_longer_left(id);
         Ok(node)
     }
@@ -126,8 +174,15 @@ impl Views {
         }
     }
 
-    /// copy_file_range(2) between two open files; on filesystems with reflink the extents are shared.
-    pub(super) fn copy_range(&self, asker: Asker, from: (Fh, u64), (target, to): (&Handle, u64), length: u64) -> SysResult<u64> {
+    /// copy_file_range(2) between two open files; on filesystems with reflink the extents are
+    /// shared.
+    pub(super) fn copy_range(
+        &self,
+        asker: Asker,
+        from: (Fh, u64),
+        (target, to): (&Handle, u64),
+        length: u64,
+    ) -> SysResult<u64> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let source = self.open_file(from.0)?;
         // Extents are shared with the source locked.
@@ -150,8 +205,9 @@ impl Views {
     }
 }
 
-/// Of the descriptors that the process may have, how many are for open files. The others are needed to keep the past, and for the directories and
-/// segments that are kept open: a client that opens files until it is refused must not make changes of others fail, nor a checkpoint.
+/// Of the descriptors that the process may have, how many are for open files. The others are needed
+/// to keep the past, and for the directories and segments that are kept open: a client that opens
+/// files until it is refused must not make changes of others fail, nor a checkpoint.
 fn descriptors_max(all: u64) -> usize {
     usize::try_from(all.saturating_sub(DESCRIPTORS_RESERVED).max(all / 4)).unwrap_or(usize::MAX)
 }

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::api::{ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult, VersionInfo, VersionKind};
+use super::api::{
+    ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult,
+    VersionInfo, VersionKind,
+};
 use super::checkpoint::Checkpoints;
 use super::checkpoint::check_tag;
 use super::compare::States;
@@ -36,23 +39,48 @@ impl<'a> Matcher<'a> {
     /// `bad-time`.
     pub(super) fn new(query: &'a Query) -> VerbResult<Matcher<'a>> {
         let time = |text: &Option<String>, otherwise| match text {
-            Some(text) => parse_time(text).map(jiff::Timestamp::as_nanosecond).map_err(error::bad_time),
+            Some(text) => parse_time(text)
+                .map(jiff::Timestamp::as_nanosecond)
+                .map_err(error::bad_time),
             None => Ok(otherwise),
         };
         let note = query.note.as_ref().map(|note| note.to_lowercase());
-        Ok(Matcher { query, note, since_ns: time(&query.since, i128::MIN)?, until_ns: time(&query.until, i128::MAX)? })
+        Ok(Matcher {
+            query,
+            note,
+            since_ns: time(&query.since, i128::MIN)?,
+            until_ns: time(&query.until, i128::MAX)?,
+        })
     }
 
     /// Whether everything holds of a checkpoint that its record tells.
     pub(super) fn takes(&self, checkpoint: &Kept) -> bool {
         let created = i128::from(checkpoint.state_ns());
-        let has_label = |(key, value): &(String, String)| checkpoint.note.lines().any(|line| label(line) == Some((key, value)));
+        let has_label = |(key, value): &(String, String)| {
+            checkpoint
+                .note
+                .lines()
+                .any(|line| label(line) == Some((key, value)))
+        };
         (self.since_ns..=self.until_ns).contains(&created)
-            && self.query.before.is_none_or(|before| checkpoint.id < before)
+            && self
+                .query
+                .before
+                .is_none_or(|before| checkpoint.id < before)
             && (!self.query.pinned || checkpoint.pinned.is_some())
-            && self.query.uid.is_none_or(|uid| checkpoint.by.as_ref().is_some_and(|by| by.uid == uid))
-            && self.query.tag.as_ref().is_none_or(|wanted| checkpoint.tags.iter().any(|tag| is_like(tag, wanted)))
-            && self.note.as_ref().is_none_or(|wanted| checkpoint.note.to_lowercase().contains(wanted))
+            && self
+                .query
+                .uid
+                .is_none_or(|uid| checkpoint.by.as_ref().is_some_and(|by| by.uid == uid))
+            && self
+                .query
+                .tag
+                .as_ref()
+                .is_none_or(|wanted| checkpoint.tags.iter().any(|tag| is_like(tag, wanted)))
+            && self
+                .note
+                .as_ref()
+                .is_none_or(|wanted| checkpoint.note.to_lowercase().contains(wanted))
             && self.query.labels.iter().all(has_label)
     }
 }
@@ -60,14 +88,22 @@ impl<'a> Matcher<'a> {
 /// The label that a line of a note is: `KEY: VALUE`.
 fn label(line: &str) -> Option<(&str, &str)> {
     let (key, value) = line.split_once(':')?;
-    let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    let is_key = !key.is_empty()
+        && key
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
     is_key.then_some((key, value.trim()))
 }
 
-/// Whether `*` in `pattern` can stand for something so that it is `text`. Takes O(both) steps for each `*`.
+/// Whether `*` in `pattern` can stand for something so that it is `text`. Takes O(both) steps for
+/// each `*`.
 fn is_like(text: &str, pattern: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return text == pattern };
-    let Some(mut text) = text.strip_prefix(head) else { return false };
+    let Some((head, rest)) = pattern.split_once('*') else {
+        return text == pattern;
+    };
+    let Some(mut text) = text.strip_prefix(head) else {
+        return false;
+    };
     let mut parts: Vec<&str> = rest.split('*').collect();
     let last = parts.pop().unwrap_or_default();
     for part in parts {
@@ -89,29 +125,50 @@ pub(super) struct Search {
 
 impl Search {
     pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Search {
-        let (live, states) = (Arc::clone(&checkpoints.live), Arc::clone(&checkpoints.states));
-        Search { live, states, checkpoints, counted: Counted::default() }
+        let (live, states) = (
+            Arc::clone(&checkpoints.live),
+            Arc::clone(&checkpoints.states),
+        );
+        Search {
+            live,
+            states,
+            checkpoints,
+            counted: Counted::default(),
+        }
     }
 
     pub(super) fn find_checkpoints(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
         let mut found = self.found(query)?;
         let began = Instant::now();
-        for one in found.iter_mut().filter(|_| query.counted).take_while(|_| began.elapsed() < COUNT_MAX) {
-            one.changes = one.parent.and_then(|parent| self.count_changes((one.id, parent)));
+        for one in found
+            .iter_mut()
+            .filter(|_| query.counted)
+            .take_while(|_| began.elapsed() < COUNT_MAX)
+        {
+            one.changes = one
+                .parent
+                .and_then(|parent| self.count_changes((one.id, parent)));
         }
         Ok(found)
     }
 
-    /// How many paths differ from the second checkpoint to the first; `None`: they cannot be compared.
+    /// How many paths differ from the second checkpoint to the first; `None`: they cannot be
+    /// compared.
     fn count_changes(&self, pair: Pair) -> Option<u64> {
         let losses = self.live.timeline().losses.count();
         if let Some(known) = self.counted.get(pair, losses) {
             return Some(known);
         }
-        let changes = self.states.compare(State::At(pair.1), State::At(pair.0), b"").ok()?;
+        let changes = self
+            .states
+            .compare(State::At(pair.1), State::At(pair.0), b"")
+            .ok()?;
         let count = changes.len() as u64;
         // What could not be read may be read the next time.
-        if changes.iter().all(|change| change.change != ChangeKind::Unknown) {
+        if changes
+            .iter()
+            .all(|change| change.change != ChangeKind::Unknown)
+        {
             self.counted.put(pair, losses, count);
         }
         Some(count)
@@ -122,14 +179,23 @@ impl Search {
         let limit = query.limit.unwrap_or(usize::MAX);
         if query.hidden {
             let hidden = self.live.timeline().catalogue.hidden();
-            return Ok(hidden.iter().rev().filter(|kept| matcher.takes(kept)).take(limit).map(CheckpointInfo::new).collect());
+            return Ok(hidden
+                .iter()
+                .rev()
+                .filter(|kept| matcher.takes(kept))
+                .take(limit)
+                .map(CheckpointInfo::new)
+                .collect());
         }
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
-            let touched = versions.iter().rev().filter_map(|version| match version.state {
-                State::At(id) => self.live.timeline().catalogue.checkpoint(id),
-                State::Live => None,
-            });
+            let touched = versions
+                .iter()
+                .rev()
+                .filter_map(|version| match version.state {
+                    State::At(id) => self.live.timeline().catalogue.checkpoint(id),
+                    State::Live => None,
+                });
             return Ok(touched
                 .filter(|checkpoint| matcher.takes(checkpoint))
                 .take(limit)
@@ -138,15 +204,37 @@ impl Search {
         }
         // A tag has one checkpoint.
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
-            let tagged = self.live.timeline().catalogue.tagged(tag).and_then(|id| self.live.timeline().catalogue.checkpoint(id));
-            return Ok(tagged.filter(|checkpoint| limit > 0 && matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect());
+            let tagged = self
+                .live
+                .timeline()
+                .catalogue
+                .tagged(tag)
+                .and_then(|id| self.live.timeline().catalogue.checkpoint(id));
+            return Ok(tagged
+                .filter(|checkpoint| limit > 0 && matcher.takes(checkpoint))
+                .iter()
+                .map(CheckpointInfo::new)
+                .collect());
         }
         // There are fewer tags than checkpoints, mostly, and they lie together.
         if let Some(pattern) = &query.tag {
-            let like = self.live.timeline().catalogue.tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
+            let like = self
+                .live
+                .timeline()
+                .catalogue
+                .tags()
+                .into_iter()
+                .filter(|(tag, _)| is_like(tag, pattern));
             let ids: BTreeSet<CheckpointId> = like.map(|(_, id)| id).collect();
-            let found = ids.into_iter().rev().filter_map(|id| self.live.timeline().catalogue.checkpoint(id));
-            return Ok(found.filter(|checkpoint| matcher.takes(checkpoint)).take(limit).map(|checkpoint| CheckpointInfo::new(&checkpoint)).collect());
+            let found = ids
+                .into_iter()
+                .rev()
+                .filter_map(|id| self.live.timeline().catalogue.checkpoint(id));
+            return Ok(found
+                .filter(|checkpoint| matcher.takes(checkpoint))
+                .take(limit)
+                .map(|checkpoint| CheckpointInfo::new(&checkpoint))
+                .collect());
         }
         Ok(self
             .live
@@ -164,14 +252,28 @@ impl Search {
         if found.is_empty() {
             return Err(error::never_there(&path.0));
         }
-        Ok(found.into_iter().rev().map(|version| self.version_info(version)).collect())
+        Ok(found
+            .into_iter()
+            .rev()
+            .map(|version| self.version_info(version))
+            .collect())
     }
 
     fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
         let kept: Vec<CheckpointId> = self.live.timeline().catalogue.checkpoint_ids();
-        let below = |from: State, to: State| -> SysResult<bool> { Ok(!self.states.compare(from, to, &path.0)?.is_empty()) };
-        let asked = Asked { timeline: self.live.timeline(), path: &path.0, kept: &kept, view: |state| self.states.view(state), below };
-        asked.versions().map_err(|errno| error::failed("the versions cannot be told", errno))
+        let below = |from: State, to: State| -> SysResult<bool> {
+            Ok(!self.states.compare(from, to, &path.0)?.is_empty())
+        };
+        let asked = Asked {
+            timeline: self.live.timeline(),
+            path: &path.0,
+            kept: &kept,
+            view: |state| self.states.view(state),
+            below,
+        };
+        asked
+            .versions()
+            .map_err(|errno| error::failed("the versions cannot be told", errno))
     }
 
     fn version_info(&self, version: Version) -> VersionInfo {
@@ -180,7 +282,9 @@ impl Search {
             State::Live => None,
         };
         let stat = version.attr.map(|attr| attr.stat);
-        let modified = stat.and_then(|stat| jiff::Timestamp::new(stat.mtime.sec, stat.mtime.nsec.cast_signed()).ok());
+        let modified = stat.and_then(|stat| {
+            jiff::Timestamp::new(stat.mtime.sec, stat.mtime.nsec.cast_signed()).ok()
+        });
         VersionInfo {
             checkpoint: checkpoint.as_ref().map(CheckpointInfo::new),
             change: match version.became {
@@ -191,17 +295,29 @@ impl Search {
                 Became::Unknown => VersionKind::Unknown,
             },
             kind: stat.map(|stat| stat.kind),
-            size: stat.filter(|stat| stat.kind == Kind::File).map(|stat| stat.size),
+            size: stat
+                .filter(|stat| stat.kind == Kind::File)
+                .map(|stat| stat.size),
             modified: modified.map(|time| time.to_string()),
         }
     }
 }
 
 impl Checkpoints {
-    pub(super) fn retag_checkpoint(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+    pub(super) fn retag_checkpoint(
+        &self,
+        by: &Actor,
+        state: &StateName,
+        retag: &Retag,
+    ) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let id = self.states.checkpoint_id(state)?;
-        let checkpoint = self.live.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
+        let checkpoint = self
+            .live
+            .timeline()
+            .catalogue
+            .checkpoint(id)
+            .ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
         let mut tags = checkpoint.tags.clone();
         for tag in &retag.remove {
             let before = tags.len();
@@ -213,7 +329,9 @@ impl Checkpoints {
         for tag in &retag.add {
             check_tag(tag)?;
             match self.live.timeline().catalogue.tagged(tag) {
-                Some(other) if other != id && !retag.force => return Err(error::tag_taken(tag, other)),
+                Some(other) if other != id && !retag.force => {
+                    return Err(error::tag_taken(tag, other));
+                }
                 _ => tags.push(tag.clone()),
             }
         }
@@ -222,30 +340,78 @@ impl Checkpoints {
         if tags != checkpoint.tags {
             self.give_tags(by, id, tags)?;
         }
-        let after = self.live.timeline().catalogue.checkpoint(id).unwrap_or(checkpoint);
+        let after = self
+            .live
+            .timeline()
+            .catalogue
+            .checkpoint(id)
+            .unwrap_or(checkpoint);
         Ok(CheckpointInfo::new(&after))
     }
 
     /// Gives a checkpoint these tags, and takes them from whichever others have them.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
-        let losing = |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
-        let losers = self.live.timeline().catalogue.newest(usize::MAX, losing).into_iter();
-        let mut given: Vec<(CheckpointId, Vec<String>)> =
-            losers.map(|other| (other.id, other.checkpoint.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
+        let losing =
+            |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
+        let losers = self
+            .live
+            .timeline()
+            .catalogue
+            .newest(usize::MAX, losing)
+            .into_iter();
+        let mut given: Vec<(CheckpointId, Vec<String>)> = losers
+            .map(|other| {
+                (
+                    other.id,
+                    other
+                        .checkpoint
+                        .tags
+                        .into_iter()
+                        .filter(|tag| !tags.contains(tag))
+                        .collect(),
+                )
+            })
+            .collect();
         given.push((id, tags));
-        self.set_tags(by, None, given).map_err(|errno| error::failed("the tags were not changed", errno))
+        self.set_tags(by, None, given)
+            .map_err(|errno| error::failed("the tags were not changed", errno))
     }
 
     /// Gives kept checkpoints these tags, as an operation. The caller holds `checkpointing`.
-    pub(super) fn set_tags(&self, by: &Actor, undoes: Option<u64>, given: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
+    pub(super) fn set_tags(
+        &self,
+        by: &Actor,
+        undoes: Option<u64>,
+        given: Vec<(CheckpointId, Vec<String>)>,
+    ) -> SysResult<()> {
         let (mut changes, mut records) = (Vec::new(), Vec::new());
         for (id, tags) in given {
-            let before = self.live.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
-            let not_in = |these: &[String], others: &[String]| these.iter().filter(|tag| !others.contains(tag)).cloned().collect();
-            changes.push(Retagged { id, lost: not_in(&before, &tags), got: not_in(&tags, &before) });
+            let before = self
+                .live
+                .timeline()
+                .catalogue
+                .checkpoint(id)
+                .ok_or(Errno::ENOENT)?
+                .checkpoint
+                .tags;
+            let not_in = |these: &[String], others: &[String]| {
+                these
+                    .iter()
+                    .filter(|tag| !others.contains(tag))
+                    .cloned()
+                    .collect()
+            };
+            changes.push(Retagged {
+                id,
+                lost: not_in(&before, &tags),
+                got: not_in(&tags, &before),
+            });
             records.push(Record::Tags { id, tags });
         }
-        self.live.timeline().operations.operate(by, undoes, Deed::Tagged { changes }, records)
+        self.live
+            .timeline()
+            .operations
+            .operate(by, undoes, Deed::Tagged { changes }, records)
     }
 }
 
@@ -257,12 +423,17 @@ pub(super) fn find_offline(checkpoints: &[Kept], query: &Query) -> VerbResult<Ve
     if query.path.is_some() {
         return Err(VerbError {
             code: "not-mounted".into(),
-            message: "which checkpoints changed a path is known while the directory is mounted".into(),
+            message: "which checkpoints changed a path is known while the directory is mounted"
+                .into(),
             hint: Some("mount it: ckptfs mount DIR".into()),
         });
     }
     let matcher = Matcher::new(query)?;
-    let found = checkpoints.iter().rev().filter(|checkpoint| matcher.takes(checkpoint)).take(query.limit.unwrap_or(usize::MAX));
+    let found = checkpoints
+        .iter()
+        .rev()
+        .filter(|checkpoint| matcher.takes(checkpoint))
+        .take(query.limit.unwrap_or(usize::MAX));
     Ok(found.map(CheckpointInfo::new).collect())
 }
 
@@ -282,6 +453,9 @@ mod tests {
     #[test]
     fn labels_are_lines_of_their_own() {
         assert_eq!(label("session: 7f: x "), Some(("session", "7f: x")));
-        assert_eq!((label("not a key: x"), label(": x"), label("x")), (None, None, None));
+        assert_eq!(
+            (label("not a key: x"), label(": x"), label("x")),
+            (None, None, None)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Journals of well-hashed nonsense, replayed, verified, viewed, compared, exported and restored in this process: each call ends, within memory, and nothing panics.
+//! Journals of well-hashed nonsense, replayed, verified, viewed, compared, exported and restored in
+//! this process: each call ends, within memory, and nothing panics.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -11,8 +12,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::api::{
-    Compare, CompareByProcess, DuOptions, GcOptions, GetStatus, ListAudit, ListOperations, ListVersions, Query, RestoreOptions, ShowCheckpoint,
-    StateName, TreePath, UndoOptions, VerbResult, VerifyOptions,
+    Compare, CompareByProcess, DuOptions, GcOptions, GetStatus, ListAudit, ListOperations,
+    ListVersions, Query, RestoreOptions, ShowCheckpoint, StateName, TreePath, UndoOptions,
+    VerbResult, VerifyOptions,
 };
 use super::check::{CheckOptions, StoreCheck};
 use super::export::parts::ExportAsk;
@@ -24,11 +26,15 @@ use crate::history::state::State;
 use crate::store::Store;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, ObjectHash, Place, Reason, Record, Touch, Undo};
+use crate::store::record::{
+    Actor, AttrState, Checkpoint, Child, DataState, Dropped, ObjectHash, Place, Reason, Record,
+    Touch, Undo,
+};
 use crate::sys::fuzz::{config, within};
 use crate::sys::{Kind, Stat, Time};
 
-/// A journal that is written takes a moment: there are fewer cases than of what is decoded in memory.
+/// A journal that is written takes a moment: there are fewer cases than of what is decoded in
+/// memory.
 const CASES_SHARE: u32 = 8;
 /// Memory that all calls of one case may take, bytes. A walk that goes round takes all there is.
 const MEMORY_MAX: usize = 64 << 20;
@@ -38,10 +44,16 @@ const TIME_MAX: Duration = Duration::from_secs(60);
 const LOOKS_MAX: usize = 2000;
 
 fn daemon() -> Actor {
-    Actor { uid: 0, gid: 0, pid: 1, process: "forger".into() }
+    Actor {
+        uid: 0,
+        gid: 0,
+        pid: 1,
+        process: "forger".into(),
+    }
 }
 
-/// Makes records out of bytes: what comes out is well formed, mostly of the epoch that is open, and otherwise anything.
+/// Makes records out of bytes: what comes out is well formed, mostly of the epoch that is open, and
+/// otherwise anything.
 struct Forger<'a> {
     bytes: std::slice::Iter<'a, u8>,
     slots: &'a [u64],
@@ -60,13 +72,24 @@ impl Forger<'_> {
     }
 
     fn name(&mut self) -> Name {
-        let names: [&[u8]; 7] = [b"a", b"b", b"c", b"file", b"other", b".ckptfs", b".snapshots"];
+        let names: [&[u8]; 7] = [
+            b"a",
+            b"b",
+            b"c",
+            b"file",
+            b"other",
+            b".ckptfs",
+            b".snapshots",
+        ];
         let at = self.next(names.len());
         Name::new(names.get(at).copied().unwrap_or(b"x"))
     }
 
     fn place(&mut self) -> Place {
-        Place { parent: self.slot(), name: self.name() }
+        Place {
+            parent: self.slot(),
+            name: self.name(),
+        }
     }
 
     fn kind(&mut self) -> Kind {
@@ -90,13 +113,29 @@ impl Forger<'_> {
     }
 
     fn object(&mut self) -> ObjectId {
-        let origin = if self.next(2) == 0 { ObjectOrigin::Cloned } else { ObjectOrigin::Moved };
-        ObjectId { epoch: Epoch(self.number(self.open)), slot: self.slot(), serial: self.next(3) as u32, origin }
+        let origin = if self.next(2) == 0 {
+            ObjectOrigin::Cloned
+        } else {
+            ObjectOrigin::Moved
+        };
+        ObjectId {
+            epoch: Epoch(self.number(self.open)),
+            slot: self.slot(),
+            serial: self.next(3) as u32,
+            origin,
+        }
     }
 
     fn stat(&mut self, slot: Slot) -> Stat {
         let kind = self.kind();
-        let time = Time { sec: if self.next(4) == 0 { i64::MAX } else { 1_000_000_000 }, nsec: 0 };
+        let time = Time {
+            sec: if self.next(4) == 0 {
+                i64::MAX
+            } else {
+                1_000_000_000
+            },
+            nsec: 0,
+        };
         let (mode, nlink) = (self.next(256) as u32 * 16, self.next(4) as u32);
         let size = self.number(9);
         Stat {
@@ -122,16 +161,50 @@ impl Forger<'_> {
         let slot = self.slot();
         match self.next(8) {
             0..=2 => {
-                let before = if self.next(4) == 0 { None } else { Some(Child { slot: self.slot(), kind: self.kind() }) };
-                Undo::Entry { dir: slot, name: self.name(), before }
+                let before = if self.next(4) == 0 {
+                    None
+                } else {
+                    Some(Child {
+                        slot: self.slot(),
+                        kind: self.kind(),
+                    })
+                };
+                Undo::Entry {
+                    dir: slot,
+                    name: self.name(),
+                    before,
+                }
             }
-            3 => Undo::Attr { slot, before: AttrState { stat: self.stat(slot), target: None } },
-            4 => Undo::Xattrs { slot, before: vec![(b"user.x".to_vec(), b"y".to_vec())] },
+            3 => Undo::Attr {
+                slot,
+                before: AttrState {
+                    stat: self.stat(slot),
+                    target: None,
+                },
+            },
+            4 => Undo::Xattrs {
+                slot,
+                before: vec![(b"user.x".to_vec(), b"y".to_vec())],
+            },
             5 => {
-                let object = if self.next(3) == 0 { None } else { Some(self.object()) };
-                Undo::Data { slot, before: DataState { object, size: self.number(9), provisional: self.next(2) == 0 } }
+                let object = if self.next(3) == 0 {
+                    None
+                } else {
+                    Some(self.object())
+                };
+                Undo::Data {
+                    slot,
+                    before: DataState {
+                        object,
+                        size: self.number(9),
+                        provisional: self.next(2) == 0,
+                    },
+                }
             }
-            _ => Undo::Home { slot, before: self.place() },
+            _ => Undo::Home {
+                slot,
+                before: self.place(),
+            },
         }
     }
 
@@ -146,46 +219,124 @@ impl Forger<'_> {
 
     fn record(&mut self) -> Record {
         match self.next(24) {
-            0..=8 => Record::Undo { epoch: Epoch(self.number(self.open)), undo: self.undos() },
-            9 | 10 => Record::Moved { places: (0..=self.next(3)).map(|_| (self.slot(), self.place())).collect() },
+            0..=8 => Record::Undo {
+                epoch: Epoch(self.number(self.open)),
+                undo: self.undos(),
+            },
+            9 | 10 => Record::Moved {
+                places: (0..=self.next(3))
+                    .map(|_| (self.slot(), self.place()))
+                    .collect(),
+            },
             11 | 12 => {
                 let id = CheckpointId(self.number(self.open));
                 self.open = id.0.wrapping_add(1);
                 Record::Checkpoint(checkpoint(id))
             }
-            13 => Record::Void { epoch: Epoch(self.number(self.open)), slot: self.slot() },
-            14 => Record::Tags { id: self.id(), tags: vec!["latest".into(), "\u{1b}[31m".into(), "../x".into()] },
+            13 => Record::Void {
+                epoch: Epoch(self.number(self.open)),
+                slot: self.slot(),
+            },
+            14 => Record::Tags {
+                id: self.id(),
+                tags: vec!["latest".into(), "\u{1b}[31m".into(), "../x".into()],
+            },
             15 if self.next(2) == 0 => Record::Deleted { id: self.id() },
-            15 => Record::Hidden { id: self.id(), hidden: self.next(2) == 0 },
-            16 => Record::RestoreBegin { target: self.id(), guard: self.id(), paths: vec![b"a/../..".to_vec(), Vec::new()] },
-            17 => Record::Replacing { slot: self.slot(), place: self.place(), object: self.object() },
-            18 => Record::Ahead { epoch: Epoch(self.number(self.open)), undo: self.undos(), upto: Epoch(self.number(self.open)) },
+            15 => Record::Hidden {
+                id: self.id(),
+                hidden: self.next(2) == 0,
+            },
+            16 => Record::RestoreBegin {
+                target: self.id(),
+                guard: self.id(),
+                paths: vec![b"a/../..".to_vec(), Vec::new()],
+            },
+            17 => Record::Replacing {
+                slot: self.slot(),
+                place: self.place(),
+                object: self.object(),
+            },
+            18 => Record::Ahead {
+                epoch: Epoch(self.number(self.open)),
+                undo: self.undos(),
+                upto: Epoch(self.number(self.open)),
+            },
             19 => {
                 let object = self.object();
-                Record::Hashes { epoch: object.epoch, objects: vec![ObjectHash { object, size: 9, hash: [7; 32] }], whole: self.next(2) == 0 }
+                Record::Hashes {
+                    epoch: object.epoch,
+                    objects: vec![ObjectHash {
+                        object,
+                        size: 9,
+                        hash: [7; 32],
+                    }],
+                    whole: self.next(2) == 0,
+                }
             }
             20 => {
                 let object = self.object();
-                let dropped = Dropped { object, size: self.number(9), first: self.id(), last: self.id() };
-                Record::Dropped { epoch: object.epoch, paths: vec!["a".into(), "[".into()], objects: vec![dropped] }
+                let dropped = Dropped {
+                    object,
+                    size: self.number(9),
+                    first: self.id(),
+                    last: self.id(),
+                };
+                Record::Dropped {
+                    epoch: object.epoch,
+                    paths: vec!["a".into(), "[".into()],
+                    objects: vec![dropped],
+                }
             }
             21 => {
                 self.operations = self.number(self.operations.saturating_add(1));
-                let deed = Deed::Restored { target: self.id(), guard: self.id(), paths: Vec::new(), only: false };
-                let undoes = if self.next(2) == 0 { None } else { Some(self.number(self.operations)) };
-                Record::Operation(Operation { number: self.operations, at_ns: 0, by: daemon(), undoes, deed })
+                let deed = Deed::Restored {
+                    target: self.id(),
+                    guard: self.id(),
+                    paths: Vec::new(),
+                    only: false,
+                };
+                let undoes = if self.next(2) == 0 {
+                    None
+                } else {
+                    Some(self.number(self.operations))
+                };
+                Record::Operation(Operation {
+                    number: self.operations,
+                    at_ns: 0,
+                    by: daemon(),
+                    undoes,
+                    deed,
+                })
             }
-            22 => Record::Mounted { at_ns: i64::MAX, stopped_ns: Some(i64::MIN) },
-            _ => {
-                Record::Touched { processes: Vec::new(), touches: vec![Touch::Gone { slot: self.slot() }, Touch::Data { by: 9, slot: self.slot() }] }
-            }
+            22 => Record::Mounted {
+                at_ns: i64::MAX,
+                stopped_ns: Some(i64::MIN),
+            },
+            _ => Record::Touched {
+                processes: Vec::new(),
+                touches: vec![
+                    Touch::Gone { slot: self.slot() },
+                    Touch::Data {
+                        by: 9,
+                        slot: self.slot(),
+                    },
+                ],
+            },
         }
     }
 }
 
 fn checkpoint(id: CheckpointId) -> Checkpoint {
     let created_ns = 4_000_000_000_000_000_000;
-    Checkpoint { id, tags: Vec::new(), note: "\u{1b}]0;x\u{7}".into(), created_ns, atomic: true, dirty: u64::MAX, reason: Reason::Asked }
+    Checkpoint {
+        id,
+        tags: Vec::new(),
+        note: "\u{1b}]0;x\u{7}".into(),
+        created_ns,
+        atomic: true,
+        dirty: u64::MAX,
+        reason: Reason::Asked,
+    }
 }
 
 /// A tree whose store has a checkpoint, and what the bytes say behind it.
@@ -194,11 +345,33 @@ fn forge(dir: &Path, bytes: &[u8]) {
     fs::write(dir.join("a/file"), "a file").unwrap();
     fs::write(dir.join("a/b/file"), "another").unwrap();
     let (store, _) = Store::open(File::open(dir).unwrap(), true).unwrap();
-    let paths = ["a", "a/b", "a/b/c", "a/file", "a/b/file", ".ckptfs", ".ckptfs/journal"];
-    let inodes = paths.iter().map(|path| fs::metadata(dir.join(path)).unwrap().ino());
-    let slots: Vec<u64> = [1, 1, 0, u64::MAX, 777_777].into_iter().chain(inodes.clone()).chain(inodes).collect();
-    let mut forger = Forger { bytes: bytes.iter(), slots: &slots, open: 2, operations: 0 };
-    store.journal.append(&[Record::Checkpoint(checkpoint(CheckpointId(1)))]).unwrap();
+    let paths = [
+        "a",
+        "a/b",
+        "a/b/c",
+        "a/file",
+        "a/b/file",
+        ".ckptfs",
+        ".ckptfs/journal",
+    ];
+    let inodes = paths
+        .iter()
+        .map(|path| fs::metadata(dir.join(path)).unwrap().ino());
+    let slots: Vec<u64> = [1, 1, 0, u64::MAX, 777_777]
+        .into_iter()
+        .chain(inodes.clone())
+        .chain(inodes)
+        .collect();
+    let mut forger = Forger {
+        bytes: bytes.iter(),
+        slots: &slots,
+        open: 2,
+        operations: 0,
+    };
+    store
+        .journal
+        .append(&[Record::Checkpoint(checkpoint(CheckpointId(1)))])
+        .unwrap();
     while forger.bytes.len() > 0 {
         // What our own encoder refuses is in `tests/it/hostile/forged.rs`.
         let _ = store.journal.append(&[forger.record()]);
@@ -214,9 +387,16 @@ fn look_around(engine: &Engine, state: State) {
     let (mut open, mut looks) = (vec![Trail::root()], 0);
     while let Some(dir) = open.pop() {
         for (name, child) in view.list(&dir).unwrap_or_default() {
-            assert!(dir.slot != Slot::ROOT || name.as_bytes() != b".ckptfs", "the store is shown");
+            assert!(
+                dir.slot != Slot::ROOT || name.as_bytes() != b".ckptfs",
+                "the store is shown"
+            );
             let trail = dir.step(&name, child.slot);
-            let _ = (view.attr(&trail), view.xattrs(&trail), view.open(&trail).map(|(source, _)| source));
+            let _ = (
+                view.attr(&trail),
+                view.xattrs(&trail),
+                view.open(&trail).map(|(source, _)| source),
+            );
             looks += 1;
             if child.kind == Kind::Dir && looks < LOOKS_MAX {
                 open.push(trail);
@@ -227,10 +407,22 @@ fn look_around(engine: &Engine, state: State) {
 
 fn export(engine: &Engine, from: Option<CheckpointId>) -> VerbResult<()> {
     let mut files = Vec::new();
-    let begun = super::export::Exporter::new(engine).part(&ExportAsk::Begin { state: StateName("1".into()), from }, &mut files)?;
+    let begun = super::export::Exporter::new(engine).part(
+        &ExportAsk::Begin {
+            state: StateName("1".into()),
+            from,
+        },
+        &mut files,
+    )?;
     let mut done = Vec::new();
     loop {
-        let part = super::export::Exporter::new(engine).part(&ExportAsk::Next { run: begun.run, done: std::mem::take(&mut done) }, &mut files)?;
+        let part = super::export::Exporter::new(engine).part(
+            &ExportAsk::Next {
+                run: begun.run,
+                done: std::mem::take(&mut done),
+            },
+            &mut files,
+        )?;
         files.clear();
         done.extend(Some(part.part).filter(|part| *part > 0));
         if part.finished {
@@ -241,10 +433,19 @@ fn export(engine: &Engine, from: Option<CheckpointId>) -> VerbResult<()> {
 
 fn use_it(dir: &Path) {
     let root = || File::open(dir).unwrap().into();
-    if let Ok(mut check) = StoreCheck::begin(root(), &CheckOptions { deep: true, strays: true, ..CheckOptions::default() }) {
+    if let Ok(mut check) = StoreCheck::begin(
+        root(),
+        &CheckOptions {
+            deep: true,
+            strays: true,
+            ..CheckOptions::default()
+        },
+    ) {
         while !check.step().finished {}
     }
-    let Ok(engine) = Engine::open(Config::bare(root(), dir.to_owned())) else { return };
+    let Ok(engine) = Engine::open(Config::bare(root(), dir.to_owned())) else {
+        return;
+    };
     let by = Requester::from(daemon());
     let ask = |request: Request| request.answer(&engine, &by);
     let state = |name: &str| StateName(name.into());
@@ -252,24 +453,82 @@ fn use_it(dir: &Path) {
     for id in ids.iter().take(5) {
         look_around(&engine, State::At(*id));
         let state = StateName(id.to_string());
-        let _ = (ask(Compare { from: state.clone(), to: None, sizes: true }.into()), ask(ShowCheckpoint { state }.into()));
+        let _ = (
+            ask(Compare {
+                from: state.clone(),
+                to: None,
+                sizes: true,
+            }
+            .into()),
+            ask(ShowCheckpoint { state }.into()),
+        );
     }
-    let _ = (ask(GetStatus.into()), ask(Compare { from: state("1"), to: Some(state("latest")), sizes: false }.into()));
-    let _ = ask(CompareByProcess { from: Some(state("1")), to: None }.into());
-    let _ = ask(ListVersions { path: TreePath(b"a/b/file".to_vec()) }.into());
-    let _ = ask(Query { path: Some(TreePath(b"a".to_vec())), ..Query::default() }.into());
-    let _ = (ask(ListOperations { before: None, limit: 100 }.into()), ask(ListAudit.into()), ask(DuOptions::default().into()));
-    let _ = ask(GcOptions { dry_run: true, ..GcOptions::default() }.into());
-    let _ = ask(VerifyOptions { deep: true, ..VerifyOptions::default() }.into());
+    let _ = (
+        ask(GetStatus.into()),
+        ask(Compare {
+            from: state("1"),
+            to: Some(state("latest")),
+            sizes: false,
+        }
+        .into()),
+    );
+    let _ = ask(CompareByProcess {
+        from: Some(state("1")),
+        to: None,
+    }
+    .into());
+    let _ = ask(ListVersions {
+        path: TreePath(b"a/b/file".to_vec()),
+    }
+    .into());
+    let _ = ask(Query {
+        path: Some(TreePath(b"a".to_vec())),
+        ..Query::default()
+    }
+    .into());
+    let _ = (
+        ask(ListOperations {
+            before: None,
+            limit: 100,
+        }
+        .into()),
+        ask(ListAudit.into()),
+        ask(DuOptions::default().into()),
+    );
+    let _ = ask(GcOptions {
+        dry_run: true,
+        ..GcOptions::default()
+    }
+    .into());
+    let _ = ask(VerifyOptions {
+        deep: true,
+        ..VerifyOptions::default()
+    }
+    .into());
     let _ = (export(&engine, None), export(&engine, ids.last().copied()));
     for paths in [vec![], vec![TreePath(b"a/b".to_vec())]] {
         for dry_run in [true, false] {
-            let _ = ask(RestoreOptions { to: state("1"), paths: paths.clone(), dry_run, times: None }.into());
+            let _ = ask(RestoreOptions {
+                to: state("1"),
+                paths: paths.clone(),
+                dry_run,
+                times: None,
+            }
+            .into());
         }
     }
-    let _ = ask(UndoOptions { walk: super::undo::UndoWalk::Undo(3), skip: true, force: true, dry_run: false }.into());
+    let _ = ask(UndoOptions {
+        walk: super::undo::UndoWalk::Undo(3),
+        skip: true,
+        force: true,
+        dry_run: false,
+    }
+    .into());
     look_around(&engine, State::Live);
-    assert!(fs::symlink_metadata(dir.join(".ckptfs/format")).is_ok(), "the store is where it was");
+    assert!(
+        fs::symlink_metadata(dir.join(".ckptfs/format")).is_ok(),
+        "the store is where it was"
+    );
     engine.close();
 }
 
@@ -283,13 +542,20 @@ fn run(bytes: &[u8]) {
         within(MEMORY_MAX, || use_it(&path));
         let _ = tell.send(());
     });
-    assert!(told.recv_timeout(TIME_MAX) != Err(std::sync::mpsc::RecvTimeoutError::Timeout), "it does not end: {bytes:?}");
+    assert!(
+        told.recv_timeout(TIME_MAX) != Err(std::sync::mpsc::RecvTimeoutError::Timeout),
+        "it does not end: {bytes:?}"
+    );
     worker.join().expect("no panic");
 }
 
 fn few() -> ProptestConfig {
     let all = config();
-    ProptestConfig { cases: all.cases.div_ceil(CASES_SHARE), max_shrink_iters: 60, ..all }
+    ProptestConfig {
+        cases: all.cases.div_ceil(CASES_SHARE),
+        max_shrink_iters: 60,
+        ..all
+    }
 }
 
 proptest! {

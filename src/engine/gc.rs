@@ -1,11 +1,15 @@
 //! `gc`: thinning out the history, and freeing what nobody needs.
 //!
-//! A run first counts what there is (the journal, then the space of each version), then makes its plan, and then frees one checkpoint after the other: its deletion is recorded,
-//! then the versions go that only it and those before it in the plan needed. So whatever happens in between, all that a kept checkpoint needs is there; what a
-//! run that was cut short has left is needed by nobody, and every run begins with looking for such.
+//! A run first counts what there is (the journal, then the space of each version), then makes its
+//! plan, and then frees one checkpoint after the other: its deletion is recorded, then the versions
+//! go that only it and those before it in the plan needed. So whatever happens in between, all that
+//! a kept checkpoint needs is there; what a run that was cut short has left is needed by nobody,
+//! and every run begins with looking for such.
 //!
-//! As a verification ([`super::check`]) it works for a moment and is asked again. Only the record of a deletion is made under the lock of checkpoints and restores,
-//! and nothing under the freeze lock: nobody waits for a version to be removed. What was pinned, tagged or brought back since the plan was made stays, with what it needs.
+//! As a verification ([`super::check`]) it works for a moment and is asked again. Only the record
+//! of a deletion is made under the lock of checkpoints and restores, and nothing under the freeze
+//! lock: nobody waits for a version to be removed. What was pinned, tagged or brought back since
+//! the plan was made stays, with what it needs.
 
 mod held;
 mod tiers;
@@ -126,7 +130,8 @@ pub struct GcReport {
     pub kept: Vec<GcKept>,
     /// What goes, in this order; when it is finished.
     pub gone: Vec<GcGone>,
-    /// Versions that no checkpoint needed any more, left by a deletion or a run that was cut short, ...
+    /// Versions that no checkpoint needed any more, left by a deletion or a run that was cut short,
+    /// ...
     pub leftovers: u64,
     /// ... and what comes free with them.
     pub leftover_bytes: u64,
@@ -137,7 +142,8 @@ pub struct GcReport {
     pub freed_bytes: u64,
     /// What the history took before.
     pub history_bytes: u64,
-    /// By how much the history is larger than it may be, because the rest is pinned, tagged or the newest.
+    /// By how much the history is larger than it may be, because the rest is pinned, tagged or the
+    /// newest.
     pub over_bytes: u64,
     /// Checkpoints that were to go and stay: they were pinned, tagged or brought back meanwhile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -185,7 +191,8 @@ pub(super) struct Collector {
     pub(super) checkpoints: Arc<Checkpoints>,
     gc_runs: Runs<Run>,
     pub(super) du_runs: Runs<Box<Measuring>>,
-    /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
+    /// By how much the history was larger than it may be, and could not be made smaller, when that
+    /// was looked at last.
     pub(super) over_bytes: AtomicU64,
 }
 
@@ -210,7 +217,11 @@ impl Collector {
             None => {
                 let mut checkpoints = self.live.timeline().catalogue.checkpoints();
                 checkpoints.extend(self.live.timeline().catalogue.hidden());
-                let census = self.live.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
+                let census = self
+                    .live
+                    .timeline()
+                    .census()
+                    .map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Run::Measuring(Box::new(Measuring::new(census)), checkpoints)
             }
         };
@@ -220,12 +231,21 @@ impl Collector {
                 Run::Measuring(mut measuring, checkpoints) => {
                     let mut more = true;
                     while more && working() {
-                        more = self.measure_next(&mut measuring).map_err(|errno| error::failed("a version cannot be looked at", errno))?;
+                        more = self.measure_next(&mut measuring).map_err(|errno| {
+                            error::failed("a version cannot be looked at", errno)
+                        })?;
                     }
                     let (done, total) = measuring.progress();
                     if more {
-                        let report = GcReport { done, total, dry_run: options.dry_run, ..GcReport::default() };
-                        let run = self.gc_runs.put(options.run, Run::Measuring(measuring, checkpoints));
+                        let report = GcReport {
+                            done,
+                            total,
+                            dry_run: options.dry_run,
+                            ..GcReport::default()
+                        };
+                        let run = self
+                            .gc_runs
+                            .put(options.run, Run::Measuring(measuring, checkpoints));
                         return Ok(GcReport { run, ..report });
                     }
                     Run::Matching(Box::new(Matching::new(
@@ -238,17 +258,29 @@ impl Collector {
                 Run::Matching(mut matching) => {
                     let mut more = true;
                     while more && working() {
-                        more = self.match_next(&mut matching).map_err(|errno| error::failed("a version cannot be looked at", errno))?;
+                        more = self.match_next(&mut matching).map_err(|errno| {
+                            error::failed("a version cannot be looked at", errno)
+                        })?;
                     }
                     if more {
                         let (done, total) = matching.progress();
                         let run = self.gc_runs.put(options.run, Run::Matching(matching));
-                        return Ok(GcReport { run, done, total, dry_run: options.dry_run, ..GcReport::default() });
+                        return Ok(GcReport {
+                            run,
+                            done,
+                            total,
+                            dry_run: options.dry_run,
+                            ..GcReport::default()
+                        });
                     }
                     let plan = plan(&matching, options, &self.held(options.automatic)?);
-                    self.over_bytes.store(plan.report.over_bytes, Ordering::Relaxed);
+                    self.over_bytes
+                        .store(plan.report.over_bytes, Ordering::Relaxed);
                     if options.dry_run {
-                        break GcReport { finished: true, ..plan.report };
+                        break GcReport {
+                            finished: true,
+                            ..plan.report
+                        };
                     }
                     Run::Freeing(Box::new(plan))
                 }
@@ -259,25 +291,56 @@ impl Collector {
                     }
                     if !more {
                         self.end_gc(&plan);
-                        break GcReport { finished: true, ..plan.report };
+                        break GcReport {
+                            finished: true,
+                            ..plan.report
+                        };
                     }
-                    // The less a filesystem has to write down at once, the shorter others wait for it.
-                    self.live.timeline().store().journal.sync().map_err(|error| error::failed("the deletions are not on the disk", error.errno()))?;
-                    let report = GcReport { kept: Vec::new(), gone: Vec::new(), freeing: true, ..plan.report.clone() };
+                    // The less a filesystem has to write down at once, the shorter others wait for
+                    // it.
+                    self.live
+                        .timeline()
+                        .store()
+                        .journal
+                        .sync()
+                        .map_err(|error| {
+                            error::failed("the deletions are not on the disk", error.errno())
+                        })?;
+                    let report = GcReport {
+                        kept: Vec::new(),
+                        gone: Vec::new(),
+                        freeing: true,
+                        ..plan.report.clone()
+                    };
                     let run = self.gc_runs.put(options.run, Run::Freeing(plan));
                     return Ok(GcReport { run, ..report });
                 }
             };
         };
-        Ok(GcReport { run: options.run.unwrap_or(0), ..report })
+        Ok(GcReport {
+            run: options.run.unwrap_or(0),
+            ..report
+        })
     }
 
     /// Removes the next version, or deletes the next checkpoint; `false`: there is none.
     fn free_next(&self, by: &Actor, plan: &mut Plan) -> VerbResult<bool> {
         if let Some(version) = plan.versions.pop() {
             plan.report.done += 1;
-            let stays = |id: &CheckpointId| plan.kept.get(version.by.clone()).is_some_and(|by| by.contains(id));
-            if plan.shown || !version.by.is_empty() && self.live.timeline().dropped.is_dropped(version.object).unwrap_or(true) {
+            let stays = |id: &CheckpointId| {
+                plan.kept
+                    .get(version.by.clone())
+                    .is_some_and(|by| by.contains(id))
+            };
+            if plan.shown
+                || !version.by.is_empty()
+                    && self
+                        .live
+                        .timeline()
+                        .dropped
+                        .is_dropped(version.object)
+                        .unwrap_or(true)
+            {
                 self.remove_content(version.object);
                 plan.epochs.insert(version.object.epoch);
             } else if !plan.report.changed.iter().any(stays) {
@@ -287,7 +350,9 @@ impl Collector {
             plan.gently.removed(&self.serving.store_dir);
             return Ok(true);
         }
-        let Some(step) = plan.steps.next() else { return Ok(false) };
+        let Some(step) = plan.steps.next() else {
+            return Ok(false);
+        };
         plan.shown = step.tier.is_some();
         plan.versions = step.versions;
         if let Some(tier) = step.tier.and_then(|tier| plan.report.tiers.get_mut(tier)) {
@@ -298,11 +363,18 @@ impl Collector {
             }
             return Ok(true);
         }
-        let Some(planned) = step.checkpoint else { return Ok(true) };
+        let Some(planned) = step.checkpoint else {
+            return Ok(true);
+        };
         plan.report.done += 1;
         if !self.delete_planned(by, &planned)? {
             plan.report.changed.push(planned.id);
-            if let Some(at) = plan.report.gone.iter().position(|gone| gone.id == planned.id) {
+            if let Some(at) = plan
+                .report
+                .gone
+                .iter()
+                .position(|gone| gone.id == planned.id)
+            {
                 let gone = plan.report.gone.remove(at);
                 plan.report.freed_bytes = plan.report.freed_bytes.saturating_sub(gone.bytes);
             }
@@ -310,17 +382,27 @@ impl Collector {
         Ok(true)
     }
 
-    /// Deletes a checkpoint for good, unless it was pinned, tagged or brought back since; whether it is gone.
+    /// Deletes a checkpoint for good, unless it was pinned, tagged or brought back since; whether
+    /// it is gone.
     fn delete_planned(&self, by: &Actor, planned: &Kept) -> VerbResult<bool> {
         {
             let _one_at_a_time = self.checkpoints.checkpointing.lock();
-            let now = self.live.timeline().catalogue.checkpoint(planned.id).or_else(|| self.live.timeline().catalogue.hidden_checkpoint(planned.id));
+            let now = self
+                .live
+                .timeline()
+                .catalogue
+                .checkpoint(planned.id)
+                .or_else(|| self.live.timeline().catalogue.hidden_checkpoint(planned.id));
             // Somebody else has deleted it: it is gone.
             let Some(now) = now else { return Ok(true) };
             if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
                 return Ok(false);
             }
-            self.live.timeline().operations.free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
+            self.live
+                .timeline()
+                .operations
+                .free(by, planned.id)
+                .map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
         }
         if !planned.hidden {
             self.snapdir.forget_view(&CheckpointInfo::new(planned));
@@ -337,7 +419,8 @@ impl Collector {
         }
     }
 
-    /// Removes the directories that are empty now, and sees to it that the space is free when somebody asks for it; the index follows in idle time.
+    /// Removes the directories that are empty now, and sees to it that the space is free when
+    /// somebody asks for it; the index follows in idle time.
     fn end_gc(&self, Plan { epochs, report, .. }: &Plan) {
         self.snapdir.snapdir_changed();
         if epochs.is_empty() && report.gone.is_empty() {
@@ -349,7 +432,14 @@ impl Collector {
         }
         // In this order: a checkpoint that is made meanwhile is kept, or after that.
         let upto = self.live.timeline().store().journal.position();
-        let kept = self.live.timeline().catalogue.retained().into_iter().map(|(id, _)| id).collect();
+        let kept = self
+            .live
+            .timeline()
+            .catalogue
+            .retained()
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect();
         // Filesystems free what was removed when they write it down.
         match sys::syncfs(&self.serving.store_dir) {
             Ok(()) => self.live.timeline().indexer.compact_soon(kept, upto),
@@ -359,12 +449,19 @@ impl Collector {
 }
 
 impl Checkpoints {
-    /// Removes the directories of these epochs in which nothing is left; never that of the open one.
+    /// Removes the directories of these epochs in which nothing is left; never that of the open
+    /// one.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
         let mut gently = Gently::default();
         for epoch in epochs.range(..self.live.timeline().epochs.epoch()) {
             gently.removed(&self.serving.store_dir);
-            if let Err(error) = self.live.timeline().store().layers.remove_epoch_if_empty(*epoch) {
+            if let Err(error) = self
+                .live
+                .timeline()
+                .store()
+                .layers
+                .remove_epoch_if_empty(*epoch)
+            {
                 tracing::debug!(%error, "an empty layer was not removed");
             }
         }
@@ -373,7 +470,8 @@ impl Checkpoints {
 
 /// The checkpoints of a census, as they are and as rules see them.
 fn known<'k>(census: &Census, checkpoints: &'k [Kept], held: &Held) -> Vec<(&'k Kept, Known)> {
-    let by_id: HashMap<CheckpointId, &Kept> = checkpoints.iter().map(|kept| (kept.id, kept)).collect();
+    let by_id: HashMap<CheckpointId, &Kept> =
+        checkpoints.iter().map(|kept| (kept.id, kept)).collect();
     let kept = census.kept.iter().filter_map(|id| by_id.get(id).copied());
     kept.map(|kept| {
         let known = Known {
@@ -392,12 +490,29 @@ fn known<'k>(census: &Census, checkpoints: &'k [Kept], held: &Held) -> Vec<(&'k 
     .collect()
 }
 
-/// With which step each measured version goes: 0 are leftovers, then come the `sure` first of `order`, the tiers, and the rest of `order`.
-fn steps_with_tiers(matching: &Matching, order: &[usize], sure: usize, tiers: usize) -> Vec<Option<usize>> {
+/// With which step each measured version goes: 0 are leftovers, then come the `sure` first of
+/// `order`, the tiers, and the rest of `order`.
+fn steps_with_tiers(
+    matching: &Matching,
+    order: &[usize],
+    sure: usize,
+    tiers: usize,
+) -> Vec<Option<usize>> {
     let mut steps = steps_of(&matching.census, &matching.measured, order);
     let mut of_object: HashMap<ObjectId, Option<usize>> = HashMap::new();
-    let object = |at: &usize| matching.census.versions.get(*at).map(|version| version.object);
-    for ((at, step), fate) in matching.measured.iter().zip(&mut steps).zip(&matching.fates) {
+    let object = |at: &usize| {
+        matching
+            .census
+            .versions
+            .get(*at)
+            .map(|version| version.object)
+    };
+    for ((at, step), fate) in matching
+        .measured
+        .iter()
+        .zip(&mut steps)
+        .zip(&matching.fates)
+    {
         let after = |step: usize| if step > sure { step + tiers } else { step };
         let by_tier = match fate {
             Fate::Goes(tier) => Some(sure + 1 + tier),
@@ -411,38 +526,74 @@ fn steps_with_tiers(matching: &Matching, order: &[usize], sure: usize, tiers: us
             *last = last.zip(*step).map(|(a, b)| a.max(b));
         }
     }
-    let of = |at: &usize| object(at).and_then(|object| of_object.get(&object).copied()).flatten();
+    let of = |at: &usize| {
+        object(at)
+            .and_then(|object| of_object.get(&object).copied())
+            .flatten()
+    };
     matching.measured.iter().map(of).collect()
 }
 
 fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
-    let Matching { census, measured, space, checkpoints, .. } = matching;
-    let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, checkpoints, held).into_iter().unzip();
-    let rules = rules(&known, &options.retention, crate::history::append::now_ns(), &TimeZone::system());
+    let Matching {
+        census,
+        measured,
+        space,
+        checkpoints,
+        ..
+    } = matching;
+    let (kept, known): (Vec<&Kept>, Vec<Known>) =
+        known(census, checkpoints, held).into_iter().unzip();
+    let rules = rules(
+        &known,
+        &options.retention,
+        crate::history::append::now_ns(),
+        &TimeZone::system(),
+    );
     let (order, sure) = order(&known, &rules);
     let tiers = options.retention.tiers.len();
     let steps = steps_with_tiers(matching, &order, sure, tiers);
     let freed = space.freed(&steps, 1 + order.len() + tiers);
     let freed_at = |step: usize| freed.get(step).copied().unwrap_or(0);
-    let history_bytes = space.freed(&vec![Some(0); measured.len()], 1).first().copied().unwrap_or(0);
-    let mut report = GcReport { dry_run: options.dry_run, history_bytes, ..GcReport::default() };
+    let history_bytes = space
+        .freed(&vec![Some(0); measured.len()], 1)
+        .first()
+        .copied()
+        .unwrap_or(0);
+    let mut report = GcReport {
+        dry_run: options.dry_run,
+        history_bytes,
+        ..GcReport::default()
+    };
     report.leftover_bytes = freed_at(0);
     report.freed_bytes = report.leftover_bytes;
     report.tiers = told_tiers(matching, &steps, sure, options, freed_at);
-    let mut planned = vec![Step { checkpoint: None, tier: None, versions: Vec::new() }];
+    let mut planned = vec![Step {
+        checkpoint: None,
+        tier: None,
+        versions: Vec::new(),
+    }];
     let mut goes = vec![false; known.len()];
     // The tiers' turn is after those that go in any case, also if there are none.
     let turn = |number: usize, planned: &mut Vec<Step>, report: &mut GcReport| {
         if number == sure {
-            report.freed_bytes = report.tiers.iter().fold(report.freed_bytes, |sum, tier| sum.saturating_add(tier.bytes));
-            planned.extend((0..tiers).map(|tier| Step { checkpoint: None, tier: Some(tier), versions: Vec::new() }));
+            report.freed_bytes = report.tiers.iter().fold(report.freed_bytes, |sum, tier| {
+                sum.saturating_add(tier.bytes)
+            });
+            planned.extend((0..tiers).map(|tier| Step {
+                checkpoint: None,
+                tier: Some(tier),
+                versions: Vec::new(),
+            }));
         }
     };
     for (number, at) in order.iter().enumerate() {
         turn(number, &mut planned, &mut report);
         let left = history_bytes.saturating_sub(report.freed_bytes);
         let too_large = options.retention.max_bytes.is_some_and(|max| left > max);
-        let (Some(checkpoint), Some(one)) = (kept.get(*at), known.get(*at)) else { break };
+        let (Some(checkpoint), Some(one)) = (kept.get(*at), known.get(*at)) else {
+            break;
+        };
         if number >= sure && !too_large {
             break;
         }
@@ -455,8 +606,16 @@ fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
         };
         let bytes = freed_at(planned.len());
         report.freed_bytes = report.freed_bytes.saturating_add(bytes);
-        report.gone.push(GcGone { id: one.id, why, bytes });
-        planned.push(Step { checkpoint: Some((*checkpoint).clone()), tier: None, versions: Vec::new() });
+        report.gone.push(GcGone {
+            id: one.id,
+            why,
+            bytes,
+        });
+        planned.push(Step {
+            checkpoint: Some((*checkpoint).clone()),
+            tier: None,
+            versions: Vec::new(),
+        });
         if let Some(goes) = goes.get_mut(*at) {
             *goes = true;
         }
@@ -465,12 +624,27 @@ fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
         turn(sure, &mut planned, &mut report);
     }
     let left = history_bytes.saturating_sub(report.freed_bytes);
-    report.over_bytes = options.retention.max_bytes.map_or(0, |max| left.saturating_sub(max));
-    let stays = known.iter().zip(&rules).zip(&goes).filter(|(_, goes)| !**goes);
-    report.kept = stays.map(|((one, rules), _)| GcKept { id: one.id, rules: rules.clone() }).collect();
+    report.over_bytes = options
+        .retention
+        .max_bytes
+        .map_or(0, |max| left.saturating_sub(max));
+    let stays = known
+        .iter()
+        .zip(&rules)
+        .zip(&goes)
+        .filter(|(_, goes)| !**goes);
+    report.kept = stays
+        .map(|((one, rules), _)| GcKept {
+            id: one.id,
+            rules: rules.clone(),
+        })
+        .collect();
     share_out(matching, &steps, &mut planned);
     report.leftovers = planned.first().map_or(0, |step| step.versions.len() as u64);
-    report.total = planned.iter().map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some())).sum();
+    report.total = planned
+        .iter()
+        .map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some()))
+        .sum();
     Plan {
         report,
         steps: planned.into_iter(),
@@ -492,18 +666,38 @@ fn share_out(matching: &Matching, steps: &[Option<usize>], planned: &mut [Step])
     }
 }
 
-fn told_tiers(matching: &Matching, steps: &[Option<usize>], sure: usize, options: &GcOptions, freed_at: impl Fn(usize) -> u64) -> Vec<GcTier> {
+fn told_tiers(
+    matching: &Matching,
+    steps: &[Option<usize>],
+    sure: usize,
+    options: &GcOptions,
+    freed_at: impl Fn(usize) -> u64,
+) -> Vec<GcTier> {
     let tell = |(number, tier): (usize, &super::tiers::Tier)| GcTier {
         paths: tier.paths.clone(),
         keep_ms: tier.keep_ms,
-        versions: steps.iter().filter(|step| **step == Some(sure + 1 + number)).count() as u64,
+        versions: steps
+            .iter()
+            .filter(|step| **step == Some(sure + 1 + number))
+            .count() as u64,
         bytes: freed_at(sure + 1 + number),
-        linked: matching.fates.iter().filter(|fate| **fate == Fate::Linked(number)).count() as u64,
+        linked: matching
+            .fates
+            .iter()
+            .filter(|fate| **fate == Fate::Linked(number))
+            .count() as u64,
     };
-    options.retention.tiers.iter().enumerate().map(tell).collect()
+    options
+        .retention
+        .tiers
+        .iter()
+        .enumerate()
+        .map(tell)
+        .collect()
 }
 
-/// With which step each measured version goes, 0 being before the first checkpoint of `order`; `None`: with none, somebody who stays needs it.
+/// With which step each measured version goes, 0 being before the first checkpoint of `order`;
+/// `None`: with none, somebody who stays needs it.
 fn steps_of(census: &Census, measured: &[usize], order: &[usize]) -> Vec<Option<usize>> {
     let mut step_of: Vec<Option<usize>> = vec![None; census.kept.len()];
     for (number, at) in order.iter().enumerate() {
@@ -514,30 +708,54 @@ fn steps_of(census: &Census, measured: &[usize], order: &[usize]) -> Vec<Option<
     // The last of a range, `None` being later than any: at [level][i] of the 2^level from i on.
     let later = |a: Option<usize>, b: Option<usize>| a.zip(b).map(|(a, b)| a.max(b));
     let mut levels: Vec<Vec<Option<usize>>> = vec![step_of];
-    while let Some(below) = levels.last().filter(|below| below.len() > 1 << (levels.len() - 1)) {
+    while let Some(below) = levels
+        .last()
+        .filter(|below| below.len() > 1 << (levels.len() - 1))
+    {
         let half = 1 << (levels.len() - 1);
-        let next = below.iter().zip(below.iter().skip(half)).map(|(a, b)| later(*a, *b)).collect();
+        let next = below
+            .iter()
+            .zip(below.iter().skip(half))
+            .map(|(a, b)| later(*a, *b))
+            .collect();
         levels.push(next);
     }
     let last = |range: &std::ops::Range<usize>| {
-        let Some(level) = range.len().checked_ilog2() else { return Some(0) };
+        let Some(level) = range.len().checked_ilog2() else {
+            return Some(0);
+        };
         let row = levels.get(level as usize)?;
-        later(*row.get(range.start)?, *row.get(range.end.checked_sub(1 << level)?)?)
+        later(
+            *row.get(range.start)?,
+            *row.get(range.end.checked_sub(1 << level)?)?,
+        )
     };
     let mut steps: Vec<Option<usize>> = measured
         .iter()
-        .map(|at| census.versions.get(*at).filter(|version| !(version.open && version.by.is_empty())).and_then(|version| last(&version.by)))
+        .map(|at| {
+            census
+                .versions
+                .get(*at)
+                .filter(|version| !(version.open && version.by.is_empty()))
+                .and_then(|version| last(&version.by))
+        })
         .collect();
-    // What was captured ahead became a version later: should one object ever be two versions, it goes with the last of them.
+    // What was captured ahead became a version later: should one object ever be two versions, it
+    // goes with the last of them.
     let mut of_object: HashMap<ObjectId, Option<usize>> = HashMap::new();
     let object = |at: &usize| census.versions.get(*at).map(|version| version.object);
     for (at, step) in measured.iter().zip(&steps) {
         if let Some(object) = object(at) {
-            of_object.entry(object).and_modify(|known| *known = later(*known, *step)).or_insert(*step);
+            of_object
+                .entry(object)
+                .and_modify(|known| *known = later(*known, *step))
+                .or_insert(*step);
         }
     }
     for (at, step) in measured.iter().zip(&mut steps) {
-        *step = object(at).and_then(|object| of_object.get(&object).copied()).flatten();
+        *step = object(at)
+            .and_then(|object| of_object.get(&object).copied())
+            .flatten();
     }
     steps
 }
@@ -548,9 +766,21 @@ mod tests {
     use crate::store::ids::{ObjectOrigin, Slot};
 
     fn census(kept: u64, ranges: &[std::ops::Range<usize>]) -> Census {
-        let object = |number: usize| ObjectId { epoch: Epoch(1), slot: Slot(number as u64), serial: 0, origin: ObjectOrigin::Cloned };
-        let versions = ranges.iter().enumerate().map(|(number, by)| Captured { by: by.clone(), ..Captured::new(object(number)) });
-        Census { kept: (1..=kept).map(CheckpointId).collect(), versions: versions.collect(), ..Census::default() }
+        let object = |number: usize| ObjectId {
+            epoch: Epoch(1),
+            slot: Slot(number as u64),
+            serial: 0,
+            origin: ObjectOrigin::Cloned,
+        };
+        let versions = ranges.iter().enumerate().map(|(number, by)| Captured {
+            by: by.clone(),
+            ..Captured::new(object(number))
+        });
+        Census {
+            kept: (1..=kept).map(CheckpointId).collect(),
+            versions: versions.collect(),
+            ..Census::default()
+        }
     }
 
     #[test]
@@ -558,9 +788,22 @@ mod tests {
         let ranges = [0..0, 0..1, 0..5, 1..4, 2..3, 4..7, 6..7, 3..7];
         let census = census(7, &ranges);
         let all: Vec<usize> = (0..ranges.len()).collect();
-        for order in [vec![0, 1, 2, 3, 4, 5, 6], vec![2, 0, 4], vec![6, 5, 4, 3], vec![]] {
+        for order in [
+            vec![0, 1, 2, 3, 4, 5, 6],
+            vec![2, 0, 4],
+            vec![6, 5, 4, 3],
+            vec![],
+        ] {
             let naive = |range: &std::ops::Range<usize>| {
-                let steps: Option<Vec<usize>> = range.clone().map(|at| order.iter().position(|gone| *gone == at).map(|step| step + 1)).collect();
+                let steps: Option<Vec<usize>> = range
+                    .clone()
+                    .map(|at| {
+                        order
+                            .iter()
+                            .position(|gone| *gone == at)
+                            .map(|step| step + 1)
+                    })
+                    .collect();
                 steps.map(|steps| steps.into_iter().max().unwrap_or(0))
             };
             let expected: Vec<Option<usize>> = ranges.iter().map(naive).collect();

@@ -1,13 +1,17 @@
-//! Commands of the owner around checkpoints and restores: `pre-checkpoint`, `post-checkpoint`, `pre-restore`, `post-restore`.
+//! Commands of the owner around checkpoints and restores: `pre-checkpoint`, `post-checkpoint`,
+//! `pre-restore`, `post-restore`.
 //!
-//! **Who runs what.** The daemon runs them, as the user that it runs as, and only out of a directory that was named when the tree was mounted. A hook is
-//! never looked for in the tree or in its store: whoever may write there, a container that has the volume for one, must not choose what root runs. The
-//! directory, each hook, and every directory above must belong to that user, or to root, and nobody else may write to them (or, above, have what belongs
-//! to another: the sticky bit). They are opened one name after the other, no link is followed, what was opened is looked at, and that very
-//! inode is executed: whoever exchanges names meanwhile exchanges nothing.
+//! **Who runs what.** The daemon runs them, as the user that it runs as, and only out of a
+//! directory that was named when the tree was mounted. A hook is never looked for in the tree or in
+//! its store: whoever may write there, a container that has the volume for one, must not choose
+//! what root runs. The directory, each hook, and every directory above must belong to that user, or
+//! to root, and nobody else may write to them (or, above, have what belongs to another: the sticky
+//! bit). They are opened one name after the other, no link is followed, what was opened is looked
+//! at, and that very inode is executed: whoever exchanges names meanwhile exchanges nothing.
 //!
-//! **Locking.** Hooks run one operation at a time, and hold nothing that a request needs: a hook reads and writes the mount like anybody. What a hook
-//! itself asks for (`ckptfs checkpoint` in `pre-restore`) is done without hooks.
+//! **Locking.** Hooks run one operation at a time, and hold nothing that a request needs: a hook
+//! reads and writes the mount like anybody. What a hook itself asks for (`ckptfs checkpoint` in
+//! `pre-restore`) is done without hooks.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -55,7 +59,12 @@ type Variables = Vec<(&'static str, String)>;
 
 impl Hooks {
     pub(super) fn new(config: HooksConfig) -> Hooks {
-        Hooks { config, one_at_a_time: Mutex::ranked(Rank::Hooked, ()), group: AtomicI32::new(0), failure: Mutex::default() }
+        Hooks {
+            config,
+            one_at_a_time: Mutex::ranked(Rank::Hooked, ()),
+            group: AtomicI32::new(0),
+            failure: Mutex::default(),
+        }
     }
 
     /// What somebody should know.
@@ -69,7 +78,8 @@ impl Hooks {
         group > 0 && sys::process_group(by.pid) == Some(group)
     }
 
-    /// Opens a hook, if there is one of this name, and everything above it; what is wrong if it is not to be run.
+    /// Opens a hook, if there is one of this name, and everything above it; what is wrong if it is
+    /// not to be run.
     fn open(&self, name: &str) -> Result<Option<OwnedFd>, String> {
         let mut shown = PathBuf::from("/");
         let mut dir = sys::open_root(&shown).map_err(|errno| format!("/: {errno}"))?;
@@ -77,28 +87,47 @@ impl Hooks {
         let names: Vec<&OsStr> = self.config.dir.iter().skip(1).collect();
         for (number, part) in names.iter().enumerate() {
             shown.push(part);
-            dir = sys::open_path_at(&dir, part.as_bytes()).map_err(|errno| format!("{}: {errno}", shown.display()))?;
+            dir = sys::open_path_at(&dir, part.as_bytes())
+                .map_err(|errno| format!("{}: {errno}", shown.display()))?;
             check_trust(&dir, &shown, Kind::Dir, number + 1 < names.len())?;
         }
         let shown = shown.join(name);
         match sys::open_path_at(&dir, name.as_bytes()) {
             Ok(hook) => check_trust(&hook, &shown, Kind::File, false).map(|()| Some(hook)),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(format!("the hook {} cannot be looked at: {errno}", shown.display())),
+            Err(errno) => Err(format!(
+                "the hook {} cannot be looked at: {errno}",
+                shown.display()
+            )),
         }
     }
 
     /// Runs a hook, if there is one of this name; what is wrong if it failed.
     fn run(&self, name: &str, mount: &Path, variables: &Variables) -> Result<(), String> {
-        let Some(hook) = self.open(name)? else { return Ok(()) };
+        let Some(hook) = self.open(name)? else {
+            return Ok(());
+        };
         let mut command = Command::new(SHELL);
-        let path = sys::inherited(&mut command, hook).map_err(|errno| format!("the hook {name} cannot be run: {errno}"))?;
+        let path = sys::inherited(&mut command, hook)
+            .map_err(|errno| format!("the hook {name} cannot be run: {errno}"))?;
         // Not in the tree: what an interpreter looks for where it is, others may have put there.
-        command.args(["-c", RUN]).arg(&path).current_dir("/").process_group(0);
-        command.env("CKPTFS_HOOK", name).env("CKPTFS_MOUNT", mount).envs(variables.iter().map(|(key, value)| (*key, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .args(["-c", RUN])
+            .arg(&path)
+            .current_dir("/")
+            .process_group(0);
+        command
+            .env("CKPTFS_HOOK", name)
+            .env("CKPTFS_MOUNT", mount)
+            .envs(variables.iter().map(|(key, value)| (*key, value)));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         sys::start_unblocked(&mut command);
-        let mut child = command.spawn().map_err(|cause| format!("the hook {name} cannot be run: {cause}"))?;
+        let mut child = command
+            .spawn()
+            .map_err(|cause| format!("the hook {name} cannot be run: {cause}"))?;
         let group = i32::try_from(child.id()).unwrap_or(0);
         self.group.store(group, Ordering::SeqCst);
         let said = listen(&mut child);
@@ -115,7 +144,10 @@ impl Hooks {
             Some(status) if status.success() => Ok(()),
             Some(status) if said.is_empty() => Err(format!("the hook {name} failed ({status})")),
             Some(_) => Err(format!("the hook {name} failed: {said}")),
-            None => Err(format!("the hook {name} did not end within {:?} and was killed", self.config.timeout)),
+            None => Err(format!(
+                "the hook {name} did not end within {:?} and was killed",
+                self.config.timeout
+            )),
         }
     }
 }
@@ -123,7 +155,8 @@ impl Hooks {
 /// The same number on every system that there is.
 const SIGKILL: i32 = 9;
 
-/// Reads what a child says on stderr, from a thread of its own: whoever holds the other end open does not keep us.
+/// Reads what a child says on stderr, from a thread of its own: whoever holds the other end open
+/// does not keep us.
 fn listen(child: &mut Child) -> Receiver<String> {
     let (tell, said) = channel();
     if let Some(stderr) = child.stderr.take() {
@@ -151,29 +184,44 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Nobody but the user of the daemon, or root, can have chosen what this is. `sticky`: others may put into it what is theirs.
+/// Nobody but the user of the daemon, or root, can have chosen what this is. `sticky`: others may
+/// put into it what is theirs.
 fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Result<(), String> {
     let cannot = |errno: Errno| format!("{}: {errno}", shown.display());
     let (found, shown) = (sys::stat_fd(opened).map_err(cannot)?, shown.display());
     let (uid, _) = sys::ids();
     if found.kind != kind {
-        return Err(format!("{shown} is not a {}: no link is followed to a hook", if kind == Kind::Dir { "directory" } else { "regular file" }));
+        return Err(format!(
+            "{shown} is not a {}: no link is followed to a hook",
+            if kind == Kind::Dir {
+                "directory"
+            } else {
+                "regular file"
+            }
+        ));
     }
     if found.uid != uid && found.uid != 0 {
-        return Err(format!("{shown} belongs to user {}, and is not run as user {uid}", found.uid));
+        return Err(format!(
+            "{shown} belongs to user {}, and is not run as user {uid}",
+            found.uid
+        ));
     }
     if found.mode & WRITABLE_BY_OTHERS != 0 && !(sticky && found.mode & STICKY != 0) {
-        return Err(format!("{shown} can be written by others than its owner, and is not run (chmod go-w)"));
+        return Err(format!(
+            "{shown} can be written by others than its owner, and is not run (chmod go-w)"
+        ));
     }
     // Whoever serves it says whose it is.
     if sys::statfs_fd(opened).is_ok_and(|info| sys::fs_name(info.fs_type) == "fuse") {
-        return Err(format!("{shown} is on a FUSE filesystem, whose word is not taken for whose it is"));
+        return Err(format!(
+            "{shown} is on a FUSE filesystem, whose word is not taken for whose it is"
+        ));
     }
     Ok(())
 }
 
-/// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so that what was quiesced goes on; it is told what
-/// became of it.
+/// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so
+/// that what was quiesced goes on; it is told what became of it.
 pub(super) fn around<T>(
     hooks: Option<&Hooks>,
     mount: &Path,
@@ -182,16 +230,27 @@ pub(super) fn around<T>(
     act: impl FnOnce() -> VerbResult<T>,
     known_after: impl FnOnce(&T) -> Variables,
 ) -> VerbResult<T> {
-    let Some(hooks) = hooks.filter(|hooks| !hooks.is_hook(by)) else { return act() };
+    let Some(hooks) = hooks.filter(|hooks| !hooks.is_hook(by)) else {
+        return act();
+    };
     let _one_at_a_time = hooks.one_at_a_time.lock();
-    variables.extend([("CKPTFS_VERB", verb.to_owned()), ("CKPTFS_UID", by.uid.to_string()), ("CKPTFS_PID", by.pid.to_string())]);
-    hooks.run(&format!("pre-{verb}"), mount, &variables).map_err(|why| VerbError {
-        code: "hook-failed".into(),
-        message: format!("the {verb} was not made: {why}"),
-        hint: Some(format!("hooks are in {}", hooks.config.dir.display())),
-    })?;
+    variables.extend([
+        ("CKPTFS_VERB", verb.to_owned()),
+        ("CKPTFS_UID", by.uid.to_string()),
+        ("CKPTFS_PID", by.pid.to_string()),
+    ]);
+    hooks
+        .run(&format!("pre-{verb}"), mount, &variables)
+        .map_err(|why| VerbError {
+            code: "hook-failed".into(),
+            message: format!("the {verb} was not made: {why}"),
+            hint: Some(format!("hooks are in {}", hooks.config.dir.display())),
+        })?;
     let done = act();
-    variables.push(("CKPTFS_RESULT", if done.is_ok() { "done" } else { "failed" }.to_owned()));
+    variables.push((
+        "CKPTFS_RESULT",
+        if done.is_ok() { "done" } else { "failed" }.to_owned(),
+    ));
     if let Ok(done) = &done {
         variables.extend(known_after(done));
     }

@@ -1,8 +1,10 @@
-//! What an import asks of a daemon: to be let at the directory behind the mount, and to put into the tree what was made beside it.
+//! What an import asks of a daemon: to be let at the directory behind the mount, and to put into
+//! the tree what was made beside it.
 //!
-//! Whoever imports makes inodes in the staging directory, where no checkpoint sees them and files can share their data with the source, complete with
-//! owner, times and attributes. Here they are renamed into place with the operation that serves the kernel's rename(2): what they replace is kept
-//! first. Nobody ever sees half of one.
+//! Whoever imports makes inodes in the staging directory, where no checkpoint sees them and files
+//! can share their data with the source, complete with owner, times and attributes. Here they are
+//! renamed into place with the operation that serves the kernel's rename(2): what they replace is
+//! kept first. Nobody ever sees half of one.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -29,7 +31,8 @@ pub const STAGED_PREFIX: &str = ".ckptfs-export-";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImportAsk {
-    /// Two descriptors: of the directory that is served, and of the stage. What an import left there that was killed is gone.
+    /// Two descriptors: of the directory that is served, and of the stage. What an import left
+    /// there that was killed is gone.
     Begin,
     /// One descriptor: of the directory that is served, to be read.
     Look,
@@ -60,7 +63,12 @@ impl<'a> Importer<'a> {
     }
 
     /// The answer to one request.
-    pub(super) fn part(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
+    pub(super) fn part(
+        &self,
+        by: &Actor,
+        ask: &ImportAsk,
+        files: &mut Vec<Arc<File>>,
+    ) -> VerbResult<ImportPart> {
         match ask {
             ImportAsk::Begin => {
                 let failed = |errno| error::failed("the import cannot begin", errno);
@@ -72,11 +80,16 @@ impl<'a> Importer<'a> {
                 Ok(ImportPart::default())
             }
             ImportAsk::Look => {
-                let root = self.engine.live.root().try_clone().map_err(|cause| error::failed("the tree cannot be looked at", cause.into()))?;
+                let root =
+                    self.engine.live.root().try_clone().map_err(|cause| {
+                        error::failed("the tree cannot be looked at", cause.into())
+                    })?;
                 files.push(Arc::new(File::from(root)));
                 Ok(ImportPart::default())
             }
-            ImportAsk::Put { staged } => Ok(ImportPart { refused: self.put_staged(by, staged) }),
+            ImportAsk::Put { staged } => Ok(ImportPart {
+                refused: self.put_staged(by, staged),
+            }),
         }
     }
 
@@ -100,16 +113,33 @@ impl<'a> Importer<'a> {
         let (mut stale, mut steps) = (Stale::default(), Vec::new());
         let freeze = match self.engine.live.busy.freeze() {
             Ok(freeze) => freeze,
-            Err(errno) => return staged.iter().map(|(_, path)| Refused { path: path.clone(), errno: errno.0 }).collect(),
+            Err(errno) => {
+                return staged
+                    .iter()
+                    .map(|(_, path)| Refused {
+                        path: path.clone(),
+                        errno: errno.0,
+                    })
+                    .collect();
+            }
         };
         // A restore may have planned with what was there.
         self.engine.live.locks.count_change();
         let tree = self.engine.live.locks.tree.write();
-        let acting = Acting::of(Some(self.engine.live.timeline().processes.number(super::attribution::actor_process(by))));
+        let acting = Acting::of(Some(
+            self.engine
+                .live
+                .timeline()
+                .processes
+                .number(super::attribution::actor_process(by)),
+        ));
         for (name, path) in staged {
             if let Err(errno) = self.put_one(name, &path.0, &mut stale, &mut steps) {
                 let _ = sys::unlink_at(self.engine.live.staging(), name.as_bytes());
-                refused.push(Refused { path: path.clone(), errno: errno.0 });
+                refused.push(Refused {
+                    path: path.clone(),
+                    errno: errno.0,
+                });
             }
         }
         drop(acting);
@@ -120,38 +150,76 @@ impl<'a> Importer<'a> {
         refused
     }
 
-    fn put_one(&self, staged: &str, path: &[u8], stale: &mut Stale, steps: &mut Vec<Step>) -> SysResult<()> {
+    fn put_one(
+        &self,
+        staged: &str,
+        path: &[u8],
+        stale: &mut Stale,
+        steps: &mut Vec<Step>,
+    ) -> SysResult<()> {
         if !staged.starts_with(STAGED_PREFIX) || staged.contains('/') {
             return Err(Errno::EINVAL);
         }
         let (above, name) = match path.iter().rposition(|byte| *byte == b'/') {
-            Some(slash) => (path.get(..slash).unwrap_or_default(), path.get(slash + 1..).unwrap_or_default()),
+            Some(slash) => (
+                path.get(..slash).unwrap_or_default(),
+                path.get(slash + 1..).unwrap_or_default(),
+            ),
             None => (b"".as_slice(), path),
         };
-        if name.is_empty() || path.split(|byte| *byte == b'/').any(|name| [b".".as_slice(), b".."].contains(&name)) {
+        if name.is_empty()
+            || path
+                .split(|byte| *byte == b'/')
+                .any(|name| [b".".as_slice(), b".."].contains(&name))
+        {
             return Err(Errno::EINVAL);
         }
-        let (dir, trail) = self.engine.states.view(State::Live).walk(above)?.ok_or(Errno::ENOENT)?;
+        let (dir, trail) = self
+            .engine
+            .states
+            .view(State::Live)
+            .walk(above)?
+            .ok_or(Errno::ENOENT)?;
         if dir.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
         if super::control::is_reserved(super::request::NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
-        let staged = self.engine.live.staged.take_up(Name::new(staged.as_bytes()))?;
+        let staged = self
+            .engine
+            .live
+            .staged
+            .take_up(Name::new(staged.as_bytes()))?;
         let slot = self.engine.live.staged.adopt(&staged)?;
         let name = Name::new(name);
         let to = (At::from(&trail), &name);
-        let replaced = self.engine.live.names.rename_in((At::from(Slot::STAGING), &staged.place().name), to, RenameMode::Replace, Turn::default())?;
+        let replaced = self.engine.live.names.rename_in(
+            (At::from(Slot::STAGING), &staged.place().name),
+            to,
+            RenameMode::Replace,
+            Turn::default(),
+        )?;
         stale.names.push((dir.slot, name.clone()));
         stale.nodes.extend([slot, dir.slot]);
         match replaced {
-            Some(old) if self.engine.live.nodes.is_dead(old) => stale.dead.push((dir.slot, name.clone(), old)),
+            Some(old) if self.engine.live.nodes.is_dead(old) => {
+                stale.dead.push((dir.slot, name.clone(), old))
+            }
             Some(old) => stale.nodes.push(old),
             None => {}
         }
-        let what = if replaced.is_some() && staged.kind() != Kind::Dir { What::Replaced } else { What::Come(staged.kind()) };
-        steps.push(Step { dir: dir.slot, name, node: None, what });
+        let what = if replaced.is_some() && staged.kind() != Kind::Dir {
+            What::Replaced
+        } else {
+            What::Come(staged.kind())
+        };
+        steps.push(Step {
+            dir: dir.slot,
+            name,
+            node: None,
+            what,
+        });
         Ok(())
     }
 }

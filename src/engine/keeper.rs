@@ -1,7 +1,9 @@
-//! The thread that thins out the history by itself, if the store's configuration says so (`retention.auto`).
+//! The thread that thins out the history by itself, if the store's configuration says so
+//! (`retention.auto`).
 //!
-//! It asks for a run as anybody else does, a part at a time, so it holds no lock for longer, and ends between two parts. It is no idle thread: one that
-//! holds a lock and is not run keeps everybody waiting.
+//! It asks for a run as anybody else does, a part at a time, so it holds no lock for longer, and
+//! ends between two parts. It is no idle thread: one that holds a lock and is not run keeps
+//! everybody waiting.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -36,11 +38,13 @@ impl Keeper {
     pub(super) fn start(self: &Arc<Keeper>, collector: &Arc<Collector>) -> std::io::Result<()> {
         let (keeper, collector) = (Arc::clone(self), Arc::downgrade(collector));
         self.state.lock().running = true;
-        let spawned = std::thread::Builder::new().name("keeper".into()).spawn(move || {
-            keeper.run(&collector);
-            keeper.state.lock().running = false;
-            keeper.changed.notify_all();
-        });
+        let spawned = std::thread::Builder::new()
+            .name("keeper".into())
+            .spawn(move || {
+                keeper.run(&collector);
+                keeper.state.lock().running = false;
+                keeper.changed.notify_all();
+            });
         if spawned.is_err() {
             self.state.lock().running = false;
         }
@@ -54,7 +58,8 @@ impl Keeper {
         self.changed.notify_all();
         let until = Instant::now() + STOP_MAX;
         while state.running && Instant::now() < until {
-            self.changed.wait_for(&mut state, until.saturating_duration_since(Instant::now()));
+            self.changed
+                .wait_for(&mut state, until.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -63,7 +68,8 @@ impl Keeper {
         let mut state = self.state.lock();
         let until = Instant::now() + PERIOD;
         while !state.stop && Instant::now() < until {
-            self.changed.wait_for(&mut state, until.saturating_duration_since(Instant::now()));
+            self.changed
+                .wait_for(&mut state, until.saturating_duration_since(Instant::now()));
         }
         !state.stop
     }
@@ -71,10 +77,17 @@ impl Keeper {
     fn run(&self, collector: &Weak<Collector>) {
         let (started, mut last) = (Instant::now(), None::<Instant>);
         while self.wait() {
-            let Some(collector) = collector.upgrade() else { return };
+            let Some(collector) = collector.upgrade() else {
+                return;
+            };
             let settings = collector.serving.settings();
-            let Some(every) = settings.span("retention.auto") else { continue };
-            let due = last.map_or_else(|| started.elapsed() >= every.min(SETTLE), |last| last.elapsed() >= every);
+            let Some(every) = settings.span("retention.auto") else {
+                continue;
+            };
+            let due = last.map_or_else(
+                || started.elapsed() >= every.min(SETTLE),
+                |last| last.elapsed() >= every,
+            );
             if due {
                 self.thin_out(&collector, Retention::of(&settings));
                 last = Some(Instant::now());
@@ -84,13 +97,27 @@ impl Keeper {
 
     fn thin_out(&self, collector: &Collector, retention: Retention) {
         let (uid, gid) = sys::ids();
-        let by = Actor { uid, gid, pid: std::process::id(), process: "ckptfs".to_owned() };
-        let mut options = GcOptions { retention, dry_run: false, run: None, automatic: true };
+        let by = Actor {
+            uid,
+            gid,
+            pid: std::process::id(),
+            process: "ckptfs".to_owned(),
+        };
+        let mut options = GcOptions {
+            retention,
+            dry_run: false,
+            run: None,
+            automatic: true,
+        };
         while !self.state.lock().stop {
             match collector.gc_for_a_while(&by, &options) {
                 Ok(report) if report.finished => {
                     if !report.gone.is_empty() {
-                        tracing::info!(checkpoints = report.gone.len(), bytes = report.freed_bytes, "the history was thinned out");
+                        tracing::info!(
+                            checkpoints = report.gone.len(),
+                            bytes = report.freed_bytes,
+                            "the history was thinned out"
+                        );
                     }
                     return;
                 }

@@ -1,9 +1,11 @@
 //! Listings of directories: live ones, those of views, and `.snapshots`.
 //!
-//! There are no open directories: the kernel opens them without asking and caches what it has listed. A listing goes on at an **offset** that stays
-//! right for everybody, whatever has come or gone meanwhile: the kernel finds its place in a cached listing by the offset that another reader was
-//! given (`fuse_parse_cache` in fs/fuse/readdir.c). In a live directory it is the backing filesystem's own, in a view (which never changes) the number
-//! of the name in order, in `.snapshots` it comes from the name.
+//! There are no open directories: the kernel opens them without asking and caches what it has
+//! listed. A listing goes on at an **offset** that stays right for everybody, whatever has come or
+//! gone meanwhile: the kernel finds its place in a cached listing by the offset that another reader
+//! was given (`fuse_parse_cache` in fs/fuse/readdir.c). In a live directory it is the backing
+//! filesystem's own, in a view (which never changes) the number of the name in order, in
+//! `.snapshots` it comes from the name.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -22,7 +24,8 @@ const KEPT_MAX: usize = 64;
 /// Names in them together at most, but for the one that is being read: some 100 bytes each.
 const KEPT_NAMES_MAX: usize = 100_000;
 
-/// The listings of views that were made last: a long one is asked for in parts, and a short one twice, to hear that it has ended.
+/// The listings of views that were made last: a long one is asked for in parts, and a short one
+/// twice, to hear that it has ended.
 #[derive(Default)]
 pub(super) struct Kept(Mutex<VecDeque<Listing>>);
 
@@ -35,23 +38,41 @@ struct Listing {
 }
 
 impl Kept {
-    /// The part of a listing that comes after `offset`; `make` gives all of it, in the order of offsets.
-    fn part(&self, node: NodeId, offset: u64, make: impl FnOnce() -> SysResult<Vec<Listed>>) -> SysResult<Names> {
+    /// The part of a listing that comes after `offset`; `make` gives all of it, in the order of
+    /// offsets.
+    fn part(
+        &self,
+        node: NodeId,
+        offset: u64,
+        make: impl FnOnce() -> SysResult<Vec<Listed>>,
+    ) -> SysResult<Names> {
         if let Some(known) = self.known(node, offset) {
             return Ok(known);
         }
         let names = Arc::new(make()?);
         let end = names.last().map_or(0, |last| last.next);
         let part = part(&names, offset);
-        self.0.lock().push_front(Listing { of: node, names, end });
+        self.0.lock().push_front(Listing {
+            of: node,
+            names,
+            end,
+        });
         self.tidy(node, part.last);
         Ok(part)
     }
 
     fn known(&self, node: NodeId, offset: u64) -> Option<Names> {
-        let (names, end) = self.0.lock().iter().find(|kept| kept.of == node).map(|kept| (Arc::clone(&kept.names), kept.end))?;
+        let (names, end) = self
+            .0
+            .lock()
+            .iter()
+            .find(|kept| kept.of == node)
+            .map(|kept| (Arc::clone(&kept.names), kept.end))?;
         let part = match () {
-            () if offset >= end => Names { names: Vec::new(), last: true },
+            () if offset >= end => Names {
+                names: Vec::new(),
+                last: true,
+            },
             () if names.is_empty() => return None,
             () => part(&names, offset),
         };
@@ -59,12 +80,15 @@ impl Kept {
         Some(part)
     }
 
-    /// Lets go of what is too much: listings beyond the number of them and of names, the oldest first, but not of the one that is being read. A long
-    /// one that was read to its end goes too; where that was is kept, for the kernel asks once more.
+    /// Lets go of what is too much: listings beyond the number of them and of names, the oldest
+    /// first, but not of the one that is being read. A long one that was read to its end goes too;
+    /// where that was is kept, for the kernel asks once more.
     fn tidy(&self, reading: NodeId, to_its_end: bool) {
         let mut kept = self.0.lock();
         if to_its_end {
-            kept.iter_mut().filter(|kept| kept.of == reading && kept.names.len() > KEPT_NAMES_MAX).for_each(|kept| kept.names = Arc::default());
+            kept.iter_mut()
+                .filter(|kept| kept.of == reading && kept.names.len() > KEPT_NAMES_MAX)
+                .for_each(|kept| kept.names = Arc::default());
         }
         let mut seen = HashSet::new();
         let mut room = KEPT_NAMES_MAX;
@@ -82,7 +106,10 @@ impl Kept {
 fn part(all: &[Listed], offset: u64) -> Names {
     let from = all.partition_point(|listed| listed.next <= offset);
     let names: Vec<Listed> = all.iter().skip(from).take(BATCH).cloned().collect();
-    Names { last: from + names.len() == all.len(), names }
+    Names {
+        last: from + names.len() == all.len(),
+        names,
+    }
 }
 
 impl Views {
@@ -98,7 +125,15 @@ impl Views {
                 (name.as_bytes().to_vec(), node, child.kind, child.slot.0)
             });
             let all = [dot(b"."), dot(b"..")].into_iter().chain(children).zip(1..);
-            Ok(all.map(|((name, node, kind, slot), next)| Listed { name, node, kind, slot, next }).collect())
+            Ok(all
+                .map(|((name, node, kind, slot), next)| Listed {
+                    name,
+                    node,
+                    kind,
+                    slot,
+                    next,
+                })
+                .collect())
         })
     }
 }
@@ -108,7 +143,10 @@ impl Snapdir {
     pub(super) fn list_control(&self, offset: u64) -> Names {
         self.snapdir_was_read();
         let names = self.list_snapshots(offset, BATCH);
-        Names { last: names.len() < BATCH, names }
+        Names {
+            last: names.len() < BATCH,
+            names,
+        }
     }
 }
 
@@ -117,7 +155,13 @@ mod tests {
     use super::*;
 
     fn listed(next: u64) -> Listed {
-        Listed { name: next.to_string().into_bytes(), node: NodeId(next), kind: Kind::File, slot: next, next }
+        Listed {
+            name: next.to_string().into_bytes(),
+            node: NodeId(next),
+            kind: Kind::File,
+            slot: next,
+            next,
+        }
     }
 
     #[test]
@@ -126,9 +170,15 @@ mod tests {
         let first = part(&all, 0);
         assert_eq!((first.names.len(), first.last), (BATCH, false));
         let end = first.names.last().map_or(0, |last| last.next);
-        let rest: Vec<Listed> = all.into_iter().filter(|listed| listed.next != end).collect();
+        let rest: Vec<Listed> = all
+            .into_iter()
+            .filter(|listed| listed.next != end)
+            .collect();
         let second = part(&rest, end);
-        assert_eq!(second.names.first().map(|listed| listed.next), Some(end + 1));
+        assert_eq!(
+            second.names.first().map(|listed| listed.next),
+            Some(end + 1)
+        );
         assert!(second.last);
         assert!(part(&rest, u64::MAX).names.is_empty());
     }
@@ -137,7 +187,8 @@ mod tests {
         (1..=count as u64).map(listed).collect()
     }
 
-    /// Reads a listing of so many names to its end as the kernel does, and once more; how often it was made.
+    /// Reads a listing of so many names to its end as the kernel does, and once more; how often it
+    /// was made.
     fn read(kept: &Kept, node: u64, count: usize) -> u32 {
         let (mut made, mut offset, mut names, mut ends) = (0, 0, 0, 0);
         while ends < 2 {
@@ -145,7 +196,10 @@ mod tests {
                 made += 1;
                 Ok(all(count))
             });
-            let part = part.unwrap_or(Names { names: Vec::new(), last: true });
+            let part = part.unwrap_or(Names {
+                names: Vec::new(),
+                last: true,
+            });
             names += part.names.len();
             offset = part.names.last().map_or(offset, |last| last.next);
             ends += u32::from(part.last);
@@ -155,7 +209,11 @@ mod tests {
     }
 
     fn names_kept(kept: &Kept) -> usize {
-        kept.0.lock().iter().map(|listing| listing.names.len()).sum()
+        kept.0
+            .lock()
+            .iter()
+            .map(|listing| listing.names.len())
+            .sum()
     }
 
     #[test]
@@ -165,7 +223,11 @@ mod tests {
             assert_eq!(read(&kept, node, 1), 1);
         }
         assert_eq!(kept.0.lock().len(), KEPT_MAX);
-        assert_eq!((read(&kept, 1, 1), read(&kept, 0, 1)), (0, 1), "one is kept, the oldest is not");
+        assert_eq!(
+            (read(&kept, 1, 1), read(&kept, 0, 1)),
+            (0, 1),
+            "one is kept, the oldest is not"
+        );
     }
 
     /// The last 64 were kept whatever their length: 64 directories of a million names are 6 GB.
@@ -177,8 +239,19 @@ mod tests {
             assert_eq!(read(&kept, node, half), 1);
         }
         assert_eq!(names_kept(&kept), 2 * half);
-        assert_eq!(read(&kept, 9, 2 * KEPT_NAMES_MAX), 1, "it is asked for in many parts");
-        assert!(names_kept(&kept) <= KEPT_NAMES_MAX, "and let go of at its end");
-        assert_eq!(read(&kept, 9, 2 * KEPT_NAMES_MAX), 1, "whoever lists it again has it made again");
+        assert_eq!(
+            read(&kept, 9, 2 * KEPT_NAMES_MAX),
+            1,
+            "it is asked for in many parts"
+        );
+        assert!(
+            names_kept(&kept) <= KEPT_NAMES_MAX,
+            "and let go of at its end"
+        );
+        assert_eq!(
+            read(&kept, 9, 2 * KEPT_NAMES_MAX),
+            1,
+            "whoever lists it again has it made again"
+        );
     }
 }

@@ -1,16 +1,21 @@
 //! The one facade over the live tree and its history.
 //!
-//! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and [`verb::Verb`], what people ask. Requests go to the live
-//! tree, to a view of the past, or to `.snapshots` itself, by the node's number.
+//! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and
+//! [`verb::Verb`], what people ask. Requests go to the live tree, to a view of the past, or to
+//! `.snapshots` itself, by the node's number.
 //!
-//! **Parts.** [`Engine`] makes them and answers with them. Each has its state to itself, and knows only those before it:
-//! - what it is served with: the configuration, the settings, the kernel's caches, warnings (`serving`);
-//! - states of the tree, and what differs between two (`compare`); nodes and open files of views (`files`); `.snapshots` (`control`);
+//! **Parts.** [`Engine`] makes them and answers with them. Each has its state to itself, and knows
+//! only those before it:
+//! - what it is served with: the configuration, the settings, the kernel's caches, warnings
+//!   (`serving`);
+//! - states of the tree, and what differs between two (`compare`); nodes and open files of views
+//!   (`files`); `.snapshots` (`control`);
 //! - checkpoints: made, named, deleted (`checkpoint`);
-//! - what relies on these: absences (`absence`), checkpoints that nobody asks for (`auto`, `tripwire`), thinning out (`gc`), searching (`find`), verifying
-//!   (`check`), sharing (`dedup`).
+//! - what relies on these: absences (`absence`), checkpoints that nobody asks for (`auto`,
+//!   `tripwire`), thinning out (`gc`), searching (`find`), verifying (`check`), sharing (`dedup`).
 //!
-//! What needs most of them takes the engine: the service of the kernel (`service`), restores, exports, imports, undoing, and the verbs.
+//! What needs most of them takes the engine: the service of the kernel (`service`), restores,
+//! exports, imports, undoing, and the verbs.
 
 mod absence;
 mod announce;
@@ -104,9 +109,11 @@ pub struct Engine {
     dedup: Dedup,
     announcer: Arc<announce::Announcer>,
     succession: Option<succession::Succession>,
-    /// What the kernel must forget because a restore was finished before this worker served anything.
+    /// What the kernel must forget because a restore was finished before this worker served
+    /// anything.
     stale: Mutex<Option<restore::stale::Stale>>,
-    /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
+    /// Held by the one request of the kernel that makes a checkpoint: a second would take the last
+    /// thread that can serve what the first waits for.
     asked_by_kernel: Mutex<quota::Pace>,
     keeper: Arc<keeper::Keeper>,
     exports: export::Exports,
@@ -117,12 +124,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Lets go of the mount, which is about to be unmounted: what is being announced to watchers is cut short.
+    /// Lets go of the mount, which is about to be unmounted: what is being announced to watchers is
+    /// cut short.
     pub fn hush(&self) {
         self.announcer.hush();
     }
 
-    /// How much content is to be kept when this daemon ends; `None`: as was said before, or as the settings say.
+    /// How much content is to be kept when this daemon ends; `None`: as was said before, or as the
+    /// settings say.
     pub fn keep_at_end(&self, keep: Option<Keep>) {
         if keep.is_some() {
             *self.absences.keep.lock() = keep;
@@ -138,7 +147,10 @@ impl Engine {
     ///
     /// # Errors
     /// Those of the call.
-    pub fn with_last_room<T>(&self, mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    pub fn with_last_room<T>(
+        &self,
+        mut call: impl FnMut() -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
         let errno = |error: &std::io::Error| Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
         let store = self.live.timeline().store();
         let done = store.reserve.with_last_room(&mut call, errno);
@@ -153,7 +165,8 @@ impl Engine {
         self.serving.warn(warning);
     }
 
-    /// What was changed before this mount, while nothing was mounted, as long as both checkpoints around it are there.
+    /// What was changed before this mount, while nothing was mounted, as long as both checkpoints
+    /// around it are there.
     pub fn absence(&self) -> Option<api::AbsenceInfo> {
         self.absences.absence()
     }

@@ -13,7 +13,8 @@ use crate::store::layout::Layout;
 use crate::store::record::{Kept, Record};
 use crate::store::{self, StoreError};
 
-/// The checkpoints of a store, read once. What it answers is in [`super::verb::Verb::read`]; everything else needs a mount, or is [`super::check`].
+/// The checkpoints of a store, read once. What it answers is in [`super::verb::Verb::read`];
+/// everything else needs a mount, or is [`super::check`].
 pub struct Offline {
     /// Oldest first.
     checkpoints: Vec<Kept>,
@@ -26,7 +27,10 @@ impl Offline {
     /// # Errors
     /// In words for a person: there is none, it is damaged or of a newer format.
     pub fn open(root: impl AsFd) -> VerbResult<Offline> {
-        let root = root.as_fd().try_clone_to_owned().map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
+        let root = root
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
         let checkpoints = store::read_checkpoints(&root).map_err(unreadable)?;
         Ok(Offline { checkpoints, root })
     }
@@ -34,7 +38,9 @@ impl Offline {
     /// The journal, to be read.
     pub(super) fn journal(&self) -> VerbResult<Journal> {
         let layout = Layout::open_existing_readonly(&self.root).map_err(unreadable)?;
-        Journal::open(&layout).map(|(journal, _)| journal).map_err(unreadable)
+        Journal::open(&layout)
+            .map(|(journal, _)| journal)
+            .map_err(unreadable)
     }
 
     /// Oldest first.
@@ -44,29 +50,52 @@ impl Offline {
 
     pub(super) fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
         let unselected = |why| {
-            let known: Vec<String> = self.checkpoints.iter().flat_map(|kept| [vec![kept.id.to_string()], kept.tags.clone()].concat()).collect();
+            let known: Vec<String> = self
+                .checkpoints
+                .iter()
+                .flat_map(|kept| [vec![kept.id.to_string()], kept.tags.clone()].concat())
+                .collect();
             error::unselected(&state.0, why, &known)
         };
-        let known: Vec<Known<'_>> =
-            self.checkpoints.iter().map(|kept| Known { id: kept.id, tags: &kept.tags, state_ns: kept.state_ns(), reason: &kept.reason }).collect();
+        let known: Vec<Known<'_>> = self
+            .checkpoints
+            .iter()
+            .map(|kept| Known {
+                id: kept.id,
+                tags: &kept.tags,
+                state_ns: kept.state_ns(),
+                reason: &kept.reason,
+            })
+            .collect();
         let id = match select(&state.0, &known).map_err(unselected)? {
             State::At(id) => id,
             State::Live => return Err(unselected(Unselected::Unknown)),
         };
-        self.checkpoints.iter().find(|kept| kept.id == id).map(CheckpointInfo::new).ok_or_else(|| unselected(Unselected::Unknown)).map(|info| {
-            let open_at_cut = self.open_at(id);
-            CheckpointInfo { open_at_cut, ..info }
-        })
+        self.checkpoints
+            .iter()
+            .find(|kept| kept.id == id)
+            .map(CheckpointInfo::new)
+            .ok_or_else(|| unselected(Unselected::Unknown))
+            .map(|info| {
+                let open_at_cut = self.open_at(id);
+                CheckpointInfo {
+                    open_at_cut,
+                    ..info
+                }
+            })
     }
 
     /// As a daemon would tell it; what is damaged is not told.
     fn open_at(&self, id: CheckpointId) -> Option<OpenAtCut> {
         let layout = Layout::open_existing_readonly(&self.root).ok()?;
         let (journal, _) = Journal::open(&layout).ok()?;
-        let found = journal.scan(journal.start(), None).map_while(Result::ok).find_map(|(_, record)| match record {
-            Record::OpenAt { id: of, open, more } if of == id => Some((open, more)),
-            _ => None,
-        });
+        let found = journal
+            .scan(journal.start(), None)
+            .map_while(Result::ok)
+            .find_map(|(_, record)| match record {
+                Record::OpenAt { id: of, open, more } if of == id => Some((open, more)),
+                _ => None,
+            });
         found.map(|(open, more)| super::attribution::open_at_cut(open, more))
     }
 }

@@ -30,17 +30,21 @@ use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
 /// What somebody should know who mounts after that.
-const TORN: &str = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
+const TORN: &str =
+    "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
 
 impl Engine {
-    /// Opens (or makes) the store of a directory, finishes what a killed daemon left, and is ready to serve. The cost depends on what changed since
-    /// the last checkpoint, not on the tree.
+    /// Opens (or makes) the store of a directory, finishes what a killed daemon left, and is ready
+    /// to serve. The cost depends on what changed since the last checkpoint, not on the tree.
     ///
     /// # Errors
-    /// In words for a person: the store is in use, of a newer format, damaged; the filesystem is full or read-only; passthrough cannot be had.
+    /// In words for a person: the store is in use, of a newer format, damaged; the filesystem is
+    /// full or read-only; passthrough cannot be had.
     pub fn open(config: Config) -> VerbResult<Arc<Engine>> {
         let engine = Engine::open_unmounted(config)?;
-        engine.start_threads().map_err(|error| super::error::failed("the store cannot be used", error.into()))?;
+        engine
+            .start_threads()
+            .map_err(|error| super::error::failed("the store cannot be used", error.into()))?;
         Ok(engine)
     }
 
@@ -49,7 +53,8 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub fn open_unmounted(config: Config) -> VerbResult<Arc<Engine>> {
-        let (store, opened) = Store::open(&config.root, true).map_err(|error| store_error(&error, &config.backing))?;
+        let (store, opened) = Store::open(&config.root, true)
+            .map_err(|error| store_error(&error, &config.backing))?;
         let (store, root) = (Arc::new(store), config.root.try_clone());
         let engine = Engine::open_store(config, &store, opened);
         if let (Err(_), Ok(root)) = (&engine, root) {
@@ -63,18 +68,45 @@ impl Engine {
         self.live.timeline().store().layout.unmake(self.live.root());
     }
 
-    fn open_store(mut config: Config, store: &Arc<Store>, opened: Opened) -> VerbResult<Arc<Engine>> {
+    fn open_store(
+        mut config: Config,
+        store: &Arc<Store>,
+        opened: Opened,
+    ) -> VerbResult<Arc<Engine>> {
         let succession = config.succession.take();
         let failed = super::error::unusable;
-        let (timeline, aftermath) = Timeline::open(Arc::clone(store)).map_err(|error| store_error(&error, &config.backing))?;
+        let (timeline, aftermath) = Timeline::open(Arc::clone(store))
+            .map_err(|error| store_error(&error, &config.backing))?;
         let timeline = Arc::new(timeline);
-        let (reflink, exact_times) = (probe_reflink(store).map_err(failed)?, probe_times(store).map_err(failed)?);
+        let (reflink, exact_times) = (
+            probe_reflink(store).map_err(failed)?,
+            probe_times(store).map_err(failed)?,
+        );
         let served = Served::new(&config, reflink, exact_times)?;
         let staging = staging(store).map_err(failed)?;
-        let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
-        let warnings = if opened.torn { vec![TORN.to_owned()] } else { Vec::new() };
-        let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
-        let announcer = Arc::new(super::announce::Announcer::new(Arc::clone(&live), succession.as_ref().map(|after| Arc::clone(&after.ledger))));
+        let live = Arc::new(
+            Live::new(
+                Arc::new(config.root),
+                staging,
+                Arc::clone(&timeline),
+                reflink,
+            )
+            .map_err(failed)?,
+        );
+        let warnings = if opened.torn {
+            vec![TORN.to_owned()]
+        } else {
+            Vec::new()
+        };
+        let store_dir = store
+            .layout
+            .dir()
+            .try_clone_to_owned()
+            .map_err(|error| failed(error.into()))?;
+        let announcer = Arc::new(super::announce::Announcer::new(
+            Arc::clone(&live),
+            succession.as_ref().map(|after| Arc::clone(&after.ledger)),
+        ));
         let serving = Arc::new(Serving {
             config: served,
             store_dir,
@@ -85,10 +117,22 @@ impl Engine {
         });
         let states = Arc::new(States::new(Arc::clone(&live)));
         let views = Arc::new(Views::new(Arc::clone(&live), Arc::clone(&states)));
-        let snapdir = Arc::new(Snapdir::new(Arc::clone(&live), Arc::clone(&serving), Arc::clone(&views)));
+        let snapdir = Arc::new(Snapdir::new(
+            Arc::clone(&live),
+            Arc::clone(&serving),
+            Arc::clone(&views),
+        ));
         let hooks = config.hooks.map(super::hooks::Hooks::new);
-        let checkpoints = Arc::new(Checkpoints::new(Arc::clone(&live), Arc::clone(&serving), Arc::clone(&states), Arc::clone(&snapdir), hooks));
-        let took_over = succession.as_ref().is_some_and(|succession| succession.orphans.is_some());
+        let checkpoints = Arc::new(Checkpoints::new(
+            Arc::clone(&live),
+            Arc::clone(&serving),
+            Arc::clone(&states),
+            Arc::clone(&snapdir),
+            hooks,
+        ));
+        let took_over = succession
+            .as_ref()
+            .is_some_and(|succession| succession.orphans.is_some());
         let engine = Arc::new(Engine {
             absences: Absences::new(Arc::clone(&checkpoints), took_over),
             automatic: Arc::new(Automatic::new(Arc::clone(&checkpoints))),
@@ -117,21 +161,36 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Finishes what a daemon that was killed has left, and takes note of what was changed while there was none.
+    /// Finishes what a daemon that was killed has left, and takes note of what was changed while
+    /// there was none.
     fn take_up(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
         if aftermath.unclean {
             self.live.recovery.verify_moved(&aftermath.moved)?;
         }
         let comparison = self.absences.comparison(aftermath);
-        self.absences.begin_service(aftermath, comparison.as_ref().map(|(_, comparing)| *comparing))?;
+        self.absences.begin_service(
+            aftermath,
+            comparison.as_ref().map(|(_, comparing)| *comparing),
+        )?;
         self.checkpoints.name_incomplete()?;
         if aftermath.unclean {
             self.live.recovery.recover(aftermath)?;
         }
-        let held = self.live.timeline().store().layout.noted_held() == Some(self.live.timeline().epochs.epoch());
-        let watch = || if aftermath.unclean || held { self.live.recovery.watch_mapped(aftermath.unclean && self.took_over()) } else { Ok(()) };
+        let held = self.live.timeline().store().layout.noted_held()
+            == Some(self.live.timeline().epochs.epoch());
+        let watch = || {
+            if aftermath.unclean || held {
+                self.live
+                    .recovery
+                    .watch_mapped(aftermath.unclean && self.took_over())
+            } else {
+                Ok(())
+            }
+        };
         match comparison {
-            Some((baseline, comparing)) => self.absences.take_in_absence(&baseline, comparing, held, watch)?,
+            Some((baseline, comparing)) => self
+                .absences
+                .take_in_absence(&baseline, comparing, held, watch)?,
             None => {
                 watch()?;
                 self.absences.record_unseen(Ok(()))?;
@@ -156,9 +215,11 @@ impl Engine {
         self.keeper.start(&self.collector)
     }
 
-    /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it cannot.
+    /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it
+    /// cannot.
     pub fn set_caches(&self, caches: Arc<dyn Caches>) {
-        self.announcer.mounted(&self.serving.config.mount, Arc::clone(&caches));
+        self.announcer
+            .mounted(&self.serving.config.mount, Arc::clone(&caches));
         let _ = self.serving.caches.set(caches);
         let stale = self.stale.lock().take();
         if let (Some(stale), true) = (stale, self.took_over()) {
@@ -166,7 +227,8 @@ impl Engine {
         }
     }
 
-    /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
+    /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk
+    /// when it returns.
     pub fn close(&self) {
         self.automatic.auto.stop();
         self.keeper.stop();
@@ -174,12 +236,20 @@ impl Engine {
         self.live.sealer.stop();
         self.live.cuts.drop_prepared();
         let end = sys::now();
-        if let Err(errno) = self.live.timeline().journal.append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
+        if let Err(errno) = self.live.timeline().journal.append(&[Record::Unmounted {
+            at_ns: end.nanoseconds(),
+        }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
         }
         if self.live.settling.outlived() {
             tracing::info!("the mount ends, and somebody can still write to files of it");
-            if let Err(error) = self.live.timeline().store().layout.note_held(self.live.timeline().epochs.epoch()) {
+            if let Err(error) = self
+                .live
+                .timeline()
+                .store()
+                .layout
+                .note_held(self.live.timeline().epochs.epoch())
+            {
                 tracing::warn!(%error, "that could not be noted: checkpoints after the next mount may show later content");
             }
         }
@@ -190,11 +260,19 @@ impl Engine {
         }
         self.live.timeline().indexer.stop();
         // Over the directory itself a mount leaves nobody a way there who was not there before.
-        let alone = self.serving.config.mount == self.serving.config.backing && !self.had_below.load(Ordering::Relaxed);
-        match self.live.baselines.write(self.absences.keeps_content(), alone, self.serving.config.auto.absence) {
+        let alone = self.serving.config.mount == self.serving.config.backing
+            && !self.had_below.load(Ordering::Relaxed);
+        match self.live.baselines.write(
+            self.absences.keeps_content(),
+            alone,
+            self.serving.config.auto.absence,
+        ) {
             Ok(files) => {
                 if files > 0 {
-                    tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints");
+                    tracing::info!(
+                        files,
+                        "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints"
+                    );
                 }
                 if let Err(error) = self.live.timeline().store().layout.note_unkept(files) {
                     tracing::debug!(%error, "that is not told to who unmounts");
@@ -212,7 +290,10 @@ impl Engine {
 /// The directory in which a restore prepares what it puts into the tree.
 fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
-    match store.reserve.with_last_room(|| sys::mkdir_at(tmp, STAGING_NAME, 0o700), |errno| *errno) {
+    match store
+        .reserve
+        .with_last_room(|| sys::mkdir_at(tmp, STAGING_NAME, 0o700), |errno| *errno)
+    {
         Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, STAGING_NAME),
         Err(errno) => Err(errno),
     }
@@ -224,20 +305,38 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
             "in-use",
             "another daemon serves this directory, maybe where this process does not see the mount: `ckptfs status` tells of it, `ckptfs umount` ends it",
         ),
-        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => ("newer-format", "use the newer ckptfs that made this store"),
-        StoreError::NotAStore => ("not-a-store", "move .ckptfs away: it is not one of ours, and nothing in it was touched"),
+        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => {
+            ("newer-format", "use the newer ckptfs that made this store")
+        }
+        StoreError::NotAStore => (
+            "not-a-store",
+            "move .ckptfs away: it is not one of ours, and nothing in it was touched",
+        ),
         _ => match error.errno() {
             Errno::ENOSPC => ("no-space", "free some space on the filesystem"),
-            Errno::EROFS | Errno::EACCES | Errno::EPERM => ("no-permission", "the directory must be writable by whoever mounts it"),
-            Errno::EXDEV => ("other-filesystem", "the store must be on the filesystem of the directory: remove what is mounted on .ckptfs"),
+            Errno::EROFS | Errno::EACCES | Errno::EPERM => (
+                "no-permission",
+                "the directory must be writable by whoever mounts it",
+            ),
+            Errno::EXDEV => (
+                "other-filesystem",
+                "the store must be on the filesystem of the directory: remove what is mounted on .ckptfs",
+            ),
             _ => ("io", "the store may be damaged: nothing was changed"),
         },
     };
-    let mut message = format!("the store of {} cannot be opened: {error}", backing.display());
+    let mut message = format!(
+        "the store of {} cannot be opened: {error}",
+        backing.display()
+    );
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         message.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    VerbError { code: code.into(), message, hint: Some(hint.into()) }
+    VerbError {
+        code: code.into(),
+        message,
+        hint: Some(hint.into()),
+    }
 }

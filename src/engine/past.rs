@@ -1,7 +1,8 @@
 //! Nodes of the past: what the kernel sees below `.snapshots`.
 //!
-//! A past node is an inode of one checkpoint's view. Its number is made from the two, so that it is the same at every look-up and after a remount,
-//! and never that of the live inode: `diff`, `tar` and `rsync` take equal numbers for the same file.
+//! A past node is an inode of one checkpoint's view. Its number is made from the two, so that it is
+//! the same at every look-up and after a remount, and never that of the live inode: `diff`, `tar`
+//! and `rsync` take equal numbers for the same file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -27,7 +28,8 @@ pub(super) const PAST_HANDLE: u64 = 1 << 63;
 pub(super) struct PastNode {
     pub(super) id: NodeId,
     pub(super) checkpoint: CheckpointId,
-    /// The view was entered by a directory that `mkdir .snapshots/NAME` made: the same view, but other inodes than below the number.
+    /// The view was entered by a directory that `mkdir .snapshots/NAME` made: the same view, but
+    /// other inodes than below the number.
     pub(super) named: bool,
     pub(super) child: Child,
     pub(super) trail: Arc<Trail>,
@@ -39,10 +41,12 @@ pub(super) struct PastHandle {
     open: Mutex<(Source, Option<Arc<File>>)>,
 }
 
-/// Rows of a ledger that tell of nodes: number, checkpoint, named, slot, kind, slot of the directory that it was found in.
+/// Rows of a ledger that tell of nodes: number, checkpoint, named, slot, kind, slot of the
+/// directory that it was found in.
 const LEFT_NODE: u64 = 3;
 
-/// A node that the kernel knows. There may be a million, so it is small: all that is in a directory share its trail.
+/// A node that the kernel knows. There may be a million, so it is small: all that is in a directory
+/// share its trail.
 struct Known {
     checkpoint: CheckpointId,
     slot: Slot,
@@ -56,17 +60,44 @@ struct Known {
 }
 
 impl Known {
-    fn new(checkpoint: CheckpointId, named: bool, child: Child, trail: Arc<Trail>, row: Option<RowId>) -> Known {
+    fn new(
+        checkpoint: CheckpointId,
+        named: bool,
+        child: Child,
+        trail: Arc<Trail>,
+        row: Option<RowId>,
+    ) -> Known {
         let (trail, name) = match &trail.up {
             Some(up) if child.kind != Kind::Dir => (Arc::clone(up), Some(trail.name.clone())),
             _ => (trail, None),
         };
-        Known { checkpoint, slot: child.slot, trail, name, lookups: 0, row, kind: child.kind, named }
+        Known {
+            checkpoint,
+            slot: child.slot,
+            trail,
+            name,
+            lookups: 0,
+            row,
+            kind: child.kind,
+            named,
+        }
     }
 
     fn node(&self, id: NodeId) -> PastNode {
-        let trail = self.name.as_ref().map_or_else(|| Arc::clone(&self.trail), |name| self.trail.step(name, self.slot));
-        PastNode { id, checkpoint: self.checkpoint, named: self.named, child: Child { slot: self.slot, kind: self.kind }, trail }
+        let trail = self.name.as_ref().map_or_else(
+            || Arc::clone(&self.trail),
+            |name| self.trail.step(name, self.slot),
+        );
+        PastNode {
+            id,
+            checkpoint: self.checkpoint,
+            named: self.named,
+            child: Child {
+                slot: self.slot,
+                kind: self.kind,
+            },
+            trail,
+        }
     }
 }
 
@@ -96,7 +127,10 @@ impl Past {
     /// The number of an inode of a view.
     pub(super) fn number(checkpoint: CheckpointId, named: bool, child: Child) -> NodeId {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&checkpoint.0.to_le_bytes()).update(&[u8::from(named)]).update(&child.slot.0.to_le_bytes());
+        hasher
+            .update(&checkpoint.0.to_le_bytes())
+            .update(&[u8::from(named)])
+            .update(&child.slot.0.to_le_bytes());
         let bytes = hasher.finalize();
         let mut low = [0_u8; 8];
         low.copy_from_slice(bytes.as_bytes().get(..8).unwrap_or(&[0; 8]));
@@ -106,12 +140,22 @@ impl Past {
     /// Enters an inode of a view, with `lookups` more look-ups.
     ///
     /// # Errors
-    /// EIO if two inodes have one number: 60 bits of a hash make that a matter of 2^30 inodes in use at once.
-    pub(super) fn learn(&self, checkpoint: CheckpointId, named: bool, child: Child, trail: Arc<Trail>, lookups: u64) -> SysResult<PastNode> {
+    /// EIO if two inodes have one number: 60 bits of a hash make that a matter of 2^30 inodes in
+    /// use at once.
+    pub(super) fn learn(
+        &self,
+        checkpoint: CheckpointId,
+        named: bool,
+        child: Child,
+        trail: Arc<Trail>,
+        lookups: u64,
+    ) -> SysResult<PastNode> {
         let id = Past::number(checkpoint, named, child);
         let mut nodes = self.nodes.lock();
         let known = nodes.entry(id).or_insert_with(|| {
-            let row = self.ledger.get().and_then(|ledger| ledger.put(LEFT_NODE, row_of(id, checkpoint, named, child, &trail)));
+            let row = self.ledger.get().and_then(|ledger| {
+                ledger.put(LEFT_NODE, row_of(id, checkpoint, named, child, &trail))
+            });
             Known::new(checkpoint, named, child, trail, row)
         });
         let node = known.node(id);
@@ -122,15 +166,44 @@ impl Past {
         Ok(node)
     }
 
-    /// From now on nodes are entered into a ledger; those that a worker before us entered are known as left.
+    /// From now on nodes are entered into a ledger; those that a worker before us entered are known
+    /// as left.
     pub(super) fn hand_over(&self, ledger: &Arc<Ledger>) {
         let mut left = self.left.lock();
-        for row in ledger.rows().into_iter().filter(|row| row.kind == LEFT_NODE) {
+        for row in ledger
+            .rows()
+            .into_iter()
+            .filter(|row| row.kind == LEFT_NODE)
+        {
             let [id, checkpoint, named, slot, kind, up, _] = row.words;
-            let Some(kind) = KINDS.get(usize::try_from(kind).unwrap_or(usize::MAX)).copied() else { continue };
+            let Some(kind) = KINDS
+                .get(usize::try_from(kind).unwrap_or(usize::MAX))
+                .copied()
+            else {
+                continue;
+            };
             let (checkpoint, named) = (CheckpointId(checkpoint), named != 0);
-            let up = Past::number(checkpoint, named, Child { slot: Slot(up), kind: Kind::Dir });
-            left.insert(NodeId(id), Left { row: row.id, checkpoint, named, child: Child { slot: Slot(slot), kind }, up });
+            let up = Past::number(
+                checkpoint,
+                named,
+                Child {
+                    slot: Slot(up),
+                    kind: Kind::Dir,
+                },
+            );
+            left.insert(
+                NodeId(id),
+                Left {
+                    row: row.id,
+                    checkpoint,
+                    named,
+                    child: Child {
+                        slot: Slot(slot),
+                        kind,
+                    },
+                    up,
+                },
+            );
         }
         let _ = self.ledger.set(Arc::clone(ledger));
     }
@@ -150,7 +223,11 @@ impl Past {
 
     /// A node that the kernel knows.
     pub(super) fn get(&self, id: NodeId) -> SysResult<PastNode> {
-        self.nodes.lock().get(&id).map(|known| known.node(id)).ok_or(Errno::ESTALE)
+        self.nodes
+            .lock()
+            .get(&id)
+            .map(|known| known.node(id))
+            .ok_or(Errno::ESTALE)
     }
 
     /// Takes back look-ups.
@@ -162,7 +239,11 @@ impl Past {
                 return self.no_longer_left(id);
             };
             known.lookups = known.lookups.saturating_sub(lookups);
-            if known.lookups == 0 { nodes.remove(&id) } else { None }
+            if known.lookups == 0 {
+                nodes.remove(&id)
+            } else {
+                None
+            }
         };
         if let (Some(Known { row: Some(row), .. }), Some(ledger)) = (gone, self.ledger.get()) {
             ledger.remove(row);
@@ -172,7 +253,10 @@ impl Past {
     /// Opens a file of a view.
     pub(super) fn open(&self, view: &View<'_>, node: PastNode) -> SysResult<Fh> {
         let (source, file) = view.open(&node.trail)?;
-        let handle = Arc::new(PastHandle { node, open: Mutex::new((source, file.map(Arc::new))) });
+        let handle = Arc::new(PastHandle {
+            node,
+            open: Mutex::new((source, file.map(Arc::new))),
+        });
         let id = PAST_HANDLE | (self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
         self.handles.write().insert(id, handle);
         Ok(Fh(id))
@@ -181,8 +265,12 @@ impl Past {
     /// Opens a file of a view under the number that the kernel knows from a worker before us.
     pub(super) fn adopt(&self, view: &View<'_>, node: PastNode, fh: Fh) -> SysResult<()> {
         let (source, file) = view.open(&node.trail)?;
-        let handle = Arc::new(PastHandle { node, open: Mutex::new((source, file.map(Arc::new))) });
-        self.last_handle.fetch_max(fh.0 & !PAST_HANDLE, Ordering::Relaxed);
+        let handle = Arc::new(PastHandle {
+            node,
+            open: Mutex::new((source, file.map(Arc::new))),
+        });
+        self.last_handle
+            .fetch_max(fh.0 & !PAST_HANDLE, Ordering::Relaxed);
         self.handles.write().insert(fh.0, handle);
         Ok(())
     }
@@ -209,12 +297,37 @@ impl Past {
 }
 
 /// Kinds by their number in a ledger.
-const KINDS: [Kind; 7] = [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
+const KINDS: [Kind; 7] = [
+    Kind::File,
+    Kind::Dir,
+    Kind::Symlink,
+    Kind::Fifo,
+    Kind::Socket,
+    Kind::CharDev,
+    Kind::BlockDev,
+];
 
-fn row_of(id: NodeId, checkpoint: CheckpointId, named: bool, child: Child, trail: &Trail) -> [u64; ROW_WORDS] {
-    let kind = KINDS.iter().position(|kind| *kind == child.kind).unwrap_or(0) as u64;
+fn row_of(
+    id: NodeId,
+    checkpoint: CheckpointId,
+    named: bool,
+    child: Child,
+    trail: &Trail,
+) -> [u64; ROW_WORDS] {
+    let kind = KINDS
+        .iter()
+        .position(|kind| *kind == child.kind)
+        .unwrap_or(0) as u64;
     let up = trail.up.as_ref().map_or(0, |up| up.slot.0);
-    [id.0, checkpoint.0, u64::from(named), child.slot.0, kind, up, 0]
+    [
+        id.0,
+        checkpoint.0,
+        u64::from(named),
+        child.slot.0,
+        kind,
+        up,
+        0,
+    ]
 }
 
 impl PastNode {
@@ -233,16 +346,26 @@ impl PastHandle {
         self.node.child.slot
     }
 
-    /// Does `with` on the file that holds the content; `None` if it is empty. While the content is still in the live file, what was done counts
-    /// only if it is there still after; else it is done again on the capture.
-    pub(super) fn with<T>(&self, view: &View<'_>, with: impl Fn(Option<&File>) -> SysResult<T>) -> SysResult<T> {
+    /// Does `with` on the file that holds the content; `None` if it is empty. While the content is
+    /// still in the live file, what was done counts only if it is there still after; else it is
+    /// done again on the capture.
+    pub(super) fn with<T>(
+        &self,
+        view: &View<'_>,
+        with: impl Fn(Option<&File>) -> SysResult<T>,
+    ) -> SysResult<T> {
         self.with_source(view, |_, file| with(file))
     }
 
-    fn with_source<T>(&self, view: &View<'_>, with: impl Fn(Source, Option<&File>) -> SysResult<T>) -> SysResult<T> {
+    fn with_source<T>(
+        &self,
+        view: &View<'_>,
+        with: impl Fn(Source, Option<&File>) -> SysResult<T>,
+    ) -> SysResult<T> {
         loop {
             let (source, file) = self.open.lock().clone();
-            // Asked before too: a live file that was captured may be locked by who writes to it, and he may wait for what is asked of us here.
+            // Asked before too: a live file that was captured may be locked by who writes to it,
+            // and he may wait for what is asked of us here.
             if source != Source::Live || view.still_live(&self.node.trail, file.as_deref())? {
                 let answer = with(source, file.as_deref());
                 if source != Source::Live || view.still_live(&self.node.trail, file.as_deref())? {
@@ -257,7 +380,9 @@ impl PastHandle {
     /// Reads.
     pub(super) fn read(&self, view: &View<'_>, offset: u64, size: u32) -> SysResult<Vec<u8>> {
         self.with_source(view, |source, file| {
-            let Some(file) = file else { return Ok(Vec::new()) };
+            let Some(file) = file else {
+                return Ok(Vec::new());
+            };
             let mut buffer = vec![0_u8; size as usize];
             let filled = match source {
                 Source::Live => sys::read_unlocked_at(file, &mut buffer, offset)?,

@@ -9,21 +9,56 @@ use crate::store::record::{Actor, Kept, Record};
 use crate::sys::SysResult;
 
 impl Checkpoints {
-    pub(super) fn pin_checkpoint(&self, by: &Actor, state: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo> {
+    pub(super) fn pin_checkpoint(
+        &self,
+        by: &Actor,
+        state: &StateName,
+        reason: Option<&str>,
+    ) -> VerbResult<CheckpointInfo> {
         check_note(reason.unwrap_or_default())?;
         let _one_at_a_time = self.checkpointing.lock();
         let id = self.states.checkpoint_id(state)?;
-        let before = self.live.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
+        let before = self
+            .live
+            .timeline()
+            .catalogue
+            .checkpoint(id)
+            .ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
         if before.pinned.as_deref() != reason {
             let pinned = self.set_pin(by, None, &before, reason.map(str::to_owned));
             pinned.map_err(|errno| error::failed("the pin was not changed", errno))?;
         }
-        Ok(CheckpointInfo::new(&self.live.timeline().catalogue.checkpoint(id).unwrap_or(before)))
+        Ok(CheckpointInfo::new(
+            &self
+                .live
+                .timeline()
+                .catalogue
+                .checkpoint(id)
+                .unwrap_or(before),
+        ))
     }
 
     /// Pins or unpins a checkpoint, as an operation. The caller holds `checkpointing`.
-    pub(super) fn set_pin(&self, by: &Actor, undoes: Option<u64>, kept: &Kept, reason: Option<String>) -> SysResult<()> {
-        let deed = Deed::Pinned { id: kept.id, before: kept.pinned.clone(), after: reason.clone() };
-        self.live.timeline().operations.operate(by, undoes, deed, vec![Record::Pinned { id: kept.id, reason }])
+    pub(super) fn set_pin(
+        &self,
+        by: &Actor,
+        undoes: Option<u64>,
+        kept: &Kept,
+        reason: Option<String>,
+    ) -> SysResult<()> {
+        let deed = Deed::Pinned {
+            id: kept.id,
+            before: kept.pinned.clone(),
+            after: reason.clone(),
+        };
+        self.live.timeline().operations.operate(
+            by,
+            undoes,
+            deed,
+            vec![Record::Pinned {
+                id: kept.id,
+                reason,
+            }],
+        )
     }
 }

@@ -1,9 +1,11 @@
-//! How many checkpoints mkdir(2) in `.snapshots` may make, and how fast: whoever may write to the root directory can, also from a container, and each
-//! takes memory, a freeze, and what it keeps of later changes.
+//! How many checkpoints mkdir(2) in `.snapshots` may make, and how fast: whoever may write to the
+//! root directory can, also from a container, and each takes memory, a freeze, and what it keeps of
+//! later changes.
 //!
-//! Who could have the daemon do it with a verb is not limited: the daemon's own user, in its user namespace, with CAP_SYS_ADMIN if the daemon has it.
-//! So root in a container is, unless the container is privileged. What was deleted can be brought back, and counts by itself: the oldest is freed for
-//! good where there is too much of it.
+//! Who could have the daemon do it with a verb is not limited: the daemon's own user, in its user
+//! namespace, with CAP_SYS_ADMIN if the daemon has it. So root in a container is, unless the
+//! container is privileged. What was deleted can be brought back, and counts by itself: the oldest
+//! is freed for good where there is too much of it.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -17,9 +19,11 @@ use crate::sys::{self, Errno, SysResult};
 
 /// Checkpoints that mkdir(2) of one user may have made (`snapdir.per-user`).
 pub const PER_USER_MAX: u64 = 4096;
-/// Checkpoints that one user may make in a minute, at once or one after the other (`snapdir.per-minute`).
+/// Checkpoints that one user may make in a minute, at once or one after the other
+/// (`snapdir.per-minute`).
 pub const PER_MINUTE_MAX: u64 = 60;
-/// All users together have so many times as much: one user can be many, with the numbers of a user namespace.
+/// All users together have so many times as much: one user can be many, with the numbers of a user
+/// namespace.
 const USERS: u64 = 4;
 
 /// What the configuration says, or what it is without.
@@ -33,7 +37,9 @@ impl Limits {
     pub(super) fn of(settings: &Settings) -> Limits {
         Limits {
             per_user: settings.number("snapdir.per-user").unwrap_or(PER_USER_MAX),
-            per_minute: settings.number("snapdir.per-minute").unwrap_or(PER_MINUTE_MAX),
+            per_minute: settings
+                .number("snapdir.per-minute")
+                .unwrap_or(PER_MINUTE_MAX),
         }
     }
 }
@@ -55,7 +61,10 @@ impl Pace {
         let users = &mut self.0;
         let whole = |user: Option<u32>| if user.is_some() { per_minute } else { per_minute.saturating_mul(USERS) } as f64;
         let left = |user: Option<u32>, known: Option<&Left>| {
-            let grown = |left: &Left| left.count + whole(user) * now.saturating_duration_since(left.at).as_secs_f64() / 60.0;
+            let grown = |left: &Left| {
+                left.count
+                    + whole(user) * now.saturating_duration_since(left.at).as_secs_f64() / 60.0
+            };
             known.map_or(whole(user), grown).min(whole(user))
         };
         // Who has all again is like one who never asked.
@@ -63,7 +72,13 @@ impl Pace {
         let asked = [Some(uid), None].map(|user| (user, left(user, users.get(&user))));
         let there = asked.iter().all(|(_, count)| *count >= 1.0);
         for (user, count) in asked.into_iter().filter(|_| there) {
-            users.insert(user, Left { count: count - 1.0, at: now });
+            users.insert(
+                user,
+                Left {
+                    count: count - 1.0,
+                    at: now,
+                },
+            );
         }
         there
     }
@@ -86,12 +101,20 @@ impl Collector {
         let per_user = usize::try_from(limits.per_user).unwrap_or(usize::MAX);
         let made = self.live.timeline().catalogue.made_by_mkdir(caller.uid);
         if made.theirs >= per_user || made.all >= all {
-            tracing::warn!(uid = caller.uid, theirs = made.theirs, all = made.all, "mkdir(2) may make no more checkpoints: see snapdir.per-user");
+            tracing::warn!(
+                uid = caller.uid,
+                theirs = made.theirs,
+                all = made.all,
+                "mkdir(2) may make no more checkpoints: see snapdir.per-user"
+            );
             return Err(Errno::EDQUOT);
         }
         if made.hidden_theirs >= per_user || made.hidden >= all {
             // Their own first: who deletes much makes nobody else's go.
-            made.oldest_hidden_theirs.or(made.oldest_hidden).into_iter().for_each(|id| self.free_hidden(caller, id));
+            made.oldest_hidden_theirs
+                .or(made.oldest_hidden)
+                .into_iter()
+                .for_each(|id| self.free_hidden(caller, id));
         }
         Ok(())
     }
@@ -99,12 +122,24 @@ impl Collector {
     /// Best effort: the next one tries again.
     fn free_hidden(&self, caller: Caller, id: CheckpointId) {
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
-        let Some(kept) = self.live.timeline().catalogue.hidden_checkpoint(id).filter(|kept: &Kept| kept.pinned.is_none()) else { return };
-        let freed = self.live.timeline().unneeded_without(id).and_then(|unneeded| {
-            self.live.timeline().operations.free(&caller.actor(), id)?;
-            self.checkpoints.remove_unneeded(&kept, &unneeded);
-            Ok(())
-        });
+        let Some(kept) = self
+            .live
+            .timeline()
+            .catalogue
+            .hidden_checkpoint(id)
+            .filter(|kept: &Kept| kept.pinned.is_none())
+        else {
+            return;
+        };
+        let freed = self
+            .live
+            .timeline()
+            .unneeded_without(id)
+            .and_then(|unneeded| {
+                self.live.timeline().operations.free(&caller.actor(), id)?;
+                self.checkpoints.remove_unneeded(&kept, &unneeded);
+                Ok(())
+            });
         if let Err(errno) = freed {
             tracing::warn!(%errno, %id, "a checkpoint that was deleted cannot be freed");
         }
@@ -120,11 +155,18 @@ mod tests {
     #[test]
     fn a_minute_s_worth_at_once_and_then_at_that_pace() {
         let (mut pace, began) = (Pace::default(), Instant::now());
-        let mut taken = |uid: u32, after_s: u64| (0..1000).take_while(|_| pace.take(uid, 60, began + Duration::from_secs(after_s))).count();
+        let mut taken = |uid: u32, after_s: u64| {
+            (0..1000)
+                .take_while(|_| pace.take(uid, 60, began + Duration::from_secs(after_s)))
+                .count()
+        };
         assert_eq!((taken(1, 0), taken(1, 0), taken(2, 0)), (60, 0, 60));
         assert_eq!((taken(1, 1), taken(1, 1), taken(1, 31)), (1, 0, 30));
         // What all have together, however many they are.
-        assert_eq!((taken(3, 31), taken(4, 31), taken(5, 31), taken(6, 31)), (60, 60, 60, 30));
+        assert_eq!(
+            (taken(3, 31), taken(4, 31), taken(5, 31), taken(6, 31)),
+            (60, 60, 60, 30)
+        );
         assert_eq!((7..100).map(|uid| taken(uid, 31)).sum::<usize>(), 0);
         assert_eq!(taken(7, 100_000), 60);
         assert!(pace.0.len() <= 2, "who waited long enough is forgotten");

@@ -20,10 +20,20 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// Somebody who is looked up by `find` when it is needed who that is, and of whom `has_given_up` says whether they no longer want what they asked for.
-    pub fn new(find: impl Fn() -> Actor + Send + Sync + 'static, has_given_up: impl Fn() -> bool + Send + Sync + 'static) -> Requester {
+    /// Somebody who is looked up by `find` when it is needed who that is, and of whom
+    /// `has_given_up` says whether they no longer want what they asked for.
+    pub fn new(
+        find: impl Fn() -> Actor + Send + Sync + 'static,
+        has_given_up: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Requester {
         let (find, has_given_up) = (Box::new(find), Box::new(has_given_up));
-        Requester { find, by: OnceLock::new(), has_given_up, files: Mutex::default(), exports: Mutex::default() }
+        Requester {
+            find,
+            by: OnceLock::new(),
+            has_given_up,
+            files: Mutex::default(),
+            exports: Mutex::default(),
+        }
     }
 
     /// Who that is, for the record.
@@ -31,14 +41,19 @@ impl Requester {
         self.by.get_or_init(&self.find)
     }
 
-    /// A restore is asked for on a connection and done by the thread that serves it. Before it changes anything it looks whether that is still wanted; from
-    /// then on it is finished, whoever waits for it.
+    /// A restore is asked for on a connection and done by the thread that serves it. Before it
+    /// changes anything it looks whether that is still wanted; from then on it is finished, whoever
+    /// waits for it.
     ///
     /// # Errors
     /// `cancelled`: they have given it up, or are gone.
     pub(super) fn still_wants(&self) -> VerbResult<()> {
         if (self.has_given_up)() {
-            return Err(VerbError { code: CANCELLED.into(), message: "it was cancelled before anything was changed".into(), hint: None });
+            return Err(VerbError {
+                code: CANCELLED.into(),
+                message: "it was cancelled before anything was changed".into(),
+                hint: None,
+            });
         }
         Ok(())
     }

@@ -1,13 +1,17 @@
-//! Restore: the tree becomes what it was at a checkpoint, in the time that what changed since takes.
+//! Restore: the tree becomes what it was at a checkpoint, in the time that what changed since
+//! takes.
 //!
-//! With nothing held a plan is made from what was recorded since the target (`prepare`), and what comes back is made in the staging directory, complete with owner
-//! and times. Then comes one freeze: if anything has changed meanwhile it is planned again; a guard checkpoint closes the epoch; and the plan is carried out with
-//! the same operations that serve the kernel, so that every step keeps the past, the guard's included. The journal says that a restore began and that it
-//! ended; one that did not end is carried out again at the next mount, which leads to the same tree.
+//! With nothing held a plan is made from what was recorded since the target (`prepare`), and what
+//! comes back is made in the staging directory, complete with owner and times. Then comes one
+//! freeze: if anything has changed meanwhile it is planned again; a guard checkpoint closes the
+//! epoch; and the plan is carried out with the same operations that serve the kernel, so that every
+//! step keeps the past, the guard's included. The journal says that a restore began and that it
+//! ended; one that did not end is carried out again at the next mount, which leads to the same
+//! tree.
 //!
-//! What was made is renamed into place, many inodes behind one record: nobody ever sees half of one. A
-//! file whose content changed comes back as a new inode, so whoever has it open keeps what it opened, as with a removed file. Directories keep
-//! their inodes.
+//! What was made is renamed into place, many inodes behind one record: nobody ever sees half of
+//! one. A file whose content changed comes back as a new inode, so whoever has it open keeps what
+//! it opened, as with a removed file. Directories keep their inodes.
 
 mod apply;
 mod glance;
@@ -56,9 +60,18 @@ fn took(started: Instant) -> u64 {
 }
 
 /// What a restore changes, and what stays as it is because it cannot be told what it was.
-fn told_apart(mut changes: Vec<Change>, mut unknown: Vec<TreePath>, plan: &plan::Plan) -> (Vec<Change>, Vec<TreePath>) {
+fn told_apart(
+    mut changes: Vec<Change>,
+    mut unknown: Vec<TreePath>,
+    plan: &plan::Plan,
+) -> (Vec<Change>, Vec<TreePath>) {
     unknown.extend(plan.unknown.iter().cloned().map(TreePath));
-    unknown.extend(changes.iter().filter(|change| change.change == ChangeKind::Unknown).map(|change| change.path.clone()));
+    unknown.extend(
+        changes
+            .iter()
+            .filter(|change| change.change == ChangeKind::Unknown)
+            .map(|change| change.path.clone()),
+    );
     unknown.sort();
     unknown.dedup();
     changes.retain(|change| unknown.binary_search(&change.path).is_err());
@@ -78,7 +91,11 @@ fn in_frames(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
         }
         bytes += path.len() + 4;
     }
-    parts.extend(paths.get(from..).filter(|rest| !rest.is_empty() || from == 0));
+    parts.extend(
+        paths
+            .get(from..)
+            .filter(|rest| !rest.is_empty() || from == 0),
+    );
     parts
 }
 
@@ -88,15 +105,24 @@ impl<'a> Restorer<'a> {
     }
 
     /// Restores between its hooks; a dry run has none.
-    pub(super) fn restore_with_hooks(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
+    pub(super) fn restore_with_hooks(
+        &self,
+        requester: &Requester,
+        options: &RestoreOptions,
+    ) -> VerbResult<Restored> {
         if options.dry_run {
             return self.restore_to(requester, options);
         }
         let target = self.engine.states.whole_id(&options.to)?;
         let variables = vec![("CKPTFS_ID", target.to_string())];
         let after = |restored: &Restored| {
-            let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
-            [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
+            let guard = restored
+                .guard
+                .map(|guard| ("CKPTFS_GUARD", guard.to_string()));
+            [("CKPTFS_ID", target.to_string())]
+                .into_iter()
+                .chain(guard)
+                .collect()
         };
         around(
             self.engine.checkpoints.hooks.as_ref(),
@@ -108,20 +134,38 @@ impl<'a> Restorer<'a> {
         )
     }
 
-    pub(super) fn restore_to(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
+    pub(super) fn restore_to(
+        &self,
+        requester: &Requester,
+        options: &RestoreOptions,
+    ) -> VerbResult<Restored> {
         let started = Instant::now();
         let target = self.engine.states.whole_id(&options.to)?;
         let failed = |errno| error::failed("the restore failed", errno);
         let mut unknown = Vec::new();
         let paths = self.checked_paths(target, &options.paths, &mut unknown)?;
-        let asked = |path: &TreePath| paths.is_empty() || paths.iter().any(|asked| is_at_or_below(&path.0, asked));
-        unknown.extend(self.unknown_in(target).map_err(failed)?.into_iter().filter(asked));
+        let asked = |path: &TreePath| {
+            paths.is_empty() || paths.iter().any(|asked| is_at_or_below(&path.0, asked))
+        };
+        unknown.extend(
+            self.unknown_in(target)
+                .map_err(failed)?
+                .into_iter()
+                .filter(asked),
+        );
         let times = Times::or_default(options.times, !paths.is_empty());
         if options.dry_run {
             self.engine.checkpoints.settle();
             let touched = &self.engine.states.touched(target, None).map_err(failed)?;
             let spared = self.spared(target, Which::Below(&paths)).map_err(failed)?;
-            let ground = Ground { engine: self.engine, present: &*self.engine.live.inodes, target, touched, spared: &spared, times };
+            let ground = Ground {
+                engine: self.engine,
+                present: &*self.engine.live.inodes,
+                target,
+                touched,
+                spared: &spared,
+                times,
+            };
             let changes = spared.filter(self.changes_to(ground, &paths).map_err(failed)?);
             let plan = plan::Plan::make(ground, Which::Below(&paths)).map_err(failed)?;
             let (changes, unknown) = told_apart(changes, unknown, &plan);
@@ -137,11 +181,18 @@ impl<'a> Restorer<'a> {
             });
         }
         let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
-        let asked = Asked { requester, undoes: None, started, unknown, times };
+        let asked = Asked {
+            requester,
+            undoes: None,
+            started,
+            unknown,
+            times,
+        };
         self.restore_now(asked, target, &paths, one_at_a_time)
     }
 
-    /// Makes the tree, or these paths, what it was, with a guard. Takes the lock of whoever makes checkpoints, and gives it back.
+    /// Makes the tree, or these paths, what it was, with a guard. Takes the lock of whoever makes
+    /// checkpoints, and gives it back.
     pub(super) fn restore_now(
         &self,
         asked: Asked<'_>,
@@ -150,43 +201,95 @@ impl<'a> Restorer<'a> {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
-        let Asked { requester, undoes, started, unknown, times } = asked;
+        let Asked {
+            requester,
+            undoes,
+            started,
+            unknown,
+            times,
+        } = asked;
         let by = requester.by();
         let _index_later = self.engine.live.timeline().indexer.hold();
         let mut stage = Stage::new(self.engine, requester);
-        let (prepared, freeze, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
-        let Prepared { plan, changes, spared, .. } = prepared;
+        let (prepared, freeze, flushed) =
+            self.prepared(target, Choice::Below(paths), times, &mut stage)?;
+        let Prepared {
+            plan,
+            changes,
+            spared,
+            ..
+        } = prepared;
         let (changes, unknown) = told_apart(changes, unknown, &plan);
         // One that undoes another is an operation all the same.
-        let is_so = undoes.is_none() && changes.is_empty() && plan.is_so(self.engine).unwrap_or(false);
+        let is_so =
+            undoes.is_none() && changes.is_empty() && plan.is_so(self.engine).unwrap_or(false);
         let done = |guard: Option<CheckpointId>| {
-            let split = if guard.is_some() { plan.split(self.engine) } else { Vec::new() };
+            let split = if guard.is_some() {
+                plan.split(self.engine)
+            } else {
+                Vec::new()
+            };
             let (dropped, duration_us) = (spared.told(), took(started));
-            Restored { restored: target, guard, changes, unknown, dropped, split, dry_run: false, duration_us }
+            Restored {
+                restored: target,
+                guard,
+                changes,
+                unknown,
+                dropped,
+                split,
+                dry_run: false,
+                duration_us,
+            }
         };
         if is_so {
             if paths.is_empty() && self.engine.live.timeline().base() != Some(target) {
-                self.engine.live.timeline().comes_from(by, target).map_err(failed)?;
+                self.engine
+                    .live
+                    .timeline()
+                    .comes_from(by, target)
+                    .map_err(failed)?;
             }
             return Ok(done(None));
         }
         requester.still_wants()?;
         let note = format!("before restoring {target}");
-        let (guard, opened) =
-            self.engine.checkpoints.close_epoch(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let (guard, opened) = self
+            .engine
+            .checkpoints
+            .close_epoch(
+                Some(by),
+                &note,
+                Vec::new(),
+                Reason::Guard { restored: target },
+                flushed,
+            )
+            .map_err(failed)?;
         let tree = self.engine.live.locks.tree.write();
-        let applied = self.carry_out(Some((by, undoes)), (&plan, stage), guard.id, Which::Below(paths), paths);
+        let applied = self.carry_out(
+            Some((by, undoes)),
+            (&plan, stage),
+            guard.id,
+            Which::Below(paths),
+            paths,
+        );
         drop(tree);
         drop(freeze);
         self.engine.checkpoints.tell_open(guard.id, opened);
-        // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
+        // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this
+        // lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
         self.told_after(&plan, guard.id, applied)?;
         Ok(done(Some(guard.id)))
     }
 
-    /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers are told.
-    fn told_after(&self, plan: &plan::Plan, guard: CheckpointId, applied: SysResult<Stale>) -> VerbResult<()> {
+    /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers
+    /// are told.
+    fn told_after(
+        &self,
+        plan: &plan::Plan,
+        guard: CheckpointId,
+        applied: SysResult<Stale>,
+    ) -> VerbResult<()> {
         self.engine.snapdir.snapdir_changed();
         match applied {
             Ok(stale) => {
@@ -199,21 +302,32 @@ impl<'a> Restorer<'a> {
                 self.forget_stale(&stale);
                 self.announce(plan, &stale);
                 let mut error = self.engine.checkpoints.failed("the restore failed", errno);
-                error.hint = Some(format!("nothing is lost: `ckptfs restore {guard}` brings back what was there"));
+                error.hint = Some(format!(
+                    "nothing is lost: `ckptfs restore {guard}` brings back what was there"
+                ));
                 Err(error)
             }
         }
     }
 
-    /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does not know.
+    /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does
+    /// not know.
     pub(super) fn unknown_in(&self, target: CheckpointId) -> SysResult<Vec<TreePath>> {
-        Ok(self.engine.states.changed_unserved(target)?.iter().map(|change| change.path.clone()).collect())
+        Ok(self
+            .engine
+            .states
+            .changed_unserved(target)?
+            .iter()
+            .map(|change| change.path.clone())
+            .collect())
     }
 
-    /// Applies a plan between the records of its beginning and its end. The caller holds the freeze lock and the tree for writing.
+    /// Applies a plan between the records of its beginning and its end. The caller holds the freeze
+    /// lock and the tree for writing.
     ///
-    /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
-    /// `named`: what the journal is told was restored; of the whole tree nothing.
+    /// A restore that failed is at its end too: it is not begun again at the next mount, and the
+    /// guard has what was there. `named`: what the journal is told was restored; of the whole tree
+    /// nothing.
     fn carry_out(
         &self,
         by: Option<(&Actor, Option<u64>)>,
@@ -222,17 +336,34 @@ impl<'a> Restorer<'a> {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
-        let _acting = crate::history::attribution::Acting::of(
-            by.map(|(by, _)| self.engine.live.timeline().processes.number(super::attribution::actor_process(by))),
-        );
+        let _acting = crate::history::attribution::Acting::of(by.map(|(by, _)| {
+            self.engine
+                .live
+                .timeline()
+                .processes
+                .number(super::attribution::actor_process(by))
+        }));
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
-                self.engine.live.timeline().journal.append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
+                self.engine
+                    .live
+                    .timeline()
+                    .journal
+                    .append(&[Record::RestoreOnly {
+                        paths: paths.to_vec(),
+                    }])?;
             }
         }
-        self.engine.live.timeline().operations.begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
+        self.engine.live.timeline().operations.begin_restore(
+            by,
+            plan.target,
+            guard,
+            named,
+            matches!(which, Which::Only(_)),
+        )?;
         let applied = apply::apply(self.engine, plan, stage);
-        // Were it not told before the next change, the next mount would restore once more, over what was done since.
+        // Were it not told before the next change, the next mount would restore once more, over
+        // what was done since.
         self.engine.live.timeline().journal.tell(Record::RestoreEnd);
         applied
     }
@@ -242,28 +373,70 @@ impl<'a> Restorer<'a> {
         if let Err(errno) = self.engine.live.staged.sweep() {
             tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
         }
-        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
-        if self.engine.live.timeline().catalogue.checkpoint(*target).is_none() {
+        let Some((target, guard, paths)) = &aftermath.restoring else {
+            return Ok(None);
+        };
+        if self
+            .engine
+            .live
+            .timeline()
+            .catalogue
+            .checkpoint(*target)
+            .is_none()
+        {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
         let _freeze = self.engine.live.busy.freeze()?;
         let _tree = self.engine.live.locks.tree.write();
-        let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
+        let which = aftermath
+            .restoring_only
+            .as_ref()
+            .map_or(Which::Below(paths), |only| Which::Only(only));
         let times = Times::or_default(None, !paths.is_empty());
-        let (touched, spared) = (&self.engine.states.touched(*target, None)?, &self.spared(*target, which)?);
-        let plan =
-            plan::Plan::make(Ground { engine: self.engine, present: &*self.engine.live.inodes, target: *target, touched, spared, times }, which)?;
+        let (touched, spared) = (
+            &self.engine.states.touched(*target, None)?,
+            &self.spared(*target, which)?,
+        );
+        let plan = plan::Plan::make(
+            Ground {
+                engine: self.engine,
+                present: &*self.engine.live.inodes,
+                target: *target,
+                touched,
+                spared,
+                times,
+            },
+            which,
+        )?;
         let nobody = Requester::from(daemon());
         let mut stage = Stage::new(self.engine, &nobody);
         stage.fill(&plan, true)?;
-        self.carry_out(None, (&plan, stage), *guard, which, paths).map(Some)
+        self.carry_out(None, (&plan, stage), *guard, which, paths)
+            .map(Some)
     }
 
     /// What a restore would change in the live tree.
-    fn changes_to(&self, Ground { present, target, touched, times, .. }: Ground<'_>, paths: &[Vec<u8>]) -> SysResult<Vec<Change>> {
-        let compare =
-            |path: &[u8]| self.engine.states.compare_touched(present, (State::Live, State::At(target)), path, touched, times == Times::Kept);
+    fn changes_to(
+        &self,
+        Ground {
+            present,
+            target,
+            touched,
+            times,
+            ..
+        }: Ground<'_>,
+        paths: &[Vec<u8>],
+    ) -> SysResult<Vec<Change>> {
+        let compare = |path: &[u8]| {
+            self.engine.states.compare_touched(
+                present,
+                (State::Live, State::At(target)),
+                path,
+                touched,
+                times == Times::Kept,
+            )
+        };
         if paths.is_empty() {
             return compare(b"");
         }
@@ -282,23 +455,44 @@ impl<'a> Restorer<'a> {
         let mut changes = Vec::new();
         for (end, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             let above = path.get(..end).unwrap_or_default();
-            let kind_in = |state| self.engine.states.view(state).walk(above).map(|found| found.map(|(child, _)| child.kind));
+            let kind_in = |state| {
+                self.engine
+                    .states
+                    .view(state)
+                    .walk(above)
+                    .map(|found| found.map(|(child, _)| child.kind))
+            };
             let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
             if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
-                let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
+                let change = if now.is_none() {
+                    ChangeKind::Added
+                } else {
+                    ChangeKind::TypeChanged
+                };
                 changes.push(Change::new(above.to_vec(), change, Kind::Dir));
             }
         }
         Ok(changes)
     }
 
-    /// Paths cleaned of `.` and doubled slashes; each exists now or did then. The root stands for the whole tree. One of which it cannot be told whether it
-    /// did goes to `unknown`.
-    fn checked_paths(&self, target: CheckpointId, paths: &[TreePath], unknown: &mut Vec<TreePath>) -> VerbResult<Vec<Vec<u8>>> {
+    /// Paths cleaned of `.` and doubled slashes; each exists now or did then. The root stands for
+    /// the whole tree. One of which it cannot be told whether it did goes to `unknown`.
+    fn checked_paths(
+        &self,
+        target: CheckpointId,
+        paths: &[TreePath],
+        unknown: &mut Vec<TreePath>,
+    ) -> VerbResult<Vec<Vec<u8>>> {
         let mut cleaned: Vec<Vec<u8>> = Vec::new();
         for path in paths {
-            let names: Vec<&[u8]> = path.0.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
-            let ours = names.first().is_some_and(|name| *name == super::control::STORE_NAME || *name == super::control::SNAPDIR_NAME);
+            let names: Vec<&[u8]> = path
+                .0
+                .split(|byte| *byte == b'/')
+                .filter(|name| !name.is_empty() && *name != b".")
+                .collect();
+            let ours = names.first().is_some_and(|name| {
+                *name == super::control::STORE_NAME || *name == super::control::SNAPDIR_NAME
+            });
             if names.contains(&b"..".as_slice()) || ours {
                 return Err(error::unknown_path(&path.0, target));
             }
@@ -313,7 +507,12 @@ impl<'a> Restorer<'a> {
                 }
                 then => then.map_err(|errno| error::failed("the path cannot be read", errno))?,
             };
-            let now = self.engine.states.view(State::Live).walk(&clean).unwrap_or(None);
+            let now = self
+                .engine
+                .states
+                .view(State::Live)
+                .walk(&clean)
+                .unwrap_or(None);
             if then.is_none() && now.is_none() {
                 return Err(error::unknown_path(&path.0, target));
             }
@@ -328,20 +527,35 @@ impl<'a> Restorer<'a> {
         // A path below another is restored with it.
         let all: HashSet<Vec<u8>> = cleaned.iter().cloned().collect();
         cleaned.retain(|path| {
-            let mut above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').filter_map(|(end, _)| path.get(..end));
+            let mut above = path
+                .iter()
+                .enumerate()
+                .filter(|(_, byte)| **byte == b'/')
+                .filter_map(|(end, _)| path.get(..end));
             !above.any(|above| all.contains(above))
         });
         Ok(cleaned)
     }
 
-    /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
+    /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a
+    /// request to end.
     pub(super) fn forget_stale(&self, stale: &Stale) {
-        let Some(caches) = self.engine.serving.caches.get() else { return };
-        // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
+        let Some(caches) = self.engine.serving.caches.get() else {
+            return;
+        };
+        // Names first: the kernel takes their directory's lock, and so waits for listings that are
+        // on their way into its cache.
         let node = |slot: &Slot| NodeId(slot.0);
         let dead = stale.dead.iter();
-        let dead = dead.map(|(parent, name, child)| Forget::Deleted { parent: node(parent), child: node(child), name: name.as_bytes().to_vec() });
-        let names = stale.names.iter().map(|(parent, name)| Forget::Entry { parent: node(parent), name: name.as_bytes().to_vec() });
+        let dead = dead.map(|(parent, name, child)| Forget::Deleted {
+            parent: node(parent),
+            child: node(child),
+            name: name.as_bytes().to_vec(),
+        });
+        let names = stale.names.iter().map(|(parent, name)| Forget::Entry {
+            parent: node(parent),
+            name: name.as_bytes().to_vec(),
+        });
         let nodes = stale.nodes.iter().map(|slot| Forget::Data(node(slot)));
         caches.forget(dead.chain(names).chain(nodes).collect());
         self.engine.snapdir.root_changed(Slot::ROOT);

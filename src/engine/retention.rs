@@ -41,7 +41,9 @@ impl Retention {
     pub fn of(settings: &Settings) -> Retention {
         Retention {
             keep_last: settings.number("retention.keep-last"),
-            keep_within_s: settings.span("retention.keep-within").map(|span| span.as_secs()),
+            keep_within_s: settings
+                .span("retention.keep-within")
+                .map(|span| span.as_secs()),
             keep_hourly: settings.number("retention.keep-hourly"),
             keep_daily: settings.number("retention.keep-daily"),
             keep_weekly: settings.number("retention.keep-weekly"),
@@ -52,7 +54,15 @@ impl Retention {
 
     /// Some rule says what is to be kept.
     pub fn has_rules(&self) -> bool {
-        [self.keep_last, self.keep_within_s, self.keep_hourly, self.keep_daily, self.keep_weekly].iter().any(Option::is_some)
+        [
+            self.keep_last,
+            self.keep_within_s,
+            self.keep_hourly,
+            self.keep_daily,
+            self.keep_weekly,
+        ]
+        .iter()
+        .any(Option::is_some)
     }
 }
 
@@ -66,7 +76,8 @@ pub enum Rule {
     Tagged,
     /// It is the newest.
     Newest,
-    /// `undo` or `redo` may need it yet, or it is a mark of the tripwire that was made not long ago.
+    /// `undo` or `redo` may need it yet, or it is a mark of the tripwire that was made not long
+    /// ago.
     Undo,
     /// `keep-last`.
     Last,
@@ -101,10 +112,31 @@ pub(super) struct Known {
     pub needed: bool,
 }
 
-/// The rules that keep each checkpoint, in the order given: oldest first. None keep those that are to go.
-pub(super) fn rules(known: &[Known], retention: &Retention, now_ns: i64, zone: &TimeZone) -> Vec<Vec<Rule>> {
-    let mut kept: Vec<Vec<Rule>> = known.iter().map(|one| if one.pinned { vec![Rule::Pinned] } else { Vec::new() }).collect();
-    let seen = || known.iter().enumerate().rev().filter(|(_, one)| !one.hidden);
+/// The rules that keep each checkpoint, in the order given: oldest first. None keep those that are
+/// to go.
+pub(super) fn rules(
+    known: &[Known],
+    retention: &Retention,
+    now_ns: i64,
+    zone: &TimeZone,
+) -> Vec<Vec<Rule>> {
+    let mut kept: Vec<Vec<Rule>> = known
+        .iter()
+        .map(|one| {
+            if one.pinned {
+                vec![Rule::Pinned]
+            } else {
+                Vec::new()
+            }
+        })
+        .collect();
+    let seen = || {
+        known
+            .iter()
+            .enumerate()
+            .rev()
+            .filter(|(_, one)| !one.hidden)
+    };
     // Whoever wants the last three means their own.
     let counted = || seen().filter(|(_, one)| !one.guard);
     let mut keep = |at: usize, rule: Rule| {
@@ -112,21 +144,42 @@ pub(super) fn rules(known: &[Known], retention: &Retention, now_ns: i64, zone: &
             rules.push(rule);
         }
     };
-    seen().filter(|(_, one)| one.tagged).for_each(|(at, _)| keep(at, Rule::Tagged));
+    seen()
+        .filter(|(_, one)| one.tagged)
+        .for_each(|(at, _)| keep(at, Rule::Tagged));
     counted().take(1).for_each(|(at, _)| keep(at, Rule::Newest));
-    known.iter().enumerate().filter(|(_, one)| one.needed).for_each(|(at, _)| keep(at, Rule::Undo));
+    known
+        .iter()
+        .enumerate()
+        .filter(|(_, one)| one.needed)
+        .for_each(|(at, _)| keep(at, Rule::Undo));
     let count = |wanted: Option<u64>| usize::try_from(wanted.unwrap_or(0)).unwrap_or(usize::MAX);
     // What mkdir(2) made is counted by itself: it pushes out nothing of those who ask the daemon.
     let series = |by_mkdir: bool| counted().filter(move |(_, one)| one.by_mkdir == by_mkdir);
     for by_mkdir in [false, true] {
-        series(by_mkdir).take(count(retention.keep_last)).for_each(|(at, _)| keep(at, Rule::Last));
+        series(by_mkdir)
+            .take(count(retention.keep_last))
+            .for_each(|(at, _)| keep(at, Rule::Last));
     }
     if let Some(within_s) = retention.keep_within_s {
-        let since_ns = now_ns.saturating_sub(i64::try_from(within_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000));
-        seen().filter(|(_, one)| one.made_ns >= since_ns).for_each(|(at, _)| keep(at, Rule::Within));
+        let since_ns = now_ns.saturating_sub(
+            i64::try_from(within_s)
+                .unwrap_or(i64::MAX)
+                .saturating_mul(1_000_000_000),
+        );
+        seen()
+            .filter(|(_, one)| one.made_ns >= since_ns)
+            .for_each(|(at, _)| keep(at, Rule::Within));
     }
-    let spans = [(Rule::Hourly, retention.keep_hourly), (Rule::Daily, retention.keep_daily), (Rule::Weekly, retention.keep_weekly)];
-    for ((rule, wanted), by_mkdir) in spans.into_iter().flat_map(|span| [(span, false), (span, true)]) {
+    let spans = [
+        (Rule::Hourly, retention.keep_hourly),
+        (Rule::Daily, retention.keep_daily),
+        (Rule::Weekly, retention.keep_weekly),
+    ];
+    for ((rule, wanted), by_mkdir) in spans
+        .into_iter()
+        .flat_map(|span| [(span, false), (span, true)])
+    {
         let mut begun: HashSet<String> = HashSet::new();
         // Of each span of time the newest that a person asked for, else the newest.
         let mut chosen: Vec<(String, usize, bool)> = Vec::new();
@@ -136,7 +189,10 @@ pub(super) fn rules(known: &[Known], retention: &Retention, now_ns: i64, zone: &
         for (at, one) in newest_first {
             let span = span_of(rule, one.made_ns, zone);
             if begun.contains(&span) {
-                if let Some(found) = chosen.iter_mut().find(|(known, _, manual)| *known == span && !manual && one.manual) {
+                if let Some(found) = chosen
+                    .iter_mut()
+                    .find(|(known, _, manual)| *known == span && !manual && one.manual)
+                {
                     (found.1, found.2) = (at, true);
                 }
             } else if begun.len() < count(wanted) {
@@ -154,26 +210,53 @@ pub(super) fn rules(known: &[Known], retention: &Retention, now_ns: i64, zone: &
 
 /// Which hour, day or week it is, where the daemon is.
 fn span_of(rule: Rule, at_ns: i64, zone: &TimeZone) -> String {
-    let Ok(time) = Timestamp::from_nanosecond(i128::from(at_ns)) else { return String::new() };
+    let Ok(time) = Timestamp::from_nanosecond(i128::from(at_ns)) else {
+        return String::new();
+    };
     let local = time.to_zoned(zone.clone());
     match rule {
-        Rule::Weekly => local.date().iso_week_date().to_string().chars().take("2026-W01".len()).collect(),
+        Rule::Weekly => local
+            .date()
+            .iso_week_date()
+            .to_string()
+            .chars()
+            .take("2026-W01".len())
+            .collect(),
         Rule::Daily => local.date().to_string(),
         // Twice the same hour, when clocks are set back, is two hours.
         _ => format!("{} {} {}", local.date(), local.hour(), local.offset()),
     }
 }
 
-/// The order in which checkpoints go: those that nobody sees any more, those that no rule keeps, and, as far as the history is too large, what rules
-/// keep but neither a pin, a tag nor being the newest does: first what nobody asked for. Oldest first each. How many of them go whatever the size is.
+/// The order in which checkpoints go: those that nobody sees any more, those that no rule keeps,
+/// and, as far as the history is too large, what rules keep but neither a pin, a tag nor being the
+/// newest does: first what nobody asked for. Oldest first each. How many of them go whatever the
+/// size is.
 pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize) {
     let each = || known.iter().zip(rules).enumerate();
-    let unkept = |hidden: bool| each().filter(move |(_, (one, rules))| rules.is_empty() && one.hidden == hidden).map(|(at, _)| at);
+    let unkept = |hidden: bool| {
+        each()
+            .filter(move |(_, (one, rules))| rules.is_empty() && one.hidden == hidden)
+            .map(|(at, _)| at)
+    };
     let mut order: Vec<usize> = unkept(true).chain(unkept(false)).collect();
     let sure = order.len();
-    let held = |rules: &[Rule]| rules.iter().any(|rule| matches!(rule, Rule::Pinned | Rule::Tagged | Rule::Newest | Rule::Undo));
+    let held = |rules: &[Rule]| {
+        rules.iter().any(|rule| {
+            matches!(
+                rule,
+                Rule::Pinned | Rule::Tagged | Rule::Newest | Rule::Undo
+            )
+        })
+    };
     for manual in [false, true] {
-        order.extend(each().filter(|(_, (one, rules))| !rules.is_empty() && !held(rules) && one.manual == manual).map(|(at, _)| at));
+        order.extend(
+            each()
+                .filter(|(_, (one, rules))| {
+                    !rules.is_empty() && !held(rules) && one.manual == manual
+                })
+                .map(|(at, _)| at),
+        );
     }
     (order, sure)
 }
@@ -204,7 +287,12 @@ mod tests {
 
     fn kept(known: &[Known], retention: &Retention) -> Vec<u64> {
         let rules = rules(known, retention, NOW_NS, &TimeZone::UTC);
-        known.iter().zip(rules).filter(|(_, rules)| !rules.is_empty()).map(|(one, _)| one.id.0).collect()
+        known
+            .iter()
+            .zip(rules)
+            .filter(|(_, rules)| !rules.is_empty())
+            .map(|(one, _)| one.id.0)
+            .collect()
     }
 
     #[test]
@@ -214,57 +302,234 @@ mod tests {
         for (one, days) in known.iter_mut().skip(2).zip([3, 2, 1]) {
             one.made_ns = NOW_NS - days * 24 * HOUR_NS;
         }
-        assert_eq!(kept(&known, &Retention { keep_daily: Some(2), ..Retention::default() }), [2, 5], "today's, and yesterday's");
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_daily: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [2, 5],
+            "today's, and yesterday's"
+        );
     }
 
     #[test]
     fn each_rule_keeps_what_it_says_and_together_they_keep_what_one_does() {
         let known = hourly(100);
-        assert_eq!(kept(&known, &Retention { keep_last: Some(3), ..Retention::default() }), [98, 99, 100]);
-        assert_eq!(kept(&known, &Retention { keep_last: Some(0), ..Retention::default() }), [100], "the newest stays");
-        assert_eq!(kept(&known, &Retention { keep_within_s: Some(7200), ..Retention::default() }), [98, 99, 100]);
-        assert_eq!(kept(&known, &Retention { keep_hourly: Some(2), ..Retention::default() }), [99, 100]);
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_last: Some(3),
+                    ..Retention::default()
+                }
+            ),
+            [98, 99, 100]
+        );
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_last: Some(0),
+                    ..Retention::default()
+                }
+            ),
+            [100],
+            "the newest stays"
+        );
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_within_s: Some(7200),
+                    ..Retention::default()
+                }
+            ),
+            [98, 99, 100]
+        );
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_hourly: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [99, 100]
+        );
         // 2023-11-14 22:13 UTC: the day before ended with 77, that before it with 53.
-        assert_eq!(kept(&known, &Retention { keep_daily: Some(3), ..Retention::default() }), [53, 77, 100]);
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_daily: Some(3),
+                    ..Retention::default()
+                }
+            ),
+            [53, 77, 100]
+        );
         // A Tuesday; the week before ended with 53.
-        assert_eq!(kept(&known, &Retention { keep_weekly: Some(2), ..Retention::default() }), [53, 100]);
-        assert_eq!(kept(&known, &Retention { keep_last: Some(2), keep_daily: Some(2), ..Retention::default() }), [77, 99, 100]);
-        assert_eq!(kept(&known, &Retention::default()).len(), 100, "without a rule all stays");
-        assert!(kept(&[], &Retention { keep_last: Some(1), ..Retention::default() }).is_empty());
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_weekly: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [53, 100]
+        );
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_last: Some(2),
+                    keep_daily: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [77, 99, 100]
+        );
+        assert_eq!(
+            kept(&known, &Retention::default()).len(),
+            100,
+            "without a rule all stays"
+        );
+        assert!(
+            kept(
+                &[],
+                &Retention {
+                    keep_last: Some(1),
+                    ..Retention::default()
+                }
+            )
+            .is_empty()
+        );
     }
 
     #[test]
     fn pins_and_tags_stay_and_what_a_person_asked_for_stands_for_its_day() {
         let mut known = hourly(60);
         (known[4].pinned, known[9].tagged) = (true, true);
-        known.iter_mut().skip(30).for_each(|one| one.manual = one.id.0 == 40);
-        assert_eq!(kept(&known, &Retention { keep_last: Some(1), ..Retention::default() }), [5, 10, 60]);
-        // The newest is of the day that began with 38: 40 stands for it, and 37 for the one before (30 is the last manual one there).
-        assert_eq!(kept(&known, &Retention { keep_daily: Some(2), ..Retention::default() }), [5, 10, 30, 40, 60]);
+        known
+            .iter_mut()
+            .skip(30)
+            .for_each(|one| one.manual = one.id.0 == 40);
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_last: Some(1),
+                    ..Retention::default()
+                }
+            ),
+            [5, 10, 60]
+        );
+        // The newest is of the day that began with 38: 40 stands for it, and 37 for the one before
+        // (30 is the last manual one there).
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_daily: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [5, 10, 30, 40, 60]
+        );
     }
 
     /// Two restores an hour had left nothing of the last three but guards.
     #[test]
     fn guards_are_not_counted_and_stay_as_long_as_undo_needs_them() {
         let mut known = hourly(8);
-        known.iter_mut().skip(4).for_each(|one| (one.guard, one.manual) = (true, false));
+        known
+            .iter_mut()
+            .skip(4)
+            .for_each(|one| (one.guard, one.manual) = (true, false));
         known[6].needed = true;
-        assert_eq!(kept(&known, &Retention { keep_last: Some(2), ..Retention::default() }), [3, 4, 7]);
-        assert_eq!(kept(&known, &Retention { keep_last: Some(0), ..Retention::default() }), [4, 7], "the newest is one that counts");
-        assert_eq!(kept(&known, &Retention { keep_hourly: Some(2), ..Retention::default() }), [3, 4, 7]);
-        assert_eq!(kept(&known, &Retention { keep_within_s: Some(3600), ..Retention::default() }), [4, 7, 8], "but what is young is young");
-        let retention = Retention { keep_last: Some(1), max_bytes: Some(0), ..Retention::default() };
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_last: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [3, 4, 7]
+        );
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_last: Some(0),
+                    ..Retention::default()
+                }
+            ),
+            [4, 7],
+            "the newest is one that counts"
+        );
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_hourly: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [3, 4, 7]
+        );
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_within_s: Some(3600),
+                    ..Retention::default()
+                }
+            ),
+            [4, 7, 8],
+            "but what is young is young"
+        );
+        let retention = Retention {
+            keep_last: Some(1),
+            max_bytes: Some(0),
+            ..Retention::default()
+        };
         let rules = rules(&known, &retention, NOW_NS, &TimeZone::UTC);
-        assert!(!order(&known, &rules).0.contains(&6), "nor does it go because there is too much");
+        assert!(
+            !order(&known, &rules).0.contains(&6),
+            "nor does it go because there is too much"
+        );
     }
 
-    /// A container that may make checkpoints with mkdir(2) and, where the root directory is sticky, delete none of others' had `keep-last` do it.
+    /// A container that may make checkpoints with mkdir(2) and, where the root directory is sticky,
+    /// delete none of others' had `keep-last` do it.
     #[test]
     fn what_mkdir_made_pushes_out_nothing_that_a_verb_made() {
         let mut known = hourly(60);
         known.iter_mut().skip(6).for_each(|one| one.by_mkdir = true);
-        assert_eq!(kept(&known, &Retention { keep_last: Some(2), ..Retention::default() }), [5, 6, 59, 60]);
-        assert_eq!(kept(&known, &Retention { keep_hourly: Some(2), ..Retention::default() }), [5, 6, 59, 60]);
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_last: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [5, 6, 59, 60]
+        );
+        assert_eq!(
+            kept(
+                &known,
+                &Retention {
+                    keep_hourly: Some(2),
+                    ..Retention::default()
+                }
+            ),
+            [5, 6, 59, 60]
+        );
     }
 
     #[test]
@@ -272,7 +537,15 @@ mod tests {
         let mut known = hourly(6);
         known[3].manual = false;
         (known[1].hidden, known[0].pinned) = (true, true);
-        let rules = rules(&known, &Retention { keep_last: Some(3), ..Retention::default() }, NOW_NS, &TimeZone::UTC);
+        let rules = rules(
+            &known,
+            &Retention {
+                keep_last: Some(3),
+                ..Retention::default()
+            },
+            NOW_NS,
+            &TimeZone::UTC,
+        );
         let (order, sure) = order(&known, &rules);
         let ids: Vec<u64> = order.iter().map(|at| known[*at].id.0).collect();
         assert_eq!((ids, sure), (vec![2, 3, 4, 5], 2));

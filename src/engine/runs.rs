@@ -1,4 +1,5 @@
-//! Long work that is done a part at a time: whoever asked gets a part of the answer and asks again, and who stops asking stops it.
+//! Long work that is done a part at a time: whoever asked gets a part of the answer and asks again,
+//! and who stops asking stops it.
 
 use super::api::{VerbError, VerbResult};
 use crate::sys::lock::Mutex;
@@ -17,18 +18,26 @@ struct UnderWay<T> {
 
 impl<T> Default for Runs<T> {
     fn default() -> Runs<T> {
-        Runs(Mutex::new(UnderWay { last: 0, runs: Vec::new() }))
+        Runs(Mutex::new(UnderWay {
+            last: 0,
+            runs: Vec::new(),
+        }))
     }
 }
 
 impl<T> Runs<T> {
     pub(super) fn take(&self, number: u64) -> VerbResult<T> {
         let mut under_way = self.0.lock();
-        let at = under_way.runs.iter().position(|(known, _)| *known == number).ok_or_else(|| VerbError {
-            code: "unknown-run".into(),
-            message: "the daemon does not know this run any more; what it has done is done".into(),
-            hint: Some("begin again".into()),
-        })?;
+        let at = under_way
+            .runs
+            .iter()
+            .position(|(known, _)| *known == number)
+            .ok_or_else(|| VerbError {
+                code: "unknown-run".into(),
+                message: "the daemon does not know this run any more; what it has done is done"
+                    .into(),
+                hint: Some("begin again".into()),
+            })?;
         Ok(under_way.runs.remove(at).1)
     }
 

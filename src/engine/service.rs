@@ -1,4 +1,5 @@
-//! The requests of the kernel, each led to the live tree, to a view of the past, or to `.snapshots`.
+//! The requests of the kernel, each led to the live tree, to a view of the past, or to
+//! `.snapshots`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +15,17 @@ use super::listing::BATCH;
 use super::past::{PAST, PAST_HANDLE, PastNode};
 use super::request::FOR_EVER;
 use super::request::{
-    Attr, Caller, Entry, Fh, LeftOpen, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
+    Attr, Caller, Entry, Fh, LeftOpen, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened,
+    RenameHow, Seek, Service, SetAttr, Space, XattrHow,
 };
 use crate::live::Live;
 use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn, opener_word};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
-use crate::sys::{self, Asker, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode};
+use crate::sys::{
+    self, Asker, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode,
+};
 
 /// The offset after `.snapshots`, where it is listed: one that no filesystem has.
 const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
@@ -35,11 +39,16 @@ enum Node {
 }
 
 fn name_of(name: &[u8]) -> SysResult<Name> {
-    if name.len() > sys::NAME_LEN_MAX { Err(Errno::ENAMETOOLONG) } else { Ok(Name::new(name)) }
+    if name.len() > sys::NAME_LEN_MAX {
+        Err(Errno::ENAMETOOLONG)
+    } else {
+        Ok(Name::new(name))
+    }
 }
 
 pub(super) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFlags {
-    // The values of open(2)'s flags are those of the architecture; the kernel hands them on unchanged.
+    // The values of open(2)'s flags are those of the architecture; the kernel hands them on
+    // unchanged.
     let access = flags & libc_flags::ACCMODE;
     OpenFlags {
         read: access != libc_flags::WRONLY,
@@ -52,8 +61,8 @@ pub(super) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFlags {
     }
 }
 
-/// The kernel asks to remove only what is there, and lets nobody else at it meanwhile: what is gone when it asks again was removed by the worker that
-/// died.
+/// The kernel asks to remove only what is there, and lets nobody else at it meanwhile: what is gone
+/// when it asks again was removed by the worker that died.
 fn removed<T>(result: SysResult<T>, again: bool) -> SysResult<Option<T>> {
     match result {
         Err(Errno::ENOENT) if again => Ok(None),
@@ -102,13 +111,22 @@ impl Engine {
         Ok((slot, name_of(name)?))
     }
 
-    /// How long the kernel may remember these attributes of a live node: for ever, unless it may change without the kernel's knowing.
+    /// How long the kernel may remember these attributes of a live node: for ever, unless it may
+    /// change without the kernel's knowing.
     fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
         self.live.hot.lifetime(slot, stat).unwrap_or(FOR_EVER)
     }
 
     fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
-        Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, &stat) }
+        Entry {
+            node: NodeId(slot.0),
+            generation,
+            stat: Stat {
+                ino: slot.0,
+                ..stat
+            },
+            ttl: self.live_ttl(slot, &stat),
+        }
     }
 
     fn made(&self, made: &Made) -> Entry {
@@ -116,46 +134,74 @@ impl Engine {
     }
 
     fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
-        Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, &stat) }
+        Attr {
+            stat: Stat {
+                ino: slot.0,
+                ..stat
+            },
+            ttl: self.live_ttl(slot, &stat),
+        }
     }
 
     /// Names of a live directory, and of `.snapshots` after those of the root, if it is to be seen.
     fn list_live(&self, node: NodeId, slot: Slot, offset: u64) -> SysResult<Names> {
         if offset == AFTER_SNAPDIR {
-            return Ok(Names { names: Vec::new(), last: true });
+            return Ok(Names {
+                names: Vec::new(),
+                last: true,
+            });
         }
         let (entries, last) = self.live.inodes.read_dir(slot.into(), offset, BATCH)?;
         let mut names = Vec::with_capacity(entries.len() + 1);
         for (entry, child) in entries {
             let node = match entry.name.as_slice() {
                 b"." => node,
-                b".." => self.live.nodes.parent(slot).map_or(node, |parent| NodeId(parent.0)),
+                b".." => self
+                    .live
+                    .nodes
+                    .parent(slot)
+                    .map_or(node, |parent| NodeId(parent.0)),
                 SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
                 _ => NodeId(child.slot.0),
             };
-            names.push(Listed { name: entry.name, node, kind: child.kind, slot: node.0, next: entry.next });
+            names.push(Listed {
+                name: entry.name,
+                node,
+                kind: child.kind,
+                slot: node.0,
+                next: entry.next,
+            });
         }
         if last && slot == Slot::ROOT && self.serving.config.snapdir_visible {
-            names.push(Listed { name: SNAPDIR_NAME.to_vec(), node: SNAPDIR, kind: Kind::Dir, slot: SNAPDIR.0, next: AFTER_SNAPDIR });
+            names.push(Listed {
+                name: SNAPDIR_NAME.to_vec(),
+                node: SNAPDIR,
+                kind: Kind::Dir,
+                slot: SNAPDIR.0,
+                next: AFTER_SNAPDIR,
+            });
         }
         Ok(Names { names, last })
     }
 
     /// Tells the kernel how a handle is served.
     fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
-        let passthrough = (handle.io == IoMode::Passthrough).then(|| self.live.hot.backing_file(handle));
+        let passthrough =
+            (handle.io == IoMode::Passthrough).then(|| self.live.hot.backing_file(handle));
         if passthrough.is_some()
             && handle.flags.write
             && handle.flags.read
             && let Some(caches) = self.serving.caches.get()
         {
-            // It can be mapped now, and stores change its times without a request. Only attributes are forgotten, which waits for nothing.
+            // It can be mapped now, and stores change its times without a request. Only attributes
+            // are forgotten, which waits for nothing.
             caches.forget_attributes(NodeId(handle.slot.0));
         }
         Opened {
             fh: Fh(id.0),
             keep_cache: passthrough.is_none(),
-            // A file that the kernel does the I/O of for somebody else has no pages in the cache of the mount: this handle passes the daemon each time.
+            // A file that the kernel does the I/O of for somebody else has no pages in the cache of
+            // the mount: this handle passes the daemon each time.
             direct_io: passthrough.is_some() && !self.live.passthrough.is_for(handle.flags.asker),
             no_flush: true,
             passthrough,
@@ -171,7 +217,9 @@ impl Engine {
             Node::Control(_) => self.snapdir.lookup_snapshot(name),
             Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
             Node::Live(slot) => match self.live.inodes.lookup(slot, &name_of(name)?) {
-                Ok((slot, generation, stat)) => Ok(Looked::Found(self.live_entry(slot, generation, stat))),
+                Ok((slot, generation, stat)) => {
+                    Ok(Looked::Found(self.live_entry(slot, generation, stat)))
+                }
                 Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
                 Err(errno) => Err(errno),
             },
@@ -181,7 +229,11 @@ impl Engine {
 
 /// EPERM of an extended attribute in which ckptfs notes something.
 fn check_not_own(name: &[u8]) -> SysResult<()> {
-    if is_own_xattr(name) { Err(Errno::EPERM) } else { Ok(()) }
+    if is_own_xattr(name) {
+        Err(Errno::EPERM)
+    } else {
+        Ok(())
+    }
 }
 
 impl Service for Engine {
@@ -190,7 +242,9 @@ impl Service for Engine {
     }
 
     fn ledger(&self) -> Option<Arc<Ledger>> {
-        self.succession.as_ref().map(|succession| Arc::clone(&succession.ledger))
+        self.succession
+            .as_ref()
+            .map(|succession| Arc::clone(&succession.ledger))
     }
 
     fn adopt(&self, left: &LeftOpen) -> SysResult<()> {
@@ -202,7 +256,10 @@ impl Service for Engine {
     }
 
     fn started(&self, passthrough: bool) {
-        self.live.passthrough.set(passthrough && self.serving.config.wants_passthrough, self.serving.config.io_for_all);
+        self.live.passthrough.set(
+            passthrough && self.serving.config.wants_passthrough,
+            self.serving.config.io_for_all,
+        );
     }
 
     fn ended(&self) {
@@ -210,18 +267,23 @@ impl Service for Engine {
     }
 
     fn no_passthrough(&self, fh: Fh) {
-        tracing::warn!("the kernel refused to do the I/O of a file; files opened from now on are served by the daemon");
+        tracing::warn!(
+            "the kernel refused to do the I/O of a file; files opened from now on are served by the daemon"
+        );
         self.live.files.demote(HandleId(fh.0));
         self.live.passthrough.set(false, false);
     }
 
     fn waits(&self, parent: NodeId) -> bool {
-        // A checkpoint waits until the kernel has written dirty pages back, which it does with requests.
+        // A checkpoint waits until the kernel has written dirty pages back, which it does with
+        // requests.
         parent == SNAPDIR
     }
 
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
-        self.announcer.lookup(caller, parent, name).unwrap_or_else(|| self.look_up(parent, name))
+        self.announcer
+            .lookup(caller, parent, name)
+            .unwrap_or_else(|| self.look_up(parent, name))
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
@@ -239,13 +301,20 @@ impl Service for Engine {
             return Ok(announce::attr(node));
         }
         match self.node(node)? {
-            Node::Past(past) => Ok(Attr { stat: self.views.past_stat(&past)?, ttl: FOR_EVER }),
-            Node::Control(id) => Ok(Attr { stat: self.snapdir.control_stat(id)?, ttl: Duration::ZERO }),
+            Node::Past(past) => Ok(Attr {
+                stat: self.views.past_stat(&past)?,
+                ttl: FOR_EVER,
+            }),
+            Node::Control(id) => Ok(Attr {
+                stat: self.snapdir.control_stat(id)?,
+                ttl: Duration::ZERO,
+            }),
             Node::Live(slot) => {
                 let stat = match (self.live.inodes.stat(slot), fh) {
-                    (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => {
-                        Stat { nlink: 0, ..sys::stat_fd(&*self.live.handles.get(HandleId(fh.0))?.file)? }
-                    }
+                    (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => Stat {
+                        nlink: 0,
+                        ..sys::stat_fd(&*self.live.handles.get(HandleId(fh.0))?.file)?
+                    },
                     (stat, _) => stat?,
                 };
                 Ok(self.live_attr(slot, stat))
@@ -253,7 +322,13 @@ impl Service for Engine {
         }
     }
 
-    fn setattr(&self, caller: Caller, node: NodeId, fh: Option<Fh>, set: SetAttr) -> SysResult<Attr> {
+    fn setattr(
+        &self,
+        caller: Caller,
+        node: NodeId,
+        fh: Option<Fh>,
+        set: SetAttr,
+    ) -> SysResult<Attr> {
         if self.announcer.sets_nothing(caller, node) {
             return self.getattr(node, None);
         }
@@ -272,10 +347,22 @@ impl Service for Engine {
             mtime: set.mtime.map(set_time),
             asker: Some(caller.asker()),
         };
-        let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
+        let file = handle
+            .as_ref()
+            .filter(|handle| handle.flags.write)
+            .map(|handle| &*handle.file);
         let empties = change.size == Some(0);
         let act = || self.live.attrs.set_attr(slot, file, &change);
-        let stat = if empties { self.automatic.destroying(caller, || has_content(&self.live, slot), act, |_| Some(slot)) } else { act() };
+        let stat = if empties {
+            self.automatic.destroying(
+                caller,
+                || has_content(&self.live, slot),
+                act,
+                |_| Some(slot),
+            )
+        } else {
+            act()
+        };
         // One that fails may have changed something, and the kernel goes on believing what it knew.
         let stat = stat.inspect_err(|_| self.serving.attributes_changed(node))?;
         self.snapdir.root_changed(slot);
@@ -288,7 +375,11 @@ impl Service for Engine {
             Node::Control(id) => self.snapdir.control_link(id),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
-                self.states.view(past.state()).attr(&past.trail)?.target.ok_or(Errno::EINVAL)
+                self.states
+                    .view(past.state())
+                    .attr(&past.trail)?
+                    .target
+                    .ok_or(Errno::EINVAL)
             }
         }
     }
@@ -298,7 +389,11 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return if new.kind == Kind::Dir { self.mkdir_snapshot(caller, name) } else { Err(Errno::EROFS) };
+            return if new.kind == Kind::Dir {
+                self.mkdir_snapshot(caller, name)
+            } else {
+                Err(Errno::EROFS)
+            };
         }
         let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
@@ -316,14 +411,29 @@ impl Service for Engine {
         Ok(self.made(&self.live.names.make(slot, &name, &make)?))
     }
 
-    fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry> {
+    fn symlink(
+        &self,
+        caller: Caller,
+        parent: NodeId,
+        name: &[u8],
+        target: &[u8],
+    ) -> SysResult<Entry> {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer;
         }
         let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let make =
-            Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None, again: caller.again };
+        let make = Make {
+            kind: Kind::Symlink,
+            mode: 0o777,
+            umask: 0,
+            rdev: 0,
+            target,
+            uid: caller.uid,
+            gid: caller.gid,
+            open: None,
+            again: caller.again,
+        };
         Ok(self.made(&self.live.names.make(slot, &name, &make)?))
     }
 
@@ -347,7 +457,14 @@ impl Service for Engine {
         let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let act = || removed(self.live.removal.unlink(slot, &name), caller.again);
-        self.automatic.destroying(caller, || !self.automatic.is_temporary(slot, &name), act, |gone| *gone).map(drop)
+        self.automatic
+            .destroying(
+                caller,
+                || !self.automatic.is_temporary(slot, &name),
+                act,
+                |gone| *gone,
+            )
+            .map(drop)
     }
 
     fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
@@ -360,11 +477,24 @@ impl Service for Engine {
         let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let act = || removed(self.live.removal.rmdir(slot, &name), caller.again);
-        self.automatic.destroying(caller, || true, act, |gone| *gone).map(drop)
+        self.automatic
+            .destroying(caller, || true, act, |gone| *gone)
+            .map(drop)
     }
 
-    fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
-        if let Some(answer) = self.announcer.rename(caller, (parent, name), (new_parent, new_name)) {
+    fn rename(
+        &self,
+        caller: Caller,
+        parent: NodeId,
+        name: &[u8],
+        new_parent: NodeId,
+        new_name: &[u8],
+        how: RenameHow,
+    ) -> SysResult<()> {
+        if let Some(answer) = self
+            .announcer
+            .rename(caller, (parent, name), (new_parent, new_name))
+        {
             return answer;
         }
         let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
@@ -377,14 +507,29 @@ impl Service for Engine {
             RenameHow::Whiteout => RenameMode::Whiteout,
             RenameHow::NoReplaceWhiteout => RenameMode::NoReplaceWhiteout,
         };
-        let turn = Turn { request: caller.request, again: caller.again, owner: (caller.uid, caller.gid) };
-        let act = |how| self.live.names.rename((from.0, &from.1), (to.0, &to.1), how, turn);
+        let turn = Turn {
+            request: caller.request,
+            again: caller.again,
+            owner: (caller.uid, caller.gid),
+        };
+        let act = |how| {
+            self.live
+                .names
+                .rename((from.0, &from.1), (to.0, &to.1), how, turn)
+        };
         if how != RenameMode::Replace || caller.again || !self.automatic.suspects(caller) {
-            return self.automatic.destroying(caller, || false, || act(how), |replaced| *replaced).map(drop);
+            return self
+                .automatic
+                .destroying(caller, || false, || act(how), |replaced| *replaced)
+                .map(drop);
         }
-        // Whether there is something in the way is asked with the rename itself: it costs nothing where there is not.
+        // Whether there is something in the way is asked with the rename itself: it costs nothing
+        // where there is not.
         match act(RenameMode::NoReplace) {
-            Err(Errno::EEXIST) => self.automatic.destroying(caller, || true, || act(how), |replaced| *replaced).map(drop),
+            Err(Errno::EEXIST) => self
+                .automatic
+                .destroying(caller, || true, || act(how), |replaced| *replaced)
+                .map(drop),
             done => done.map(drop),
         }
     }
@@ -400,14 +545,33 @@ impl Service for Engine {
             Node::Past(_) if flags.write || flags.truncate => Err(Errno::EROFS),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
-                let fh = self.views.past.open(&self.states.view(past.state()), past)?;
-                Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None, by: 0 })
+                let fh = self
+                    .views
+                    .past
+                    .open(&self.states.view(past.state()), past)?;
+                Ok(Opened {
+                    fh,
+                    keep_cache: true,
+                    direct_io: false,
+                    no_flush: true,
+                    passthrough: None,
+                    by: 0,
+                })
             }
             Node::Live(slot) => {
-                let _acting = (flags.write || flags.truncate).then(|| self.live.writers.acting_for(caller.pid, caller.uid));
+                let _acting = (flags.write || flags.truncate)
+                    .then(|| self.live.writers.acting_for(caller.pid, caller.uid));
                 let act = || self.live.files.open(slot, flags);
-                let opened =
-                    if flags.truncate { self.automatic.destroying(caller, || has_content(&self.live, slot), act, |_| Some(slot)) } else { act() };
+                let opened = if flags.truncate {
+                    self.automatic.destroying(
+                        caller,
+                        || has_content(&self.live, slot),
+                        act,
+                        |_| Some(slot),
+                    )
+                } else {
+                    act()
+                };
                 let (id, handle) = opened?;
                 if flags.truncate && handle.may_be_set_id() {
                     self.serving.attributes_changed(node);
@@ -417,7 +581,15 @@ impl Service for Engine {
         }
     }
 
-    fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: Caller,
+        parent: NodeId,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> SysResult<(Entry, Opened)> {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer.map(|dummy| (dummy, announce::opened()));
         }
@@ -435,8 +607,14 @@ impl Service for Engine {
             open: None,
             again: caller.again,
         };
-        let (made, id, handle) = self.live.files.create(slot, &name, &make, open_flags(flags, Some(caller.asker())))?;
-        let entry = Entry { ttl: FOR_EVER, ..self.made(&made) };
+        let (made, id, handle) =
+            self.live
+                .files
+                .create(slot, &name, &make, open_flags(flags, Some(caller.asker())))?;
+        let entry = Entry {
+            ttl: FOR_EVER,
+            ..self.made(&made)
+        };
         Ok((entry, self.opened(id, &handle)))
     }
 
@@ -448,22 +626,41 @@ impl Service for Engine {
         }
     }
 
-    fn read(&self, _node: NodeId, fh: Fh, offset: u64, size: u32, for_cache: bool) -> SysResult<Vec<u8>> {
+    fn read(
+        &self,
+        _node: NodeId,
+        fh: Fh,
+        offset: u64,
+        size: u32,
+        for_cache: bool,
+    ) -> SysResult<Vec<u8>> {
         match self.views.open_file(fh)? {
-            // sendfile(2) and splice(2) read by way of the cache, also where the handle has none, and that would go stale unseen.
-            Open::Live(handle) if for_cache && self.live.files.changes_past_cache(&handle) => Err(Errno::EINVAL),
+            // sendfile(2) and splice(2) read by way of the cache, also where the handle has none,
+            // and that would go stale unseen.
+            Open::Live(handle) if for_cache && self.live.files.changes_past_cache(&handle) => {
+                Err(Errno::EINVAL)
+            }
             Open::Live(_) => self.live.files.read(HandleId(fh.0), offset, size),
             Open::Past(handle) => handle.read(&self.states.view(handle.state()), offset, size),
         }
     }
 
-    fn write(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, data: &[u8], from_cache: bool) -> SysResult<u32> {
+    fn write(
+        &self,
+        caller: Caller,
+        node: NodeId,
+        fh: Fh,
+        offset: u64,
+        data: &[u8],
+        from_cache: bool,
+    ) -> SysResult<u32> {
         if fh.0 & PAST_HANDLE != 0 {
             return Err(Errno::EROFS);
         }
         let asker = (!from_cache).then(|| caller.asker());
         let _acting = asker.map(|_| self.live.writers.acting_for(caller.pid, caller.uid));
-        let (written, may_be_set_id) = self.live.files.write(HandleId(fh.0), offset, data, asker)?;
+        let (written, may_be_set_id) =
+            self.live.files.write(HandleId(fh.0), offset, data, asker)?;
         if may_be_set_id {
             self.serving.attributes_changed(node);
         }
@@ -475,11 +672,19 @@ impl Service for Engine {
     }
 
     fn release(&self, _node: NodeId, fh: Fh) {
-        if fh.0 & PAST_HANDLE != 0 { self.views.past.release(fh) } else { self.live.files.release(HandleId(fh.0)) }
+        if fh.0 & PAST_HANDLE != 0 {
+            self.views.past.release(fh)
+        } else {
+            self.live.files.release(HandleId(fh.0))
+        }
     }
 
     fn fsync(&self, _node: NodeId, fh: Fh, data_only: bool) -> SysResult<()> {
-        if fh.0 & PAST_HANDLE != 0 { Ok(()) } else { self.live.files.fsync(HandleId(fh.0), data_only) }
+        if fh.0 & PAST_HANDLE != 0 {
+            Ok(())
+        } else {
+            self.live.files.fsync(HandleId(fh.0), data_only)
+        }
     }
 
     fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names> {
@@ -527,7 +732,14 @@ impl Service for Engine {
         })
     }
 
-    fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()> {
+    fn setxattr(
+        &self,
+        caller: Caller,
+        node: NodeId,
+        name: &[u8],
+        value: &[u8],
+        how: XattrHow,
+    ) -> SysResult<()> {
         let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let mode = match how {
             XattrHow::Any => XattrMode::Any,
@@ -536,7 +748,11 @@ impl Service for Engine {
         };
         check_not_own(name)?;
         let slot = self.writable(node)?;
-        match self.live.attrs.set_xattr(slot, name, value, mode, Some(caller.asker())) {
+        match self
+            .live
+            .attrs
+            .set_xattr(slot, name, value, mode, Some(caller.asker()))
+        {
             // The kernel lets nobody else set it meanwhile.
             Err(Errno::EEXIST) if caller.again => {}
             set => set?,
@@ -555,7 +771,11 @@ impl Service for Engine {
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let xattrs = self.states.view(past.state()).xattrs(&past.trail)?;
-                xattrs.into_iter().find(|(known, _)| known == name).map(|(_, value)| value).ok_or(Errno::NO_XATTR)
+                xattrs
+                    .into_iter()
+                    .find(|(known, _)| known == name)
+                    .map(|(_, value)| value)
+                    .ok_or(Errno::NO_XATTR)
             }
         }
     }
@@ -564,10 +784,17 @@ impl Service for Engine {
         let mut names: Vec<Vec<u8>> = match self.node(node)? {
             Node::Live(slot) => self.live.attrs.list_xattrs(slot)?,
             Node::Control(_) => Vec::new(),
-            Node::Past(past) => self.states.view(past.state()).xattrs(&past.trail)?.into_iter().map(|(name, _)| name).collect(),
+            Node::Past(past) => self
+                .states
+                .view(past.state())
+                .xattrs(&past.trail)?
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect(),
         };
         names.retain(|name| !is_own_xattr(name));
-        // Whether somebody may read their values the kernel asks by itself, but not whether somebody may know of them (xattr(7)).
+        // Whether somebody may read their values the kernel asks by itself, but not whether
+        // somebody may know of them (xattr(7)).
         let trusted = |name: &Vec<u8>| name.starts_with(b"trusted.");
         if names.iter().any(trusted) && !sys::may_administer(caller.asker()) {
             names.retain(|name| !trusted(name));
@@ -588,17 +815,32 @@ impl Service for Engine {
     }
 
     fn access(&self, _caller: Caller, node: NodeId, mask: i32) -> SysResult<()> {
-        // The kernel checks permissions itself (default_permissions); what is left is that the past cannot be written.
+        // The kernel checks permissions itself (default_permissions); what is left is that the past
+        // cannot be written.
         match self.node(node)? {
             Node::Past(_) if mask & libc_flags::W_OK != 0 => Err(Errno::EROFS),
             _ => Ok(()),
         }
     }
 
-    fn fallocate(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
+    fn fallocate(
+        &self,
+        caller: Caller,
+        node: NodeId,
+        fh: Fh,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> SysResult<()> {
         let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
-        let Open::Live(handle) = self.views.open_file(fh)? else { return Err(Errno::EROFS) };
-        self.live.files.change_content(&handle, Some(caller.asker()), |file| sys::fallocate(file, mode, offset, length))?;
+        let Open::Live(handle) = self.views.open_file(fh)? else {
+            return Err(Errno::EROFS);
+        };
+        self.live
+            .files
+            .change_content(&handle, Some(caller.asker()), |file| {
+                sys::fallocate(file, mode, offset, length)
+            })?;
         if handle.may_be_set_id() {
             self.serving.attributes_changed(node);
         }
@@ -609,10 +851,20 @@ impl Service for Engine {
         self.views.seek(fh, offset, seek)
     }
 
-    fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
+    fn copy_file_range(
+        &self,
+        caller: Caller,
+        from: (NodeId, Fh, u64),
+        to: (NodeId, Fh, u64),
+        length: u64,
+    ) -> SysResult<u64> {
         let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
-        let Open::Live(target) = self.views.open_file(to.1)? else { return Err(Errno::EROFS) };
-        let copied = self.views.copy_range(caller.asker(), (from.1, from.2), (&target, to.2), length)?;
+        let Open::Live(target) = self.views.open_file(to.1)? else {
+            return Err(Errno::EROFS);
+        };
+        let copied =
+            self.views
+                .copy_range(caller.asker(), (from.1, from.2), (&target, to.2), length)?;
         if target.may_be_set_id() {
             self.serving.attributes_changed(to.0);
         }

@@ -1,5 +1,5 @@
-//! What every part of the engine needs besides the live tree: how it is served, the store's directory and settings, the kernel's caches, and what somebody
-//! should know.
+//! What every part of the engine needs besides the live tree: how it is served, the store's
+//! directory and settings, the kernel's caches, and what somebody should know.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -35,9 +35,10 @@ impl Serving {
         self.store_file.look(&self.store_dir).0
     }
 
-    /// Attributes are other than the kernel may think: it forgets them, which waits for nothing. A write has cleared set-id bits, which it leaves to us
-    /// (`HANDLE_KILLPRIV_V2`): after a write it asks for times and size anew, and for the mode only if something else made it. Or a new file may be
-    /// mapped, and stores change its times.
+    /// Attributes are other than the kernel may think: it forgets them, which waits for nothing. A
+    /// write has cleared set-id bits, which it leaves to us (`HANDLE_KILLPRIV_V2`): after a write
+    /// it asks for times and size anew, and for the mode only if something else made it. Or a new
+    /// file may be mapped, and stores change its times.
     pub(super) fn attributes_changed(&self, node: NodeId) {
         if let Some(caches) = self.caches.get() {
             caches.forget_attributes(node);

@@ -8,23 +8,38 @@ use crate::store::record::Reason;
 use crate::sys::{Errno, SysResult};
 
 impl Engine {
-    /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
-    /// A worker that died may have made it, if the caller asks again. How many there may be says [`Collector::check_quota`].
+    /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container. A
+    /// worker that died may have made it, if the caller asks again. How many there may be says
+    /// [`Collector::check_quota`].
     pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| verb_errno(&error))?;
         if caller.again
-            && let Some(id) = self.live.timeline().catalogue.tagged(name).filter(|id| self.live.timeline().catalogue.is_directory(*id, name))
+            && let Some(id) = self
+                .live
+                .timeline()
+                .catalogue
+                .tagged(name)
+                .filter(|id| self.live.timeline().catalogue.is_directory(*id, name))
             && let Looked::Found(entry) = self.snapdir.view_root(id, true, 1)?
         {
             return Ok(entry);
         }
         let mut one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
         self.collector.check_quota(caller, &mut one)?;
-        let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
+        let options = CheckpointOptions {
+            tags: vec![name.to_owned()],
+            ..CheckpointOptions::default()
+        };
         let made = self
             .checkpoints
-            .checkpoint_with_hooks(&caller.actor(), &options, Reason::Directory { name: name.to_owned() })
+            .checkpoint_with_hooks(
+                &caller.actor(),
+                &options,
+                Reason::Directory {
+                    name: name.to_owned(),
+                },
+            )
             .map_err(|error| verb_errno(&error))?;
         match self.snapdir.view_root(made.id, true, 1)? {
             Looked::Found(entry) => Ok(entry),
@@ -35,18 +50,43 @@ impl Engine {
     /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
     pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let tagged = self.live.timeline().catalogue.tagged(name).filter(|id| self.live.timeline().catalogue.is_directory(*id, name));
+        let tagged = self
+            .live
+            .timeline()
+            .catalogue
+            .tagged(name)
+            .filter(|id| self.live.timeline().catalogue.is_directory(*id, name));
         let id = self.snapdir.number(name).or(tagged).ok_or(Errno::ENOENT)?;
-        self.checkpoints.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
+        self.checkpoints
+            .delete_checkpoint(&caller.actor(), id)
+            .map(drop)
+            .map_err(|error| verb_errno(&error))
     }
 
     /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
     pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
-        let id = self.live.timeline().catalogue.tagged(name).ok_or(if self.snapdir.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
-        let checkpoint = self.live.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT)?;
-        let tags = checkpoint.checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.checkpoints.set_tags(&caller.actor(), None, vec![(id, tags)])
+        let id = self.live.timeline().catalogue.tagged(name).ok_or(
+            if self.snapdir.number(name).is_some() {
+                Errno::EISDIR
+            } else {
+                Errno::EPERM
+            },
+        )?;
+        let checkpoint = self
+            .live
+            .timeline()
+            .catalogue
+            .checkpoint(id)
+            .ok_or(Errno::ENOENT)?;
+        let tags = checkpoint
+            .checkpoint
+            .tags
+            .into_iter()
+            .filter(|tag| tag != name)
+            .collect();
+        self.checkpoints
+            .set_tags(&caller.actor(), None, vec![(id, tags)])
     }
 }

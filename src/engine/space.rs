@@ -1,11 +1,15 @@
 //! What space versions take, and what comes free when some of them go.
 //!
-//! A filesystem says where the extents of a file are and whether each is shared, but not with whom (FIEMAP). What is not shared is the version's own. What is shared comes
-//! free when the last holder goes: the versions whose extents lie at the same place are holders, and so is the live file, which is asked too. An
-//! extent that is shared although only one version is known to hold it has a holder that nobody knows (a copy by reflink, or a file that was restored): it
-//! never comes free. Only where two versions share an extent with such a holder, too, and it is not the file of either, is it taken for free although it is not.
+//! A filesystem says where the extents of a file are and whether each is shared, but not with whom
+//! (FIEMAP). What is not shared is the version's own. What is shared comes free when the last
+//! holder goes: the versions whose extents lie at the same place are holders, and so is the live
+//! file, which is asked too. An extent that is shared although only one version is known to hold it
+//! has a holder that nobody knows (a copy by reflink, or a file that was restored): it never comes
+//! free. Only where two versions share an extent with such a holder, too, and it is not the file of
+//! either, is it taken for free although it is not.
 //!
-//! btrfs keeps an extent whole as long as a part of it is used, so there ranges that overlap count as one: it may free more than is told, not less.
+//! btrfs keeps an extent whole as long as a part of it is used, so there ranges that overlap count
+//! as one: it may free more than is told, not less.
 
 use std::collections::HashSet;
 
@@ -14,7 +18,8 @@ use crate::history::needed::Census;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::sys::{self, Allocation, Errno, Kind, Placed, Stat, SysResult};
 
-/// Where extents cannot be asked for, a linked file is placed at its inode number shifted left by this many bits; it has fewer bytes than 2 to this power.
+/// Where extents cannot be asked for, a linked file is placed at its inode number shifted left by
+/// this many bits; it has fewer bytes than 2 to this power.
 const PLACE_BITS: u32 = 40;
 
 /// A range that several hold.
@@ -65,20 +70,37 @@ impl Collected {
 
     /// Adds a file that stays.
     pub(super) fn add_staying(&mut self, allocation: &Allocation) {
-        self.shared.extend(allocation.placed.iter().filter(|placed| placed.shared).map(|placed| (*placed, None)));
+        self.shared.extend(
+            allocation
+                .placed
+                .iter()
+                .filter(|placed| placed.shared)
+                .map(|placed| (*placed, None)),
+        );
     }
 
     /// The last version that was added shares something.
     pub(super) fn last_shares(&self) -> bool {
         let last = self.own.len().checked_sub(1);
-        self.shared.last().is_some_and(|(_, holder)| holder.is_some() && *holder == last)
+        self.shared
+            .last()
+            .is_some_and(|(_, holder)| holder.is_some() && *holder == last)
     }
 
     /// Puts it together. `whole`: a range that is used in part is kept whole.
     pub(super) fn space(mut self, whole: bool) -> Space {
         self.shared.sort_by_key(|(placed, _)| placed.physical);
-        let Segments { among, outside } = if whole { joined(&self.shared) } else { split(&self.shared) };
-        Space { own: self.own, all: self.all, segments: among, outside }
+        let Segments { among, outside } = if whole {
+            joined(&self.shared)
+        } else {
+            split(&self.shared)
+        };
+        Space {
+            own: self.own,
+            all: self.all,
+            segments: among,
+            outside,
+        }
     }
 }
 
@@ -103,7 +125,11 @@ fn joined(shared: &[(Placed, Option<usize>)]) -> Segments {
             count += 1;
         }
         let (these, others) = rest.split_at(count);
-        push(&mut segments, end - begin, these.iter().map(|(_, holder)| *holder));
+        push(
+            &mut segments,
+            end - begin,
+            these.iter().map(|(_, holder)| *holder),
+        );
         rest = others;
     }
     segments
@@ -122,9 +148,18 @@ fn split(shared: &[(Placed, Option<usize>)]) -> Segments {
         while let Some((placed, holder)) = rest.next_if(|(placed, _)| placed.physical <= at) {
             active.push((placed.physical.saturating_add(placed.length), *holder));
         }
-        let next = active.iter().map(|(end, _)| *end).chain(rest.peek().map(|(placed, _)| placed.physical)).min().unwrap_or(at);
+        let next = active
+            .iter()
+            .map(|(end, _)| *end)
+            .chain(rest.peek().map(|(placed, _)| placed.physical))
+            .min()
+            .unwrap_or(at);
         if next > at {
-            push(&mut segments, next - at, active.iter().map(|(_, holder)| *holder));
+            push(
+                &mut segments,
+                next - at,
+                active.iter().map(|(_, holder)| *holder),
+            );
             at = next;
         }
         active.retain(|(end, _)| *end > at);
@@ -140,7 +175,10 @@ fn push(segments: &mut Segments, bytes: u64, holders: impl Iterator<Item = Optio
     if known.len() == holders.len() && known.len() >= 2 {
         known.sort_unstable();
         known.dedup();
-        segments.among.push(Segment { bytes, holders: known });
+        segments.among.push(Segment {
+            bytes,
+            holders: known,
+        });
     } else if !known.is_empty() {
         segments.outside = segments.outside.saturating_add(bytes);
     }
@@ -166,9 +204,16 @@ impl Space {
             }
         };
         let when = |number: usize| gone.get(number).copied().flatten();
-        self.own.iter().enumerate().for_each(|(number, own)| add(when(number), *own));
+        self.own
+            .iter()
+            .enumerate()
+            .for_each(|(number, own)| add(when(number), *own));
         for segment in &self.segments {
-            let last = segment.holders.iter().map(|holder| when(*holder)).try_fold(0, |last, step| step.map(|step| last.max(step)));
+            let last = segment
+                .holders
+                .iter()
+                .map(|holder| when(*holder))
+                .try_fold(0, |last, step| step.map(|step| last.max(step)));
             add(last, segment.bytes);
         }
         freed
@@ -176,7 +221,8 @@ impl Space {
 }
 
 impl Space {
-    /// What comes free with each of `groups` if it alone goes; version N is in group `of[N]` (`None`: in none).
+    /// What comes free with each of `groups` if it alone goes; version N is in group `of[N]`
+    /// (`None`: in none).
     pub(super) fn freed_alone(&self, of: &[Option<usize>], groups: usize) -> Vec<u64> {
         let mut freed = vec![0_u64; groups];
         let mut add = |group: Option<usize>, bytes: u64| {
@@ -185,10 +231,16 @@ impl Space {
             }
         };
         let group = |number: usize| of.get(number).copied().flatten();
-        self.own.iter().enumerate().for_each(|(number, own)| add(group(number), *own));
+        self.own
+            .iter()
+            .enumerate()
+            .for_each(|(number, own)| add(group(number), *own));
         for segment in &self.segments {
             let first = segment.holders.first().and_then(|holder| group(*holder));
-            add(first.filter(|_| segment.holders.iter().all(|holder| group(*holder) == first)), segment.bytes);
+            add(
+                first.filter(|_| segment.holders.iter().all(|holder| group(*holder) == first)),
+                segment.bytes,
+            );
         }
         freed
     }
@@ -207,7 +259,13 @@ pub(super) struct Measuring {
 
 impl Measuring {
     pub(super) fn new(census: Census) -> Measuring {
-        Measuring { census, measured: Vec::new(), collected: Collected::default(), next: 0, asked: HashSet::new() }
+        Measuring {
+            census,
+            measured: Vec::new(),
+            collected: Collected::default(),
+            next: 0,
+            asked: HashSet::new(),
+        }
     }
 
     /// How far it is, and how much there is.
@@ -222,10 +280,15 @@ impl Measuring {
 }
 
 impl Collector {
-    /// Measures the next version; `false`: there is no further. One that is not there takes nothing and is left out.
+    /// Measures the next version; `false`: there is no further. One that is not there takes nothing
+    /// and is left out.
     pub(super) fn measure_next(&self, measuring: &mut Measuring) -> SysResult<bool> {
-        let Some(mut version) = measuring.census.versions.get(measuring.next).cloned() else { return Ok(false) };
-        self.live.timeline().narrow(&measuring.census, &mut version)?;
+        let Some(mut version) = measuring.census.versions.get(measuring.next).cloned() else {
+            return Ok(false);
+        };
+        self.live
+            .timeline()
+            .narrow(&measuring.census, &mut version)?;
         if let Some(allocation) = self.object_allocation(version.object)? {
             measuring.collected.add(&allocation);
             measuring.measured.push(measuring.next);
@@ -246,7 +309,9 @@ impl Collector {
     /// The space of a version; `None`: it is not there.
     fn object_allocation(&self, object: ObjectId) -> SysResult<Option<Allocation>> {
         let layers = &self.live.timeline().store().layers;
-        let Some(stat) = layers.stat(object).map_err(|error| error.errno())? else { return Ok(None) };
+        let Some(stat) = layers.stat(object).map_err(|error| error.errno())? else {
+            return Ok(None);
+        };
         if stat.kind != Kind::File {
             return Ok(Some(Allocation::default()));
         }
@@ -254,9 +319,13 @@ impl Collector {
         match layers.open(object) {
             Ok(file) => match sys::allocation(&file) {
                 Ok(mut allocation) => {
-                    // Several objects may be names of one file: whatever it has, they have it together.
+                    // Several objects may be names of one file: whatever it has, they have it
+                    // together.
                     if is_linked(&stat, object) {
-                        allocation.placed.iter_mut().for_each(|placed| placed.shared = true);
+                        allocation
+                            .placed
+                            .iter_mut()
+                            .for_each(|placed| placed.shared = true);
                     }
                     Ok(Some(allocation))
                 }
@@ -276,18 +345,33 @@ impl Collector {
     }
 }
 
-/// A clone with another name has it from `dedup` or the sealer: there it is another version. A moved inode's are in the tree.
+/// A clone with another name has it from `dedup` or the sealer: there it is another version. A
+/// moved inode's are in the tree.
 fn is_linked(stat: &Stat, object: ObjectId) -> bool {
     stat.nlink > 1 && object.origin == ObjectOrigin::Cloned
 }
 
-/// Where nothing tells where a file's data is. One of several names has a place all the same: one that no other file has.
+/// Where nothing tells where a file's data is. One of several names has a place all the same: one
+/// that no other file has.
 fn by_blocks(stat: &Stat, object: ObjectId) -> Allocation {
     let bytes = stat.blocks.saturating_mul(512);
-    let physical = stat.ino.checked_mul(1 << PLACE_BITS).filter(|_| is_linked(stat, object) && bytes < 1 << PLACE_BITS);
+    let physical = stat
+        .ino
+        .checked_mul(1 << PLACE_BITS)
+        .filter(|_| is_linked(stat, object) && bytes < 1 << PLACE_BITS);
     match physical {
-        Some(physical) => Allocation { placed: vec![Placed { physical, length: bytes, shared: true }], unplaced_bytes: 0 },
-        None => Allocation { placed: Vec::new(), unplaced_bytes: bytes },
+        Some(physical) => Allocation {
+            placed: vec![Placed {
+                physical,
+                length: bytes,
+                shared: true,
+            }],
+            unplaced_bytes: 0,
+        },
+        None => Allocation {
+            placed: Vec::new(),
+            unplaced_bytes: bytes,
+        },
     }
 }
 
@@ -296,11 +380,18 @@ mod tests {
     use super::*;
 
     fn at(physical: u64, length: u64, shared: bool) -> Placed {
-        Placed { physical, length, shared }
+        Placed {
+            physical,
+            length,
+            shared,
+        }
     }
 
     fn file(placed: &[Placed]) -> Allocation {
-        Allocation { placed: placed.to_vec(), unplaced_bytes: 0 }
+        Allocation {
+            placed: placed.to_vec(),
+            unplaced_bytes: 0,
+        }
     }
 
     fn freed(space: &Space, gone: &[bool]) -> u64 {
@@ -308,7 +399,8 @@ mod tests {
         space.freed(&gone, 1).first().copied().unwrap_or(0)
     }
 
-    /// Three clones of one file of which a block was written between each: what each range takes comes free with its last holder.
+    /// Three clones of one file of which a block was written between each: what each range takes
+    /// comes free with its last holder.
     fn clones() -> Collected {
         let mut collected = Collected::default();
         collected.add(&file(&[at(0, 40, true), at(1000, 10, false)]));
@@ -339,7 +431,13 @@ mod tests {
         collected.add(&file(&[at(0, 40, true), at(40, 10, true)]));
         collected.add(&file(&[at(45, 5, true)]));
         let space = collected.space(true);
-        assert_eq!((freed(&space, &[true, true, false]), freed(&space, &[true, true, true])), (40, 50));
+        assert_eq!(
+            (
+                freed(&space, &[true, true, false]),
+                freed(&space, &[true, true, true])
+            ),
+            (40, 50)
+        );
     }
 
     #[test]

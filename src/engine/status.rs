@@ -12,7 +12,14 @@ use crate::sys;
 impl Engine {
     /// Who does reads, and who does writes: `passthrough` or `daemon`.
     pub fn io(&self) -> (&'static str, &'static str) {
-        (io_name(self), if self.serving.config.strict_writes { "daemon" } else { io_name(self) })
+        (
+            io_name(self),
+            if self.serving.config.strict_writes {
+                "daemon"
+            } else {
+                io_name(self)
+            },
+        )
     }
 
     /// What somebody should know.
@@ -25,7 +32,11 @@ impl Engine {
             ));
         }
         if let Some(why) = self.live.timeline().indexer.trouble() {
-            let refused = if self.live.timeline().indexer.takes_checkpoints() { "will soon be" } else { "are" };
+            let refused = if self.live.timeline().indexer.takes_checkpoints() {
+                "will soon be"
+            } else {
+                "are"
+            };
             warnings.push(format!(
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
@@ -33,15 +44,27 @@ impl Engine {
         if self.live.timeline().store().index.is_in_memory() {
             warnings.push("the filesystem was full: the index is in memory until the next mount, which takes longer for it; free some space".into());
         }
-        warnings.extend(self.checkpoints.hooks.as_ref().and_then(super::hooks::Hooks::warning));
+        warnings.extend(
+            self.checkpoints
+                .hooks
+                .as_ref()
+                .and_then(super::hooks::Hooks::warning),
+        );
         warnings.extend(self.serving.store_file.look(&self.serving.store_dir).1);
-        let over = self.collector.over_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let over = self
+            .collector
+            .over_bytes
+            .load(std::sync::atomic::Ordering::Relaxed);
         if over > 0 {
             warnings.push(format!(
                 "the history takes {over} bytes more than retention.max-size: the rest is pinned, tagged or the newest; `ckptfs du` tells what takes it"
             ));
         }
-        if self.succession.as_ref().is_some_and(|after| !after.is_held()) {
+        if self
+            .succession
+            .as_ref()
+            .is_some_and(|after| !after.is_held())
+        {
             warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
         }
         warnings
@@ -52,12 +75,25 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
     let failed = |errno| {
         let failed = error::failed("the tree cannot be compared", errno);
         let warnings = engine.warnings();
-        if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
+        if warnings.is_empty() {
+            failed
+        } else {
+            VerbError {
+                hint: Some(warnings.join("; ")),
+                ..failed
+            }
+        }
     };
     engine.checkpoints.settle();
-    let (latest, base) = (engine.live.timeline().catalogue.latest(), engine.live.timeline().base());
+    let (latest, base) = (
+        engine.live.timeline().catalogue.latest(),
+        engine.live.timeline().base(),
+    );
     let dirty = match base {
-        Some(id) => engine.states.compare_all(State::At(id), State::Live).map_err(failed)?,
+        Some(id) => engine
+            .states
+            .compare_all(State::At(id), State::Live)
+            .map_err(failed)?,
         None => Vec::new(),
     };
     let mut warnings = engine.warnings();
@@ -76,7 +112,12 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
         backing: engine.serving.config.backing.clone(),
         store: engine.serving.config.backing.join(".ckptfs"),
         filesystem: engine.serving.config.filesystem.to_owned(),
-        capture: if engine.live.reflink() { "reflink" } else { "copy" }.to_owned(),
+        capture: if engine.live.reflink() {
+            "reflink"
+        } else {
+            "copy"
+        }
+        .to_owned(),
         io: io.to_owned(),
         writes: writes.to_owned(),
         daemon: daemon_info(engine),
@@ -96,7 +137,8 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
 }
 
 pub(super) fn stats(engine: &Engine) -> VerbResult<Stats> {
-    let memory = sys::own_memory().map_err(|errno| error::failed("the daemon's memory cannot be asked for", errno))?;
+    let memory = sys::own_memory()
+        .map_err(|errno| error::failed("the daemon's memory cannot be asked for", errno))?;
     let (io, writes) = engine.io();
     Ok(Stats {
         mount: engine.serving.config.mount.clone(),
@@ -120,7 +162,9 @@ fn daemon_info(engine: &Engine) -> DaemonInfo {
         pid: std::process::id(),
         started: engine.started.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        holder: after.filter(|after| after.is_held()).map(|after| after.holder),
+        holder: after
+            .filter(|after| after.is_held())
+            .map(|after| after.holder),
         takeovers: after.map_or(0, |after| after.takeovers),
         taken_over: after.and_then(|after| after.taken_over.clone()),
     }
@@ -133,9 +177,19 @@ fn sealer_info(engine: &Engine) -> SealerInfo {
         HashMode::Hash => "hash",
         HashMode::Full => "full",
     };
-    SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes, read: stats.read }
+    SealerInfo {
+        mode: mode.to_owned(),
+        caught_up: stats.caught_up,
+        objects: stats.objects,
+        bytes: stats.bytes,
+        read: stats.read,
+    }
 }
 
 fn io_name(engine: &Engine) -> &'static str {
-    if engine.live.passthrough.is_on() { "passthrough" } else { "daemon" }
+    if engine.live.passthrough.is_on() {
+        "passthrough"
+    } else {
+        "daemon"
+    }
 }

@@ -1,4 +1,5 @@
-//! Who takes over from this worker, and from whom it takes over (docs/adr/0009-the-mount-outlives-its-daemon.md).
+//! Who takes over from this worker, and from whom it takes over
+//! (docs/adr/0009-the-mount-outlives-its-daemon.md).
 
 use std::sync::Arc;
 
@@ -23,7 +24,10 @@ pub struct Succession {
 
 impl std::fmt::Debug for Succession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Succession").field("holder", &self.holder).field("takeovers", &self.takeovers).finish_non_exhaustive()
+        f.debug_struct("Succession")
+            .field("holder", &self.holder)
+            .field("takeovers", &self.takeovers)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,5 @@
-//! The thread that puts the journal on disk once a second, if something was written, and sees to what the store keeps ready.
+//! The thread that puts the journal on disk once a second, if something was written, and sees to
+//! what the store keeps ready.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,12 +33,14 @@ impl Syncer {
     pub(super) fn start(self: &Arc<Syncer>, live: &Arc<Live>) -> std::io::Result<()> {
         let (syncer, live) = (Arc::clone(self), Arc::clone(live));
         self.state.lock().running = true;
-        let spawned = std::thread::Builder::new().name("syncer".into()).spawn(move || {
-            syncer.run(&live);
-            drop(live);
-            syncer.state.lock().running = false;
-            syncer.changed.notify_all();
-        });
+        let spawned = std::thread::Builder::new()
+            .name("syncer".into())
+            .spawn(move || {
+                syncer.run(&live);
+                drop(live);
+                syncer.state.lock().running = false;
+                syncer.changed.notify_all();
+            });
         if spawned.is_err() {
             self.state.lock().running = false;
         }
@@ -93,14 +96,16 @@ impl Syncer {
             }
             match store.journal.sync() {
                 Ok(()) => synced = position,
-                Err(error) => tracing::error!(%error, "the journal cannot be synced: the past can no longer be kept, changes to it will fail"),
+                Err(error) => {
+                    tracing::error!(%error, "the journal cannot be synced: the past can no longer be kept, changes to it will fail")
+                }
             }
         }
     }
 }
 
-/// The layer of the open epoch is there before it is needed: on a full filesystem inodes can be moved into it, but not a directory be made. That of a
-/// closed epoch goes if nothing is in it.
+/// The layer of the open epoch is there before it is needed: on a full filesystem inodes can be
+/// moved into it, but not a directory be made. That of a closed epoch goes if nothing is in it.
 fn make_layer(timeline: &Timeline, made: &mut Option<Epoch>) {
     let (open, layers) = (timeline.epochs.epoch(), &timeline.store().layers);
     if *made == Some(open) {

@@ -14,13 +14,18 @@ use crate::sys::{Errno, SysResult};
 impl Engine {
     /// This worker goes on where another died.
     pub(super) fn took_over(&self) -> bool {
-        self.succession.as_ref().is_some_and(|succession| succession.orphans.is_some())
+        self.succession
+            .as_ref()
+            .is_some_and(|succession| succession.orphans.is_some())
     }
 
     /// From now on everything that the next worker must know is left to it.
     pub(super) fn hand_over(&self) {
         if let Some(succession) = &self.succession {
-            self.live.handover.hand_over(Legacy::new(Arc::clone(&succession.ledger), Arc::clone(&succession.keeper)));
+            self.live.handover.hand_over(Legacy::new(
+                Arc::clone(&succession.ledger),
+                Arc::clone(&succession.keeper),
+            ));
             self.views.past.hand_over(&succession.ledger);
         }
     }
@@ -29,7 +34,10 @@ impl Engine {
     pub(super) fn adopt_tree(&self) -> SysResult<()> {
         if self.took_over() {
             let started = std::time::Instant::now();
-            let inodes = self.live.adoption.adopt_tree(|name| is_reserved(NodeId(Slot::ROOT.0), name))?;
+            let inodes = self
+                .live
+                .adoption
+                .adopt_tree(|name| is_reserved(NodeId(Slot::ROOT.0), name))?;
             tracing::info!(inodes, took = ?started.elapsed(), "the tree was walked");
         }
         Ok(())
@@ -37,19 +45,42 @@ impl Engine {
 
     /// See [`super::request::Service::adopt`].
     pub(super) fn adopt_open(&self, left: &LeftOpen) -> SysResult<()> {
-        let Some(orphans) = self.succession.as_ref().and_then(|succession| succession.orphans.as_ref()) else { return Err(Errno::ESTALE) };
+        let Some(orphans) = self
+            .succession
+            .as_ref()
+            .and_then(|succession| succession.orphans.as_ref())
+        else {
+            return Err(Errno::ESTALE);
+        };
         if left.fh.0 & PAST_HANDLE != 0 {
             let node = self.views.past_node(left.node)?;
-            return self.views.past.adopt(&self.states.view(node.state()), node, left.fh);
+            return self
+                .views
+                .past
+                .adopt(&self.states.view(node.state()), node, left.fh);
         }
-        let io = if left.passthrough { IoMode::Passthrough } else { IoMode::Daemon };
+        let io = if left.passthrough {
+            IoMode::Passthrough
+        } else {
+            IoMode::Daemon
+        };
         let _acting = crate::history::attribution::Acting::of(self.live.writers.opener(left.by));
-        self.live.adoption.adopt_open(HandleId(left.fh.0), Slot(left.node.0), open_flags(left.flags, None), io, orphans)
+        self.live.adoption.adopt_open(
+            HandleId(left.fh.0),
+            Slot(left.node.0),
+            open_flags(left.flags, None),
+            io,
+            orphans,
+        )
     }
 
     /// See [`super::request::Service::adopted`].
     pub(super) fn adopt_rest(&self) {
-        if let Some(orphans) = self.succession.as_ref().and_then(|succession| succession.orphans.as_ref()) {
+        if let Some(orphans) = self
+            .succession
+            .as_ref()
+            .and_then(|succession| succession.orphans.as_ref())
+        {
             self.live.adoption.adopt_rest(orphans);
         }
     }

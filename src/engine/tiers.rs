@@ -1,8 +1,10 @@
 //! Tiers: paths of which less is kept of the past than of the rest.
 //!
-//! A **pattern** is one of `globset`: `*` and `?` match no `/`, `**` matches any directories, `[a-z]` and `{a,b}` as in a shell, `\` takes the next
-//! character as it is. One without a `/` matches a name at any depth, one with a `/` the path from the root of the tree; a `/` at its end says that only
-//! a directory is meant. What matches is meant with everything below it: the topmost path that matches is the **unit** of a file.
+//! A **pattern** is one of `globset`: `*` and `?` match no `/`, `**` matches any directories,
+//! `[a-z]` and `{a,b}` as in a shell, `\` takes the next character as it is. One without a `/`
+//! matches a name at any depth, one with a `/` the path from the root of the tree; a `/` at its end
+//! says that only a directory is meant. What matches is meant with everything below it: the topmost
+//! path that matches is the **unit** of a file.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -43,18 +45,30 @@ impl Matcher {
     /// Makes patterns ready; says what is wrong with one.
     pub(super) fn new(paths: &[String]) -> Result<Matcher, String> {
         if paths.is_empty() || paths.len() > PATHS_MAX {
-            return Err(format!("there are {} of 1 to {PATHS_MAX} patterns", paths.len()));
+            return Err(format!(
+                "there are {} of 1 to {PATHS_MAX} patterns",
+                paths.len()
+            ));
         }
         let mut sets = [const { Vec::new() }; 4];
         for pattern in paths {
-            let (inner, only_dirs) = pattern.strip_suffix('/').map_or((pattern.as_str(), false), |inner| (inner, true));
+            let (inner, only_dirs) = pattern
+                .strip_suffix('/')
+                .map_or((pattern.as_str(), false), |inner| (inner, true));
             let anchored = inner.contains('/');
             let inner = inner.strip_prefix('/').unwrap_or(inner);
-            let strange = inner.split('/').any(|name| name.is_empty() || name == "." || name == "..");
+            let strange = inner
+                .split('/')
+                .any(|name| name.is_empty() || name == "." || name == "..");
             if strange || pattern.len() > PATH_BYTES_MAX {
-                return Err(format!("{pattern:?} names no path below the root of the tree"));
+                return Err(format!(
+                    "{pattern:?} names no path below the root of the tree"
+                ));
             }
-            let glob = GlobBuilder::new(inner).literal_separator(true).backslash_escape(true).build();
+            let glob = GlobBuilder::new(inner)
+                .literal_separator(true)
+                .backslash_escape(true)
+                .build();
             let glob = glob.map_err(|error| format!("{pattern:?}: {}", error.kind()))?;
             if let Some(set) = sets.get_mut(usize::from(anchored) + 2 * usize::from(only_dirs)) {
                 set.push(glob);
@@ -67,17 +81,27 @@ impl Matcher {
             }
             builder.build().map_err(|error| error.to_string())
         });
-        Ok(Matcher { any: [names?, rooted?], dirs: [name_dirs?, rooted_dirs?] })
+        Ok(Matcher {
+            any: [names?, rooted?],
+            dirs: [name_dirs?, rooted_dirs?],
+        })
     }
 
     /// The unit that a file belongs to; `None`: the tier does not speak of it.
     pub(super) fn unit<'p>(&self, path: &'p [u8]) -> Option<&'p [u8]> {
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end).chain([path.len()]);
+        let ends = path
+            .iter()
+            .enumerate()
+            .filter(|(_, byte)| **byte == b'/')
+            .map(|(end, _)| end)
+            .chain([path.len()]);
         let mut begin = 0;
         for end in ends {
             let (above, name) = (path.get(..end)?, path.get(begin..end)?);
             let (above_text, name) = (OsStr::from_bytes(above), OsStr::from_bytes(name));
-            let matches = |[names, rooted]: &[GlobSet; 2]| names.is_match(name) || rooted.is_match(above_text);
+            let matches = |[names, rooted]: &[GlobSet; 2]| {
+                names.is_match(name) || rooted.is_match(above_text)
+            };
             if matches(&self.any) || (end < path.len() && matches(&self.dirs)) {
                 return Some(above);
             }
@@ -92,13 +116,23 @@ mod tests {
     use super::*;
 
     fn unit<'p>(patterns: &[&str], path: &'p str) -> Option<&'p str> {
-        let paths: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
-        Matcher::new(&paths).unwrap().unit(path.as_bytes()).map(|unit| std::str::from_utf8(unit).unwrap())
+        let paths: Vec<String> = patterns
+            .iter()
+            .map(|pattern| (*pattern).to_owned())
+            .collect();
+        Matcher::new(&paths)
+            .unwrap()
+            .unit(path.as_bytes())
+            .map(|unit| std::str::from_utf8(unit).unwrap())
     }
 
     #[test]
     fn a_name_matches_at_any_depth_and_a_path_from_the_root() {
-        assert_eq!(unit(&["node_modules"], "a/node_modules/b/node_modules/c"), Some("a/node_modules"), "the topmost");
+        assert_eq!(
+            unit(&["node_modules"], "a/node_modules/b/node_modules/c"),
+            Some("a/node_modules"),
+            "the topmost"
+        );
         assert_eq!(unit(&["node_modules"], "a/node_modules.old/b"), None);
         assert_eq!(unit(&["*.tmp"], "a/b.tmp"), Some("a/b.tmp"));
         assert_eq!(unit(&["*.tmp"], "a.tmp.d/b"), None, "a whole name");

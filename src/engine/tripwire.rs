@@ -1,18 +1,24 @@
-//! The tripwire: a checkpoint just before a burst of destructive operations (docs/adr/0014-tripwire.md).
+//! The tripwire: a checkpoint just before a burst of destructive operations
+//! (docs/adr/0014-tripwire.md).
 //!
-//! Nobody knows of the first operation whether a burst will follow. So before the first one of a process, if something has changed since the last
-//! checkpoint, a **mark** is made: a checkpoint like any other, but for the reason that it gives. If the process, or the tree of processes that it is
-//! of, goes on and destroys more than so much in so short a time, that is a burst, and the mark stays. If it becomes quiet instead, the mark is taken
-//! back, as a checkpoint is deleted, which costs what was captured since.
+//! Nobody knows of the first operation whether a burst will follow. So before the first one of a
+//! process, if something has changed since the last checkpoint, a **mark** is made: a checkpoint
+//! like any other, but for the reason that it gives. If the process, or the tree of processes that
+//! it is of, goes on and destroys more than so much in so short a time, that is a burst, and the
+//! mark stays. If it becomes quiet instead, the mark is taken back, as a checkpoint is deleted,
+//! which costs what was captured since.
 //!
-//! An operation that destroys a file which was edited since the last checkpoint counts for several: what was in it is in no other checkpoint than the
-//! mark, and `git checkout .` over a few such files loses as much as `rm -rf` over many that are as they were.
+//! An operation that destroys a file which was edited since the last checkpoint counts for several:
+//! what was in it is in no other checkpoint than the mark, and `git checkout .` over a few such
+//! files loses as much as `rm -rf` over many that are as they were.
 //!
-//! Destructive are unlink, rmdir, a rename over something, and emptying a file. A file that no checkpoint can see and that was written just now is
-//! somebody's temporary file: to remove it makes no mark.
+//! Destructive are unlink, rmdir, a rename over something, and emptying a file. A file that no
+//! checkpoint can see and that was written just now is somebody's temporary file: to remove it
+//! makes no mark.
 //!
-//! **Cost.** An operation takes a leaf lock twice and looks into small tables. `/proc` is read only when there were more operations in the time than
-//! one tree may make, once for each process, to tell whether they are of one. A mark is made at most once in the time, whoever destroys.
+//! **Cost.** An operation takes a leaf lock twice and looks into small tables. `/proc` is read only
+//! when there were more operations in the time than one tree may make, once for each process, to
+//! tell whether they are of one. A mark is made at most once in the time, whoever destroys.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,19 +33,22 @@ use crate::sys;
 use crate::sys::SysResult;
 use crate::sys::lock::Mutex;
 
-/// Processes that are remembered; when there are more, those are forgotten that have done nothing lately.
+/// Processes that are remembered; when there are more, those are forgotten that have done nothing
+/// lately.
 const PROCESSES_MAX: usize = 1024;
 /// Marks that are not decided upon; the oldest of more is taken back.
 const MARKS_MAX: usize = 8;
 /// Processes that are known to rely on a mark; of more, the newest counts.
 const USERS_MAX: usize = 256;
-/// Where several processes made the last operations, whether they are a burst is asked again after this part of as many.
+/// Where several processes made the last operations, whether they are a burst is asked again after
+/// this part of as many.
 const LOOKS: u32 = 4;
 /// An operation that destroys a file that was edited counts for so many.
 const EDITED_WEIGHT: u32 = 5;
 /// Edited files that are told from others; of more, some count as others do.
 const EDITED_MAX: usize = 100_000;
-/// Whether a mark can be taken back is asked after this part of the time, and never more often than this.
+/// Whether a mark can be taken back is asked after this part of the time, and never more often than
+/// this.
 const DECIDE_MIN: Duration = Duration::from_millis(20);
 
 pub(super) struct Tripwire {
@@ -51,7 +60,8 @@ pub(super) struct Tripwire {
 
 #[derive(Default)]
 struct State {
-    /// The newest operations, one more than makes no burst: when, by which process, and for how many each counts.
+    /// The newest operations, one more than makes no burst: when, by which process, and for how
+    /// many each counts.
     last: VecDeque<(Instant, u32, u32)>,
     /// Files that were edited before the state was last seen to be kept, and not destroyed since.
     edited: HashSet<Slot>,
@@ -59,7 +69,8 @@ struct State {
     processes: HashMap<u32, Instant>,
     /// The session of each process, as far as it was asked for.
     sessions: HashMap<u32, Option<i32>>,
-    /// When it was last seen to that the state before is kept: a mark was made, or nothing had changed.
+    /// When it was last seen to that the state before is kept: a mark was made, or nothing had
+    /// changed.
     marked: Option<Instant>,
     /// Those that are not decided upon, oldest first.
     marks: Vec<Mark>,
@@ -91,7 +102,8 @@ pub(super) struct Decision {
 #[derive(Debug, PartialEq, Eq)]
 enum Before {
     Nothing,
-    /// A mark, unless the process is of the tree that makes the burst: its session is to be asked for.
+    /// A mark, unless the process is of the tree that makes the burst: its session is to be asked
+    /// for.
     Mark {
         in_burst: Option<Option<i32>>,
     },
@@ -99,7 +111,11 @@ enum Before {
 
 impl Tripwire {
     pub(super) fn new(config: TripwireConfig) -> Tripwire {
-        Tripwire { config, state: Mutex::default(), changed: AtomicBool::new(false) }
+        Tripwire {
+            config,
+            state: Mutex::default(),
+            changed: AtomicBool::new(false),
+        }
     }
 
     /// Whether a mark was made since this was last asked.
@@ -113,7 +129,11 @@ impl Tripwire {
         if state.processes.get(&pid).is_some_and(lately) {
             return Before::Nothing;
         }
-        if state.burst.as_ref().is_some_and(|burst| lately(&burst.last) && burst.processes.contains(&pid)) {
+        if state
+            .burst
+            .as_ref()
+            .is_some_and(|burst| lately(&burst.last) && burst.processes.contains(&pid))
+        {
             return Before::Nothing;
         }
         if state.marked.as_ref().is_some_and(lately) {
@@ -126,7 +146,13 @@ impl Tripwire {
             }
             return Before::Nothing;
         }
-        Before::Mark { in_burst: state.burst.as_ref().filter(|burst| lately(&burst.last)).map(|burst| burst.session) }
+        Before::Mark {
+            in_burst: state
+                .burst
+                .as_ref()
+                .filter(|burst| lately(&burst.last))
+                .map(|burst| burst.session),
+        }
     }
 
     /// The process is of the tree that makes the burst.
@@ -136,20 +162,31 @@ impl Tripwire {
         }
     }
 
-    /// The state before is kept: in a mark, or, where nothing had changed, in the checkpoint before. The oldest of too many marks is given back.
-    /// `edited`: the files whose content no checkpoint before it had.
-    fn marked(&self, pid: u32, mark: Option<CheckpointId>, edited: HashSet<Slot>, now: Instant) -> Option<CheckpointId> {
+    /// The state before is kept: in a mark, or, where nothing had changed, in the checkpoint
+    /// before. The oldest of too many marks is given back. `edited`: the files whose content no
+    /// checkpoint before it had.
+    fn marked(
+        &self,
+        pid: u32,
+        mark: Option<CheckpointId>,
+        edited: HashSet<Slot>,
+        now: Instant,
+    ) -> Option<CheckpointId> {
         let mut state = self.state.lock();
         state.edited = edited;
         state.marked = Some(now);
         state.processes.insert(pid, now);
         let id = mark?;
         self.changed.store(true, Ordering::SeqCst);
-        state.marks.push(Mark { id, users: vec![pid] });
+        state.marks.push(Mark {
+            id,
+            users: vec![pid],
+        });
         (state.marks.len() > MARKS_MAX).then(|| state.marks.remove(0).id)
     }
 
-    /// Counts an operation that was done to an inode. The processes that made the last ones, and for how many each counts, if these may be a burst.
+    /// Counts an operation that was done to an inode. The processes that made the last ones, and
+    /// for how many each counts, if these may be a burst.
     fn after(&self, pid: u32, destroyed: Slot, now: Instant) -> Option<Vec<(u32, u32)>> {
         let (mut state, within) = (self.state.lock(), self.config.within);
         let lately = |then: &Instant| now.duration_since(*then) < within;
@@ -158,13 +195,23 @@ impl Tripwire {
             state.sessions.clear();
         }
         state.processes.insert(pid, now);
-        let weight = if state.edited.remove(&destroyed) { EDITED_WEIGHT } else { 1 };
+        let weight = if state.edited.remove(&destroyed) {
+            EDITED_WEIGHT
+        } else {
+            1
+        };
         state.last.push_back((now, pid, weight));
         let count = self.config.count;
-        while state.last.len() > (count as usize).saturating_add(1) || state.last.front().is_some_and(|(then, ..)| !lately(then)) {
+        while state.last.len() > (count as usize).saturating_add(1)
+            || state.last.front().is_some_and(|(then, ..)| !lately(then))
+        {
             state.last.pop_front();
         }
-        if let Some(burst) = state.burst.as_mut().filter(|burst| lately(&burst.last) && burst.processes.contains(&pid)) {
+        if let Some(burst) = state
+            .burst
+            .as_mut()
+            .filter(|burst| lately(&burst.last) && burst.processes.contains(&pid))
+        {
             burst.last = now;
             return None;
         }
@@ -175,21 +222,45 @@ impl Tripwire {
             return None;
         }
         state.unlooked = 0;
-        Some(state.last.iter().map(|(_, pid, weight)| (*pid, *weight)).collect())
+        Some(
+            state
+                .last
+                .iter()
+                .map(|(_, pid, weight)| (*pid, *weight))
+                .collect(),
+        )
     }
 
-    /// Whether one tree of processes made more of these than it may without it being a burst. Those whose process is gone count for the tree of the
-    /// last one: tools that start another process for each file are like that. Then the marks that they rely on stay.
-    fn judge(&self, done: &[(u32, u32)], now: Instant, session_of: impl Fn(u32) -> Option<i32>) -> Vec<CheckpointId> {
+    /// Whether one tree of processes made more of these than it may without it being a burst. Those
+    /// whose process is gone count for the tree of the last one: tools that start another process
+    /// for each file are like that. Then the marks that they rely on stay.
+    fn judge(
+        &self,
+        done: &[(u32, u32)],
+        now: Instant,
+        session_of: impl Fn(u32) -> Option<i32>,
+    ) -> Vec<CheckpointId> {
         let mut sessions: HashMap<u32, Option<i32>> = {
             let known = &self.state.lock().sessions;
-            done.iter().filter_map(|(pid, _)| Some((*pid, *known.get(pid)?))).collect()
+            done.iter()
+                .filter_map(|(pid, _)| Some((*pid, *known.get(pid)?)))
+                .collect()
         };
         for (pid, _) in done {
             sessions.entry(*pid).or_insert_with(|| session_of(*pid));
         }
-        let last = done.last().and_then(|(pid, _)| sessions.get(pid)).copied().flatten();
-        let is_its = |(pid, _): &&(u32, u32)| sessions.get(pid).copied().flatten().is_none_or(|session| Some(session) == last);
+        let last = done
+            .last()
+            .and_then(|(pid, _)| sessions.get(pid))
+            .copied()
+            .flatten();
+        let is_its = |(pid, _): &&(u32, u32)| {
+            sessions
+                .get(pid)
+                .copied()
+                .flatten()
+                .is_none_or(|session| Some(session) == last)
+        };
         let its: HashSet<u32> = done.iter().filter(is_its).map(|(pid, _)| *pid).collect();
         let count: u32 = done.iter().filter(is_its).map(|(_, weight)| *weight).sum();
         let mut state = self.state.lock();
@@ -197,18 +268,30 @@ impl Tripwire {
         if count <= self.config.count {
             return Vec::new();
         }
-        let (kept, open) = std::mem::take(&mut state.marks).into_iter().partition(|mark| mark.users.iter().any(|user| its.contains(user)));
+        let (kept, open) = std::mem::take(&mut state.marks)
+            .into_iter()
+            .partition(|mark| mark.users.iter().any(|user| its.contains(user)));
         state.marks = open;
         let kept: Vec<Mark> = kept;
-        state.burst = Some(Burst { session: last, last: now, processes: its });
+        state.burst = Some(Burst {
+            session: last,
+            last: now,
+            processes: its,
+        });
         kept.into_iter().map(|mark| mark.id).collect()
     }
 
     /// Which marks are to be taken back: those whose processes have all become quiet.
     pub(super) fn decide(&self, now: Instant) -> Decision {
         let (mut state, within) = (self.state.lock(), self.config.within);
-        let State { processes, marks, .. } = &mut *state;
-        let active = |pid: &u32| processes.get(pid).is_some_and(|then| now.duration_since(*then) < within);
+        let State {
+            processes, marks, ..
+        } = &mut *state;
+        let active = |pid: &u32| {
+            processes
+                .get(pid)
+                .is_some_and(|then| now.duration_since(*then) < within)
+        };
         let mut take_back = Vec::new();
         marks.retain_mut(|mark| {
             mark.users.retain(active);
@@ -223,8 +306,8 @@ impl Tripwire {
 }
 
 impl Automatic {
-    /// Does something that may destroy: the state before is kept if this may be the beginning of a burst. `destroys` is asked only then; `destroyed`
-    /// says what was, if something was.
+    /// Does something that may destroy: the state before is kept if this may be the beginning of a
+    /// burst. `destroys` is asked only then; `destroyed` says what was, if something was.
     pub(super) fn destroying<T>(
         &self,
         caller: Caller,
@@ -232,7 +315,9 @@ impl Automatic {
         act: impl FnOnce() -> SysResult<T>,
         destroyed: impl FnOnce(&T) -> Option<Slot>,
     ) -> SysResult<T> {
-        let Some(tripwire) = &self.tripwire else { return act() };
+        let Some(tripwire) = &self.tripwire else {
+            return act();
+        };
         let before = tripwire.before(caller.pid, Instant::now());
         if let Before::Mark { in_burst } = before
             && destroys()
@@ -247,7 +332,9 @@ impl Automatic {
         if let Some(gone) = destroyed(&done)
             && let Some(lately) = tripwire.after(caller.pid, gone, Instant::now())
         {
-            for id in tripwire.judge(&lately, Instant::now(), |pid| sys::process_session(pid).ok()) {
+            for id in tripwire.judge(&lately, Instant::now(), |pid| {
+                sys::process_session(pid).ok()
+            }) {
                 tracing::info!(%id, pid = caller.pid, "a burst of destructive operations: the checkpoint before it is kept");
             }
         }
@@ -256,34 +343,69 @@ impl Automatic {
 
     /// A mark would be made, if this process destroyed something now.
     pub(super) fn suspects(&self, caller: Caller) -> bool {
-        self.tripwire.as_ref().is_some_and(|tripwire| tripwire.before(caller.pid, Instant::now()) != Before::Nothing)
+        self.tripwire
+            .as_ref()
+            .is_some_and(|tripwire| tripwire.before(caller.pid, Instant::now()) != Before::Nothing)
     }
 
     /// A file that no checkpoint can see, and that was changed just now.
-    pub(super) fn is_temporary(&self, parent: crate::store::ids::Slot, name: &crate::store::ids::Name) -> bool {
-        self.tripwire.as_ref().is_some_and(|tripwire| self.live.removal.is_young(parent, name, tripwire.config.within))
+    pub(super) fn is_temporary(
+        &self,
+        parent: crate::store::ids::Slot,
+        name: &crate::store::ids::Name,
+    ) -> bool {
+        self.tripwire.as_ref().is_some_and(|tripwire| {
+            self.live
+                .removal
+                .is_young(parent, name, tripwire.config.within)
+        })
     }
 
-    /// Keeps the state of the tree. This is a thread that serves a request, of a process that holds a lock of the kernel: nothing is waited for that may
-    /// need another request. So stores through mappings that the daemon serves and that are still in the kernel's cache are left out, and it says so.
+    /// Keeps the state of the tree. This is a thread that serves a request, of a process that holds
+    /// a lock of the kernel: nothing is waited for that may need another request. So stores through
+    /// mappings that the daemon serves and that are still in the kernel's cache are left out, and
+    /// it says so.
     fn make_mark(&self, tripwire: &Tripwire, caller: Caller) {
-        let clean = self.live.timeline().epochs.dirty() == 0 && self.live.timeline().catalogue.last().is_some();
+        let clean = self.live.timeline().epochs.dirty() == 0
+            && self.live.timeline().catalogue.last().is_some();
         let (mut made, mut edited) = (None, HashSet::new());
         if !clean {
             if !self.live.timeline().indexer.takes_checkpoints() {
                 return;
             }
-            // Another checkpoint or a restore is being made: with the next operation it is tried again.
-            let Some(_one_at_a_time) = self.checkpoints.checkpointing.try_lock() else { return };
+            // Another checkpoint or a restore is being made: with the next operation it is tried
+            // again.
+            let Some(_one_at_a_time) = self.checkpoints.checkpointing.try_lock() else {
+                return;
+            };
             self.live.hot.await_closes();
             self.live.settling.settle_mapped();
             self.live.hot.preflush();
             let actor = caller.actor();
-            let note = format!("before {} (pid {}) began to remove or empty files", actor.process, actor.pid);
+            let note = format!(
+                "before {} (pid {}) began to remove or empty files",
+                actor.process, actor.pid
+            );
             let closed = self.live.busy.freeze().and_then(|_freeze| {
                 let flushed = self.live.nodes.mapped_through_daemon().is_empty();
-                edited = self.live.timeline().epochs.data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
-                self.checkpoints.close_epoch(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)
+                edited = self
+                    .live
+                    .timeline()
+                    .epochs
+                    .data_records()
+                    .into_iter()
+                    .take(EDITED_MAX)
+                    .map(|(slot, _)| slot)
+                    .collect();
+                self.checkpoints.close_epoch(
+                    Some(&actor),
+                    &note,
+                    Vec::new(),
+                    Reason::Auto {
+                        trigger: Trigger::Tripwire,
+                    },
+                    flushed,
+                )
             });
             match closed {
                 Ok((checkpoint, _)) => made = Some(checkpoint.id),
@@ -310,20 +432,34 @@ mod tests {
     const T: Duration = Duration::from_secs(1);
 
     fn tripwire() -> Tripwire {
-        Tripwire::new(TripwireConfig { count: 3, within: T })
+        Tripwire::new(TripwireConfig {
+            count: 3,
+            within: T,
+        })
     }
 
     /// An operation at `now`; what is kept by it.
-    fn destroy(tripwire: &Tripwire, pid: u32, now: Instant, next_id: &mut u64, session: impl Fn(u32) -> Option<i32>) -> Vec<CheckpointId> {
+    fn destroy(
+        tripwire: &Tripwire,
+        pid: u32,
+        now: Instant,
+        next_id: &mut u64,
+        session: impl Fn(u32) -> Option<i32>,
+    ) -> Vec<CheckpointId> {
         if let Before::Mark { in_burst } = tripwire.before(pid, now) {
             if in_burst.is_some_and(|burst| burst == session(pid)) {
                 tripwire.joins(pid);
             } else {
                 *next_id += 1;
-                assert_eq!(tripwire.marked(pid, Some(CheckpointId(*next_id)), HashSet::new(), now), None);
+                assert_eq!(
+                    tripwire.marked(pid, Some(CheckpointId(*next_id)), HashSet::new(), now),
+                    None
+                );
             }
         }
-        tripwire.after(pid, Slot(1), now).map_or_else(Vec::new, |pids| tripwire.judge(&pids, now, session))
+        tripwire
+            .after(pid, Slot(1), now)
+            .map_or_else(Vec::new, |pids| tripwire.judge(&pids, now, session))
     }
 
     #[test]
@@ -334,11 +470,18 @@ mod tests {
             assert_eq!(destroy(&tripwire, 7, at(ms), &mut id, |_| Some(1)), []);
         }
         assert_eq!(tripwire.decide(at(30)).take_back, [], "it may go on");
-        assert_eq!(destroy(&tripwire, 7, at(40), &mut id, |_| Some(1)), [CheckpointId(1)]);
+        assert_eq!(
+            destroy(&tripwire, 7, at(40), &mut id, |_| Some(1)),
+            [CheckpointId(1)]
+        );
         for ms in 41..900 {
             assert_eq!(destroy(&tripwire, 7, at(ms), &mut id, |_| Some(1)), []);
         }
-        assert_eq!((id, tripwire.decide(at(5000))), (1, Decision::default()), "one mark, and it stays");
+        assert_eq!(
+            (id, tripwire.decide(at(5000))),
+            (1, Decision::default()),
+            "one mark, and it stays"
+        );
     }
 
     #[test]
@@ -359,15 +502,34 @@ mod tests {
     /// `git checkout .` over two files that were edited: what was in them is nowhere else.
     #[test]
     fn files_that_were_edited_count_for_several_once_each() {
-        let (tripwire, start) = (Tripwire::new(TripwireConfig { count: 9, within: T }), Instant::now());
+        let (tripwire, start) = (
+            Tripwire::new(TripwireConfig {
+                count: 9,
+                within: T,
+            }),
+            Instant::now(),
+        );
         let at = |ms: u64| start + Duration::from_millis(ms);
         assert_eq!(tripwire.before(7, at(0)), Before::Mark { in_burst: None });
-        tripwire.marked(7, Some(CheckpointId(1)), HashSet::from([Slot(1), Slot(2)]), at(0));
+        tripwire.marked(
+            7,
+            Some(CheckpointId(1)),
+            HashSet::from([Slot(1), Slot(2)]),
+            at(0),
+        );
         let mut kept = Vec::new();
         for (ms, slot) in [(1, 1), (2, 1), (3, 1), (4, 3)] {
-            assert_eq!(tripwire.after(7, Slot(slot), at(ms)), None, "one that is rewritten again and again is one");
+            assert_eq!(
+                tripwire.after(7, Slot(slot), at(ms)),
+                None,
+                "one that is rewritten again and again is one"
+            );
         }
-        kept.extend(tripwire.after(7, Slot(2), at(5)).map(|done| tripwire.judge(&done, at(5), |_| Some(1))));
+        kept.extend(
+            tripwire
+                .after(7, Slot(2), at(5))
+                .map(|done| tripwire.judge(&done, at(5), |_| Some(1))),
+        );
         assert_eq!(kept, [vec![CheckpointId(1)]]);
     }
 
@@ -377,9 +539,19 @@ mod tests {
         let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
         let mut kept = Vec::new();
         for n in 0..400 {
-            kept.extend(destroy(&tripwire, 100 + n, start + Duration::from_millis(u64::from(n) * 20), &mut id, |_| Some(1)));
+            kept.extend(destroy(
+                &tripwire,
+                100 + n,
+                start + Duration::from_millis(u64::from(n) * 20),
+                &mut id,
+                |_| Some(1),
+            ));
         }
-        assert_eq!((kept, id), (vec![CheckpointId(1)], 1), "8 seconds of it, one mark");
+        assert_eq!(
+            (kept, id),
+            (vec![CheckpointId(1)], 1),
+            "8 seconds of it, one mark"
+        );
     }
 
     #[test]
@@ -387,11 +559,21 @@ mod tests {
         let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
         for n in 0..40_u32 {
             let session = |pid: u32| i32::try_from(pid).ok();
-            assert_eq!(destroy(&tripwire, 100 + n % 10, start + Duration::from_millis(u64::from(n) * 20), &mut id, session), []);
+            assert_eq!(
+                destroy(
+                    &tripwire,
+                    100 + n % 10,
+                    start + Duration::from_millis(u64::from(n) * 20),
+                    &mut id,
+                    session
+                ),
+                []
+            );
         }
     }
 
-    /// A burst that is over sooner than anybody looks again: the first look found an operation of somebody else among the last ones.
+    /// A burst that is over sooner than anybody looks again: the first look found an operation of
+    /// somebody else among the last ones.
     #[test]
     fn a_short_burst_after_an_operation_of_somebody_else_is_seen() {
         let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
@@ -399,11 +581,26 @@ mod tests {
         destroy(&tripwire, 7, start, &mut id, session);
         let later = start + T + Duration::from_millis(1);
         destroy(&tripwire, 7, later, &mut id, session);
-        let kept: Vec<_> = (1..6).flat_map(|n| destroy(&tripwire, 8, later + Duration::from_millis(n), &mut id, session)).collect();
-        assert_eq!((kept, id), (vec![CheckpointId(2)], 2), "it relies on the mark that was made just before");
+        let kept: Vec<_> = (1..6)
+            .flat_map(|n| {
+                destroy(
+                    &tripwire,
+                    8,
+                    later + Duration::from_millis(n),
+                    &mut id,
+                    session,
+                )
+            })
+            .collect();
+        assert_eq!(
+            (kept, id),
+            (vec![CheckpointId(2)], 2),
+            "it relies on the mark that was made just before"
+        );
     }
 
-    /// Whoever removes a file now and then keeps nobody else's burst from being seen, nor its mark from being exact.
+    /// Whoever removes a file now and then keeps nobody else's burst from being seen, nor its mark
+    /// from being exact.
     #[test]
     fn a_burst_beside_somebody_who_removes_all_the_time_has_its_own_mark() {
         let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
@@ -413,7 +610,9 @@ mod tests {
             destroy(&tripwire, 7, at(n * 500), &mut id, session);
         }
         assert_eq!(id, 1);
-        let kept: Vec<_> = (0..9).flat_map(|n| destroy(&tripwire, 8, at(4600 + n), &mut id, session)).collect();
+        let kept: Vec<_> = (0..9)
+            .flat_map(|n| destroy(&tripwire, 8, at(4600 + n), &mut id, session))
+            .collect();
         assert_eq!((kept, id), (vec![CheckpointId(2)], 2));
     }
 
@@ -421,12 +620,22 @@ mod tests {
     fn its_memory_is_bounded() {
         let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
         for n in 0..20_000_u32 {
-            destroy(&tripwire, n, start + Duration::from_millis(u64::from(n)), &mut id, |pid| i32::try_from(pid).ok());
+            destroy(
+                &tripwire,
+                n,
+                start + Duration::from_millis(u64::from(n)),
+                &mut id,
+                |pid| i32::try_from(pid).ok(),
+            );
             if n % 500 == 0 {
                 tripwire.decide(start + Duration::from_millis(u64::from(n)));
             }
         }
         let state = tripwire.state.lock();
-        assert!(state.processes.len() <= 2 * PROCESSES_MAX && state.last.len() <= 4 && state.marks.len() <= MARKS_MAX);
+        assert!(
+            state.processes.len() <= 2 * PROCESSES_MAX
+                && state.last.len() <= 4
+                && state.marks.len() <= MARKS_MAX
+        );
     }
 }

@@ -1,13 +1,17 @@
-//! Undo and redo: what was done to the history is a list of operations, each of which can be undone by another one.
+//! Undo and redo: what was done to the history is a list of operations, each of which can be undone
+//! by another one.
 //!
-//! What is what: [`crate::history::operations`]; why so: docs/adr/0013-undo.md. Each step is done whole or not at all, also over `kill -9`; several are
-//! done one after the other, and end where one cannot be done.
+//! What is what: [`crate::history::operations`]; why so: docs/adr/0013-undo.md. Each step is done
+//! whole or not at all, also over `kill -9`; several are done one after the other, and end where
+//! one cannot be done.
 
 mod answers;
 
 use std::time::Instant;
 
-pub use self::answers::{OperationInfo, OperationKind, TagsChanged, UndoOptions, UndoWalk, Undone, UndoneStep};
+pub use self::answers::{
+    OperationInfo, OperationKind, TagsChanged, UndoOptions, UndoWalk, Undone, UndoneStep,
+};
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::error;
@@ -26,18 +30,39 @@ use crate::sys::lock::MutexGuard;
 const OPERATIONS_MAX: usize = 10_000;
 
 fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
-    let Operation { number, at_ns, by, undoes, deed } = &told.operation;
+    let Operation {
+        number,
+        at_ns,
+        by,
+        undoes,
+        deed,
+    } = &told.operation;
     let (what, checkpoint) = match deed {
         Deed::Made { id } => (OperationKind::Checkpoint, Some(*id)),
         Deed::Restored { target, .. } => (OperationKind::Restore, Some(*target)),
         Deed::Deleted { id, .. } => (OperationKind::Delete, Some(*id)),
         Deed::Revived { id } => (OperationKind::Revive, Some(*id)),
-        Deed::Tagged { changes } => (OperationKind::Tag, Some(changes).filter(|all| all.len() == 1).and_then(|all| all.first()).map(|one| one.id)),
-        Deed::Pinned { id, after, .. } => (if after.is_some() { OperationKind::Pin } else { OperationKind::Unpin }, Some(*id)),
+        Deed::Tagged { changes } => (
+            OperationKind::Tag,
+            Some(changes)
+                .filter(|all| all.len() == 1)
+                .and_then(|all| all.first())
+                .map(|one| one.id),
+        ),
+        Deed::Pinned { id, after, .. } => (
+            if after.is_some() {
+                OperationKind::Pin
+            } else {
+                OperationKind::Unpin
+            },
+            Some(*id),
+        ),
     };
     let mut info = OperationInfo {
         number: *number,
-        at: jiff::Timestamp::from_nanosecond(i128::from(*at_ns)).map(|time| time.to_string()).unwrap_or_default(),
+        at: jiff::Timestamp::from_nanosecond(i128::from(*at_ns))
+            .map(|time| time.to_string())
+            .unwrap_or_default(),
         by: by.clone(),
         what,
         checkpoint,
@@ -58,7 +83,11 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
         }
         Deed::Deleted { freed, .. } => info.freed = *freed,
         Deed::Tagged { changes } => {
-            let one = |change: &Retagged| TagsChanged { checkpoint: change.id, lost: change.lost.clone(), got: change.got.clone() };
+            let one = |change: &Retagged| TagsChanged {
+                checkpoint: change.id,
+                lost: change.lost.clone(),
+                got: change.got.clone(),
+            };
             info.tags = changes.iter().map(one).collect();
         }
         Deed::Pinned { after, .. } => info.reason = after.clone(),
@@ -69,7 +98,13 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
 
 /// The tags of a checkpoint without a change.
 fn tags_without(kept: &Kept, change: &Retagged) -> Vec<String> {
-    let mut tags: Vec<String> = kept.tags.iter().filter(|tag| !change.got.contains(tag)).chain(&change.lost).cloned().collect();
+    let mut tags: Vec<String> = kept
+        .tags
+        .iter()
+        .filter(|tag| !change.got.contains(tag))
+        .chain(&change.lost)
+        .cloned()
+        .collect();
     tags.sort();
     tags.dedup();
     tags
@@ -86,21 +121,49 @@ impl<'a> Undoer<'a> {
         Undoer { engine }
     }
 
-    pub(super) fn operation_infos(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
-        let told = self.engine.live.timeline().operations.operations(before, limit.min(OPERATIONS_MAX));
-        let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
-        let one = |told: &Told| info(told, self.obstacle(&told.operation).filter(|_| told.in_effect).map(|why| why.message));
+    pub(super) fn operation_infos(
+        &self,
+        before: Option<u64>,
+        limit: usize,
+    ) -> VerbResult<Vec<OperationInfo>> {
+        let told = self
+            .engine
+            .live
+            .timeline()
+            .operations
+            .operations(before, limit.min(OPERATIONS_MAX));
+        let told = told.map_err(|errno| {
+            error::failed(
+                "the journal cannot be read; `ckptfs verify` says more",
+                errno,
+            )
+        })?;
+        let one = |told: &Told| {
+            info(
+                told,
+                self.obstacle(&told.operation)
+                    .filter(|_| told.in_effect)
+                    .map(|why| why.message),
+            )
+        };
         Ok(told.iter().map(one).collect())
     }
 
-    pub(super) fn undo_operations(&self, requester: &Requester, options: &UndoOptions) -> VerbResult<Undone> {
+    pub(super) fn undo_operations(
+        &self,
+        requester: &Requester,
+        options: &UndoOptions,
+    ) -> VerbResult<Undone> {
         if let (UndoWalk::Undo(_), false) = (options.walk, options.force)
             && let Some(mark) = self.mark_since()?
         {
             return Err(error::burst_since(mark));
         }
         let (numbers, wanted) = self.walked(options)?;
-        let mut undone = Undone { dry_run: options.dry_run, ..Undone::default() };
+        let mut undone = Undone {
+            dry_run: options.dry_run,
+            ..Undone::default()
+        };
         let mut done = 0;
         for number in numbers {
             if done == wanted {
@@ -125,9 +188,19 @@ impl<'a> Undoer<'a> {
         Ok(undone)
     }
 
-    /// Makes the tree what it was right after an operation, if that is known: one that made a checkpoint or restored the whole tree says so.
-    fn tree_of(&self, requester: &Requester, number: u64, dry_run: bool) -> VerbResult<Option<Restored>> {
-        let told = if number > 0 { self.one_operation(number)? } else { None };
+    /// Makes the tree what it was right after an operation, if that is known: one that made a
+    /// checkpoint or restored the whole tree says so.
+    fn tree_of(
+        &self,
+        requester: &Requester,
+        number: u64,
+        dry_run: bool,
+    ) -> VerbResult<Option<Restored>> {
+        let told = if number > 0 {
+            self.one_operation(number)?
+        } else {
+            None
+        };
         let id = match told.map(|told| told.operation.deed) {
             Some(Deed::Made { id }) => id,
             Some(Deed::Restored { target, paths, .. }) if paths.is_empty() => target,
@@ -136,18 +209,60 @@ impl<'a> Undoer<'a> {
         if !self.engine.live.timeline().catalogue.has_checkpoint(id) {
             return Ok(None);
         }
-        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run, times: None };
-        Restorer::new(self.engine).restore_to(requester, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
+        let options = RestoreOptions {
+            to: StateName(id.to_string()),
+            paths: Vec::new(),
+            dry_run,
+            times: None,
+        };
+        Restorer::new(self.engine)
+            .restore_to(requester, &options)
+            .map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
     }
 
-    /// The mark of the tripwire that was made since the last operation: what was removed then is what somebody wants back.
+    /// The mark of the tripwire that was made since the last operation: what was removed then is
+    /// what somebody wants back.
     fn mark_since(&self) -> VerbResult<Option<CheckpointId>> {
-        let is_mark = |kept: &Kept| matches!(kept.reason, Reason::Auto { trigger: Trigger::Tripwire });
-        let Some(mark) = self.engine.live.timeline().catalogue.newest(1, is_mark).pop() else { return Ok(None) };
-        let last =
-            self.engine.live.timeline().operations.walk(Walk::Undo(1)).pop().max(self.engine.live.timeline().operations.walk(Walk::Redo(1)).pop());
-        let last = last.map(|number| self.one_operation(number)).transpose()?.flatten();
-        Ok(last.is_none_or(|last| last.operation.at_ns < mark.created_ns).then_some(mark.id))
+        let is_mark = |kept: &Kept| {
+            matches!(
+                kept.reason,
+                Reason::Auto {
+                    trigger: Trigger::Tripwire
+                }
+            )
+        };
+        let Some(mark) = self
+            .engine
+            .live
+            .timeline()
+            .catalogue
+            .newest(1, is_mark)
+            .pop()
+        else {
+            return Ok(None);
+        };
+        let last = self
+            .engine
+            .live
+            .timeline()
+            .operations
+            .walk(Walk::Undo(1))
+            .pop()
+            .max(
+                self.engine
+                    .live
+                    .timeline()
+                    .operations
+                    .walk(Walk::Redo(1))
+                    .pop(),
+            );
+        let last = last
+            .map(|number| self.one_operation(number))
+            .transpose()?
+            .flatten();
+        Ok(last
+            .is_none_or(|last| last.operation.at_ns < mark.created_ns)
+            .then_some(mark.id))
     }
 
     /// The operations to look at, in this order, and how many of them are to be undone.
@@ -156,7 +271,9 @@ impl<'a> Undoer<'a> {
         let all = match options.walk {
             UndoWalk::Undo(_) => timeline.operations.walk(Walk::Undo(usize::MAX)),
             UndoWalk::Redo(_) => timeline.operations.walk(Walk::Redo(usize::MAX)),
-            UndoWalk::To(number) if number > 0 && !timeline.operations.has_operation(number) => return Err(error::no_operation(number)),
+            UndoWalk::To(number) if number > 0 && !timeline.operations.has_operation(number) => {
+                return Err(error::no_operation(number));
+            }
             UndoWalk::To(number) => timeline.operations.walk(Walk::To(number)),
         };
         let (wanted, verb) = match options.walk {
@@ -164,23 +281,44 @@ impl<'a> Undoer<'a> {
             UndoWalk::Redo(steps) => (steps, "done again"),
             UndoWalk::To(_) => (all.len(), "undone"),
         };
-        if all.len() < wanted { Err(error::too_far(verb, all.len())) } else { Ok((all, wanted)) }
+        if all.len() < wanted {
+            Err(error::too_far(verb, all.len()))
+        } else {
+            Ok((all, wanted))
+        }
     }
 
     /// Undoes an operation, or tells what that would do.
-    fn undo_one(&self, requester: &Requester, number: u64, options: &UndoOptions) -> VerbResult<UndoneStep> {
+    fn undo_one(
+        &self,
+        requester: &Requester,
+        number: u64,
+        options: &UndoOptions,
+    ) -> VerbResult<UndoneStep> {
         let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
-        let told = self.one_operation(number)?.ok_or_else(|| error::no_operation(number))?;
+        let told = self
+            .one_operation(number)?
+            .ok_or_else(|| error::no_operation(number))?;
         let obstacle = self.obstacle(&told.operation);
-        let original =
-            self.one_operation(self.engine.live.timeline().operations.original(number))?.filter(|original| original.operation.number != number);
+        let original = self
+            .one_operation(self.engine.live.timeline().operations.original(number))?
+            .filter(|original| original.operation.number != number);
         let original = original.map(|original| info(&original, None));
         let operation = info(&told, None);
-        let mut step = UndoneStep { operation, original, by_operation: None, guard: None, changes: None, unknown: Vec::new(), skipped: None };
+        let mut step = UndoneStep {
+            operation,
+            original,
+            by_operation: None,
+            guard: None,
+            changes: None,
+            unknown: Vec::new(),
+            skipped: None,
+        };
         if !told.in_effect {
             return Err(error::undone_meanwhile(number));
         }
-        // Who walks back step by step wants the tree back; which checkpoints there are is asked for by number.
+        // Who walks back step by step wants the tree back; which checkpoints there are is asked for
+        // by number.
         if let (UndoWalk::Undo(_), false, None, Deed::Made { id } | Deed::Revived { id }) =
             (options.walk, options.force, &obstacle, &told.operation.deed)
         {
@@ -208,29 +346,96 @@ impl<'a> Undoer<'a> {
 
     /// One operation.
     fn one_operation(&self, number: u64) -> VerbResult<Option<Told>> {
-        let told = self.engine.live.timeline().operations.operations(Some(number.saturating_add(1)), 1);
-        let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
-        Ok(told.into_iter().find(|told| told.operation.number == number))
+        let told = self
+            .engine
+            .live
+            .timeline()
+            .operations
+            .operations(Some(number.saturating_add(1)), 1);
+        let told = told.map_err(|errno| {
+            error::failed(
+                "the journal cannot be read; `ckptfs verify` says more",
+                errno,
+            )
+        })?;
+        Ok(told
+            .into_iter()
+            .find(|told| told.operation.number == number))
     }
 
     /// Does the opposite of an operation. Nothing is in its way.
-    fn invert(&self, requester: &Requester, operation: &Operation, step: &mut UndoneStep, one_at_a_time: MutexGuard<'_, ()>) -> VerbResult<()> {
+    fn invert(
+        &self,
+        requester: &Requester,
+        operation: &Operation,
+        step: &mut UndoneStep,
+        one_at_a_time: MutexGuard<'_, ()>,
+    ) -> VerbResult<()> {
         let (by, undoes) = (requester.by(), Some(operation.number));
-        let failed = |errno| error::failed(&format!("operation {} was not undone", operation.number), errno);
-        let kept = |id| self.engine.live.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT).map_err(failed);
+        let failed = |errno| {
+            error::failed(
+                &format!("operation {} was not undone", operation.number),
+                errno,
+            )
+        };
+        let kept = |id| {
+            self.engine
+                .live
+                .timeline()
+                .catalogue
+                .checkpoint(id)
+                .ok_or(Errno::ENOENT)
+                .map_err(failed)
+        };
         match &operation.deed {
-            Deed::Made { id } | Deed::Revived { id } => self.engine.checkpoints.hide_checkpoint(by, undoes, *id).map(drop),
+            Deed::Made { id } | Deed::Revived { id } => self
+                .engine
+                .checkpoints
+                .hide_checkpoint(by, undoes, *id)
+                .map(drop),
             Deed::Deleted { id, .. } => {
-                let hidden = self.engine.live.timeline().catalogue.hidden_checkpoint(*id).ok_or(Errno::ENOENT).map_err(failed)?;
+                let hidden = self
+                    .engine
+                    .live
+                    .timeline()
+                    .catalogue
+                    .hidden_checkpoint(*id)
+                    .ok_or(Errno::ENOENT)
+                    .map_err(failed)?;
                 let records = self.engine.live.timeline().operations.reviving(&hidden);
-                self.engine.live.timeline().operations.operate(by, undoes, Deed::Revived { id: *id }, records).map_err(failed)
+                self.engine
+                    .live
+                    .timeline()
+                    .operations
+                    .operate(by, undoes, Deed::Revived { id: *id }, records)
+                    .map_err(failed)
             }
-            Deed::Restored { guard, paths, only, .. } => {
-                let unknown = Restorer::new(self.engine).unknown_in(*guard).map_err(failed)?;
-                let asked = Asked { requester, undoes, started: Instant::now(), unknown, times: Times::or_default(None, !paths.is_empty() || *only) };
+            Deed::Restored {
+                guard, paths, only, ..
+            } => {
+                let unknown = Restorer::new(self.engine)
+                    .unknown_in(*guard)
+                    .map_err(failed)?;
+                let asked = Asked {
+                    requester,
+                    undoes,
+                    started: Instant::now(),
+                    unknown,
+                    times: Times::or_default(None, !paths.is_empty() || *only),
+                };
                 let restored = match only {
-                    true => Restorer::new(self.engine).restore_names(asked, *guard, paths, one_at_a_time)?,
-                    false => Restorer::new(self.engine).restore_now(asked, *guard, paths, one_at_a_time)?,
+                    true => Restorer::new(self.engine).restore_names(
+                        asked,
+                        *guard,
+                        paths,
+                        one_at_a_time,
+                    )?,
+                    false => Restorer::new(self.engine).restore_now(
+                        asked,
+                        *guard,
+                        paths,
+                        one_at_a_time,
+                    )?,
                 };
                 step.guard = restored.guard;
                 step.changes = Some(restored.changes.len() as u64);
@@ -242,24 +447,47 @@ impl<'a> Undoer<'a> {
                 for change in changes {
                     given.push((change.id, tags_without(&kept(change.id)?, change)));
                 }
-                self.engine.checkpoints.set_tags(by, undoes, given).map_err(failed)
+                self.engine
+                    .checkpoints
+                    .set_tags(by, undoes, given)
+                    .map_err(failed)
             }
-            Deed::Pinned { id, before, .. } => self.engine.checkpoints.set_pin(by, undoes, &kept(*id)?, before.clone()).map_err(failed),
+            Deed::Pinned { id, before, .. } => self
+                .engine
+                .checkpoints
+                .set_pin(by, undoes, &kept(*id)?, before.clone())
+                .map_err(failed),
         }
     }
 
     /// Why an operation cannot be undone now, if so.
     fn obstacle(&self, operation: &Operation) -> Option<VerbError> {
         match &operation.deed {
-            Deed::Made { id } | Deed::Revived { id } => match self.engine.live.timeline().catalogue.checkpoint(*id) {
-                Some(kept) => kept.pinned.map(|reason| error::pinned(*id, &reason)),
-                None => self.missing(*id),
-            },
+            Deed::Made { id } | Deed::Revived { id } => {
+                match self.engine.live.timeline().catalogue.checkpoint(*id) {
+                    Some(kept) => kept.pinned.map(|reason| error::pinned(*id, &reason)),
+                    None => self.missing(*id),
+                }
+            }
             Deed::Deleted { id, freed: true } => Some(error::freed(*id)),
-            Deed::Deleted { id, freed: false } => self.engine.live.timeline().catalogue.hidden_checkpoint(*id).is_none().then(|| error::freed(*id)),
-            Deed::Restored { guard, paths, only, .. } => self.missing(*guard).or_else(|| (*only && paths.is_empty()).then(error::too_many_names)),
+            Deed::Deleted { id, freed: false } => self
+                .engine
+                .live
+                .timeline()
+                .catalogue
+                .hidden_checkpoint(*id)
+                .is_none()
+                .then(|| error::freed(*id)),
+            Deed::Restored {
+                guard, paths, only, ..
+            } => self
+                .missing(*guard)
+                .or_else(|| (*only && paths.is_empty()).then(error::too_many_names)),
             Deed::Pinned { id, .. } => self.missing(*id),
-            Deed::Tagged { changes } => changes.iter().find_map(|change| self.missing(change.id)).or_else(|| self.untaggable(changes)),
+            Deed::Tagged { changes } => changes
+                .iter()
+                .find_map(|change| self.missing(change.id))
+                .or_else(|| self.untaggable(changes)),
         }
     }
 
@@ -268,18 +496,48 @@ impl<'a> Undoer<'a> {
         if self.engine.live.timeline().catalogue.has_checkpoint(id) {
             return None;
         }
-        Some(if self.engine.live.timeline().catalogue.hidden_checkpoint(id).is_some() { error::hidden(id) } else { error::freed(id) })
+        Some(
+            if self
+                .engine
+                .live
+                .timeline()
+                .catalogue
+                .hidden_checkpoint(id)
+                .is_some()
+            {
+                error::hidden(id)
+            } else {
+                error::freed(id)
+            },
+        )
     }
 
     /// Why the tags of checkpoints cannot be what they were.
     fn untaggable(&self, changes: &[Retagged]) -> Option<VerbError> {
         for change in changes {
-            let gives_back = |tag: &String, id: CheckpointId| changes.iter().any(|other| other.id == id && other.got.contains(tag));
-            let taken = |tag: &String| self.engine.live.timeline().catalogue.tagged(tag).filter(|id| *id != change.id && !gives_back(tag, *id));
+            let gives_back = |tag: &String, id: CheckpointId| {
+                changes
+                    .iter()
+                    .any(|other| other.id == id && other.got.contains(tag))
+            };
+            let taken = |tag: &String| {
+                self.engine
+                    .live
+                    .timeline()
+                    .catalogue
+                    .tagged(tag)
+                    .filter(|id| *id != change.id && !gives_back(tag, *id))
+            };
             if let Some((tag, id)) = change.lost.iter().find_map(|tag| Some((tag, taken(tag)?))) {
                 return Some(error::tag_taken(tag, id));
             }
-            let count = self.engine.live.timeline().catalogue.checkpoint(change.id).map_or(0, |kept| tags_without(&kept, change).len());
+            let count = self
+                .engine
+                .live
+                .timeline()
+                .catalogue
+                .checkpoint(change.id)
+                .map_or(0, |kept| tags_without(&kept, change).len());
             if count > TAGS_MAX {
                 return Some(error::too_many_tags(count));
             }
@@ -289,7 +547,14 @@ impl<'a> Undoer<'a> {
 
     /// The checkpoint that is meant, also one that is hidden, by its number.
     pub(super) fn stored_id(&self, state: &StateName) -> VerbResult<CheckpointId> {
-        let hidden = state.0.parse().ok().map(CheckpointId).filter(|id| self.engine.live.timeline().catalogue.hidden_checkpoint(*id).is_some());
+        let hidden = state.0.parse().ok().map(CheckpointId).filter(|id| {
+            self.engine
+                .live
+                .timeline()
+                .catalogue
+                .hidden_checkpoint(*id)
+                .is_some()
+        });
         hidden.map_or_else(|| self.engine.states.whole_id(state), Ok)
     }
 }

@@ -23,7 +23,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 pub struct Unmount {
     /// Although the mount is in use.
     pub lazy: bool,
-    /// End at once even though somebody still is in the (then detached) mount; without it a lazily unmounted daemon serves on until the last file is closed.
+    /// End at once even though somebody still is in the (then detached) mount; without it a lazily
+    /// unmounted daemon serves on until the last file is closed.
     #[serde(default)]
     pub leave: bool,
     /// How much content is kept; absent: as the settings say.
@@ -47,8 +48,8 @@ pub fn top<'a>(mounts: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
     mounts.iter().rev().find(|mount| mount.at == at)
 }
 
-/// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must say that it is ours. Whoever may unmount it may: root's hands are
-/// not tied by whose it is.
+/// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must say that
+/// it is ours. Whoever may unmount it may: root's hands are not tied by whose it is.
 pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
     if !top(&sys::mounts()?, at).is_some_and(MountPoint::says_ours) {
         return Err(Errno::EINVAL);
@@ -71,13 +72,24 @@ pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
 pub fn unmount_error(at: &Path, cause: Errno) -> VerbError {
     let shown = at.display();
     match cause {
-        Errno::EBUSY => {
-            hinted("busy", format!("{shown} is in use"), format!("leave it, or take it away nevertheless: ckptfs umount --lazy {}", word(shown)))
-        }
-        Errno::EPERM | Errno::EACCES => {
-            hinted("no-permission", format!("no permission to unmount {shown}"), "only the user who mounted it and root may")
-        }
-        Errno::ENOENT => hinted("no-permission", format!("no permission to unmount {shown}"), "install fusermount3 (the package fuse3), or be root"),
+        Errno::EBUSY => hinted(
+            "busy",
+            format!("{shown} is in use"),
+            format!(
+                "leave it, or take it away nevertheless: ckptfs umount --lazy {}",
+                word(shown)
+            ),
+        ),
+        Errno::EPERM | Errno::EACCES => hinted(
+            "no-permission",
+            format!("no permission to unmount {shown}"),
+            "only the user who mounted it and root may",
+        ),
+        Errno::ENOENT => hinted(
+            "no-permission",
+            format!("no permission to unmount {shown}"),
+            "install fusermount3 (the package fuse3), or be root",
+        ),
         cause => failed(&format!("unmounting {shown}"), cause),
     }
 }

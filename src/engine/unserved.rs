@@ -1,8 +1,9 @@
 //! What was changed behind our back.
 //!
-//! Such a change has no record, so it is found by a walk over the whole tree: where there was an absence after the checkpoint in question that no comparison
-//! with a baseline has told of, and then once for that checkpoint and mount, and when `verify` is asked for it. What is changed while the tree is served, past the mount, is known
-//! when somebody meets it in a view.
+//! Such a change has no record, so it is found by a walk over the whole tree: where there was an
+//! absence after the checkpoint in question that no comparison with a baseline has told of, and
+//! then once for that checkpoint and mount, and when `verify` is asked for it. What is changed
+//! while the tree is served, past the mount, is known when somebody meets it in a view.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,28 +21,47 @@ use crate::store::ids::CheckpointId;
 use crate::sys::{Errno, Kind, SysResult};
 
 impl Engine {
-    /// Files that somebody is said to have open or mapped to be written, though not through the mount, with their numbers if these are known: each
-    /// checkpoint captures them for as long as that is so. What cannot be watched is warned of.
+    /// Files that somebody is said to have open or mapped to be written, though not through the
+    /// mount, with their numbers if these are known: each checkpoint captures them for as long as
+    /// that is so. What cannot be watched is warned of.
     pub fn watch_held<'a>(&self, files: impl Iterator<Item = (&'a [u8], Option<u64>)>) {
         let mut failed = Vec::new();
         for (path, ino) in files {
             let shown = String::from_utf8_lossy(path).escape_debug().to_string();
             let room = self.views.check_descriptors().is_ok();
-            match if room { self.live.recovery.watch_held(path, ino) } else { Err(Errno::EMFILE) } {
-                Ok(true) => tracing::info!(path = shown, "somebody can write to a file past the mount: each checkpoint captures it"),
+            match if room {
+                self.live.recovery.watch_held(path, ino)
+            } else {
+                Err(Errno::EMFILE)
+            } {
+                Ok(true) => tracing::info!(
+                    path = shown,
+                    "somebody can write to a file past the mount: each checkpoint captures it"
+                ),
                 // It is something else there now, or nothing that can be written to.
-                Ok(false) | Err(Errno::ENOENT | Errno::ESTALE | Errno::EINVAL | Errno::EXDEV | Errno::ENOTDIR) => {}
+                Ok(false)
+                | Err(
+                    Errno::ENOENT | Errno::ESTALE | Errno::EINVAL | Errno::EXDEV | Errno::ENOTDIR,
+                ) => {}
                 Err(errno) => failed.push(format!("{shown} ({errno})")),
             }
         }
         if let Some(first) = failed.first() {
-            let more = if failed.len() > 1 { format!(" and {} more", failed.len() - 1) } else { String::new() };
-            let text = format!("may be written to past the mount and cannot be watched, so that checkpoints may show later content: {first}{more}");
+            let more = if failed.len() > 1 {
+                format!(" and {} more", failed.len() - 1)
+            } else {
+                String::new()
+            };
+            let text = format!(
+                "may be written to past the mount and cannot be watched, so that checkpoints may show later content: {first}{more}"
+            );
             self.serving.warnings.lock().push(text);
         }
     }
 
-    /// The mount covers the directory: whether somebody was found who has something of it below, or can get at it by another mount of its filesystem, and whether that was looked for to the end.
+    /// The mount covers the directory: whether somebody was found who has something of it below, or
+    /// can get at it by another mount of its filesystem, and whether that was looked for to the
+    /// end.
     pub fn tell_below(&self, found: bool, all: bool) {
         self.had_below.store(found || !all, Ordering::Relaxed);
         if !all {
@@ -52,31 +72,50 @@ impl Engine {
 }
 
 impl States {
-    /// Every path that is known to have been changed behind our back, after checkpoint `id`; what it was then, nobody knows. A directory is among them
-    /// if names in it came or went.
+    /// Every path that is known to have been changed behind our back, after checkpoint `id`; what
+    /// it was then, nobody knows. A directory is among them if names in it came or went.
     ///
     /// # Errors
     /// Those of reading the live tree.
     pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let mut known = (*self.changed_in_absence(id)?).clone();
-        known.extend(self.live.timeline().losses.met_unseen(id).into_iter().map(|(path, kind)| unknown(&path, kind)));
+        known.extend(
+            self.live
+                .timeline()
+                .losses
+                .met_unseen(id)
+                .into_iter()
+                .map(|(path, kind)| unknown(&path, kind)),
+        );
         known.sort_by(|a, b| a.path.cmp(&b.path));
         known.dedup_by(|a, b| a.path == b.path);
         Ok(known)
     }
 
-    /// What cannot be told to differ between two states, or not to, because it was changed behind our back: it is known of the older one no more.
+    /// What cannot be told to differ between two states, or not to, because it was changed behind
+    /// our back: it is known of the older one no more.
     ///
     /// # Errors
     /// As [`States::changed_unserved`].
     pub(super) fn unseen_between(&self, from: State, to: State) -> SysResult<Vec<Change>> {
-        let (State::At(older), newer, _) = ordered(from, to) else { return Ok(Vec::new()) };
+        let (State::At(older), newer, _) = ordered(from, to) else {
+            return Ok(Vec::new());
+        };
         let mut unseen = self.changed_unserved(older)?;
         if let State::At(newer) = newer
-            && !self.live.timeline().absences.was_absent_between(older, newer)
+            && !self
+                .live
+                .timeline()
+                .absences
+                .was_absent_between(older, newer)
         {
-            // What was changed later only was the same in both, or has records that tell how it differed.
-            let later: HashSet<TreePath> = self.changed_unserved(newer)?.into_iter().map(|change| change.path).collect();
+            // What was changed later only was the same in both, or has records that tell how it
+            // differed.
+            let later: HashSet<TreePath> = self
+                .changed_unserved(newer)?
+                .into_iter()
+                .map(|change| change.path)
+                .collect();
             unseen.retain(|change| !later.contains(&change.path));
         }
         Ok(unseen)
@@ -111,14 +150,20 @@ impl States {
                 found.push(unknown(&path, Kind::Dir));
             }
             for name in known.unknown {
-                let kind = live.child(&dir, &name).ok().flatten().map_or(Kind::File, |child| child.kind);
+                let kind = live
+                    .child(&dir, &name)
+                    .ok()
+                    .flatten()
+                    .map_or(Kind::File, |child| child.kind);
                 found.push(unknown(&join(&path, &name), kind));
             }
             for (name, child) in known.names {
                 let (path, trail) = (join(&path, &name), dir.step(&name, child.slot));
                 if child.kind == Kind::Dir {
                     open.push((path, trail));
-                } else if matches!(then.child(&dir, &name), Err(Errno::EIO)) || then.attr(&trail) == Err(Errno::EIO) {
+                } else if matches!(then.child(&dir, &name), Err(Errno::EIO))
+                    || then.attr(&trail) == Err(Errno::EIO)
+                {
                     found.push(unknown(&path, child.kind));
                 }
             }

@@ -1,7 +1,8 @@
 //! What a verb is: a request that says what it answers and how the answer is found.
 //!
-//! Everything else about a verb is derived from that: the client and the server of the control socket, what this process answers without a daemon, and the
-//! JSON in between. A new verb is one type with an `impl Verb`, and one line in the list of [`super::verbs::Request`].
+//! Everything else about a verb is derived from that: the client and the server of the control
+//! socket, what this process answers without a daemon, and the JSON in between. A new verb is one
+//! type with an `impl Verb`, and one line in the list of [`super::verbs::Request`].
 
 use std::io;
 
@@ -26,7 +27,8 @@ pub trait Verb: Clone {
         Self::ONLY_ASKS
     }
 
-    /// Does it. Several threads may be at it at once; none keeps a request of the kernel waiting longer than a freeze.
+    /// Does it. Several threads may be at it at once; none keeps a request of the kernel waiting
+    /// longer than a freeze.
     ///
     /// # Errors
     /// In words for a person, with a code for programs.
@@ -38,7 +40,11 @@ pub trait Verb: Clone {
     /// `not-mounted`: that needs a mount.
     fn read(self, _: &Offline) -> VerbResult<Self::Answer> {
         let hint = Some("mount it: ckptfs mount DIR".into());
-        Err(VerbError { code: "not-mounted".into(), message: "the directory is not mounted".into(), hint })
+        Err(VerbError {
+            code: "not-mounted".into(),
+            message: "the directory is not mounted".into(),
+            hint,
+        })
     }
 }
 

@@ -1,12 +1,14 @@
-//! The list of the verbs, the requests of the small ones, and what each does. Those that take more have a module of their own.
+//! The list of the verbs, the requests of the small ones, and what each does. Those that take more
+//! have a module of their own.
 
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use super::api::attribution::{ByProcess, OnlyBy, RestoredOnly};
 use super::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
-    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbResult, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions,
+    GcReport, OperationInfo, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status,
+    TreePath, UndoOptions, Undone, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
 use super::dedup::{DedupOptions, DedupReport};
 use super::error;
@@ -113,13 +115,23 @@ impl Verb for CheckpointOptions {
             && let Some(checkpoint) = engine.live.timeline().catalogue.checkpoint(newest)
         {
             engine.checkpoints.settle();
-            let same = engine.states.compare_all(State::At(newest), State::Live).map(|changes| changes.is_empty());
+            let same = engine
+                .states
+                .compare_all(State::At(newest), State::Live)
+                .map(|changes| changes.is_empty());
             if same.map_err(|errno| error::failed("the tree cannot be compared", errno))? {
-                return Ok(CheckpointInfo { unchanged: true, ..CheckpointInfo::new(&checkpoint) });
+                return Ok(CheckpointInfo {
+                    unchanged: true,
+                    ..CheckpointInfo::new(&checkpoint)
+                });
             }
         }
-        let reason = self.of_ns.map_or(Reason::Asked, |of_ns| Reason::Imported { of_ns });
-        let made = engine.checkpoints.checkpoint_with_hooks(requester.by(), &self, reason)?;
+        let reason = self
+            .of_ns
+            .map_or(Reason::Asked, |of_ns| Reason::Imported { of_ns });
+        let made = engine
+            .checkpoints
+            .checkpoint_with_hooks(requester.by(), &self, reason)?;
         engine.snapdir.snapdir_changed();
         Ok(made)
     }
@@ -160,11 +172,24 @@ impl Verb for ListCheckpoints {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
-        Ok(engine.live.timeline().catalogue.checkpoints().iter().rev().map(CheckpointInfo::new).collect())
+        Ok(engine
+            .live
+            .timeline()
+            .catalogue
+            .checkpoints()
+            .iter()
+            .rev()
+            .map(CheckpointInfo::new)
+            .collect())
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<CheckpointInfo>> {
-        Ok(store.checkpoints().iter().rev().map(CheckpointInfo::new).collect())
+        Ok(store
+            .checkpoints()
+            .iter()
+            .rev()
+            .map(CheckpointInfo::new)
+            .collect())
     }
 }
 
@@ -181,8 +206,12 @@ impl Verb for ShowCheckpoint {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
         let id = engine.states.checkpoint_id(&self.state)?;
-        let checkpoint =
-            engine.live.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
+        let checkpoint = engine
+            .live
+            .timeline()
+            .catalogue
+            .checkpoint(id)
+            .ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
         Ok(CheckpointInfo {
             open_at_cut: engine.checkpoints.open_at(id)?,
             dropped: Restorer::new(engine).dropped_info(id)?,
@@ -221,7 +250,10 @@ impl Verb for ChangeTags {
     type Answer = CheckpointInfo;
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
-        let tagged = engine.checkpoints.retag_checkpoint(requester.by(), &self.state, &self.retag)?;
+        let tagged =
+            engine
+                .checkpoints
+                .retag_checkpoint(requester.by(), &self.state, &self.retag)?;
         engine.snapdir.snapdir_changed();
         Ok(tagged)
     }
@@ -240,7 +272,9 @@ impl Verb for PinCheckpoint {
     type Answer = CheckpointInfo;
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
-        engine.checkpoints.pin_checkpoint(requester.by(), &self.state, self.reason.as_deref())
+        engine
+            .checkpoints
+            .pin_checkpoint(requester.by(), &self.state, self.reason.as_deref())
     }
 }
 
@@ -278,14 +312,23 @@ impl Verb for Compare {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Change>> {
         let from = engine.states.state(&self.from)?;
-        let to = self.to.as_ref().map_or(Ok(State::Live), |to| engine.states.state(to))?;
+        let to = self
+            .to
+            .as_ref()
+            .map_or(Ok(State::Live), |to| engine.states.state(to))?;
         if from == State::Live || to == State::Live {
             engine.checkpoints.settle();
         }
-        let mut changes = engine.states.compare_all(from, to).map_err(|errno| error::failed("the two states cannot be compared", errno))?;
+        let mut changes = engine
+            .states
+            .compare_all(from, to)
+            .map_err(|errno| error::failed("the two states cannot be compared", errno))?;
         for change in changes.iter_mut().filter(|_| self.sizes) {
             let before = change.from.as_ref().unwrap_or(&change.path);
-            (change.old_size, change.size) = (engine.states.size_of(from, before), engine.states.size_of(to, &change.path));
+            (change.old_size, change.size) = (
+                engine.states.size_of(from, before),
+                engine.states.size_of(to, &change.path),
+            );
         }
         Ok(changes)
     }
@@ -349,8 +392,12 @@ impl Verb for Delete {
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         let Delete { state, now } = self;
         let deleted = match now {
-            true => engine.checkpoints.free_checkpoint(requester.by(), Undoer::new(engine).stored_id(&state)?)?,
-            false => engine.checkpoints.delete_checkpoint(requester.by(), engine.states.whole_id(&state)?)?,
+            true => engine
+                .checkpoints
+                .free_checkpoint(requester.by(), Undoer::new(engine).stored_id(&state)?)?,
+            false => engine
+                .checkpoints
+                .delete_checkpoint(requester.by(), engine.states.whole_id(&state)?)?,
         };
         engine.snapdir.snapdir_changed();
         Ok(deleted)
@@ -485,8 +532,8 @@ impl Verb for ImportAsk {
     }
 }
 
-/// Gives up what is being done for this connection, if nothing has been changed for it yet: sent while a `restore` or an `undo` is waited for, which answers
-/// for itself.
+/// Gives up what is being done for this connection, if nothing has been changed for it yet: sent
+/// while a `restore` or an `undo` is waited for, which answers for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancel;
 
@@ -499,7 +546,8 @@ impl Verb for Cancel {
     }
 }
 
-/// Makes system calls fail, for tests; absent: no more. Answers how many counted, and how many failed, by the plan before.
+/// Makes system calls fail, for tests; absent: no more. Answers how many counted, and how many
+/// failed, by the plan before.
 #[cfg(debug_assertions)]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {

@@ -1,14 +1,19 @@
 //! Names in commands that a person may paste.
 //!
-//! A name is chosen by whoever made the file, the tag, the mount. In a command that is shown it must stay one word, whatever it is: pasted, it is no
-//! second command.
+//! A name is chosen by whoever made the file, the tag, the mount. In a command that is shown it
+//! must stay one word, whatever it is: pasted, it is no second command.
 
 use std::fmt::Display;
 
-/// A text as one word of a shell's command line (POSIX, 2.2.2): as it is if nothing in it means anything to a shell.
+/// A text as one word of a shell's command line (POSIX, 2.2.2): as it is if nothing in it means
+/// anything to a shell.
 pub fn word(text: impl Display) -> String {
     let text = text.to_string();
-    let plain = |char: char| char.is_ascii_alphanumeric() || "_@%+=:,./-".contains(char) || (!char.is_ascii() && char.is_alphanumeric());
+    let plain = |char: char| {
+        char.is_ascii_alphanumeric()
+            || "_@%+=:,./-".contains(char)
+            || (!char.is_ascii() && char.is_alphanumeric())
+    };
     if !text.is_empty() && text.chars().all(plain) {
         return text;
     }
@@ -24,9 +29,27 @@ mod tests {
         for plain in ["/srv/a-b_c.d", "v1:src/é", "@{10}".trim_end_matches("{10}")] {
             assert_eq!(word(plain), plain);
         }
-        for name in ["", "a b", "x; rm -rf ~", "$(id)", "`id`", "it's", "'; id; '", "a\nid\n", "\x1b[2J", "~root", "a*", "#1", "&", "é\u{202e}b"] {
+        for name in [
+            "",
+            "a b",
+            "x; rm -rf ~",
+            "$(id)",
+            "`id`",
+            "it's",
+            "'; id; '",
+            "a\nid\n",
+            "\x1b[2J",
+            "~root",
+            "a*",
+            "#1",
+            "&",
+            "é\u{202e}b",
+        ] {
             let quoted = word(name);
-            let output = std::process::Command::new("sh").args(["-c", &format!("printf %s {quoted}")]).output().expect("sh");
+            let output = std::process::Command::new("sh")
+                .args(["-c", &format!("printf %s {quoted}")])
+                .output()
+                .expect("sh");
             assert_eq!(String::from_utf8_lossy(&output.stdout), name, "{quoted}");
         }
     }

@@ -1,7 +1,8 @@
 //! Backing ids of files open for passthrough: one for each node, shared by all its opens.
 //!
-//! The kernel refuses a second backing file while an inode has one (fs/fuse/iomode.c). An id lives from the first of its opens to the release of
-//! the last; dropping it gives it back to the kernel. It outlives the worker that made it, and is handed on with the open files. The lock is held over
+//! The kernel refuses a second backing file while an inode has one (fs/fuse/iomode.c). An id lives
+//! from the first of its opens to the release of the last; dropping it gives it back to the kernel.
+//! It outlives the worker that made it, and is handed on with the open files. The lock is held over
 //! the ioctl that makes an id and is a leaf.
 
 use std::collections::HashMap;
@@ -43,12 +44,18 @@ impl Registered {
     pub fn new(device: &Arc<Device>, file: &File) -> io::Result<Registered> {
         let fd = device.get().ok_or(io::ErrorKind::NotConnected)?;
         let number = BackingId::create_raw(fd.as_fd(), file)?;
-        Ok(Registered { number, device: Arc::clone(device) })
+        Ok(Registered {
+            number,
+            device: Arc::clone(device),
+        })
     }
 
     /// One that a worker before us registered.
     pub fn adopt(device: &Arc<Device>, number: u32) -> Registered {
-        Registered { number, device: Arc::clone(device) }
+        Registered {
+            number,
+            device: Arc::clone(device),
+        }
     }
 }
 
@@ -79,11 +86,21 @@ struct Shared<Id> {
 
 impl<Id> Backings<Id> {
     pub fn new() -> Self {
-        Self { state: Mutex::new(State { nodes: HashMap::new(), handles: HashMap::new() }) }
+        Self {
+            state: Mutex::new(State {
+                nodes: HashMap::new(),
+                handles: HashMap::new(),
+            }),
+        }
     }
 
     /// Gives the open `fh` of `node` the node's id; the first open makes it.
-    pub fn attach<E>(&self, node: NodeId, fh: Fh, make: impl FnOnce() -> Result<Id, E>) -> Result<Arc<Id>, E> {
+    pub fn attach<E>(
+        &self,
+        node: NodeId,
+        fh: Fh,
+        make: impl FnOnce() -> Result<Id, E>,
+    ) -> Result<Arc<Id>, E> {
         let mut state = self.state.lock();
         let id = match state.nodes.get_mut(&node) {
             Some(shared) => {
@@ -92,7 +109,13 @@ impl<Id> Backings<Id> {
             }
             None => {
                 let id = Arc::new(make()?);
-                state.nodes.insert(node, Shared { id: Arc::clone(&id), opens: 1 });
+                state.nodes.insert(
+                    node,
+                    Shared {
+                        id: Arc::clone(&id),
+                        opens: 1,
+                    },
+                );
                 id
             }
         };
@@ -101,11 +124,16 @@ impl<Id> Backings<Id> {
         Ok(id)
     }
 
-    /// Lets go of the id of `fh`, if it has one. To be called before the engine may give the handle's number to another file.
+    /// Lets go of the id of `fh`, if it has one. To be called before the engine may give the
+    /// handle's number to another file.
     pub fn detach(&self, fh: Fh) {
         let mut state = self.state.lock();
-        let Some(node) = state.handles.remove(&fh) else { return };
-        let Some(shared) = state.nodes.get_mut(&node) else { return };
+        let Some(node) = state.handles.remove(&fh) else {
+            return;
+        };
+        let Some(shared) = state.nodes.get_mut(&node) else {
+            return;
+        };
         shared.opens -= 1;
         if shared.opens == 0 {
             state.nodes.remove(&node);
@@ -120,9 +148,15 @@ mod tests {
     #[test]
     fn opens_of_one_node_share_one_id_until_the_last_release() {
         let backings = Backings::new();
-        let attach = |fh, id| backings.attach(NodeId(7), Fh(fh), || Ok::<u32, ()>(id)).unwrap();
+        let attach = |fh, id| {
+            backings
+                .attach(NodeId(7), Fh(fh), || Ok::<u32, ()>(id))
+                .unwrap()
+        };
         assert_eq!((*attach(1, 10), *attach(2, 20)), (10, 10));
-        let other = backings.attach(NodeId(8), Fh(3), || Ok::<u32, ()>(30)).unwrap();
+        let other = backings
+            .attach(NodeId(8), Fh(3), || Ok::<u32, ()>(30))
+            .unwrap();
         assert_eq!(*other, 30);
         backings.detach(Fh(1));
         assert_eq!(*attach(1, 40), 10);

@@ -1,21 +1,29 @@
 //! From `fuser`'s types to the engine's and back.
 //!
-//! The constants are the kernel's: a FUSE client sends the numbers of its own `<fcntl.h>`, and they are part of the protocol.
+//! The constants are the kernel's: a FUSE client sends the numbers of its own `<fcntl.h>`, and they
+//! are part of the protocol.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, RenameFlags, Request, RequestId, TimeOrNow};
+use fuser::{
+    FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, RenameFlags, Request,
+    RequestId, TimeOrNow,
+};
 
-use crate::engine::request::{Caller, Entry, Fh, Listed, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, SetAttr, XattrHow};
+use crate::engine::request::{
+    Caller, Entry, Fh, Listed, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, SetAttr, XattrHow,
+};
 use crate::sys::{Errno, Kind, Stat, Time};
 
-/// Set in the number of a request that was given to a worker before us, which died (`FUSE_UNIQUE_RESEND`).
+/// Set in the number of a request that was given to a worker before us, which died
+/// (`FUSE_UNIQUE_RESEND`).
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 
 /// The longest name that may be listed: the kernel's readdir cache goes wrong over longer ones.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Set in the node id of an entry that readdirplus lists without a look-up ([`unlooked_attr`]); no node of the engine has it.
+/// Set in the node id of an entry that readdirplus lists without a look-up ([`unlooked_attr`]); no
+/// node of the engine has it.
 const UNLOOKED: u64 = 1 << 63;
 
 const PERMISSION_BITS: u32 = 0o7777;
@@ -40,7 +48,8 @@ pub fn node(ino: INodeNo) -> NodeId {
     NodeId(ino.0)
 }
 
-/// The node of a FORGET, unless it names what never was looked up: such an entry has no count to lower.
+/// The node of a FORGET, unless it names what never was looked up: such an entry has no count to
+/// lower.
 pub fn forgotten(ino: INodeNo) -> Option<NodeId> {
     (ino.0 & UNLOOKED == 0).then_some(NodeId(ino.0))
 }
@@ -51,7 +60,13 @@ pub fn handle(fh: FileHandle) -> Fh {
 
 pub fn caller(request: &Request) -> Caller {
     let RequestId(unique) = request.unique();
-    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), request: unique & !UNIQUE_RESEND, again: unique & UNIQUE_RESEND != 0 }
+    Caller {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+        request: unique & !UNIQUE_RESEND,
+        again: unique & UNIQUE_RESEND != 0,
+    }
 }
 
 pub fn errno(errno: Errno) -> fuser::Errno {
@@ -77,18 +92,33 @@ fn file_type(kind: Kind) -> FileType {
 /// Exact for every time that a stat record can hold, before 1970 too.
 fn system_time(time: Time) -> SystemTime {
     let whole = Duration::from_secs(time.sec.unsigned_abs());
-    let second = if time.sec < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
-    second.and_then(|second| second.checked_add(Duration::from_nanos(time.nsec.into()))).unwrap_or(UNIX_EPOCH)
+    let second = if time.sec < 0 {
+        UNIX_EPOCH.checked_sub(whole)
+    } else {
+        UNIX_EPOCH.checked_add(whole)
+    };
+    second
+        .and_then(|second| second.checked_add(Duration::from_nanos(time.nsec.into())))
+        .unwrap_or(UNIX_EPOCH)
 }
 
-/// Undoes `fuser` 0.18.0's decoding of the times of a setattr: before 1970 it subtracts the nanoseconds where they ought to be added
-/// (`system_time_from_time` in its `time.rs`, marked TODO there), so both numbers are read back as the kernel sent them.
+/// Undoes `fuser` 0.18.0's decoding of the times of a setattr: before 1970 it subtracts the
+/// nanoseconds where they ought to be added (`system_time_from_time` in its `time.rs`, marked TODO
+/// there), so both numbers are read back as the kernel sent them.
 fn time(decoded: SystemTime) -> Time {
     match decoded.duration_since(UNIX_EPOCH) {
-        Ok(after) => Time { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },
+        Ok(after) => Time {
+            sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+            nsec: after.subsec_nanos(),
+        },
         Err(error) => {
             let before = error.duration();
-            Time { sec: 0_i64.checked_sub_unsigned(before.as_secs()).unwrap_or(i64::MIN), nsec: before.subsec_nanos() }
+            Time {
+                sec: 0_i64
+                    .checked_sub_unsigned(before.as_secs())
+                    .unwrap_or(i64::MIN),
+                nsec: before.subsec_nanos(),
+            }
         }
     }
 }
@@ -109,10 +139,18 @@ pub fn set_attr(
     mtime: Option<TimeOrNow>,
 ) -> SetAttr {
     let mode = mode.map(|mode| mode & PERMISSION_BITS);
-    SetAttr { mode, uid, gid, size, atime: atime.map(new_time), mtime: mtime.map(new_time) }
+    SetAttr {
+        mode,
+        uid,
+        gid,
+        size,
+        atime: atime.map(new_time),
+        mtime: mtime.map(new_time),
+    }
 }
 
-/// `rdev` needs no conversion: the kernel's `new_encode_dev` agrees with userland's for all device numbers that it has.
+/// `rdev` needs no conversion: the kernel's `new_encode_dev` agrees with userland's for all device
+/// numbers that it has.
 pub fn file_attr(stat: &Stat) -> FileAttr {
     FileAttr {
         ino: INodeNo(stat.ino),
@@ -153,7 +191,8 @@ fn bare_attr(ino: u64, kind: Kind) -> FileAttr {
     }
 }
 
-/// An entry of node 0 tells the kernel that the name does not exist, and for how long that may be remembered.
+/// An entry of node 0 tells the kernel that the name does not exist, and for how long that may be
+/// remembered.
 pub fn absent_attr() -> FileAttr {
     bare_attr(0, Kind::File)
 }
@@ -165,11 +204,16 @@ pub fn dot_attr(listed: &Listed) -> FileAttr {
 
 /// A name that readdirplus lists without attributes.
 ///
-/// The protocol's way is node id 0, but `fuser` sends one number as node id and as `d_ino`, and a C library may skip names with number 0. So the
-/// entry gets a node id of its own range and a size that no file can have: the kernel lists the name, refuses the look-up (`fuse_invalid_attr`
-/// in fs/fuse/dir.c) and sends a FORGET for that node id, which [`forgotten`] drops. `d_ino` is not the number that stat(2) will show.
+/// The protocol's way is node id 0, but `fuser` sends one number as node id and as `d_ino`, and a C
+/// library may skip names with number 0. So the entry gets a node id of its own range and a size
+/// that no file can have: the kernel lists the name, refuses the look-up (`fuse_invalid_attr` in
+/// fs/fuse/dir.c) and sends a FORGET for that node id, which [`forgotten`] drops. `d_ino` is not
+/// the number that stat(2) will show.
 pub fn unlooked_attr(listed: &Listed) -> FileAttr {
-    FileAttr { size: u64::MAX, ..bare_attr(listed.node.0 | UNLOOKED, listed.kind) }
+    FileAttr {
+        size: u64::MAX,
+        ..bare_attr(listed.node.0 | UNLOOKED, listed.kind)
+    }
 }
 
 pub fn open_flags(opened: &Opened) -> FopenFlags {
@@ -178,7 +222,8 @@ pub fn open_flags(opened: &Opened) -> FopenFlags {
     flags
 }
 
-/// The flags that may go with `FOPEN_PASSTHROUGH`; any other and the kernel fails the open (`FOPEN_PASSTHROUGH_MASK` in fs/fuse/iomode.c).
+/// The flags that may go with `FOPEN_PASSTHROUGH`; any other and the kernel fails the open
+/// (`FOPEN_PASSTHROUGH_MASK` in fs/fuse/iomode.c).
 pub fn passthrough_flags(opened: &Opened) -> FopenFlags {
     let mut flags = FopenFlags::empty();
     flags.set(FopenFlags::FOPEN_DIRECT_IO, opened.direct_io);
@@ -201,11 +246,21 @@ pub fn new_node(mode: u32, umask: u32, rdev: u32) -> Option<NewNode> {
         0o060_000 => Kind::BlockDev,
         _ => return None,
     };
-    Some(NewNode { kind, mode: mode & PERMISSION_BITS, umask, rdev: rdev.into() })
+    Some(NewNode {
+        kind,
+        mode: mode & PERMISSION_BITS,
+        umask,
+        rdev: rdev.into(),
+    })
 }
 
 pub fn new_dir(mode: u32, umask: u32) -> NewNode {
-    NewNode { kind: Kind::Dir, mode: mode & PERMISSION_BITS, umask, rdev: 0 }
+    NewNode {
+        kind: Kind::Dir,
+        mode: mode & PERMISSION_BITS,
+        umask,
+        rdev: 0,
+    }
 }
 
 pub fn create_mode(mode: u32) -> u32 {
@@ -246,7 +301,10 @@ pub fn seek(whence: i32) -> Option<Seek> {
 
 /// The names of listxattr(2), each ended by a NUL.
 pub fn joined(names: &[Vec<u8>]) -> Vec<u8> {
-    names.iter().flat_map(|name| name.iter().copied().chain([0])).collect()
+    names
+        .iter()
+        .flat_map(|name| name.iter().copied().chain([0]))
+        .collect()
 }
 
 #[cfg(test)]
@@ -255,30 +313,65 @@ mod tests {
 
     /// What `fuser` 0.18.0 makes of a time that the kernel sends.
     fn as_fuser_decodes(sec: i64, nsec: u32) -> SystemTime {
-        if sec >= 0 { UNIX_EPOCH + Duration::new(sec.unsigned_abs(), nsec) } else { UNIX_EPOCH - Duration::new(sec.unsigned_abs(), nsec) }
+        if sec >= 0 {
+            UNIX_EPOCH + Duration::new(sec.unsigned_abs(), nsec)
+        } else {
+            UNIX_EPOCH - Duration::new(sec.unsigned_abs(), nsec)
+        }
     }
 
     #[test]
     fn times_of_a_setattr_come_back_as_the_kernel_sent_them() {
-        for (sec, nsec) in [(0, 0), (0, 1), (1, 999_999_999), (-1, 0), (-1, 999_999_999), (-2, 800_000_000), (i64::MAX, 0), (i64::MIN, 0)] {
+        for (sec, nsec) in [
+            (0, 0),
+            (0, 1),
+            (1, 999_999_999),
+            (-1, 0),
+            (-1, 999_999_999),
+            (-2, 800_000_000),
+            (i64::MAX, 0),
+            (i64::MIN, 0),
+        ] {
             assert_eq!(time(as_fuser_decodes(sec, nsec)), Time { sec, nsec });
         }
     }
 
     #[test]
     fn times_of_a_stat_record_are_exact() {
-        assert_eq!(system_time(Time { sec: -2, nsec: 800_000_000 }), UNIX_EPOCH - Duration::new(1, 200_000_000));
-        assert_eq!(system_time(Time { sec: 3, nsec: 5 }), UNIX_EPOCH + Duration::new(3, 5));
+        assert_eq!(
+            system_time(Time {
+                sec: -2,
+                nsec: 800_000_000
+            }),
+            UNIX_EPOCH - Duration::new(1, 200_000_000)
+        );
+        assert_eq!(
+            system_time(Time { sec: 3, nsec: 5 }),
+            UNIX_EPOCH + Duration::new(3, 5)
+        );
         for sec in [i64::MIN, i64::MAX] {
-            assert_ne!(system_time(Time { sec, nsec: 999_999_999 }), UNIX_EPOCH, "no overflow at {sec}");
+            assert_ne!(
+                system_time(Time {
+                    sec,
+                    nsec: 999_999_999
+                }),
+                UNIX_EPOCH,
+                "no overflow at {sec}"
+            );
         }
     }
 
     #[test]
     fn mknod_makes_files_and_special_files_only() {
-        assert_eq!(new_node(0o100_644, 0, 0).map(|new| new.kind), Some(Kind::File));
+        assert_eq!(
+            new_node(0o100_644, 0, 0).map(|new| new.kind),
+            Some(Kind::File)
+        );
         assert_eq!(new_node(0o644, 0, 0).map(|new| new.kind), Some(Kind::File));
-        assert_eq!(new_node(0o020_600, 0, 0x103).map(|new| (new.kind, new.rdev)), Some((Kind::CharDev, 0x103)));
+        assert_eq!(
+            new_node(0o020_600, 0, 0x103).map(|new| (new.kind, new.rdev)),
+            Some((Kind::CharDev, 0x103))
+        );
         assert!(new_node(0o040_755, 0, 0).is_none());
     }
 }

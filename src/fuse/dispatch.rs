@@ -1,10 +1,13 @@
 //! Which thread serves a request.
 //!
-//! A few threads, the **readers**, read requests and serve what they read. What may take long would keep a reader from all others: it is handed to a
-//! **helper**, but for the sync of a file or directory while another reader is in none: to wake a helper costs a program that syncs all the time more than
-//! anything else here. That is what waits for the disk by its nature, what may wait for another request to be answered, and every kind of request that waited
-//! lately (a cold cache): a kind that is quick again is served by the readers again. A reader does not wait for somebody else's process either: then a helper
-//! serves the request anew, and another helper takes the place of the one that waits ([`crate::sys::wait`]).
+//! A few threads, the **readers**, read requests and serve what they read. What may take long would
+//! keep a reader from all others: it is handed to a **helper**, but for the sync of a file or
+//! directory while another reader is in none: to wake a helper costs a program that syncs all the
+//! time more than anything else here. That is what waits for the disk by its nature, what may wait
+//! for another request to be answered, and every kind of request that waited lately (a cold cache):
+//! a kind that is quick again is served by the readers again. A reader does not wait for somebody
+//! else's process either: then a helper serves the request anew, and another helper takes the place
+//! of the one that waits ([`crate::sys::wait`]).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,19 +22,24 @@ use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::wait::{self, Relief};
 use crate::sys::{self};
 
-/// A kind of request that takes longer than this is handed on: about twice what it costs to wake a helper.
+/// A kind of request that takes longer than this is handed on: about twice what it costs to wake a
+/// helper.
 const SLOW: Duration = Duration::from_micros(120);
-/// No single request counts for more, so that one that waited for the disk does not change the way of hundreds.
+/// No single request counts for more, so that one that waited for the disk does not change the way
+/// of hundreds.
 const COUNTED_MAX: Duration = Duration::from_micros(600);
-/// After a sync that took longer the next is handed on: the reader would be missed for longer than anybody should wait, and to wake a helper costs little beside it.
+/// After a sync that took longer the next is handed on: the reader would be missed for longer than
+/// anybody should wait, and to wake a helper costs little beside it.
 const SYNC_LONG: Duration = Duration::from_millis(5);
 /// How much of the pace of a kind is its latest request: one part in so many.
 const PACE_WEIGHT: u32 = 8;
 /// Helpers are made when they are needed, up to this many.
 const HELPERS_MAX: usize = 16;
-/// Helpers that wait for somebody else's process do not count, but there are no more of them than this.
+/// Helpers that wait for somebody else's process do not count, but there are no more of them than
+/// this.
 const WAITING_MAX: usize = 500;
-/// After a request that took long, so many of its kind are watched: whether they wait, or only had to share the CPU.
+/// After a request that took long, so many of its kind are watched: whether they wait, or only had
+/// to share the CPU.
 const WATCHED: u32 = 64;
 
 /// How long helpers have to finish when the session has ended.
@@ -41,7 +49,8 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// One queue, from which whoever is free takes the next job. The mutex is a leaf.
 ///
-/// Not a channel: whoever waits for one spins first, and those that wait for the receiver's lock too, on the CPU that the program needs.
+/// Not a channel: whoever waits for one spins first, and those that wait for the receiver's lock
+/// too, on the CPU that the program needs.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
@@ -104,22 +113,32 @@ impl Dispatcher {
         }
     }
 
-    /// Whether a request of this kind, which a reader has read, is for a helper. If not it is served with [`Dispatcher::here`], which a sync has its reader
-    /// reserved for.
+    /// Whether a request of this kind, which a reader has read, is for a helper. If not it is
+    /// served with [`Dispatcher::here`], which a sync has its reader reserved for.
     pub fn hands_on(&self, kind: Kind) -> bool {
         if is_sync(kind) {
             let reserve = |syncing| (syncing + 1 < self.readers).then_some(syncing + 1);
             let is_long = Duration::from_micros(self.last_sync.load(Ordering::Relaxed)) > SYNC_LONG;
-            return is_long || self.syncing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_err();
+            return is_long
+                || self
+                    .syncing
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve)
+                    .is_err();
         }
         waits_for_disk(kind) || self.pace(kind) > SLOW
     }
 
     fn pace(&self, kind: Kind) -> Duration {
-        Duration::from_nanos(self.paces.get(kind as usize).map_or(0, |pace| pace.load(Ordering::Relaxed)).into())
+        Duration::from_nanos(
+            self.paces
+                .get(kind as usize)
+                .map_or(0, |pace| pace.load(Ordering::Relaxed))
+                .into(),
+        )
     }
 
-    /// Serves a request on this thread, which has read it. If the handler panics the reply that it owned has answered EIO by the time this returns.
+    /// Serves a request on this thread, which has read it. If the handler panics the reply that it
+    /// owned has answered EIO by the time this returns.
     pub fn here(&self, kind: Kind, handler: impl FnOnce()) {
         self.counts.count(kind);
         self.timed(kind, handler);
@@ -137,26 +156,42 @@ impl Dispatcher {
     /// As [`Dispatcher::apart`], for a request that could not be served where it was read.
     pub fn again(self: &Arc<Self>, kind: Kind, handler: impl FnOnce() + Send + 'static) {
         let this = Arc::clone(self);
-        self.helpers.give(Box::new(move || this.timed(kind, handler)));
+        self.helpers
+            .give(Box::new(move || this.timed(kind, handler)));
     }
 
-    /// Waits until helpers have served what was handed to them, but not for ever: the session has ended, and the kernel waits for nothing any more.
+    /// Waits until helpers have served what was handed to them, but not for ever: the session has
+    /// ended, and the kernel waits for nothing any more.
     pub fn wait_idle(&self) {
         let began = Instant::now();
-        while self.helpers.under_way.load(Ordering::Relaxed) > 0 && began.elapsed() < IDLE_WAIT_MAX {
+        while self.helpers.under_way.load(Ordering::Relaxed) > 0 && began.elapsed() < IDLE_WAIT_MAX
+        {
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Runs a handler and keeps the pace of its kind. What counts is that it waited: on a busy machine every request takes long now and then, and to
-    /// hand it on would make it take longer still.
+    /// Runs a handler and keeps the pace of its kind. What counts is that it waited: on a busy
+    /// machine every request takes long now and then, and to hand it on would make it take longer
+    /// still.
     fn timed(&self, kind: Kind, handler: impl FnOnce()) {
-        let (Some(pace), Some(watched)) = (self.paces.get(kind as usize), self.watched.get(kind as usize)) else { return };
+        let (Some(pace), Some(watched)) = (
+            self.paces.get(kind as usize),
+            self.watched.get(kind as usize),
+        ) else {
+            return;
+        };
         let watching = watched.load(Ordering::Relaxed);
-        let waits = if watching > 0 { sys::waits_of_thread() } else { None };
+        let waits = if watching > 0 {
+            sys::waits_of_thread()
+        } else {
+            None
+        };
         let began = Instant::now();
         if catch_unwind(AssertUnwindSafe(handler)).is_err() {
-            tracing::error!(request = kind.name(), "a request panicked and was answered with EIO");
+            tracing::error!(
+                request = kind.name(),
+                "a request panicked and was answered with EIO"
+            );
         }
         let took = began.elapsed();
         if is_sync(kind) {
@@ -168,11 +203,19 @@ impl Dispatcher {
         } else if watching > 0 {
             watched.store(watching - 1, Ordering::Relaxed);
         }
-        let waited = took > SLOW && waits.is_some_and(|before| sys::waits_of_thread() != Some(before));
-        let sample = if waited { u32::try_from(took.min(COUNTED_MAX).as_nanos()).unwrap_or(u32::MAX) } else { 0 };
+        let waited =
+            took > SLOW && waits.is_some_and(|before| sys::waits_of_thread() != Some(before));
+        let sample = if waited {
+            u32::try_from(took.min(COUNTED_MAX).as_nanos()).unwrap_or(u32::MAX)
+        } else {
+            0
+        };
         let before = pace.load(Ordering::Relaxed);
         if before | sample != 0 {
-            pace.store(before - before.div_ceil(PACE_WEIGHT) + sample / PACE_WEIGHT, Ordering::Relaxed);
+            pace.store(
+                before - before.div_ceil(PACE_WEIGHT) + sample / PACE_WEIGHT,
+                Ordering::Relaxed,
+            );
         }
     }
 }
@@ -187,7 +230,8 @@ fn waits_for_disk(kind: Kind) -> bool {
     matches!(kind, Kind::Fallocate | Kind::CopyFileRange)
 }
 
-/// Threads that serve what is handed to them. They end when this is dropped, after what was handed to them before.
+/// Threads that serve what is handed to them. They end when this is dropped, after what was handed
+/// to them before.
 #[derive(Default)]
 struct Helpers {
     queue: Arc<Queue>,
@@ -203,7 +247,9 @@ struct Pool(Weak<Helpers>);
 
 impl Relief for Pool {
     fn leave(&self) -> bool {
-        let Some(helpers) = self.0.upgrade() else { return true };
+        let Some(helpers) = self.0.upgrade() else {
+            return true;
+        };
         if helpers.waiting.fetch_add(1, Ordering::SeqCst) >= WAITING_MAX {
             helpers.waiting.fetch_sub(1, Ordering::SeqCst);
             return false;
@@ -251,7 +297,9 @@ impl Helpers {
             wait::relieved_by(Arc::new(Pool(Weak::clone(&pool))));
             while let Some(job) = queue.take() {
                 job();
-                let Some(helpers) = pool.upgrade() else { continue };
+                let Some(helpers) = pool.upgrade() else {
+                    continue;
+                };
                 helpers.under_way.fetch_sub(1, Ordering::SeqCst);
                 if helpers.made.load(Ordering::SeqCst) > helpers.helpers_max() {
                     helpers.made.fetch_sub(1, Ordering::SeqCst);
@@ -259,7 +307,10 @@ impl Helpers {
                 }
             }
         };
-        if let Err(error) = thread::Builder::new().name(format!("fuse-helper-{number}")).spawn(work) {
+        if let Err(error) = thread::Builder::new()
+            .name(format!("fuse-helper-{number}"))
+            .spawn(work)
+        {
             self.made.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!(%error, "no thread for slow requests");
         }
@@ -287,22 +338,41 @@ mod tests {
     fn a_reader_syncs_by_itself_and_one_never_does() {
         let dispatcher = dispatcher();
         assert!(!dispatcher.hands_on(Kind::Fsync));
-        assert!(dispatcher.hands_on(Kind::Fsync) && dispatcher.hands_on(Kind::Fsyncdir), "the other reader is for everybody else");
+        assert!(
+            dispatcher.hands_on(Kind::Fsync) && dispatcher.hands_on(Kind::Fsyncdir),
+            "the other reader is for everybody else"
+        );
         assert!(!dispatcher.hands_on(Kind::Lookup));
         dispatcher.here(Kind::Fsync, || panic!("on purpose"));
-        let took = |time| dispatcher.last_sync.store(microseconds(time), Ordering::Relaxed);
+        let took = |time| {
+            dispatcher
+                .last_sync
+                .store(microseconds(time), Ordering::Relaxed)
+        };
         for _ in 0..20 {
             took(4 * SLOW);
-            assert!(!dispatcher.hands_on(Kind::Fsyncdir), "that it takes long is no news");
+            assert!(
+                !dispatcher.hands_on(Kind::Fsyncdir),
+                "that it takes long is no news"
+            );
             dispatcher.here(Kind::Fsyncdir, || {});
         }
         took(Duration::ZERO);
         assert!(!dispatcher.hands_on(Kind::Fsync));
         dispatcher.here(Kind::Fsync, || thread::sleep(2 * SYNC_LONG));
-        assert!(dispatcher.hands_on(Kind::Fsync), "so long nobody may miss a reader");
+        assert!(
+            dispatcher.hands_on(Kind::Fsync),
+            "so long nobody may miss a reader"
+        );
         took(4 * SLOW);
-        assert!(!dispatcher.hands_on(Kind::Fsync), "the last was quick, and what was handed on has reserved nothing");
-        assert!(Dispatcher::new(Arc::default(), 1).hands_on(Kind::Fsync), "there is no other");
+        assert!(
+            !dispatcher.hands_on(Kind::Fsync),
+            "the last was quick, and what was handed on has reserved nothing"
+        );
+        assert!(
+            Dispatcher::new(Arc::default(), 1).hands_on(Kind::Fsync),
+            "there is no other"
+        );
     }
 
     #[test]
@@ -320,7 +390,10 @@ mod tests {
             dispatcher.here(Kind::Lookup, || thread::sleep(Duration::from_millis(1)));
         }
         assert!(dispatcher.hands_on(Kind::Lookup));
-        assert!(!dispatcher.hands_on(Kind::Getattr), "what works long does not wait");
+        assert!(
+            !dispatcher.hands_on(Kind::Getattr),
+            "what works long does not wait"
+        );
         let mut quick = 0;
         while dispatcher.hands_on(Kind::Lookup) && quick < 1_000 {
             dispatcher.here(Kind::Lookup, || {});
@@ -340,10 +413,18 @@ mod tests {
             first.send(1).expect("send");
         });
         dispatcher.apart(Kind::Fsync, move || done.send(2).expect("send"));
-        assert_eq!(results.recv(), Ok(2), "the second does not wait for the first");
+        assert_eq!(
+            results.recv(),
+            Ok(2),
+            "the second does not wait for the first"
+        );
         go.send(()).expect("send");
         dispatcher.wait_idle();
-        assert_eq!(results.try_recv(), Ok(1), "who waits for helpers finds their work done");
+        assert_eq!(
+            results.try_recv(),
+            Ok(1),
+            "who waits for helpers finds their work done"
+        );
     }
 
     #[test]
@@ -363,12 +444,19 @@ mod tests {
         }
         let (done, results) = mpsc::channel();
         dispatcher.apart(Kind::Fsync, move || done.send(()).expect("send"));
-        assert_eq!(results.recv_timeout(Duration::from_secs(10)), Ok(()), "others are served meanwhile");
+        assert_eq!(
+            results.recv_timeout(Duration::from_secs(10)),
+            Ok(()),
+            "others are served meanwhile"
+        );
         drop(go);
         dispatcher.wait_idle();
         (0..2 * HELPERS_MAX).for_each(|_| dispatcher.apart(Kind::Fsync, || {}));
         dispatcher.wait_idle();
-        assert!(dispatcher.helpers.made.load(Ordering::SeqCst) <= HELPERS_MAX, "those that are too many end");
+        assert!(
+            dispatcher.helpers.made.load(Ordering::SeqCst) <= HELPERS_MAX,
+            "those that are too many end"
+        );
     }
 
     #[test]

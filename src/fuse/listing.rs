@@ -10,12 +10,21 @@ use super::convert;
 use crate::engine::request::{Listed, Names, NodeId, Service};
 use crate::sys::SysResult;
 
-/// Hands names to `add` from `offset` on, until it says that there is no more room or no name is left. It asks the engine as often as that takes:
-/// the kernel wants attributes with the first reply at least (`READDIRPLUS_AUTO`), and takes an empty one for the end.
-pub fn fill(service: &dyn Service, node: NodeId, mut offset: u64, mut add: impl FnMut(&Listed) -> bool) -> SysResult<()> {
+/// Hands names to `add` from `offset` on, until it says that there is no more room or no name is
+/// left. It asks the engine as often as that takes: the kernel wants attributes with the first
+/// reply at least (`READDIRPLUS_AUTO`), and takes an empty one for the end.
+pub fn fill(
+    service: &dyn Service,
+    node: NodeId,
+    mut offset: u64,
+    mut add: impl FnMut(&Listed) -> bool,
+) -> SysResult<()> {
     loop {
         let Names { names, last } = service.readdir(node, offset)?;
-        for listed in names.iter().filter(|listed| listed.name.len() <= convert::NAME_BYTES_MAX) {
+        for listed in names
+            .iter()
+            .filter(|listed| listed.name.len() <= convert::NAME_BYTES_MAX)
+        {
             if add(listed) {
                 return Ok(());
             }
@@ -30,20 +39,46 @@ pub fn fill(service: &dyn Service, node: NodeId, mut offset: u64, mut add: impl 
 /// Adds a name; true if there was no room for it.
 pub fn add(reply: &mut ReplyDirectory, listed: &Listed) -> bool {
     let attr = convert::dot_attr(listed);
-    reply.add(attr.ino, listed.next, attr.kind, OsStr::from_bytes(&listed.name))
+    reply.add(
+        attr.ino,
+        listed.next,
+        attr.kind,
+        OsStr::from_bytes(&listed.name),
+    )
 }
 
-/// Adds a name with its attributes; true if there was no room for it. What did not fit is not looked up.
-pub fn add_plus(service: &dyn Service, parent: NodeId, reply: &mut ReplyDirectoryPlus, listed: &Listed) -> bool {
+/// Adds a name with its attributes; true if there was no room for it. What did not fit is not
+/// looked up.
+pub fn add_plus(
+    service: &dyn Service,
+    parent: NodeId,
+    reply: &mut ReplyDirectoryPlus,
+    listed: &Listed,
+) -> bool {
     let bare = |attr| (attr, Duration::ZERO, Generation(0));
     let is_dot = matches!(listed.name.as_slice(), b"." | b"..");
-    let entry = if is_dot { None } else { service.plus(parent, listed) };
+    let entry = if is_dot {
+        None
+    } else {
+        service.plus(parent, listed)
+    };
     let (attr, ttl, generation) = match &entry {
-        Some(entry) => (convert::file_attr(&entry.stat), entry.ttl, convert::generation(entry)),
+        Some(entry) => (
+            convert::file_attr(&entry.stat),
+            entry.ttl,
+            convert::generation(entry),
+        ),
         None if is_dot => bare(convert::dot_attr(listed)),
         None => bare(convert::unlooked_attr(listed)),
     };
-    let full = reply.add(INodeNo(attr.ino.0), listed.next, OsStr::from_bytes(&listed.name), &ttl, &attr, generation);
+    let full = reply.add(
+        INodeNo(attr.ino.0),
+        listed.next,
+        OsStr::from_bytes(&listed.name),
+        &ttl,
+        &attr,
+        generation,
+    );
     if let (true, Some(entry)) = (full, &entry) {
         service.forget(entry.node, 1);
     }

@@ -21,11 +21,13 @@ use crate::sys::{self, lock::Mutex};
 pub struct MountConfig {
     /// The directory that the mount covers.
     pub mountpoint: PathBuf,
-    /// What `/proc/mounts` shows as the source, as [`mount_source`](crate::sys::mount_source) writes it.
+    /// What `/proc/mounts` shows as the source, as [`mount_source`](crate::sys::mount_source)
+    /// writes it.
     pub source: String,
     /// Asks the kernel to read and write backing files itself.
     pub passthrough: bool,
-    /// Other users than the mounting one may use the mount; permissions are checked by the kernel either way.
+    /// Other users than the mounting one may use the mount; permissions are checked by the kernel
+    /// either way.
     pub allow_other: bool,
     /// Mounts read-only.
     pub read_only: bool,
@@ -37,21 +39,27 @@ pub struct MountConfig {
     pub exec: bool,
     /// Which extended attributes are served.
     pub xattrs: Xattrs,
-    /// Threads that read requests, and serve those that do not take long; at least 1, and 1 but on Linux. Each has a buffer of 16 MiB of address
-    /// space, of which requests touch 1 MiB.
+    /// Threads that read requests, and serve those that do not take long; at least 1, and 1 but on
+    /// Linux. Each has a buffer of 16 MiB of address space, of which requests touch 1 MiB.
     pub readers: usize,
 }
 
 impl MountConfig {
     fn readers(&self) -> usize {
-        if cfg!(target_os = "linux") { self.readers.max(1) } else { 1 }
+        if cfg!(target_os = "linux") {
+            self.readers.max(1)
+        } else {
+            1
+        }
     }
 
-    /// `fuser` adds `nodev` and `nosuid` itself where the opposite is not asked for; fusermount does so for every ordinary user.
+    /// `fuser` adds `nodev` and `nosuid` itself where the opposite is not asked for; fusermount
+    /// does so for every ordinary user.
     fn fuser_config(&self) -> Config {
         let mut options = vec![
             MountOption::FSName(self.source.clone()),
-            // fuser 0.18.0 hands its `Subtype` to fusermount only; the kernel and fusermount both know the option by this name.
+            // fuser 0.18.0 hands its `Subtype` to fusermount only; the kernel and fusermount both
+            // know the option by this name.
             MountOption::CUSTOM("subtype=ckptfs".to_owned()),
             MountOption::DefaultPermissions,
         ];
@@ -63,15 +71,21 @@ impl MountConfig {
         }
         let mut config = Config::default();
         config.mount_options = options;
-        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
+        config.acl = if self.allow_other {
+            SessionACL::All
+        } else {
+            SessionACL::Owner
+        };
         config.n_threads = Some(self.readers());
-        // One descriptor for all readers: when one that was cloned is closed the kernel ends the requests that were read from it.
+        // One descriptor for all readers: when one that was cloned is closed the kernel ends the
+        // requests that were read from it.
         config.clone_fd = false;
         config
     }
 }
 
-/// A mounted session. Dropping it unmounts, if nobody uses the mount, and does not wait for its threads.
+/// A mounted session. Dropping it unmounts, if nobody uses the mount, and does not wait for its
+/// threads.
 pub struct Session {
     server: Option<JoinHandle<io::Result<()>>>,
     device: Option<Arc<OwnedFd>>,
@@ -80,7 +94,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Mounts, and begins to serve. When it returns the kernel has been told what the session can do and `service.started` has been called.
+    /// Mounts, and begins to serve. When it returns the kernel has been told what the session can
+    /// do and `service.started` has been called.
     ///
     /// # Errors
     /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
@@ -91,12 +106,16 @@ impl Session {
         Session::prepared(session, &device)
     }
 
-    /// Goes on where another session of the same connection was killed: `device` is its `/dev/fuse`. When it returns, what that one left unanswered
-    /// is being served.
+    /// Goes on where another session of the same connection was killed: `device` is its
+    /// `/dev/fuse`. When it returns, what that one left unanswered is being served.
     ///
     /// # Errors
     /// EINVAL without a ledger in which the one before left what it knew.
-    pub fn resume(service: Arc<dyn Service>, config: &MountConfig, device: OwnedFd) -> io::Result<Session> {
+    pub fn resume(
+        service: Arc<dyn Service>,
+        config: &MountConfig,
+        device: OwnedFd,
+    ) -> io::Result<Session> {
         let ledger = service.ledger().ok_or(io::ErrorKind::InvalidInput)?;
         let adapter = Adapter::new(service, config.passthrough, config.xattrs, config.readers());
         let (shared, adopt) = (adapter.device(), adapter.adopter());
@@ -115,13 +134,22 @@ impl Session {
         shared.set(&device);
         let caches = Arc::new(KernelCaches::new(session.notifier(), session.as_fd())?);
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));
-        let server = thread::Builder::new().name("fuse-session".to_owned()).spawn(move || {
-            // Backing files are registered by the threads that it starts, and the kernel writes to them with their rights, whoever writes, for as long as
-            // somebody has them open: after this mount too. Without it the backing filesystem clears set-id bits by itself.
-            sys::give_up_set_id();
-            session.run()
-        })?;
-        Ok(Session { server: Some(server), device: Some(device), caches, unmounter })
+        let server = thread::Builder::new()
+            .name("fuse-session".to_owned())
+            .spawn(move || {
+                // Backing files are registered by the threads that it starts, and the kernel writes
+                // to them with their rights, whoever writes, for as long as somebody has them open:
+                // after this mount too. Without it the backing filesystem clears set-id bits by
+                // itself.
+                sys::give_up_set_id();
+                session.run()
+            })?;
+        Ok(Session {
+            server: Some(server),
+            device: Some(device),
+            caches,
+            unmounter,
+        })
     }
 
     /// A copy of `/dev/fuse`: whoever has one keeps the connection alive.
@@ -129,7 +157,10 @@ impl Session {
     /// # Errors
     /// EMFILE.
     pub fn device(&self) -> io::Result<OwnedFd> {
-        self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?.try_clone()
+        self.device
+            .as_ref()
+            .ok_or(io::ErrorKind::NotConnected)?
+            .try_clone()
     }
 
     /// The kernel's caches of this session.
@@ -142,14 +173,19 @@ impl Session {
         self.unmounter.clone()
     }
 
-    /// Waits until the mount is gone, whoever unmounts it, and its threads have ended; `service.ended` has been called then. After a lazy unmount
-    /// that is when the last open file is closed.
+    /// Waits until the mount is gone, whoever unmounts it, and its threads have ended;
+    /// `service.ended` has been called then. After a lazy unmount that is when the last open file
+    /// is closed.
     ///
     /// # Errors
     /// A serving thread failed; the mount may still be there, with nobody to answer.
     pub fn wait(mut self) -> io::Result<()> {
-        let Some(server) = self.server.take() else { return Ok(()) };
-        let result = server.join().unwrap_or_else(|_| Err(io::Error::other("the thread of the session panicked")));
+        let Some(server) = self.server.take() else {
+            return Ok(());
+        };
+        let result = server
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the thread of the session panicked")));
         self.caches.close();
         self.device = None;
         result
@@ -170,7 +206,8 @@ impl Drop for Session {
 pub struct Unmounter(Arc<Mutex<SessionUnmounter>>);
 
 impl Unmounter {
-    /// Unmounts with umount(2), or through fusermount (lazily) where that is not permitted. Only the first call does anything, even when it fails.
+    /// Unmounts with umount(2), or through fusermount (lazily) where that is not permitted. Only
+    /// the first call does anything, even when it fails.
     ///
     /// # Errors
     /// EBUSY: the mount is in use.

@@ -1,8 +1,10 @@
 //! Taking a session over from a worker that died.
 //!
-//! `fuser` greets the kernel before anything else, and the kernel greets once only. So the new session is made on one end of a socket pair, where it
-//! finds a greeting that looks like the first worker's; then its descriptor is made to be `/dev/fuse`, and then it reads. Requests that the
-//! dead worker had read and not answered are given out again by the kernel, marked, when it is asked to (`FUSE_NOTIFY_RESEND`, Linux 6.9).
+//! `fuser` greets the kernel before anything else, and the kernel greets once only. So the new
+//! session is made on one end of a socket pair, where it finds a greeting that looks like the first
+//! worker's; then its descriptor is made to be `/dev/fuse`, and then it reads. Requests that the
+//! dead worker had read and not answered are given out again by the kernel, marked, when it is
+//! asked to (`FUSE_NOTIFY_RESEND`, Linux 6.9).
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +14,9 @@ use std::sync::Arc;
 use fuser::{Config, SessionACL};
 
 use super::adapter::Adapter;
-use crate::engine::request::{Caller, Fh, LEFT_OPEN, LeftOpen, NOTE_CAPABILITIES, NOTE_PROTOCOL, NodeId, Opened};
+use crate::engine::request::{
+    Caller, Fh, LEFT_OPEN, LeftOpen, NOTE_CAPABILITIES, NOTE_PROTOCOL, NodeId, Opened,
+};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Ledger, ROW_WORDS, RowId};
 
@@ -25,7 +29,8 @@ const GREETING_BYTES: usize = HEAD_BYTES + 64;
 const INIT_EXT: u64 = 1 << 30;
 /// What the first worker would read ahead; nobody hears the answer.
 const READAHEAD_BYTES: u32 = 128 << 10;
-/// A message to the kernel with this code and no content: give out again what nobody has answered (`FUSE_NOTIFY_RESEND`).
+/// A message to the kernel with this code and no content: give out again what nobody has answered
+/// (`FUSE_NOTIFY_RESEND`).
 const NOTIFY_RESEND: i32 = 7;
 
 /// The first request of a connection, as the kernel sent it to the first worker.
@@ -34,16 +39,38 @@ fn greeting(ledger: &Ledger) -> [u8; GREETING_BYTES] {
     let protocol = ledger.noted(NOTE_PROTOCOL);
     let mut words = [0_u32; GREETING_BYTES / 4];
     let head = [GREETING_BYTES as u32, INIT, 2];
-    let init = [(protocol >> 32) as u32, protocol as u32, READAHEAD_BYTES, capabilities as u32, (capabilities >> 32) as u32];
-    words.iter_mut().zip(head).for_each(|(word, value)| *word = value);
-    words.iter_mut().skip(HEAD_BYTES / 4).zip(init).for_each(|(word, value)| *word = value);
+    let init = [
+        (protocol >> 32) as u32,
+        protocol as u32,
+        READAHEAD_BYTES,
+        capabilities as u32,
+        (capabilities >> 32) as u32,
+    ];
+    words
+        .iter_mut()
+        .zip(head)
+        .for_each(|(word, value)| *word = value);
+    words
+        .iter_mut()
+        .skip(HEAD_BYTES / 4)
+        .zip(init)
+        .for_each(|(word, value)| *word = value);
     let mut bytes = [0; GREETING_BYTES];
-    bytes.chunks_exact_mut(4).zip(words).for_each(|(chunk, word)| chunk.copy_from_slice(&word.to_ne_bytes()));
+    bytes
+        .chunks_exact_mut(4)
+        .zip(words)
+        .for_each(|(chunk, word)| chunk.copy_from_slice(&word.to_ne_bytes()));
     bytes
 }
 
 /// A session on the connection of `device`, which has been greeted long ago.
-pub fn resume(adapter: Adapter, device: &OwnedFd, acl: SessionACL, config: Config, ledger: &Ledger) -> io::Result<fuser::Session<Adapter>> {
+pub fn resume(
+    adapter: Adapter,
+    device: &OwnedFd,
+    acl: SessionACL,
+    config: Config,
+    ledger: &Ledger,
+) -> io::Result<fuser::Session<Adapter>> {
     let (ours, theirs) = sys::message_pair()?;
     sys::send_message(&ours, &greeting(ledger), &[])?;
     let session = fuser::Session::from_fd(adapter, theirs, acl, config)?;
@@ -51,16 +78,21 @@ pub fn resume(adapter: Adapter, device: &OwnedFd, acl: SessionACL, config: Confi
     Ok(session)
 }
 
-/// Has the kernel give out again what was not answered. Before anything is read, or that would be given out twice.
+/// Has the kernel give out again what was not answered. Before anything is read, or that would be
+/// given out twice.
 pub fn resend(device: &OwnedFd) -> io::Result<()> {
     let mut message = [0; 16];
     let words = [16_u32, NOTIFY_RESEND as u32, 0, 0];
-    message.chunks_exact_mut(4).zip(words).for_each(|(chunk, word): (&mut [u8], u32)| chunk.copy_from_slice(&word.to_ne_bytes()));
+    message
+        .chunks_exact_mut(4)
+        .zip(words)
+        .for_each(|(chunk, word): (&mut [u8], u32)| chunk.copy_from_slice(&word.to_ne_bytes()));
     sys::write_at_once(device, &message)?;
     Ok(())
 }
 
-/// Open files as the next worker shall know them: entered before the kernel hears of them, and taken out when they are closed.
+/// Open files as the next worker shall know them: entered before the kernel hears of them, and
+/// taken out when they are closed.
 ///
 /// ```text
 ///   row: handle, node, flags of open(2), backing id or all ones, request, 1 if passed through, who opened it
@@ -78,21 +110,40 @@ const BACKING_WORD: usize = 3;
 
 impl Opens {
     pub fn new(ledger: Option<Arc<Ledger>>) -> Opens {
-        Opens { ledger, rows: Mutex::default(), left: Mutex::default() }
+        Opens {
+            ledger,
+            rows: Mutex::default(),
+            left: Mutex::default(),
+        }
     }
 
     /// Enters an open file that the kernel is about to hear of.
-    pub fn enter(&self, caller: Caller, node: NodeId, opened: &Opened, flags: i32, backing: Option<u32>) {
+    pub fn enter(
+        &self,
+        caller: Caller,
+        node: NodeId,
+        opened: &Opened,
+        flags: i32,
+        backing: Option<u32>,
+    ) {
         let Some(ledger) = &self.ledger else { return };
         let backing_word = backing.map_or(NO_BACKING, u64::from);
-        let words: [u64; ROW_WORDS] =
-            [opened.fh.0, node.0, u64::from(flags.cast_unsigned()), backing_word, caller.request, u64::from(backing.is_some()), opened.by];
+        let words: [u64; ROW_WORDS] = [
+            opened.fh.0,
+            node.0,
+            u64::from(flags.cast_unsigned()),
+            backing_word,
+            caller.request,
+            u64::from(backing.is_some()),
+            opened.by,
+        ];
         if let Some(row) = ledger.put(LEFT_OPEN, words) {
             self.rows.lock().insert(opened.fh, row);
         }
     }
 
-    /// Its backing id may be given back from now on, and given to another file then: nobody must take it for this one's.
+    /// Its backing id may be given back from now on, and given to another file then: nobody must
+    /// take it for this one's.
     pub fn part(&self, fh: Fh) {
         let Some(ledger) = &self.ledger else { return };
         let row = self.rows.lock().get(&fh).copied();
@@ -112,11 +163,23 @@ impl Opens {
 
     /// What the worker before left, with its backing ids.
     pub fn left(&self) -> Vec<(LeftOpen, Option<u32>)> {
-        let Some(ledger) = &self.ledger else { return Vec::new() };
+        let Some(ledger) = &self.ledger else {
+            return Vec::new();
+        };
         let mut found = Vec::new();
-        for row in ledger.rows().into_iter().filter(|row| row.kind == LEFT_OPEN) {
+        for row in ledger
+            .rows()
+            .into_iter()
+            .filter(|row| row.kind == LEFT_OPEN)
+        {
             let [fh, node, flags, backing, request, passthrough, by] = row.words;
-            let left = LeftOpen { fh: Fh(fh), node: NodeId(node), flags: (flags as u32).cast_signed(), passthrough: passthrough != 0, by };
+            let left = LeftOpen {
+                fh: Fh(fh),
+                node: NodeId(node),
+                flags: (flags as u32).cast_signed(),
+                passthrough: passthrough != 0,
+                by,
+            };
             self.rows.lock().insert(left.fh, row.id);
             self.left.lock().insert(request, (left.node, left.fh));
             found.push((left, u32::try_from(backing).ok()));
@@ -126,7 +189,11 @@ impl Opens {
 
     /// The handle that a worker before us made for this very request, if it was not answered.
     pub fn unanswered(&self, caller: Caller) -> Option<(NodeId, Fh)> {
-        if caller.again { self.left.lock().remove(&caller.request) } else { None }
+        if caller.again {
+            self.left.lock().remove(&caller.request)
+        } else {
+            None
+        }
     }
 }
 

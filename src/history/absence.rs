@@ -1,12 +1,17 @@
-//! Changes that nobody recorded: made while the tree was not served, or past the mount by somebody who had the directory below it open.
+//! Changes that nobody recorded: made while the tree was not served, or past the mount by somebody
+//! who had the directory below it open.
 //!
-//! They are known by their ctime, which nobody can set. What was changed while nobody served the tree has one between the end of one daemon and the
-//! beginning of the next. And every change of ours is recorded before it is made, with the attributes before it: so an inode whose attributes have no
-//! record after a checkpoint was last changed before that checkpoint, and if its ctime is later, it was changed behind our back. An older checkpoint
-//! cannot tell what was there before; its view gives EIO, and never the new state.
+//! They are known by their ctime, which nobody can set. What was changed while nobody served the
+//! tree has one between the end of one daemon and the beginning of the next. And every change of
+//! ours is recorded before it is made, with the attributes before it: so an inode whose attributes
+//! have no record after a checkpoint was last changed before that checkpoint, and if its ctime is
+//! later, it was changed behind our back. An older checkpoint cannot tell what was there before;
+//! its view gives EIO, and never the new state.
 //!
-//! The second rule needs a clock that does not go back: a file changed before the clock was set back seems later than a checkpoint made after. Such
-//! checkpoints are known (the wall clock is compared with one that nobody sets, and with the checkpoints before), and only the first rule holds for them.
+//! The second rule needs a clock that does not go back: a file changed before the clock was set
+//! back seems later than a checkpoint made after. Such checkpoints are known (the wall clock is
+//! compared with one that nobody sets, and with the checkpoints before), and only the first rule
+//! holds for them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,9 +58,14 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// A checkpoint was read. One that is read again, for it was brought back, is older than those that came after it and says nothing of the clock.
+    /// A checkpoint was read. One that is read again, for it was brought back, is older than those
+    /// that came after it and says nothing of the clock.
     pub(super) fn read(&mut self, id: CheckpointId, created_ns: i64) {
-        if self.newest.replace(self.newest.map_or(id, |newest| newest.max(id))).is_some_and(|newest| id <= newest) {
+        if self
+            .newest
+            .replace(self.newest.map_or(id, |newest| newest.max(id)))
+            .is_some_and(|newest| id <= newest)
+        {
             return;
         }
         if created_ns < self.latest_ns {
@@ -91,7 +101,10 @@ pub(super) struct Known {
 impl Known {
     /// What was changed in the absence that ended then is on record.
     pub(super) fn tell(&mut self, to_ns: i64) {
-        self.absences.iter_mut().filter(|absence| absence.to_ns == to_ns).for_each(|absence| absence.told = true);
+        self.absences
+            .iter_mut()
+            .filter(|absence| absence.to_ns == to_ns)
+            .for_each(|absence| absence.told = true);
     }
 }
 
@@ -105,18 +118,27 @@ pub struct Absences {
 
 impl Absences {
     pub(super) fn new(journal: Arc<Appender>, catalogue: Arc<Catalogue>, known: Known) -> Absences {
-        Absences { journal, catalogue, known: RwLock::new(known) }
+        Absences {
+            journal,
+            catalogue,
+            known: RwLock::new(known),
+        }
     }
 
     /// A checkpoint is made now.
     pub(super) fn made(&self, id: CheckpointId, created_ns: i64) {
-        self.known.write().clock.made(id, created_ns, crate::sys::clock_ahead_ns());
+        self.known
+            .write()
+            .clock
+            .made(id, created_ns, crate::sys::clock_ahead_ns());
     }
 
     /// Nobody can ask for these any more.
     pub(super) fn forget(&self, forgotten: &Forgotten) {
         let mut known = self.known.write();
-        known.absences.retain(|absence| !forgotten.absences.contains(&absence.to_ns));
+        known
+            .absences
+            .retain(|absence| !forgotten.absences.contains(&absence.to_ns));
         known.clock.forget(&forgotten.checkpoints);
     }
 
@@ -126,35 +148,57 @@ impl Absences {
         self.known.read().absences.len()
     }
 
-    /// An inode whose attributes have no record between the checkpoint and the state in which it had this ctime was changed all the same.
+    /// An inode whose attributes have no record between the checkpoint and the state in which it
+    /// had this ctime was changed all the same.
     pub fn changed_unseen(&self, ctime: Time, id: CheckpointId) -> bool {
-        let Some(created_ns) = self.catalogue.created_ns(id) else { return false };
+        let Some(created_ns) = self.catalogue.created_ns(id) else {
+            return false;
+        };
         ctime.nanoseconds() > created_ns && !self.known.read().clock.unsure.contains(&id)
     }
 
-    /// A daemon begins to serve; the absence before it ends, if there was one. That it does is on record already (`Mounted`).
+    /// A daemon begins to serve; the absence before it ends, if there was one. That it does is on
+    /// record already (`Mounted`).
     pub fn begin_service(&self, at_ns: i64, stopped_ns: Option<i64>) {
         if let Some(from_ns) = stopped_ns {
-            self.known.write().absences.push(Absence { from_ns, to_ns: at_ns, told: false });
+            self.known.write().absences.push(Absence {
+                from_ns,
+                to_ns: at_ns,
+                told: false,
+            });
         }
     }
 
-    /// What was changed in the absence that ended with this mount is on record, and in those before, as far as they began at `left_ns` or later (a mount that was
-    /// killed while it compared leaves one). Best effort: who does not know looks for it.
+    /// What was changed in the absence that ended with this mount is on record, and in those
+    /// before, as far as they began at `left_ns` or later (a mount that was killed while it
+    /// compared leaves one). Best effort: who does not know looks for it.
     pub fn tell_absence(&self, left_ns: i64) {
         let absences = self.known.read().absences.clone();
         let last = absences.last().map(|last| last.to_ns);
-        let since = |absence: &&Absence| !absence.told && (Some(absence.to_ns) == last || (left_ns > 0 && absence.from_ns >= left_ns));
+        let since = |absence: &&Absence| {
+            !absence.told
+                && (Some(absence.to_ns) == last || (left_ns > 0 && absence.from_ns >= left_ns))
+        };
         for Absence { from_ns, to_ns, .. } in absences.iter().filter(since) {
             self.known.write().tell(*to_ns);
-            self.journal.tell(Record::Told { from_ns: *from_ns, to_ns: *to_ns });
+            self.journal.tell(Record::Told {
+                from_ns: *from_ns,
+                to_ns: *to_ns,
+            });
         }
     }
 
-    /// Whether the tree was left alone after this checkpoint, and what was changed then is not all on record.
+    /// Whether the tree was left alone after this checkpoint, and what was changed then is not all
+    /// on record.
     pub fn may_have_unseen(&self, id: CheckpointId) -> bool {
-        let Some(created_ns) = self.catalogue.created_ns(id) else { return false };
-        self.known.read().absences.iter().any(|absence| !absence.told && absence.to_ns > created_ns)
+        let Some(created_ns) = self.catalogue.created_ns(id) else {
+            return false;
+        };
+        self.known
+            .read()
+            .absences
+            .iter()
+            .any(|absence| !absence.told && absence.to_ns > created_ns)
     }
 
     /// Whether the tree was ever left alone.
@@ -162,16 +206,36 @@ impl Absences {
         !self.known.read().absences.is_empty()
     }
 
-    /// Whether the tree was ever left alone after this checkpoint. Nearly always not, and then nothing needs to be checked.
+    /// Whether the tree was ever left alone after this checkpoint. Nearly always not, and then
+    /// nothing needs to be checked.
     pub fn was_absent_after(&self, id: CheckpointId) -> bool {
-        let Some(ended_ns) = self.known.read().absences.last().map(|absence| absence.to_ns) else { return false };
-        self.catalogue.created_ns(id).is_some_and(|created_ns| ended_ns > created_ns)
+        let Some(ended_ns) = self
+            .known
+            .read()
+            .absences
+            .last()
+            .map(|absence| absence.to_ns)
+        else {
+            return false;
+        };
+        self.catalogue
+            .created_ns(id)
+            .is_some_and(|created_ns| ended_ns > created_ns)
     }
 
     /// Whether the tree was left alone between these checkpoints.
     pub fn was_absent_between(&self, older: CheckpointId, newer: CheckpointId) -> bool {
-        let (Some(older), Some(newer)) = (self.catalogue.created_ns(older), self.catalogue.created_ns(newer)) else { return true };
-        self.known.read().absences.iter().any(|absence| absence.to_ns > older && absence.from_ns < newer)
+        let (Some(older), Some(newer)) = (
+            self.catalogue.created_ns(older),
+            self.catalogue.created_ns(newer),
+        ) else {
+            return true;
+        };
+        self.known
+            .read()
+            .absences
+            .iter()
+            .any(|absence| absence.to_ns > older && absence.from_ns < newer)
     }
 
     /// An inode with this ctime was changed while nobody served the tree, after this checkpoint.
@@ -185,9 +249,17 @@ impl Absences {
     }
 
     fn changed_in(&self, ctime: Time, id: CheckpointId, counts: impl Fn(&Absence) -> bool) -> bool {
-        let Some(created_ns) = self.catalogue.created_ns(id) else { return false };
+        let Some(created_ns) = self.catalogue.created_ns(id) else {
+            return false;
+        };
         let time = ctime.nanoseconds();
-        time > created_ns && self.known.read().absences.iter().any(|absence| absence.holds(time) && counts(absence))
+        time > created_ns
+            && self
+                .known
+                .read()
+                .absences
+                .iter()
+                .any(|absence| absence.holds(time) && counts(absence))
     }
 }
 
@@ -195,7 +267,8 @@ impl Absences {
 mod tests {
     use super::*;
 
-    /// With it among the unsure, what was changed behind our back after it would be shown as its own.
+    /// With it among the unsure, what was changed behind our back after it would be shown as its
+    /// own.
     #[test]
     fn a_checkpoint_that_is_brought_back_says_nothing_of_the_clock() {
         let mut clock = Clock::default();
@@ -224,7 +297,11 @@ mod tests {
 
     #[test]
     fn the_ends_of_an_absence_do_not_belong_to_it() {
-        let absence = Absence { from_ns: 10, to_ns: 20, told: false };
+        let absence = Absence {
+            from_ns: 10,
+            to_ns: 20,
+            told: false,
+        };
         assert!(!absence.holds(10) && absence.holds(11) && absence.holds(19) && !absence.holds(20));
         assert_eq!(Time { sec: -1, nsec: 5 }.nanoseconds(), -999_999_995);
     }

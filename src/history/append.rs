@@ -15,7 +15,12 @@ pub fn now_ns() -> i64 {
 /// The record of who asked for what the next one says, if that is known.
 pub(super) fn asked(by: Option<&Actor>) -> Vec<Record> {
     let at_ns = now_ns();
-    by.map(|actor| Record::By { at_ns, actor: actor.clone() }).into_iter().collect()
+    by.map(|actor| Record::By {
+        at_ns,
+        actor: actor.clone(),
+    })
+    .into_iter()
+    .collect()
 }
 
 /// Errors of the store as the kernel shall see them; each is logged where it happens.
@@ -27,13 +32,17 @@ pub(super) fn fault(error: StoreError) -> Errno {
 /// Appends records to the journal, behind those that it is owed.
 pub struct Appender {
     store: Arc<Store>,
-    /// Records that could not be appended when what they tell happened: they go before the next ones. A crash before that is found by recovery.
+    /// Records that could not be appended when what they tell happened: they go before the next
+    /// ones. A crash before that is found by recovery.
     owed: Mutex<Vec<Record>>,
 }
 
 impl Appender {
     pub(super) fn new(store: Arc<Store>) -> Appender {
-        Appender { store, owed: Mutex::ranked(Rank::Owed, Vec::new()) }
+        Appender {
+            store,
+            owed: Mutex::ranked(Rank::Owed, Vec::new()),
+        }
     }
 
     /// The store that the journal is in.
@@ -64,7 +73,8 @@ impl Appender {
         Ok(addresses.into_iter().skip(before).collect())
     }
 
-    /// Appends a record of what is so already: where that fails, it is owed, and goes before whatever is appended next.
+    /// Appends a record of what is so already: where that fails, it is owed, and goes before
+    /// whatever is appended next.
     pub fn tell(&self, record: Record) {
         if let Err(errno) = self.append(std::slice::from_ref(&record)) {
             tracing::warn!(%errno, ?record, "what happened cannot be recorded yet");

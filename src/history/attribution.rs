@@ -1,13 +1,17 @@
-//! Who changes what: told to the journal before the change, once for each process and thing in an epoch.
+//! Who changes what: told to the journal before the change, once for each process and thing in an
+//! epoch.
 //!
-//! Whoever serves a request says for which process ([`Acting`]), and the live tree what it is about to change
-//! ([`Processes`](super::processes::Processes)). What the open epoch does not know yet of that process goes into the same append as the undo records, or into one of its own where there are
-//! none. So it is there after `kill -9` whenever the change is.
+//! Whoever serves a request says for which process ([`Acting`]), and the live tree what it is about
+//! to change ([`Processes`](super::processes::Processes)). What the open epoch does not know yet of
+//! that process goes into the same append as the undo records, or into one of its own where there
+//! are none. So it is there after `kill -9` whenever the change is.
 //!
-//! **What is not recorded** is what can be told without: a file belongs to whoever made it, and what is in a directory made in this epoch to whoever
-//! made that. An inode that was made and removed within one epoch leaves nothing.
+//! **What is not recorded** is what can be told without: a file belongs to whoever made it, and
+//! what is in a directory made in this epoch to whoever made that. An inode that was made and
+//! removed within one epoch leaves nothing.
 //!
-//! The table is part of the open epoch's. The process is a property of the thread, as is what it is about to change.
+//! The table is part of the open epoch's. The process is a property of the thread, as is what it is
+//! about to change.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -33,10 +37,16 @@ pub struct Numbered {
 }
 
 impl Numbered {
-    /// This one, the one that started it, and so on, as far as the journal does not know them: with a process it is told whose child it is.
-    fn untold(self: &Arc<Numbered>, told: &HashSet<ProcessNumber>) -> Vec<(ProcessNumber, Process)> {
+    /// This one, the one that started it, and so on, as far as the journal does not know them: with
+    /// a process it is told whose child it is.
+    fn untold(
+        self: &Arc<Numbered>,
+        told: &HashSet<ProcessNumber>,
+    ) -> Vec<(ProcessNumber, Process)> {
         let line = std::iter::successors(Some(self), |one| one.parent.as_ref());
-        line.take_while(|one| !told.contains(&one.number)).map(|one| (one.number, one.process.clone())).collect()
+        line.take_while(|one| !told.contains(&one.number))
+            .map(|one| (one.number, one.process.clone()))
+            .collect()
     }
 }
 
@@ -89,7 +99,11 @@ fn news(known: Option<&Vec<ProcessNumber>>, by: ProcessNumber) -> Option<Process
     if known.contains(&by) || known.contains(&OTHERS) {
         return None;
     }
-    Some(if known.len() < TOUCHERS_MAX { by } else { OTHERS })
+    Some(if known.len() < TOUCHERS_MAX {
+        by
+    } else {
+        OTHERS
+    })
 }
 
 fn put(set: &mut Vec<ProcessNumber>, by: ProcessNumber) {
@@ -127,12 +141,21 @@ impl TouchTable {
 
     /// The record was appended.
     pub(super) fn take(&mut self, processes: &[(ProcessNumber, Process)], touches: Vec<Touch>) {
-        self.told.extend(processes.iter().map(|(number, _)| *number));
+        self.told
+            .extend(processes.iter().map(|(number, _)| *number));
         touches.into_iter().for_each(|touch| self.add(touch));
     }
 
-    /// Whether a change of what a name leads to is news, and by whom it is to be told. `is_maker`: whoever it is made the directory.
-    pub(super) fn name_news(&self, dir: Slot, name: &Name, how: NameTouch, by: ProcessNumber, is_maker: bool) -> Option<ProcessNumber> {
+    /// Whether a change of what a name leads to is news, and by whom it is to be told. `is_maker`:
+    /// whoever it is made the directory.
+    pub(super) fn name_news(
+        &self,
+        dir: Slot,
+        name: &Name,
+        how: NameTouch,
+        by: ProcessNumber,
+        is_maker: bool,
+    ) -> Option<ProcessNumber> {
         let known = self.names.get(&dir).and_then(|names| names.get(name));
         if known.is_none() && is_maker {
             return None;
@@ -205,7 +228,10 @@ pub(super) fn staged(known: &TouchTable) -> Option<Record> {
         return None;
     }
     let acting = acting_for()?;
-    Some(Record::Touched { processes: acting.untold(&known.told), touches })
+    Some(Record::Touched {
+        processes: acting.untold(&known.told),
+        touches,
+    })
 }
 
 /// The record of those who have files open for writing when an epoch begins; `None`: nobody has.
@@ -217,6 +243,12 @@ pub(super) fn open_ones(open: &[(Slot, Arc<Numbered>)]) -> Option<Record> {
         told.extend(untold.iter().map(|(number, _)| *number));
         processes.extend(untold);
     }
-    let touches = open.iter().map(|(slot, by)| Touch::Data { by: by.number, slot: *slot }).collect();
+    let touches = open
+        .iter()
+        .map(|(slot, by)| Touch::Data {
+            by: by.number,
+            slot: *slot,
+        })
+        .collect();
     (!open.is_empty()).then_some(Record::Touched { processes, touches })
 }

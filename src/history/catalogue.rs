@@ -21,8 +21,16 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    pub(super) fn new(journal: Arc<Appender>, dropped: Arc<DroppedVersions>, checkpoints: Checkpoints) -> Catalogue {
-        Catalogue { journal, dropped, checkpoints: RwLock::ranked(Rank::Catalogue, checkpoints) }
+    pub(super) fn new(
+        journal: Arc<Appender>,
+        dropped: Arc<DroppedVersions>,
+        checkpoints: Checkpoints,
+    ) -> Catalogue {
+        Catalogue {
+            journal,
+            dropped,
+            checkpoints: RwLock::ranked(Rank::Catalogue, checkpoints),
+        }
     }
 
     pub(super) fn read(&self) -> RwLockReadGuard<'_, Checkpoints> {
@@ -35,22 +43,36 @@ impl Catalogue {
 
     /// A checkpoint for others, with the nearest that they see as its parent.
     fn shown(&self, checkpoints: &Checkpoints, kept: &Kept) -> Kept {
-        Kept { parent: checkpoints.parent(kept.id), has_dropped: self.dropped.shows(kept.id), ..kept.clone() }
+        Kept {
+            parent: checkpoints.parent(kept.id),
+            has_dropped: self.dropped.shows(kept.id),
+            ..kept.clone()
+        }
     }
 
     /// Every checkpoint kept, oldest first.
     pub fn checkpoints(&self) -> Vec<Kept> {
         let checkpoints = self.read();
-        checkpoints.seen().values().map(|(kept, _)| self.shown(&checkpoints, kept)).collect()
+        checkpoints
+            .seen()
+            .values()
+            .map(|(kept, _)| self.shown(&checkpoints, kept))
+            .collect()
     }
 
-    /// Every checkpoint that was deleted or undone and can be brought back, oldest first. What it needs takes space until it is freed.
+    /// Every checkpoint that was deleted or undone and can be brought back, oldest first. What it
+    /// needs takes space until it is freed.
     pub fn hidden(&self) -> Vec<Kept> {
         let checkpoints = self.read();
-        checkpoints.hidden().values().map(|(kept, _)| self.shown(&checkpoints, kept)).collect()
+        checkpoints
+            .hidden()
+            .values()
+            .map(|(kept, _)| self.shown(&checkpoints, kept))
+            .collect()
     }
 
-    /// The numbers of all checkpoints whose versions are in the store, hidden ones too, oldest first.
+    /// The numbers of all checkpoints whose versions are in the store, hidden ones too, oldest
+    /// first.
     pub fn stored_ids(&self) -> Vec<CheckpointId> {
         self.retained().into_iter().map(|(id, _)| id).collect()
     }
@@ -59,9 +81,23 @@ impl Catalogue {
     pub fn unsynced(&self) -> impl Iterator<Item = Kept> + use<> {
         let synced_ns = self.journal.store().layout.synced_ns().unwrap_or(i64::MIN);
         let checkpoints = self.read();
-        let newest_first = checkpoints.seen().values().rev().map(|(checkpoint, _)| checkpoint);
-        let mut unsynced: Vec<Kept> = newest_first.take_while(|checkpoint| checkpoint.created_ns > synced_ns).cloned().collect();
-        unsynced.extend(checkpoints.hidden().values().map(|(kept, _)| kept).filter(|kept| kept.created_ns > synced_ns).cloned());
+        let newest_first = checkpoints
+            .seen()
+            .values()
+            .rev()
+            .map(|(checkpoint, _)| checkpoint);
+        let mut unsynced: Vec<Kept> = newest_first
+            .take_while(|checkpoint| checkpoint.created_ns > synced_ns)
+            .cloned()
+            .collect();
+        unsynced.extend(
+            checkpoints
+                .hidden()
+                .values()
+                .map(|(kept, _)| kept)
+                .filter(|kept| kept.created_ns > synced_ns)
+                .cloned(),
+        );
         unsynced.sort_by_key(|kept| kept.id);
         unsynced.into_iter()
     }
@@ -71,9 +107,14 @@ impl Catalogue {
         self.read().seen().keys().copied().collect()
     }
 
-    /// Every checkpoint that something is kept for, and when it was made (nanoseconds since 1970), oldest first.
+    /// Every checkpoint that something is kept for, and when it was made (nanoseconds since 1970),
+    /// oldest first.
     pub fn retained(&self) -> Vec<(CheckpointId, i64)> {
-        let mut ids: Vec<_> = self.read().all().map(|(kept, _)| (kept.id, kept.created_ns)).collect();
+        let mut ids: Vec<_> = self
+            .read()
+            .all()
+            .map(|(kept, _)| (kept.id, kept.created_ns))
+            .collect();
         ids.sort_unstable();
         ids
     }
@@ -84,10 +125,22 @@ impl Catalogue {
     }
 
     /// As [`Catalogue::newest`], of those before `before`.
-    pub fn newest_before(&self, before: Option<CheckpointId>, limit: usize, wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
+    pub fn newest_before(
+        &self,
+        before: Option<CheckpointId>,
+        limit: usize,
+        wanted: impl Fn(&Kept) -> bool,
+    ) -> Vec<Kept> {
         let checkpoints = self.read();
-        let kept = checkpoints.seen().range(..before.unwrap_or(CheckpointId(u64::MAX))).rev().map(|(_, (kept, _))| kept);
-        kept.filter(|kept| wanted(kept)).take(limit).map(|kept| self.shown(&checkpoints, kept)).collect()
+        let kept = checkpoints
+            .seen()
+            .range(..before.unwrap_or(CheckpointId(u64::MAX)))
+            .rev()
+            .map(|(_, (kept, _))| kept);
+        kept.filter(|kept| wanted(kept))
+            .take(limit)
+            .map(|kept| self.shown(&checkpoints, kept))
+            .collect()
     }
 
     /// Number of checkpoints kept.
@@ -98,13 +151,18 @@ impl Catalogue {
     /// One checkpoint.
     pub fn checkpoint(&self, id: CheckpointId) -> Option<Kept> {
         let checkpoints = self.read();
-        checkpoints.get(id).map(|kept| self.shown(&checkpoints, kept))
+        checkpoints
+            .get(id)
+            .map(|kept| self.shown(&checkpoints, kept))
     }
 
     /// One checkpoint that is hidden.
     pub fn hidden_checkpoint(&self, id: CheckpointId) -> Option<Kept> {
         let checkpoints = self.read();
-        checkpoints.hidden().get(&id).map(|(kept, _)| self.shown(&checkpoints, kept))
+        checkpoints
+            .hidden()
+            .get(&id)
+            .map(|(kept, _)| self.shown(&checkpoints, kept))
     }
 
     /// Whether a checkpoint is kept.
@@ -124,7 +182,9 @@ impl Catalogue {
 
     /// Whether a checkpoint is named as not whole: what it needs may not have come to the disk.
     pub(super) fn is_incomplete(&self, id: CheckpointId) -> bool {
-        self.read().get(id).is_some_and(|checkpoint| checkpoint.is_incomplete())
+        self.read()
+            .get(id)
+            .is_some_and(|checkpoint| checkpoint.is_incomplete())
     }
 
     /// When a checkpoint that is kept was made, nanoseconds since 1970.
@@ -132,7 +192,8 @@ impl Catalogue {
         self.read().get(id).map(|kept| kept.created_ns)
     }
 
-    /// The newest checkpoint that somebody asked for; the newest that the daemon made by itself, if nobody asked for any.
+    /// The newest checkpoint that somebody asked for; the newest that the daemon made by itself, if
+    /// nobody asked for any.
     pub fn latest(&self) -> Option<CheckpointId> {
         self.read().latest()
     }
@@ -156,7 +217,11 @@ impl Catalogue {
 
     /// Every tag, sorted.
     pub fn tags(&self) -> Vec<(String, CheckpointId)> {
-        self.read().tags().all().map(|(tag, id)| (tag.clone(), id)).collect()
+        self.read()
+            .tags()
+            .all()
+            .map(|(tag, id)| (tag.clone(), id))
+            .collect()
     }
 
     /// Gives a checkpoint these tags. Nobody asked for it. When it returns that survives `kill -9`.
@@ -186,13 +251,22 @@ impl Catalogue {
         self.selected(name, select_whole)
     }
 
-    fn selected(&self, name: &str, select: fn(&str, &[select::Known<'_>]) -> Result<State, Unselected>) -> Result<State, Unselected> {
+    fn selected(
+        &self,
+        name: &str,
+        select: fn(&str, &[select::Known<'_>]) -> Result<State, Unselected>,
+    ) -> Result<State, Unselected> {
         let checkpoints = self.read();
         // What most ask for is found without looking at each.
         let found = match name {
             "latest" => checkpoints.latest(),
             tag => {
-                let numbered = || tag.parse().map(CheckpointId).ok().filter(|id| checkpoints.seen().contains_key(id));
+                let numbered = || {
+                    tag.parse()
+                        .map(CheckpointId)
+                        .ok()
+                        .filter(|id| checkpoints.seen().contains_key(id))
+                };
                 checkpoints.tags().get(tag).or_else(numbered)
             }
         };
@@ -202,7 +276,12 @@ impl Catalogue {
         let known: Vec<select::Known<'_>> = checkpoints
             .seen()
             .values()
-            .map(|(kept, _)| select::Known { id: kept.id, tags: &kept.tags, state_ns: kept.state_ns(), reason: &kept.reason })
+            .map(|(kept, _)| select::Known {
+                id: kept.id,
+                tags: &kept.tags,
+                state_ns: kept.state_ns(),
+                reason: &kept.reason,
+            })
             .collect();
         select(name, &known)
     }

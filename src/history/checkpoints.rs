@@ -16,7 +16,8 @@ pub(super) type Known = BTreeMap<CheckpointId, (Kept, Address)>;
 pub(super) struct Checkpoints {
     /// Those that can be seen.
     seen: Known,
-    /// Those that nobody sees and that need what they need all the same: they were deleted or undone.
+    /// Those that nobody sees and that need what they need all the same: they were deleted or
+    /// undone.
     hidden: Known,
     /// Where they come from.
     lineage: Lineage,
@@ -28,7 +29,10 @@ pub(super) struct Checkpoints {
 impl Checkpoints {
     /// None, which come from one another like this.
     pub(super) fn of(lineage: Lineage) -> Checkpoints {
-        Checkpoints { lineage, ..Checkpoints::default() }
+        Checkpoints {
+            lineage,
+            ..Checkpoints::default()
+        }
     }
 
     /// Those that can be seen.
@@ -50,7 +54,8 @@ impl Checkpoints {
         self.emptied
     }
 
-    /// Without checkpoints nothing has a past: nobody could ask for what was kept, and nothing would ever remove it.
+    /// Without checkpoints nothing has a past: nobody could ask for what was kept, and nothing
+    /// would ever remove it.
     pub(super) fn is_empty(&self) -> bool {
         self.seen.is_empty() && self.hidden.is_empty()
     }
@@ -67,7 +72,10 @@ impl Checkpoints {
 
     /// Where in the journal the records after a checkpoint begin.
     pub(super) fn address(&self, id: CheckpointId) -> Option<Address> {
-        self.seen.get(&id).or_else(|| self.hidden.get(&id)).map(|(_, address)| *address)
+        self.seen
+            .get(&id)
+            .or_else(|| self.hidden.get(&id))
+            .map(|(_, address)| *address)
     }
 
     /// All, in no order.
@@ -75,21 +83,38 @@ impl Checkpoints {
         self.seen.values().chain(self.hidden.values())
     }
 
-    /// The newest that somebody asked for; the newest that the daemon made by itself, if nobody asked for any.
+    /// The newest that somebody asked for; the newest that the daemon made by itself, if nobody
+    /// asked for any.
     pub(super) fn latest(&self) -> Option<CheckpointId> {
-        let newest = |wanted: fn(&Reason) -> bool| self.seen.values().rev().find(|(checkpoint, _)| wanted(&checkpoint.reason));
-        newest(Reason::is_asked).or_else(|| newest(Reason::is_auto)).map(|(checkpoint, _)| checkpoint.id)
+        let newest = |wanted: fn(&Reason) -> bool| {
+            self.seen
+                .values()
+                .rev()
+                .find(|(checkpoint, _)| wanted(&checkpoint.reason))
+        };
+        newest(Reason::is_asked)
+            .or_else(|| newest(Reason::is_auto))
+            .map(|(checkpoint, _)| checkpoint.id)
     }
 
-    /// The newest that somebody asked for and that the one with this number, which is yet to be made, comes from.
+    /// The newest that somebody asked for and that the one with this number, which is yet to be
+    /// made, comes from.
     pub(super) fn base(&self, next: CheckpointId) -> Option<CheckpointId> {
-        let asked = |to| self.seen.range(..=to).rev().find(|(_, (kept, _))| kept.reason.is_asked()).map(|(id, _)| *id);
+        let asked = |to| {
+            self.seen
+                .range(..=to)
+                .rev()
+                .find(|(_, (kept, _))| kept.reason.is_asked())
+                .map(|(id, _)| *id)
+        };
         self.lineage.parent(next, asked).or_else(|| self.latest())
     }
 
     /// The nearest that can be seen of those that it comes from.
     pub(super) fn parent(&self, id: CheckpointId) -> Option<CheckpointId> {
-        self.lineage.parent(id, |id| self.seen.range(..=id).next_back().map(|(id, _)| *id))
+        self.lineage.parent(id, |id| {
+            self.seen.range(..=id).next_back().map(|(id, _)| *id)
+        })
     }
 
     pub(super) fn put(&mut self, kept: Kept, address: Address) {
@@ -111,7 +136,11 @@ impl Checkpoints {
             Record::Pinned { id, reason } => self.pin(id, &reason),
             Record::Hidden { id, hidden } => self.hide(id, hidden),
             Record::Deleted { id } => self.remove(id),
-            Record::RestoreBegin { target, guard, paths } => drop(self.lineage.restored(target, guard, &paths)),
+            Record::RestoreBegin {
+                target,
+                guard,
+                paths,
+            } => drop(self.lineage.restored(target, guard, &paths)),
             _ => {}
         }
     }
@@ -146,7 +175,11 @@ impl Checkpoints {
     }
 
     fn hide(&mut self, id: CheckpointId, hidden: bool) {
-        let known = if hidden { self.seen.remove(&id) } else { self.hidden.remove(&id) };
+        let known = if hidden {
+            self.seen.remove(&id)
+        } else {
+            self.hidden.remove(&id)
+        };
         if let Some((kept, address)) = known {
             self.tags.take(id, &kept.tags);
             self.put(Kept { hidden, ..kept }, address);

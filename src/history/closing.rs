@@ -12,14 +12,20 @@ use crate::store::record::{Actor, Checkpoint, Kept, Record, Undo};
 use crate::sys::{Errno, SysResult};
 
 impl Timeline {
-    /// Closes the open epoch with `checkpoint` and opens the next, whose first records are `ahead`: all in one append. When it returns the
-    /// checkpoint survives `kill -9`.
+    /// Closes the open epoch with `checkpoint` and opens the next, whose first records are `ahead`:
+    /// all in one append. When it returns the checkpoint survives `kill -9`.
     ///
     /// # Errors
     /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
     ///
     /// `open`: who has what open for writing; they may write in the next epoch without a request.
-    pub fn close_epoch(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>, open: &[(Slot, Arc<Numbered>)]) -> SysResult<()> {
+    pub fn close_epoch(
+        &self,
+        by: Option<&Actor>,
+        checkpoint: Checkpoint,
+        ahead: Vec<Undo>,
+        open: &[(Slot, Arc<Numbered>)],
+    ) -> SysResult<()> {
         self.close_epoch_and(by, checkpoint, ahead, open, None)
     }
 
@@ -36,7 +42,10 @@ impl Timeline {
         more: Option<Record>,
     ) -> SysResult<()> {
         let asked_for = checkpoint.reason.is_asked();
-        let operation = by.filter(|_| asked_for).map(|by| self.operations.operation(by, None, Deed::Made { id: checkpoint.id }));
+        let operation = by.filter(|_| asked_for).map(|by| {
+            self.operations
+                .operation(by, None, Deed::Made { id: checkpoint.id })
+        });
         let mut tables = self.epochs.write();
         let next = tables.open().epoch.next();
         let mut records = asked(by);
@@ -44,14 +53,18 @@ impl Timeline {
         records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(operation.clone().map(Record::Operation));
         records.extend(more);
-        records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
+        records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo {
+            epoch: next,
+            undo: undo.to_vec(),
+        }));
         let open = attribution::open_ones(open);
         records.extend(open.clone());
         let addresses = self.journal.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
         tables.close(checkpoint.id);
         for item in ahead {
-            // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
+            // Counted as a capture at an open for writing is: it is taken back, and the count with
+            // it, if the file turns out unchanged.
             if matches!(item, Undo::Data { .. }) {
                 tables.open_mut().count(1);
             }

@@ -1,7 +1,9 @@
-//! What captured versions hold, as the sealer's hashes say (`Hashes` in the journal): which epochs are hashed, and which versions hold the same.
+//! What captured versions hold, as the sealer's hashes say (`Hashes` in the journal): which epochs
+//! are hashed, and which versions hold the same.
 //!
-//! The index has the records that it has taken over, memory the later ones. What they say is a hint: an object may be gone, or, for whoever can forge a
-//! hash, hold something else. Whoever shares two of them has the bytes compared.
+//! The index has the records that it has taken over, memory the later ones. What they say is a
+//! hint: an object may be gone, or, for whoever can forge a hash, hold something else. Whoever
+//! shares two of them has the bytes compared.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -32,7 +34,10 @@ impl Hashed {
     pub(super) fn note(&mut self, epoch: Epoch, at: Address, objects: &[ObjectHash], whole: bool) {
         self.seals.entry(epoch).or_default().push((at, whole));
         for sealed in objects.iter().filter(|sealed| sealed.size > 0) {
-            self.objects.entry(sealed.hash).or_default().push((at, sealed.object, sealed.size));
+            self.objects
+                .entry(sealed.hash)
+                .or_default()
+                .push((at, sealed.object, sealed.size));
         }
     }
 }
@@ -46,18 +51,27 @@ pub struct Contents {
 
 impl Contents {
     pub(super) fn new(journal: Arc<Appender>, hashed: Hashed) -> Contents {
-        Contents { journal, hashed: RwLock::new(hashed) }
+        Contents {
+            journal,
+            hashed: RwLock::new(hashed),
+        }
     }
 
-    /// Records what objects of a closed epoch held. `whole`: all that it has are recorded now. When it returns that survives `kill -9`.
+    /// Records what objects of a closed epoch held. `whole`: all that it has are recorded now. When
+    /// it returns that survives `kill -9`.
     ///
     /// # Errors
     /// As [`Appender::append`].
     pub fn add_hashes(&self, epoch: Epoch, objects: Vec<ObjectHash>, whole: bool) -> SysResult<()> {
-        let at = self.journal.write(&[Record::Hashes { epoch, objects: objects.clone(), whole }])?;
+        let at = self.journal.write(&[Record::Hashes {
+            epoch,
+            objects: objects.clone(),
+            whole,
+        }])?;
         sys::awake(|| {
             let mut hashed = self.hashed.write();
-            at.into_iter().for_each(|at| hashed.note(epoch, at, &objects, whole));
+            at.into_iter()
+                .for_each(|at| hashed.note(epoch, at, &objects, whole));
         });
         Ok(())
     }
@@ -77,7 +91,9 @@ impl Contents {
         let mut found = Vec::new();
         for (at, _) in &places {
             // It may just have been left out, with all that it speaks of.
-            if let Some(Record::Hashes { objects, .. }) = store.journal.read_if_needed(*at).map_err(fault)? {
+            if let Some(Record::Hashes { objects, .. }) =
+                store.journal.read_if_needed(*at).map_err(fault)?
+            {
                 found.extend(objects);
             }
         }
@@ -89,10 +105,24 @@ impl Contents {
     /// # Errors
     /// EIO if the index cannot be read.
     pub fn is_hashed(&self, epoch: Epoch) -> SysResult<bool> {
-        if self.hashed.read().seals.get(&epoch).is_some_and(|seals| seals.iter().any(|(_, whole)| *whole)) {
+        if self
+            .hashed
+            .read()
+            .seals
+            .get(&epoch)
+            .is_some_and(|seals| seals.iter().any(|(_, whole)| *whole))
+        {
             return Ok(true);
         }
-        Ok(self.journal.store().index.catalogue().seals(epoch).map_err(fault)?.iter().any(|(_, whole)| *whole))
+        Ok(self
+            .journal
+            .store()
+            .index
+            .catalogue()
+            .seals(epoch)
+            .map_err(fault)?
+            .iter()
+            .any(|(_, whole)| *whole))
     }
 
     /// Other objects that are there and may hold the same as this one, oldest first.
@@ -110,9 +140,21 @@ impl Contents {
             looked += 1;
             objects.len() < SAME_MAX && looked < LOOKED_MAX
         };
-        let later = self.hashed.read().objects.get(&sealed.hash).cloned().unwrap_or_default();
-        if later.into_iter().all(|(_, object, size)| take(object, size)) {
-            store.index.each_content(&sealed.hash, take).map_err(fault)?;
+        let later = self
+            .hashed
+            .read()
+            .objects
+            .get(&sealed.hash)
+            .cloned()
+            .unwrap_or_default();
+        if later
+            .into_iter()
+            .all(|(_, object, size)| take(object, size))
+        {
+            store
+                .index
+                .each_content(&sealed.hash, take)
+                .map_err(fault)?;
         }
         objects.sort_unstable();
         objects.dedup();

@@ -1,7 +1,8 @@
 //! What differs between two states of the tree.
 //!
-//! Only what was recorded between them can differ, so the walk follows those names alone, and lists a directory whole only where it is another one
-//! than before. What was recorded is compared: a file that was opened and left alone, or changed and changed back, is not in the answer.
+//! Only what was recorded between them can differ, so the walk follows those names alone, and lists
+//! a directory whole only where it is another one than before. What was recorded is compared: a
+//! file that was opened and left alone, or changed and changed back, is not in the answer.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,7 +30,8 @@ pub enum Difference {
     Renamed(Vec<u8>),
     /// It is of another kind.
     TypeChanged,
-    /// It cannot be told, for what it was, or is, cannot be read: it was changed behind our back, its version is lost, or it was forged.
+    /// It cannot be told, for what it was, or is, cannot be read: it was changed behind our back,
+    /// its version is lost, or it was forged.
     Unknown,
 }
 
@@ -71,15 +73,19 @@ type Pair = (Vec<u8>, Side, Side);
 #[derive(Default)]
 struct Found {
     differs: Vec<Differs>,
-    /// Directories that were gone through in the older state, and in the newer. Of one state each is in one place; forged, it can be in many, and the ways
-    /// to it more than can be gone.
+    /// Directories that were gone through in the older state, and in the newer. Of one state each
+    /// is in one place; forged, it can be in many, and the ways to it more than can be gone.
     passed: [HashSet<Slot>; 2],
 }
 
 impl Found {
     /// Notes a directory that is gone through; `false`: it was before.
     fn pass(&mut self, child: Child, newer: bool) -> bool {
-        child.kind != Kind::Dir || self.passed.get_mut(usize::from(newer)).is_some_and(|passed| passed.insert(child.slot))
+        child.kind != Kind::Dir
+            || self
+                .passed
+                .get_mut(usize::from(newer))
+                .is_some_and(|passed| passed.insert(child.slot))
     }
 }
 
@@ -93,12 +99,17 @@ enum Verdict {
 
 impl From<bool> for Verdict {
     fn from(changed: bool) -> Verdict {
-        if changed { Verdict::Changed } else { Verdict::Same }
+        if changed {
+            Verdict::Changed
+        } else {
+            Verdict::Same
+        }
     }
 }
 
-/// Below a directory whose path is longer nothing is told apart: it differs. There is no bound on how deep directories can be made, and the paths of
-/// all of them together grow with the square of that.
+/// Below a directory whose path is longer nothing is told apart: it differs. There is no bound on
+/// how deep directories can be made, and the paths of all of them together grow with the square of
+/// that.
 const PATH_TOLD_MAX: usize = 16 << 10;
 
 impl Comparison<'_> {
@@ -127,7 +138,16 @@ impl Comparison<'_> {
             found,
             |old, new| self.is_one_inode(old, new),
             |old, new, kind| {
-                let (from, to) = (Child { slot: old.slot, kind }, Child { slot: new.slot, kind });
+                let (from, to) = (
+                    Child {
+                        slot: old.slot,
+                        kind,
+                    },
+                    Child {
+                        slot: new.slot,
+                        kind,
+                    },
+                );
                 Ok(self.changed(from, to, old, new)? != Verdict::Same)
             },
         )?;
@@ -135,7 +155,8 @@ impl Comparison<'_> {
         Ok(found)
     }
 
-    /// As [`Comparison::below`], in no order and with a rename told as what went and what came, everything below it included.
+    /// As [`Comparison::below`], in no order and with a rename told as what went and what came,
+    /// everything below it included.
     ///
     /// # Errors
     /// As [`Comparison::all`].
@@ -147,53 +168,103 @@ impl Comparison<'_> {
         Ok(found.differs)
     }
 
-    /// A path in both states, with everything below it. Depth first, without recursion: a tree can be deeper than the stack.
+    /// A path in both states, with everything below it. Depth first, without recursion: a tree can
+    /// be deeper than the stack.
     fn pair(&self, path: &[u8], from: Side, to: Side, out: &mut Found) -> SysResult<()> {
         let mut open = vec![(path.to_vec(), from, to)];
         while let Some((path, from, to)) = open.pop() {
             match (from, to) {
                 (None, None) => {}
-                (Some((child, trail)), None) => self.only(&self.from, &path, child, &trail, &Difference::Deleted, out)?,
-                (None, Some((child, trail))) => self.only(&self.to, &path, child, &trail, &Difference::Added, out)?,
-                (Some(from), Some(to)) => open.extend(self.both(&path, &from, &to, out)?.into_iter().rev()),
+                (Some((child, trail)), None) => {
+                    self.only(&self.from, &path, child, &trail, &Difference::Deleted, out)?
+                }
+                (None, Some((child, trail))) => {
+                    self.only(&self.to, &path, child, &trail, &Difference::Added, out)?
+                }
+                (Some(from), Some(to)) => {
+                    open.extend(self.both(&path, &from, &to, out)?.into_iter().rev())
+                }
             }
         }
         Ok(())
     }
 
-    /// A path that exists in one state only, with everything below it, as far down as paths are told.
-    fn only(&self, view: &View<'_>, path: &[u8], child: Child, trail: &Arc<Trail>, how: &Difference, out: &mut Found) -> SysResult<()> {
+    /// A path that exists in one state only, with everything below it, as far down as paths are
+    /// told.
+    fn only(
+        &self,
+        view: &View<'_>,
+        path: &[u8],
+        child: Child,
+        trail: &Arc<Trail>,
+        how: &Difference,
+        out: &mut Found,
+    ) -> SysResult<()> {
         let newer = *how == Difference::Added;
         let mut open = vec![(path.to_vec(), child, Arc::clone(trail))];
         while let Some((path, child, trail)) = open.pop() {
             let mut how = how.clone();
             if child.kind == Kind::Dir && path.len() <= PATH_TOLD_MAX {
-                let listed = if out.pass(child, newer) { view.told(there(view.list_known(&trail).map(Some)))? } else { None };
-                if listed.as_ref().is_none_or(|known| known.as_ref().is_some_and(|known| known.partial)) {
+                let listed = if out.pass(child, newer) {
+                    view.told(there(view.list_known(&trail).map(Some)))?
+                } else {
+                    None
+                };
+                if listed
+                    .as_ref()
+                    .is_none_or(|known| known.as_ref().is_some_and(|known| known.partial))
+                {
                     how = Difference::Unknown;
                 }
                 let known = listed.flatten().unwrap_or_default();
                 for (name, below) in known.names {
                     open.push((join(&path, &name), below, trail.step(&name, below.slot)));
                 }
-                let unknown = known.unknown.iter().map(|name| Differs::unknown(join(&path, name)));
+                let unknown = known
+                    .unknown
+                    .iter()
+                    .map(|name| Differs::unknown(join(&path, name)));
                 out.differs.extend(unknown);
             }
             if !path.is_empty() {
-                let (old, new) = if newer { (None, Some(trail)) } else { (Some(trail), None) };
-                out.differs.push(Differs { path, how, kind: child.kind, slot: child.slot, old, new });
+                let (old, new) = if newer {
+                    (None, Some(trail))
+                } else {
+                    (Some(trail), None)
+                };
+                out.differs.push(Differs {
+                    path,
+                    how,
+                    kind: child.kind,
+                    slot: child.slot,
+                    old,
+                    new,
+                });
             }
         }
         Ok(())
     }
 
     /// A path that exists in both states; gives the names below it that may differ.
-    fn both(&self, path: &[u8], from: &(Child, Arc<Trail>), to: &(Child, Arc<Trail>), out: &mut Found) -> SysResult<Vec<Pair>> {
+    fn both(
+        &self,
+        path: &[u8],
+        from: &(Child, Arc<Trail>),
+        to: &(Child, Arc<Trail>),
+        out: &mut Found,
+    ) -> SysResult<Vec<Pair>> {
         let (old, new) = (from.0, to.0);
         let trails = || (Some(Arc::clone(&from.1)), Some(Arc::clone(&to.1)));
         let differs = |how| {
             let (before, after) = trails();
-            Differs { path: path.to_vec(), how, kind: new.kind, slot: new.slot, old: before, new: after }
+            Differs {
+                path: path.to_vec(),
+                how,
+                kind: new.kind,
+                slot: new.slot,
+                old: before,
+                new: after,
+            }
         };
         if old.kind != new.kind {
             out.differs.push(differs(Difference::TypeChanged));
@@ -201,7 +272,8 @@ impl Comparison<'_> {
             self.only(&self.from, path, old, &from.1, &Difference::Deleted, out)?;
             self.only(&self.to, path, new, &to.1, &Difference::Added, out)?;
             let below = out.differs.split_off(above);
-            out.differs.extend(below.into_iter().filter(|item| item.path != path));
+            out.differs
+                .extend(below.into_iter().filter(|item| item.path != path));
             return Ok(Vec::new());
         }
         if !out.pass(old, false) || !out.pass(new, true) {
@@ -223,11 +295,17 @@ impl Comparison<'_> {
         let before = self.from.steps_told(&from.1, &names);
         // What had no record is what it is now: that is not looked at twice.
         let now = self.to.state() == State::Live && from.1.slot == to.1.slot;
-        let others: BTreeSet<Name> = names.iter().zip(&before).filter(|(_, (live, _))| !(now && *live)).map(|(name, _)| name.clone()).collect();
+        let others: BTreeSet<Name> = names
+            .iter()
+            .zip(&before)
+            .filter(|(_, (live, _))| !(now && *live))
+            .map(|(name, _)| name.clone())
+            .collect();
         let mut after = self.to.steps(&to.1, &others).into_iter();
         for (name, (live, old)) in names.iter().zip(before) {
             let new = if now && live {
-                old.clone().map(|step| step.map(|(child, _)| (child, to.1.step(name, child.slot))))
+                old.clone()
+                    .map(|step| step.map(|(child, _)| (child, to.1.step(name, child.slot))))
             } else {
                 after.next().unwrap_or(Ok(None))
             };
@@ -241,8 +319,16 @@ impl Comparison<'_> {
                     let (old, new) = (old.flatten(), new.flatten());
                     let child = old.as_ref().or(new.as_ref()).map(|(child, _)| *child);
                     let unknown = Differs::unknown(path);
-                    let (kind, slot) = child.map_or((unknown.kind, unknown.slot), |child| (child.kind, child.slot));
-                    out.differs.push(Differs { kind, slot, old: old.map(|found| found.1), new: new.map(|found| found.1), ..unknown });
+                    let (kind, slot) = child.map_or((unknown.kind, unknown.slot), |child| {
+                        (child.kind, child.slot)
+                    });
+                    out.differs.push(Differs {
+                        kind,
+                        slot,
+                        old: old.map(|found| found.1),
+                        new: new.map(|found| found.1),
+                        ..unknown
+                    });
                 }
             }
         }
@@ -252,39 +338,82 @@ impl Comparison<'_> {
     /// The names in which two directories can differ.
     fn names(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<BTreeSet<Name>> {
         if from.slot == to.slot {
-            return Ok(self.touched.names.get(&from.slot).cloned().unwrap_or_default());
+            return Ok(self
+                .touched
+                .names
+                .get(&from.slot)
+                .cloned()
+                .unwrap_or_default());
         }
-        let before = self.from.told(self.from.list_known(from))?.unwrap_or_default();
-        let after = self.to.told(there(self.to.list_known(to).map(Some)))?.flatten().unwrap_or_default();
+        let before = self
+            .from
+            .told(self.from.list_known(from))?
+            .unwrap_or_default();
+        let after = self
+            .to
+            .told(there(self.to.list_known(to).map(Some)))?
+            .flatten()
+            .unwrap_or_default();
         let both = [before, after].into_iter();
-        Ok(both.flat_map(|known| known.names.into_iter().map(|(name, _)| name).chain(known.unknown)).collect())
+        Ok(both
+            .flat_map(|known| {
+                known
+                    .names
+                    .into_iter()
+                    .map(|(name, _)| name)
+                    .chain(known.unknown)
+            })
+            .collect())
     }
 
-    /// Whether what has one number in both states is one inode: while nothing is mounted, a number can be given away. Where no birth is known, it is.
+    /// Whether what has one number in both states is one inode: while nothing is mounted, a number
+    /// can be given away. Where no birth is known, it is.
     fn is_one_inode(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
         if !self.touched.nodes.contains(&from.slot) {
             return Ok(true);
         }
-        let before = self.from.told(self.from.attr(from))?.and_then(|attr| attr.stat.btime);
-        let after = self.to.told(there(self.to.attr(to).map(Some)))?.flatten().and_then(|attr| attr.stat.btime);
-        Ok(before.zip(after).is_none_or(|(before, after)| before == after))
+        let before = self
+            .from
+            .told(self.from.attr(from))?
+            .and_then(|attr| attr.stat.btime);
+        let after = self
+            .to
+            .told(there(self.to.attr(to).map(Some)))?
+            .flatten()
+            .and_then(|attr| attr.stat.btime);
+        Ok(before
+            .zip(after)
+            .is_none_or(|(before, after)| before == after))
     }
 
     /// Whether two inodes of one kind differ in content, attributes or extended attributes.
-    fn changed(&self, old: Child, new: Child, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<Verdict> {
+    fn changed(
+        &self,
+        old: Child,
+        new: Child,
+        from: &Arc<Trail>,
+        to: &Arc<Trail>,
+    ) -> SysResult<Verdict> {
         let same_inode = old.slot == new.slot;
         if same_inode && !self.touched.nodes.contains(&old.slot) {
             return Ok(Verdict::Same);
         }
-        let Some(before) = self.from.told(self.from.attr(from))? else { return Ok(Verdict::Unknown) };
-        let Some(after) = self.to.told(there(self.to.attr(to).map(Some)))? else { return Ok(Verdict::Unknown) };
-        let Some(after) = after else { return Ok(Verdict::Changed) };
+        let Some(before) = self.from.told(self.from.attr(from))? else {
+            return Ok(Verdict::Unknown);
+        };
+        let Some(after) = self.to.told(there(self.to.attr(to).map(Some)))? else {
+            return Ok(Verdict::Unknown);
+        };
+        let Some(after) = after else {
+            return Ok(Verdict::Changed);
+        };
         if attributes_differ(&before, &after) {
             return Ok(Verdict::Changed);
         }
         let times_differ = self.times && before.stat.mtime != after.stat.mtime;
         // A directory's times follow its entries; they count only where no entry explains them.
-        let explained = old.kind == Kind::Dir && (!same_inode || self.touched.dirs.contains(&old.slot));
+        let explained =
+            old.kind == Kind::Dir && (!same_inode || self.touched.dirs.contains(&old.slot));
         if times_differ && !explained {
             return Ok(Verdict::Changed);
         }
@@ -299,35 +428,60 @@ impl Comparison<'_> {
             // It was recorded because it was to change.
             Err(DROPPED) => Ok(Verdict::Changed),
             same => {
-                let whole = if self.from.may_be_unserved() { &self.from } else { &self.to };
-                Ok(whole.told(same)?.map_or(Verdict::Unknown, |same| (!same).into()))
+                let whole = if self.from.may_be_unserved() {
+                    &self.from
+                } else {
+                    &self.to
+                };
+                Ok(whole
+                    .told(same)?
+                    .map_or(Verdict::Unknown, |same| (!same).into()))
             }
         }
     }
 
     fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<Verdict> {
-        let Some(before) = self.from.told(self.from.xattrs(from))? else { return Ok(Verdict::Unknown) };
-        let Some(after) = self.to.told(there(self.to.xattrs(to).map(Some)))? else { return Ok(Verdict::Unknown) };
+        let Some(before) = self.from.told(self.from.xattrs(from))? else {
+            return Ok(Verdict::Unknown);
+        };
+        let Some(after) = self.to.told(there(self.to.xattrs(to).map(Some)))? else {
+            return Ok(Verdict::Unknown);
+        };
         Ok((after != Some(before)).into())
     }
 }
 
-/// Finds inodes that were deleted at one path and added at another, and are one by `is_one`: renames. What only moved along with its directory is left
-/// out, unless it has `changed` besides.
+/// Finds inodes that were deleted at one path and added at another, and are one by `is_one`:
+/// renames. What only moved along with its directory is left out, unless it has `changed` besides.
 fn pair_renames(
     found: Vec<Differs>,
     is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> SysResult<bool>,
     changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>,
 ) -> SysResult<Vec<Differs>> {
     let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
-    for (index, item) in found.iter().enumerate().filter(|(_, item)| item.how == Difference::Deleted) {
+    for (index, item) in found
+        .iter()
+        .enumerate()
+        .filter(|(_, item)| item.how == Difference::Deleted)
+    {
         gone.entry((item.slot, item.kind)).or_default().push(index);
     }
     let mut from_of: HashMap<usize, usize> = HashMap::new();
-    for (index, item) in found.iter().enumerate().filter(|(_, item)| item.how == Difference::Added) {
-        let Some(candidates) = gone.get_mut(&(item.slot, item.kind)) else { continue };
-        let Some(from) = candidates.last().copied() else { continue };
-        let both = found.get(from).and_then(|from| from.old.as_ref()).zip(item.new.as_ref());
+    for (index, item) in found
+        .iter()
+        .enumerate()
+        .filter(|(_, item)| item.how == Difference::Added)
+    {
+        let Some(candidates) = gone.get_mut(&(item.slot, item.kind)) else {
+            continue;
+        };
+        let Some(from) = candidates.last().copied() else {
+            continue;
+        };
+        let both = found
+            .get(from)
+            .and_then(|from| from.old.as_ref())
+            .zip(item.new.as_ref());
         if both.map_or(Ok(true), |(old, new)| is_one(old, new))? {
             candidates.pop();
             from_of.insert(index, from);
@@ -336,12 +490,22 @@ fn pair_renames(
     if from_of.is_empty() {
         return Ok(found);
     }
-    let moved: HashMap<Vec<u8>, Vec<u8>> =
-        from_of.iter().filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone()))).collect();
+    let moved: HashMap<Vec<u8>, Vec<u8>> = from_of
+        .iter()
+        .filter_map(|(to, from)| {
+            Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone()))
+        })
+        .collect();
     let consumed: HashSet<usize> = from_of.values().copied().collect();
-    let mut trails: HashMap<usize, Option<Arc<Trail>>> = from_of.iter().filter_map(|(to, from)| Some((*to, found.get(*from)?.old.clone()))).collect();
+    let mut trails: HashMap<usize, Option<Arc<Trail>>> = from_of
+        .iter()
+        .filter_map(|(to, from)| Some((*to, found.get(*from)?.old.clone())))
+        .collect();
     let carried = |to: &[u8], from: &[u8]| {
-        let (Some((to_dir, to_name)), Some((from_dir, from_name))) = (split(to), split(from)) else { return false };
+        let (Some((to_dir, to_name)), Some((from_dir, from_name))) = (split(to), split(from))
+        else {
+            return false;
+        };
         to_name == from_name && moved.get(to_dir).is_some_and(|old| old == from_dir)
     };
     let mut out = Vec::with_capacity(found.len());
@@ -349,13 +513,22 @@ fn pair_renames(
         if consumed.contains(&index) {
             continue;
         }
-        let from = from_of.get(&index).and_then(|_| moved.get(&item.path)).cloned();
+        let from = from_of
+            .get(&index)
+            .and_then(|_| moved.get(&item.path))
+            .cloned();
         match from {
             Some(from) => {
                 let old = trails.remove(&index).flatten();
                 let both = old.as_ref().zip(item.new.as_ref());
-                if !carried(&item.path, &from) || both.map_or(Ok(true), |(old, new)| changed(old, new, item.kind))? {
-                    out.push(Differs { how: Difference::Renamed(from), old, ..item });
+                if !carried(&item.path, &from)
+                    || both.map_or(Ok(true), |(old, new)| changed(old, new, item.kind))?
+                {
+                    out.push(Differs {
+                        how: Difference::Renamed(from),
+                        old,
+                        ..item
+                    });
                 }
             }
             None => out.push(item),
@@ -383,10 +556,18 @@ pub fn join(dir: &[u8], name: &Name) -> Vec<u8> {
 impl Differs {
     /// A path of which nothing is known.
     fn unknown(path: Vec<u8>) -> Differs {
-        Differs { path, how: Difference::Unknown, kind: Kind::File, slot: Slot::STAGING, old: None, new: None }
+        Differs {
+            path,
+            how: Difference::Unknown,
+            kind: Kind::File,
+            slot: Slot::STAGING,
+            old: None,
+            new: None,
+        }
     }
 
-    /// The newer state is the live tree, and so on: which view `kind` and `path` speak of is told by `how`.
+    /// The newer state is the live tree, and so on: which view `kind` and `path` speak of is told
+    /// by `how`.
     pub fn slot(&self) -> Slot {
         self.slot
     }

@@ -1,8 +1,11 @@
-//! What was captured ahead of need: what files and directories hold that changed in a closed epoch, so that the past does not depend on the live tree.
+//! What was captured ahead of need: what files and directories hold that changed in a closed epoch,
+//! so that the past does not depend on the live tree.
 //!
-//! An undo record says what a key held before it changed. What is captured ahead says what it holds, and becomes an undo record when a change is found
-//! that nobody recorded: made while nothing was mounted. It stands as long as no undo record of its key was made after it, and is believed only while some
-//! checkpoint is kept that is older than it: without any, changes are not recorded, and it would not be known to be stale.
+//! An undo record says what a key held before it changed. What is captured ahead says what it
+//! holds, and becomes an undo record when a change is found that nobody recorded: made while
+//! nothing was mounted. It stands as long as no undo record of its key was made after it, and is
+//! believed only while some checkpoint is kept that is older than it: without any, changes are not
+//! recorded, and it would not be known to be stale.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -65,8 +68,18 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    pub(super) fn new(journal: Arc<Appender>, catalogue: Arc<Catalogue>, lookup: Arc<Lookup>, noted: Noted) -> Ahead {
-        Ahead { journal, catalogue, lookup, noted: RwLock::new(noted) }
+    pub(super) fn new(
+        journal: Arc<Appender>,
+        catalogue: Arc<Catalogue>,
+        lookup: Arc<Lookup>,
+        noted: Noted,
+    ) -> Ahead {
+        Ahead {
+            journal,
+            catalogue,
+            lookup,
+            noted: RwLock::new(noted),
+        }
     }
 
     /// Records what was captured ahead. When it returns that survives `kill -9`.
@@ -86,7 +99,14 @@ impl Ahead {
     /// EIO if the index cannot be read.
     pub fn upto(&self) -> SysResult<Epoch> {
         let memory = self.noted.read().upto;
-        Ok(memory.max(self.journal.store().index.catalogue().ahead_upto().map_err(fault)?))
+        Ok(memory.max(
+            self.journal
+                .store()
+                .index
+                .catalogue()
+                .ahead_upto()
+                .map_err(fault)?,
+        ))
     }
 
     /// Objects that were captured ahead of which the index may not know.
@@ -97,7 +117,9 @@ impl Ahead {
         let places = self.noted.read().at.clone();
         let mut objects = HashSet::new();
         for at in places {
-            if let Record::Ahead { undo, .. } = self.journal.store().journal.read(at).map_err(fault)? {
+            if let Record::Ahead { undo, .. } =
+                self.journal.store().journal.read(at).map_err(fault)?
+            {
                 objects.extend(undo.into_iter().filter_map(|item| match item {
                     Undo::Data { before, .. } => before.object,
                     _ => None,
@@ -110,8 +132,19 @@ impl Ahead {
     /// What was captured ahead of each key last, and in which epoch; it may be superseded.
     fn latest(&self) -> SysResult<HashMap<Key, (Epoch, Undo)>> {
         let mut frames: BTreeMap<Address, Option<HashSet<u16>>> = BTreeMap::new();
-        for (at, item) in self.journal.store().index.catalogue().ahead().map_err(fault)? {
-            frames.entry(at).or_insert_with(|| Some(HashSet::new())).get_or_insert_default().insert(item);
+        for (at, item) in self
+            .journal
+            .store()
+            .index
+            .catalogue()
+            .ahead()
+            .map_err(fault)?
+        {
+            frames
+                .entry(at)
+                .or_insert_with(|| Some(HashSet::new()))
+                .get_or_insert_default()
+                .insert(item);
         }
         // Those of the tail are read whole: which of their items count is seen from their order.
         for at in self.noted.read().at.iter() {
@@ -119,7 +152,11 @@ impl Ahead {
         }
         let mut latest = HashMap::new();
         for (at, items) in frames {
-            let Record::Ahead { epoch, undo, .. } = self.journal.store().journal.read(at).map_err(fault)? else { continue };
+            let Record::Ahead { epoch, undo, .. } =
+                self.journal.store().journal.read(at).map_err(fault)?
+            else {
+                continue;
+            };
             for (number, item) in (0_u16..).zip(undo) {
                 if items.as_ref().is_none_or(|items| items.contains(&number)) {
                     latest.insert(item.key(), (epoch, item));
@@ -129,7 +166,8 @@ impl Ahead {
         Ok(latest)
     }
 
-    /// Every object that was captured ahead last of a file; it may have become a record's, or be gone.
+    /// Every object that was captured ahead last of a file; it may have become a record's, or be
+    /// gone.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -158,7 +196,8 @@ impl Ahead {
         Ok(nodes)
     }
 
-    /// Lets go of what was captured ahead and is superseded, as far as the index has it: the records that say so may be left out then.
+    /// Lets go of what was captured ahead and is superseded, as far as the index has it: the
+    /// records that say so may be left out then.
     ///
     /// # Errors
     /// Those of the journal and the index.
@@ -170,9 +209,19 @@ impl Ahead {
         }
         let mut superseded = Vec::new();
         for (at, items) in frames {
-            let Record::Ahead { epoch, undo, .. } = self.journal.store().journal.read(at)? else { continue };
-            for (_, item) in (0_u16..).zip(undo).filter(|(number, _)| items.contains(number)) {
-                if matches!(item, Undo::Home { .. }) || self.lookup.is_recorded_since(&item.key(), epoch).unwrap_or(true) {
+            let Record::Ahead { epoch, undo, .. } = self.journal.store().journal.read(at)? else {
+                continue;
+            };
+            for (_, item) in (0_u16..)
+                .zip(undo)
+                .filter(|(number, _)| items.contains(number))
+            {
+                if matches!(item, Undo::Home { .. })
+                    || self
+                        .lookup
+                        .is_recorded_since(&item.key(), epoch)
+                        .unwrap_or(true)
+                {
                     superseded.push(item.key());
                 }
             }
@@ -180,7 +229,8 @@ impl Ahead {
         index.apply(&mut Batch::forget_ahead(&superseded))
     }
 
-    /// What changed in the closed epochs after `after`, as far as the journal is read: from the newest checkpoint kept before, to the newest of all.
+    /// What changed in the closed epochs after `after`, as far as the journal is read: from the
+    /// newest checkpoint kept before, to the newest of all.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -191,11 +241,21 @@ impl Ahead {
                 let of = |known: &Known| known.range(..=upto).next_back().map(|(_, (_, at))| *at);
                 of(checkpoints.seen()).max(of(checkpoints.hidden()))
             };
-            (last(after.checkpoint()).unwrap_or(self.journal.store().journal.start()), last(CheckpointId(u64::MAX)))
+            (
+                last(after.checkpoint()).unwrap_or(self.journal.store().journal.start()),
+                last(CheckpointId(u64::MAX)),
+            )
         };
         let mut changed = Changed::default();
-        for frame in self.journal.store().journal.scan(from, Some(to.unwrap_or(from))) {
-            let Record::Undo { epoch, undo } = frame.map_err(fault)?.1 else { continue };
+        for frame in self
+            .journal
+            .store()
+            .journal
+            .scan(from, Some(to.unwrap_or(from)))
+        {
+            let Record::Undo { epoch, undo } = frame.map_err(fault)?.1 else {
+                continue;
+            };
             for item in undo {
                 match item {
                     Undo::Entry { dir, name, .. } => {
@@ -218,7 +278,11 @@ impl Ahead {
 
 fn put(nodes: &mut HashMap<Slot, AheadNode>, item: Undo) {
     match item {
-        Undo::Entry { dir, name, before: Some(child) } => {
+        Undo::Entry {
+            dir,
+            name,
+            before: Some(child),
+        } => {
             nodes.entry(dir).or_default().entries.insert(name, child);
         }
         Undo::Attr { slot, before } => nodes.entry(slot).or_default().attr = Some(before),

@@ -1,4 +1,5 @@
-//! What is forgotten after a deletion: random histories, with the tables compared before, after, after a mount and with an index that was made anew.
+//! What is forgotten after a deletion: random histories, with the tables compared before, after,
+//! after a mount and with an index that was made anew.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -29,7 +30,8 @@ enum Step {
     Undo,
     Redo,
     Forgo(usize),
-    /// Deletes all but some, as `gc` does; the journal is packed as far as this many questions whether to stop.
+    /// Deletes all but some, as `gc` does; the journal is packed as far as this many questions
+    /// whether to stop.
     Gc(usize, u32),
     Mount,
     Rebuild,
@@ -75,10 +77,19 @@ struct Look {
 }
 
 fn look(timeline: &Timeline) -> Look {
-    let next = timeline.operations.operation(&by(), None, Deed::Made { id: CheckpointId(1) });
+    let next = timeline.operations.operation(
+        &by(),
+        None,
+        Deed::Made {
+            id: CheckpointId(1),
+        },
+    );
     let told = timeline.operations.operations(None, usize::MAX).unwrap();
     let absences = timeline.absences.count();
-    let operations: Vec<_> = told.into_iter().map(|told| (told.operation, told.undone_by, told.in_effect)).collect();
+    let operations: Vec<_> = told
+        .into_iter()
+        .map(|told| (told.operation, told.undone_by, told.in_effect))
+        .collect();
     Look {
         checkpoints: timeline.catalogue.checkpoints(),
         hidden: timeline.catalogue.hidden(),
@@ -93,22 +104,47 @@ fn look(timeline: &Timeline) -> Look {
 }
 
 impl Look {
-    /// Without operations that are not in another, each of which must be about nothing that is there.
+    /// Without operations that are not in another, each of which must be about nothing that is
+    /// there.
     fn less(mut self, other: &Look) -> Look {
-        let there: BTreeSet<CheckpointId> = self.checkpoints.iter().chain(&self.hidden).map(|kept| kept.id).collect();
-        let stay: BTreeSet<u64> = other.operations.iter().map(|(operation, ..)| operation.number).collect();
-        for (operation, ..) in self.operations.iter().filter(|(operation, ..)| !stay.contains(&operation.number)) {
-            assert!(operation.deed.about().iter().all(|id| !there.contains(id)), "{operation:?} was forgotten, and {there:?} are there");
+        let there: BTreeSet<CheckpointId> = self
+            .checkpoints
+            .iter()
+            .chain(&self.hidden)
+            .map(|kept| kept.id)
+            .collect();
+        let stay: BTreeSet<u64> = other
+            .operations
+            .iter()
+            .map(|(operation, ..)| operation.number)
+            .collect();
+        for (operation, ..) in self
+            .operations
+            .iter()
+            .filter(|(operation, ..)| !stay.contains(&operation.number))
+        {
+            assert!(
+                operation.deed.about().iter().all(|id| !there.contains(id)),
+                "{operation:?} was forgotten, and {there:?} are there"
+            );
         }
-        self.operations.retain(|(operation, ..)| stay.contains(&operation.number));
-        [&mut self.undo, &mut self.redo].into_iter().for_each(|stack| stack.retain(|number| stay.contains(number)));
+        self.operations
+            .retain(|(operation, ..)| stay.contains(&operation.number));
+        [&mut self.undo, &mut self.redo]
+            .into_iter()
+            .for_each(|stack| stack.retain(|number| stay.contains(number)));
         self.absences = other.absences;
         self
     }
 }
 
 fn by() -> Actor {
-    Actor { uid: 7, gid: 7, pid: 9, process: "test".into() }
+    Actor {
+        uid: 7,
+        gid: 7,
+        pid: 9,
+        process: "test".into(),
+    }
 }
 
 struct Bench {
@@ -129,44 +165,107 @@ impl Bench {
     fn make(&self, reason: Reason) -> CheckpointId {
         let timeline = self.timeline();
         let id = timeline.epochs.epoch().checkpoint();
-        let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns: now_ns(), atomic: true, dirty: 0, reason };
-        timeline.close_epoch(Some(&by()), checkpoint, Vec::new(), &[]).unwrap();
+        let checkpoint = Checkpoint {
+            id,
+            tags: Vec::new(),
+            note: String::new(),
+            created_ns: now_ns(),
+            atomic: true,
+            dirty: 0,
+            reason,
+        };
+        timeline
+            .close_epoch(Some(&by()), checkpoint, Vec::new(), &[])
+            .unwrap();
         id
     }
 
     fn restore(&self, target: CheckpointId, all: bool, undoes: Option<u64>) {
-        let paths = if all { Vec::new() } else { vec![b"path".to_vec()] };
+        let paths = if all {
+            Vec::new()
+        } else {
+            vec![b"path".to_vec()]
+        };
         let guard = self.make(Reason::Guard { restored: target });
         if !all {
-            self.timeline().journal.append(&[Record::RestoreOnly { paths: paths.clone() }]).unwrap();
+            self.timeline()
+                .journal
+                .append(&[Record::RestoreOnly {
+                    paths: paths.clone(),
+                }])
+                .unwrap();
         }
-        self.timeline().operations.begin_restore(Some((&by(), undoes)), target, guard, &paths, !all).unwrap();
+        self.timeline()
+            .operations
+            .begin_restore(Some((&by(), undoes)), target, guard, &paths, !all)
+            .unwrap();
         self.timeline().journal.tell(Record::RestoreEnd);
     }
 
     /// What undo and redo do; what cannot be undone stays.
     fn invert(&self, number: u64) {
         let timeline = self.timeline();
-        let Some(told) = timeline.operations.operations(Some(number + 1), 1).unwrap().pop().filter(|told| told.operation.number == number) else {
+        let Some(told) = timeline
+            .operations
+            .operations(Some(number + 1), 1)
+            .unwrap()
+            .pop()
+            .filter(|told| told.operation.number == number)
+        else {
             return;
         };
         let undoes = Some(number);
         match told.operation.deed {
             Deed::Made { id } | Deed::Revived { id } if timeline.catalogue.has_checkpoint(id) => {
-                timeline.operations.operate(&by(), undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]).unwrap();
+                timeline
+                    .operations
+                    .operate(
+                        &by(),
+                        undoes,
+                        Deed::Deleted { id, freed: false },
+                        vec![Record::Hidden { id, hidden: true }],
+                    )
+                    .unwrap();
             }
             Deed::Deleted { id, .. } => {
                 if let Some(hidden) = timeline.catalogue.hidden_checkpoint(id) {
-                    timeline.operations.operate(&by(), undoes, Deed::Revived { id }, timeline.operations.reviving(&hidden)).unwrap();
+                    timeline
+                        .operations
+                        .operate(
+                            &by(),
+                            undoes,
+                            Deed::Revived { id },
+                            timeline.operations.reviving(&hidden),
+                        )
+                        .unwrap();
                 }
             }
-            Deed::Restored { guard, paths, .. } if timeline.catalogue.has_checkpoint(guard) => self.restore(guard, paths.is_empty(), undoes),
+            Deed::Restored { guard, paths, .. } if timeline.catalogue.has_checkpoint(guard) => {
+                self.restore(guard, paths.is_empty(), undoes)
+            }
             Deed::Pinned { id, before, after } if timeline.catalogue.has_checkpoint(id) => {
-                let deed = Deed::Pinned { id, before: after, after: before.clone() };
-                timeline.operations.operate(&by(), undoes, deed, vec![Record::Pinned { id, reason: before }]).unwrap();
+                let deed = Deed::Pinned {
+                    id,
+                    before: after,
+                    after: before.clone(),
+                };
+                timeline
+                    .operations
+                    .operate(
+                        &by(),
+                        undoes,
+                        deed,
+                        vec![Record::Pinned { id, reason: before }],
+                    )
+                    .unwrap();
             }
             Deed::Tagged { changes } => {
-                let Some(kept) = changes.first().and_then(|change| timeline.catalogue.checkpoint(change.id)) else { return };
+                let Some(kept) = changes
+                    .first()
+                    .and_then(|change| timeline.catalogue.checkpoint(change.id))
+                else {
+                    return;
+                };
                 self.retag(&kept, &changes[0].lost, &changes[0].got, undoes);
             }
             _ => {}
@@ -174,11 +273,31 @@ impl Bench {
     }
 
     fn retag(&self, kept: &Kept, got: &[String], lost: &[String], undoes: Option<u64>) {
-        let mut tags: Vec<String> = kept.tags.iter().filter(|tag| !lost.contains(tag)).chain(got).cloned().collect();
+        let mut tags: Vec<String> = kept
+            .tags
+            .iter()
+            .filter(|tag| !lost.contains(tag))
+            .chain(got)
+            .cloned()
+            .collect();
         tags.sort();
         tags.dedup();
-        let deed = Deed::Tagged { changes: vec![Retagged { id: kept.id, lost: lost.to_vec(), got: got.to_vec() }] };
-        self.timeline().operations.operate(&by(), undoes, deed, vec![Record::Tags { id: kept.id, tags }]).unwrap();
+        let deed = Deed::Tagged {
+            changes: vec![Retagged {
+                id: kept.id,
+                lost: lost.to_vec(),
+                got: got.to_vec(),
+            }],
+        };
+        self.timeline()
+            .operations
+            .operate(
+                &by(),
+                undoes,
+                deed,
+                vec![Record::Tags { id: kept.id, tags }],
+            )
+            .unwrap();
     }
 
     fn take(&mut self, step: &Step) {
@@ -186,12 +305,36 @@ impl Bench {
         match step {
             Step::Make(count) => (0..=count % 3).for_each(|_| _ = self.make(Reason::Asked)),
             Step::Change(slot) => {
-                let place = Place { parent: Slot::ROOT, name: Name::new(slot.to_string().as_bytes()) };
-                let entry = Undo::Entry { dir: Slot::ROOT, name: place.name.clone(), before: None };
+                let place = Place {
+                    parent: Slot::ROOT,
+                    name: Name::new(slot.to_string().as_bytes()),
+                };
+                let entry = Undo::Entry {
+                    dir: Slot::ROOT,
+                    name: place.name.clone(),
+                    before: None,
+                };
                 // It is renamed, or a name of a directory is that was renamed.
-                let to = Place { name: Name::new(b"elsewhere"), ..place.clone() };
-                let moved = Record::Moved { places: vec![(Slot(*slot + slot % 3), to)] };
-                timeline.epochs.record(vec![entry, Undo::Home { slot: Slot(*slot), before: place }], vec![moved]).unwrap();
+                let to = Place {
+                    name: Name::new(b"elsewhere"),
+                    ..place.clone()
+                };
+                let moved = Record::Moved {
+                    places: vec![(Slot(*slot + slot % 3), to)],
+                };
+                timeline
+                    .epochs
+                    .record(
+                        vec![
+                            entry,
+                            Undo::Home {
+                                slot: Slot(*slot),
+                                before: place,
+                            },
+                        ],
+                        vec![moved],
+                    )
+                    .unwrap();
             }
             Step::Tag(of) => {
                 let Some(kept) = self.pick(*of) else { return };
@@ -200,24 +343,68 @@ impl Bench {
             Step::Pin(of) => {
                 let Some(kept) = self.pick(*of) else { return };
                 let (id, after) = (kept.id, kept.pinned.is_none().then(String::new));
-                let deed = Deed::Pinned { id, before: kept.pinned, after: after.clone() };
-                timeline.operations.operate(&by(), None, deed, vec![Record::Pinned { id, reason: after }]).unwrap();
+                let deed = Deed::Pinned {
+                    id,
+                    before: kept.pinned,
+                    after: after.clone(),
+                };
+                timeline
+                    .operations
+                    .operate(
+                        &by(),
+                        None,
+                        deed,
+                        vec![Record::Pinned { id, reason: after }],
+                    )
+                    .unwrap();
             }
             Step::Hide(of) => {
-                let Some(Kept { checkpoint: Checkpoint { id, .. }, .. }) = self.pick(*of) else { return };
-                timeline.operations.operate(&by(), None, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]).unwrap();
+                let Some(Kept {
+                    checkpoint: Checkpoint { id, .. },
+                    ..
+                }) = self.pick(*of)
+                else {
+                    return;
+                };
+                timeline
+                    .operations
+                    .operate(
+                        &by(),
+                        None,
+                        Deed::Deleted { id, freed: false },
+                        vec![Record::Hidden { id, hidden: true }],
+                    )
+                    .unwrap();
             }
             Step::Revive(of) => {
                 let hidden = timeline.catalogue.hidden();
-                let Some(kept) = hidden.get(of % hidden.len().max(1)) else { return };
-                timeline.operations.operate(&by(), None, Deed::Revived { id: kept.id }, timeline.operations.reviving(kept)).unwrap();
+                let Some(kept) = hidden.get(of % hidden.len().max(1)) else {
+                    return;
+                };
+                timeline
+                    .operations
+                    .operate(
+                        &by(),
+                        None,
+                        Deed::Revived { id: kept.id },
+                        timeline.operations.reviving(kept),
+                    )
+                    .unwrap();
             }
             Step::Restore(of, all) => {
                 let Some(target) = self.pick(*of) else { return };
                 self.restore(target.id, *all, None);
             }
-            Step::Undo => timeline.operations.walk(Walk::Undo(1)).into_iter().for_each(|number| self.invert(number)),
-            Step::Redo => timeline.operations.walk(Walk::Redo(1)).into_iter().for_each(|number| self.invert(number)),
+            Step::Undo => timeline
+                .operations
+                .walk(Walk::Undo(1))
+                .into_iter()
+                .for_each(|number| self.invert(number)),
+            Step::Redo => timeline
+                .operations
+                .walk(Walk::Redo(1))
+                .into_iter()
+                .for_each(|number| self.invert(number)),
             Step::Forgo(of) => {
                 let Some(kept) = self.pick(*of) else { return };
                 timeline.operations.free(&by(), kept.id).unwrap();
@@ -232,32 +419,67 @@ impl Bench {
         let timeline = self.timeline();
         let all = timeline.catalogue.retained();
         let goes = |id: CheckpointId| {
-            timeline.catalogue.checkpoint(id).or_else(|| timeline.catalogue.hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_none())
+            timeline
+                .catalogue
+                .checkpoint(id)
+                .or_else(|| timeline.catalogue.hidden_checkpoint(id))
+                .is_some_and(|kept| kept.pinned.is_none())
         };
-        let gone: Vec<CheckpointId> = all.iter().rev().skip(kept).map(|(id, _)| *id).filter(|id| goes(*id)).collect();
-        gone.iter().for_each(|id| timeline.operations.free(&by(), *id).unwrap());
+        let gone: Vec<CheckpointId> = all
+            .iter()
+            .rev()
+            .skip(kept)
+            .map(|(id, _)| *id)
+            .filter(|id| goes(*id))
+            .collect();
+        gone.iter()
+            .for_each(|id| timeline.operations.free(&by(), *id).unwrap());
         timeline.indexer.index_closed().unwrap();
         timeline.store().journal.close_segment(0).unwrap();
         timeline.store().journal.sync().unwrap();
         let before = look(timeline);
-        let kept: Vec<CheckpointId> = timeline.catalogue.retained().into_iter().map(|(id, _)| id).collect();
-        let needs = Needs { kept: &kept, is_gone: &|_| true, upto: timeline.store().journal.position() };
+        let kept: Vec<CheckpointId> = timeline
+            .catalogue
+            .retained()
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect();
+        let needs = Needs {
+            kept: &kept,
+            is_gone: &|_| true,
+            upto: timeline.store().journal.position(),
+        };
         timeline.store().index.compact(&needs, &|| false).unwrap();
         let asked = std::cell::Cell::new(0);
         let stops = || asked.replace(asked.get() + 1) >= stop;
-        timeline.store().repack(&needs, &stops, |forgotten| timeline.indexer.forget(forgotten)).unwrap();
+        timeline
+            .store()
+            .repack(&needs, &stops, |forgotten| {
+                timeline.indexer.forget(forgotten)
+            })
+            .unwrap();
         let after = look(timeline);
         assert_eq!(before.less(&after), after);
         self.compare();
         if stop == u32::MAX {
             // But for the newest, and the one that the index has last.
             let oldest = kept.first().copied().unwrap_or(CheckpointId(u64::MAX));
-            let is_old = |record: &Record| matches!(record, Record::Checkpoint(made) if made.id < oldest);
+            let is_old =
+                |record: &Record| matches!(record, Record::Checkpoint(made) if made.id < oldest);
             let journal = &timeline.store().journal;
-            let left: Vec<Record> = journal.scan(journal.start(), None).map(|entry| entry.unwrap().1).collect();
-            let places = left.iter().filter(|record| matches!(record, Record::Moved { .. })).count();
+            let left: Vec<Record> = journal
+                .scan(journal.start(), None)
+                .map(|entry| entry.unwrap().1)
+                .collect();
+            let places = left
+                .iter()
+                .filter(|record| matches!(record, Record::Moved { .. }))
+                .count();
             let left = left.iter().filter(|record| is_old(record)).count();
-            assert!(left <= 2 + places, "{left} before {oldest}, {places} records of places");
+            assert!(
+                left <= 2 + places,
+                "{left} before {oldest}, {places} records of places"
+            );
         }
     }
 
@@ -280,7 +502,13 @@ impl Bench {
         // What is forgotten already may be in segments that are not packed yet.
         assert_eq!(after.less(&before), before);
         let at_ns = now_ns();
-        timeline.journal.append(&[Record::Mounted { at_ns, stopped_ns: Some(stopped_ns) }]).unwrap();
+        timeline
+            .journal
+            .append(&[Record::Mounted {
+                at_ns,
+                stopped_ns: Some(stopped_ns),
+            }])
+            .unwrap();
         timeline.absences.begin_service(at_ns, Some(stopped_ns));
         self.timeline = Some(timeline);
         self.compare();

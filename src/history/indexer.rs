@@ -1,7 +1,8 @@
 //! The thread that moves closed epochs into the index and lets go of their tables.
 //!
-//! It runs only when the machine has nothing else to do (`SCHED_IDLE`): a checkpoint that follows a busy epoch must not wait for the indexing of
-//! that epoch. The index says how far it got only at the end of an epoch; one that was begun and not ended is applied again, to the same effect.
+//! It runs only when the machine has nothing else to do (`SCHED_IDLE`): a checkpoint that follows a
+//! busy epoch must not wait for the indexing of that epoch. The index says how far it got only at
+//! the end of an epoch; one that was begun and not ended is applied again, to the same effect.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,12 +24,14 @@ use crate::sys::lock::Mutex;
 
 /// Keys that are put into the index at once.
 pub(super) const PIECE_KEYS_MAX: usize = 64;
-/// Closed epochs that are kept in memory because there is no room for the index, before checkpoints are refused.
+/// Closed epochs that are kept in memory because there is no room for the index, before checkpoints
+/// are refused.
 const BACKLOG_MAX: usize = 256;
 
 /// What only deleted checkpoints needed is to be left out of index and journal.
 struct Compaction {
-    /// The checkpoints that were kept when the journal ended at `upto`, before which everything is on the disk.
+    /// The checkpoints that were kept when the journal ended at `upto`, before which everything is
+    /// on the disk.
     kept: Vec<CheckpointId>,
     upto: Address,
     /// A mount before has begun it.
@@ -58,7 +61,12 @@ pub(super) struct Parts {
 
 impl Indexer {
     pub(super) fn new(store: Arc<Store>, wake: Arc<Wake>, parts: Parts) -> Indexer {
-        Indexer { store, wake, compaction: Mutex::default(), parts }
+        Indexer {
+            store,
+            wake,
+            compaction: Mutex::default(),
+            parts,
+        }
     }
 
     /// Starts the thread. It ends with [`Indexer::stop`].
@@ -73,7 +81,11 @@ impl Indexer {
             |indexer| {
                 indexer.resume_compaction();
                 while indexer.wake.wait() {
-                    let indexed = if indexer.wake.lacks_room() { Err(StoreError::IndexClosed) } else { indexer.index_closed() };
+                    let indexed = if indexer.wake.lacks_room() {
+                        Err(StoreError::IndexClosed)
+                    } else {
+                        indexer.index_closed()
+                    };
                     indexer.wake.calls(None);
                     indexer.wake.caught_up();
                     if let Err(error) = indexed
@@ -90,7 +102,11 @@ impl Indexer {
     pub fn stop(&self) {
         self.wake.stop();
         let journal = &self.store.journal;
-        let synced = journal.sync().and_then(|()| self.store.layout.note_end(journal.position(), journal.last()));
+        let synced = journal.sync().and_then(|()| {
+            self.store
+                .layout
+                .note_end(journal.position(), journal.last())
+        });
         if self.trouble().is_some() && !self.wake.lacks_room() {
             self.store.index.distrust();
         } else if let Err(error) = synced.and_then(|()| self.store.index.flush_durable()) {
@@ -116,14 +132,15 @@ impl Indexer {
         self.wake.hold()
     }
 
-    /// Why no more can be put into the index, if so: closed epochs then stay in memory, and to make more of them is refused. Where there is only no
-    /// room for it, a bounded number is not.
+    /// Why no more can be put into the index, if so: closed epochs then stay in memory, and to make
+    /// more of them is refused. Where there is only no room for it, a bounded number is not.
     pub fn trouble(&self) -> Option<String> {
         let trouble = self.wake.trouble(Instant::now())?;
         Some(trouble.why)
     }
 
-    /// A checkpoint can be made although the index may have failed: there is only no room for it, and not yet too much waits in memory.
+    /// A checkpoint can be made although the index may have failed: there is only no room for it,
+    /// and not yet too much waits in memory.
     pub fn takes_checkpoints(&self) -> bool {
         match self.wake.trouble(Instant::now()) {
             None => true,
@@ -131,7 +148,8 @@ impl Indexer {
         }
     }
 
-    /// Makes the index anew in memory, if it is for want of space that it failed; `false`: it is not, or that failed too.
+    /// Makes the index anew in memory, if it is for want of space that it failed; `false`: it is
+    /// not, or that failed too.
     fn index_failed(&self, error: &StoreError) -> bool {
         self.wake.index_failed(error, self.store.reserve.is_full());
         if !self.wake.lacks_room() || self.store.index.is_in_memory() {
@@ -168,7 +186,8 @@ impl Indexer {
                 batch.add(address, &record)?;
             }
             batch.strike(self.parts.epochs.read().struck());
-            // Merged first, then applied in pieces: readers of the index wait for one piece only, and never see a record that was voided.
+            // Merged first, then applied in pieces: readers of the index wait for one piece only,
+            // and never see a record that was voided.
             for mut piece in batch.pieces(PIECE_KEYS_MAX) {
                 if self.wake.stopping() {
                     return Ok(());
@@ -177,12 +196,17 @@ impl Indexer {
                 index.apply(&mut piece)?;
             }
             let upto = id.epoch();
-            self.parts.epochs.closed_upto(upto).iter().for_each(|table| self.parts.baseline.note_indexed(table));
+            self.parts
+                .epochs
+                .closed_upto(upto)
+                .iter()
+                .for_each(|table| self.parts.baseline.note_indexed(table));
             let indexed = sys::awake(|| {
                 self.parts.contents.indexed(end);
                 self.parts.epochs.take_indexed(upto)
             });
-            // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
+            // Ten thousand records take milliseconds to free, and this thread is the last to run:
+            // not under the lock that everybody needs.
             drop(indexed);
             index.merge(&|| self.stops())?;
         }
@@ -197,18 +221,23 @@ impl Indexer {
         self.wake.stopping()
     }
 
-    /// What only deleted checkpoints needed may be left out of the index, some time: `kept` were kept when the journal ended at `upto`, and
-    /// everything before is on the disk, objects and removals too.
-    /// A mount that ends before leaves it to the next.
+    /// What only deleted checkpoints needed may be left out of the index, some time: `kept` were
+    /// kept when the journal ended at `upto`, and everything before is on the disk, objects and
+    /// removals too. A mount that ends before leaves it to the next.
     pub fn compact_soon(&self, kept: Vec<CheckpointId>, upto: Address) {
-        *self.compaction.lock() = Some(Compaction { kept, upto, resumed: false });
+        *self.compaction.lock() = Some(Compaction {
+            kept,
+            upto,
+            resumed: false,
+        });
         if let Err(error) = self.store.layout.note_unpacked() {
             tracing::debug!(%error, "the next mount will not know of it");
         }
         self.wake.epoch_closed();
     }
 
-    /// What the last mount left of that is taken up. How far it came is not known: all is packed anew.
+    /// What the last mount left of that is taken up. How far it came is not known: all is packed
+    /// anew.
     fn resume_compaction(&self) {
         let layout = &self.store.layout;
         if !layout.noted_unpacked() {
@@ -218,23 +247,40 @@ impl Indexer {
         let upto = self.store.journal.position();
         let kept = self.parts.catalogue.stored_ids();
         match sys::syncfs(layout.dir()) {
-            Ok(()) => drop(self.compaction.lock().get_or_insert(Compaction { kept, upto, resumed: true })),
+            Ok(()) => drop(self.compaction.lock().get_or_insert(Compaction {
+                kept,
+                upto,
+                resumed: true,
+            })),
             Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
         }
     }
 
     fn compact(&self) -> Result<(), StoreError> {
-        let Some(Compaction { kept, upto, resumed }) = self.compaction.lock().take() else { return Ok(()) };
+        let Some(Compaction {
+            kept,
+            upto,
+            resumed,
+        }) = self.compaction.lock().take()
+        else {
+            return Ok(());
+        };
         let is_gone = |object| matches!(self.store.layers.stat(object), Ok(None));
         let stop = || self.stops();
         if stop() {
             return Ok(());
         }
         self.parts.ahead.forget_superseded()?;
-        let needs = Needs { kept: &kept, is_gone: &is_gone, upto };
+        let needs = Needs {
+            kept: &kept,
+            is_gone: &is_gone,
+            upto,
+        };
         let index = &self.store.index;
         if index.compact(&needs, &stop)? || index.has_forgettable(&needs)? || resumed {
-            self.packed(self.store.repack(&needs, &stop, |forgotten| sys::awake(|| self.forget(forgotten))));
+            self.packed(self.store.repack(&needs, &stop, |forgotten| {
+                sys::awake(|| self.forget(forgotten))
+            }));
         }
         if stop() {
             return Ok(());
@@ -252,7 +298,10 @@ impl Indexer {
         if let Err(error) = packed
             && !error.errno().is_no_room()
         {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the journal was not packed");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the journal was not packed"
+            );
         }
     }
 
@@ -268,9 +317,18 @@ impl Indexer {
     fn oldest_closed(&self) -> Option<(CheckpointId, Address)> {
         let tables = self.parts.epochs.read();
         let epoch = tables.closed().front()?.epoch;
-        // A deleted checkpoint closed its epoch all the same; the next one that is there tells where to stop.
-        let next = |known: &Known| known.range(epoch.checkpoint()..).next().map(|(id, (_, address))| (*id, *address));
+        // A deleted checkpoint closed its epoch all the same; the next one that is there tells
+        // where to stop.
+        let next = |known: &Known| {
+            known
+                .range(epoch.checkpoint()..)
+                .next()
+                .map(|(id, (_, address))| (*id, *address))
+        };
         let checkpoints = self.parts.catalogue.read();
-        next(checkpoints.seen()).into_iter().chain(next(checkpoints.hidden())).min()
+        next(checkpoints.seen())
+            .into_iter()
+            .chain(next(checkpoints.hidden()))
+            .min()
     }
 }

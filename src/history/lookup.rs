@@ -1,7 +1,8 @@
 //! What a key held at a checkpoint: the first record after it.
 //!
-//! Memory is asked before the index. A table leaves memory only after the index has it, so what was in neither has no record; and what the index
-//! has is of an earlier epoch than what memory has, or the same record. Every record of the open epoch is in memory, so a question about the newest
+//! Memory is asked before the index. A table leaves memory only after the index has it, so what was
+//! in neither has no record; and what the index has is of an earlier epoch than what memory has, or
+//! the same record. Every record of the open epoch is in memory, so a question about the newest
 //! checkpoint is answered there.
 
 use std::collections::BTreeMap;
@@ -38,8 +39,18 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    pub(super) fn new(store: Arc<Store>, catalogue: Arc<Catalogue>, epochs: Arc<Epochs>, wake: Arc<Wake>) -> Lookup {
-        Lookup { store, catalogue, epochs, wake }
+    pub(super) fn new(
+        store: Arc<Store>,
+        catalogue: Arc<Catalogue>,
+        epochs: Arc<Epochs>,
+        wake: Arc<Wake>,
+    ) -> Lookup {
+        Lookup {
+            store,
+            catalogue,
+            epochs,
+            wake,
+        }
     }
 
     /// The index failed: what it says is not believed any more, and the journal is read instead.
@@ -53,17 +64,36 @@ impl Lookup {
     }
 
     /// What memory knows, and whether the index could know of an earlier record.
-    fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> (Option<Recorded<T>>, bool) {
+    fn in_memory<T>(
+        &self,
+        after: CheckpointId,
+        pick: impl Fn(&Table) -> Option<T>,
+    ) -> (Option<Recorded<T>>, bool) {
         let tables = self.epochs.read();
-        let from = tables.closed().partition_point(|table| table.epoch <= after.epoch());
-        let mut later = tables.all().skip(from).filter(|table| table.epoch > after.epoch());
-        let found = later.find_map(|table| pick(table).map(|before| Recorded { epoch: table.epoch, before }));
+        let from = tables
+            .closed()
+            .partition_point(|table| table.epoch <= after.epoch());
+        let mut later = tables
+            .all()
+            .skip(from)
+            .filter(|table| table.epoch > after.epoch());
+        let found = later.find_map(|table| {
+            pick(table).map(|before| Recorded {
+                epoch: table.epoch,
+                before,
+            })
+        });
         (found, after.epoch().next() < tables.open().epoch)
     }
 
-    /// What only a checkpoint that was deleted reads is left out of the index some time: what is found there then is no answer.
+    /// What only a checkpoint that was deleted reads is left out of the index some time: what is
+    /// found there then is no answer.
     fn still_kept(&self, id: CheckpointId) -> SysResult<()> {
-        if self.catalogue.is_stored(id) { Ok(()) } else { Err(Errno::ESTALE) }
+        if self.catalogue.is_stored(id) {
+            Ok(())
+        } else {
+            Err(Errno::ESTALE)
+        }
     }
 
     fn in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
@@ -91,7 +121,11 @@ impl Lookup {
         turn: impl Fn(Undo) -> Option<T>,
     ) -> Answer<T> {
         let (memory, earlier) = self.in_memory(at, |table| table.node(slot).and_then(&pick));
-        let found = if earlier { self.in_index(key, at)? } else { None };
+        let found = if earlier {
+            self.in_index(key, at)?
+        } else {
+            None
+        };
         found.map_or(Ok(memory), |undo| undo.map(turn).map(Some))
     }
 
@@ -106,7 +140,11 @@ impl Lookup {
     ) -> Answer<T> {
         let before = CheckpointId(epoch.0.saturating_sub(1));
         let (memory, earlier) = self.in_memory(before, |table| table.node(slot).and_then(&pick));
-        let found = if earlier { self.left_in_index(key, before)? } else { None };
+        let found = if earlier {
+            self.left_in_index(key, before)?
+        } else {
+            None
+        };
         found.map_or(Ok(memory), |undo| undo.map(turn).map(Some))
     }
 
@@ -125,17 +163,32 @@ impl Lookup {
         }
     }
 
-    /// Every name of a directory that has a record after a checkpoint, with what it led to at the checkpoint.
+    /// Every name of a directory that has a record after a checkpoint, with what it led to at the
+    /// checkpoint.
     ///
     /// # Errors
     /// EIO if a record cannot be read; ESTALE if the checkpoint was deleted.
-    pub fn entries_at(&self, dir: Slot, at: CheckpointId) -> SysResult<BTreeMap<Name, Recorded<Option<Child>>>> {
+    pub fn entries_at(
+        &self,
+        dir: Slot,
+        at: CheckpointId,
+    ) -> SysResult<BTreeMap<Name, Recorded<Option<Child>>>> {
         let mut found = BTreeMap::new();
         {
             let tables = self.epochs.read();
-            for table in tables.all().rev().take_while(|table| table.epoch > at.epoch()) {
+            for table in tables
+                .all()
+                .rev()
+                .take_while(|table| table.epoch > at.epoch())
+            {
                 for (name, before) in table.entries_of(dir) {
-                    found.insert(name.clone(), Recorded { epoch: table.epoch, before });
+                    found.insert(
+                        name.clone(),
+                        Recorded {
+                            epoch: table.epoch,
+                            before,
+                        },
+                    );
                 }
             }
             if at.epoch().next() >= tables.open().epoch {
@@ -146,14 +199,22 @@ impl Lookup {
             Ok(indexed) => self.still_kept(at).map(|()| indexed)?,
             Err(error) => {
                 self.index_fault(&error);
-                for (name, recorded) in slow::entries_after(&self.store, self.address(at)?, dir, at)? {
+                for (name, recorded) in
+                    slow::entries_after(&self.store, self.address(at)?, dir, at)?
+                {
                     found.insert(name, recorded.map(entry)?);
                 }
                 return Ok(found);
             }
         };
         for (name, (epoch, undo)) in indexed {
-            found.insert(name, Recorded { epoch, before: entry(undo).ok_or(Errno::EIO)? });
+            found.insert(
+                name,
+                Recorded {
+                    epoch,
+                    before: entry(undo).ok_or(Errno::EIO)?,
+                },
+            );
         }
         Ok(found)
     }
@@ -166,16 +227,23 @@ impl Lookup {
         self.node_at(&Key::Attr(slot), slot, at, |node| node.attr.clone(), attr)
     }
 
-    /// Attributes as an epoch recorded them in which something else was recorded of the inode that a checkpoint reads; if it did not, as the next.
+    /// Attributes as an epoch recorded them in which something else was recorded of the inode that
+    /// a checkpoint reads; if it did not, as the next.
     ///
     /// # Errors
     /// EIO if the record cannot be read.
     pub fn attr_since(&self, slot: Slot, epoch: Epoch) -> Answer<Arc<AttrState>> {
-        self.node_since(&Key::Attr(slot), slot, epoch, |node| node.attr.clone(), attr)
+        self.node_since(
+            &Key::Attr(slot),
+            slot,
+            epoch,
+            |node| node.attr.clone(),
+            attr,
+        )
     }
 
-    /// Whether a key has a record of this epoch or a later one, among those that are left: what was captured ahead and is superseded is forgotten before
-    /// its records are left out.
+    /// Whether a key has a record of this epoch or a later one, among those that are left: what was
+    /// captured ahead and is superseded is forgotten before its records are left out.
     ///
     /// # Errors
     /// EIO if the record cannot be read.
@@ -184,10 +252,18 @@ impl Lookup {
         let there = |there: bool| there.then_some(());
         let (memory, earlier) = self.in_memory(before, |table| match key {
             Key::Entry(dir, name) => table.entry(*dir, name).map(drop),
-            Key::Attr(slot) => table.node(*slot).and_then(|node| there(node.attr.is_some())),
-            Key::Xattrs(slot) => table.node(*slot).and_then(|node| there(node.xattrs.is_some())),
-            Key::Data(slot) => table.node(*slot).and_then(|node| there(node.data.is_some())),
-            Key::Home(slot) => table.node(*slot).and_then(|node| there(node.home.is_some())),
+            Key::Attr(slot) => table
+                .node(*slot)
+                .and_then(|node| there(node.attr.is_some())),
+            Key::Xattrs(slot) => table
+                .node(*slot)
+                .and_then(|node| there(node.xattrs.is_some())),
+            Key::Data(slot) => table
+                .node(*slot)
+                .and_then(|node| there(node.data.is_some())),
+            Key::Home(slot) => table
+                .node(*slot)
+                .and_then(|node| there(node.home.is_some())),
         });
         Ok(memory.is_some() || earlier && self.left_in_index(key, before)?.is_some())
     }
@@ -209,7 +285,8 @@ impl Lookup {
         )
     }
 
-    /// Where an inode was at a checkpoint. A directory has a record in each epoch in which something below it was recorded.
+    /// Where an inode was at a checkpoint. A directory has a record in each epoch in which
+    /// something below it was recorded.
     ///
     /// # Errors
     /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
@@ -234,7 +311,8 @@ impl Lookup {
         self.node_at(&Key::Data(slot), slot, at, |node| node.data, data)
     }
 
-    /// The first record of content from an epoch on, of those that are left: one whose object is there is.
+    /// The first record of content from an epoch on, of those that are left: one whose object is
+    /// there is.
     ///
     /// # Errors
     /// EIO if the record cannot be read.
@@ -252,7 +330,12 @@ impl Lookup {
     /// # Errors
     /// EIO if neither the index nor the journal can be read.
     pub fn place_or_fault(&self, slot: Slot) -> SysResult<Option<Place>> {
-        let memory = self.epochs.read().all().rev().find_map(|table| table.place(slot).cloned());
+        let memory = self
+            .epochs
+            .read()
+            .all()
+            .rev()
+            .find_map(|table| table.place(slot).cloned());
         match memory {
             Some(place) => Ok(Some(place)),
             None => self.store.index.place(slot).or_else(|error| {
@@ -262,8 +345,8 @@ impl Lookup {
         }
     }
 
-    /// Where an inode was at a checkpoint, by the places on record; `None`: they do not tell. A change records the place of what is changed, and of every
-    /// directory above it.
+    /// Where an inode was at a checkpoint, by the places on record; `None`: they do not tell. A
+    /// change records the place of what is changed, and of every directory above it.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -271,7 +354,9 @@ impl Lookup {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let (mut at, mut until) = (slot, Epoch(u64::MAX));
         while at != Slot::ROOT {
-            let Some(home) = self.home_at(at, id)? else { return Ok(None) };
+            let Some(home) = self.home_at(at, id)? else {
+                return Ok(None);
+            };
             if names.len() >= DEPTH_MAX || at == Slot::STAGING {
                 return Ok(None);
             }
@@ -280,7 +365,10 @@ impl Lookup {
             at = home.before.parent;
         }
         names.reverse();
-        Ok(Some(PathAt { path: names.join(&b'/'), until }))
+        Ok(Some(PathAt {
+            path: names.join(&b'/'),
+            until,
+        }))
     }
 }
 

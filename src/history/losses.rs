@@ -1,4 +1,5 @@
-//! What cannot be told any more of what checkpoints held, as it was found since the mount: changed behind our back, or damaged.
+//! What cannot be told any more of what checkpoints held, as it was found since the mount: changed
+//! behind our back, or damaged.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,8 +22,9 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// A number that grows when it turns out that something a checkpoint held cannot be told any more: it was dropped, damaged, or changed behind our
-    /// back. As long as it stays, what was found to differ between two checkpoints is so.
+    /// A number that grows when it turns out that something a checkpoint held cannot be told any
+    /// more: it was dropped, damaged, or changed behind our back. As long as it stays, what was
+    /// found to differ between two checkpoints is so.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::SeqCst)
     }
@@ -32,7 +34,8 @@ impl Losses {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Somebody met a file that was changed behind our back: it is logged, once, and kept for `status`.
+    /// Somebody met a file that was changed behind our back: it is logged, once, and kept for
+    /// `status`.
     pub(super) fn meet_unseen(&self, path: Vec<u8>, kind: Kind, id: CheckpointId) {
         let mut met = self.met.lock();
         let known = met.entry(id).or_default();
@@ -55,7 +58,8 @@ impl Losses {
         self.met.lock().get(&id).cloned().unwrap_or_default()
     }
 
-    /// An object holds something else than was captured: when it returns nobody opens it any more, and what was told of it before is not believed.
+    /// An object holds something else than was captured: when it returns nobody opens it any more,
+    /// and what was told of it before is not believed.
     pub fn distrust(&self, object: ObjectId) {
         self.distrusted.lock().insert(object);
         self.lost();

@@ -1,4 +1,5 @@
-//! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of them.
+//! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of
+//! them.
 
 pub mod absence;
 pub mod append;

@@ -1,8 +1,10 @@
-//! Which captured versions there are, and which checkpoints need each: what can be freed when checkpoints go.
+//! Which captured versions there are, and which checkpoints need each: what can be freed when
+//! checkpoints go.
 //!
-//! A version is needed by the checkpoints before its record and not before the record of its slot before that one, because each of them reads the
-//! first record after it; but not by those that are older than the file. Nothing that is captured later is needed by them, and nothing that they need is
-//! captured later: so what nobody needs once stays so, whatever is done meanwhile.
+//! A version is needed by the checkpoints before its record and not before the record of its slot
+//! before that one, because each of them reads the first record after it; but not by those that are
+//! older than the file. Nothing that is captured later is needed by them, and nothing that they
+//! need is captured later: so what nobody needs once stays so, whatever is done meanwhile.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +25,8 @@ pub struct Captured {
     pub slot: Slot,
     /// Which of [`Census::kept`] need it, by their number there.
     pub by: Range<usize>,
-    /// It was captured in the open epoch: it may be taken back, or be on its way into the layer still.
+    /// It was captured in the open epoch: it may be taken back, or be on its way into the layer
+    /// still.
     pub open: bool,
     /// When the inode was made, nanoseconds since 1970.
     pub born_ns: Option<i64>,
@@ -32,7 +35,13 @@ pub struct Captured {
 impl Captured {
     /// One of a file of which nothing else is known, that nobody needs.
     pub fn new(object: ObjectId) -> Captured {
-        Captured { object, slot: object.slot, by: 0..0, open: false, born_ns: None }
+        Captured {
+            object,
+            slot: object.slot,
+            by: 0..0,
+            open: false,
+            born_ns: None,
+        }
     }
 }
 
@@ -55,10 +64,14 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// When the inode was made that a record of content from this epoch is of, nanoseconds since 1970: the attributes of what reads it changed then or
-    /// before, and after every other inode of that number had gone.
+    /// When the inode was made that a record of content from this epoch is of, nanoseconds since
+    /// 1970: the attributes of what reads it changed then or before, and after every other inode of
+    /// that number had gone.
     pub(super) fn born_ns(&self, slot: Slot, epoch: Epoch) -> Option<i64> {
-        self.born.range((slot, Epoch(0))..=(slot, epoch)).next_back().and_then(|(_, born_ns)| *born_ns)
+        self.born
+            .range((slot, Epoch(0))..=(slot, epoch))
+            .next_back()
+            .and_then(|(_, born_ns)| *born_ns)
     }
 
     fn take_undo(&mut self, epoch: Epoch, undo: Undo) {
@@ -67,7 +80,9 @@ impl Reading {
                 self.data.entry((slot, epoch)).or_insert(before);
             }
             Undo::Attr { slot, before } => {
-                self.born.entry((slot, epoch)).or_insert(before.stat.btime.map(Time::nanoseconds));
+                self.born
+                    .entry((slot, epoch))
+                    .or_insert(before.stat.btime.map(Time::nanoseconds));
             }
             _ => {}
         }
@@ -75,7 +90,9 @@ impl Reading {
 
     pub(super) fn take(&mut self, record: Record) {
         match record {
-            Record::Undo { epoch, undo } => undo.into_iter().for_each(|undo| self.take_undo(epoch, undo)),
+            Record::Undo { epoch, undo } => undo
+                .into_iter()
+                .for_each(|undo| self.take_undo(epoch, undo)),
             Record::Void { epoch, slot } => {
                 self.data.remove(&(slot, epoch));
             }
@@ -92,14 +109,20 @@ impl Census {
             latest = latest.max(*made_ns);
             latest
         });
-        Census { made_ns: made_ns.collect(), kept: retained.iter().map(|(id, _)| *id).collect(), versions: Vec::new() }
+        Census {
+            made_ns: made_ns.collect(),
+            kept: retained.iter().map(|(id, _)| *id).collect(),
+            versions: Vec::new(),
+        }
     }
 }
 
 impl Timeline {
-    /// Every captured version that is on record. Reads the records of content and attributes in the index, and the end of the journal.
+    /// Every captured version that is on record. Reads the records of content and attributes in the
+    /// index, and the end of the journal.
     ///
-    /// Of a file that is younger than a checkpoint that would need it, it is not yet looked whether it was there: [`Timeline::narrow`] does.
+    /// Of a file that is younger than a checkpoint that would need it, it is not yet looked whether
+    /// it was there: [`Timeline::narrow`] does.
     ///
     /// # Errors
     /// EIO if neither the index nor the journal can be read.
@@ -115,12 +138,22 @@ impl Timeline {
             let before = if last.0 == *slot { last.1 } else { Epoch(0) };
             if let Some(object) = data.object {
                 let born_ns = reading.born_ns(*slot, *epoch);
-                versions.push(Captured { slot: *slot, by: number(before)..number(*epoch), born_ns, open: *epoch >= open, ..Captured::new(object) });
+                versions.push(Captured {
+                    slot: *slot,
+                    by: number(before)..number(*epoch),
+                    born_ns,
+                    open: *epoch >= open,
+                    ..Captured::new(object)
+                });
             }
             last = (*slot, *epoch);
         }
         versions.sort_by_key(|version| (!version.by.is_empty(), version.object));
-        Ok(Census { made_ns, kept, versions })
+        Ok(Census {
+            made_ns,
+            kept,
+            versions,
+        })
     }
 
     /// All records of content and of attributes.
@@ -128,7 +161,11 @@ impl Timeline {
         let index = &self.store().index;
         let mut reading = Reading::default();
         // What is applied meanwhile is read twice, to the same effect.
-        let indexed = index.applied().and_then(|end| index.each_capture(|epoch, undo| reading.take_undo(epoch, undo)).map(|()| end));
+        let indexed = index.applied().and_then(|end| {
+            index
+                .each_capture(|epoch, undo| reading.take_undo(epoch, undo))
+                .map(|()| end)
+        });
         let from = indexed.unwrap_or_else(|error| {
             self.lookup.index_fault(&error);
             reading = Reading::default();
@@ -140,53 +177,86 @@ impl Timeline {
         Ok(reading)
     }
 
-    /// Whether some checkpoint reads this object of the open epoch. If the newest one does not, none does; the one that did may have been deleted.
+    /// Whether some checkpoint reads this object of the open epoch. If the newest one does not,
+    /// none does; the one that did may have been deleted.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
     pub fn reads_open(&self, slot: Slot, object: ObjectId) -> SysResult<bool> {
         let census = Census::of(&self.catalogue.retained());
-        let Some(newest) = census.kept.last() else { return Ok(false) };
-        if self.lookup.data_at(slot, *newest)?.is_none_or(|data| data.before.object != Some(object)) {
+        let Some(newest) = census.kept.last() else {
+            return Ok(false);
+        };
+        if self
+            .lookup
+            .data_at(slot, *newest)?
+            .is_none_or(|data| data.before.object != Some(object))
+        {
             return Ok(false);
         }
-        let born_ns = self.lookup.attr_at(slot, *newest)?.and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
-        let mut version = Captured { slot, born_ns, by: 0..census.kept.len(), ..Captured::new(object) };
+        let born_ns = self
+            .lookup
+            .attr_at(slot, *newest)?
+            .and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
+        let mut version = Captured {
+            slot,
+            born_ns,
+            by: 0..census.kept.len(),
+            ..Captured::new(object)
+        };
         self.narrow(&census, &mut version)?;
         Ok(!version.by.is_empty())
     }
 
     /// Takes the checkpoints out that are older than the file: they do not show it.
     ///
-    /// Two things must say so. It was made, by the clock, after each of them and all before; and the name that it had when it first changed after
-    /// the newest of them led elsewhere there, or nowhere, or is in a directory of which both can be said. A clock can be set back, and a name can be one
-    /// that the file got later.
+    /// Two things must say so. It was made, by the clock, after each of them and all before; and
+    /// the name that it had when it first changed after the newest of them led elsewhere there, or
+    /// nowhere, or is in a directory of which both can be said. A clock can be set back, and a name
+    /// can be one that the file got later.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
     pub fn narrow(&self, census: &Census, version: &mut Captured) -> SysResult<()> {
-        let Some(born_ns) = version.born_ns else { return Ok(()) };
+        let Some(born_ns) = version.born_ns else {
+            return Ok(());
+        };
         let made = census.made_ns.get(version.by.clone()).unwrap_or_default();
         let older = made.partition_point(|made_ns| *made_ns < born_ns);
-        let Some(last) = older.checked_sub(1) else { return Ok(()) };
-        let (Some(newest), Some(made_ns)) = (census.kept.get(version.by.start + last), made.get(last)) else { return Ok(()) };
+        let Some(last) = older.checked_sub(1) else {
+            return Ok(());
+        };
+        let (Some(newest), Some(made_ns)) =
+            (census.kept.get(version.by.start + last), made.get(last))
+        else {
+            return Ok(());
+        };
         if self.is_nameless(version.slot, *newest, *made_ns)? {
             version.by.start += older;
         }
         Ok(())
     }
 
-    /// Whether the names on record lead from the root to something else than this inode at a checkpoint, or to nothing. A name in a directory that was made
-    /// after the checkpoint has no record before the directory's first change after the one that shows it, so it is asked for the directory then.
+    /// Whether the names on record lead from the root to something else than this inode at a
+    /// checkpoint, or to nothing. A name in a directory that was made after the checkpoint has no
+    /// record before the directory's first change after the one that shows it, so it is asked for
+    /// the directory then.
     fn is_nameless(&self, mut slot: Slot, id: CheckpointId, made_ns: i64) -> SysResult<bool> {
         for _ in 0..DEPTH_MAX {
-            let Some(home) = self.lookup.home_at(slot, id)? else { return Ok(false) };
+            let Some(home) = self.lookup.home_at(slot, id)? else {
+                return Ok(false);
+            };
             let parent = home.before.parent;
-            let Some(led_to) = self.lookup.entry_at(parent, &home.before.name, id)? else { return Ok(false) };
+            let Some(led_to) = self.lookup.entry_at(parent, &home.before.name, id)? else {
+                return Ok(false);
+            };
             if led_to.before.is_none_or(|child| child.slot != slot) {
                 return Ok(true);
             }
-            let born_ns = self.lookup.attr_at(parent, id)?.and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
+            let born_ns = self
+                .lookup
+                .attr_at(parent, id)?
+                .and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
             if parent == Slot::ROOT || born_ns.is_none_or(|born_ns| born_ns <= made_ns) {
                 return Ok(false);
             }

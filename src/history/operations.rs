@@ -1,9 +1,11 @@
 //! What was done to the history, and what can be undone and done again.
 //!
-//! The journal has a record of each operation. Of them this keeps where they are and two stacks. `undo` takes the operations that can be undone next,
-//! newest last; to undo one is an operation that goes on `redo`; to redo is to undo that one, and goes on `undo` again. Anything else that is done
-//! empties `redo`: the line that was undone is left, and still is in the list. Every operation can be undone, those that undid others too, so that any state that
-//! the history was in is reached from any other by undoing what was done since, the newest first.
+//! The journal has a record of each operation. Of them this keeps where they are and two stacks.
+//! `undo` takes the operations that can be undone next, newest last; to undo one is an operation
+//! that goes on `redo`; to redo is to undo that one, and goes on `undo` again. Anything else that
+//! is done empties `redo`: the line that was undone is left, and still is in the list. Every
+//! operation can be undone, those that undid others too, so that any state that the history was in
+//! is reached from any other by undoing what was done since, the newest first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -45,15 +47,21 @@ impl Order {
     }
 
     fn next(&self) -> u64 {
-        self.known.last_key_value().map_or(1, |(last, _)| last.saturating_add(1))
+        self.known
+            .last_key_value()
+            .map_or(1, |(last, _)| last.saturating_add(1))
     }
 
     /// Which operation undid each that was undone; the last, if several did.
     fn undone_by(&self) -> HashMap<u64, u64> {
-        self.known.iter().filter_map(|(number, (_, undoes))| Some(((*undoes)?, *number))).collect()
+        self.known
+            .iter()
+            .filter_map(|(number, (_, undoes))| Some(((*undoes)?, *number)))
+            .collect()
     }
 
-    /// What is to be undone, in this order, so that everything is as it was right after operation `to`. What was done and undone since is left out.
+    /// What is to be undone, in this order, so that everything is as it was right after operation
+    /// `to`. What was done and undone since is left out.
     fn since(&self, to: u64) -> Vec<u64> {
         let mut left: Vec<u64> = Vec::new();
         for (number, (_, undoes)) in self.known.range(to.saturating_add(1)..) {
@@ -98,14 +106,28 @@ pub struct Operations {
 }
 
 impl Operations {
-    pub(super) fn new(journal: Arc<Appender>, catalogue: Arc<Catalogue>, order: Order) -> Operations {
-        Operations { journal, catalogue, order: RwLock::new(order) }
+    pub(super) fn new(
+        journal: Arc<Appender>,
+        catalogue: Arc<Catalogue>,
+        order: Order,
+    ) -> Operations {
+        Operations {
+            journal,
+            catalogue,
+            order: RwLock::new(order),
+        }
     }
 
-    /// The record of what is about to be done, to be appended behind the records of it. Only one thread makes records of operations at a time:
-    /// the caller holds what says so.
+    /// The record of what is about to be done, to be appended behind the records of it. Only one
+    /// thread makes records of operations at a time: the caller holds what says so.
     pub(super) fn operation(&self, by: &Actor, undoes: Option<u64>, deed: Deed) -> Operation {
-        Operation { number: self.order.read().next(), at_ns: now_ns(), by: by.clone(), undoes, deed }
+        Operation {
+            number: self.order.read().next(),
+            at_ns: now_ns(),
+            by: by.clone(),
+            undoes,
+            deed,
+        }
     }
 
     /// An operation was done; its record is there.
@@ -118,26 +140,38 @@ impl Operations {
         self.order.write().forget(gone);
     }
 
-    /// Does an operation: appends its records with who asked for each, and itself behind them, then makes the catalogue so. When it returns that survives
-    /// `kill -9`.
+    /// Does an operation: appends its records with who asked for each, and itself behind them, then
+    /// makes the catalogue so. When it returns that survives `kill -9`.
     ///
     /// # Errors
     /// As [`Appender::append`]; then nothing was done.
-    pub fn operate(&self, by: &Actor, undoes: Option<u64>, deed: Deed, of_it: Vec<Record>) -> SysResult<()> {
-        let mut records: Vec<Record> = of_it.iter().flat_map(|record| asked(Some(by)).into_iter().chain([record.clone()])).collect();
+    pub fn operate(
+        &self,
+        by: &Actor,
+        undoes: Option<u64>,
+        deed: Deed,
+        of_it: Vec<Record>,
+    ) -> SysResult<()> {
+        let mut records: Vec<Record> = of_it
+            .iter()
+            .flat_map(|record| asked(Some(by)).into_iter().chain([record.clone()]))
+            .collect();
         let operation = self.operation(by, undoes, deed);
         records.push(Record::Operation(operation.clone()));
         let at = self.journal.write(&records)?;
         let mut checkpoints = self.catalogue.write();
-        of_it.into_iter().for_each(|record| checkpoints.apply(record));
+        of_it
+            .into_iter()
+            .for_each(|record| checkpoints.apply(record));
         if let Some(at) = at.last() {
             self.note(&operation, *at);
         }
         Ok(())
     }
 
-    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes after then comes from `target`. `only`: of nothing
-    /// below them. `by`: who asked for it, and which operation it undoes; without it, it is one that was begun before.
+    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes
+    /// after then comes from `target`. `only`: of nothing below them. `by`: who asked for it, and
+    /// which operation it undoes; without it, it is one that was begun before.
     ///
     /// # Errors
     /// As [`Appender::append`]; then it has not begun.
@@ -149,25 +183,62 @@ impl Operations {
         paths: &[Vec<u8>],
         only: bool,
     ) -> SysResult<()> {
-        // Chosen paths can be any number. Not all of them would be of no use for an undo; for the rest it matters that there are some.
+        // Chosen paths can be any number. Not all of them would be of no use for an undo; for the
+        // rest it matters that there are some.
         let fit = !only || paths.iter().map(|path| path.len() + 4).sum::<usize>() <= ONLY_BYTES_MAX;
-        let begins = Record::RestoreBegin { target, guard, paths: if fit { paths.to_vec() } else { paths.iter().take(1).cloned().collect() } };
-        let Some((by, undoes)) = by else { return self.journal.append(&[begins]) };
+        let begins = Record::RestoreBegin {
+            target,
+            guard,
+            paths: if fit {
+                paths.to_vec()
+            } else {
+                paths.iter().take(1).cloned().collect()
+            },
+        };
+        let Some((by, undoes)) = by else {
+            return self.journal.append(&[begins]);
+        };
         let paths = if fit { paths.to_vec() } else { Vec::new() };
-        self.operate(by, undoes, Deed::Restored { target, guard, paths, only }, vec![begins])
+        self.operate(
+            by,
+            undoes,
+            Deed::Restored {
+                target,
+                guard,
+                paths,
+                only,
+            },
+            vec![begins],
+        )
     }
 
-    /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for it: what comes after `newest`, the last that was made, comes
-    /// from that.
+    /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for
+    /// it: what comes after `newest`, the last that was made, comes from that.
     ///
     /// # Errors
     /// As [`Appender::append`]; then nothing was noted.
-    pub fn comes_from(&self, by: &Actor, target: CheckpointId, newest: CheckpointId) -> SysResult<()> {
-        self.unasked(by, vec![Record::RestoreBegin { target, guard: newest, paths: Vec::new() }, Record::RestoreEnd])
+    pub fn comes_from(
+        &self,
+        by: &Actor,
+        target: CheckpointId,
+        newest: CheckpointId,
+    ) -> SysResult<()> {
+        self.unasked(
+            by,
+            vec![
+                Record::RestoreBegin {
+                    target,
+                    guard: newest,
+                    paths: Vec::new(),
+                },
+                Record::RestoreEnd,
+            ],
+        )
     }
 
-    /// Deletes a checkpoint for good, hidden or not, as the rules of retention say or because nobody asked for it: no operation, and no way back. When it
-    /// returns that survives `kill -9`, and what only it needed can be removed.
+    /// Deletes a checkpoint for good, hidden or not, as the rules of retention say or because
+    /// nobody asked for it: no operation, and no way back. When it returns that survives `kill -9`,
+    /// and what only it needed can be removed.
     ///
     /// # Errors
     /// As [`Appender::append`]; then nothing was done.
@@ -181,7 +252,9 @@ impl Operations {
         all.extend(records.iter().cloned());
         self.journal.append(&all)?;
         let mut checkpoints = self.catalogue.write();
-        records.into_iter().for_each(|record| checkpoints.apply(record));
+        records
+            .into_iter()
+            .for_each(|record| checkpoints.apply(record));
         Ok(())
     }
 
@@ -203,15 +276,25 @@ impl Operations {
     /// The operation that this one stands for: if it undid one, or did one again, that one.
     pub fn original(&self, number: u64) -> u64 {
         let order = self.order.read();
-        let undone = |number: u64| order.known.get(&number).and_then(|(_, undoes)| *undoes).filter(|before| *before < number);
-        std::iter::successors(Some(number), |number| undone(*number)).last().unwrap_or(number)
+        let undone = |number: u64| {
+            order
+                .known
+                .get(&number)
+                .and_then(|(_, undoes)| *undoes)
+                .filter(|before| *before < number)
+        };
+        std::iter::successors(Some(number), |number| undone(*number))
+            .last()
+            .unwrap_or(number)
     }
 
     /// The operation that undid this one, the last if several did.
     pub fn undone_by(&self, number: u64) -> Option<u64> {
         let order = self.order.read();
         let mut later = order.known.range(number.saturating_add(1)..).rev();
-        later.find(|(_, (_, undoes))| *undoes == Some(number)).map(|(by, _)| *by)
+        later
+            .find(|(_, (_, undoes))| *undoes == Some(number))
+            .map(|(by, _)| *by)
     }
 
     /// At most `limit` operations before `before` (without it: the last), newest first.
@@ -221,36 +304,75 @@ impl Operations {
     pub fn operations(&self, before: Option<u64>, limit: usize) -> SysResult<Vec<Told>> {
         let (found, undone_by) = {
             let order = self.order.read();
-            let known = order.known.range(..before.unwrap_or(u64::MAX)).rev().take(limit);
-            (known.map(|(number, (at, _))| (*number, *at)).collect::<Vec<_>>(), order.undone_by())
+            let known = order
+                .known
+                .range(..before.unwrap_or(u64::MAX))
+                .rev()
+                .take(limit);
+            (
+                known
+                    .map(|(number, (at, _))| (*number, *at))
+                    .collect::<Vec<_>>(),
+                order.undone_by(),
+            )
         };
         let told = |(number, at): (u64, Address)| {
             let by = undone_by.get(&number).copied();
             // Undone, done again, undone again: it ends, for each is later than what it undoes.
-            let times = std::iter::successors(by, |by| undone_by.get(by).copied().filter(|next| next > by)).count();
+            let times =
+                std::iter::successors(by, |by| undone_by.get(by).copied().filter(|next| next > by))
+                    .count();
             let operation = self.operation_at(at)?;
-            Ok(operation.map(|operation| Told { operation, undone_by: by, in_effect: times.is_multiple_of(2) }))
+            Ok(operation.map(|operation| Told {
+                operation,
+                undone_by: by,
+                in_effect: times.is_multiple_of(2),
+            }))
         };
-        found.into_iter().filter_map(|found| told(found).transpose()).collect()
+        found
+            .into_iter()
+            .filter_map(|found| told(found).transpose())
+            .collect()
     }
 
     /// `None`: it was forgotten a moment ago.
     fn operation_at(&self, at: Address) -> SysResult<Option<Operation>> {
-        match self.journal.store().journal.read_if_needed(at).map_err(fault)? {
+        match self
+            .journal
+            .store()
+            .journal
+            .read_if_needed(at)
+            .map_err(fault)?
+        {
             Some(Record::Operation(operation)) => Ok(Some(operation)),
-            Some(_) => Err(fault(StoreError::BadRecord { at, source: CodecError::Unknown })),
+            Some(_) => Err(fault(StoreError::BadRecord {
+                at,
+                source: CodecError::Unknown,
+            })),
             None => Ok(None),
         }
     }
 
-    /// The records that bring a hidden checkpoint back: with its tags, but for those that another has by now.
+    /// The records that bring a hidden checkpoint back: with its tags, but for those that another
+    /// has by now.
     pub fn reviving(&self, kept: &Kept) -> Vec<Record> {
         let mut records = Vec::new();
-        let free: Vec<String> = kept.tags.iter().filter(|tag| self.catalogue.tagged(tag).is_none()).cloned().collect();
+        let free: Vec<String> = kept
+            .tags
+            .iter()
+            .filter(|tag| self.catalogue.tagged(tag).is_none())
+            .cloned()
+            .collect();
         if free.len() < kept.tags.len() {
-            records.push(Record::Tags { id: kept.id, tags: free });
+            records.push(Record::Tags {
+                id: kept.id,
+                tags: free,
+            });
         }
-        records.push(Record::Hidden { id: kept.id, hidden: false });
+        records.push(Record::Hidden {
+            id: kept.id,
+            hidden: false,
+        });
         records
     }
 }
@@ -276,14 +398,26 @@ mod tests {
         };
         assert_eq!(stacks(&[None, None]), (vec![1, 2], vec![]));
         assert_eq!(stacks(&[None, None, Some(2)]), (vec![1], vec![3]));
-        assert_eq!(stacks(&[None, None, Some(2), Some(1)]), (vec![], vec![3, 4]));
-        assert_eq!(stacks(&[None, None, Some(2), Some(1), Some(4)]), (vec![5], vec![3]));
-        assert_eq!(stacks(&[None, None, Some(2), Some(1), Some(4), Some(3)]), (vec![5, 6], vec![]));
+        assert_eq!(
+            stacks(&[None, None, Some(2), Some(1)]),
+            (vec![], vec![3, 4])
+        );
+        assert_eq!(
+            stacks(&[None, None, Some(2), Some(1), Some(4)]),
+            (vec![5], vec![3])
+        );
+        assert_eq!(
+            stacks(&[None, None, Some(2), Some(1), Some(4), Some(3)]),
+            (vec![5, 6], vec![])
+        );
         assert_eq!(stacks(&[None, None, Some(2), None]), (vec![1, 4], vec![]));
         // Something further down, past what cannot be undone.
         assert_eq!(stacks(&[None, None, None, Some(2)]), (vec![1, 3], vec![4]));
         // A line that was left is reached again.
-        assert_eq!(stacks(&[None, None, Some(2), None, Some(4), Some(3)]), (vec![1, 6], vec![]));
+        assert_eq!(
+            stacks(&[None, None, Some(2), None, Some(4), Some(3)]),
+            (vec![1, 6], vec![])
+        );
     }
 
     #[test]
@@ -291,7 +425,11 @@ mod tests {
         assert_eq!(done(&[None, None, Some(2), None]).since(2), [4, 3]);
         assert_eq!(done(&[None, None, Some(2), None]).since(1), [4]);
         assert_eq!(done(&[None, None, Some(2), Some(3), Some(4)]).since(0), [1]);
-        assert_eq!(done(&[None, None, Some(2), Some(3)]).since(0), [4, 1], "what was done again counts as done then");
+        assert_eq!(
+            done(&[None, None, Some(2), Some(3)]).since(0),
+            [4, 1],
+            "what was done again counts as done then"
+        );
         assert_eq!(done(&[None, None, Some(2)]).since(2), [3]);
         assert_eq!(done(&[None]).since(1), Vec::<u64>::new());
         assert_eq!(done(&[]).since(0), Vec::<u64>::new());

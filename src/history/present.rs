@@ -13,9 +13,11 @@ const RENAME_PAUSE: Duration = Duration::from_micros(200);
 /// How often at most: a rename on a busy machine takes its time, and another may follow.
 const RENAME_WAITS_MAX: u32 = 25_000;
 
-/// The way by which an inode was reached in some state of the tree, from the root: lets a live inode be found again without a scan.
+/// The way by which an inode was reached in some state of the tree, from the root: lets a live
+/// inode be found again without a scan.
 ///
-/// An inode that was renamed since is found by the place that history keeps of it; one that never was is still at the end of the trail.
+/// An inode that was renamed since is found by the place that history keeps of it; one that never
+/// was is still at the end of the trail.
 #[derive(Debug)]
 pub struct Trail {
     /// The inode.
@@ -29,12 +31,20 @@ pub struct Trail {
 impl Trail {
     /// The trail of the root.
     pub fn root() -> Arc<Trail> {
-        Arc::new(Trail { slot: Slot::ROOT, name: Name::new(b""), up: None })
+        Arc::new(Trail {
+            slot: Slot::ROOT,
+            name: Name::new(b""),
+            up: None,
+        })
     }
 
     /// One step further.
     pub fn step(self: &Arc<Trail>, name: &Name, slot: Slot) -> Arc<Trail> {
-        Arc::new(Trail { slot, name: name.clone(), up: Some(Arc::clone(self)) })
+        Arc::new(Trail {
+            slot,
+            name: name.clone(),
+            up: Some(Arc::clone(self)),
+        })
     }
 
     /// Whether the way goes through this inode, or ends there.
@@ -72,7 +82,8 @@ impl Drop for Trail {
     }
 }
 
-/// The live tree, read by slot. Every method verifies that the inode found is the one that was meant and fails with ESTALE if none is.
+/// The live tree, read by slot. Every method verifies that the inode found is the one that was
+/// meant and fails with ESTALE if none is.
 pub trait Present: Send + Sync {
     /// What a name in a directory leads to.
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>>;
@@ -84,16 +95,20 @@ pub trait Present: Send + Sync {
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
     /// Opens a regular file for reading.
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
-    /// A number that grows with each rename; `None`: one is under way, and what it moves may be found at neither name.
+    /// A number that grows with each rename; `None`: one is under way, and what it moves may be
+    /// found at neither name.
     fn renames(&self) -> Option<u64>;
 }
 
-/// What the live tree says. That an inode is at none of its names is so only if no rename was under way meanwhile.
+/// What the live tree says. That an inode is at none of its names is so only if no rename was under
+/// way meanwhile.
 pub(super) fn at_rest<T>(present: &dyn Present, live: impl Fn() -> SysResult<T>) -> SysResult<T> {
     for _ in 0..RENAME_WAITS_MAX {
         let before = present.renames();
         let answer = live();
-        if !matches!(answer, Err(Errno::ESTALE)) || (before.is_some() && before == present.renames()) {
+        if !matches!(answer, Err(Errno::ESTALE))
+            || (before.is_some() && before == present.renames())
+        {
             return answer;
         }
         std::thread::sleep(RENAME_PAUSE);
@@ -113,12 +128,17 @@ pub(super) fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
 mod tests {
     use super::*;
 
-    /// Whoever may make directories may make them deep: each level of the trail took a frame of the stack when it was dropped.
+    /// Whoever may make directories may make them deep: each level of the trail took a frame of the
+    /// stack when it was dropped.
     #[test]
     fn a_trail_deeper_than_the_stack_is_dropped() {
         let name = Name::new(b"d");
         let deep = (2..1_000_000).fold(Trail::root(), |trail, slot| trail.step(&name, Slot(slot)));
-        assert!(deep.goes_through(Slot::ROOT) && deep.goes_through(Slot(999_999)) && !deep.goes_through(Slot(1_000_000)));
+        assert!(
+            deep.goes_through(Slot::ROOT)
+                && deep.goes_through(Slot(999_999))
+                && !deep.goes_through(Slot(1_000_000))
+        );
         drop(deep);
     }
 }

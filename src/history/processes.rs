@@ -1,4 +1,5 @@
-//! The processes that change something, and what each is about to change: how [`attribution`] comes into the journal.
+//! The processes that change something, and what each is about to change: how [`attribution`] comes
+//! into the journal.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +34,11 @@ pub struct Processes {
 
 impl Processes {
     pub(super) fn new(journal: Arc<Appender>, epochs: Arc<Epochs>) -> Processes {
-        Processes { journal, epochs, numbers: Mutex::default() }
+        Processes {
+            journal,
+            epochs,
+            numbers: Mutex::default(),
+        }
     }
 
     /// The number of a process; the same as long as it is the same in all that is known of it.
@@ -41,19 +46,34 @@ impl Processes {
         self.number_child(process, |_| None)
     }
 
-    /// As [`Processes::number`], with those that it descends from: `parent_of` tells who a process id is. It is asked only for a process that is new.
-    pub fn number_child(&self, process: Process, parent_of: impl Fn(u32) -> Option<Process>) -> Arc<Numbered> {
+    /// As [`Processes::number`], with those that it descends from: `parent_of` tells who a process
+    /// id is. It is asked only for a process that is new.
+    pub fn number_child(
+        &self,
+        process: Process,
+        parent_of: impl Fn(u32) -> Option<Process>,
+    ) -> Arc<Numbered> {
         let known = |process: &Process, same: fn(&Process, &Process) -> bool| {
             let numbers = self.numbers.lock();
-            numbers.by_pid.get(&process.pid).filter(|known| same(&known.process, process)).map(Arc::clone)
+            numbers
+                .by_pid
+                .get(&process.pid)
+                .filter(|known| same(&known.process, process))
+                .map(Arc::clone)
         };
         if let Some(known) = known(&process, |a, b| a == b) {
             return known;
         }
         let (mut line, mut above) = (vec![process], None);
-        while let Some(child) = line.last().filter(|child| child.parent > 1 && line.len() < ANCESTORS_MAX) {
+        while let Some(child) = line
+            .last()
+            .filter(|child| child.parent > 1 && line.len() < ANCESTORS_MAX)
+        {
             // Whoever began later has only got the number of the one that is gone.
-            let Some(parent) = parent_of(child.parent).filter(|parent| parent.start <= child.start) else { break };
+            let Some(parent) = parent_of(child.parent).filter(|parent| parent.start <= child.start)
+            else {
+                break;
+            };
             above = known(&parent, |a, b| a.start == b.start);
             if above.is_some() {
                 break;
@@ -73,20 +93,36 @@ impl Processes {
             numbers.by_pid.clear();
         }
         numbers.last = numbers.last.wrapping_add(1).max(OTHERS + 1);
-        let numbered = Arc::new(Numbered { number: numbers.last, process, parent });
-        numbers.by_pid.insert(numbered.process.pid, Arc::clone(&numbered));
+        let numbered = Arc::new(Numbered {
+            number: numbers.last,
+            process,
+            parent,
+        });
+        numbers
+            .by_pid
+            .insert(numbered.process.pid, Arc::clone(&numbered));
         numbered
     }
 
     /// What a name leads to is about to change.
     pub fn touch_name(&self, dir: Slot, name: &Name, how: NameTouch) {
-        let Some(by) = attribution::acting().filter(|_| !self.epochs.asks_nobody(dir)) else { return };
+        let Some(by) = attribution::acting().filter(|_| !self.epochs.asks_nobody(dir)) else {
+            return;
+        };
         let news = {
             let tables = self.epochs.read();
-            tables.open().touched.name_news(dir, name, how, by, tables.maker(dir) == Some(by))
+            tables
+                .open()
+                .touched
+                .name_news(dir, name, how, by, tables.maker(dir) == Some(by))
         };
         if let Some(by) = news {
-            attribution::stage(Touch::Name { by, dir, name: name.clone(), how });
+            attribution::stage(Touch::Name {
+                by,
+                dir,
+                name: name.clone(),
+                how,
+            });
         }
     }
 
@@ -106,10 +142,18 @@ impl Processes {
         }
     }
 
-    fn news(&self, slot: Slot, of: fn(&TouchTable, Slot, ProcessNumber) -> Option<ProcessNumber>) -> Option<ProcessNumber> {
+    fn news(
+        &self,
+        slot: Slot,
+        of: fn(&TouchTable, Slot, ProcessNumber) -> Option<ProcessNumber>,
+    ) -> Option<ProcessNumber> {
         let by = attribution::acting().filter(|_| !self.epochs.asks_nobody(slot))?;
         let tables = self.epochs.read();
-        if tables.maker(slot) == Some(by) { None } else { of(&tables.open().touched, slot, by) }
+        if tables.maker(slot) == Some(by) {
+            None
+        } else {
+            of(&tables.open().touched, slot, by)
+        }
     }
 
     /// An inode is about to lose its last name.
@@ -122,10 +166,12 @@ impl Processes {
         }
     }
 
-    /// An inode is about to get another name: if it was made in the open epoch by somebody else, or others may follow what it is made for, that must be
-    /// told, for its name said it so far.
+    /// An inode is about to get another name: if it was made in the open epoch by somebody else, or
+    /// others may follow what it is made for, that must be told, for its name said it so far.
     pub fn touch_moved(&self, slot: Slot, is_dir: bool) {
-        let Some(by) = attribution::acting() else { return };
+        let Some(by) = attribution::acting() else {
+            return;
+        };
         let maker = {
             let tables = self.epochs.read();
             let maker = tables.maker(slot).filter(|maker| is_dir || *maker != by);
@@ -136,19 +182,36 @@ impl Processes {
         }
     }
 
-    /// Tells at once what is staged, where there is nothing else to record. When it returns that survives `kill -9`.
+    /// Tells at once what is staged, where there is nothing else to record. When it returns that
+    /// survives `kill -9`.
     ///
     /// # Errors
     /// As [`Epochs::record`].
     pub fn tell_touches(&self) -> SysResult<()> {
-        if attribution::is_nothing_staged() { Ok(()) } else { self.epochs.record(Vec::new(), Vec::new()) }
+        if attribution::is_nothing_staged() {
+            Ok(())
+        } else {
+            self.epochs.record(Vec::new(), Vec::new())
+        }
     }
 
     /// A process had a file open for writing and has not written.
     pub fn touch_left(&self, slot: Slot, by: &Numbered) {
-        if self.epochs.read().open().touched.may_have_written(slot, by.number) {
-            let touch = Touch::Left { by: by.number, slot };
-            self.journal.tell(Record::Touched { processes: Vec::new(), touches: vec![touch.clone()] });
+        if self
+            .epochs
+            .read()
+            .open()
+            .touched
+            .may_have_written(slot, by.number)
+        {
+            let touch = Touch::Left {
+                by: by.number,
+                slot,
+            };
+            self.journal.tell(Record::Touched {
+                processes: Vec::new(),
+                touches: vec![touch.clone()],
+            });
             self.epochs.write().open_mut().touched.add(touch);
         }
     }

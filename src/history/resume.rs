@@ -1,4 +1,5 @@
-//! Opening a timeline: the checkpoints from the index, and everything after from the journal's tail.
+//! Opening a timeline: the checkpoints from the index, and everything after from the journal's
+//! tail.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use crate::store::{Address, Batch, Store, StoreResult, is_of_checkpoints};
 use crate::sys::SysResult;
 
 impl Timeline {
-    /// Opens the history that is in `store`. Costs what changed since the index last took over, not what there is.
+    /// Opens the history that is in `store`. Costs what changed since the index last took over, not
+    /// what there is.
     ///
     /// The caller finishes what [`Aftermath`] tells of before it serves anything.
     ///
@@ -27,11 +29,19 @@ impl Timeline {
     pub fn open(store: Arc<Store>) -> StoreResult<(Timeline, Aftermath)> {
         let checkpoints = store.index.catalogue().checkpoints()?;
         let applied = store.index.applied()?;
-        // An index that was rebuilt holds records of the open epoch too; they are needed in memory, so the scan begins where that epoch did.
-        let from = checkpoints.last().map_or(Address::START, |(_, address)| *address).min(applied);
+        // An index that was rebuilt holds records of the open epoch too; they are needed in memory,
+        // so the scan begins where that epoch did.
+        let from = checkpoints
+            .last()
+            .map_or(Address::START, |(_, address)| *address)
+            .min(applied);
         let mut memory = indexed(&store)?;
-        // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
-        let mut aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
+        // The record of the last mount may lie before `from`: only the record of an orderly end,
+        // which is the very last, says that there was one.
+        let mut aftermath = Aftermath {
+            unclean: store.journal.position() > store.journal.start(),
+            ..Aftermath::default()
+        };
         for (kept, address) in checkpoints {
             aftermath.recorded_ns = aftermath.recorded_ns.max(Some(kept.created_ns));
             put_checkpoint(&mut memory, kept, address);
@@ -39,14 +49,25 @@ impl Timeline {
         let witness = store.journal.witness();
         let lost = witness < store.journal.position();
         let places = lost.then(HashMap::new);
-        let mut replay = Replay { memory, aftermath, witness, applied, unsure: HashMap::new(), places, by: None, only: None };
+        let mut replay = Replay {
+            memory,
+            aftermath,
+            witness,
+            applied,
+            unsure: HashMap::new(),
+            places,
+            by: None,
+            only: None,
+        };
         if lost {
             replay.look_back(&store, from)?;
         }
         for frame in store.journal.scan(from, None) {
             let (address, record) = frame?;
             // A restore that was under way is finished whatever the index knows of it.
-            let indexed = address < applied && is_of_checkpoints(&record) && !matches!(record, Record::RestoreBegin { .. });
+            let indexed = address < applied
+                && is_of_checkpoints(&record)
+                && !matches!(record, Record::RestoreBegin { .. });
             replay.aftermath.recorded_ns = replay.aftermath.recorded_ns.max(time_of(&record));
             match &record {
                 Record::Checkpoint(_) => (replay.only, replay.aftermath.comparing) = (None, None),
@@ -60,14 +81,17 @@ impl Timeline {
         }
         replay.strike_unmade(&store)?;
         replay.add_places(&store);
-        let Replay { memory, aftermath, .. } = replay;
+        let Replay {
+            memory, aftermath, ..
+        } = replay;
         if !memory.tables.struck().is_empty() {
             store.apply(&mut Batch::voids(memory.tables.struck()))?;
         }
         Ok((Timeline::new(store, memory), aftermath))
     }
 
-    /// A version was never kept, for the file has not changed: strikes its record, in whatever epoch it is. Nothing may be served yet.
+    /// A version was never kept, for the file has not changed: strikes its record, in whatever
+    /// epoch it is. Nothing may be served yet.
     ///
     /// # Errors
     /// EIO, ENOSPC of the journal or the index.
@@ -75,7 +99,13 @@ impl Timeline {
         let (epoch, slot) = (object.epoch, object.slot);
         self.journal.append(&[Record::Void { epoch, slot }])?;
         let closed = self.epochs.write().void(epoch, slot);
-        if closed { self.store().apply(&mut Batch::voids([&(epoch, slot)])).map_err(fault) } else { Ok(()) }
+        if closed {
+            self.store()
+                .apply(&mut Batch::voids([&(epoch, slot)]))
+                .map_err(fault)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -85,16 +115,35 @@ fn indexed(store: &Store) -> StoreResult<Memory> {
     for (number, at, undoes) in store.index.catalogue().operations()? {
         order.note(number, at, undoes);
     }
-    let absences = store.index.catalogue().absences()?.into_iter().map(|(from_ns, to_ns, told)| Absence { from_ns, to_ns, told }).collect();
+    let absences = store
+        .index
+        .catalogue()
+        .absences()?
+        .into_iter()
+        .map(|(from_ns, to_ns, told)| Absence {
+            from_ns,
+            to_ns,
+            told,
+        })
+        .collect();
     let mut dropped = Places::default();
     for (epoch, at, first, last) in store.index.catalogue().dropped()? {
         dropped.put(epoch, at, (first, last));
     }
     Ok(Memory {
-        tables: Tables::new(store.index.catalogue().last_checkpoint()?.map_or(Epoch(1), |id| id.epoch().next())),
+        tables: Tables::new(
+            store
+                .index
+                .catalogue()
+                .last_checkpoint()?
+                .map_or(Epoch(1), |id| id.epoch().next()),
+        ),
         checkpoints: Checkpoints::of(store.index.catalogue().lineage()?),
         order,
-        absences: absence::Known { absences, ..absence::Known::default() },
+        absences: absence::Known {
+            absences,
+            ..absence::Known::default()
+        },
         hashed: Hashed::default(),
         dropped,
         ahead: Noted::default(),
@@ -141,16 +190,24 @@ struct Replay {
     applied: Address,
     /// Who asked for what the next record says.
     by: Option<Actor>,
-    /// After a power cut: places where inodes were, in order. What was recorded beyond the witness takes back more than one step.
+    /// After a power cut: places where inodes were, in order. What was recorded beyond the witness
+    /// takes back more than one step.
     places: Option<HashMap<Slot, Vec<Place>>>,
     /// Names of the restore that is about to begin.
     only: Option<Vec<Vec<u8>>>,
 }
 
 impl Replay {
-    /// After a power cut: what the index already has may not have been done either. Takes note of it, from the last checkpoint before the witness on.
+    /// After a power cut: what the index already has may not have been done either. Takes note of
+    /// it, from the last checkpoint before the witness on.
     fn look_back(&mut self, store: &Store, upto: Address) -> StoreResult<()> {
-        let before = self.memory.checkpoints.all().map(|(_, address)| *address).filter(|address| *address < self.witness).max();
+        let before = self
+            .memory
+            .checkpoints
+            .all()
+            .map(|(_, address)| *address)
+            .filter(|address| *address < self.witness)
+            .max();
         let begin = before.unwrap_or_else(|| store.journal.start());
         if begin >= upto {
             return Ok(());
@@ -163,7 +220,9 @@ impl Replay {
                 Record::Undo { epoch, undo } => self.note_unsure(epoch, &undo, beyond),
                 Record::Void { epoch, slot } => drop(self.unsure.remove(&(epoch, slot))),
                 Record::Dropped { objects, .. } => self.note_dropped(&objects),
-                Record::Moved { places } if beyond => places.into_iter().for_each(|(slot, place)| self.note_moved(slot, place, None)),
+                Record::Moved { places } if beyond => places
+                    .into_iter()
+                    .for_each(|(slot, place)| self.note_moved(slot, place, None)),
                 _ => {}
             }
         }
@@ -171,7 +230,9 @@ impl Replay {
     }
 
     fn note_places(&mut self, record: &Record) {
-        let Some(places) = &mut self.places else { return };
+        let Some(places) = &mut self.places else {
+            return;
+        };
         let mut note = |slot: Slot, place: &Place| {
             let known = places.entry(slot).or_default();
             if known.last() != Some(place) {
@@ -192,18 +253,27 @@ impl Replay {
     }
 
     fn note_moved(&mut self, slot: Slot, place: Place, before: Option<Place>) {
-        let moved = self.aftermath.moved.entry(slot).or_insert_with(|| Moved { to: place.clone(), before: before.into_iter().collect() });
+        let moved = self.aftermath.moved.entry(slot).or_insert_with(|| Moved {
+            to: place.clone(),
+            before: before.into_iter().collect(),
+        });
         moved.to = place;
     }
 
     /// What was renamed beyond the witness may be at any of its places.
     fn add_places(&mut self, store: &Store) {
-        let Some(mut places) = self.places.take() else { return };
+        let Some(mut places) = self.places.take() else {
+            return;
+        };
         for (slot, moved) in &mut self.aftermath.moved {
             // An index that cannot be read has its own trouble, and tells of it elsewhere.
             let indexed = store.index.place(*slot).ok().flatten();
             let known = places.remove(slot).unwrap_or_default();
-            let mut before: Vec<Place> = indexed.into_iter().chain(known).chain(moved.before.drain(..)).collect();
+            let mut before: Vec<Place> = indexed
+                .into_iter()
+                .chain(known)
+                .chain(moved.before.drain(..))
+                .collect();
             before.retain(|place| *place != moved.to);
             moved.before = before;
         }
@@ -218,12 +288,16 @@ impl Replay {
                 self.undone(beyond);
                 self.note_unsure(epoch, &undo, beyond);
                 if epoch == self.memory.tables.open().epoch {
-                    undo.into_iter().for_each(|item| self.memory.tables.open_mut().add(item));
+                    undo.into_iter()
+                        .for_each(|item| self.memory.tables.open_mut().add(item));
                 }
             }
             Record::Void { epoch, slot } => {
-                // The rename failed: what it was to replace is where it was, or under the other name, and stays there.
-                self.aftermath.replacing.retain(|(replaced, _, _)| *replaced != slot);
+                // The rename failed: what it was to replace is where it was, or under the other
+                // name, and stays there.
+                self.aftermath
+                    .replacing
+                    .retain(|(replaced, _, _)| *replaced != slot);
                 self.unsure.remove(&(epoch, slot));
                 if epoch == self.memory.tables.open().epoch || address >= self.applied {
                     self.memory.tables.void(epoch, slot);
@@ -241,34 +315,68 @@ impl Replay {
                 self.memory.tables.close(checkpoint.id);
                 put_checkpoint(&mut self.memory, Kept::new(checkpoint, by), address);
             }
-            Record::Tags { .. } | Record::Deleted { .. } | Record::Pinned { .. } | Record::Hidden { .. } => self.memory.checkpoints.apply(record),
-            // Beyond the witness: the names were not exchanged, the restore was not begun, or was not ended.
-            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::RestoreOnly { .. } if beyond => {}
-            Record::Replacing { slot, place, object } => self.aftermath.replacing.push((slot, place, object)),
-            Record::RestoreBegin { target, guard, ref paths } => {
+            Record::Tags { .. }
+            | Record::Deleted { .. }
+            | Record::Pinned { .. }
+            | Record::Hidden { .. } => self.memory.checkpoints.apply(record),
+            // Beyond the witness: the names were not exchanged, the restore was not begun, or was
+            // not ended.
+            Record::Replacing { .. }
+            | Record::RestoreBegin { .. }
+            | Record::RestoreEnd
+            | Record::RestoreOnly { .. }
+                if beyond => {}
+            Record::Replacing {
+                slot,
+                place,
+                object,
+            } => self.aftermath.replacing.push((slot, place, object)),
+            Record::RestoreBegin {
+                target,
+                guard,
+                ref paths,
+            } => {
                 let paths = paths.clone();
                 self.memory.checkpoints.apply(record);
-                (self.aftermath.restoring, self.aftermath.restoring_only) = (Some((target, guard, paths)), self.only.take());
+                (self.aftermath.restoring, self.aftermath.restoring_only) =
+                    (Some((target, guard, paths)), self.only.take());
             }
             Record::RestoreEnd => self.aftermath.restoring = None,
             Record::Mounted { at_ns, stopped_ns } => self.mounted(at_ns, stopped_ns),
             Record::Unmounted { at_ns } => {
                 self.undone(beyond);
-                // Beyond the witness the end was orderly, and the power was cut before the tree was on the disk: what it left is to be mended.
+                // Beyond the witness the end was orderly, and the power was cut before the tree was
+                // on the disk: what it left is to be mended.
                 self.aftermath.unclean = beyond;
                 self.aftermath.stopped_ns = Some(at_ns);
             }
             Record::Ahead { undo, upto, .. } => {
-                let homes = undo.into_iter().filter_map(|item| if let Undo::Home { slot, before } = item { Some((slot, before)) } else { None });
-                homes.for_each(|(slot, before)| self.memory.tables.open_mut().put_place(slot, before));
+                let homes = undo.into_iter().filter_map(|item| {
+                    if let Undo::Home { slot, before } = item {
+                        Some((slot, before))
+                    } else {
+                        None
+                    }
+                });
+                homes.for_each(|(slot, before)| {
+                    self.memory.tables.open_mut().put_place(slot, before)
+                });
                 self.memory.ahead.note(address, upto);
             }
             Record::Dropped { epoch, objects, .. } => {
                 self.note_dropped(&objects);
                 self.memory.dropped.note(epoch, address, &objects);
             }
-            Record::Hashes { epoch, objects, whole } => self.memory.hashed.note(epoch, address, &objects, whole),
-            Record::Operation(operation) => self.memory.order.note(operation.number, address, operation.undoes),
+            Record::Hashes {
+                epoch,
+                objects,
+                whole,
+            } => self.memory.hashed.note(epoch, address, &objects, whole),
+            Record::Operation(operation) => {
+                self.memory
+                    .order
+                    .note(operation.number, address, operation.undoes)
+            }
             Record::By { actor, .. } => self.by = Some(actor),
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
             Record::Told { to_ns, .. } => self.memory.absences.tell(to_ns),
@@ -277,16 +385,26 @@ impl Replay {
     }
 
     fn mounted(&mut self, at_ns: i64, stopped_ns: Option<i64>) {
-        let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns, told: false });
-        let is_known =
-            |absence: &Absence| self.memory.absences.absences.iter().any(|known| (known.from_ns, known.to_ns) == (absence.from_ns, absence.to_ns));
+        let absence = stopped_ns.map(|from_ns| Absence {
+            from_ns,
+            to_ns: at_ns,
+            told: false,
+        });
+        let is_known = |absence: &Absence| {
+            self.memory
+                .absences
+                .absences
+                .iter()
+                .any(|known| (known.from_ns, known.to_ns) == (absence.from_ns, absence.to_ns))
+        };
         let absence = absence.filter(|absence| !is_known(absence));
         self.memory.absences.absences.extend(absence);
         self.aftermath.unclean = true;
         self.aftermath.stopped_ns = None;
     }
 
-    /// A later operation was recorded: whatever may have been half done before is done. Beyond the witness that is not so.
+    /// A later operation was recorded: whatever may have been half done before is done. Beyond the
+    /// witness that is not so.
     fn undone(&mut self, beyond: bool) {
         if !beyond {
             self.aftermath.replacing.clear();
@@ -294,15 +412,30 @@ impl Replay {
         }
     }
 
-    /// Of what was recorded beyond the witness nothing was done. Before it a capture was, for it comes before its record; a move, which comes after, may
-    /// not have been: a checkpoint that nobody finds any more may have closed its epoch since.
+    /// Of what was recorded beyond the witness nothing was done. Before it a capture was, for it
+    /// comes before its record; a move, which comes after, may not have been: a checkpoint that
+    /// nobody finds any more may have closed its epoch since.
     fn note_unsure(&mut self, epoch: Epoch, undo: &[Undo], beyond: bool) {
         for item in undo {
-            let Undo::Data { slot, before: DataState { object: Some(object), size, .. } } = item else { continue };
+            let Undo::Data {
+                slot,
+                before:
+                    DataState {
+                        object: Some(object),
+                        size,
+                        ..
+                    },
+            } = item
+            else {
+                continue;
+            };
             let moved = object.origin == ObjectOrigin::Moved;
             if beyond || (self.places.is_some() && moved) {
                 let size = (!moved).then_some(*size);
-                self.unsure.entry((epoch, *slot)).or_insert(Unsure { object: *object, size });
+                self.unsure.entry((epoch, *slot)).or_insert(Unsure {
+                    object: *object,
+                    size,
+                });
             }
         }
     }
@@ -314,21 +447,37 @@ impl Replay {
         }
     }
 
-    /// The power was cut after a record came to the disk and before its object did. Then neither did the change: the file is what it was.
+    /// The power was cut after a record came to the disk and before its object did. Then neither
+    /// did the change: the file is what it was.
     fn strike_unmade(&mut self, store: &Store) -> StoreResult<()> {
         // One that is half done is finished later.
-        let replacing: HashSet<ObjectId> = self.aftermath.replacing.iter().map(|(_, _, object)| *object).collect();
+        let replacing: HashSet<ObjectId> = self
+            .aftermath
+            .replacing
+            .iter()
+            .map(|(_, _, object)| *object)
+            .collect();
         let unsure = std::mem::take(&mut self.unsure);
-        for ((epoch, slot), Unsure { object, size }) in unsure.into_iter().filter(|(_, unsure)| !replacing.contains(&unsure.object)) {
-            // btrfs brings the names in a new directory to the disk with anything that is synced there: an empty file has one, and nothing of its data.
+        for ((epoch, slot), Unsure { object, size }) in unsure
+            .into_iter()
+            .filter(|(_, unsure)| !replacing.contains(&unsure.object))
+        {
+            // btrfs brings the names in a new directory to the disk with anything that is synced
+            // there: an empty file has one, and nothing of its data.
             match store.layers.stat(object)? {
                 Some(found) if size.is_none_or(|size| size == found.size) => {
-                    self.aftermath.moved_away.extend(size.is_none().then_some(object));
+                    self.aftermath
+                        .moved_away
+                        .extend(size.is_none().then_some(object));
                     continue;
                 }
                 _ => {}
             }
-            tracing::info!(epoch = epoch.0, slot = slot.0, "a version was recorded, but not kept before the power was cut: its file has not changed");
+            tracing::info!(
+                epoch = epoch.0,
+                slot = slot.0,
+                "a version was recorded, but not kept before the power was cut: its file has not changed"
+            );
             store.append(&[Record::Void { epoch, slot }])?;
             self.memory.tables.void(epoch, slot);
         }

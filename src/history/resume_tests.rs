@@ -1,4 +1,5 @@
-//! What a power cut leaves of records, made by hand: the tail is what says how far the tree goes, so parts of it are taken away.
+//! What a power cut leaves of records, made by hand: the tail is what says how far the tree goes,
+//! so parts of it are taken away.
 
 use std::fs::File;
 use std::path::Path;
@@ -22,16 +23,30 @@ fn open(dir: &Path) -> (Timeline, Aftermath) {
 fn checkpoint(timeline: &Timeline, number: u64) -> CheckpointId {
     let id = CheckpointId(number);
     let created_ns = 4_000_000_000_000_000_000 + number as i64;
-    let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns, atomic: true, dirty: 0, reason: Reason::Asked };
-    timeline.close_epoch(None, checkpoint, Vec::new(), &[]).unwrap();
+    let checkpoint = Checkpoint {
+        id,
+        tags: Vec::new(),
+        note: String::new(),
+        created_ns,
+        atomic: true,
+        dirty: 0,
+        reason: Reason::Asked,
+    };
+    timeline
+        .close_epoch(None, checkpoint, Vec::new(), &[])
+        .unwrap();
     id
 }
 
 /// The tree on the disk goes as far as `at` and no further; the journal does.
 fn cut(dir: &Path, at: Address) {
     let journal = dir.join(".ckptfs/journal");
-    let names = std::fs::read_dir(&journal).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    names.filter(|name| name.starts_with("tail-")).for_each(|name| std::fs::remove_file(journal.join(name)).unwrap());
+    let names = std::fs::read_dir(&journal)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| name.starts_with("tail-"))
+        .for_each(|name| std::fs::remove_file(journal.join(name)).unwrap());
     File::create(journal.join(format!("tail-{:08x}-{:08x}", at.segment, at.offset))).unwrap();
 }
 
@@ -42,11 +57,29 @@ fn what_was_struck_is_not_seen_while_the_index_takes_its_epoch_over() {
         let (timeline, _) = open(dir.path());
         let first = checkpoint(&timeline, 1);
         let reached = timeline.store().journal.position();
-        let object = timeline.store().layers.next_object(Epoch(2), Slot(500), ObjectOrigin::Cloned).unwrap();
-        let never = Undo::Data { slot: Slot(500), before: DataState { object: Some(object), size: 7, provisional: false } };
+        let object = timeline
+            .store()
+            .layers
+            .next_object(Epoch(2), Slot(500), ObjectOrigin::Cloned)
+            .unwrap();
+        let never = Undo::Data {
+            slot: Slot(500),
+            before: DataState {
+                object: Some(object),
+                size: 7,
+                provisional: false,
+            },
+        };
         timeline.epochs.record(vec![never], Vec::new()).unwrap();
-        let entry = |number| Undo::Entry { dir: Slot(10_000 + number), name: Name::new(b"name"), before: None };
-        timeline.epochs.record((0..MANY).map(entry).collect(), Vec::new()).unwrap();
+        let entry = |number| Undo::Entry {
+            dir: Slot(10_000 + number),
+            name: Name::new(b"name"),
+            before: None,
+        };
+        timeline
+            .epochs
+            .record((0..MANY).map(entry).collect(), Vec::new())
+            .unwrap();
         checkpoint(&timeline, 2);
         timeline.store().journal.sync().unwrap();
         drop(timeline);
@@ -54,18 +87,27 @@ fn what_was_struck_is_not_seen_while_the_index_takes_its_epoch_over() {
         first
     });
     let (timeline, _) = open(dir.path());
-    assert!(timeline.epochs.read().struck().contains(&(Epoch(2), slot)), "the version that never came to be is struck");
+    assert!(
+        timeline.epochs.read().struck().contains(&(Epoch(2), slot)),
+        "the version that never came to be is struck"
+    );
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let mut looks = 0_u32;
             while !ended.load(Ordering::SeqCst) {
-                assert_eq!(timeline.lookup.data_at(slot, first).unwrap(), None, "seen after {looks} looks");
+                assert_eq!(
+                    timeline.lookup.data_at(slot, first).unwrap(),
+                    None,
+                    "seen after {looks} looks"
+                );
                 looks += 1;
             }
         });
         // However it ends, the reader is told.
-        let indexed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| timeline.indexer.index_closed()));
+        let indexed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            timeline.indexer.index_closed()
+        }));
         ended.store(true, Ordering::SeqCst);
         reader.join().unwrap();
         indexed.unwrap().unwrap();
@@ -84,7 +126,10 @@ fn the_daemon_lived_when_a_checkpoint_was_made_that_the_index_has() {
         timeline.store().index.flush_durable().unwrap();
     }
     let (_, aftermath) = open(dir.path());
-    assert_eq!((aftermath.unclean, aftermath.recorded_ns), (true, Some(4_000_000_000_000_000_002)));
+    assert_eq!(
+        (aftermath.unclean, aftermath.recorded_ns),
+        (true, Some(4_000_000_000_000_000_002))
+    );
 }
 
 /// Each ends before the thread would begin by itself.
@@ -101,17 +146,24 @@ fn short_mounts_do_not_pile_up_what_the_index_does_not_have() {
         timeline.indexer.stop();
     }
     let waiting = open(dir.path()).0.epochs.read().closed().len();
-    assert!(waiting < HURRY_EPOCHS + OF_EACH as usize, "{waiting} closed epochs are not in the index");
+    assert!(
+        waiting < HURRY_EPOCHS + OF_EACH as usize,
+        "{waiting} closed epochs are not in the index"
+    );
 }
 
-/// On btrfs a synced journal can be on the disk before the tree: the end was orderly, and what it left is to be looked at all the same.
+/// On btrfs a synced journal can be on the disk before the tree: the end was orderly, and what it
+/// left is to be looked at all the same.
 #[test]
 fn an_end_that_the_tree_did_not_reach_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let (timeline, _) = open(dir.path());
     checkpoint(&timeline, 1);
     let reached = timeline.store().journal.position();
-    timeline.journal.append(&[Record::Unmounted { at_ns: 7 }]).unwrap();
+    timeline
+        .journal
+        .append(&[Record::Unmounted { at_ns: 7 }])
+        .unwrap();
     timeline.store().journal.sync().unwrap();
     drop(timeline);
     let (timeline, aftermath) = open(dir.path());

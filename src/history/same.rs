@@ -12,20 +12,30 @@ use crate::sys::{self, Kind, SysResult};
 pub(super) fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
     let (a, b) = (&before.stat, &after.stat);
     let size_differs = a.kind == Kind::File && a.size != b.size;
-    a.mode != b.mode || a.uid != b.uid || a.gid != b.gid || a.rdev != b.rdev || size_differs || before.target != after.target
+    a.mode != b.mode
+        || a.uid != b.uid
+        || a.gid != b.gid
+        || a.rdev != b.rdev
+        || size_differs
+        || before.target != after.target
 }
 
 /// A file of one state holds the same bytes as a file of another. What is gone meanwhile does not.
 ///
 /// # Errors
 /// As [`View::open`]; EIO if one of them cannot be read.
-pub fn same_content((from, old): (&View<'_>, &Arc<Trail>), (to, new): (&View<'_>, &Arc<Trail>)) -> SysResult<bool> {
+pub fn same_content(
+    (from, old): (&View<'_>, &Arc<Trail>),
+    (to, new): (&View<'_>, &Arc<Trail>),
+) -> SysResult<bool> {
     let stored = from.source(old.slot)?;
     if matches!(stored, Source::Object(_)) && stored == to.source(new.slot)? {
         return Ok(true);
     }
     let (old_source, old_file) = from.open(old)?;
-    let Some((new_source, new_file)) = there(to.open(new).map(Some))? else { return Ok(false) };
+    let Some((new_source, new_file)) = there(to.open(new).map(Some))? else {
+        return Ok(false);
+    };
     if old_source == new_source && (old_source != Source::Live || old.slot == new.slot) {
         return Ok(true);
     }

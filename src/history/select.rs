@@ -60,15 +60,24 @@ pub fn select(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected
     selected(name, checkpoints, begins)
 }
 
-/// As [`select`], where the beginning of a tag is not enough: for what cannot be taken to have been meant otherwise.
+/// As [`select`], where the beginning of a tag is not enough: for what cannot be taken to have been
+/// meant otherwise.
 ///
 /// # Errors
 /// See [`Unselected`].
 pub fn select_whole(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected> {
     selected(name, checkpoints, |name, checkpoints| {
         let found = begins(name, checkpoints)?;
-        let tags = checkpoints.get(found).map(|known| known.tags).unwrap_or_default();
-        Err(Unselected::Beginning(tags.iter().find(|tag| tag.starts_with(name)).cloned().unwrap_or_default()))
+        let tags = checkpoints
+            .get(found)
+            .map(|known| known.tags)
+            .unwrap_or_default();
+        Err(Unselected::Beginning(
+            tags.iter()
+                .find(|tag| tag.starts_with(name))
+                .cloned()
+                .unwrap_or_default(),
+        ))
     })
 }
 
@@ -86,45 +95,72 @@ fn selected(name: &str, checkpoints: &[Known<'_>], begins: Otherwise) -> Result<
             (None, None) => begins(name, checkpoints)?,
         },
     };
-    checkpoints.get(index).map(|found| State::At(found.id)).ok_or(Unselected::Unknown)
+    checkpoints
+        .get(index)
+        .map(|found| State::At(found.id))
+        .ok_or(Unselected::Unknown)
 }
 
 fn exact(name: &str, checkpoints: &[Known<'_>]) -> Option<usize> {
     match name {
         "latest" => {
-            let asked = checkpoints.iter().rposition(|known| known.reason.is_asked());
+            let asked = checkpoints
+                .iter()
+                .rposition(|known| known.reason.is_asked());
             return asked.or_else(|| checkpoints.iter().rposition(|known| known.reason.is_auto()));
         }
         AUTO => {
             // A tag of this name goes before it.
-            let tagged = checkpoints.iter().position(|known| known.tags.iter().any(|tag| tag == name));
+            let tagged = checkpoints
+                .iter()
+                .position(|known| known.tags.iter().any(|tag| tag == name));
             return tagged.or_else(|| checkpoints.iter().rposition(|known| known.reason.is_auto()));
         }
         _ => {}
     }
     match name.parse().map(CheckpointId) {
         Ok(id) => checkpoints.binary_search_by_key(&id, |known| known.id).ok(),
-        Err(_) => checkpoints.iter().position(|known| known.tags.iter().any(|tag| tag == name)),
+        Err(_) => checkpoints
+            .iter()
+            .position(|known| known.tags.iter().any(|tag| tag == name)),
     }
 }
 
 /// The one tag that begins so.
 fn begins(name: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
-    let tags = || checkpoints.iter().enumerate().flat_map(|(index, known)| known.tags.iter().map(move |tag| (index, tag)));
-    let mut found: Vec<(usize, &String)> = tags().filter(|(_, tag)| !name.is_empty() && tag.starts_with(name)).collect();
+    let tags = || {
+        checkpoints
+            .iter()
+            .enumerate()
+            .flat_map(|(index, known)| known.tags.iter().map(move |tag| (index, tag)))
+    };
+    let mut found: Vec<(usize, &String)> = tags()
+        .filter(|(_, tag)| !name.is_empty() && tag.starts_with(name))
+        .collect();
     match found.as_slice() {
         [] => Err(Unselected::Unknown),
         [(index, _)] => Ok(*index),
         _ => {
             found.sort_by_key(|(_, tag)| *tag);
-            Err(Unselected::Ambiguous(found.into_iter().map(|(_, tag)| tag.clone()).collect()))
+            Err(Unselected::Ambiguous(
+                found.into_iter().map(|(_, tag)| tag.clone()).collect(),
+            ))
         }
     }
 }
 
 /// `FROM~COUNT`.
-fn back(from: &str, count: &str, checkpoints: &[Known<'_>], begins: Otherwise) -> Result<usize, Unselected> {
-    let count: usize = if count.is_empty() { 1 } else { count.parse().map_err(|_| Unselected::Unknown)? };
+fn back(
+    from: &str,
+    count: &str,
+    checkpoints: &[Known<'_>],
+    begins: Otherwise,
+) -> Result<usize, Unselected> {
+    let count: usize = if count.is_empty() {
+        1
+    } else {
+        count.parse().map_err(|_| Unselected::Unknown)?
+    };
     let start = match exact(from, checkpoints) {
         Some(index) => index,
         None => begins(from, checkpoints)?,
@@ -132,25 +168,53 @@ fn back(from: &str, count: &str, checkpoints: &[Known<'_>], begins: Otherwise) -
     if count == 0 {
         return Ok(start);
     }
-    let auto = from == AUTO && checkpoints.get(start).is_some_and(|known| known.reason.is_auto());
-    let counts = |reason: &Reason| if auto { reason.is_auto() } else { reason.is_asked() };
-    let before = || checkpoints.iter().enumerate().take(start).rev().filter(|(_, known)| counts(known.reason));
-    before().nth(count - 1).map(|(index, _)| index).ok_or_else(|| Unselected::TooFar(before().count()))
+    let auto = from == AUTO
+        && checkpoints
+            .get(start)
+            .is_some_and(|known| known.reason.is_auto());
+    let counts = |reason: &Reason| {
+        if auto {
+            reason.is_auto()
+        } else {
+            reason.is_asked()
+        }
+    };
+    let before = || {
+        checkpoints
+            .iter()
+            .enumerate()
+            .take(start)
+            .rev()
+            .filter(|(_, known)| counts(known.reason))
+    };
+    before()
+        .nth(count - 1)
+        .map(|(index, _)| index)
+        .ok_or_else(|| Unselected::TooFar(before().count()))
 }
 
 fn at_time(time: Timestamp, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
     // What was imported may be older than what was made before.
-    let until = checkpoints.iter().enumerate().filter(|(_, known)| i128::from(known.state_ns) <= time.as_nanosecond());
-    until.max_by_key(|(_, known)| known.state_ns).map(|(index, _)| index).ok_or(if checkpoints.is_empty() {
-        Unselected::Unknown
-    } else {
-        Unselected::TooEarly
-    })
+    let until = checkpoints
+        .iter()
+        .enumerate()
+        .filter(|(_, known)| i128::from(known.state_ns) <= time.as_nanosecond());
+    until
+        .max_by_key(|(_, known)| known.state_ns)
+        .map(|(index, _)| index)
+        .ok_or(if checkpoints.is_empty() {
+            Unselected::Unknown
+        } else {
+            Unselected::TooEarly
+        })
 }
 
 /// The time that `name` is, if it is one.
 fn time_of(name: &str) -> Result<Option<Timestamp>, Unselected> {
-    match name.strip_prefix("@{").and_then(|rest| rest.strip_suffix('}')) {
+    match name
+        .strip_prefix("@{")
+        .and_then(|rest| rest.strip_suffix('}'))
+    {
         Some(text) => parse_time(text).map(Some).map_err(Unselected::NoTime),
         None => Ok(name.parse().ok()),
     }
@@ -158,13 +222,23 @@ fn time_of(name: &str) -> Result<Option<Timestamp>, Unselected> {
 
 /// When it was last that time of day.
 fn time_of_day(time: Time, now: &Zoned) -> Result<Timestamp, jiff::Error> {
-    let today = now.date().to_datetime(time).to_zoned(now.time_zone().clone())?;
-    let last = if today > *now { now.date().yesterday()?.to_datetime(time).to_zoned(now.time_zone().clone())? } else { today };
+    let today = now
+        .date()
+        .to_datetime(time)
+        .to_zoned(now.time_zone().clone())?;
+    let last = if today > *now {
+        now.date()
+            .yesterday()?
+            .to_datetime(time)
+            .to_zoned(now.time_zone().clone())?
+    } else {
+        today
+    };
     Ok(last.timestamp())
 }
 
-/// A point in time as a person writes it: RFC 3339, a local date and time, the last time that it was that time of day (`10:36`), or a span before now
-/// (`10min ago`, `2h`, `yesterday`).
+/// A point in time as a person writes it: RFC 3339, a local date and time, the last time that it
+/// was that time of day (`10:36`), or a span before now (`10min ago`, `2h`, `yesterday`).
 ///
 /// # Errors
 /// What is wrong with it.
@@ -174,9 +248,16 @@ pub fn parse_time(text: &str) -> Result<Timestamp, String> {
         return Ok(time);
     }
     if let Ok(local) = text.parse::<DateTime>() {
-        return local.to_zoned(TimeZone::system()).map(|zoned| zoned.timestamp()).map_err(|error| error.to_string());
+        return local
+            .to_zoned(TimeZone::system())
+            .map(|zoned| zoned.timestamp())
+            .map_err(|error| error.to_string());
     }
-    if let Some(time) = text.contains(':').then(|| text.parse::<Time>().ok()).flatten() {
+    if let Some(time) = text
+        .contains(':')
+        .then(|| text.parse::<Time>().ok())
+        .flatten()
+    {
         return time_of_day(time, &Zoned::now()).map_err(|error| error.to_string());
     }
     let span = match text {
@@ -186,7 +267,10 @@ pub fn parse_time(text: &str) -> Result<Timestamp, String> {
     };
     let span = span.map_err(|_| format!("{text:?} is no time: write 10min ago, 2h, yesterday, 10:36, 2026-11-21 10:00 or 2026-11-21T09:00:00Z"))?;
     let before = if span.is_positive() { -span } else { span };
-    Zoned::now().checked_add(before).map(|zoned| zoned.timestamp()).map_err(|error| error.to_string())
+    Zoned::now()
+        .checked_add(before)
+        .map(|zoned| zoned.timestamp())
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -194,12 +278,19 @@ mod tests {
     use super::*;
 
     const HOUR_NS: i64 = 3_600_000_000_000;
-    const AUTO: Reason = Reason::Auto { trigger: crate::store::record::Trigger::Interval };
+    const AUTO: Reason = Reason::Auto {
+        trigger: crate::store::record::Trigger::Interval,
+    };
 
     fn tags() -> Vec<Vec<String>> {
-        [&["v1"][..], &["v1~1", "before-refactor"], &[], &["before-release", "@{odd}"]]
-            .map(|tags| tags.iter().map(ToString::to_string).collect())
-            .into()
+        [
+            &["v1"][..],
+            &["v1~1", "before-refactor"],
+            &[],
+            &["before-release", "@{odd}"],
+        ]
+        .map(|tags| tags.iter().map(ToString::to_string).collect())
+        .into()
     }
 
     /// Checkpoints 2, 3, 5, 9, made 4, 3, 2 and 1 hours ago.
@@ -210,7 +301,12 @@ mod tests {
             .into_iter()
             .zip(tags)
             .zip(times)
-            .map(|((id, tags), state_ns)| Known { id: CheckpointId(id), tags, state_ns, reason: &Reason::Asked })
+            .map(|((id, tags), state_ns)| Known {
+                id: CheckpointId(id),
+                tags,
+                state_ns,
+                reason: &Reason::Asked,
+            })
             .collect()
     }
 
@@ -224,9 +320,27 @@ mod tests {
 
     #[test]
     fn numbers_tags_and_beginnings() {
-        assert_eq!([id("live"), id("latest"), id("5"), id("v1"), id("before-ref")], [Ok(0), Ok(9), Ok(5), Ok(2), Ok(3)]);
-        assert_eq!([id("4"), id("w"), id("")], [const { Err(Unselected::Unknown) }; 3]);
-        assert_eq!(id("before"), Err(Unselected::Ambiguous(vec!["before-refactor".into(), "before-release".into()])));
+        assert_eq!(
+            [
+                id("live"),
+                id("latest"),
+                id("5"),
+                id("v1"),
+                id("before-ref")
+            ],
+            [Ok(0), Ok(9), Ok(5), Ok(2), Ok(3)]
+        );
+        assert_eq!(
+            [id("4"), id("w"), id("")],
+            [const { Err(Unselected::Unknown) }; 3]
+        );
+        assert_eq!(
+            id("before"),
+            Err(Unselected::Ambiguous(vec![
+                "before-refactor".into(),
+                "before-release".into()
+            ]))
+        );
         assert_eq!(select("latest", &[]), Err(Unselected::Unknown));
     }
 
@@ -236,10 +350,19 @@ mod tests {
         let known = known(&tags);
         let whole = |name: &str| select_whole(name, &known);
         let at = |id| Ok(State::At(CheckpointId(id)));
-        assert_eq!(["v1", "5", "latest", "v1~1", "before-release~1", "@{now}"].map(whole), [at(2), at(5), at(9), at(3), at(5), at(9)]);
+        assert_eq!(
+            ["v1", "5", "latest", "v1~1", "before-release~1", "@{now}"].map(whole),
+            [at(2), at(5), at(9), at(3), at(5), at(9)]
+        );
         let begins = |tag: &str| Err(Unselected::Beginning(tag.to_owned()));
-        assert_eq!(["before-rel", "before-rel~2", "v1~0"].map(whole), [begins("before-release"), begins("before-release"), at(2)]);
-        assert_eq!(["before", "w"].map(whole), [select("before", &known), Err(Unselected::Unknown)]);
+        assert_eq!(
+            ["before-rel", "before-rel~2", "v1~0"].map(whole),
+            [begins("before-release"), begins("before-release"), at(2)]
+        );
+        assert_eq!(
+            ["before", "w"].map(whole),
+            [select("before", &known), Err(Unselected::Unknown)]
+        );
     }
 
     #[test]
@@ -250,15 +373,34 @@ mod tests {
         known[2].state_ns -= 10 * HOUR_NS;
         known[3].state_ns -= 10 * HOUR_NS;
         let at = |hours: i64| select(&format!("@{{{hours}h 30min ago}}"), &known);
-        assert_eq!([at(0), at(3), at(10), at(11)], [3, 2, 9, 5].map(|id| Ok(State::At(CheckpointId(id)))));
+        assert_eq!(
+            [at(0), at(3), at(10), at(11)],
+            [3, 2, 9, 5].map(|id| Ok(State::At(CheckpointId(id))))
+        );
         assert_eq!(at(12), Err(Unselected::TooEarly));
     }
 
     #[test]
     fn so_many_before() {
-        assert_eq!([id("latest~1"), id("latest~3"), id("9~"), id("before-rel~2"), id("5~0")], [Ok(5), Ok(2), Ok(5), Ok(3), Ok(5)]);
+        assert_eq!(
+            [
+                id("latest~1"),
+                id("latest~3"),
+                id("9~"),
+                id("before-rel~2"),
+                id("5~0")
+            ],
+            [Ok(5), Ok(2), Ok(5), Ok(3), Ok(5)]
+        );
         assert_eq!(id("v1~1"), Ok(3), "a tag that is written so goes first");
-        assert_eq!((id("5~3"), id("5~x"), id("7~1")), (Err(Unselected::TooFar(2)), Err(Unselected::Unknown), Err(Unselected::Unknown)));
+        assert_eq!(
+            (id("5~3"), id("5~x"), id("7~1")),
+            (
+                Err(Unselected::TooFar(2)),
+                Err(Unselected::Unknown),
+                Err(Unselected::Unknown)
+            )
+        );
         assert_eq!(id("5~99999999999999999999"), Err(Unselected::Unknown));
     }
 
@@ -276,16 +418,25 @@ mod tests {
         for index in [1, 3] {
             known[index].reason = &AUTO;
         }
-        assert_eq!(["latest", "latest~1", "9~1", "9", "v1~1", "@{now}"].map(|name| id(name, &known)), [Ok(5), Ok(2), Ok(5), Ok(9), Ok(3), Ok(9)]);
-        assert_eq!(["auto", "auto~1", "auto~2"].map(|name| id(name, &known)), [Ok(9), Ok(3), Err(Unselected::TooFar(1))]);
+        assert_eq!(
+            ["latest", "latest~1", "9~1", "9", "v1~1", "@{now}"].map(|name| id(name, &known)),
+            [Ok(5), Ok(2), Ok(5), Ok(9), Ok(3), Ok(9)]
+        );
+        assert_eq!(
+            ["auto", "auto~1", "auto~2"].map(|name| id(name, &known)),
+            [Ok(9), Ok(3), Err(Unselected::TooFar(1))]
+        );
         known.iter_mut().for_each(|known| known.reason = &AUTO);
         assert_eq!(id("latest", &known), Ok(9), "nobody ever asked");
     }
 
-    /// 5 and 9 guard restores: `restore latest` a second time brought back what the first one had replaced.
+    /// 5 and 9 guard restores: `restore latest` a second time brought back what the first one had
+    /// replaced.
     #[test]
     fn a_guard_is_nobody_s_latest() {
-        const GUARD: Reason = Reason::Guard { restored: CheckpointId(3) };
+        const GUARD: Reason = Reason::Guard {
+            restored: CheckpointId(3),
+        };
         let tags = tags();
         let mut known = known(&tags);
         for index in [2, 3] {
@@ -293,19 +444,45 @@ mod tests {
         }
         let id = |name: &str, known: &[Known<'_>]| select(name, known);
         let at = |id| Ok(State::At(CheckpointId(id)));
-        assert_eq!(["latest", "latest~1", "9~1", "9", "@{now}"].map(|name| id(name, &known)), [at(3), at(2), at(3), at(9), at(9)]);
+        assert_eq!(
+            ["latest", "latest~1", "9~1", "9", "@{now}"].map(|name| id(name, &known)),
+            [at(3), at(2), at(3), at(9), at(9)]
+        );
         known.iter_mut().for_each(|known| known.reason = &GUARD);
-        assert_eq!([id("latest", &known), id("auto", &known)], [const { Err(Unselected::Unknown) }; 2]);
+        assert_eq!(
+            [id("latest", &known), id("auto", &known)],
+            [const { Err(Unselected::Unknown) }; 2]
+        );
     }
 
     /// It was a span: ten hours and 36 minutes ago.
     #[test]
     fn a_time_of_day_is_the_last_one() {
         let now: Zoned = "2026-11-22T14:00:00[UTC]".parse().unwrap();
-        let at = |text: &str| time_of_day(text.parse().unwrap(), &now).unwrap().to_string();
-        assert_eq!([at("10:36"), at("14:00"), at("14:00:01")], ["2026-11-22T10:36:00Z", "2026-11-22T14:00:00Z", "2026-11-21T14:00:01Z"]);
-        let local = |text: &str| text.parse::<DateTime>().unwrap().to_zoned(TimeZone::system()).unwrap().timestamp();
-        assert_eq!(parse_time("2026-01-01 12:00"), Ok(local("2026-01-01T12:00:00")));
+        let at = |text: &str| {
+            time_of_day(text.parse().unwrap(), &now)
+                .unwrap()
+                .to_string()
+        };
+        assert_eq!(
+            [at("10:36"), at("14:00"), at("14:00:01")],
+            [
+                "2026-11-22T10:36:00Z",
+                "2026-11-22T14:00:00Z",
+                "2026-11-21T14:00:01Z"
+            ]
+        );
+        let local = |text: &str| {
+            text.parse::<DateTime>()
+                .unwrap()
+                .to_zoned(TimeZone::system())
+                .unwrap()
+                .timestamp()
+        };
+        assert_eq!(
+            parse_time("2026-01-01 12:00"),
+            Ok(local("2026-01-01T12:00:00"))
+        );
         let (before, told) = (Timestamp::now(), parse_time("00:00").unwrap());
         assert!(told <= Timestamp::now() && before.duration_since(told).as_hours() < 26);
         assert!(parse_time("25:00").is_err());
@@ -313,11 +490,35 @@ mod tests {
 
     #[test]
     fn times() {
-        assert_eq!([id("@{90min ago}"), id("@{90 minutes}"), id("@{2h 30m ago}"), id("@{now}")], [Ok(5), Ok(5), Ok(3), Ok(9)]);
+        assert_eq!(
+            [
+                id("@{90min ago}"),
+                id("@{90 minutes}"),
+                id("@{2h 30m ago}"),
+                id("@{now}")
+            ],
+            [Ok(5), Ok(5), Ok(3), Ok(9)]
+        );
         assert_eq!(id("@{odd}"), Ok(9), "a tag that is written so goes first");
-        assert_eq!((id("@{yesterday}"), id("2000-01-01T00:00:00Z")), (Err(Unselected::TooEarly), Err(Unselected::TooEarly)));
-        assert_eq!([id("2100-01-01T00:00:00Z"), id("@{2100-01-01 10:00}"), id("2100-01-01T00:00:00.5+02:00")], [Ok(9), Ok(9), Ok(9)]);
-        assert!(matches!(id("@{soon}"), Err(Unselected::NoTime(_))) && matches!(id("@{}"), Err(Unselected::NoTime(_))));
-        assert!(matches!(id("@{99999999999 years}"), Err(Unselected::NoTime(_))));
+        assert_eq!(
+            (id("@{yesterday}"), id("2000-01-01T00:00:00Z")),
+            (Err(Unselected::TooEarly), Err(Unselected::TooEarly))
+        );
+        assert_eq!(
+            [
+                id("2100-01-01T00:00:00Z"),
+                id("@{2100-01-01 10:00}"),
+                id("2100-01-01T00:00:00.5+02:00")
+            ],
+            [Ok(9), Ok(9), Ok(9)]
+        );
+        assert!(
+            matches!(id("@{soon}"), Err(Unselected::NoTime(_)))
+                && matches!(id("@{}"), Err(Unselected::NoTime(_)))
+        );
+        assert!(matches!(
+            id("@{99999999999 years}"),
+            Err(Unselected::NoTime(_))
+        ));
     }
 }

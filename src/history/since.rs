@@ -1,11 +1,15 @@
-//! What changed since the tree was written down last (the baseline): every key that has an undo record from the epoch on that was open then.
+//! What changed since the tree was written down last (the baseline): every key that has an undo
+//! record from the epoch on that was open then.
 //!
-//! A key has a record at its first change in an epoch only, so all of that epoch counts. What makes no record is known by something that does: an inode
-//! that was made since by its name in a directory that was there before, and all that is in a directory that was made since by that directory. One that was
-//! walked while its epoch was still open is noted here, for what changes in it makes none either.
+//! A key has a record at its first change in an epoch only, so all of that epoch counts. What makes
+//! no record is known by something that does: an inode that was made since by its name in a
+//! directory that was there before, and all that is in a directory that was made since by that
+//! directory. One that was walked while its epoch was still open is noted here, for what changes in
+//! it makes none either.
 //!
-//! It is in memory, and gone with the daemon: then the tree is walked again. What is in the tables of the open epoch and of closed ones that the index does
-//! not have is told from there; the indexer leaves their keys here when it takes them.
+//! It is in memory, and gone with the daemon: then the tree is walked again. What is in the tables
+//! of the open epoch and of closed ones that the index does not have is told from there; the
+//! indexer leaves their keys here when it takes them.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -40,7 +44,15 @@ pub struct Since {
 impl Since {
     fn new(from: Epoch, unrecorded: u64) -> Since {
         let (names, nodes) = (BTreeSet::new(), HashSet::new());
-        Since { from, unrecorded, names, nodes, unsure: HashSet::new(), gone: HashSet::new(), lost: false }
+        Since {
+            from,
+            unrecorded,
+            names,
+            nodes,
+            unsure: HashSet::new(),
+            gone: HashSet::new(),
+            lost: false,
+        }
     }
 
     fn take(&mut self, table: &Table) {
@@ -53,7 +65,10 @@ impl Since {
         }
         self.nodes.extend(table.nodes().map(|(slot, _)| slot));
         if self.keys() > KEYS_MAX {
-            *self = Since { lost: true, ..Since::new(self.from, self.unrecorded) };
+            *self = Since {
+                lost: true,
+                ..Since::new(self.from, self.unrecorded)
+            };
         }
     }
 
@@ -78,7 +93,10 @@ struct Tracked {
 
 impl Tracked {
     fn take(&mut self, table: &Table) {
-        self.since.iter_mut().chain(&mut self.next).for_each(|since| since.take(table));
+        self.since
+            .iter_mut()
+            .chain(&mut self.next)
+            .for_each(|since| since.take(table));
     }
 
     /// An inode was made, or has lost its last name.
@@ -101,12 +119,18 @@ pub struct Baseline {
 
 impl Baseline {
     pub(super) fn new(catalogue: Arc<Catalogue>, epochs: Arc<Epochs>) -> Baseline {
-        Baseline { catalogue, epochs, tracked: Mutex::default() }
+        Baseline {
+            catalogue,
+            epochs,
+            tracked: Mutex::default(),
+        }
     }
 
-    /// The tree is written down from now on; what changes counts for the next time. `false`: no checkpoint shows anything, so no change is recorded.
+    /// The tree is written down from now on; what changes counts for the next time. `false`: no
+    /// checkpoint shows anything, so no change is recorded.
     pub fn begin_baseline(&self) -> bool {
-        // No epoch is closed meanwhile, or the indexer could take it before what is to note it is there.
+        // No epoch is closed meanwhile, or the indexer could take it before what is to note it is
+        // there.
         let tables = self.epochs.read();
         let checkpoints = self.catalogue.read();
         if checkpoints.is_empty() {
@@ -124,12 +148,16 @@ impl Baseline {
         let next = tracked.next.take();
         if let Some(changes) = written {
             // Of all others there is no record since.
-            tracked.gone.retain(|slot| recorded.contains(slot) || next.as_ref().is_some_and(|next| next.nodes.contains(slot)));
+            tracked.gone.retain(|slot| {
+                recorded.contains(slot)
+                    || next.as_ref().is_some_and(|next| next.nodes.contains(slot))
+            });
             (tracked.since, tracked.changes) = (next, changes);
         }
     }
 
-    /// The last daemon has written it down, with so many changes beside it; these inodes were gone then, and all that changed after is on record in the epoch that was open at the beginning,
+    /// The last daemon has written it down, with so many changes beside it; these inodes were gone
+    /// then, and all that changed after is on record in the epoch that was open at the beginning,
     /// or later.
     pub fn trust_baseline(&self, changes: usize, gone: impl IntoIterator<Item = Slot>) {
         let (from, unrecorded) = (self.epochs.epoch(), self.catalogue.read().emptied());
@@ -143,14 +171,20 @@ impl Baseline {
         self.tracked.lock().since = None;
     }
 
-    /// How many changes are beside the baseline; `None`: there is none that can be brought up to date.
+    /// How many changes are beside the baseline; `None`: there is none that can be brought up to
+    /// date.
     pub fn baseline_changes(&self) -> Option<usize> {
         let unrecorded = self.catalogue.read().emptied();
         let tracked = self.tracked.lock();
-        tracked.since.as_ref().filter(|since| !since.lost && since.unrecorded == unrecorded).map(|_| tracked.changes)
+        tracked
+            .since
+            .as_ref()
+            .filter(|since| !since.lost && since.unrecorded == unrecorded)
+            .map(|_| tracked.changes)
     }
 
-    /// Something of a directory that is being written down could not be seen as it is: it counts as changed.
+    /// Something of a directory that is being written down could not be seen as it is: it counts as
+    /// changed.
     pub fn note_missed(&self, dir: Slot, name: &Name) {
         if let Some(next) = &mut self.tracked.lock().next {
             next.nodes.insert(dir);
@@ -200,7 +234,10 @@ impl Baseline {
     pub fn gone_now(&self) -> Vec<Slot> {
         let gone = self.tracked.lock().gone.clone();
         let tables = self.epochs.read();
-        let mut gone: Vec<Slot> = gone.into_iter().filter(|slot| tables.open().node(*slot).is_some()).collect();
+        let mut gone: Vec<Slot> = gone
+            .into_iter()
+            .filter(|slot| tables.open().node(*slot).is_some())
+            .collect();
         gone.sort_unstable();
         gone
     }
@@ -223,22 +260,51 @@ mod tests {
 
     fn close(timeline: &Timeline, id: u64) {
         let (tags, note) = (Vec::new(), String::new());
-        let checkpoint = Checkpoint { id: CheckpointId(id), tags, note, created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked };
-        timeline.close_epoch(None, checkpoint, Vec::new(), &[]).unwrap();
+        let checkpoint = Checkpoint {
+            id: CheckpointId(id),
+            tags,
+            note,
+            created_ns: 1,
+            atomic: true,
+            dirty: 0,
+            reason: Reason::Asked,
+        };
+        timeline
+            .close_epoch(None, checkpoint, Vec::new(), &[])
+            .unwrap();
     }
 
     fn change(timeline: &Timeline, slot: u64) {
-        let before = Place { parent: Slot::ROOT, name: Name::new(b"name") };
-        timeline.epochs.record(vec![Undo::Home { slot: Slot(slot), before }], Vec::new()).unwrap();
+        let before = Place {
+            parent: Slot::ROOT,
+            name: Name::new(b"name"),
+        };
+        timeline
+            .epochs
+            .record(
+                vec![Undo::Home {
+                    slot: Slot(slot),
+                    before,
+                }],
+                Vec::new(),
+            )
+            .unwrap();
     }
 
     fn nodes(timeline: &Timeline) -> Option<Vec<u64>> {
-        let mut nodes: Vec<u64> = timeline.baseline.changed_since()?.nodes.into_iter().map(|slot| slot.0).collect();
+        let mut nodes: Vec<u64> = timeline
+            .baseline
+            .changed_since()?
+            .nodes
+            .into_iter()
+            .map(|slot| slot.0)
+            .collect();
         nodes.sort_unstable();
         Some(nodes)
     }
 
-    /// All of the epoch in which the tree was written down counts, and what the index has taken since; nothing does after a moment without a checkpoint.
+    /// All of the epoch in which the tree was written down counts, and what the index has taken
+    /// since; nothing does after a moment without a checkpoint.
     #[test]
     fn what_changed_since_is_what_was_recorded_from_that_epoch_on() {
         let dir = tempfile::tempdir().unwrap();
@@ -262,16 +328,25 @@ mod tests {
         assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));
         let since = timeline.baseline.changed_since().unwrap();
         assert!(since.unsure.contains(&Slot(6)) && since.gone.contains(&Slot(5)));
-        assert_eq!(timeline.baseline.gone_now(), [], "it has no record in the open epoch");
+        assert_eq!(
+            timeline.baseline.gone_now(),
+            [],
+            "it has no record in the open epoch"
+        );
         // Another that was not finished changes nothing.
         assert!(timeline.baseline.begin_baseline());
         timeline.baseline.end_baseline(None);
         assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));
         for id in 1..=3 {
             assert!(nodes(&timeline).is_some());
-            timeline.catalogue.write().apply(Record::Deleted { id: CheckpointId(id) });
+            timeline.catalogue.write().apply(Record::Deleted {
+                id: CheckpointId(id),
+            });
         }
         close(&timeline, 4);
-        assert_eq!((nodes(&timeline), timeline.baseline.baseline_changes()), (None, None));
+        assert_eq!(
+            (nodes(&timeline), timeline.baseline.baseline_changes()),
+            (None, None)
+        );
     }
 }

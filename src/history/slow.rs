@@ -1,5 +1,5 @@
-//! The answers of the index without the index: read from the journal, which has them all. It takes as long as what was recorded since is large, and is
-//! for when the index has failed.
+//! The answers of the index without the index: read from the journal, which has them all. It takes
+//! as long as what was recorded since is large, and is for when the index has failed.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,32 @@ use crate::store::{Address, Store};
 use crate::sys::SysResult;
 
 /// The first undo record of a key after a checkpoint, after which the journal goes on at `from`.
-pub(super) fn first_after(store: &Store, from: Address, key: &Key, after: CheckpointId) -> Answer<Undo> {
+pub(super) fn first_after(
+    store: &Store,
+    from: Address,
+    key: &Key,
+    after: CheckpointId,
+) -> Answer<Undo> {
     let mut found: Option<Recorded<Undo>> = None;
     for frame in store.journal.scan(from, None) {
         match frame.map_err(fault)?.1 {
-            Record::Undo { epoch, .. } if found.as_ref().is_some_and(|found| epoch > found.epoch) => break,
-            Record::Undo { epoch, undo } if epoch > after.epoch() && found.is_none() => {
-                found = undo.into_iter().find(|item| item.key() == *key).map(|before| Recorded { epoch, before });
+            Record::Undo { epoch, .. }
+                if found.as_ref().is_some_and(|found| epoch > found.epoch) =>
+            {
+                break;
             }
-            Record::Void { epoch, slot } if *key == Key::Data(slot) && found.as_ref().is_some_and(|found| found.epoch == epoch) => found = None,
+            Record::Undo { epoch, undo } if epoch > after.epoch() && found.is_none() => {
+                found = undo
+                    .into_iter()
+                    .find(|item| item.key() == *key)
+                    .map(|before| Recorded { epoch, before });
+            }
+            Record::Void { epoch, slot }
+                if *key == Key::Data(slot)
+                    && found.as_ref().is_some_and(|found| found.epoch == epoch) =>
+            {
+                found = None
+            }
             _ => {}
         }
     }
@@ -27,10 +44,17 @@ pub(super) fn first_after(store: &Store, from: Address, key: &Key, after: Checkp
 }
 
 /// The first undo record of each name in a directory after a checkpoint.
-pub(super) fn entries_after(store: &Store, from: Address, dir: Slot, after: CheckpointId) -> SysResult<BTreeMap<Name, Recorded<Undo>>> {
+pub(super) fn entries_after(
+    store: &Store,
+    from: Address,
+    dir: Slot,
+    after: CheckpointId,
+) -> SysResult<BTreeMap<Name, Recorded<Undo>>> {
     let mut found = BTreeMap::new();
     for frame in store.journal.scan(from, None) {
-        let Record::Undo { epoch, undo } = frame.map_err(fault)?.1 else { continue };
+        let Record::Undo { epoch, undo } = frame.map_err(fault)?.1 else {
+            continue;
+        };
         for before in undo.into_iter().filter(|_| epoch > after.epoch()) {
             if let Key::Entry(parent, name) = before.key()
                 && parent == dir
@@ -48,10 +72,22 @@ pub(super) fn last_place(store: &Store, slot: Slot) -> SysResult<Option<Place>> 
     for frame in store.journal.scan(store.journal.start(), None) {
         match frame.map_err(fault)?.1 {
             Record::Undo { undo, .. } => {
-                let home = |item| if let Undo::Home { slot: of, before } = item { (of == slot).then_some(before) } else { None };
+                let home = |item| {
+                    if let Undo::Home { slot: of, before } = item {
+                        (of == slot).then_some(before)
+                    } else {
+                        None
+                    }
+                };
                 last = undo.into_iter().filter_map(home).next_back().or(last);
             }
-            Record::Moved { places } => last = places.into_iter().rfind(|(of, _)| *of == slot).map(|(_, place)| place).or(last),
+            Record::Moved { places } => {
+                last = places
+                    .into_iter()
+                    .rfind(|(of, _)| *of == slot)
+                    .map(|(_, place)| place)
+                    .or(last)
+            }
             _ => {}
         }
     }

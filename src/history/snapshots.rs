@@ -1,4 +1,5 @@
-//! What `.snapshots` asks of the [`Catalogue`]: its names, a part at a time, and what mkdir(2) made there.
+//! What `.snapshots` asks of the [`Catalogue`]: its names, a part at a time, and what mkdir(2) made
+//! there.
 
 use std::ops::Bound;
 
@@ -40,21 +41,40 @@ impl Catalogue {
     /// At most so many tags with places after this one, in their order.
     pub fn tags_after(&self, place: u64, count: usize) -> Vec<Tagged> {
         let checkpoints = self.read();
-        let is_directory = |id: CheckpointId, tag: &str| checkpoints.get(id).is_some_and(|kept| kept.reason.is_directory(tag));
+        let is_directory = |id: CheckpointId, tag: &str| {
+            checkpoints
+                .get(id)
+                .is_some_and(|kept| kept.reason.is_directory(tag))
+        };
         let found = checkpoints.tags().after(place).take(count);
-        found.map(|(place, tag, id)| Tagged { place, tag: tag.clone(), id, is_directory: is_directory(id, tag) }).collect()
+        found
+            .map(|(place, tag, id)| Tagged {
+                place,
+                tag: tag.clone(),
+                id,
+                is_directory: is_directory(id, tag),
+            })
+            .collect()
     }
 
     /// At most so many numbers of checkpoints after this one, in their order.
     pub fn ids_after(&self, id: CheckpointId, count: usize) -> Vec<CheckpointId> {
         let checkpoints = self.read();
-        checkpoints.seen().range((Bound::Excluded(id), Bound::Unbounded)).take(count).map(|(id, _)| *id).collect()
+        checkpoints
+            .seen()
+            .range((Bound::Excluded(id), Bound::Unbounded))
+            .take(count)
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Whether mkdir(2) made a checkpoint under this name, and it has it still.
     pub fn is_directory(&self, id: CheckpointId, tag: &str) -> bool {
         let checkpoints = self.read();
-        checkpoints.tags().get(tag) == Some(id) && checkpoints.get(id).is_some_and(|kept| kept.reason.is_directory(tag))
+        checkpoints.tags().get(tag) == Some(id)
+            && checkpoints
+                .get(id)
+                .is_some_and(|kept| kept.reason.is_directory(tag))
     }
 
     /// What mkdir(2) has made, by the user that asked: see [`MadeByMkdir`].
@@ -62,15 +82,27 @@ impl Catalogue {
         let checkpoints = self.read();
         let mut found = MadeByMkdir::default();
         let made = |reason: &Reason| matches!(reason, Reason::Directory { .. });
-        for (kept, _) in checkpoints.seen().values().filter(|(kept, _)| made(&kept.reason)) {
+        for (kept, _) in checkpoints
+            .seen()
+            .values()
+            .filter(|(kept, _)| made(&kept.reason))
+        {
             found.all += 1;
             found.theirs += usize::from(kept.by.as_ref().is_some_and(|by| by.uid == uid));
         }
-        for (kept, _) in checkpoints.hidden().values().filter(|(kept, _)| made(&kept.reason)) {
+        for (kept, _) in checkpoints
+            .hidden()
+            .values()
+            .filter(|(kept, _)| made(&kept.reason))
+        {
             let theirs = kept.by.as_ref().is_some_and(|by| by.uid == uid);
             found.hidden += 1;
             found.hidden_theirs += usize::from(theirs);
-            let oldest = if theirs { &mut found.oldest_hidden_theirs } else { &mut found.oldest_hidden };
+            let oldest = if theirs {
+                &mut found.oldest_hidden_theirs
+            } else {
+                &mut found.oldest_hidden
+            };
             if kept.pinned.is_none() {
                 oldest.get_or_insert(kept.id);
             }

@@ -34,11 +34,15 @@ pub struct Recorded<T> {
 impl<T> Recorded<T> {
     /// With the state turned into another; EIO: it is not of that kind.
     pub(super) fn map<U>(self, turn: impl FnOnce(T) -> Option<U>) -> SysResult<Recorded<U>> {
-        Ok(Recorded { epoch: self.epoch, before: turn(self.before).ok_or(Errno::EIO)? })
+        Ok(Recorded {
+            epoch: self.epoch,
+            before: turn(self.before).ok_or(Errno::EIO)?,
+        })
     }
 }
 
-/// The record of a key, if it has one after the checkpoint that was asked for; if not, the live tree says.
+/// The record of a key, if it has one after the checkpoint that was asked for; if not, the live
+/// tree says.
 pub type Answer<T> = SysResult<Option<Recorded<T>>>;
 
 /// The undo records of one epoch. The first record of a key wins.
@@ -59,7 +63,14 @@ pub struct Table {
 impl Table {
     /// A table of an epoch in which nothing has changed.
     pub fn new(epoch: Epoch) -> Table {
-        Table { epoch, entries: BTreeMap::new(), nodes: HashMap::new(), places: HashMap::new(), dirty: 0, touched: TouchTable::default() }
+        Table {
+            epoch,
+            entries: BTreeMap::new(),
+            nodes: HashMap::new(),
+            places: HashMap::new(),
+            dirty: 0,
+            touched: TouchTable::default(),
+        }
     }
 
     /// Whether the key has a record.
@@ -67,7 +78,10 @@ impl Table {
         match key {
             Key::Entry(dir, name) => self.entries.contains_key(&(*dir, name.clone())),
             Key::Attr(slot) => self.nodes.get(slot).is_some_and(|node| node.attr.is_some()),
-            Key::Xattrs(slot) => self.nodes.get(slot).is_some_and(|node| node.xattrs.is_some()),
+            Key::Xattrs(slot) => self
+                .nodes
+                .get(slot)
+                .is_some_and(|node| node.xattrs.is_some()),
             Key::Data(slot) => self.nodes.get(slot).is_some_and(|node| node.data.is_some()),
             Key::Home(slot) => self.nodes.get(slot).is_some_and(|node| node.home.is_some()),
         }
@@ -80,16 +94,32 @@ impl Table {
                 self.entries.entry((dir, name)).or_insert(before);
             }
             Undo::Attr { slot, before } => {
-                self.nodes.entry(slot).or_default().attr.get_or_insert_with(|| Arc::new(before));
+                self.nodes
+                    .entry(slot)
+                    .or_default()
+                    .attr
+                    .get_or_insert_with(|| Arc::new(before));
             }
             Undo::Xattrs { slot, before } => {
-                self.nodes.entry(slot).or_default().xattrs.get_or_insert_with(|| Arc::new(before));
+                self.nodes
+                    .entry(slot)
+                    .or_default()
+                    .xattrs
+                    .get_or_insert_with(|| Arc::new(before));
             }
             Undo::Data { slot, before } => {
-                self.nodes.entry(slot).or_default().data.get_or_insert(before);
+                self.nodes
+                    .entry(slot)
+                    .or_default()
+                    .data
+                    .get_or_insert(before);
             }
             Undo::Home { slot, before } => {
-                self.nodes.entry(slot).or_default().home.get_or_insert(before);
+                self.nodes
+                    .entry(slot)
+                    .or_default()
+                    .home
+                    .get_or_insert(before);
             }
         }
     }
@@ -102,7 +132,11 @@ impl Table {
 
     /// A capture made ahead is needed now: it can no longer be voided.
     pub fn confirm(&mut self, slot: Slot) {
-        if let Some(data) = self.nodes.get_mut(&slot).and_then(|node| node.data.as_mut()) {
+        if let Some(data) = self
+            .nodes
+            .get_mut(&slot)
+            .and_then(|node| node.data.as_mut())
+        {
             data.provisional = false;
         }
     }
@@ -116,7 +150,9 @@ impl Table {
     pub fn entries_of(&self, dir: Slot) -> impl Iterator<Item = (&Name, Option<Child>)> {
         let from = Bound::Included((dir, Name::new(b"")));
         let to = Bound::Excluded((Slot(dir.0.saturating_add(1)), Name::new(b"")));
-        self.entries.range((from, to)).map(|((_, name), before)| (name, *before))
+        self.entries
+            .range((from, to))
+            .map(|((_, name), before)| (name, *before))
     }
 
     /// What an inode was, if anything of it has a record.
@@ -126,7 +162,9 @@ impl Table {
 
     /// All records of names.
     pub fn entries(&self) -> impl Iterator<Item = (Slot, &Name, Option<Child>)> {
-        self.entries.iter().map(|((dir, name), before)| (*dir, name, *before))
+        self.entries
+            .iter()
+            .map(|((dir, name), before)| (*dir, name, *before))
     }
 
     /// All records of inodes.
@@ -144,12 +182,16 @@ impl Table {
         self.places.remove(&slot);
     }
 
-    /// Where an inode is now, if it was renamed in this epoch; else where it was when something near it first changed.
+    /// Where an inode is now, if it was renamed in this epoch; else where it was when something
+    /// near it first changed.
     pub fn place(&self, slot: Slot) -> Option<&Place> {
-        self.places.get(&slot).or_else(|| self.nodes.get(&slot).and_then(|node| node.home.as_ref()))
+        self.places
+            .get(&slot)
+            .or_else(|| self.nodes.get(&slot).and_then(|node| node.home.as_ref()))
     }
 
-    /// Number of changed paths as counted by the operations: a file changed and changed back still counts.
+    /// Number of changed paths as counted by the operations: a file changed and changed back still
+    /// counts.
     pub fn dirty(&self) -> u64 {
         u64::try_from(self.dirty).unwrap_or(0)
     }

@@ -1,6 +1,7 @@
 //! Tags: which checkpoint each is on, and the order in which `.snapshots` lists them.
 //!
-//! Each step costs what it is about, and not how many tags there are: whoever may make checkpoints decides how many that is.
+//! Each step costs what it is about, and not how many tags there are: whoever may make checkpoints
+//! decides how many that is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -10,7 +11,12 @@ use crate::store::ids::CheckpointId;
 /// The place of a tag: from 1 to 2^60, and that of no other but by a chance of 2^-60.
 fn place(tag: &str) -> u64 {
     let mut low = [0_u8; 8];
-    low.copy_from_slice(blake3::hash(tag.as_bytes()).as_bytes().get(..8).unwrap_or(&[0; 8]));
+    low.copy_from_slice(
+        blake3::hash(tag.as_bytes())
+            .as_bytes()
+            .get(..8)
+            .unwrap_or(&[0; 8]),
+    );
     (u64::from_le_bytes(low) >> 4) + 1
 }
 
@@ -53,7 +59,10 @@ impl Tags {
 
     /// Those with a place after this one, in their order, each with its place.
     pub(super) fn after(&self, place: u64) -> impl Iterator<Item = (u64, &String, CheckpointId)> {
-        let places = self.places.range((Bound::Included((place.saturating_add(1), String::new())), Bound::Unbounded));
+        let places = self.places.range((
+            Bound::Included((place.saturating_add(1), String::new())),
+            Bound::Unbounded,
+        ));
         places.filter_map(|(place, tag)| Some((*place, tag, self.get(tag)?)))
     }
 }
@@ -69,18 +78,28 @@ mod tests {
         for number in 0..1000 {
             tags.give(id(number), &[name(number)]);
         }
-        let order = |tags: &Tags, from| tags.after(from).map(|(place, tag, _)| (place, tag.clone())).collect::<Vec<_>>();
+        let order = |tags: &Tags, from| {
+            tags.after(from)
+                .map(|(place, tag, _)| (place, tag.clone()))
+                .collect::<Vec<_>>()
+        };
         let all = order(&tags, 0);
         assert!(all.len() == 1000 && all.is_sorted());
         let half = all[499].0;
         for number in (0..1000).step_by(2) {
             tags.take(id(number), &[name(number)]);
         }
-        let left: Vec<_> = all.into_iter().filter(|(at, tag)| *at > half && tags.get(tag).is_some()).collect();
+        let left: Vec<_> = all
+            .into_iter()
+            .filter(|(at, tag)| *at > half && tags.get(tag).is_some())
+            .collect();
         assert!(left.len() < 500 && order(&tags, half) == left);
         // Moved to another checkpoint, it is there once, and the one before cannot take it away.
         tags.give(id(7), &[name(9)]);
         tags.take(id(9), &[name(9)]);
-        assert_eq!((tags.get("t9"), order(&tags, 0).len(), tags.all().count()), (Some(id(7)), 500, 500));
+        assert_eq!(
+            (tags.get("t9"), order(&tags, 0).len(), tags.all().count()),
+            (Some(id(7)), 500, 500)
+        );
     }
 }

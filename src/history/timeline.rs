@@ -12,8 +12,8 @@
 //! indexer     moves closed epochs into the index
 //! ```
 //!
-//! **Locking.** The epochs are locked before the catalogue, and that before the rest, which are leaves. Only whoever closes an epoch holds one of them while
-//! the journal is written to.
+//! **Locking.** The epochs are locked before the catalogue, and that before the rest, which are
+//! leaves. Only whoever closes an epoch holds one of them while the journal is written to.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -44,7 +44,8 @@ use crate::sys::{Errno, SysResult};
 pub struct Moved {
     /// Its place if all of it happened.
     pub to: Place,
-    /// Places where it was before, the last one last. After a power cut several renames may be undone, and links that led to its names.
+    /// Places where it was before, the last one last. After a power cut several renames may be
+    /// undone, and links that led to its names.
     pub before: Vec<Place>,
 }
 
@@ -53,7 +54,8 @@ pub struct Moved {
 pub struct Aftermath {
     /// The last daemon did not end in an orderly way.
     pub unclean: bool,
-    /// Renames over existing inodes of which one may be half done: the last, or those of the last append.
+    /// Renames over existing inodes of which one may be half done: the last, or those of the last
+    /// append.
     pub replacing: Vec<(Slot, Place, ObjectId)>,
     /// The last renames recorded: each may not have happened.
     pub moved: HashMap<Slot, Moved>,
@@ -63,11 +65,13 @@ pub struct Aftermath {
     pub restoring_only: Option<Vec<Vec<u8>>>,
     /// When the tree stopped being served, nanoseconds since 1970, if that is known.
     pub stopped_ns: Option<i64>,
-    /// The latest time that a checkpoint or the last records tell of: the daemon lived then. Nanoseconds since 1970.
+    /// The latest time that a checkpoint or the last records tell of: the daemon lived then.
+    /// Nanoseconds since 1970.
     pub recorded_ns: Option<i64>,
     /// The tree was being compared with what it was when it was last served.
     pub comparing: Option<Comparing>,
-    /// After a power cut: inodes that were moved into a layer not long before. btrfs may have brought back the names that they had, too.
+    /// After a power cut: inodes that were moved into a layer not long before. btrfs may have
+    /// brought back the names that they had, too.
     pub moved_away: Vec<ObjectId>,
 }
 
@@ -116,17 +120,47 @@ impl Timeline {
     pub(super) fn new(store: Arc<Store>, memory: Memory) -> Timeline {
         let journal = Arc::new(Appender::new(Arc::clone(&store)));
         let losses = Arc::new(Losses::default());
-        let dropped = Arc::new(DroppedVersions::new(Arc::clone(&journal), Arc::clone(&losses), memory.dropped));
+        let dropped = Arc::new(DroppedVersions::new(
+            Arc::clone(&journal),
+            Arc::clone(&losses),
+            memory.dropped,
+        ));
         let contents = Arc::new(Contents::new(Arc::clone(&journal), memory.hashed));
-        let catalogue = Arc::new(Catalogue::new(Arc::clone(&journal), Arc::clone(&dropped), memory.checkpoints));
-        let operations = Arc::new(Operations::new(Arc::clone(&journal), Arc::clone(&catalogue), memory.order));
-        let absences = Arc::new(Absences::new(Arc::clone(&journal), Arc::clone(&catalogue), memory.absences));
+        let catalogue = Arc::new(Catalogue::new(
+            Arc::clone(&journal),
+            Arc::clone(&dropped),
+            memory.checkpoints,
+        ));
+        let operations = Arc::new(Operations::new(
+            Arc::clone(&journal),
+            Arc::clone(&catalogue),
+            memory.order,
+        ));
+        let absences = Arc::new(Absences::new(
+            Arc::clone(&journal),
+            Arc::clone(&catalogue),
+            memory.absences,
+        ));
         let waiting = memory.tables.closed().len();
-        let epochs = Arc::new(Epochs::new(Arc::clone(&journal), Arc::clone(&catalogue), memory.tables));
+        let epochs = Arc::new(Epochs::new(
+            Arc::clone(&journal),
+            Arc::clone(&catalogue),
+            memory.tables,
+        ));
         let processes = Processes::new(Arc::clone(&journal), Arc::clone(&epochs));
         let wake = Arc::new(Wake::default());
-        let lookup = Arc::new(Lookup::new(Arc::clone(&store), Arc::clone(&catalogue), Arc::clone(&epochs), Arc::clone(&wake)));
-        let ahead = Arc::new(Ahead::new(Arc::clone(&journal), Arc::clone(&catalogue), Arc::clone(&lookup), memory.ahead));
+        let lookup = Arc::new(Lookup::new(
+            Arc::clone(&store),
+            Arc::clone(&catalogue),
+            Arc::clone(&epochs),
+            Arc::clone(&wake),
+        ));
+        let ahead = Arc::new(Ahead::new(
+            Arc::clone(&journal),
+            Arc::clone(&catalogue),
+            Arc::clone(&lookup),
+            memory.ahead,
+        ));
         let baseline = Arc::new(Baseline::new(Arc::clone(&catalogue), Arc::clone(&epochs)));
         let parts = Parts {
             catalogue: Arc::clone(&catalogue),
@@ -140,7 +174,21 @@ impl Timeline {
         };
         let indexer = Arc::new(Indexer::new(store, wake, parts));
         indexer.hurry_if_many(waiting);
-        Timeline { journal, losses, dropped, contents, catalogue, operations, absences, epochs, processes, lookup, ahead, baseline, indexer }
+        Timeline {
+            journal,
+            losses,
+            dropped,
+            contents,
+            catalogue,
+            operations,
+            absences,
+            epochs,
+            processes,
+            lookup,
+            ahead,
+            baseline,
+            indexer,
+        }
     }
 
     /// The store that it is kept in.
@@ -148,22 +196,29 @@ impl Timeline {
         self.journal.store()
     }
 
-    /// The newest checkpoint that somebody asked for and that the tree comes from: after a restore of the whole tree it is what was restored, or what
-    /// that comes from. If there is none, [`Catalogue::latest`].
+    /// The newest checkpoint that somebody asked for and that the tree comes from: after a restore
+    /// of the whole tree it is what was restored, or what that comes from. If there is none,
+    /// [`Catalogue::latest`].
     pub fn base(&self) -> Option<CheckpointId> {
         let tables = self.epochs.read();
         self.catalogue.read().base(tables.open().epoch.checkpoint())
     }
 
-    /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for it: what comes after comes from that.
+    /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for
+    /// it: what comes after comes from that.
     ///
     /// # Errors
     /// As [`Appender::append`]; then nothing was noted.
     pub fn comes_from(&self, by: &Actor, target: CheckpointId) -> SysResult<()> {
-        self.operations.comes_from(by, target, CheckpointId(self.epochs.epoch().0.saturating_sub(1)))
+        self.operations.comes_from(
+            by,
+            target,
+            CheckpointId(self.epochs.epoch().0.saturating_sub(1)),
+        )
     }
 
-    /// Notes that an inode was made (`true`), or that it is gone and its slot free, or seen by a checkpoint (`false`).
+    /// Notes that an inode was made (`true`), or that it is gone and its slot free, or seen by a
+    /// checkpoint (`false`).
     pub fn set_born(&self, slot: Slot, born: bool) {
         if born {
             self.epochs.add_born(slot);
@@ -207,16 +262,28 @@ mod tests {
     use crate::store::ids::Name;
     use crate::store::record::Record;
 
-    /// On a filesystem that never gives a number twice, a program that makes, renames and removes directories would fill the table.
+    /// On a filesystem that never gives a number twice, a program that makes, renames and removes
+    /// directories would fill the table.
     #[test]
     fn a_directory_that_came_and_went_in_one_epoch_leaves_no_place() {
         let dir = tempfile::tempdir().unwrap();
         let (store, _) = Store::open(File::open(dir.path()).unwrap(), true).unwrap();
         let (timeline, _) = Timeline::open(Arc::new(store)).unwrap();
-        let place = Place { parent: Slot::ROOT, name: Name::new(b"renamed") };
+        let place = Place {
+            parent: Slot::ROOT,
+            name: Name::new(b"renamed"),
+        };
         for slot in [Slot(500), Slot(501)] {
             timeline.set_born(slot, true);
-            timeline.epochs.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }]).unwrap();
+            timeline
+                .epochs
+                .record(
+                    Vec::new(),
+                    vec![Record::Moved {
+                        places: vec![(slot, place.clone())],
+                    }],
+                )
+                .unwrap();
         }
         timeline.set_born(Slot(500), false);
         assert_eq!(timeline.lookup.place(Slot(500)), None);

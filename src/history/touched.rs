@@ -14,7 +14,8 @@ use crate::sys::{Errno, Kind, Stat, SysResult};
 
 /// The keys recorded in a stretch of the journal.
 ///
-/// Every directory above a change has a record of where it was, so a walk from the root that follows `names` alone meets every change.
+/// Every directory above a change has a record of where it was, so a walk from the root that
+/// follows `names` alone meets every change.
 #[derive(Debug, Default)]
 pub struct Touched {
     /// Directory -> names whose entry was recorded, or below which something was.
@@ -27,12 +28,17 @@ pub struct Touched {
     pub dirs: HashSet<Slot>,
     /// Inode -> how many of the names that it had before are among `names`.
     links: HashMap<Slot, u32>,
-    /// Inode -> how many names it had before; 1 for a directory. Where its attributes were not recorded it is not here.
+    /// Inode -> how many names it had before; 1 for a directory. Where its attributes were not
+    /// recorded it is not here.
     named: HashMap<Slot, u32>,
 }
 
 fn names_of(stat: &Stat) -> u32 {
-    if stat.kind == Kind::Dir { 1 } else { stat.nlink }
+    if stat.kind == Kind::Dir {
+        1
+    } else {
+        stat.nlink
+    }
 }
 
 impl Touched {
@@ -67,18 +73,24 @@ impl Touched {
         }
     }
 
-    /// Adds the names of hard links that no record tells: a file is recorded under the names by which it was seen, and it may have more. Walks the
-    /// tree of `before`, the older state, but only if there are such.
+    /// Adds the names of hard links that no record tells: a file is recorded under the names by
+    /// which it was seen, and it may have more. Walks the tree of `before`, the older state, but
+    /// only if there are such.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
     pub fn add_unseen_links(&mut self, timeline: &Timeline, before: &View<'_>) -> SysResult<()> {
-        let State::At(id) = before.state() else { return Ok(()) };
+        let State::At(id) = before.state() else {
+            return Ok(());
+        };
         let mut wanted = HashSet::new();
         for slot in &self.nodes {
             let named = match self.named.get(slot) {
                 Some(named) => *named,
-                None => timeline.lookup.attr_at(*slot, id)?.map_or(1, |attr| names_of(&attr.before.stat)),
+                None => timeline
+                    .lookup
+                    .attr_at(*slot, id)?
+                    .map_or(1, |attr| names_of(&attr.before.stat)),
             };
             if named > 1 && self.links.get(slot).is_none_or(|known| *known < named) {
                 wanted.insert(*slot);
@@ -110,20 +122,26 @@ impl Touched {
     fn add_way(&mut self, dir: &Arc<Trail>) {
         let mut at = dir;
         while let Some(up) = &at.up {
-            self.names.entry(up.slot).or_default().insert(at.name.clone());
+            self.names
+                .entry(up.slot)
+                .or_default()
+                .insert(at.name.clone());
             at = up;
         }
     }
 }
 
 impl Timeline {
-    /// What was recorded after checkpoint `after`, up to checkpoint `upto` or until now. Reads that part of the journal: O(changes).
+    /// What was recorded after checkpoint `after`, up to checkpoint `upto` or until now. Reads that
+    /// part of the journal: O(changes).
     ///
     /// # Errors
     /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.
     pub fn touched(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Touched> {
         let from = self.catalogue.address(after).ok_or(Errno::ENOENT)?;
-        let to = upto.map(|id| self.catalogue.address(id).ok_or(Errno::ENOENT)).transpose()?;
+        let to = upto
+            .map(|id| self.catalogue.address(id).ok_or(Errno::ENOENT))
+            .transpose()?;
         let mut touched = Touched::default();
         for frame in self.store().journal.scan(from, to) {
             let (_, record) = frame.map_err(fault)?;

@@ -1,4 +1,5 @@
-//! Whether an inode is, or was, what a checkpoint shows: it is not if it was changed behind our back. See [`absence`](super::absence).
+//! Whether an inode is, or was, what a checkpoint shows: it is not if it was changed behind our
+//! back. See [`absence`](super::absence).
 
 use std::sync::Arc;
 
@@ -16,7 +17,13 @@ pub(super) struct Unserved<'a> {
 
 impl Unserved<'_> {
     /// Refuses what was changed behind our back.
-    pub(super) fn check_served(&self, owner: &Arc<Trail>, kind: Kind, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<()> {
+    pub(super) fn check_served(
+        &self,
+        owner: &Arc<Trail>,
+        kind: Kind,
+        id: CheckpointId,
+        epoch: Option<Epoch>,
+    ) -> SysResult<()> {
         if self.changed_unserved(owner, id, epoch)? {
             self.timeline.losses.meet_unseen(owner.path(), kind, id);
             return Err(Errno::EIO);
@@ -24,8 +31,14 @@ impl Unserved<'_> {
         Ok(())
     }
 
-    /// Whether an inode was changed behind our back, after checkpoint `id`: as it was when it was recorded in `epoch`, or as it is.
-    pub(super) fn changed_unserved(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<bool> {
+    /// Whether an inode was changed behind our back, after checkpoint `id`: as it was when it was
+    /// recorded in `epoch`, or as it is.
+    pub(super) fn changed_unserved(
+        &self,
+        owner: &Arc<Trail>,
+        id: CheckpointId,
+        epoch: Option<Epoch>,
+    ) -> SysResult<bool> {
         let first = self.timeline.lookup.attr_at(owner.slot, id)?;
         if epoch.is_none() && self.is_another(owner, id)? {
             return Ok(false);
@@ -44,13 +57,22 @@ impl Unserved<'_> {
         if !self.timeline.absences.was_absent_after(id) {
             return Ok(false);
         }
-        // Between two changes of ours may lie one that nobody recorded, if there was a time in which it could.
+        // Between two changes of ours may lie one that nobody recorded, if there was a time in
+        // which it could.
         let mut changed = first.filter(|_| self.timeline.absences.may_have_unseen(id));
-        while let Some(attr) = changed.filter(|attr| epoch.is_none_or(|epoch| attr.epoch <= epoch)) {
-            if self.timeline.absences.changed_untold(attr.before.stat.ctime, id) {
+        while let Some(attr) = changed.filter(|attr| epoch.is_none_or(|epoch| attr.epoch <= epoch))
+        {
+            if self
+                .timeline
+                .absences
+                .changed_untold(attr.before.stat.ctime, id)
+            {
                 return Ok(true);
             }
-            changed = self.timeline.lookup.attr_since(owner.slot, attr.epoch.next())?;
+            changed = self
+                .timeline
+                .lookup
+                .attr_since(owner.slot, attr.epoch.next())?;
         }
         let recorded = match epoch {
             Some(epoch) => self.timeline.lookup.attr_since(owner.slot, epoch)?,
@@ -67,32 +89,64 @@ impl Unserved<'_> {
         Ok(self.timeline.absences.changed_in_absence(ctime, id))
     }
 
-    /// The live inode with this number is another than it was at checkpoint `id`: what is removed while nothing is mounted gives its number away, and what
-    /// it held is on record.
+    /// The live inode with this number is another than it was at checkpoint `id`: what is removed
+    /// while nothing is mounted gives its number away, and what it held is on record.
     pub(super) fn is_another(&self, owner: &Arc<Trail>, id: CheckpointId) -> SysResult<bool> {
         if !self.timeline.absences.was_absent_after(id) {
             return Ok(false);
         }
-        let Some(then) = self.timeline.lookup.attr_at(owner.slot, id)? else { return Ok(false) };
+        let Some(then) = self.timeline.lookup.attr_at(owner.slot, id)? else {
+            return Ok(false);
+        };
         let now = self.present.attr(owner).ok().and_then(|now| now.stat.btime);
-        Ok(then.before.stat.btime.zip(now).is_some_and(|(then, now)| then != now))
+        Ok(then
+            .before
+            .stat
+            .btime
+            .zip(now)
+            .is_some_and(|(then, now)| then != now))
     }
 
-    /// The inode of which a name was recorded in this epoch is another than it was at checkpoint `id`, as for [`Unserved::is_another`]: all names of the one that is
-    /// gone were recorded when that was found. In which epoch that was. An epoch that has a name of a directory has its attributes.
-    pub(super) fn of_another(&self, dir: Slot, id: CheckpointId, epoch: Epoch) -> SysResult<Option<Epoch>> {
+    /// The inode of which a name was recorded in this epoch is another than it was at checkpoint
+    /// `id`, as for [`Unserved::is_another`]: all names of the one that is gone were recorded when
+    /// that was found. In which epoch that was. An epoch that has a name of a directory has its
+    /// attributes.
+    pub(super) fn of_another(
+        &self,
+        dir: Slot,
+        id: CheckpointId,
+        epoch: Epoch,
+    ) -> SysResult<Option<Epoch>> {
         if !self.timeline.absences.was_absent_after(id) {
             return Ok(None);
         }
-        let (first, then) = (self.timeline.lookup.attr_at(dir, id)?, self.timeline.lookup.attr_since(dir, epoch)?);
-        let (Some(first), Some(then)) = (first, then) else { return Ok(None) };
-        let differ = first.before.stat.btime.zip(then.before.stat.btime).is_some_and(|(first, then)| first != then);
+        let (first, then) = (
+            self.timeline.lookup.attr_at(dir, id)?,
+            self.timeline.lookup.attr_since(dir, epoch)?,
+        );
+        let (Some(first), Some(then)) = (first, then) else {
+            return Ok(None);
+        };
+        let differ = first
+            .before
+            .stat
+            .btime
+            .zip(then.before.stat.btime)
+            .is_some_and(|(first, then)| first != then);
         Ok(differ.then_some(first.epoch))
     }
 
-    /// Whether it was changed past the mount before it had this ctime, which is of its first record after checkpoint `id`, or of the live tree.
-    pub(super) fn changed_unseen(&self, slot: Slot, ctime: Time, recorded: bool, id: CheckpointId) -> SysResult<bool> {
+    /// Whether it was changed past the mount before it had this ctime, which is of its first record
+    /// after checkpoint `id`, or of the live tree.
+    pub(super) fn changed_unseen(
+        &self,
+        slot: Slot,
+        ctime: Time,
+        recorded: bool,
+        id: CheckpointId,
+    ) -> SysResult<bool> {
         // A record that came meanwhile is of a change that the answer may show.
-        Ok(self.timeline.absences.changed_unseen(ctime, id) && (recorded || self.timeline.lookup.attr_at(slot, id)?.is_none()))
+        Ok(self.timeline.absences.changed_unseen(ctime, id)
+            && (recorded || self.timeline.lookup.attr_at(slot, id)?.is_none()))
     }
 }

@@ -1,8 +1,10 @@
-//! Every version of one path, by the records of what leads to it: O(versions), whatever the number of checkpoints.
+//! Every version of one path, by the records of what leads to it: O(versions), whatever the number
+//! of checkpoints.
 //!
-//! From one kept checkpoint the next at which the path can differ is the first at or after the earliest later record of a key that the path was
-//! resolved by: the names on the way, and the inode's attributes and content, or that something below the directory changed. What lies between needs no
-//! look.
+//! From one kept checkpoint the next at which the path can differ is the first at or after the
+//! earliest later record of a key that the path was resolved by: the names on the way, and the
+//! inode's attributes and content, or that something below the directory changed. What lies between
+//! needs no look.
 
 use std::sync::Arc;
 
@@ -66,12 +68,18 @@ pub struct Asked<'a, V, B> {
 }
 
 impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked<'a, V, B> {
-    /// Every version in the kept checkpoints and the live tree, oldest first. A directory has another one when anything below it changed.
+    /// Every version in the kept checkpoints and the live tree, oldest first. A directory has
+    /// another one when anything below it changed.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
     pub fn versions(&self) -> SysResult<Vec<Version>> {
-        let names: Vec<Name> = self.path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).map(Name::new).collect();
+        let names: Vec<Name> = self
+            .path
+            .split(|byte| *byte == b'/')
+            .filter(|name| !name.is_empty())
+            .map(Name::new)
+            .collect();
         let mut versions = Vec::new();
         let mut before: Option<Seen> = None;
         let mut state = self.kept.first().copied().map_or(State::Live, State::At);
@@ -82,10 +90,19 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
                     Ok(Some((_, trail))) => (self.view)(state).attr(trail).ok(),
                     _ => None,
                 };
-                versions.push(Version { state, became, attr });
+                versions.push(Version {
+                    state,
+                    became,
+                    attr,
+                });
             }
-            let Some(epoch) = seen.next else { return Ok(versions) };
-            state = match self.kept.get(self.kept.partition_point(|id| id.epoch() < epoch)) {
+            let Some(epoch) = seen.next else {
+                return Ok(versions);
+            };
+            state = match self
+                .kept
+                .get(self.kept.partition_point(|id| id.epoch() < epoch))
+            {
                 Some(id) => State::At(*id),
                 None => State::Live,
             };
@@ -103,7 +120,11 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
         let unknown = before.is_some_and(|before| !known(before));
         Ok(match (before.and_then(there), there(now)) {
             (None, None) => unknown.then_some(Became::Deleted),
-            (None, Some(_)) => Some(if unknown { Became::Modified } else { Became::Added }),
+            (None, Some(_)) => Some(if unknown {
+                Became::Modified
+            } else {
+                Became::Added
+            }),
             (Some(_), None) => Some(Became::Deleted),
             (Some((old, _)), Some((new, _))) if old.kind != new.kind => Some(Became::TypeChanged),
             (Some((old, old_trail)), Some((new, new_trail))) => {
@@ -112,7 +133,12 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
                     || if new.kind == Kind::Dir {
                         (self.below)(then, now)?
                     } else {
-                        match changed(&(self.view)(then), &old_trail, &(self.view)(now), &new_trail) {
+                        match changed(
+                            &(self.view)(then),
+                            &old_trail,
+                            &(self.view)(now),
+                            &new_trail,
+                        ) {
                             // A version is lost.
                             Err(Errno::EIO) => return Ok(Some(Became::Unknown)),
                             changed => changed?,
@@ -129,13 +155,28 @@ fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> 
     let state = view.state();
     let mut next: Option<Epoch> = None;
     let mut note = |epoch: Option<Epoch>| next = next.into_iter().chain(epoch).min();
-    let mut at = (Child { slot: crate::store::ids::Slot::ROOT, kind: Kind::Dir }, Trail::root());
+    let mut at = (
+        Child {
+            slot: crate::store::ids::Slot::ROOT,
+            kind: Kind::Dir,
+        },
+        Trail::root(),
+    );
     let mut found = Ok(true);
     for name in names {
         if let State::At(id) = state {
-            note(timeline.lookup.entry_at(at.1.slot, name, id)?.map(|recorded| recorded.epoch));
+            note(
+                timeline
+                    .lookup
+                    .entry_at(at.1.slot, name, id)?
+                    .map(|recorded| recorded.epoch),
+            );
         }
-        let step = if at.0.kind == Kind::Dir { view.step(&at.1, name) } else { Ok(None) };
+        let step = if at.0.kind == Kind::Dir {
+            view.step(&at.1, name)
+        } else {
+            Ok(None)
+        };
         match step {
             Ok(Some(there)) => at = there,
             Ok(None) | Err(Errno::ENOENT | Errno::ESTALE) => found = Ok(false),
@@ -147,30 +188,58 @@ fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> 
     }
     if let (State::At(id), Ok(true)) = (state, found) {
         let slot = at.1.slot;
-        note(timeline.lookup.attr_at(slot, id)?.map(|recorded| recorded.epoch));
-        note(timeline.lookup.xattrs_at(slot, id)?.map(|recorded| recorded.epoch));
+        note(
+            timeline
+                .lookup
+                .attr_at(slot, id)?
+                .map(|recorded| recorded.epoch),
+        );
+        note(
+            timeline
+                .lookup
+                .xattrs_at(slot, id)?
+                .map(|recorded| recorded.epoch),
+        );
         if at.0.kind == Kind::Dir {
-            note(timeline.lookup.home_at(slot, id)?.map(|recorded| recorded.epoch));
+            note(
+                timeline
+                    .lookup
+                    .home_at(slot, id)?
+                    .map(|recorded| recorded.epoch),
+            );
         } else {
-            note(timeline.lookup.data_at(slot, id)?.map(|recorded| recorded.epoch));
+            note(
+                timeline
+                    .lookup
+                    .data_at(slot, id)?
+                    .map(|recorded| recorded.epoch),
+            );
         }
         if view.attr(&at.1) == Err(Errno::EIO) {
             found = Err(Errno::EIO);
         }
     }
-    Ok(Seen { state, found: found.map(|there| there.then_some(at)), next })
+    Ok(Seen {
+        state,
+        found: found.map(|there| there.then_some(at)),
+        next,
+    })
 }
 
 fn changed(then: &View<'_>, old: &Arc<Trail>, now: &View<'_>, new: &Arc<Trail>) -> SysResult<bool> {
     let (before, after) = (then.attr(old)?, now.attr(new)?);
-    if attributes_differ(&before, &after) || before.stat.mtime != after.stat.mtime || then.xattrs(old)? != now.xattrs(new)? {
+    if attributes_differ(&before, &after)
+        || before.stat.mtime != after.stat.mtime
+        || then.xattrs(old)? != now.xattrs(new)?
+    {
         return Ok(true);
     }
     if after.stat.kind != Kind::File {
         return Ok(false);
     }
     match same_content((then, old), (now, new)) {
-        // Its content was recorded because it was to change; nobody can tell any more whether it did.
+        // Its content was recorded because it was to change; nobody can tell any more whether it
+        // did.
         Err(DROPPED) => Ok(then.source(old.slot)? != now.source(new.slot)?),
         same => Ok(!same?),
     }

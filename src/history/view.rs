@@ -1,8 +1,9 @@
 //! The tree as it was at a checkpoint, or as it is.
 //!
-//! A view resolves each key by itself: the first undo record after the checkpoint, else the live tree. **A live answer counts only if no record
-//! came while it was read**: a record is always made before its change, so a second look that finds none proves that the answer is still of the
-//! past. Views take no lock of the live tree and never make a writer wait.
+//! A view resolves each key by itself: the first undo record after the checkpoint, else the live
+//! tree. **A live answer counts only if no record came while it was read**: a record is always made
+//! before its change, so a second look that finds none proves that the answer is still of the past.
+//! Views take no lock of the live tree and never make a writer wait.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -61,7 +62,11 @@ pub type Step = (Child, Arc<Trail>);
 impl<'a> View<'a> {
     /// The view of a state.
     pub fn new(timeline: &'a Timeline, present: &'a dyn Present, state: State) -> View<'a> {
-        View { timeline, present, state }
+        View {
+            timeline,
+            present,
+            state,
+        }
     }
 
     /// Which state it shows.
@@ -70,14 +75,22 @@ impl<'a> View<'a> {
     }
 
     fn unserved(&self) -> Unserved<'a> {
-        Unserved { timeline: self.timeline, present: self.present }
+        Unserved {
+            timeline: self.timeline,
+            present: self.present,
+        }
     }
 
-    /// Asks history, then the live tree, then history again: unless nothing at all was recorded meanwhile. Says in which epoch the answer was recorded;
-    /// `None`: it is of the live tree.
+    /// Asks history, then the live tree, then history again: unless nothing at all was recorded
+    /// meanwhile. Says in which epoch the answer was recorded; `None`: it is of the live tree.
     ///
-    /// A rename of a directory above is recorded, then done, then told to the tables: in between nobody finds what is below it.
-    fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl Fn() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
+    /// A rename of a directory above is recorded, then done, then told to the tables: in between
+    /// nobody finds what is below it.
+    fn look<T>(
+        &self,
+        past: impl Fn() -> Answer<T>,
+        live: impl Fn() -> SysResult<T>,
+    ) -> SysResult<(Option<Epoch>, T)> {
         let recordings = self.timeline.epochs.recordings();
         if let Some(found) = past()? {
             return Ok((Some(found.epoch), found.before));
@@ -92,12 +105,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// An answer of EIO may mean that something was changed behind our back, or that the power was cut before it was on the disk; if not, reading it
-    /// failed.
+    /// An answer of EIO may mean that something was changed behind our back, or that the power was
+    /// cut before it was on the disk; if not, reading it failed.
     pub fn may_be_unserved(&self) -> bool {
         match self.state {
             State::At(id) => {
-                self.timeline.absences.was_absent_after(id) || self.timeline.losses.has_met_unseen(id) || self.timeline.catalogue.is_incomplete(id)
+                self.timeline.absences.was_absent_after(id)
+                    || self.timeline.losses.has_met_unseen(id)
+                    || self.timeline.catalogue.is_incomplete(id)
             }
             State::Live => false,
         }
@@ -105,15 +120,23 @@ impl<'a> View<'a> {
 
     /// As [`Lookup::entry_at`](super::lookup::Lookup::entry_at), of the directory that it was.
     fn entry_at(&self, dir: Slot, name: &Name, id: CheckpointId) -> Answer<Option<Child>> {
-        let Some(found) = self.timeline.lookup.entry_at(dir, name, id)? else { return Ok(None) };
-        Ok(Some(match self.unserved().of_another(dir, id, found.epoch)? {
-            Some(epoch) => Recorded { epoch, before: None },
-            None => found,
-        }))
+        let Some(found) = self.timeline.lookup.entry_at(dir, name, id)? else {
+            return Ok(None);
+        };
+        Ok(Some(
+            match self.unserved().of_another(dir, id, found.epoch)? {
+                Some(epoch) => Recorded {
+                    epoch,
+                    before: None,
+                },
+                None => found,
+            },
+        ))
     }
 
-    /// What cannot be read cannot be told: `None`. It was changed while nobody served the tree, did not come to the disk before the power was cut, was dropped
-    /// by a tier, or is damaged. The rest can be told all the same.
+    /// What cannot be read cannot be told: `None`. It was changed while nobody served the tree, did
+    /// not come to the disk before the power was cut, was dropped by a tier, or is damaged. The
+    /// rest can be told all the same.
     pub(super) fn told<T>(&self, result: SysResult<T>) -> SysResult<Option<T>> {
         match result {
             Err(Errno::ESTALE) if self.may_be_unserved() => Ok(None),
@@ -125,14 +148,22 @@ impl<'a> View<'a> {
     /// What a name in a directory led to.
     ///
     /// # Errors
-    /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory was changed while nobody served it and what the
-    /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
+    /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory
+    /// was changed while nobody served it and what the name led to cannot be told: it is gone, or
+    /// was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         let (epoch, child) = self.look_up(dir, name)?;
-        let State::At(id) = self.state else { return Ok(child) };
+        let State::At(id) = self.state else {
+            return Ok(child);
+        };
         if self.unserved().changed_unserved(dir, id, epoch)? {
             match child {
-                Some(child) => self.unserved().check_served(&dir.step(name, child.slot), child.kind, id, epoch)?,
+                Some(child) => self.unserved().check_served(
+                    &dir.step(name, child.slot),
+                    child.kind,
+                    id,
+                    epoch,
+                )?,
                 None => {
                     self.timeline.losses.meet_unseen(dir.path(), Kind::Dir, id);
                     return Err(Errno::EIO);
@@ -143,22 +174,35 @@ impl<'a> View<'a> {
         Ok(child)
     }
 
-    /// As [`View::child`], if the directory was not changed behind our back, and in which epoch that was recorded.
+    /// As [`View::child`], if the directory was not changed behind our back, and in which epoch
+    /// that was recorded.
     fn look_up(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<(Option<Epoch>, Option<Child>)> {
-        let State::At(id) = self.state else { return Ok((None, at_rest(self.present, || self.present.child(dir, name))?)) };
+        let State::At(id) = self.state else {
+            return Ok((
+                None,
+                at_rest(self.present, || self.present.child(dir, name))?,
+            ));
+        };
         let live = || match self.present.child(dir, name) {
             // The directory is gone, and a name that it had was removed with a record before.
-            Err(Errno::ESTALE | Errno::ENOTDIR) if self.timeline.lookup.attr_at(dir.slot, id)?.is_some() => Ok(None),
+            Err(Errno::ESTALE | Errno::ENOTDIR)
+                if self.timeline.lookup.attr_at(dir.slot, id)?.is_some() =>
+            {
+                Ok(None)
+            }
             Ok(Some(_)) if self.unserved().is_another(dir, id)? => Ok(None),
             live => live,
         };
         self.look(|| self.entry_at(dir.slot, name, id), live)
     }
 
-    /// Refuses a directory of the past that leads to itself, for a walk would never end: there is none unless somebody forged it. The live tree cannot
-    /// have one, and may be asked by trails of the past.
+    /// Refuses a directory of the past that leads to itself, for a walk would never end: there is
+    /// none unless somebody forged it. The live tree cannot have one, and may be asked by trails of
+    /// the past.
     fn check_no_loop(&self, dir: &Arc<Trail>, child: Child) -> SysResult<()> {
-        let State::At(id) = self.state else { return Ok(()) };
+        let State::At(id) = self.state else {
+            return Ok(());
+        };
         if child.kind != Kind::Dir || !dir.goes_through(child.slot) {
             return Ok(());
         }
@@ -171,24 +215,40 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn step(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Step>> {
-        Ok(self.child(dir, name)?.map(|child| (child, dir.step(name, child.slot))))
+        Ok(self
+            .child(dir, name)?
+            .map(|child| (child, dir.step(name, child.slot))))
     }
 
-    /// As [`View::step`] for each of these names. That nobody changed the directory behind our back is looked at once for all of them.
+    /// As [`View::step`] for each of these names. That nobody changed the directory behind our back
+    /// is looked at once for all of them.
     pub fn steps(&self, dir: &Arc<Trail>, names: &BTreeSet<Name>) -> Vec<SysResult<Option<Step>>> {
-        self.steps_told(dir, names).into_iter().map(|(_, step)| step).collect()
+        self.steps_told(dir, names)
+            .into_iter()
+            .map(|(_, step)| step)
+            .collect()
     }
 
     /// As [`View::steps`], and whether the live tree was asked: what is there now is the same then.
-    pub fn steps_told(&self, dir: &Arc<Trail>, names: &BTreeSet<Name>) -> Vec<(bool, SysResult<Option<Step>>)> {
+    pub fn steps_told(
+        &self,
+        dir: &Arc<Trail>,
+        names: &BTreeSet<Name>,
+    ) -> Vec<(bool, SysResult<Option<Step>>)> {
         let found: Vec<_> = names.iter().map(|name| self.look_up(dir, name)).collect();
-        let epochs: BTreeSet<Option<Epoch>> = found.iter().flatten().map(|(epoch, _)| *epoch).collect();
+        let epochs: BTreeSet<Option<Epoch>> =
+            found.iter().flatten().map(|(epoch, _)| *epoch).collect();
         let served = match self.state {
-            State::At(id) => epochs.into_iter().all(|epoch| self.unserved().changed_unserved(dir, id, epoch) == Ok(false)),
+            State::At(id) => epochs
+                .into_iter()
+                .all(|epoch| self.unserved().changed_unserved(dir, id, epoch) == Ok(false)),
             State::Live => true,
         };
         if !served {
-            return names.iter().map(|name| (false, self.step(dir, name))).collect();
+            return names
+                .iter()
+                .map(|name| (false, self.step(dir, name)))
+                .collect();
         }
         let step = |name: &Name, child: Option<Child>| {
             let Some(child) = child else { return Ok(None) };
@@ -209,22 +269,39 @@ impl<'a> View<'a> {
     /// As [`View::child`].
     pub fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         let names = self.list_all(dir)?;
-        names.iter().try_for_each(|(_, child)| self.check_no_loop(dir, *child))?;
+        names
+            .iter()
+            .try_for_each(|(_, child)| self.check_no_loop(dir, *child))?;
         Ok(names)
     }
 
-    /// As [`View::list`], and as much as can be told where that cannot be told whole: a directory in which names came or went behind our back.
+    /// As [`View::list`], and as much as can be told where that cannot be told whole: a directory
+    /// in which names came or went behind our back.
     ///
     /// # Errors
     /// As [`View::child`], but EIO.
     pub fn list_known(&self, dir: &Arc<Trail>) -> SysResult<Known> {
         let whole = self.list(dir);
         let (Err(Errno::EIO), State::At(id)) = (&whole, self.state) else {
-            return Ok(Known { names: whole?, ..Known::default() });
+            return Ok(Known {
+                names: whole?,
+                ..Known::default()
+            });
         };
-        let mut known = Known { partial: true, ..Known::default() };
-        let live = at_rest(self.present, || self.present.list(dir)).unwrap_or_default().into_iter().map(|(name, _)| name);
-        let recorded = self.timeline.lookup.entries_at(dir.slot, id).unwrap_or_default().into_keys();
+        let mut known = Known {
+            partial: true,
+            ..Known::default()
+        };
+        let live = at_rest(self.present, || self.present.list(dir))
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(name, _)| name);
+        let recorded = self
+            .timeline
+            .lookup
+            .entries_at(dir.slot, id)
+            .unwrap_or_default()
+            .into_keys();
         let names: BTreeSet<Name> = live.chain(recorded).collect();
         for name in names {
             match self.child(dir, &name) {
@@ -243,10 +320,12 @@ impl<'a> View<'a> {
             names.sort_by(|a, b| a.0.cmp(&b.0));
             return Ok(names);
         };
-        // A directory that is gone from the live tree is listed from records alone: every name was removed, with a record, before the directory.
+        // A directory that is gone from the live tree is listed from records alone: every name was
+        // removed, with a record, before the directory.
         let live = at_rest(self.present, || self.present.list(dir));
         let mut recorded = self.timeline.lookup.entries_at(dir.slot, id)?;
-        let mut epochs: BTreeSet<Epoch> = recorded.values().map(|recorded| recorded.epoch).collect();
+        let mut epochs: BTreeSet<Epoch> =
+            recorded.values().map(|recorded| recorded.epoch).collect();
         for epoch in epochs.clone() {
             if self.unserved().of_another(dir.slot, id, epoch)?.is_some() {
                 epochs.remove(&epoch);
@@ -256,7 +335,11 @@ impl<'a> View<'a> {
         let mut names: std::collections::BTreeMap<Name, Child> = match live {
             Ok(_) if self.unserved().is_another(dir, id)? => std::collections::BTreeMap::new(),
             Ok(names) => names.into_iter().collect(),
-            Err(Errno::ESTALE | Errno::ENOTDIR) if self.timeline.lookup.attr_at(dir.slot, id)?.is_some() => std::collections::BTreeMap::new(),
+            Err(Errno::ESTALE | Errno::ENOTDIR)
+                if self.timeline.lookup.attr_at(dir.slot, id)?.is_some() =>
+            {
+                std::collections::BTreeMap::new()
+            }
             Err(errno) => return Err(errno),
         };
         for epoch in epochs.into_iter().map(Some).chain(std::iter::once(None)) {
@@ -271,17 +354,27 @@ impl<'a> View<'a> {
         Ok(names.into_iter().collect())
     }
 
-    /// Attributes. Those of a directory that was changed while nobody served it are as they are now.
+    /// Attributes. Those of a directory that was changed while nobody served it are as they are
+    /// now.
     ///
     /// # Errors
     /// As [`View::child`].
     pub fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
-        let State::At(id) = self.state else { return at_rest(self.present, || self.present.attr(node)) };
-        let (epoch, attr) = self.look(|| Ok(self.timeline.lookup.attr_at(node.slot, id)?.map(owned)), || self.present.attr(node))?;
-        // A directory can be passed through, so that what is below and was not changed can be reached.
+        let State::At(id) = self.state else {
+            return at_rest(self.present, || self.present.attr(node));
+        };
+        let (epoch, attr) = self.look(
+            || Ok(self.timeline.lookup.attr_at(node.slot, id)?.map(owned)),
+            || self.present.attr(node),
+        )?;
+        // A directory can be passed through, so that what is below and was not changed can be
+        // reached.
         let (kind, ctime) = (attr.stat.kind, attr.stat.ctime);
         if kind != Kind::Dir
-            && (self.unserved().changed_unseen(node.slot, ctime, epoch.is_some(), id)? || self.timeline.absences.changed_in_absence(ctime, id))
+            && (self
+                .unserved()
+                .changed_unseen(node.slot, ctime, epoch.is_some(), id)?
+                || self.timeline.absences.changed_in_absence(ctime, id))
         {
             self.timeline.losses.meet_unseen(node.path(), kind, id);
             return Err(Errno::EIO);
@@ -289,14 +382,18 @@ impl<'a> View<'a> {
         Ok(attr)
     }
 
-    /// Extended attributes, sorted by name, without those that are ckptfs's own: whatever somebody set beside the mount is no part of the tree.
+    /// Extended attributes, sorted by name, without those that are ckptfs's own: whatever somebody
+    /// set beside the mount is no part of the tree.
     ///
     /// # Errors
     /// As [`View::child`].
     pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
         let mut xattrs = match self.state {
             State::At(id) => {
-                let (epoch, xattrs) = self.look(|| Ok(self.timeline.lookup.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
+                let (epoch, xattrs) = self.look(
+                    || Ok(self.timeline.lookup.xattrs_at(node.slot, id)?.map(owned)),
+                    || self.present.xattrs(node),
+                )?;
                 self.unserved().check_served(node, Kind::File, id, epoch)?;
                 xattrs
             }
@@ -306,28 +403,49 @@ impl<'a> View<'a> {
         Ok(xattrs)
     }
 
-    /// Where the content of a regular file is now. An answer of [`Source::Live`] holds only until the file changes.
+    /// Where the content of a regular file is now. An answer of [`Source::Live`] holds only until
+    /// the file changes.
     ///
     /// # Errors
     /// EIO if the record is damaged.
     pub fn source(&self, slot: Slot) -> SysResult<Source> {
-        let State::At(id) = self.state else { return Ok(Source::Live) };
-        Ok(match self.timeline.lookup.data_at(slot, id)?.map(|data| data.before) {
-            Some(DataState { object: Some(object), .. }) => Source::Object(object),
-            Some(DataState { object: None, size: 0, .. }) => Source::Empty,
-            Some(DataState { object: None, .. }) => Source::Lost,
-            None => Source::Live,
-        })
+        let State::At(id) = self.state else {
+            return Ok(Source::Live);
+        };
+        Ok(
+            match self
+                .timeline
+                .lookup
+                .data_at(slot, id)?
+                .map(|data| data.before)
+            {
+                Some(DataState {
+                    object: Some(object),
+                    ..
+                }) => Source::Object(object),
+                Some(DataState {
+                    object: None,
+                    size: 0,
+                    ..
+                }) => Source::Empty,
+                Some(DataState { object: None, .. }) => Source::Lost,
+                None => Source::Live,
+            },
+        )
     }
 
-    /// Opens the content for reading; `None`: it is empty. A descriptor of a live file must be read with [`View::still_live`] asked after each
-    /// read.
+    /// Opens the content for reading; `None`: it is empty. A descriptor of a live file must be read
+    /// with [`View::still_live`] asked after each read.
     ///
     /// # Errors
     /// As [`View::child`]; EIO if the object is not in the store.
     pub fn open(&self, node: &Arc<Trail>) -> SysResult<(Source, Option<File>)> {
         if let State::At(id) = self.state {
-            let epoch = self.timeline.lookup.data_at(node.slot, id)?.map(|data| data.epoch);
+            let epoch = self
+                .timeline
+                .lookup
+                .data_at(node.slot, id)?
+                .map(|data| data.epoch);
             self.unserved().check_served(node, Kind::File, id, epoch)?;
         }
         let mut waits = 0;
@@ -336,7 +454,9 @@ impl<'a> View<'a> {
                 Source::Empty => return Ok((Source::Empty, None)),
                 Source::Lost => {
                     if let State::At(id) = self.state {
-                        self.timeline.losses.meet_unseen(node.path(), Kind::File, id);
+                        self.timeline
+                            .losses
+                            .meet_unseen(node.path(), Kind::File, id);
                     }
                     return Err(Errno::EIO);
                 }
@@ -348,11 +468,16 @@ impl<'a> View<'a> {
                         self.check_whole(node, object, &file)?;
                         return Ok((Source::Object(object), Some(file)));
                     }
-                    // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record. No epoch is
-                    // closed between a record and its move: of a closed one there is nothing to wait for.
-                    let moving = object.origin == ObjectOrigin::Moved && object.epoch == self.timeline.epochs.epoch();
-                    if self.source(node.slot)? == Source::Object(object) && !self.timeline.dropped.is_dropped(object)? {
-                        // Its checkpoint was freed since somebody asked for the view: versions go after that is on record.
+                    // The record comes before the inode is moved into the layer; and a capture that
+                    // was not needed goes after its record. No epoch is closed between a record and
+                    // its move: of a closed one there is nothing to wait for.
+                    let moving = object.origin == ObjectOrigin::Moved
+                        && object.epoch == self.timeline.epochs.epoch();
+                    if self.source(node.slot)? == Source::Object(object)
+                        && !self.timeline.dropped.is_dropped(object)?
+                    {
+                        // Its checkpoint was freed since somebody asked for the view: versions go
+                        // after that is on record.
                         if let State::At(id) = self.state
                             && !self.timeline.catalogue.is_stored(id)
                         {
@@ -381,7 +506,9 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::open`].
     pub fn check_open(&self, node: &Arc<Trail>) -> SysResult<()> {
-        let State::At(id) = self.state else { return self.open(node).map(drop) };
+        let State::At(id) = self.state else {
+            return self.open(node).map(drop);
+        };
         if let Some(data) = self.timeline.lookup.data_at(node.slot, id)?
             && let Some(object) = data.before.object
             && !self.timeline.dropped.is_dropped(object)?
@@ -390,20 +517,34 @@ impl<'a> View<'a> {
             && stat.size == data.before.size
             && !self.timeline.losses.distrusts(object)
         {
-            return self.unserved().check_served(node, Kind::File, id, Some(data.epoch));
+            return self
+                .unserved()
+                .check_served(node, Kind::File, id, Some(data.epoch));
         }
         self.open(node).map(drop)
     }
 
-    /// Refuses an object of another size than what was kept: the power was cut before all of a copy was on the disk.
+    /// Refuses an object of another size than what was kept: the power was cut before all of a copy
+    /// was on the disk.
     fn check_whole(&self, node: &Arc<Trail>, object: ObjectId, file: &File) -> SysResult<()> {
-        let State::At(id) = self.state else { return Ok(()) };
-        let Some(data) = self.timeline.lookup.data_at(node.slot, id)?.map(|data| data.before).filter(|data| data.object == Some(object)) else {
+        let State::At(id) = self.state else {
+            return Ok(());
+        };
+        let Some(data) = self
+            .timeline
+            .lookup
+            .data_at(node.slot, id)?
+            .map(|data| data.before)
+            .filter(|data| data.object == Some(object))
+        else {
             return Ok(());
         };
         let size = crate::sys::stat_fd(file)?.size;
-        // Changes that never came to the disk were struck, and the inode that was moved away after them is what it was before.
-        if size == data.size || (object.origin == ObjectOrigin::Moved && size == self.attr(node)?.stat.size) {
+        // Changes that never came to the disk were struck, and the inode that was moved away after
+        // them is what it was before.
+        if size == data.size
+            || (object.origin == ObjectOrigin::Moved && size == self.attr(node)?.stat.size)
+        {
             return Ok(());
         }
         // Dropped since it was asked whether it was.
@@ -414,7 +555,8 @@ impl<'a> View<'a> {
         Err(Errno::EIO)
     }
 
-    /// The content is still in the live file, and unchanged: what was read from `file`, which is that file, was of the past.
+    /// The content is still in the live file, and unchanged: what was read from `file`, which is
+    /// that file, was of the past.
     ///
     /// # Errors
     /// EIO if a record is damaged, or the file was changed behind our back.
@@ -422,10 +564,16 @@ impl<'a> View<'a> {
         if self.source(node.slot)? != Source::Live {
             return Ok(false);
         }
-        let (State::At(id), Some(file)) = (self.state, file) else { return Ok(true) };
+        let (State::At(id), Some(file)) = (self.state, file) else {
+            return Ok(true);
+        };
         let ctime = crate::sys::stat_fd(file)?.ctime;
-        if self.timeline.absences.changed_unseen(ctime, id) && self.timeline.lookup.attr_at(node.slot, id)?.is_none() {
-            self.timeline.losses.meet_unseen(node.path(), Kind::File, id);
+        if self.timeline.absences.changed_unseen(ctime, id)
+            && self.timeline.lookup.attr_at(node.slot, id)?.is_none()
+        {
+            self.timeline
+                .losses
+                .meet_unseen(node.path(), Kind::File, id);
             return Err(Errno::EIO);
         }
         Ok(true)
@@ -436,8 +584,17 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn walk(&self, path: &[u8]) -> SysResult<Option<(Child, Arc<Trail>)>> {
-        let mut at = (Child { slot: Slot::ROOT, kind: Kind::Dir }, Trail::root());
-        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+        let mut at = (
+            Child {
+                slot: Slot::ROOT,
+                kind: Kind::Dir,
+            },
+            Trail::root(),
+        );
+        for name in path
+            .split(|byte| *byte == b'/')
+            .filter(|name| !name.is_empty())
+        {
             if at.0.kind != Kind::Dir {
                 return Ok(None);
             }
@@ -451,5 +608,8 @@ impl<'a> View<'a> {
 }
 
 fn owned<T: Clone>(recorded: Recorded<Arc<T>>) -> Recorded<T> {
-    Recorded { epoch: recorded.epoch, before: (*recorded.before).clone() }
+    Recorded {
+        epoch: recorded.epoch,
+        before: (*recorded.before).clone(),
+    }
 }

@@ -1,5 +1,5 @@
-//! Waking a thread that works on closed epochs when the machine has nothing else to do, and ending it; and whether the index, which one of them fills,
-//! can be used.
+//! Waking a thread that works on closed epochs when the machine has nothing else to do, and ending
+//! it; and whether the index, which one of them fills, can be used.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,16 +8,19 @@ use crate::store::StoreError;
 use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
 
-/// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or works on at once.
+/// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or
+/// works on at once.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// A call of the index that has not returned after this long may be held up by others that want the processor: it is given its share.
+/// A call of the index that has not returned after this long may be held up by others that want the
+/// processor: it is given its share.
 const SLOW: Duration = Duration::from_secs(30);
 /// One that has not after this long counts as failed.
 const STUCK: Duration = Duration::from_secs(120);
 /// The end of a mount waits so long for a call of the index.
 const STOP_MAX: Duration = Duration::from_secs(20);
-/// So many closed epochs in memory cost every look-up: they are taken over at once, with a share of the processor, and at the end of the mount too.
+/// So many closed epochs in memory cost every look-up: they are taken over at once, with a share of
+/// the processor, and at the end of the mount too.
 pub(super) const HURRY_EPOCHS: usize = 64;
 /// How long the end of a mount waits for that; the next one goes on.
 const HURRY_STOP_MAX: Duration = Duration::from_secs(3);
@@ -43,7 +46,8 @@ struct Signals {
 impl Signals {
     /// It shall end now.
     fn ends(&self) -> bool {
-        self.stop.is_some_and(|asked| !self.hurry || asked.elapsed() > HURRY_STOP_MAX)
+        self.stop
+            .is_some_and(|asked| !self.hurry || asked.elapsed() > HURRY_STOP_MAX)
     }
 }
 
@@ -69,18 +73,22 @@ impl Wake {
         self.changed.notify_all();
     }
 
-    /// Until this is dropped the thread begins nothing, unless too much waits: what it does takes memory and a processor, and whoever asks for it needs both.
+    /// Until this is dropped the thread begins nothing, unless too much waits: what it does takes
+    /// memory and a processor, and whoever asks for it needs both.
     pub fn hold(&self) -> Hold<'_> {
         self.signals.lock().held += 1;
         Hold(self)
     }
 
-    /// Asks the thread to end and waits until it has. It is idle no longer then: on a busy machine an idle thread may not run for half a minute,
-    /// and an unmount would wait for it so long.
+    /// Asks the thread to end and waits until it has. It is idle no longer then: on a busy machine
+    /// an idle thread may not run for half a minute, and an unmount would wait for it so long.
     pub fn stop(&self) {
         let mut signals = self.signals.lock();
         signals.stop.get_or_insert_with(Instant::now);
-        if let Some(errno) = signals.thread.and_then(|thread| sys::set_thread_normal(thread).err()) {
+        if let Some(errno) = signals
+            .thread
+            .and_then(|thread| sys::set_thread_normal(thread).err())
+        {
             tracing::debug!(%errno, "a thread stays idle");
         }
         self.changed.notify_all();
@@ -89,14 +97,18 @@ impl Wake {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 tracing::error!("the index does not answer; it is left as it is");
-                signals.trouble.get_or_insert(Trouble { why: "it does not answer".into(), full: false });
+                signals.trouble.get_or_insert(Trouble {
+                    why: "it does not answer".into(),
+                    full: false,
+                });
                 return;
             }
             self.changed.wait_for(&mut signals, left);
         }
     }
 
-    /// The index failed, and what it says is not believed any more. `full`: for want of space. The first reason stays until it works again.
+    /// The index failed, and what it says is not believed any more. `full`: for want of space. The
+    /// first reason stays until it works again.
     pub(super) fn index_failed(&self, error: &StoreError, full: bool) {
         self.fail(describe(error), full);
         // If there is only no room for it, its thread makes another.
@@ -119,7 +131,11 @@ impl Wake {
 
     /// The index failed, and only for want of space.
     pub(super) fn lacks_room(&self) -> bool {
-        self.signals.lock().trouble.as_ref().is_some_and(|trouble| trouble.full)
+        self.signals
+            .lock()
+            .trouble
+            .as_ref()
+            .is_some_and(|trouble| trouble.full)
     }
 
     /// A call of the index was begun, or has returned.
@@ -139,7 +155,10 @@ impl Wake {
         {
             let _ = sys::set_thread_normal(thread);
         }
-        (since > STUCK).then(|| Trouble { why: format!("it has not answered for {} s", since.as_secs()), full: false })
+        (since > STUCK).then(|| Trouble {
+            why: format!("it has not answered for {} s", since.as_secs()),
+            full: false,
+        })
     }
 
     /// Waits; `false`: the thread shall end.
@@ -189,7 +208,11 @@ impl Wake {
         if std::mem::replace(&mut signals.hurry, true) {
             return;
         }
-        if let Some(errno) = signals.thread.take().and_then(|thread| sys::set_thread_normal(thread).err()) {
+        if let Some(errno) = signals
+            .thread
+            .take()
+            .and_then(|thread| sys::set_thread_normal(thread).err())
+        {
             tracing::debug!(%errno, "a thread stays idle");
         }
         signals.epoch_closed = true;
@@ -199,7 +222,10 @@ impl Wake {
     /// Nothing waits any more.
     pub(super) fn caught_up(&self) {
         let mut signals = self.signals.lock();
-        if std::mem::take(&mut signals.hurry) && signals.stop.is_none() && sys::set_thread_idle().is_ok() {
+        if std::mem::take(&mut signals.hurry)
+            && signals.stop.is_none()
+            && sys::set_thread_idle().is_ok()
+        {
             signals.thread = Some(sys::own_thread());
         }
     }
@@ -254,21 +280,29 @@ impl Drop for Ended<'_> {
 }
 
 impl Wake {
-    /// Starts the thread, which has something to do at once; `work` goes on until it is asked to end. `of` tells where in `holder` this is.
+    /// Starts the thread, which has something to do at once; `work` goes on until it is asked to
+    /// end. `of` tells where in `holder` this is.
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub fn start<T: Send + Sync + 'static>(name: &str, holder: &Arc<T>, of: fn(&T) -> &Wake, work: fn(&T)) -> std::io::Result<()> {
+    pub fn start<T: Send + Sync + 'static>(
+        name: &str,
+        holder: &Arc<T>,
+        of: fn(&T) -> &Wake,
+        work: fn(&T),
+    ) -> std::io::Result<()> {
         let wake = of(holder);
         wake.signals.lock().running = true;
         wake.epoch_closed();
         let worker = Arc::clone(holder);
-        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || {
-            let wake = of(&worker);
-            let _ended = Ended(wake);
-            wake.begin();
-            work(&worker);
-        });
+        let spawned = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || {
+                let wake = of(&worker);
+                let _ended = Ended(wake);
+                wake.begin();
+                work(&worker);
+            });
         if spawned.is_err() {
             drop(Ended(wake));
         }

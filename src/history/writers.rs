@@ -68,7 +68,8 @@ pub type OpenOnes = (Vec<(Vec<u8>, Process)>, u64);
 pub struct Writers {
     /// The processes.
     pub processes: Vec<Known>,
-    /// Where each is, and who it is until it changes something: one that is told of only as the parent of another has no name here.
+    /// Where each is, and who it is until it changes something: one that is told of only as the
+    /// parent of another has no name here.
     numbers: HashMap<ProcessNumber, (usize, Option<Process>)>,
     people: HashMap<(u32, u64), usize>,
     names: HashMap<Slot, HashMap<Name, NameWho>>,
@@ -77,23 +78,34 @@ pub struct Writers {
 }
 
 impl Timeline {
-    /// Who changed what after checkpoint `after`, up to checkpoint `upto` or until now. Reads that part of the journal: O(changes).
+    /// Who changed what after checkpoint `after`, up to checkpoint `upto` or until now. Reads that
+    /// part of the journal: O(changes).
     ///
     /// # Errors
     /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.
     pub fn writers(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Writers> {
         let from = self.catalogue.address(after).ok_or(Errno::ENOENT)?;
-        let to = upto.map(|id| self.catalogue.address(id).ok_or(Errno::ENOENT)).transpose()?;
+        let to = upto
+            .map(|id| self.catalogue.address(id).ok_or(Errno::ENOENT))
+            .transpose()?;
         let mut writers = Writers::default();
         let mut epoch = after.epoch().next();
         for frame in self.store().journal.scan(from, to) {
             match frame.map_err(fault)?.1 {
                 Record::Touched { processes, touches } => {
-                    processes.into_iter().for_each(|(number, process)| writers.meet(number, process));
-                    touches.into_iter().for_each(|touch| writers.touch(touch, epoch));
+                    processes
+                        .into_iter()
+                        .for_each(|(number, process)| writers.meet(number, process));
+                    touches
+                        .into_iter()
+                        .for_each(|touch| writers.touch(touch, epoch));
                 }
-                Record::Undo { undo, .. } => undo.into_iter().for_each(|item| writers.undo(item, epoch)),
-                Record::Void { epoch, slot } => writers.void(slot, |touch| touch.data && touch.epoch == epoch),
+                Record::Undo { undo, .. } => {
+                    undo.into_iter().for_each(|item| writers.undo(item, epoch))
+                }
+                Record::Void { epoch, slot } => {
+                    writers.void(slot, |touch| touch.data && touch.epoch == epoch)
+                }
                 Record::Checkpoint(made) if made.id > after => epoch = made.id.epoch().next(),
                 _ => {}
             }
@@ -101,7 +113,8 @@ impl Timeline {
         Ok(writers)
     }
 
-    /// What was told to be open for writing when a checkpoint was made, and how many more there were.
+    /// What was told to be open for writing when a checkpoint was made, and how many more there
+    /// were.
     ///
     /// # Errors
     /// EIO if the journal cannot be read.
@@ -121,9 +134,16 @@ impl Timeline {
 
 impl Writers {
     fn meet(&mut self, number: ProcessNumber, process: Process) {
-        let at = *self.people.entry((process.pid, process.start)).or_insert(self.processes.len());
+        let at = *self
+            .people
+            .entry((process.pid, process.start))
+            .or_insert(self.processes.len());
         if at == self.processes.len() {
-            self.processes.push(Known { process: process.clone(), names: Vec::new(), cgroups: Vec::new() });
+            self.processes.push(Known {
+                process: process.clone(),
+                names: Vec::new(),
+                cgroups: Vec::new(),
+            });
         }
         self.numbers.insert(number, (at, Some(process)));
     }
@@ -136,22 +156,42 @@ impl Writers {
         }
         let parent = |at: &usize| {
             let child = &self.processes.get(*at)?.process;
-            let begun = |at: &usize| self.processes.get(*at).map(|known| known.process.start).filter(|start| *start <= child.start);
-            let same_number = by_pid.get(&child.parent).filter(|_| child.parent != 0 && child.parent != child.pid)?;
-            same_number.iter().copied().filter(|at| begun(at).is_some()).max_by_key(begun)
+            let begun = |at: &usize| {
+                self.processes
+                    .get(*at)
+                    .map(|known| known.process.start)
+                    .filter(|start| *start <= child.start)
+            };
+            let same_number = by_pid
+                .get(&child.parent)
+                .filter(|_| child.parent != 0 && child.parent != child.pid)?;
+            same_number
+                .iter()
+                .copied()
+                .filter(|at| begun(at).is_some())
+                .max_by_key(begun)
         };
-        let descends = |at: &usize| std::iter::successors(Some(*at), parent).take(self.processes.len()).any(|above| of.contains(&above));
+        let descends = |at: &usize| {
+            std::iter::successors(Some(*at), parent)
+                .take(self.processes.len())
+                .any(|above| of.contains(&above))
+        };
         let children: Vec<usize> = (0..self.processes.len()).filter(descends).collect();
         of.extend(children);
     }
 
     fn by(&mut self, number: ProcessNumber) -> Writer {
-        let Some((at, new)) = self.numbers.get_mut(&number).filter(|_| number != OTHERS) else { return Writer::Others };
+        let Some((at, new)) = self.numbers.get_mut(&number).filter(|_| number != OTHERS) else {
+            return Writer::Others;
+        };
         if let (Some(process), Some(known)) = (new.take(), self.processes.get_mut(*at)) {
             if known.names.is_empty() {
                 known.process = process.clone();
             }
-            for (list, value) in [(&mut known.names, process.name), (&mut known.cgroups, process.cgroup)] {
+            for (list, value) in [
+                (&mut known.names, process.name),
+                (&mut known.cgroups, process.cgroup),
+            ] {
                 if !value.is_empty() && !list.contains(&value) {
                     list.push(value);
                 }
@@ -164,8 +204,17 @@ impl Writers {
         match touch {
             Touch::Name { by, dir, name, how } => {
                 let by = self.by(by);
-                let known =
-                    self.names.entry(dir).or_default().entry(name).or_insert_with(|| NameWho { all: Set::new(), fresh: Set::new(), last: by, how });
+                let known = self
+                    .names
+                    .entry(dir)
+                    .or_default()
+                    .entry(name)
+                    .or_insert_with(|| NameWho {
+                        all: Set::new(),
+                        fresh: Set::new(),
+                        last: by,
+                        how,
+                    });
                 if how != NameTouch::Removed {
                     known.fresh.clear();
                     (known.last, known.how) = (by, how);
@@ -185,7 +234,9 @@ impl Writers {
             }
             Touch::Left { by, slot } => {
                 let by = self.by(by);
-                self.void(slot, |touch| touch.data && touch.epoch == epoch && touch.by == by);
+                self.void(slot, |touch| {
+                    touch.data && touch.epoch == epoch && touch.by == by
+                });
             }
         }
     }
@@ -194,25 +245,39 @@ impl Writers {
         let by = self.by(by);
         let node = self.nodes.entry(slot).or_default();
         let generation = node.generation;
-        node.touches.push(NodeTouch { by, data, epoch, generation });
+        node.touches.push(NodeTouch {
+            by,
+            data,
+            epoch,
+            generation,
+        });
     }
 
     fn void(&mut self, slot: Slot, which: impl Fn(&NodeTouch) -> bool) {
         if let Some(node) = self.nodes.get_mut(&slot) {
-            node.touches.retain(|touch| touch.generation != node.generation || !which(touch));
+            node.touches
+                .retain(|touch| touch.generation != node.generation || !which(touch));
         }
     }
 
-    /// What a name led to before says whose that inode is: it may be found under another name later.
+    /// What a name led to before says whose that inode is: it may be found under another name
+    /// later.
     fn undo(&mut self, undo: Undo, epoch: Epoch) {
         match undo {
             Undo::Home { slot, before } => {
                 self.homes.insert(slot, before);
             }
-            Undo::Entry { dir, name, before: Some(child) } => {
+            Undo::Entry {
+                dir,
+                name,
+                before: Some(child),
+            } => {
                 let named = self.names.get(&dir).and_then(|names| names.get(&name));
                 let (owners, made) = match named {
-                    Some(named) => (named.fresh.clone(), (named.how == NameTouch::Made).then_some(named.last)),
+                    Some(named) => (
+                        named.fresh.clone(),
+                        (named.how == NameTouch::Made).then_some(named.last),
+                    ),
                     None => {
                         let maker = self.maker_of(dir);
                         (maker.into_iter().collect(), maker)
@@ -221,7 +286,12 @@ impl Writers {
                 let node = self.nodes.entry(child.slot).or_default();
                 let generation = node.generation;
                 node.made = made.or(node.made);
-                node.touches.extend(owners.into_iter().map(|by| NodeTouch { by, data: false, epoch, generation }));
+                node.touches.extend(owners.into_iter().map(|by| NodeTouch {
+                    by,
+                    data: false,
+                    epoch,
+                    generation,
+                }));
             }
             _ => {}
         }
@@ -264,13 +334,20 @@ impl Writers {
 
     /// Who changed the inode in its first life in this stretch, or in its last.
     fn node(&self, slot: Slot, last: bool) -> Set {
-        let Some(node) = self.nodes.get(&slot) else { return Set::new() };
+        let Some(node) = self.nodes.get(&slot) else {
+            return Set::new();
+        };
         let life = if last { node.generation } else { 0 };
-        let touches = node.touches.iter().filter(|touch| touch.generation == life).map(|touch| touch.by);
+        let touches = node
+            .touches
+            .iter()
+            .filter(|touch| touch.generation == life)
+            .map(|touch| touch.by);
         touches.chain(node.made.filter(|_| last)).collect()
     }
 
-    /// Who changed a path, by the ways to it in the older and the newer state. Empty if nobody knows.
+    /// Who changed a path, by the ways to it in the older and the newer state. Empty if nobody
+    /// knows.
     pub fn of(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> Set {
         let mut found = Set::new();
         if let Some(old) = old {
@@ -279,7 +356,13 @@ impl Writers {
         }
         if let Some(new) = new {
             found.extend(self.node(new.slot, true));
-            let named = self.by_name(new, |named| if old.is_some() { &named.all } else { &named.fresh });
+            let named = self.by_name(new, |named| {
+                if old.is_some() {
+                    &named.all
+                } else {
+                    &named.fresh
+                }
+            });
             if named.is_empty() && old.is_none_or(|old| old.slot != new.slot) {
                 found.extend(new.up.as_deref().and_then(|up| self.maker(up)));
             }
@@ -292,7 +375,10 @@ impl Writers {
     }
 
     fn by_name<'a>(&'a self, trail: &Trail, pick: impl Fn(&'a NameWho) -> &'a Set) -> Set {
-        let named = trail.up.as_ref().and_then(|up| self.named(up.slot, &trail.name));
+        let named = trail
+            .up
+            .as_ref()
+            .and_then(|up| self.named(up.slot, &trail.name));
         named.map(|named| pick(named).clone()).unwrap_or_default()
     }
 

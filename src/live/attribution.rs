@@ -1,10 +1,13 @@
 //! For whom a request is served, and who has what open for writing.
 //!
-//! The kernel tells the number of the calling thread, which waits for our answer: so `/proc` can be asked who it is, and it cannot be gone. That is done
-//! once for each thread, and again when it was last done a moment ago: a number may have been given to another process since.
+//! The kernel tells the number of the calling thread, which waits for our answer: so `/proc` can be
+//! asked who it is, and it cannot be gone. That is done once for each thread, and again when it was
+//! last done a moment ago: a number may have been given to another process since.
 //!
-//! With passthrough nobody tells of a write, so whoever has a file open for writing counts as writing to it, until the file turns out as it was when
-//! that one opened it. Where the daemon writes, it is told by whom; dirty pages of a mapping come from nobody, and count for all who may have it mapped.
+//! With passthrough nobody tells of a write, so whoever has a file open for writing counts as
+//! writing to it, until the file turns out as it was when that one opened it. Where the daemon
+//! writes, it is told by whom; dirty pages of a mapping come from nobody, and count for all who may
+//! have it mapped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +22,8 @@ use crate::store::record::Process;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, ProcessFacts};
 
-/// So long a number stands for the same process: the kernel gives numbers out in turn, and hardly comes round sooner.
+/// So long a number stands for the same process: the kernel gives numbers out in turn, and hardly
+/// comes round sooner.
 const BELIEVED: Duration = Duration::from_secs(1);
 /// Threads that are remembered.
 const THREADS_MAX: usize = 4096;
@@ -28,8 +32,23 @@ const THREADS_MAX: usize = 4096;
 type Thread = (u32, u32);
 
 fn process(facts: ProcessFacts, uid: u32) -> Process {
-    let ProcessFacts { pid, start, parent, session, name, cgroup } = facts;
-    Process { pid, start, uid, parent, session, name, cgroup }
+    let ProcessFacts {
+        pid,
+        start,
+        parent,
+        session,
+        name,
+        cgroup,
+    } = facts;
+    Process {
+        pid,
+        start,
+        uid,
+        parent,
+        session,
+        name,
+        cgroup,
+    }
 }
 
 /// Bits of a process's number in a word; Linux has at most 22.
@@ -38,7 +57,11 @@ const PID_BITS: u32 = 24;
 /// Process and start in one word, for the worker that takes over.
 pub fn opener_word(by: &Numbered) -> u64 {
     let Process { pid, start, .. } = by.process;
-    if u64::from(pid) < 1 << PID_BITS { u64::from(pid) | start << PID_BITS } else { 0 }
+    if u64::from(pid) < 1 << PID_BITS {
+        u64::from(pid) | start << PID_BITS
+    } else {
+        0
+    }
 }
 
 /// For whom requests are served, and who has what open for writing.
@@ -54,19 +77,37 @@ pub struct Writers {
 impl Writers {
     pub(super) fn new(tables: &Tables) -> Arc<Writers> {
         let Tables { timeline, hot, .. } = tables.clone();
-        Arc::new(Writers { timeline, hot, threads: Mutex::default(), open: Mutex::default() })
+        Arc::new(Writers {
+            timeline,
+            hot,
+            threads: Mutex::default(),
+            open: Mutex::default(),
+        })
     }
 
-    /// The process that an [`opener_word`] names: its name too, if it lives. `None`: it is not known.
+    /// The process that an [`opener_word`] names: its name too, if it lives. `None`: it is not
+    /// known.
     pub fn opener(&self, word: u64) -> Option<Arc<Numbered>> {
-        let pid = u32::try_from(word & ((1 << PID_BITS) - 1)).ok().filter(|pid| *pid != 0)?;
+        let pid = u32::try_from(word & ((1 << PID_BITS) - 1))
+            .ok()
+            .filter(|pid| *pid != 0)?;
         let start = word >> PID_BITS;
-        let alive = sys::facts_of(pid).ok().filter(|facts| facts.start << PID_BITS >> PID_BITS == start);
-        let process = process(alive.unwrap_or(ProcessFacts { pid, start, ..ProcessFacts::default() }), 0);
+        let alive = sys::facts_of(pid)
+            .ok()
+            .filter(|facts| facts.start << PID_BITS >> PID_BITS == start);
+        let process = process(
+            alive.unwrap_or(ProcessFacts {
+                pid,
+                start,
+                ..ProcessFacts::default()
+            }),
+            0,
+        );
         Some(self.timeline.processes.number(process))
     }
 
-    /// From now on this thread acts for the process that a thread of this number belongs to, until the result is dropped.
+    /// From now on this thread acts for the process that a thread of this number belongs to, until
+    /// the result is dropped.
     pub fn acting_for(&self, thread: u32, uid: u32) -> Acting {
         Acting::of(Some(self.caller(thread, uid)))
     }
@@ -81,11 +122,24 @@ impl Writers {
             return Arc::clone(known);
         }
         drop(threads);
-        // Nobody waits for what comes from the kernel itself, and in another namespace there is no such number.
-        let facts = if thread == 0 { None } else { sys::process_facts(thread).ok() };
+        // Nobody waits for what comes from the kernel itself, and in another namespace there is no
+        // such number.
+        let facts = if thread == 0 {
+            None
+        } else {
+            sys::process_facts(thread).ok()
+        };
         let parent_of = |pid| sys::facts_of(pid).ok().map(|facts| process(facts, uid));
-        let known =
-            self.timeline.processes.number_child(process(facts.unwrap_or(ProcessFacts { pid: thread, ..ProcessFacts::default() }), uid), parent_of);
+        let known = self.timeline.processes.number_child(
+            process(
+                facts.unwrap_or(ProcessFacts {
+                    pid: thread,
+                    ..ProcessFacts::default()
+                }),
+                uid,
+            ),
+            parent_of,
+        );
         threads = self.threads.lock();
         if threads.len() >= THREADS_MAX {
             threads.clear();
@@ -108,25 +162,34 @@ impl Writers {
         self.open.lock().remove(&id);
     }
 
-    /// At most `limit` files that are open for writing, or may be mapped so, with who has them so, and how many more there are.
+    /// At most `limit` files that are open for writing, or may be mapped so, with who has them so,
+    /// and how many more there are.
     pub(super) fn open_for_writing(&self, limit: usize) -> (Vec<(Slot, Arc<Numbered>)>, u64) {
         let mut found: Vec<(Slot, Arc<Numbered>)> = Vec::new();
         let mut more = 0;
         let mut add = |slot: Slot, by: &Arc<Numbered>| {
             if found.len() >= limit {
                 more += 1;
-            } else if !found.iter().any(|(known, who)| *known == slot && who.number == by.number) {
+            } else if !found
+                .iter()
+                .any(|(known, who)| *known == slot && who.number == by.number)
+            {
                 found.push((slot, Arc::clone(by)));
             }
         };
         let hot = self.hot.lock();
-        hot.iter().for_each(|(slot, hot)| hot.openers.iter().for_each(|opener| add(*slot, &opener.by)));
+        hot.iter()
+            .for_each(|(slot, hot)| hot.openers.iter().for_each(|opener| add(*slot, &opener.by)));
         let writers = self.open.lock();
-        writers.values().filter(|(slot, _)| !hot.contains_key(slot)).for_each(|(slot, by)| add(*slot, by));
+        writers
+            .values()
+            .filter(|(slot, _)| !hot.contains_key(slot))
+            .for_each(|(slot, by)| add(*slot, by));
         (found, more)
     }
 
-    /// Dirty pages of a mapping are written: by whom is not told, so everybody counts who has the file open for writing.
+    /// Dirty pages of a mapping are written: by whom is not told, so everybody counts who has the
+    /// file open for writing.
     pub(super) fn touch_by_mappers(&self, slot: Slot) {
         let mut mappers: Vec<Arc<Numbered>> = Vec::new();
         for (of, by) in self.open.lock().values() {

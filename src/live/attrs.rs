@@ -34,18 +34,33 @@ pub struct Change {
     pub asker: Option<Asker>,
 }
 
-/// Bytes of names and values that an inode may have in attributes. They are recorded together, with its place, in one payload of the journal.
+/// Bytes of names and values that an inode may have in attributes. They are recorded together, with
+/// its place, in one payload of the journal.
 const XATTRS_BYTES_MAX: usize = PAYLOAD_MAX / 2;
 
 impl Change {
-    /// The kernel asks for nothing before somebody changes the content of a file with set-id bits who may not keep them: to clear those is left to us
-    /// (`__remove_privs` in fs/inode.c, `fuse_setattr` in fs/fuse/dir.c). For chown(2) without an id it does too, with the same outcome.
+    /// The kernel asks for nothing before somebody changes the content of a file with set-id bits
+    /// who may not keep them: to clear those is left to us (`__remove_privs` in fs/inode.c,
+    /// `fuse_setattr` in fs/fuse/dir.c). For chown(2) without an id it does too, with the same
+    /// outcome.
     fn is_of_nothing(&self) -> bool {
-        matches!(self, Change { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None, .. })
+        matches!(
+            self,
+            Change {
+                mode: None,
+                uid: None,
+                gid: None,
+                size: None,
+                atime: None,
+                mtime: None,
+                ..
+            }
+        )
     }
 }
 
-/// Refuses an attribute with which those of the inode could not be recorded any more, or not even be listed: every later change of it would fail.
+/// Refuses an attribute with which those of the inode could not be recorded any more, or not even
+/// be listed: every later change of it would fail.
 fn check_room(fd: &OwnedFd, name: &[u8], value: &[u8]) -> SysResult<()> {
     let names = match sys::listxattr(fd) {
         Err(Errno::EOPNOTSUPP) => return Ok(()),
@@ -64,12 +79,24 @@ fn check_room(fd: &OwnedFd, name: &[u8], value: &[u8]) -> SysResult<()> {
     for known in others() {
         bytes += sys::getxattr(fd, known)?.len();
     }
-    if bytes > XATTRS_BYTES_MAX { Err(Errno::ENOSPC) } else { Ok(()) }
+    if bytes > XATTRS_BYTES_MAX {
+        Err(Errno::ENOSPC)
+    } else {
+        Ok(())
+    }
 }
 
 /// Does something to an inode that clears set-id bits by the rights of `asker`, if it has any.
-fn act_on_set_id<T>(fd: &OwnedFd, asker: Option<Asker>, act: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
-    if sys::stat_fd(fd)?.mode & SET_ID != 0 { sys::act_for(asker, act) } else { act() }
+fn act_on_set_id<T>(
+    fd: &OwnedFd,
+    asker: Option<Asker>,
+    act: impl FnOnce() -> SysResult<T>,
+) -> SysResult<T> {
+    if sys::stat_fd(fd)?.mode & SET_ID != 0 {
+        sys::act_for(asker, act)
+    } else {
+        act()
+    }
 }
 
 /// Changes attributes and extended attributes.
@@ -90,16 +117,52 @@ pub struct Attrs {
 
 impl Attrs {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Attrs> {
-        let Tables { timeline, reflink, locks, nodes, dirs, hot, handles, calls, passthrough, .. } = tables.clone();
-        let Past { inodes, captures, busy, .. } = past.clone();
-        Arc::new(Attrs { timeline, reflink, locks, nodes, dirs, hot, handles, calls, passthrough, inodes, captures, busy })
+        let Tables {
+            timeline,
+            reflink,
+            locks,
+            nodes,
+            dirs,
+            hot,
+            handles,
+            calls,
+            passthrough,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes,
+            captures,
+            busy,
+            ..
+        } = past.clone();
+        Arc::new(Attrs {
+            timeline,
+            reflink,
+            locks,
+            nodes,
+            dirs,
+            hot,
+            handles,
+            calls,
+            passthrough,
+            inodes,
+            captures,
+            busy,
+        })
     }
 
-    /// Changes attributes. `file`: a handle's file, open for writing, for a change of size. Returns the new ones.
+    /// Changes attributes. `file`: a handle's file, open for writing, for a change of size. Returns
+    /// the new ones.
     ///
     /// # Errors
-    /// Those of chmod(2), chown(2), truncate(2), utimensat(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn set_attr<'a>(&self, at: impl Into<At<'a>>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
+    /// Those of chmod(2), chown(2), truncate(2), utimensat(2); ENOSPC or EIO if the past could not
+    /// be kept: then nothing changed.
+    pub fn set_attr<'a>(
+        &self,
+        at: impl Into<At<'a>>,
+        file: Option<&File>,
+        change: &Change,
+    ) -> SysResult<Stat> {
         let at = at.into();
         self.busy.patiently(|| {
             let _changing = self.locks.enter();
@@ -107,7 +170,9 @@ impl Attrs {
             let _stripe = self.locks.stripe(at.slot);
             self.busy.probe_first(at.slot)?;
             if change.size.is_some() {
-                self.busy.capture_first(at.slot, false, || self.inodes.stat(at).map(|stat| stat.size))?;
+                self.busy.capture_first(at.slot, false, || {
+                    self.inodes.stat(at).map(|stat| stat.size)
+                })?;
             }
             self.set_attr_in(at, file, change)
         })
@@ -133,18 +198,28 @@ impl Attrs {
             self.resize(at, &fd, file, size, change.asker)?;
         }
         if change.uid.is_some() || change.gid.is_some() {
-            act_on_set_id(&fd, change.asker, || sys::chown_fd(&fd, change.uid, change.gid))?;
+            act_on_set_id(&fd, change.asker, || {
+                sys::chown_fd(&fd, change.uid, change.gid)
+            })?;
         }
         if let Some(mode) = change.mode {
             self.handles.note_mode(at.slot, mode);
             sys::chmod_fd(&fd, mode)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
-            sys::utimens_fd(&fd, change.atime.unwrap_or(SetTime::Omit), change.mtime.unwrap_or(SetTime::Omit))?;
+            sys::utimens_fd(
+                &fd,
+                change.atime.unwrap_or(SetTime::Omit),
+                change.mtime.unwrap_or(SetTime::Omit),
+            )?;
         }
         let stat = sys::stat_fd(&fd)?;
         self.passthrough.note_owner(at.slot, stat.uid);
-        Ok(if self.nodes.is_dead(at.slot) { Stat { nlink: 0, ..stat } } else { stat })
+        Ok(if self.nodes.is_dead(at.slot) {
+            Stat { nlink: 0, ..stat }
+        } else {
+            stat
+        })
     }
 
     /// Clears the set-id bits of a file that `asker` may not keep: see [`Change::is_of_nothing`].
@@ -152,11 +227,18 @@ impl Attrs {
     /// # Errors
     /// EPERM for who neither owns the file nor can be writing to it.
     fn clear_set_id(&self, at: At<'_>, fd: &OwnedFd, asker: Option<Asker>) -> SysResult<()> {
-        let (stat, Some(asker)) = (sys::stat_fd(fd)?, asker) else { return Ok(()) };
+        let (stat, Some(asker)) = (sys::stat_fd(fd)?, asker) else {
+            return Ok(());
+        };
         if stat.kind != Kind::File || stat.mode & SET_ID == 0 {
             return Ok(());
         }
-        let is_written = || self.nodes.lock().get(at.slot).is_some_and(|node| node.writers() > 0);
+        let is_written = || {
+            self.nodes
+                .lock()
+                .get(at.slot)
+                .is_some_and(|node| node.writers() > 0)
+        };
         if asker.uid != 0 && asker.uid != stat.uid && !is_written() {
             return Err(Errno::EPERM);
         }
@@ -176,8 +258,8 @@ impl Attrs {
         }
     }
 
-    /// Records attributes and place of an inode, and its extended attributes where the change can touch them (a chmod changes the ACL, a chown or a
-    /// write drops file capabilities).
+    /// Records attributes and place of an inode, and its extended attributes where the change can
+    /// touch them (a chmod changes the ACL, a chown or a write drops file capabilities).
     pub(super) fn keep_inode(&self, at: At<'_>, fd: &OwnedFd, xattrs_too: bool) -> SysResult<()> {
         let mut undo = Vec::new();
         if self.nodes.is_dead(at.slot) {
@@ -186,14 +268,21 @@ impl Attrs {
         let attr_is_new = self.timeline.epochs.needs(&Key::Attr(at.slot));
         if attr_is_new {
             let stat = sys::stat_fd(fd)?;
-            let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(fd)?) } else { None };
+            let target = if stat.kind == Kind::Symlink {
+                Some(sys::readlink_fd(fd)?)
+            } else {
+                None
+            };
             self.captures.keep_attr(at.slot, &stat, target, &mut undo);
             self.captures.keep_homes(at, &mut undo);
         }
         if xattrs_too && self.timeline.epochs.needs(&Key::Xattrs(at.slot)) {
             let xattrs = sys::all_xattrs(fd)?;
             if !xattrs.is_empty() {
-                undo.push(Undo::Xattrs { slot: at.slot, before: xattrs });
+                undo.push(Undo::Xattrs {
+                    slot: at.slot,
+                    before: xattrs,
+                });
             }
         }
         self.timeline.epochs.record(undo, Vec::new())?;
@@ -203,12 +292,20 @@ impl Attrs {
         Ok(())
     }
 
-    fn resize(&self, at: At<'_>, fd: &OwnedFd, file: Option<&File>, size: u64, asker: Option<Asker>) -> SysResult<()> {
+    fn resize(
+        &self,
+        at: At<'_>,
+        fd: &OwnedFd,
+        file: Option<&File>,
+        size: u64,
+        asker: Option<Asker>,
+    ) -> SysResult<()> {
         let opened;
         let file = match file {
             Some(file) => file,
             None => {
-                opened = sys::reopen(fd, Open::READ_WRITE).or_else(|_| sys::reopen(fd, Open::WRITE))?;
+                opened =
+                    sys::reopen(fd, Open::READ_WRITE).or_else(|_| sys::reopen(fd, Open::WRITE))?;
                 &opened
             }
         };
@@ -219,20 +316,36 @@ impl Attrs {
         } else {
             self.timeline.epochs.confirm(at.slot);
         }
-        // The block that it ends in is shared with the capture, and cannot be written without a new one.
-        act_on_set_id(fd, asker, || self.captures.with_room(|| sys::truncate(file, size)))
+        // The block that it ends in is shared with the capture, and cannot be written without a new
+        // one.
+        act_on_set_id(fd, asker, || {
+            self.captures.with_room(|| sys::truncate(file, size))
+        })
     }
 
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// Those of setxattr(2); ENOSPC if the inode would have more than can be recorded; ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn set_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8], value: &[u8], mode: XattrMode, asker: Option<Asker>) -> SysResult<()> {
+    /// Those of setxattr(2); ENOSPC if the inode would have more than can be recorded; ENOSPC or
+    /// EIO if the past could not be kept: then nothing changed.
+    pub fn set_xattr<'a>(
+        &self,
+        at: impl Into<At<'a>>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        asker: Option<Asker>,
+    ) -> SysResult<()> {
         self.change_xattrs(at.into(), |fd| {
             check_room(fd, name, value)?;
             let set = || sys::setxattr(fd, name, value, mode);
-            // An owner who is not in the group gives up its bit with the access list (`posix_acl_update_mode` in fs/posix_acl.c).
-            if name == b"system.posix_acl_access" { act_on_set_id(fd, asker, set) } else { set() }
+            // An owner who is not in the group gives up its bit with the access list
+            // (`posix_acl_update_mode` in fs/posix_acl.c).
+            if name == b"system.posix_acl_access" {
+                act_on_set_id(fd, asker, set)
+            } else {
+                set()
+            }
         })
     }
 
@@ -244,11 +357,19 @@ impl Attrs {
         self.change_xattrs(at.into(), |fd| sys::removexattr(fd, name))
     }
 
-    fn change_xattrs(&self, at: At<'_>, change: impl Fn(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
+    fn change_xattrs(
+        &self,
+        at: At<'_>,
+        change: impl Fn(&OwnedFd) -> SysResult<()>,
+    ) -> SysResult<()> {
         self.busy.patiently(|| self.change_xattrs_now(at, &change))
     }
 
-    fn change_xattrs_now(&self, at: At<'_>, change: impl Fn(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
+    fn change_xattrs_now(
+        &self,
+        at: At<'_>,
+        change: impl Fn(&OwnedFd) -> SysResult<()>,
+    ) -> SysResult<()> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.read();
         let _stripe = self.locks.stripe(at.slot);
@@ -286,7 +407,8 @@ impl Attrs {
         sys::listxattr(self.inodes.fd(at)?)
     }
 
-    /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The caller holds the locks.
+    /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The
+    /// caller holds the locks.
     fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
         let fd = self.inodes.fd(at)?;
         let mut now = sys::all_xattrs(&fd)?;
@@ -301,7 +423,10 @@ impl Attrs {
         let mut undo = Vec::new();
         self.captures.keep_xattrs(at.slot, &fd, &mut undo)?;
         self.timeline.epochs.record(undo, Vec::new())?;
-        for (name, _) in now.iter().filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
+        for (name, _) in now
+            .iter()
+            .filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name))
+        {
             match sys::removexattr(&fd, name) {
                 Ok(()) | Err(Errno::NO_XATTR) => {}
                 Err(errno) => return Err(errno),
@@ -313,12 +438,19 @@ impl Attrs {
         Ok(true)
     }
 
-    /// Gives an inode the attributes and extended attributes that it had; says whether anything but times was different. A directory's entries
-    /// must be in place: they change its times. `times`: and the time that it had.
+    /// Gives an inode the attributes and extended attributes that it had; says whether anything but
+    /// times was different. A directory's entries must be in place: they change its times. `times`:
+    /// and the time that it had.
     ///
     /// # Errors
     /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
-    pub fn apply_attrs_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs, times: bool) -> SysResult<bool> {
+    pub fn apply_attrs_in(
+        &self,
+        at: At<'_>,
+        wanted: &AttrState,
+        xattrs: &Xattrs,
+        times: bool,
+    ) -> SysResult<bool> {
         self.busy.probe_first(at.slot)?;
         let fd = self.inodes.fd(at)?;
         let now = sys::stat_fd(&fd)?;
@@ -344,7 +476,15 @@ impl Attrs {
             sys::chmod_fd(&fd, then.mode)?;
         }
         if owner || mode || times {
-            sys::utimens_fd(&fd, SetTime::At(then.atime), if kept { SetTime::At(then.mtime) } else { SetTime::Omit })?;
+            sys::utimens_fd(
+                &fd,
+                SetTime::At(then.atime),
+                if kept {
+                    SetTime::At(then.mtime)
+                } else {
+                    SetTime::Omit
+                },
+            )?;
         }
         Ok(different)
     }
@@ -364,7 +504,8 @@ impl Attrs {
         sys::utimens_fd(&fd, SetTime::Omit, SetTime::Now)
     }
 
-    /// Gives a file the content that it had, without changing its number: it has names that are not all known.
+    /// Gives a file the content that it had, without changing its number: it has names that are not
+    /// all known.
     ///
     /// # Errors
     /// Those of open(2), write(2), ftruncate(2).

@@ -1,12 +1,16 @@
-//! What was changed while nothing was mounted, told by the baseline: the tree as it was when it was last served.
+//! What was changed while nothing was mounted, told by the baseline: the tree as it was when it was
+//! last served.
 //!
-//! When a daemon has ended in an orderly way it writes the baseline ([`crate::store::baseline`]). The next one compares, before it serves: from the root
-//! down by the directories of the baseline, with a stat of each inode. What differs gets the undo records of a change of ours, made in the open epoch: names,
-//! attributes, extended attributes and places are known. Of a file's content nothing is known but that it may be another, unless a copy was kept: then its
-//! record has a size and no object, and views give EIO for it. A directory whose names are accounted for gets a ctime of now, so that it is not taken
-//! for one that was changed unseen.
+//! When a daemon has ended in an orderly way it writes the baseline ([`crate::store::baseline`]).
+//! The next one compares, before it serves: from the root down by the directories of the baseline,
+//! with a stat of each inode. What differs gets the undo records of a change of ours, made in the
+//! open epoch: names, attributes, extended attributes and places are known. Of a file's content
+//! nothing is known but that it may be another, unless a copy was kept: then its record has a size
+//! and no object, and views give EIO for it. A directory whose names are accounted for gets a ctime
+//! of now, so that it is not taken for one that was changed unseen.
 //!
-//! An inode is the one that it was if slot, kind and time of birth are. One that is at its name no more is looked for among the names that are new.
+//! An inode is the one that it was if slot, kind and time of birth are. One that is at its name no
+//! more is looked for among the names that are new.
 
 mod advance;
 
@@ -30,7 +34,8 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{DataState, Key, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
 
-/// A tree that takes longer to be looked at, but for what is kept, has no baseline. A mount waits a little longer for who is at it.
+/// A tree that takes longer to be looked at, but for what is kept, has no baseline. A mount waits a
+/// little longer for who is at it.
 const WRITE_MAX: Duration = Duration::from_secs(15);
 
 pub(super) fn errno(error: StoreError) -> Errno {
@@ -46,7 +51,8 @@ struct Open {
 
 /// What is in the way of a walk.
 pub(super) struct Walk<'a> {
-    /// Where the journal ends; `None`: the tree is served, and what changes meanwhile is counted for the next time.
+    /// Where the journal ends; `None`: the tree is served, and what changes meanwhile is counted
+    /// for the next time.
     pub(super) end: Option<Address>,
     /// Keeps content beside it.
     pub(super) keeper: Option<&'a Keeper<'a>>,
@@ -64,17 +70,27 @@ pub struct Baselines {
 
 impl Baselines {
     pub(super) fn new(tables: &Tables, past: &Past, kept: Arc<Kept>) -> Arc<Baselines> {
-        let Tables { timeline, nodes, .. } = tables.clone();
+        let Tables {
+            timeline, nodes, ..
+        } = tables.clone();
         let Past { inodes, .. } = past.clone();
-        Arc::new(Baselines { timeline, nodes, inodes, kept })
+        Arc::new(Baselines {
+            timeline,
+            nodes,
+            inodes,
+            kept,
+        })
     }
 
-    /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and no layer has, for as long as `keep` says. Nothing may be served
-    /// any more. Says how many files are not kept for want of time or space. `alone`: nobody could change the tree past the mount, so what was recorded is all that
-    /// changed. `all`: a checkpoint will show the tree as it is now.
+    /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and
+    /// no layer has, for as long as `keep` says. Nothing may be served any more. Says how many
+    /// files are not kept for want of time or space. `alone`: nobody could change the tree past the
+    /// mount, so what was recorded is all that changed. `all`: a checkpoint will show the tree as
+    /// it is now.
     ///
     /// # Errors
-    /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
+    /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is
+    /// none.
     pub fn write(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         if !alone {
@@ -104,11 +120,20 @@ impl Baselines {
         }
         let (began, most) = (Instant::now(), WRITE_MAX.saturating_add(keep.time()));
         let mut go_on = || began.elapsed() <= most;
-        self.walk_baseline(Walk { end: Some(end), keeper: keeper.as_ref(), go_on: &mut go_on })?;
+        self.walk_baseline(Walk {
+            end: Some(end),
+            keeper: keeper.as_ref(),
+            go_on: &mut go_on,
+        })?;
         let gone = self.timeline.baseline.gone_now();
-        if let (false, Some(mut baseline)) = (gone.is_empty(), Baseline::open_any(&store.layout).map_err(errno)?) {
+        if let (false, Some(mut baseline)) = (
+            gone.is_empty(),
+            Baseline::open_any(&store.layout).map_err(errno)?,
+        ) {
             baseline.changes.set_gone(&gone);
-            baseline.write_changes(&store.layout, Some(end)).map_err(errno)?;
+            baseline
+                .write_changes(&store.layout, Some(end))
+                .map_err(errno)?;
         }
         keeper.map_or(Ok(0), Keeper::finish)
     }
@@ -122,7 +147,9 @@ impl Baselines {
             return Err(Errno::ENODATA);
         }
         let walked = self.walk(walk);
-        self.timeline.baseline.end_baseline(walked.is_ok().then_some(0));
+        self.timeline
+            .baseline
+            .end_baseline(walked.is_ok().then_some(0));
         walked
     }
 
@@ -130,16 +157,26 @@ impl Baselines {
         let mut writer = Writer::new(&self.timeline.store().layout, end).map_err(errno)?;
         let root = self.inodes.root_node()?;
         writer.add(0, b"", &root).map_err(errno)?;
-        let mut open = VecDeque::from([Open { number: ROOT, trail: Trail::root(), was: root.attr.stat }]);
+        let mut open = VecDeque::from([Open {
+            number: ROOT,
+            trail: Trail::root(),
+            was: root.attr.stat,
+        }]);
         // If nobody changes it, what is not met is nowhere.
-        let mut unmet = if end.is_some() { self.timeline.epochs.recorded_now() } else { HashSet::new() };
+        let mut unmet = if end.is_some() {
+            self.timeline.epochs.recorded_now()
+        } else {
+            HashSet::new()
+        };
         unmet.remove(&Slot::ROOT);
         let (mut last, mut above) = (ROOT, None);
         while let Some(Open { number, trail, was }) = open.pop_front() {
             if !go_on() {
                 return Err(Errno::ETIMEDOUT);
             }
-            let Some(fd) = self.inodes.listed_dir(&trail, &mut above)? else { continue };
+            let Some(fd) = self.inodes.listed_dir(&trail, &mut above)? else {
+                continue;
+            };
             self.inodes.note_born(trail.slot);
             for name in names_of(trail.slot, &fd)? {
                 let mut node = match self.inodes.node_at(&fd, &name) {
@@ -158,7 +195,11 @@ impl Baselines {
                 if node.child.kind == Kind::Dir {
                     last += 1;
                     node.number = last;
-                    open.push_back(Open { number: last, trail: trail.step(&name, node.child.slot), was: node.attr.stat });
+                    open.push_back(Open {
+                        number: last,
+                        trail: trail.step(&name, node.child.slot),
+                        was: node.attr.stat,
+                    });
                 }
                 writer.add(number, name.as_bytes(), &node).map_err(errno)?;
             }
@@ -167,18 +208,29 @@ impl Baselines {
             }
             writer.listed(number, trail.slot, generation_of(&was));
         }
-        unmet.into_iter().for_each(|slot| self.timeline.baseline.note_gone(slot));
+        unmet
+            .into_iter()
+            .for_each(|slot| self.timeline.baseline.note_gone(slot));
         self.kept.unsettle_kept()?;
         // Half of it may have been put in place of what there was.
-        writer.finish().map_err(errno).inspect_err(|_| self.timeline.baseline.distrust_baseline())
+        writer
+            .finish()
+            .map_err(errno)
+            .inspect_err(|_| self.timeline.baseline.distrust_baseline())
     }
 
-    /// Records what differs from the baseline, and calls `begin` before the first of it. What is on record already, from an attempt that was cut short, stays as
-    /// it is. Nothing may be served yet.
+    /// Records what differs from the baseline, and calls `begin` before the first of it. What is on
+    /// record already, from an attempt that was cut short, stays as it is. Nothing may be served
+    /// yet.
     ///
     /// # Errors
-    /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views. Those of `begin`.
-    pub fn record_absence(&self, baseline: &Baseline, begin: &mut dyn FnMut() -> SysResult<()>) -> SysResult<()> {
+    /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views.
+    /// Those of `begin`.
+    pub fn record_absence(
+        &self,
+        baseline: &Baseline,
+        begin: &mut dyn FnMut() -> SysResult<()>,
+    ) -> SysResult<()> {
         let root = baseline.root().map_err(errno)?;
         let ahead = self.timeline.ahead.standing()?;
         let mut compared = Compared {
@@ -192,7 +244,11 @@ impl Baselines {
             unlisted: Vec::new(),
             told: HashSet::new(),
         };
-        compared.open.push(Directory { now: Trail::root(), was: Trail::root(), node: root });
+        compared.open.push(Directory {
+            now: Trail::root(),
+            was: Trail::root(),
+            node: root,
+        });
         compared.all()
     }
 }
@@ -228,11 +284,16 @@ struct Compared<'a> {
 /// It is the inode that it was.
 fn is_it(baselines: &Baselines, stat: &Stat, node: &Node) -> bool {
     let was = &node.attr.stat;
-    baselines.inodes.slot_of(stat) == Ok(node.child.slot) && stat.kind == was.kind && generation_of(stat) == generation_of(was)
+    baselines.inodes.slot_of(stat) == Ok(node.child.slot)
+        && stat.kind == was.kind
+        && generation_of(stat) == generation_of(was)
 }
 
 fn place_of(trail: &Trail) -> Option<Place> {
-    trail.up.as_ref().map(|up| Place { parent: up.slot, name: trail.name.clone() })
+    trail.up.as_ref().map(|up| Place {
+        parent: up.slot,
+        name: trail.name.clone(),
+    })
 }
 
 impl Compared<'_> {
@@ -262,10 +323,18 @@ impl Compared<'_> {
         let mut known = HashSet::new();
         for (name, child) in names {
             match sys::stat_at(&fd, name.as_bytes()) {
-                Ok(stat) if is_it(self.baselines, &stat, &child) => self.compare_child(&stat, (now, was), &name, child.clone())?,
+                Ok(stat) if is_it(self.baselines, &stat, &child) => {
+                    self.compare_child(&stat, (now, was), &name, child.clone())?
+                }
                 Ok(_) | Err(Errno::ENOENT) if changed => {
-                    undo.push(Undo::Entry { dir, name: name.clone(), before: Some(child.child) });
-                    self.away.entry(child.child.slot).or_insert_with(|| (child.clone(), was.step(&name, child.child.slot)));
+                    undo.push(Undo::Entry {
+                        dir,
+                        name: name.clone(),
+                        before: Some(child.child),
+                    });
+                    self.away
+                        .entry(child.child.slot)
+                        .or_insert_with(|| (child.clone(), was.step(&name, child.child.slot)));
                     // What is there instead is new.
                     continue;
                 }
@@ -278,21 +347,46 @@ impl Compared<'_> {
         if !changed {
             return Ok(());
         }
-        let gone: HashSet<Name> =
-            undo.iter().filter_map(|item| if let Undo::Entry { name, .. } = item { Some(name.clone()) } else { None }).collect();
-        for name in names_of(dir, &fd)?.into_iter().filter(|name| !known.contains(name)) {
+        let gone: HashSet<Name> = undo
+            .iter()
+            .filter_map(|item| {
+                if let Undo::Entry { name, .. } = item {
+                    Some(name.clone())
+                } else {
+                    None
+                }
+            })
+            .collect();
+        for name in names_of(dir, &fd)?
+            .into_iter()
+            .filter(|name| !known.contains(name))
+        {
             if self.note_new(&fd, now, &name)? && !gone.contains(&name) {
-                undo.push(Undo::Entry { dir, name, before: None });
+                undo.push(Undo::Entry {
+                    dir,
+                    name,
+                    before: None,
+                });
             }
         }
         self.record(node, was, undo, None)?;
         sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(stat.mtime))
     }
 
-    fn compare_child(&mut self, stat: &Stat, (now, was): (&Arc<Trail>, &Arc<Trail>), name: &Name, node: Node) -> SysResult<()> {
+    fn compare_child(
+        &mut self,
+        stat: &Stat,
+        (now, was): (&Arc<Trail>, &Arc<Trail>),
+        name: &Name,
+        node: Node,
+    ) -> SysResult<()> {
         let slot = node.child.slot;
         if node.child.kind == Kind::Dir {
-            self.open.push(Directory { now: now.step(name, slot), was: was.step(name, slot), node });
+            self.open.push(Directory {
+                now: now.step(name, slot),
+                was: was.step(name, slot),
+                node,
+            });
             Ok(())
         } else if is_same(stat, &node.attr.stat) {
             Ok(())
@@ -301,13 +395,16 @@ impl Compared<'_> {
         }
     }
 
-    /// Notes what is at a name; `false`: nothing is, or another filesystem, which is no part of the tree.
+    /// Notes what is at a name; `false`: nothing is, or another filesystem, which is no part of the
+    /// tree.
     fn note_new(&mut self, fd: &OwnedFd, dir: &Arc<Trail>, name: &Name) -> SysResult<bool> {
         let stat = match sys::stat_at(fd, name.as_bytes()) {
             Err(Errno::ENOENT) => return Ok(false),
             stat => stat?,
         };
-        let Ok(slot) = self.baselines.inodes.slot_of(&stat) else { return Ok(false) };
+        let Ok(slot) = self.baselines.inodes.slot_of(&stat) else {
+            return Ok(false);
+        };
         if stat.kind == Kind::Dir {
             self.unlisted.push(dir.step(name, slot));
         }
@@ -315,7 +412,8 @@ impl Compared<'_> {
         Ok(true)
     }
 
-    /// Looks at the names in new directories. One that was only moved is compared later; to have looked at it changes nothing.
+    /// Looks at the names in new directories. One that was only moved is compared later; to have
+    /// looked at it changes nothing.
     fn list_new(&mut self) -> SysResult<()> {
         while let Some(trail) = self.unlisted.pop() {
             let fd = self.baselines.inodes.dir(&trail)?;
@@ -328,14 +426,38 @@ impl Compared<'_> {
 
     /// Records what is at another place; `false`: nothing is.
     fn find_moved(&mut self) -> SysResult<bool> {
-        let is_there =
-            |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| self.new.get(slot).is_some_and(|(_, _, stat)| is_it(self.baselines, stat, node));
-        let moved: Vec<Slot> = self.away.iter().filter(|entry| is_there(*entry)).map(|(slot, _)| *slot).collect();
+        let is_there = |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| {
+            self.new
+                .get(slot)
+                .is_some_and(|(_, _, stat)| is_it(self.baselines, stat, node))
+        };
+        let moved: Vec<Slot> = self
+            .away
+            .iter()
+            .filter(|entry| is_there(*entry))
+            .map(|(slot, _)| *slot)
+            .collect();
         for slot in &moved {
-            let (Some((node, was)), Some((dir, name, _))) = (self.away.remove(slot), self.new.remove(slot)) else { continue };
-            self.record(&node, &was, Vec::new(), Some(Place { parent: dir.slot, name: name.clone() }))?;
+            let (Some((node, was)), Some((dir, name, _))) =
+                (self.away.remove(slot), self.new.remove(slot))
+            else {
+                continue;
+            };
+            self.record(
+                &node,
+                &was,
+                Vec::new(),
+                Some(Place {
+                    parent: dir.slot,
+                    name: name.clone(),
+                }),
+            )?;
             if node.child.kind == Kind::Dir {
-                self.open.push(Directory { now: dir.step(&name, *slot), was, node });
+                self.open.push(Directory {
+                    now: dir.step(&name, *slot),
+                    was,
+                    node,
+                });
             }
         }
         Ok(!moved.is_empty())
@@ -344,21 +466,42 @@ impl Compared<'_> {
     /// Records what is nowhere any more. What was in a directory of these may be elsewhere.
     fn record_gone(&mut self) -> SysResult<()> {
         for (slot, (node, was)) in std::mem::take(&mut self.away) {
-            if !self.new.contains_key(&slot) && (node.child.kind == Kind::Dir || node.attr.stat.nlink <= 1) {
+            if !self.new.contains_key(&slot)
+                && (node.child.kind == Kind::Dir || node.attr.stat.nlink <= 1)
+            {
                 self.baselines.timeline.baseline.note_gone(slot);
             }
             let mut undo = Vec::new();
             if node.child.kind == Kind::Dir && self.told.insert(slot) {
                 let names = self.baseline.names(&node).map_err(errno)?;
                 // Another directory may have its number.
-                if let Some((dir, name, Stat { kind: Kind::Dir, .. })) = self.new.get(&slot) {
+                if let Some((
+                    dir,
+                    name,
+                    Stat {
+                        kind: Kind::Dir, ..
+                    },
+                )) = self.new.get(&slot)
+                {
                     let fd = self.baselines.inodes.dir(&dir.step(name, slot))?;
                     let there = names_of(slot, &fd)?;
-                    let others = there.into_iter().filter(|name| names.binary_search_by(|(known, _)| known.cmp(name)).is_err());
-                    undo.extend(others.map(|name| Undo::Entry { dir: slot, name, before: None }));
+                    let others = there.into_iter().filter(|name| {
+                        names
+                            .binary_search_by(|(known, _)| known.cmp(name))
+                            .is_err()
+                    });
+                    undo.extend(others.map(|name| Undo::Entry {
+                        dir: slot,
+                        name,
+                        before: None,
+                    }));
                 }
                 for (name, child) in names {
-                    undo.push(Undo::Entry { dir: slot, name: name.clone(), before: Some(child.child) });
+                    undo.push(Undo::Entry {
+                        dir: slot,
+                        name: name.clone(),
+                        before: Some(child.child),
+                    });
                     let was = was.step(&name, child.child.slot);
                     self.away.entry(child.child.slot).or_insert((child, was));
                 }
@@ -369,35 +512,76 @@ impl Compared<'_> {
     }
 
     /// Records what an inode was; `now`: where it is.
-    fn record(&mut self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
+    fn record(
+        &mut self,
+        node: &Node,
+        was: &Arc<Trail>,
+        names: Vec<Undo>,
+        now: Option<Place>,
+    ) -> SysResult<()> {
         (self.begin)()?;
         let (slot, timeline) = (node.child.slot, &self.baselines.timeline);
         let news = timeline.epochs.needs(&Key::Attr(slot));
-        let mut undo = vec![Undo::Attr { slot, before: node.attr.clone() }, Undo::Xattrs { slot, before: node.xattrs.clone() }];
+        let mut undo = vec![
+            Undo::Attr {
+                slot,
+                before: node.attr.clone(),
+            },
+            Undo::Xattrs {
+                slot,
+                before: node.xattrs.clone(),
+            },
+        ];
         if node.child.kind == Kind::File {
-            undo.push(Undo::Data { slot, before: self.content(node) });
+            undo.push(Undo::Data {
+                slot,
+                before: self.content(node),
+            });
         }
         let mut at = was;
         while let (Some(place), true) = (place_of(at), timeline.epochs.needs(&Key::Home(at.slot))) {
-            undo.push(Undo::Home { slot: at.slot, before: place });
+            undo.push(Undo::Home {
+                slot: at.slot,
+                before: place,
+            });
             let Some(up) = &at.up else { break };
             at = up;
         }
         undo.extend(names);
-        let more = now.map(|place| Record::Moved { places: vec![(slot, place)] });
+        let more = now.map(|place| Record::Moved {
+            places: vec![(slot, place)],
+        });
         timeline.epochs.record(undo, more.into_iter().collect())?;
         timeline.epochs.count(i64::from(news && slot != Slot::ROOT));
         Ok(())
     }
 
-    /// What is known of a file's content: nothing, unless it was kept, or captured ahead, or is empty.
+    /// What is known of a file's content: nothing, unless it was kept, or captured ahead, or is
+    /// empty.
     fn content(&self, node: &Node) -> DataState {
-        let kept = self.baselines.kept.take_kept(node).inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
+        let kept = self
+            .baselines
+            .kept
+            .take_kept(node)
+            .inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
         if let Ok(object @ Some(_)) = kept {
-            return DataState { object, size: node.attr.stat.size, provisional: false };
+            return DataState {
+                object,
+                size: node.attr.stat.size,
+                provisional: false,
+            };
         }
         let size = node.attr.stat.size;
-        let kept = self.ahead.get(&node.child.slot).filter(|ahead| ahead.attr.as_ref().is_some_and(|attr| is_same(&attr.stat, &node.attr.stat)));
-        kept.and_then(|ahead| ahead.data).unwrap_or(DataState { object: None, size, provisional: false })
+        let kept = self.ahead.get(&node.child.slot).filter(|ahead| {
+            ahead
+                .attr
+                .as_ref()
+                .is_some_and(|attr| is_same(&attr.stat, &node.attr.stat))
+        });
+        kept.and_then(|ahead| ahead.data).unwrap_or(DataState {
+            object: None,
+            size,
+            provisional: false,
+        })
     }
 }

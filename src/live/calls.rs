@@ -1,4 +1,5 @@
-//! Calls that another thread makes, because they may wait for a process of somebody else: see `busy`.
+//! Calls that another thread makes, because they may wait for a process of somebody else: see
+//! `busy`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -79,7 +80,9 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let Some(calls) = self.calls.upgrade() else { return };
+        let Some(calls) = self.calls.upgrade() else {
+            return;
+        };
         calls.calls.lock().remove(&self.slot);
         calls.count.fetch_sub(1, Ordering::SeqCst);
         calls.ended.notify_all();
@@ -102,7 +105,11 @@ impl Calls {
         let call = Arc::new(Call::default());
         calls.insert(slot, Arc::clone(&call));
         self.count.fetch_add(1, Ordering::SeqCst);
-        Some(Claim { calls: Arc::downgrade(self), slot, call })
+        Some(Claim {
+            calls: Arc::downgrade(self),
+            slot,
+            call,
+        })
     }
 
     /// A call is under way on the file.
@@ -113,8 +120,13 @@ impl Calls {
     /// Claims a file as soon as nobody else does.
     ///
     /// # Errors
-    /// EBUSY: a call on it was given up and has not ended, or `limit` is over for one that nobody gives up.
-    pub(super) fn await_claim(self: &Arc<Calls>, slot: Slot, limit: Option<Duration>) -> SysResult<Claim> {
+    /// EBUSY: a call on it was given up and has not ended, or `limit` is over for one that nobody
+    /// gives up.
+    pub(super) fn await_claim(
+        self: &Arc<Calls>,
+        slot: Slot,
+        limit: Option<Duration>,
+    ) -> SysResult<Claim> {
         let began = Instant::now();
         loop {
             if let Some(claim) = self.claim(slot) {
@@ -124,7 +136,8 @@ impl Calls {
             match calls.get(&slot) {
                 Some(call)
                     if call.given_up.load(Ordering::SeqCst)
-                        || (!call.paced.load(Ordering::SeqCst) && limit.is_some_and(|limit| began.elapsed() > limit)) =>
+                        || (!call.paced.load(Ordering::SeqCst)
+                            && limit.is_some_and(|limit| began.elapsed() > limit)) =>
                 {
                     drop(calls);
                     return Err(self.blame(slot));
@@ -141,14 +154,21 @@ impl Calls {
         Errno::EBUSY
     }
 
-    /// Has another thread do `work`, for as long as `patient` says; then it is given up, and `late` gets what comes of it.
+    /// Has another thread do `work`, for as long as `patient` says; then it is given up, and `late`
+    /// gets what comes of it.
     pub(super) fn lend<T: Send + 'static>(
         self: &Arc<Calls>,
         mut patient: impl FnMut() -> bool,
         work: impl FnOnce() -> T + Send + 'static,
         late: impl FnOnce(T) + Send + 'static,
     ) -> SysResult<T> {
-        let shared = Arc::new((Mutex::new(Shared { value: None, given_up: false }), Condvar::default()));
+        let shared = Arc::new((
+            Mutex::new(Shared {
+                value: None,
+                given_up: false,
+            }),
+            Condvar::default(),
+        ));
         let theirs = Arc::clone(&shared);
         self.start(Box::new(move || {
             let value = work();
@@ -212,12 +232,17 @@ impl Calls {
                 calls.lent.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        thread::Builder::new().name("lent".to_owned()).spawn(run).map(drop).map_err(|error| {
-            self.lent.fetch_sub(1, Ordering::SeqCst);
-            error.into()
-        })
+        thread::Builder::new()
+            .name("lent".to_owned())
+            .spawn(run)
+            .map(drop)
+            .map_err(|error| {
+                self.lent.fetch_sub(1, Ordering::SeqCst);
+                error.into()
+            })
     }
-    /// The content of a file is changed by who is alone in the tree: a capture that is being made beside is none.
+    /// The content of a file is changed by who is alone in the tree: a capture that is being made
+    /// beside is none.
     pub(super) fn void(&self, slot: Slot) {
         if let Some(call) = self.calls.lock().get(&slot) {
             call.void.store(true, Ordering::SeqCst);
@@ -229,7 +254,8 @@ impl Calls {
         *self.in_the_way.lock()
     }
 
-    /// Waits, with nothing held, until what was given up because of [`Calls::in_the_way`] has ended, so that it can be tried again; `false`: it does not end.
+    /// Waits, with nothing held, until what was given up because of [`Calls::in_the_way`] has
+    /// ended, so that it can be tried again; `false`: it does not end.
     pub fn await_way(&self) -> bool {
         let (began, slot) = (Instant::now(), self.in_the_way());
         while slot.is_some_and(|slot| self.is_claimed(slot)) && began.elapsed() < WAY_WAIT_MAX {
@@ -246,7 +272,9 @@ impl Calls {
     /// A cut, on a thread of its own, was given up while it waited for this file.
     pub(super) fn give_up(&self, pace: &Pace) -> Errno {
         pace.given_up.store(true, Ordering::SeqCst);
-        let Some(slot) = pace.now.lock().as_ref().map(|step| step.slot) else { return Errno::EBUSY };
+        let Some(slot) = pace.now.lock().as_ref().map(|step| step.slot) else {
+            return Errno::EBUSY;
+        };
         if let Some(call) = self.calls.lock().get(&slot) {
             call.give_up();
         }
@@ -256,7 +284,8 @@ impl Calls {
 
 /// How far a [`Cuts::cut`] is, for who waits for it.
 ///
-/// A call that works on, however long, is not taken for one that waits: the kernel runs its thread now and then, or wakes it when the disk has done something.
+/// A call that works on, however long, is not taken for one that waits: the kernel runs its thread
+/// now and then, or wakes it when the disk has done something.
 #[derive(Default)]
 pub(super) struct Pace {
     now: Mutex<Option<Step>>,
@@ -269,7 +298,8 @@ pub(super) struct Pace {
 struct Step {
     slot: Slot,
     thread: i32,
-    /// How often the thread had been run when it was last looked at, and when it had last been run since.
+    /// How often the thread had been run when it was last looked at, and when it had last been run
+    /// since.
     runs: Option<u64>,
     idle_since: Instant,
 }
@@ -286,18 +316,29 @@ const OWN_TIME: Duration = Duration::from_millis(10);
 impl Pace {
     /// Makes a call on a file, timed.
     pub(super) fn step<T>(&self, slot: Slot, call: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
-        *self.now.lock() = Some(Step { slot, thread: sys::own_thread(), runs: None, idle_since: Instant::now() });
+        *self.now.lock() = Some(Step {
+            slot,
+            thread: sys::own_thread(),
+            runs: None,
+            idle_since: Instant::now(),
+        });
         let done = call();
         let step = self.now.lock().take();
         *self.waited.lock() += step.map_or(Duration::ZERO, |step| step.idle());
-        if self.given_up.load(Ordering::SeqCst) { done.and(Err(Errno::EBUSY)) } else { done }
+        if self.given_up.load(Ordering::SeqCst) {
+            done.and(Err(Errno::EBUSY))
+        } else {
+            done
+        }
     }
 
     /// It has not waited for too long.
     pub(super) fn is_patient(&self) -> bool {
         let waited = *self.waited.lock();
         let mut now = self.now.lock();
-        let Some(step) = now.as_mut().filter(|step| !step.idle().is_zero()) else { return waited < WAIT_MAX };
+        let Some(step) = now.as_mut().filter(|step| !step.idle().is_zero()) else {
+            return waited < WAIT_MAX;
+        };
         let runs = sys::runs_of_thread(step.thread);
         if runs != step.runs {
             (step.runs, step.idle_since) = (runs, Instant::now());

@@ -13,8 +13,9 @@ use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
 
-/// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end of a larger one if only they are dirty (something was appended):
-/// a clone must write them back first, which costs more (FACTS: 110 us against 8).
+/// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end
+/// of a larger one if only they are dirty (something was appended): a clone must write them back
+/// first, which costs more (FACTS: 110 us against 8).
 const COPY_DIRTY_MAX: u64 = 16 * 1024;
 /// Files of more bytes are cloned as a whole.
 pub(super) const PARTLY_COPIED_MAX: u64 = 1024 * 1024;
@@ -33,46 +34,110 @@ pub struct Captures {
 }
 
 impl Captures {
-    pub(super) fn new(tables: &Tables, inodes: &Arc<Inodes>, durability: &Arc<Durability>) -> Arc<Captures> {
-        let Tables { timeline, reflink, nodes, hot, calls, .. } = tables.clone();
-        Arc::new(Captures { timeline, reflink, nodes, hot, calls, inodes: Arc::clone(inodes), durability: Arc::clone(durability) })
+    pub(super) fn new(
+        tables: &Tables,
+        inodes: &Arc<Inodes>,
+        durability: &Arc<Durability>,
+    ) -> Arc<Captures> {
+        let Tables {
+            timeline,
+            reflink,
+            nodes,
+            hot,
+            calls,
+            ..
+        } = tables.clone();
+        Arc::new(Captures {
+            timeline,
+            reflink,
+            nodes,
+            hot,
+            calls,
+            inodes: Arc::clone(inodes),
+            durability: Arc::clone(durability),
+        })
     }
 
-    /// Records where an inode and every directory above it are, as far as the open epoch does not know. Of a file with several names all that are
-    /// known are recorded: each is a path that changes.
+    /// Records where an inode and every directory above it are, as far as the open epoch does not
+    /// know. Of a file with several names all that are known are recorded: each is a path that
+    /// changes.
     pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
-        self.climb_homes(at, &mut HashSet::new(), |slot| self.timeline.epochs.needs(&Key::Home(slot)), undo);
+        self.climb_homes(
+            at,
+            &mut HashSet::new(),
+            |slot| self.timeline.epochs.needs(&Key::Home(slot)),
+            undo,
+        );
     }
 
-    /// As [`Captures::keep_homes`], for the next epoch: what is recorded in the open one does not count.
-    pub(super) fn keep_homes_ahead(&self, slot: Slot, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
+    /// As [`Captures::keep_homes`], for the next epoch: what is recorded in the open one does not
+    /// count.
+    pub(super) fn keep_homes_ahead(
+        &self,
+        slot: Slot,
+        known: &mut HashSet<Slot>,
+        ahead: &mut Vec<Undo>,
+    ) {
         self.climb_homes(slot.into(), known, |_| true, ahead);
     }
 
-    /// Places that are no longer true, or were forged, can lead in a circle: each inode is passed once.
-    fn climb_homes(&self, at: At<'_>, known: &mut HashSet<Slot>, needs: impl Fn(Slot) -> bool, undo: &mut Vec<Undo>) {
+    /// Places that are no longer true, or were forged, can lead in a circle: each inode is passed
+    /// once.
+    fn climb_homes(
+        &self,
+        at: At<'_>,
+        known: &mut HashSet<Slot>,
+        needs: impl Fn(Slot) -> bool,
+        undo: &mut Vec<Undo>,
+    ) {
         let mut open = vec![at];
         while let Some(at) = open.pop() {
             if at.slot == Slot::ROOT || !needs(at.slot) || !known.insert(at.slot) {
                 continue;
             }
             for place in self.inodes.places(at) {
-                let up = at.trail.and_then(|trail| trail.up.as_ref()).filter(|up| up.slot == place.parent);
-                open.push(At { slot: place.parent, trail: up });
-                undo.push(Undo::Home { slot: at.slot, before: place });
+                let up = at
+                    .trail
+                    .and_then(|trail| trail.up.as_ref())
+                    .filter(|up| up.slot == place.parent);
+                open.push(At {
+                    slot: place.parent,
+                    trail: up,
+                });
+                undo.push(Undo::Home {
+                    slot: at.slot,
+                    before: place,
+                });
             }
         }
     }
 
     /// Records the attributes of an inode.
-    pub(super) fn keep_attr(&self, slot: Slot, stat: &Stat, target: Option<Vec<u8>>, undo: &mut Vec<Undo>) {
+    pub(super) fn keep_attr(
+        &self,
+        slot: Slot,
+        stat: &Stat,
+        target: Option<Vec<u8>>,
+        undo: &mut Vec<Undo>,
+    ) {
         if self.timeline.epochs.needs(&Key::Attr(slot)) {
-            undo.push(Undo::Attr { slot, before: AttrState { stat: *stat, target } });
+            undo.push(Undo::Attr {
+                slot,
+                before: AttrState {
+                    stat: *stat,
+                    target,
+                },
+            });
         }
     }
 
     /// Records attributes and place of a directory whose entries are to change.
-    pub(super) fn keep_dir(&self, dir: At<'_>, fd: &OwnedFd, undo: &mut Vec<Undo>) -> SysResult<()> {
+    pub(super) fn keep_dir(
+        &self,
+        dir: At<'_>,
+        fd: &OwnedFd,
+        undo: &mut Vec<Undo>,
+    ) -> SysResult<()> {
         if self.timeline.epochs.needs(&Key::Attr(dir.slot)) {
             self.keep_attr(dir.slot, &sys::stat_fd(fd)?, None, undo);
             self.keep_homes(dir, undo);
@@ -81,21 +146,40 @@ impl Captures {
     }
 
     /// Records what a name leads to.
-    pub(super) fn keep_entry(&self, dir: Slot, name: &Name, before: Option<Child>, undo: &mut Vec<Undo>) {
+    pub(super) fn keep_entry(
+        &self,
+        dir: Slot,
+        name: &Name,
+        before: Option<Child>,
+        undo: &mut Vec<Undo>,
+    ) {
         if self.timeline.epochs.needs(&Key::Entry(dir, name.clone())) {
-            undo.push(Undo::Entry { dir, name: name.clone(), before });
+            undo.push(Undo::Entry {
+                dir,
+                name: name.clone(),
+                before,
+            });
         }
     }
 
     /// Records the extended attributes of an inode.
-    pub(super) fn keep_xattrs(&self, slot: Slot, fd: impl AsFd, undo: &mut Vec<Undo>) -> SysResult<()> {
+    pub(super) fn keep_xattrs(
+        &self,
+        slot: Slot,
+        fd: impl AsFd,
+        undo: &mut Vec<Undo>,
+    ) -> SysResult<()> {
         if self.timeline.epochs.needs(&Key::Xattrs(slot)) {
-            undo.push(Undo::Xattrs { slot, before: sys::all_xattrs(fd)? });
+            undo.push(Undo::Xattrs {
+                slot,
+                before: sys::all_xattrs(fd)?,
+            });
         }
         Ok(())
     }
 
-    /// Makes sure that the content of a file as it is now is kept, if a checkpoint can see it. The caller holds the freeze lock, and the file's stripe.
+    /// Makes sure that the content of a file as it is now is kept, if a checkpoint can see it. The
+    /// caller holds the freeze lock, and the file's stripe.
     ///
     /// When it returns the content survives `kill -9` whatever is done to the file.
     ///
@@ -122,32 +206,63 @@ impl Captures {
     }
 
     /// Records what was captured of a file.
-    pub(super) fn record_capture(&self, at: At<'_>, file: &File, object: Option<ObjectId>, stat: &Stat, provisional: bool) -> SysResult<()> {
+    pub(super) fn record_capture(
+        &self,
+        at: At<'_>,
+        file: &File,
+        object: Option<ObjectId>,
+        stat: &Stat,
+        provisional: bool,
+    ) -> SysResult<()> {
         let slot = at.slot;
-        let mut undo = vec![Undo::Data { slot, before: DataState { object, size: stat.size, provisional } }];
+        let mut undo = vec![Undo::Data {
+            slot,
+            before: DataState {
+                object,
+                size: stat.size,
+                provisional,
+            },
+        }];
         self.keep_attr(slot, stat, None, &mut undo);
         self.keep_xattrs(slot, file, &mut undo)?;
         self.keep_homes(at, &mut undo);
         self.timeline.epochs.record(undo, Vec::new())?;
         if !self.reflink {
             // The live file is overwritten in place, at a time that only the kernel knows.
-            self.timeline.store().journal.sync().map_err(|error| error.errno())?;
+            self.timeline
+                .store()
+                .journal
+                .sync()
+                .map_err(|error| error.errno())?;
         }
         self.timeline.epochs.count(1);
         Ok(())
     }
 
     /// Clones (or copies) a file into the layer of the open epoch; `None` if it is empty.
-    pub(super) fn capture_object(&self, slot: Slot, file: &File, size: u64) -> SysResult<Option<ObjectId>> {
+    pub(super) fn capture_object(
+        &self,
+        slot: Slot,
+        file: &File,
+        size: u64,
+    ) -> SysResult<Option<ObjectId>> {
         self.capture_object_in(self.timeline.epochs.epoch(), slot, file, size)
     }
 
-    pub(super) fn capture_object_in(&self, epoch: crate::store::ids::Epoch, slot: Slot, file: &File, size: u64) -> SysResult<Option<ObjectId>> {
+    pub(super) fn capture_object_in(
+        &self,
+        epoch: crate::store::ids::Epoch,
+        slot: Slot,
+        file: &File,
+        size: u64,
+    ) -> SysResult<Option<ObjectId>> {
         if size == 0 {
             return Ok(None);
         }
         let layers = &self.timeline.store().layers;
-        let object = layers.next_object(epoch, slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
+        let object = layers
+            .next_object(epoch, slot, ObjectOrigin::Cloned)
+            .map_err(|error| error.errno())?;
         let kept = self.fill_object(object, file, size);
         if let Err(errno) = kept {
             self.drop_object(object);
@@ -157,12 +272,26 @@ impl Captures {
     }
 
     /// Gives an object that nothing refers to a name in the layer of a later epoch.
-    pub(super) fn move_object(&self, object: ObjectId, epoch: crate::store::ids::Epoch) -> SysResult<ObjectId> {
+    pub(super) fn move_object(
+        &self,
+        object: ObjectId,
+        epoch: crate::store::ids::Epoch,
+    ) -> SysResult<ObjectId> {
         let layers = &self.timeline.store().layers;
-        let moved = layers.next_object(epoch, object.slot, object.origin).map_err(|error| error.errno())?;
+        let moved = layers
+            .next_object(epoch, object.slot, object.origin)
+            .map_err(|error| error.errno())?;
         let (from, name) = layers.location(object).map_err(|error| error.errno())?;
         let (to, new_name) = layers.location(moved).map_err(|error| error.errno())?;
-        self.with_room(|| sys::rename_at(&*from, name.as_bytes(), &*to, new_name.as_bytes(), RenameMode::NoReplace))?;
+        self.with_room(|| {
+            sys::rename_at(
+                &*from,
+                name.as_bytes(),
+                &*to,
+                new_name.as_bytes(),
+                RenameMode::NoReplace,
+            )
+        })?;
         if !self.reflink {
             let kept = sys::open_file_at(&*to, new_name.as_bytes(), Open::READ)?;
             sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
@@ -172,25 +301,39 @@ impl Captures {
     }
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
-        let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
+        let (dir, name) = self
+            .timeline
+            .store()
+            .layers
+            .location(object)
+            .map_err(|error| error.errno())?;
         // One that is captured apart is claimed: a sync of the whole tree would not wait for it.
-        let still = !self.hot.has(object.slot) && self.durability.may_copy() && !self.calls.is_claimed(object.slot);
+        let still = !self.hot.has(object.slot)
+            && self.durability.may_copy()
+            && !self.calls.is_claimed(object.slot);
         let copied = match self.duplicate(file, &*dir, name.as_bytes(), size, still) {
             Err(Errno::ENOSPC) => self.duplicate_in_need(file, &*dir, name.as_bytes(), size),
             kept => kept.map(|(_, copied)| copied),
         }?;
         if !self.reflink {
             let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ)?;
-            // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
+            // What a failed sync has lost is not told a second time: nothing more is kept that may
+            // be lost too.
             sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
         self.durability.note_captured(object, copied);
         Ok(())
     }
 
-    /// As [`Captures::duplicate`], on a full filesystem: into an inode of the reserve, by a clone also where a copy would be cheaper, with what ballast
-    /// there is.
-    fn duplicate_in_need(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64) -> SysResult<bool> {
+    /// As [`Captures::duplicate`], on a full filesystem: into an inode of the reserve, by a clone
+    /// also where a copy would be cheaper, with what ballast there is.
+    fn duplicate_in_need(
+        &self,
+        file: &File,
+        dir: impl AsFd,
+        name: &[u8],
+        size: u64,
+    ) -> SysResult<bool> {
         match sys::unlink_at(&dir, name) {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
@@ -202,20 +345,43 @@ impl Captures {
         };
         self.with_room(|| {
             sys::truncate(&target, 0)?;
-            if self.reflink { sys::clone_file(file, &target) } else { sys::copy_data(file, &target, size) }
+            if self.reflink {
+                sys::clone_file(file, &target)
+            } else {
+                sys::copy_data(file, &target, size)
+            }
         })?;
-        if sys::stat_fd(&target)?.size != size { Err(Errno::EIO) } else { Ok(!self.reflink) }
+        if sys::stat_fd(&target)?.size != size {
+            Err(Errno::EIO)
+        } else {
+            Ok(!self.reflink)
+        }
     }
 
-    /// Makes the new file `name` in `dir`, mode 0600, with the first `size` bytes of a file, by the cheapest way that is right: a clone where there is
-    /// reflink, but for small files that are dirty. `still`: nobody can be writing to it; else only a clone is of one instant, and only a
-    /// clone makes the next store through a mapping show. Gives it, open for reading and writing, and says whether it was copied.
+    /// Makes the new file `name` in `dir`, mode 0600, with the first `size` bytes of a file, by the
+    /// cheapest way that is right: a clone where there is reflink, but for small files that are
+    /// dirty. `still`: nobody can be writing to it; else only a clone is of one instant, and only a
+    /// clone makes the next store through a mapping show. Gives it, open for reading and writing,
+    /// and says whether it was copied.
     ///
     /// # Errors
     /// EIO if it has become shorter; ENOSPC and others. After a failure there may be a file.
-    pub fn duplicate(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64, still: bool) -> SysResult<(File, bool)> {
-        let cloned = if self.reflink { cloned_part(file, size, still) } else { Some(0) };
-        let Some(cloned) = cloned else { return sys::clone_to(file, dir, name).map(|made| (made, false)) };
+    pub fn duplicate(
+        &self,
+        file: &File,
+        dir: impl AsFd,
+        name: &[u8],
+        size: u64,
+        still: bool,
+    ) -> SysResult<(File, bool)> {
+        let cloned = if self.reflink {
+            cloned_part(file, size, still)
+        } else {
+            Some(0)
+        };
+        let Some(cloned) = cloned else {
+            return sys::clone_to(file, dir, name).map(|made| (made, false));
+        };
         let target = sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?;
         if !self.reflink {
             sys::copy_data(file, &target, size)?;
@@ -240,22 +406,31 @@ impl Captures {
 
     /// Does what must not fail for want of space as long as the store has any in reserve.
     pub(super) fn with_room<T>(&self, call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
-        self.timeline.store().reserve.with_room(call, |errno| *errno)
+        self.timeline
+            .store()
+            .reserve
+            .with_room(call, |errno| *errno)
     }
 }
 
-/// How much of the beginning of a file is best cloned where the rest is copied, because that is dirty; `None`: all of it is cloned. `still`: nobody can be
-/// writing to it.
+/// How much of the beginning of a file is best cloned where the rest is copied, because that is
+/// dirty; `None`: all of it is cloned. `still`: nobody can be writing to it.
 fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
     let is_dirty = |end| sys::dirty_pages_before(file, end).map(|dirty| dirty > 0);
     if !still || size > PARTLY_COPIED_MAX || is_dirty(0) != Ok(true) {
         return None;
     }
-    let before = size.saturating_sub(COPY_DIRTY_MAX).next_multiple_of(CLONED_UNIT);
+    let before = size
+        .saturating_sub(COPY_DIRTY_MAX)
+        .next_multiple_of(CLONED_UNIT);
     (before == 0 || is_dirty(before) == Ok(false)).then_some(before)
 }
 
 /// The target of a symbolic link, for its attributes' record.
 pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
-    if stat.kind == Kind::Symlink { sys::readlink_at(dir, name.as_bytes()).map(Some) } else { Ok(None) }
+    if stat.kind == Kind::Symlink {
+        sys::readlink_at(dir, name.as_bytes()).map(Some)
+    } else {
+        Ok(None)
+    }
 }

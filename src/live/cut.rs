@@ -1,15 +1,20 @@
 //! The cut: what hot files hold at one instant, kept for the epoch that opens then.
 //!
-//! **Before the freeze** ([`Cuts::prepare_cut`]) each hot file is captured for the next epoch: a clone takes time for each extent of its file, and writes back
-//! what is dirty. **In the freeze** ([`Cuts::cut`]) each is looked at with a stat, and captured again if it has changed, until a pass finds that nothing has. Then
-//! all captures are of the moment at which the last pass began: each was equal to its file from its own first stat to the last.
+//! **Before the freeze** ([`Cuts::prepare_cut`]) each hot file is captured for the next epoch: a
+//! clone takes time for each extent of its file, and writes back what is dirty. **In the freeze**
+//! ([`Cuts::cut`]) each is looked at with a stat, and captured again if it has changed, until a
+//! pass finds that nothing has. Then all captures are of the moment at which the last pass began:
+//! each was equal to its file from its own first stat to the last.
 //!
-//! A store through a mapping moves ctime when it makes a clean page dirty; a clone has cleaned and write-protected all pages; but XFS moves ctime *before* the
-//! store waits for a clone to end, so a page that is dirty after the clone counts as change too.
+//! A store through a mapping moves ctime when it makes a clean page dirty; a clone has cleaned and
+//! write-protected all pages; but XFS moves ctime *before* the store waits for a clone to end, so a
+//! page that is dirty after the clone counts as change too.
 //!
-//! **A file that is idle** is not captured again: what the open epoch has of it is carried into the next one, whose record leads to the same object. A stat proves
-//! that the file has not changed if its ctime was old when it was captured (`SETTLED`): a store that was under way then, with ctime already moved, is long over.
-//! So a file that is open and left alone costs a stat and a record for each checkpoint, whatever its size.
+//! **A file that is idle** is not captured again: what the open epoch has of it is carried into the
+//! next one, whose record leads to the same object. A stat proves that the file has not changed if
+//! its ctime was old when it was captured (`SETTLED`): a store that was under way then, with ctime
+//! already moved, is long over. So a file that is open and left alone costs a stat and a record for
+//! each checkpoint, whatever its size.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -35,7 +40,8 @@ const PASSES_MAX: u32 = 64;
 const CUT_MAX: Duration = Duration::from_millis(50);
 /// What a write takes away.
 const CAPABILITY: &[u8] = b"security.capability";
-/// A store whose ctime moved this long ago has been made, too: it waits for a page and a lock at most.
+/// A store whose ctime moved this long ago has been made, too: it waits for a page and a lock at
+/// most.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// What the cut found.
@@ -62,8 +68,18 @@ pub struct Cut {
 impl Cut {
     /// What was captured for this epoch alone.
     pub fn objects(&self) -> Vec<ObjectId> {
-        let object = |undo: &Undo| if let Undo::Data { before, .. } = undo { before.object } else { None };
-        self.ahead.iter().filter_map(object).filter(|object| object.epoch == self.epoch).collect()
+        let object = |undo: &Undo| {
+            if let Undo::Data { before, .. } = undo {
+                before.object
+            } else {
+                None
+            }
+        };
+        self.ahead
+            .iter()
+            .filter_map(object)
+            .filter(|object| object.epoch == self.epoch)
+            .collect()
     }
 }
 
@@ -85,7 +101,16 @@ struct Taken {
 
 impl Taken {
     fn new(slot: Slot, hot: Hot) -> Taken {
-        Taken { slot, hot, stat: None, object: None, capable: None, carried: false, settled: false, took: Duration::ZERO }
+        Taken {
+            slot,
+            hot,
+            stat: None,
+            object: None,
+            capable: None,
+            carried: false,
+            settled: false,
+            took: Duration::ZERO,
+        }
     }
 
     /// What nobody else refers to.
@@ -116,12 +141,29 @@ pub struct Cuts {
 
 impl Cuts {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Cuts> {
-        let Tables { timeline, hot, calls, wake, .. } = tables.clone();
-        let Past { writers, captures, .. } = past.clone();
-        Arc::new(Cuts { timeline, hot, calls, wake, writers, captures, prepared: Mutex::default() })
+        let Tables {
+            timeline,
+            hot,
+            calls,
+            wake,
+            ..
+        } = tables.clone();
+        let Past {
+            writers, captures, ..
+        } = past.clone();
+        Arc::new(Cuts {
+            timeline,
+            hot,
+            calls,
+            wake,
+            writers,
+            captures,
+            prepared: Mutex::default(),
+        })
     }
 
-    /// Before the freeze: captures all hot files for `epoch`, the next one. What fails here is tried again in the cut, and told there.
+    /// Before the freeze: captures all hot files for `epoch`, the next one. What fails here is
+    /// tried again in the cut, and told there.
     pub fn prepare_cut(self: &Arc<Cuts>, epoch: Epoch) {
         self.drop_prepared();
         let files = self.hot_files(&mut HashMap::new());
@@ -134,16 +176,24 @@ impl Cuts {
             }
             Ok(true)
         };
-        let Ok((files, _)) = self.apart(files, prepare) else { return };
+        let Ok((files, _)) = self.apart(files, prepare) else {
+            return;
+        };
         let mut prepared = self.prepared.lock();
         prepared.epoch = Some(epoch);
-        prepared.files = files.into_iter().filter(|taken| taken.stat.is_some()).map(|taken| (taken.slot, taken)).collect();
+        prepared.files = files
+            .into_iter()
+            .filter(|taken| taken.stat.is_some())
+            .map(|taken| (taken.slot, taken))
+            .collect();
     }
 
     /// Removes what the last cut did not need. Nobody should wait for the caller.
     pub fn drop_unneeded(&self) {
         let unneeded = std::mem::take(&mut self.prepared.lock().unneeded);
-        unneeded.into_iter().for_each(|object| self.captures.drop_object(object));
+        unneeded
+            .into_iter()
+            .for_each(|object| self.captures.drop_object(object));
     }
 
     /// Removes what was captured for a cut that did not come. Nobody should wait for the caller.
@@ -154,35 +204,61 @@ impl Cuts {
     }
 
     fn leave_unneeded(&self, files: impl Iterator<Item = Taken>) {
-        self.prepared.lock().unneeded.extend(files.filter_map(|taken| taken.own_object()));
+        self.prepared
+            .lock()
+            .unneeded
+            .extend(files.filter_map(|taken| taken.own_object()));
     }
 
     /// All hot files, with what was prepared of them.
     fn hot_files(&self, prepared: &mut HashMap<Slot, Taken>) -> Vec<Taken> {
         let hot = self.hot.lock();
         let file = |(slot, hot): (&Slot, &Hot)| match prepared.remove(slot) {
-            Some(taken) => Taken { hot: hot.clone(), ..taken },
+            Some(taken) => Taken {
+                hot: hot.clone(),
+                ..taken
+            },
             None => Taken::new(*slot, hot.clone()),
         };
         hot.iter().map(file).collect()
     }
 
-    /// Captures all hot files for `epoch`, the one about to open. The caller holds the freeze lock for writing.
+    /// Captures all hot files for `epoch`, the one about to open. The caller holds the freeze lock
+    /// for writing.
     ///
     /// # Errors
-    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed. EBUSY: a process keeps one of the files ([`Calls::in_the_way`]).
+    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed. EBUSY: a process keeps one of
+    /// the files ([`Calls::in_the_way`]).
     pub fn cut(self: &Arc<Cuts>, epoch: Epoch) -> SysResult<Cut> {
         let mut prepared = {
             let mut prepared = self.prepared.lock();
-            if prepared.epoch == Some(epoch) { std::mem::take(&mut prepared.files) } else { HashMap::new() }
+            if prepared.epoch == Some(epoch) {
+                std::mem::take(&mut prepared.files)
+            } else {
+                HashMap::new()
+            }
         };
         let files = self.hot_files(&mut prepared);
         // What is not hot any more.
         self.leave_unneeded(prepared.into_values());
         let (open, open_more) = self.writers.open_for_writing(OPEN_TOLD_MAX);
-        let mut cut = Cut { epoch, ahead: Vec::new(), atomic: true, files: files.len() as u64, open, open_more, slowest: None, stats: Vec::new() };
-        let (files, converged) = if files.iter().any(|taken| self.has_changed(taken) != Ok(false)) {
-            self.apart(files, move |cuts, files, pace| cuts.converge(epoch, files, pace))?
+        let mut cut = Cut {
+            epoch,
+            ahead: Vec::new(),
+            atomic: true,
+            files: files.len() as u64,
+            open,
+            open_more,
+            slowest: None,
+            stats: Vec::new(),
+        };
+        let (files, converged) = if files
+            .iter()
+            .any(|taken| self.has_changed(taken) != Ok(false))
+        {
+            self.apart(files, move |cuts, files, pace| {
+                cuts.converge(epoch, files, pace)
+            })?
         } else {
             (files, Ok(true))
         };
@@ -193,10 +269,18 @@ impl Cuts {
             self.leave_unneeded(files.into_iter());
             return Err(errno);
         }
-        let slowest = files.iter().filter(|taken| !taken.took.is_zero()).max_by_key(|taken| taken.took);
+        let slowest = files
+            .iter()
+            .filter(|taken| !taken.took.is_zero())
+            .max_by_key(|taken| taken.took);
         cut.slowest = slowest.map(|taken| (taken.slot, taken.took));
-        files.iter().for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead));
-        cut.stats = files.iter().filter_map(|taken| taken.stat.map(|stat| (taken.slot, stat, taken.settled))).collect();
+        files
+            .iter()
+            .for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead));
+        cut.stats = files
+            .iter()
+            .filter_map(|taken| taken.stat.map(|stat| (taken.slot, stat, taken.settled)))
+            .collect();
         Ok(cut)
     }
 
@@ -215,12 +299,20 @@ impl Cuts {
             let done = work(&cuts, &mut files, &theirs);
             (files, done)
         };
-        self.calls.lend(|| pace.is_patient(), work, move |(files, _)| late.leave_unneeded(files.into_iter())).map_err(|_| self.calls.give_up(&pace))
+        self.calls
+            .lend(
+                || pace.is_patient(),
+                work,
+                move |(files, _)| late.leave_unneeded(files.into_iter()),
+            )
+            .map_err(|_| self.calls.give_up(&pace))
     }
 
     /// The epoch was not closed: what was captured for the next is needed by nobody.
     pub fn drop_cut(&self, objects: &[ObjectId]) {
-        objects.iter().for_each(|object| self.captures.drop_object(*object));
+        objects
+            .iter()
+            .for_each(|object| self.captures.drop_object(*object));
     }
 
     /// An epoch was closed by this cut.
@@ -229,15 +321,18 @@ impl Cuts {
         for (slot, stat, settled) in stats {
             if let Some(hot) = hot.get_mut(slot) {
                 hot.settled = *settled;
-                hot.openers.iter_mut().for_each(|opener| opener.found = Some(*stat));
+                hot.openers
+                    .iter_mut()
+                    .for_each(|opener| opener.found = Some(*stat));
             }
         }
         drop(hot);
         self.wake.epoch_closed();
     }
 
-    /// Captures until nothing has changed since it was captured. When the time is up it looks a last time: on a machine that is slow the first clones may
-    /// take all of it, and if nothing changed they are of one instant all the same. `false`: they are not.
+    /// Captures until nothing has changed since it was captured. When the time is up it looks a
+    /// last time: on a machine that is slow the first clones may take all of it, and if nothing
+    /// changed they are of one instant all the same. `false`: they are not.
     fn converge(&self, epoch: Epoch, files: &mut [Taken], pace: &Pace) -> SysResult<bool> {
         let started = Instant::now();
         for pass in 0_u32.. {
@@ -252,13 +347,18 @@ impl Cuts {
                 return Ok(true);
             }
             if last && changed.iter().all(|taken| taken.stat.is_some()) {
-                return files.iter_mut().try_for_each(|taken| self.fit(taken)).map(|()| false);
+                return files
+                    .iter_mut()
+                    .try_for_each(|taken| self.fit(taken))
+                    .map(|()| false);
             }
             // All at once, for each clone waits for the disk.
             for taken in &changed {
                 let _ = pace.step(taken.slot, || sys::start_writeback(&*taken.hot.file));
             }
-            changed.into_iter().try_for_each(|taken| pace.step(taken.slot, || self.take(epoch, taken)))?;
+            changed
+                .into_iter()
+                .try_for_each(|taken| pace.step(taken.slot, || self.take(epoch, taken)))?;
         }
         Ok(true)
     }
@@ -266,20 +366,40 @@ impl Cuts {
     /// What the open epoch has of a file is what it still holds: `true`, and it is carried.
     fn carry(&self, taken: &mut Taken) -> bool {
         let known = self.timeline.epochs.node_now(taken.slot);
-        let Some((data, attr)) = known.data.zip(known.attr).filter(|(data, _)| data.provisional && (!taken.hot.mappable || taken.hot.settled)) else {
+        let Some((data, attr)) = known
+            .data
+            .zip(known.attr)
+            .filter(|(data, _)| data.provisional && (!taken.hot.mappable || taken.hot.settled))
+        else {
             return false;
         };
-        let Some(now) = sys::stat_fd(&*taken.hot.file).ok().filter(|now| is_same(&attr.stat, now)) else { return false };
-        (taken.stat, taken.object, taken.carried, taken.settled) = (Some(now), data.object, true, taken.hot.settled);
+        let Some(now) = sys::stat_fd(&*taken.hot.file)
+            .ok()
+            .filter(|now| is_same(&attr.stat, now))
+        else {
+            return false;
+        };
+        (taken.stat, taken.object, taken.carried, taken.settled) =
+            (Some(now), data.object, true, taken.hot.settled);
         // To change them moves ctime too.
-        taken.capable = known.xattrs.filter(|xattrs| xattrs.iter().any(|(name, _)| name == CAPABILITY));
+        taken.capable = known
+            .xattrs
+            .filter(|xattrs| xattrs.iter().any(|(name, _)| name == CAPABILITY));
         true
     }
 
     /// The file may differ from what was captured of it, or that is no more.
     fn has_changed(&self, taken: &Taken) -> SysResult<bool> {
-        let Some(before) = taken.stat else { return Ok(true) };
-        if taken.carried && !self.timeline.epochs.data_now(taken.slot).is_some_and(|data| data.provisional && data.object == taken.object) {
+        let Some(before) = taken.stat else {
+            return Ok(true);
+        };
+        if taken.carried
+            && !self
+                .timeline
+                .epochs
+                .data_now(taken.slot)
+                .is_some_and(|data| data.provisional && data.object == taken.object)
+        {
             return Ok(true);
         }
         if taken.hot.mappable && !taken.settled {
@@ -307,26 +427,46 @@ impl Cuts {
         (taken.stat, taken.object, taken.capable, taken.carried) = (None, None, None, false);
         let mut stat = sys::stat_fd(&*taken.hot.file)?;
         taken.settled = is_before(stat.ctime, sys::now(), SETTLED);
-        // One that is open for writing only cannot be read. It is opened for this moment: all at once would need twice the descriptors that were counted.
-        let reopened = if taken.hot.mappable { None } else { Some(sys::reopen(&*taken.hot.file, Open::READ)?) };
-        taken.object = self.captures.capture_object_in(epoch, taken.slot, reopened.as_ref().unwrap_or(&taken.hot.file), stat.size)?;
+        // One that is open for writing only cannot be read. It is opened for this moment: all at
+        // once would need twice the descriptors that were counted.
+        let reopened = if taken.hot.mappable {
+            None
+        } else {
+            Some(sys::reopen(&*taken.hot.file, Open::READ)?)
+        };
+        taken.object = self.captures.capture_object_in(
+            epoch,
+            taken.slot,
+            reopened.as_ref().unwrap_or(&taken.hot.file),
+            stat.size,
+        )?;
         if stat.mode & SET_ID != 0 {
             // What was written after the first look is in the clone, and has cleared the bits.
             stat.mode &= sys::stat_fd(&*taken.hot.file)?.mode | !SET_ID;
         }
-        // A write that makes no request takes the capabilities away, and no other attribute. All of them of all hot files may be more than one append.
-        if sys::listxattr(&*taken.hot.file).is_ok_and(|names| names.iter().any(|name| name == CAPABILITY)) {
+        // A write that makes no request takes the capabilities away, and no other attribute. All of
+        // them of all hot files may be more than one append.
+        if sys::listxattr(&*taken.hot.file)
+            .is_ok_and(|names| names.iter().any(|name| name == CAPABILITY))
+        {
             taken.capable = Some(Arc::new(sys::all_xattrs(&*taken.hot.file)?));
         }
         taken.stat = Some(stat);
         Ok(())
     }
 
-    /// What was cloned while somebody wrote may be longer than the attributes say, which are of a moment before, or shorter: what is kept of one file
-    /// must agree.
+    /// What was cloned while somebody wrote may be longer than the attributes say, which are of a
+    /// moment before, or shorter: what is kept of one file must agree.
     fn fit(&self, taken: &mut Taken) -> SysResult<()> {
-        let (Some(object), Some(stat)) = (taken.own_object(), &mut taken.stat) else { return Ok(()) };
-        let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
+        let (Some(object), Some(stat)) = (taken.own_object(), &mut taken.stat) else {
+            return Ok(());
+        };
+        let (dir, name) = self
+            .timeline
+            .store()
+            .layers
+            .location(object)
+            .map_err(|error| error.errno())?;
         let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ_WRITE)?;
         let size = sys::stat_fd(&kept)?.size;
         if size > stat.size {
@@ -339,10 +479,23 @@ impl Cuts {
     fn keep_ahead(&self, taken: &Taken, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
         let Some(stat) = taken.stat else { return };
         let slot = taken.slot;
-        ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: true } });
-        ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
+        ahead.push(Undo::Data {
+            slot,
+            before: DataState {
+                object: taken.object,
+                size: stat.size,
+                provisional: true,
+            },
+        });
+        ahead.push(Undo::Attr {
+            slot,
+            before: AttrState { stat, target: None },
+        });
         if let Some(xattrs) = &taken.capable {
-            ahead.push(Undo::Xattrs { slot, before: (**xattrs).clone() });
+            ahead.push(Undo::Xattrs {
+                slot,
+                before: (**xattrs).clone(),
+            });
         }
         self.captures.keep_homes_ahead(slot, known, ahead);
     }

@@ -1,7 +1,8 @@
 //! Open files: handles, and reads and writes that pass through the daemon.
 //!
-//! In a passthrough mount the kernel writes to the backing file itself, so a file is captured when it is opened for writing, ahead of a write that
-//! may never come; when the last writer is gone the capture is taken back if nothing changed (`Settling::settle`). In a daemon mount the first write
+//! In a passthrough mount the kernel writes to the backing file itself, so a file is captured when
+//! it is opened for writing, ahead of a write that may never come; when the last writer is gone the
+//! capture is taken back if nothing changed (`Settling::settle`). In a daemon mount the first write
 //! captures.
 
 use std::fs::File;
@@ -54,8 +55,22 @@ impl Files {
         names: Arc<Names>,
         removal: Arc<Removal>,
     ) -> Files {
-        let Tables { timeline, locks, nodes, hot, handles, passthrough, .. } = tables.clone();
-        let Past { inodes, durability, writers, captures, busy } = past.clone();
+        let Tables {
+            timeline,
+            locks,
+            nodes,
+            hot,
+            handles,
+            passthrough,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes,
+            durability,
+            writers,
+            captures,
+            busy,
+        } = past.clone();
         Files {
             timeline,
             locks,
@@ -76,35 +91,52 @@ impl Files {
         }
     }
 
-    /// Whether files that are open, or may be written to, hold fewer descriptors than so many: a handle has one, a file that may be mapped one more.
+    /// Whether files that are open, or may be written to, hold fewer descriptors than so many: a
+    /// handle has one, a file that may be mapped one more.
     pub fn holds_fewer_than(&self, descriptors: usize) -> bool {
         let handles = self.handles.count();
         let hot = self.hot.lock();
         // Which files share the descriptor of a handle is looked at only where that decides.
-        handles + hot.len() < descriptors || handles + hot.values().filter(|hot| hot.has_descriptor()).count() < descriptors
+        handles + hot.len() < descriptors
+            || handles + hot.values().filter(|hot| hot.has_descriptor()).count() < descriptors
     }
 
-    /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open, but for those of users whose I/O the kernel may not
-    /// do ([`Passthrough::is_for`]), which pass the daemon all the same.
+    /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is
+    /// open, but for those of users whose I/O the kernel may not do ([`Passthrough::is_for`]),
+    /// which pass the daemon all the same.
     fn io_mode(&self, slot: Slot, flags: OpenFlags, mode: u32) -> IoMode {
-        let open = { self.nodes.lock().get(slot).filter(|node| node.handles() > 0).and_then(|node| node.io()) };
+        let open = {
+            self.nodes
+                .lock()
+                .get(slot)
+                .filter(|node| node.handles() > 0)
+                .and_then(|node| node.io())
+        };
         open.unwrap_or_else(|| self.first_io_mode(flags, mode))
     }
 
-    /// Who does the I/O of a file with these bits that nobody has open. The kernel caches set-id bits; where it writes by itself they would stay.
+    /// Who does the I/O of a file with these bits that nobody has open. The kernel caches set-id
+    /// bits; where it writes by itself they would stay.
     fn first_io_mode(&self, flags: OpenFlags, mode: u32) -> IoMode {
-        if mode & SET_ID == 0 && self.passthrough.is_for(flags.asker) { IoMode::Passthrough } else { IoMode::Daemon }
+        if mode & SET_ID == 0 && self.passthrough.is_for(flags.asker) {
+            IoMode::Passthrough
+        } else {
+            IoMode::Daemon
+        }
     }
 
     /// Opens a regular file.
     ///
     /// # Errors
-    /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that can be executed through an open to read.
+    /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that
+    /// can be executed through an open to read.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
         let (id, handle) = self.busy.patiently(|| self.open_now(slot, flags))?;
         // Nobody has the handle yet, and nobody waits while the disk takes its time.
         if flags.write && !flags.truncate && self.is_synced_unseen(flags, handle.io) {
-            self.durability.make_captures_durable(slot).inspect_err(|_| self.not_opened(id))?;
+            self.durability
+                .make_captures_durable(slot)
+                .inspect_err(|_| self.not_opened(id))?;
         }
         Ok((id, handle))
     }
@@ -113,13 +145,22 @@ impl Files {
         if !flags.write {
             let mut mode = 0;
             if flags.truncate {
-                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that runs. The kernel knows which do and tells
-                // nobody: it looks only after this request (handle_truncate in fs/namei.c), when the program would be empty already.
+                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that
+                // runs. The kernel knows which do and tells nobody: it looks only after this
+                // request (handle_truncate in fs/namei.c), when the program would be empty already.
                 mode = self.inodes.stat(slot)?.mode;
                 if mode & 0o111 != 0 {
                     return Err(Errno::ETXTBSY);
                 }
-                self.attrs.set_attr(slot, None, &Change { size: Some(0), asker: flags.asker, ..Change::default() })?;
+                self.attrs.set_attr(
+                    slot,
+                    None,
+                    &Change {
+                        size: Some(0),
+                        asker: flags.asker,
+                        ..Change::default()
+                    },
+                )?;
             }
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(slot);
@@ -129,14 +170,17 @@ impl Files {
         }
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.read();
-        // Before the open: while somebody settles the file it has a lease, and our open, which never waits, would be refused (EAGAIN).
+        // Before the open: while somebody settles the file it has a lease, and our open, which
+        // never waits, would be refused (EAGAIN).
         let _stripe = self.locks.stripe(slot);
-        // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
+        // To open it changes nothing yet, even for writing; the content is dropped below, once it
+        // is kept.
         let (file, stat, readable) = self.open_backing(slot, flags)?;
         let io = self.io_mode(slot, flags, stat.mode);
         self.inodes.check_not_kept(slot, &file)?;
         if io == IoMode::Passthrough || flags.truncate {
-            self.busy.capture_first(slot, !flags.truncate, || Ok(stat.size))?;
+            self.busy
+                .capture_first(slot, !flags.truncate, || Ok(stat.size))?;
         }
         if flags.truncate {
             self.busy.probe_first(slot)?;
@@ -152,9 +196,14 @@ impl Files {
         }
         let (id, handle) = self.opened(slot, file, flags, io, (stat.mode, found))?;
         if flags.truncate {
-            // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
+            // Of an empty file too: that sets its times, and `: > stamp` is how many a build says
+            // that it is done.
             let empty = || self.captures.with_room(|| sys::truncate(&*handle.file, 0));
-            let emptied = if handle.may_be_set_id() { sys::act_for(flags.asker, empty) } else { empty() };
+            let emptied = if handle.may_be_set_id() {
+                sys::act_for(flags.asker, empty)
+            } else {
+                empty()
+            };
             emptied.inspect_err(|_| self.not_opened(id))?;
         }
         Ok((id, handle))
@@ -162,33 +211,63 @@ impl Files {
 
     /// Takes back a handle that nobody was told of. The file is settled with the next one that is.
     fn not_opened(&self, id: HandleId) {
-        let Some(handle) = self.handles.remove(id) else { return };
-        self.nodes.lock().closed(handle.slot, handle.flags.read, handle.flags.write);
+        let Some(handle) = self.handles.remove(id) else {
+            return;
+        };
+        self.nodes
+            .lock()
+            .closed(handle.slot, handle.flags.read, handle.flags.write);
         self.writers.writer_left(id.0);
     }
 
-    /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
+    /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves
+    /// another open. Says whether it can be read.
     fn open_backing(&self, slot: Slot, flags: OpenFlags) -> SysResult<(File, Stat, bool)> {
         let how = flags.backing();
-        let readable = how.read || ((self.passthrough.is_on() || flags.truncate) && self.timeline.epochs.needs(&Key::Data(slot)));
-        let open =
-            |read: bool, noatime: bool| self.inodes.open_file(slot.into(), Open { read, noatime, ..how }).map(|(file, stat)| (file, stat, read));
+        let readable = how.read
+            || ((self.passthrough.is_on() || flags.truncate)
+                && self.timeline.epochs.needs(&Key::Data(slot)));
+        let open = |read: bool, noatime: bool| {
+            self.inodes
+                .open_file(
+                    slot.into(),
+                    Open {
+                        read,
+                        noatime,
+                        ..how
+                    },
+                )
+                .map(|(file, stat)| (file, stat, read))
+        };
         match open(readable, how.noatime) {
-            // The kernel lets whoever owns a file leave its access time alone, or write what cannot be read; a daemon of another user may not.
+            // The kernel lets whoever owns a file leave its access time alone, or write what cannot
+            // be read; a daemon of another user may not.
             Err(Errno::EPERM) if how.noatime => open(how.read, false),
             Err(Errno::EACCES) if readable && !how.read => open(false, how.noatime),
             result => result,
         }
     }
 
-    /// What is written through this handle can be synced without a request: by O_SYNC, or through a mapping that the kernel serves by itself.
+    /// What is written through this handle can be synced without a request: by O_SYNC, or through a
+    /// mapping that the kernel serves by itself.
     fn is_synced_unseen(&self, flags: OpenFlags, io: IoMode) -> bool {
-        self.durability.syncs_overtake() && io == IoMode::Passthrough && (flags.sync || flags.dsync || flags.read)
+        self.durability.syncs_overtake()
+            && io == IoMode::Passthrough
+            && (flags.sync || flags.dsync || flags.read)
     }
 
-    fn prepare_write(&self, slot: Slot, (file, readable): (&File, bool), flags: OpenFlags, io: IoMode) -> SysResult<()> {
+    fn prepare_write(
+        &self,
+        slot: Slot,
+        (file, readable): (&File, bool),
+        flags: OpenFlags,
+        io: IoMode,
+    ) -> SysResult<()> {
         let ahead = io == IoMode::Passthrough;
-        if !(ahead || flags.truncate) || !self.timeline.epochs.needs(&Key::Data(slot)) || self.nodes.is_dead(slot) {
+        if !(ahead || flags.truncate)
+            || !self.timeline.epochs.needs(&Key::Data(slot))
+            || self.nodes.is_dead(slot)
+        {
             if flags.truncate {
                 self.timeline.epochs.confirm(slot);
             }
@@ -197,19 +276,37 @@ impl Files {
         if readable {
             return self.captures.capture(slot.into(), file, !flags.truncate);
         }
-        self.captures.capture(slot.into(), &sys::reopen(file, Open::READ)?, !flags.truncate)
+        self.captures.capture(
+            slot.into(),
+            &sys::reopen(file, Open::READ)?,
+            !flags.truncate,
+        )
     }
 
     /// Makes and opens a regular file; the kernel's table learns of it with one look-up.
     ///
     /// # Errors
     /// As [`Names::make`].
-    pub fn create(&self, parent: Slot, name: &Name, make: &Make<'_>, flags: OpenFlags) -> SysResult<(Made, HandleId, Arc<Handle>)> {
+    pub fn create(
+        &self,
+        parent: Slot,
+        name: &Name,
+        make: &Make<'_>,
+        flags: OpenFlags,
+    ) -> SysResult<(Made, HandleId, Arc<Handle>)> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         let io = self.first_io_mode(flags, make.mode);
         let open = flags.backing();
-        let mut made = self.names.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
+        let mut made = self.names.make_in(
+            parent.into(),
+            name,
+            &Make {
+                open: Some(open),
+                ..make.clone()
+            },
+            1,
+        )?;
         let file = made.file.take().ok_or(Errno::EIO)?;
         match self.opened(made.slot, file, flags, io, (make.mode, None)) {
             Ok((id, handle)) => Ok((made, id, handle)),
@@ -222,9 +319,16 @@ impl Files {
         }
     }
 
-    /// Enters a new handle into the tables. The caller holds the freeze lock if it writes. `mode`: the bits of the file; `found`: the file as it was, if it is
-    /// news who may write to it.
-    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode, (mode, found): (u32, Option<Stat>)) -> SysResult<(HandleId, Arc<Handle>)> {
+    /// Enters a new handle into the tables. The caller holds the freeze lock if it writes. `mode`:
+    /// the bits of the file; `found`: the file as it was, if it is news who may write to it.
+    fn opened(
+        &self,
+        slot: Slot,
+        file: File,
+        flags: OpenFlags,
+        io: IoMode,
+        (mode, found): (u32, Option<Stat>),
+    ) -> SysResult<(HandleId, Arc<Handle>)> {
         let file = Arc::new(file);
         if io == IoMode::Passthrough && flags.write {
             let by = acting_for().map(|by| (by, found));
@@ -235,33 +339,52 @@ impl Files {
             self.mapped.touch(slot);
         }
         let by = if flags.write { acting_for() } else { None };
-        let (id, handle) = self.handles.put(Handle::new(slot, file, flags, io, by, mode));
+        let (id, handle) = self
+            .handles
+            .put(Handle::new(slot, file, flags, io, by, mode));
         self.writers.note_writer(id.0, &handle);
         Ok((id, handle))
     }
 
     /// The kernel refused to do the I/O of a handle: the daemon will.
     pub fn demote(&self, id: HandleId) {
-        let Ok(handle) = self.handles.get(id) else { return };
+        let Ok(handle) = self.handles.get(id) else {
+            return;
+        };
         if let Some(node) = self.nodes.lock().get_mut(handle.slot) {
             node.set_io(IoMode::Daemon);
         }
         let mode = if handle.may_be_set_id() { SET_ID } else { 0 };
-        let demoted = Handle::new(handle.slot, Arc::clone(&handle.file), handle.flags, IoMode::Daemon, handle.by.clone(), mode);
+        let demoted = Handle::new(
+            handle.slot,
+            Arc::clone(&handle.file),
+            handle.flags,
+            IoMode::Daemon,
+            handle.by.clone(),
+            mode,
+        );
         self.handles.replace(id, demoted);
     }
 
     /// Closes a handle. A file whose last writer it was is settled.
     pub fn release(&self, id: HandleId) {
-        let Some(handle) = self.handles.remove(id) else { return };
+        let Some(handle) = self.handles.remove(id) else {
+            return;
+        };
         let slot = handle.slot;
         let (dead, last_writer) = {
             let mut nodes = self.nodes.lock();
-            (nodes.get(slot).is_some_and(|node| node.dead), nodes.closed(slot, handle.flags.read, handle.flags.write))
+            (
+                nodes.get(slot).is_some_and(|node| node.dead),
+                nodes.closed(slot, handle.flags.read, handle.flags.write),
+            )
         };
         self.nodes.note_closed();
         let passthrough = handle.io == IoMode::Passthrough;
-        let writer = handle.by.clone().filter(|_| passthrough && handle.flags.write);
+        let writer = handle
+            .by
+            .clone()
+            .filter(|_| passthrough && handle.flags.write);
         self.writers.writer_left(id.0);
         // The descriptor must be closed before the lease is asked for.
         if dead {
@@ -280,9 +403,15 @@ impl Files {
         }
     }
 
-    /// The kernel, or somebody else by way of us, may write to the file of this handle without a word to the mount's cache.
+    /// The kernel, or somebody else by way of us, may write to the file of this handle without a
+    /// word to the mount's cache.
     pub fn changes_past_cache(&self, handle: &Handle) -> bool {
-        handle.io == IoMode::Passthrough && self.nodes.lock().get(handle.slot).is_some_and(|node| node.writers() > 0)
+        handle.io == IoMode::Passthrough
+            && self
+                .nodes
+                .lock()
+                .get(handle.slot)
+                .is_some_and(|node| node.writers() > 0)
     }
 
     /// Reads through the daemon.
@@ -298,16 +427,26 @@ impl Files {
         Ok(buffer)
     }
 
-    /// Holds the freeze lock, captures, then changes the content of a file through one of its handles, for `asker` where that clears set-id bits. `fd` of
-    /// the handle itself cannot serve as the source of a capture: it may be open for writing only.
-    pub fn change_content<T>(&self, handle: &Handle, asker: Option<Asker>, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
+    /// Holds the freeze lock, captures, then changes the content of a file through one of its
+    /// handles, for `asker` where that clears set-id bits. `fd` of the handle itself cannot serve
+    /// as the source of a capture: it may be open for writing only.
+    pub fn change_content<T>(
+        &self,
+        handle: &Handle,
+        asker: Option<Asker>,
+        change: impl FnOnce(&File) -> SysResult<T>,
+    ) -> SysResult<T> {
         let _changing = self.busy.patiently(|| self.keep_content_of(handle))?;
         self.timeline.processes.tell_touches()?;
         if handle.flags.sync || handle.flags.dsync {
             self.durability.note_synced();
             self.durability.make_captures_durable(handle.slot)?;
         }
-        if handle.may_be_set_id() { sys::act_for(asker, || change(&handle.file)) } else { change(&handle.file) }
+        if handle.may_be_set_id() {
+            sys::act_for(asker, || change(&handle.file))
+        } else {
+            change(&handle.file)
+        }
     }
 
     /// Captures what is to be changed, and gives the freeze lock.
@@ -323,20 +462,32 @@ impl Files {
             let _stripe = self.locks.stripe(slot);
             self.busy.probe_first(slot)?;
             if needed && self.timeline.epochs.needs(&Key::Data(slot)) {
-                self.busy.capture_first(slot, false, || sys::stat_fd(&*handle.file).map(|stat| stat.size))?;
-                let source = if handle.flags.read { Arc::clone(&handle.file) } else { Arc::new(sys::reopen(&*handle.file, Open::READ)?) };
+                self.busy.capture_first(slot, false, || {
+                    sys::stat_fd(&*handle.file).map(|stat| stat.size)
+                })?;
+                let source = if handle.flags.read {
+                    Arc::clone(&handle.file)
+                } else {
+                    Arc::new(sys::reopen(&*handle.file, Open::READ)?)
+                };
                 self.captures.capture(At::from(slot), &source, false)?;
             }
         }
         Ok(changing)
     }
 
-    /// Writes through the daemon; without an `asker` these are dirty pages of a mapping, which clear nothing. Returns the bytes written, and whether the
-    /// file may have lost set-id bits.
+    /// Writes through the daemon; without an `asker` these are dirty pages of a mapping, which
+    /// clear nothing. Returns the bytes written, and whether the file may have lost set-id bits.
     ///
     /// # Errors
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
-    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], asker: Option<Asker>) -> SysResult<(u32, bool)> {
+    pub fn write(
+        &self,
+        id: HandleId,
+        offset: u64,
+        data: &[u8],
+        asker: Option<Asker>,
+    ) -> SysResult<(u32, bool)> {
         let handle = self.handles.get(id)?;
         if asker.is_none() {
             self.writers.touch_by_mappers(handle.slot);
@@ -344,10 +495,14 @@ impl Files {
             self.mapped.touch(handle.slot);
         }
         self.change_content(&handle, asker, |file| sys::write_all_at(file, data, offset))?;
-        Ok((u32::try_from(data.len()).unwrap_or(u32::MAX), handle.may_be_set_id()))
+        Ok((
+            u32::try_from(data.len()).unwrap_or(u32::MAX),
+            handle.may_be_set_id(),
+        ))
     }
 
-    /// fsync(2) of a file. What was captured of it is on disk before, where the backing filesystem could otherwise lose it.
+    /// fsync(2) of a file. What was captured of it is on disk before, where the backing filesystem
+    /// could otherwise lose it.
     ///
     /// # Errors
     /// EIO, ENOSPC.
@@ -355,7 +510,11 @@ impl Files {
         let handle = self.handles.get(id)?;
         self.durability.note_synced();
         self.durability.make_captures_durable(handle.slot)?;
-        let synced = if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) };
+        let synced = if data_only {
+            sys::fdatasync(&*handle.file)
+        } else {
+            sys::fsync(&*handle.file)
+        };
         self.durability.note_synced();
         synced
     }

@@ -1,7 +1,9 @@
-//! The same content once, on the fly: an object that the sealer has hashed shares what an older one with the same content has.
+//! The same content once, on the fly: an object that the sealer has hashed shares what an older one
+//! with the same content has.
 //!
-//! Both are of closed epochs, and the bytes are compared: by the kernel where files share extents, and else before one becomes another name of the other. What
-//! is not shared here (the daemon was killed, the disk was full) is left to `dedup`.
+//! Both are of closed epochs, and the bytes are compared: by the kernel where files share extents,
+//! and else before one becomes another name of the other. What is not shared here (the daemon was
+//! killed, the disk was full) is left to `dedup`.
 //!
 //! Locking: none but the timeline's, for a moment.
 
@@ -35,7 +37,10 @@ impl SharedCounts {
 
     /// How many, and their bytes.
     pub fn get(&self) -> (u64, u64) {
-        (self.files.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+        (
+            self.files.load(Ordering::Relaxed),
+            self.bytes.load(Ordering::Relaxed),
+        )
     }
 }
 
@@ -48,15 +53,28 @@ struct Pair<'a> {
 impl Files for Pair<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<std::fs::File>> {
         let object = self.objects.get(number).ok_or(Errno::ENOENT)?;
-        self.sharing.timeline.store().layers.open(*object).map(Arc::new).map_err(|error| error.errno())
+        self.sharing
+            .timeline
+            .store()
+            .layers
+            .open(*object)
+            .map(Arc::new)
+            .map_err(|error| error.errno())
     }
 
     fn way(&self, _source: usize, _target: usize) -> Way {
-        if self.sharing.reflink { Way::Extents } else { Way::Link }
+        if self.sharing.reflink {
+            Way::Extents
+        } else {
+            Way::Link
+        }
     }
 
     fn link(&mut self, source: usize, target: usize) -> SysResult<bool> {
-        let (Some(source), Some(target)) = (self.objects.get(source), self.objects.get(target)) else { return Err(Errno::ENOENT) };
+        let (Some(source), Some(target)) = (self.objects.get(source), self.objects.get(target))
+        else {
+            return Err(Errno::ENOENT);
+        };
         self.sharing.timeline.store().link_same(*source, *target)
     }
 
@@ -75,8 +93,14 @@ pub struct Sharing {
 
 impl Sharing {
     pub(super) fn new(tables: &Tables) -> Arc<Sharing> {
-        let Tables { timeline, reflink, .. } = tables.clone();
-        Arc::new(Sharing { timeline, reflink, shared: SharedCounts::default() })
+        let Tables {
+            timeline, reflink, ..
+        } = tables.clone();
+        Arc::new(Sharing {
+            timeline,
+            reflink,
+            shared: SharedCounts::default(),
+        })
     }
 
     /// Objects that share what others have, and their bytes, since the mount.
@@ -84,14 +108,21 @@ impl Sharing {
         &self.shared
     }
 
-    /// What was just hashed and is on record shares what is known with the same content. `go_on` is asked before so many bytes are read.
+    /// What was just hashed and is on record shares what is known with the same content. `go_on` is
+    /// asked before so many bytes are read.
     pub(super) fn share_known(&self, hashed: &[ObjectHash], mut go_on: impl FnMut(u64) -> bool) {
         for sealed in hashed {
             let known = match self.timeline.contents.same_content(sealed) {
                 Ok(known) => known,
-                Err(errno) => return tracing::debug!(%errno, "the contents that are known cannot be looked up"),
+                Err(errno) => {
+                    return tracing::debug!(%errno, "the contents that are known cannot be looked up");
+                }
             };
-            for object in known.into_iter().filter(|object| object.epoch < self.timeline.epochs.epoch()).take(TRIES_MAX) {
+            for object in known
+                .into_iter()
+                .filter(|object| object.epoch < self.timeline.epochs.epoch())
+                .take(TRIES_MAX)
+            {
                 match self.share_pair(object, sealed, &mut go_on) {
                     Some(true) => break,
                     Some(false) => {}
@@ -102,12 +133,24 @@ impl Sharing {
     }
 
     /// Whether they share all; `None`: the sealer shall end.
-    fn share_pair(&self, known: ObjectId, sealed: &ObjectHash, go_on: &mut impl FnMut(u64) -> bool) -> Option<bool> {
-        let mut pair = Pair { sharing: self, objects: [known, sealed.object] };
+    fn share_pair(
+        &self,
+        known: ObjectId,
+        sealed: &ObjectHash,
+        go_on: &mut impl FnMut(u64) -> bool,
+    ) -> Option<bool> {
+        let mut pair = Pair {
+            sharing: self,
+            objects: [known, sealed.object],
+        };
         let mut same = Same::new(sealed.size, vec![1, 0], false);
         let mut shares = false;
         // Both are read to be compared: a small object at once, a large one a call at a time.
-        let each = if sealed.size > CALL_BYTES { 2 * CALL_BYTES } else { 0 };
+        let each = if sealed.size > CALL_BYTES {
+            2 * CALL_BYTES
+        } else {
+            0
+        };
         if !go_on(2 * CALL_BYTES.min(sealed.size)) {
             return None;
         }
@@ -118,7 +161,10 @@ impl Sharing {
             match same.step(&mut pair) {
                 Done::Some | Done::Fate(0, _) => {}
                 Done::Fate(_, fate) => {
-                    shares = matches!(fate, Fate::Already | Fate::Shared { .. } | Fate::Linked { .. } | Fate::Unplaced);
+                    shares = matches!(
+                        fate,
+                        Fate::Already | Fate::Shared { .. } | Fate::Linked { .. } | Fate::Unplaced
+                    );
                     if matches!(fate, Fate::Shared { .. } | Fate::Linked { .. }) {
                         self.shared.add(sealed.size);
                         if let Ok(file) = pair.open(1) {

@@ -1,4 +1,5 @@
-//! Descriptors of directories, kept for as long as there is room: every operation is relative to one.
+//! Descriptors of directories, kept for as long as there is room: every operation is relative to
+//! one.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -40,7 +41,10 @@ impl Dirs {
     /// An empty cache in a process that may have `descriptors` of them.
     pub fn new(descriptors: u64) -> Dirs {
         let share = usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX);
-        Dirs { inner: Mutex::default(), most: share.clamp(DESCRIPTORS_MIN, DESCRIPTORS_MAX) }
+        Dirs {
+            inner: Mutex::default(),
+            most: share.clamp(DESCRIPTORS_MIN, DESCRIPTORS_MAX),
+        }
     }
 
     /// The descriptor of a directory, if it is kept.
@@ -64,12 +68,23 @@ impl Dirs {
         }
         inner.clock += 1;
         let used = inner.clock;
-        inner.map.insert(slot, Kept { fd, used, plain: false });
+        inner.map.insert(
+            slot,
+            Kept {
+                fd,
+                used,
+                plain: false,
+            },
+        );
     }
 
     /// The directory is known to have no default ACL.
     pub fn is_plain(&self, slot: Slot) -> bool {
-        self.inner.lock().map.get(&slot).is_some_and(|kept| kept.plain)
+        self.inner
+            .lock()
+            .map
+            .get(&slot)
+            .is_some_and(|kept| kept.plain)
     }
 
     /// Notes whether a directory has no default ACL, as far as is known.

@@ -1,18 +1,26 @@
 //! What must be on the disk before something else may be.
 //!
-//! XFS and btrfs bring metadata to the disk in the order in which it was made: a clone and the record of it (`store::journal`) come before the change
-//! that they were made for, without any sync. Three things are outside of that order, and are made durable first:
-//! - **btrfs** brings a file that an application syncs to the disk by itself, ahead of everything that was done before (its tree log). So before an
-//!   fsync of a live file returns, what was captured of it is synced, and the journal. A mapping that the kernel serves by itself is synced without
-//!   a request, and so is what is written to a file opened with O_SYNC: there the capture is synced when the file is opened.
-//!   What is in that log goes on being written there: a rename, a link, an unlink of an inode that was synced since the last commit (or was logged with
-//!   one that was) changes the log at once (`btrfs_log_new_name`, `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk with anybody's
-//!   next fsync. So while there may be such an inode, the record of a change of names is synced before the change.
-//!   A directory that is synced takes the names that were removed from it from the disk, but does not bring names that the same inodes got elsewhere:
-//!   one that was linked and then unlinked, where nothing was committed in between, is lost. So before one of its names goes, such an inode is synced.
-//! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of the live file; and while the whole tree is synced
-//!   nothing is copied, for the sync promises that checkpoints made before are on the disk, and may have passed by the copy.
-//! - **without reflink** every capture is a copy, and the live file is overwritten in place: the copy is synced at once.
+//! XFS and btrfs bring metadata to the disk in the order in which it was made: a clone and the
+//! record of it (`store::journal`) come before the change that they were made for, without any
+//! sync. Three things are outside of that order, and are made durable first:
+//! - **btrfs** brings a file that an application syncs to the disk by itself, ahead of everything
+//!   that was done before (its tree log). So before an fsync of a live file returns, what was
+//!   captured of it is synced, and the journal. A mapping that the kernel serves by itself is
+//!   synced without a request, and so is what is written to a file opened with O_SYNC: there the
+//!   capture is synced when the file is opened. What is in that log goes on being written there: a
+//!   rename, a link, an unlink of an inode that was synced since the last commit (or was logged
+//!   with one that was) changes the log at once (`btrfs_log_new_name`,
+//!   `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk with anybody's next
+//!   fsync. So while there may be such an inode, the record of a change of names is synced before
+//!   the change. A directory that is synced takes the names that were removed from it from the
+//!   disk, but does not bring names that the same inodes got elsewhere: one that was linked and
+//!   then unlinked, where nothing was committed in between, is lost. So before one of its names
+//!   goes, such an inode is synced.
+//! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of
+//!   the live file; and while the whole tree is synced nothing is copied, for the sync promises
+//!   that checkpoints made before are on the disk, and may have passed by the copy.
+//! - **without reflink** every capture is a copy, and the live file is overwritten in place: the
+//!   copy is synced at once.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -25,7 +33,8 @@ use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Kind, Open, SysResult};
 
-/// Captures that are synced one by one before a directory is; of more the whole filesystem is synced.
+/// Captures that are synced one by one before a directory is; of more the whole filesystem is
+/// synced.
 const SYNCED_ONE_BY_ONE_MAX: usize = 16;
 
 /// A sync of the whole tree is under way: nothing is copied. See the module.
@@ -52,13 +61,19 @@ pub struct Durability {
     synced: AtomicU64,
     /// What that count was when the last commit of the whole filesystem began.
     committed: AtomicU64,
-    /// Inodes that a checkpoint can see and that got another name since the last commit of the whole filesystem. A leaf.
+    /// Inodes that a checkpoint can see and that got another name since the last commit of the
+    /// whole filesystem. A leaf.
     linked: Mutex<HashSet<Slot>>,
 }
 
 impl Durability {
     pub(super) fn new(tables: &Tables, syncs_overtake: bool) -> Arc<Durability> {
-        let Tables { timeline, root, reflink, .. } = tables.clone();
+        let Tables {
+            timeline,
+            root,
+            reflink,
+            ..
+        } = tables.clone();
         Arc::new(Durability {
             timeline,
             root,
@@ -75,7 +90,11 @@ impl Durability {
     /// A version was captured. `copied`: by reading and writing.
     pub(super) fn note_captured(&self, object: ObjectId, copied: bool) {
         if self.reflink && (copied || self.syncs_overtake) {
-            self.objects.lock().entry(object.slot).or_default().push(object);
+            self.objects
+                .lock()
+                .entry(object.slot)
+                .or_default()
+                .push(object);
         }
     }
 
@@ -89,7 +108,8 @@ impl Durability {
         self.objects.lock().len()
     }
 
-    /// Before the content of a live file may be on the disk because somebody syncs it: what was captured of it is. See the module.
+    /// Before the content of a live file may be on the disk because somebody syncs it: what was
+    /// captured of it is. See the module.
     ///
     /// # Errors
     /// EIO, ENOSPC: the file must not be synced.
@@ -99,12 +119,17 @@ impl Durability {
             return Ok(());
         }
         self.sync_objects(&objects)?;
-        self.timeline.store().journal.sync().map_err(|error| error.errno())?;
+        self.timeline
+            .store()
+            .journal
+            .sync()
+            .map_err(|error| error.errno())?;
         self.forget_durable(&HashMap::from([(slot, objects)]));
         Ok(())
     }
 
-    /// Before names may be on the disk because somebody syncs a directory: everything that was captured is, where a sync can overtake it.
+    /// Before names may be on the disk because somebody syncs a directory: everything that was
+    /// captured is, where a sync can overtake it.
     ///
     /// # Errors
     /// As [`Durability::make_captures_durable`].
@@ -116,9 +141,15 @@ impl Durability {
         if objects.values().map(Vec::len).sum::<usize>() > SYNCED_ONE_BY_ONE_MAX {
             self.sync_filesystem()?;
         } else {
-            objects.values().try_for_each(|objects| self.sync_objects(objects))?;
+            objects
+                .values()
+                .try_for_each(|objects| self.sync_objects(objects))?;
         }
-        self.timeline.store().journal.sync().map_err(|error| error.errno())?;
+        self.timeline
+            .store()
+            .journal
+            .sync()
+            .map_err(|error| error.errno())?;
         self.forget_durable(&objects);
         Ok(())
     }
@@ -132,9 +163,19 @@ impl Durability {
             return self.make_past_durable();
         }
         // With the last of them all are that came before.
-        let last = self.timeline.epochs.data_records().into_iter().filter_map(|(_, data)| data.object).max_by_key(|object| object.serial);
+        let last = self
+            .timeline
+            .epochs
+            .data_records()
+            .into_iter()
+            .filter_map(|(_, data)| data.object)
+            .max_by_key(|object| object.serial);
         self.sync_objects(last.as_slice())?;
-        self.timeline.store().journal.sync().map_err(|error| error.errno())
+        self.timeline
+            .store()
+            .journal
+            .sync()
+            .map_err(|error| error.errno())
     }
 
     /// A file or a directory is about to be synced, or was. See the module.
@@ -142,15 +183,23 @@ impl Durability {
         self.synced.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Before names change, of which something was recorded: the record is on the disk where the change could be without it. See the module.
+    /// Before names change, of which something was recorded: the record is on the disk where the
+    /// change could be without it. See the module.
     ///
     /// # Errors
     /// EIO, ENOSPC: the names must not be changed.
     pub(super) fn order_names(&self) -> SysResult<()> {
-        if !self.syncs_overtake || sys::host::left_out("logged") || self.synced.load(Ordering::SeqCst) == self.committed.load(Ordering::SeqCst) {
+        if !self.syncs_overtake
+            || sys::host::left_out("logged")
+            || self.synced.load(Ordering::SeqCst) == self.committed.load(Ordering::SeqCst)
+        {
             return Ok(());
         }
-        self.timeline.store().journal.sync().map_err(|error| error.errno())
+        self.timeline
+            .store()
+            .journal
+            .sync()
+            .map_err(|error| error.errno())
     }
 
     /// An inode got another name.
@@ -160,19 +209,31 @@ impl Durability {
         }
     }
 
-    /// Before one of several names of an inode is removed: one that stays is on the disk where a sync of the directory would take the removed one from
-    /// the disk alone, and with it an inode that a checkpoint needs. See the module.
+    /// Before one of several names of an inode is removed: one that stays is on the disk where a
+    /// sync of the directory would take the removed one from the disk alone, and with it an inode
+    /// that a checkpoint needs. See the module.
     ///
     /// # Errors
     /// EIO, ENOSPC: the name must not be removed.
-    pub(super) fn order_links(&self, slot: Slot, kind: Kind, fd: impl FnOnce() -> SysResult<Arc<OwnedFd>>) -> SysResult<()> {
+    pub(super) fn order_links(
+        &self,
+        slot: Slot,
+        kind: Kind,
+        fd: impl FnOnce() -> SysResult<Arc<OwnedFd>>,
+    ) -> SysResult<()> {
         if !self.linked.lock().contains(&slot) || sys::host::left_out("links") {
             return Ok(());
         }
         self.note_synced();
         self.make_captures_durable(slot)?;
-        let file = if kind == Kind::File { sys::reopen(&*fd()?, Open::READ).ok() } else { None };
-        let Some(file) = file else { return self.sync_filesystem() };
+        let file = if kind == Kind::File {
+            sys::reopen(&*fd()?, Open::READ).ok()
+        } else {
+            None
+        };
+        let Some(file) = file else {
+            return self.sync_filesystem();
+        };
         sys::fsync(&file)?;
         self.note_synced();
         self.linked.lock().remove(&slot);
@@ -183,7 +244,8 @@ impl Durability {
         for object in objects {
             // One that is gone was not needed.
             if let Some(file) = self.timeline.open_object(*object)? {
-                // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
+                // What a failed sync has lost is not told a second time: nothing more is kept that
+                // may be lost too.
                 sys::fsync(file).inspect_err(|_| self.timeline.store().journal.latch())?;
             }
         }
@@ -214,13 +276,15 @@ impl Durability {
         }
     }
 
-    /// From now on nothing is copied. What is under way must have ended, by a freeze, before the sync begins.
+    /// From now on nothing is copied. What is under way must have ended, by a freeze, before the
+    /// sync begins.
     pub fn prepare_sync(&self) -> TreeSync<'_> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
         TreeSync(self)
     }
 
-    /// Makes the tree, what was captured of it, and the journal durable, and notes that every checkpoint made up to `at_ns` is. Nobody waits for it.
+    /// Makes the tree, what was captured of it, and the journal durable, and notes that every
+    /// checkpoint made up to `at_ns` is. Nobody waits for it.
     ///
     /// # Errors
     /// EIO, ENOSPC of any file of the filesystem.
@@ -230,7 +294,10 @@ impl Durability {
         let store = self.timeline.store();
         store.journal.sync().map_err(|error| error.errno())?;
         self.forget_durable(&objects);
-        store.layout.note_synced(at_ns).map_err(|error| error.errno())
+        store
+            .layout
+            .note_synced(at_ns)
+            .map_err(|error| error.errno())
     }
 
     /// What somebody syncs reaches the disk ahead of what was done before.

@@ -35,10 +35,18 @@ pub struct OpenFlags {
 }
 
 impl OpenFlags {
-    /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
-    /// that do not, the kernel opens the backing file anew, as the caller asked.
+    /// How the backing file is opened. Writes that pass the daemon come with their offset, and an
+    /// append flag would send them elsewhere; for those that do not, the kernel opens the backing
+    /// file anew, as the caller asked.
     pub(super) fn backing(self) -> Open {
-        Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, noatime: self.noatime, ..Open::default() }
+        Open {
+            read: self.read,
+            write: self.write,
+            sync: self.sync,
+            dsync: self.dsync,
+            noatime: self.noatime,
+            ..Open::default()
+        }
     }
 }
 
@@ -55,17 +63,33 @@ pub struct Handle {
     pub io: IoMode,
     /// The process that opened it, if that is known.
     pub by: Option<Arc<Numbered>>,
-    /// The file had set-id bits when it was opened, or got some since: what is done through this handle may clear them.
+    /// The file had set-id bits when it was opened, or got some since: what is done through this
+    /// handle may clear them.
     set_id: AtomicBool,
 }
 
 impl Handle {
     /// One that is about to be entered.
-    pub(super) fn new(slot: Slot, file: Arc<File>, flags: OpenFlags, io: IoMode, by: Option<Arc<Numbered>>, mode: u32) -> Handle {
-        Handle { slot, file, flags, io, by, set_id: AtomicBool::new(mode & SET_ID != 0) }
+    pub(super) fn new(
+        slot: Slot,
+        file: Arc<File>,
+        flags: OpenFlags,
+        io: IoMode,
+        by: Option<Arc<Numbered>>,
+        mode: u32,
+    ) -> Handle {
+        Handle {
+            slot,
+            file,
+            flags,
+            io,
+            by,
+            set_id: AtomicBool::new(mode & SET_ID != 0),
+        }
     }
 
-    /// The file may have set-id bits, which the kernel keeps in its cache until it is told: see `Files::change_content`.
+    /// The file may have set-id bits, which the kernel keeps in its cache until it is told: see
+    /// `Files::change_content`.
     pub fn may_be_set_id(&self) -> bool {
         self.set_id.load(Ordering::Relaxed)
     }
@@ -89,7 +113,8 @@ impl Handles {
         (HandleId(id), handle)
     }
 
-    /// Enters a handle of the worker before, under the number that the kernel knows; new ones get other numbers.
+    /// Enters a handle of the worker before, under the number that the kernel knows; new ones get
+    /// other numbers.
     pub(super) fn adopt(&self, id: HandleId, handle: Handle) {
         self.last.fetch_max(id.0, Ordering::Relaxed);
         self.replace(id, handle);
@@ -128,7 +153,11 @@ impl Handles {
     /// The file has got this mode: set-id bits are news to whoever has it open.
     pub(super) fn note_mode(&self, slot: Slot, mode: u32) {
         if mode & SET_ID != 0 {
-            self.map.read().values().filter(|handle| handle.slot == slot).for_each(|handle| handle.set_id.store(true, Ordering::Relaxed));
+            self.map
+                .read()
+                .values()
+                .filter(|handle| handle.slot == slot)
+                .for_each(|handle| handle.set_id.store(true, Ordering::Relaxed));
         }
     }
 }

@@ -1,7 +1,9 @@
-//! Files that the kernel may be writing to at this moment, and the cut through all of them at one instant.
+//! Files that the kernel may be writing to at this moment, and the cut through all of them at one
+//! instant.
 //!
-//! With passthrough no request tells of a write. A file is **hot** from its open for writing until it is proven that nobody can write to it: no
-//! handle, and no mapping, which outlives its handle (a read lease on the backing file is refused while either lives).
+//! With passthrough no request tells of a write. A file is **hot** from its open for writing until
+//! it is proven that nobody can write to it: no handle, and no mapping, which outlives its handle
+//! (a read lease on the backing file is refused while either lives).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,9 +19,11 @@ use crate::store::ids::Slot;
 use crate::sys::lock::{Mutex, MutexGuard, Rank};
 use crate::sys::{self, Open, Stat, SysResult, Time};
 
-/// A file opened for writing less than this ago has probably been closed since: most are written in one go, and the kernel tells of a close later.
+/// A file opened for writing less than this ago has probably been closed since: most are written in
+/// one go, and the kernel tells of a close later.
 const YOUNG: Duration = Duration::from_millis(2);
-/// How often, and how long each time, a checkpoint waits for such a close to be told: less than capturing the file would cost.
+/// How often, and how long each time, a checkpoint waits for such a close to be told: less than
+/// capturing the file would cost.
 const CLOSE_WAITS_MAX: u32 = 8;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
 /// A checkpoint records who has files open for writing, of at most this many files.
@@ -29,7 +33,8 @@ pub const OPEN_TOLD_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Opener {
     pub(super) by: Arc<Numbered>,
-    /// The file when that one opened it first, or at the newest checkpoint; `None`: that one has written to it already, or made it.
+    /// The file when that one opened it first, or at the newest checkpoint; `None`: that one has
+    /// written to it already, or made it.
     pub(super) found: Option<Stat>,
     pub(super) handles: u32,
 }
@@ -44,19 +49,27 @@ impl Opener {
 /// Enters one more opening of a hot file.
 fn enter(openers: &mut Vec<Opener>, by: Option<(Arc<Numbered>, Option<Stat>)>) {
     let Some((by, found)) = by else { return };
-    match openers.iter_mut().find(|known| known.by.number == by.number) {
+    match openers
+        .iter_mut()
+        .find(|known| known.by.number == by.number)
+    {
         Some(known) => known.handles += 1,
-        None => openers.push(Opener { by, found, handles: 1 }),
+        None => openers.push(Opener {
+            by,
+            found,
+            handles: 1,
+        }),
     }
 }
 
 /// A hot file.
 #[derive(Clone, Debug)]
 pub(super) struct Hot {
-    /// Where it may be mapped, open for reading only: a descriptor open for writing would itself stand in the way of the lease. Else that of a
-    /// handle, open for writing only.
+    /// Where it may be mapped, open for reading only: a descriptor open for writing would itself
+    /// stand in the way of the lease. Else that of a handle, open for writing only.
     pub(super) file: Arc<File>,
-    /// It was open for reading and writing, so that it may be mapped to be written (mmap(2) wants both).
+    /// It was open for reading and writing, so that it may be mapped to be written (mmap(2) wants
+    /// both).
     pub(super) mappable: bool,
     /// Somebody may have it open past the mount: the kernel knows of no write of theirs.
     past_mount: bool,
@@ -64,7 +77,8 @@ pub(super) struct Hot {
     told: Told,
     /// When it was last opened for writing.
     opened: Instant,
-    /// A stat proves that it has not changed since what the open epoch has of it was captured: see `cut`.
+    /// A stat proves that it has not changed since what the open epoch has of it was captured: see
+    /// `cut`.
     pub(super) settled: bool,
     /// Who has opened it so.
     pub(super) openers: Vec<Opener>,
@@ -86,7 +100,10 @@ pub struct HotFiles {
 impl HotFiles {
     /// None.
     pub(super) fn new(handover: Arc<Handover>) -> HotFiles {
-        HotFiles { hot: Mutex::ranked(Rank::Hot, HashMap::new()), handover }
+        HotFiles {
+            hot: Mutex::ranked(Rank::Hot, HashMap::new()),
+            handover,
+        }
     }
 
     /// The files, for a moment.
@@ -96,7 +113,12 @@ impl HotFiles {
 
     /// Before the freeze: writes hot files back, all at once, for a clone must do so first.
     pub fn preflush(&self) {
-        let files: Vec<Arc<File>> = self.hot.lock().values().map(|hot| Arc::clone(&hot.file)).collect();
+        let files: Vec<Arc<File>> = self
+            .hot
+            .lock()
+            .values()
+            .map(|hot| Arc::clone(&hot.file))
+            .collect();
         let is_dirty = |file: &Arc<File>| sys::dirty_pages(&**file).is_ok_and(|dirty| dirty > 0);
         let dirty: Vec<Arc<File>> = files.into_iter().filter(is_dirty).collect();
         // What fails here fails again, and is told, when the file is cloned.
@@ -108,11 +130,18 @@ impl HotFiles {
         }
     }
 
-    /// A file was opened for the kernel to write to. The caller holds the freeze lock, so that no checkpoint misses it.
+    /// A file was opened for the kernel to write to. The caller holds the freeze lock, so that no
+    /// checkpoint misses it.
     ///
     /// # Errors
     /// EMFILE: the file is not watched, and must not be written to.
-    pub(super) fn note(&self, slot: Slot, file: &Arc<File>, mappable: bool, by: Option<(Arc<Numbered>, Option<Stat>)>) -> SysResult<()> {
+    pub(super) fn note(
+        &self,
+        slot: Slot,
+        file: &Arc<File>,
+        mappable: bool,
+        by: Option<(Arc<Numbered>, Option<Stat>)>,
+    ) -> SysResult<()> {
         let (mut hot, opened) = (self.hot.lock(), Instant::now());
         let mut openers = Vec::new();
         if let Some(known) = hot.get_mut(&slot) {
@@ -125,8 +154,23 @@ impl HotFiles {
         } else {
             enter(&mut openers, by);
         }
-        let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
-        hot.insert(slot, Hot { file, mappable, past_mount: false, told: Told::nothing(opened), opened, settled: false, openers });
+        let file = if mappable {
+            Arc::new(sys::reopen(file, Open::READ)?)
+        } else {
+            Arc::clone(file)
+        };
+        hot.insert(
+            slot,
+            Hot {
+                file,
+                mappable,
+                past_mount: false,
+                told: Told::nothing(opened),
+                opened,
+                settled: false,
+                openers,
+            },
+        );
         drop(hot);
         self.handover.leave_hot(slot, mappable, false);
         Ok(())
@@ -134,17 +178,24 @@ impl HotFiles {
 
     /// Somebody may write to the file, which is hot, without the kernel's knowing.
     pub(super) fn note_past_mount(&self, slot: Slot) {
-        let known = self.hot.lock().get_mut(&slot).map(|hot| hot.past_mount = true);
+        let known = self
+            .hot
+            .lock()
+            .get_mut(&slot)
+            .map(|hot| hot.past_mount = true);
         if known.is_some() {
             self.handover.leave_hot(slot, true, true);
         }
     }
 
-    /// The file to be given to the kernel as the backing of a handle: it is open for reading only. The kernel opens it anew as the handle was
-    /// opened, and holds what it was given until the last handle of any kind is closed; one open for writing would be in the way of the lease.
+    /// The file to be given to the kernel as the backing of a handle: it is open for reading only.
+    /// The kernel opens it anew as the handle was opened, and holds what it was given until the
+    /// last handle of any kind is closed; one open for writing would be in the way of the lease.
     pub fn backing_file(&self, handle: &Handle) -> Arc<File> {
         let hot = self.hot.lock();
-        hot.get(&handle.slot).filter(|_| handle.flags.write).map_or_else(|| Arc::clone(&handle.file), |hot| Arc::clone(&hot.file))
+        hot.get(&handle.slot)
+            .filter(|_| handle.flags.write)
+            .map_or_else(|| Arc::clone(&handle.file), |hot| Arc::clone(&hot.file))
     }
 
     /// The file while it is hot: it need not be found.
@@ -157,28 +208,37 @@ impl HotFiles {
         self.hot.lock().contains_key(&slot)
     }
 
-    /// The file may be mapped: stores change its times without a request, and without the kernel's knowing.
+    /// The file may be mapped: stores change its times without a request, and without the kernel's
+    /// knowing.
     pub fn changes_unseen(&self, slot: Slot) -> bool {
         self.hot.lock().get(&slot).is_some_and(|hot| hot.mappable)
     }
 
-    /// For how long the kernel, which is told these attributes of the file now, may believe them; `None`: until it is told otherwise.
+    /// For how long the kernel, which is told these attributes of the file now, may believe them;
+    /// `None`: until it is told otherwise.
     ///
-    /// For times and size it asks anew by itself after each write that it passes on (`fuse_write_update_attr` in fs/fuse/file.c), but not for set-id bits,
-    /// which such writes clear.
+    /// For times and size it asks anew by itself after each write that it passes on
+    /// (`fuse_write_update_attr` in fs/fuse/file.c), but not for set-id bits, which such writes
+    /// clear.
     pub fn lifetime(&self, slot: Slot, stat: &Stat) -> Option<Duration> {
         let mut hot = self.hot.lock();
         let hot = hot.get_mut(&slot)?;
         if hot.past_mount || stat.mode & SET_ID != 0 {
             return Some(Duration::ZERO);
         }
-        hot.mappable.then(|| hot.told.tell(Instant::now(), (stat.mtime, stat.ctime)))
+        hot.mappable
+            .then(|| hot.told.tell(Instant::now(), (stat.mtime, stat.ctime)))
     }
 
     /// Before the freeze: waits a moment for the kernel to tell that files just written are closed.
     pub fn await_closes(&self) {
         for _ in 0..CLOSE_WAITS_MAX {
-            if !self.hot.lock().values().any(|hot| hot.opened.elapsed() < YOUNG) {
+            if !self
+                .hot
+                .lock()
+                .values()
+                .any(|hot| hot.opened.elapsed() < YOUNG)
+            {
                 return;
             }
             std::thread::sleep(CLOSE_WAIT);
@@ -187,16 +247,29 @@ impl HotFiles {
 
     /// Hot files that may be mapped to be written.
     pub fn mapped(&self) -> Vec<Slot> {
-        self.hot.lock().iter().filter(|(_, hot)| hot.mappable).map(|(slot, _)| *slot).collect()
+        self.hot
+            .lock()
+            .iter()
+            .filter(|(_, hot)| hot.mappable)
+            .map(|(slot, _)| *slot)
+            .collect()
     }
 
-    /// What shows whether a hot file was written to since: with [`HotFiles::preflush`] before, stores through mappings too, for they find clean pages.
+    /// What shows whether a hot file was written to since: with [`HotFiles::preflush`] before,
+    /// stores through mappings too, for they find clean pages.
     ///
     /// # Errors
     /// Those of fstat(2).
     pub fn state(&self) -> SysResult<Vec<(Slot, u64, Time, Time)>> {
-        let files: Vec<(Slot, Arc<File>)> = self.hot.lock().iter().map(|(slot, hot)| (*slot, Arc::clone(&hot.file))).collect();
-        let state = |(slot, file): (Slot, Arc<File>)| sys::stat_fd(&*file).map(|stat| (slot, stat.size, stat.mtime, stat.ctime));
+        let files: Vec<(Slot, Arc<File>)> = self
+            .hot
+            .lock()
+            .iter()
+            .map(|(slot, hot)| (*slot, Arc::clone(&hot.file)))
+            .collect();
+        let state = |(slot, file): (Slot, Arc<File>)| {
+            sys::stat_fd(&*file).map(|stat| (slot, stat.size, stat.mtime, stat.ctime))
+        };
         let mut states: Vec<_> = files.into_iter().map(state).collect::<SysResult<_>>()?;
         states.sort_by_key(|(slot, ..)| *slot);
         Ok(states)

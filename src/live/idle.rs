@@ -1,8 +1,10 @@
-//! What the sealer does about an absence to come, when it has nothing to hash and the tree is left alone: the tree is written down the first time, and again
-//! when so much has changed that an unmount would have much to do; from the first orderly end on, content is kept ahead.
+//! What the sealer does about an absence to come, when it has nothing to hash and the tree is left
+//! alone: the tree is written down the first time, and again when so much has changed that an
+//! unmount would have much to do; from the first orderly end on, content is kept ahead.
 //!
-//! It may take long, and is done while the tree is served: what changes meanwhile counts for the next time. What there is of it is no baseline until the
-//! daemon ends in an orderly way and has brought it up to date.
+//! It may take long, and is done while the tree is served: what changes meanwhile counts for the
+//! next time. What there is of it is no baseline until the daemon ends in an orderly way and has
+//! brought it up to date.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,8 +54,17 @@ pub struct Idle {
 
 impl Idle {
     pub(super) fn new(tables: &Tables, baselines: Arc<Baselines>, kept: Arc<Kept>) -> Arc<Idle> {
-        let Tables { timeline, reflink, .. } = tables.clone();
-        Arc::new(Idle { timeline, reflink, baselines, kept, keeps: AtomicBool::new(false), times: Mutex::default() })
+        let Tables {
+            timeline, reflink, ..
+        } = tables.clone();
+        Arc::new(Idle {
+            timeline,
+            reflink,
+            baselines,
+            kept,
+            keeps: AtomicBool::new(false),
+            times: Mutex::default(),
+        })
     }
 
     /// The last daemon has ended in an orderly way: this one may, too, and content is kept ahead.
@@ -62,21 +73,35 @@ impl Idle {
     }
 
     fn due(&self) -> Option<Due> {
-        if self.timeline.catalogue.stored_ids().is_empty() || !self.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
+        if self.timeline.catalogue.stored_ids().is_empty()
+            || !self
+                .timeline
+                .store()
+                .layers
+                .free_bytes()
+                .is_ok_and(|free| free > SPACE_KEPT_BYTES)
+        {
             return None;
         }
-        let lately = self.times.lock().1.is_some_and(|last| last.elapsed() < KEEP_EVERY);
+        let lately = self
+            .times
+            .lock()
+            .1
+            .is_some_and(|last| last.elapsed() < KEEP_EVERY);
         // After a kill clones tell of an orderly end before.
         let keep = self.reflink && (self.keeps.load(Ordering::Relaxed) || self.kept.has_kept());
         match self.timeline.baseline.baseline_changes() {
-            Some(changes) if changes < CHANGES_MAX && (!keep || lately || self.kept.is_kept_whole()) => {
+            Some(changes)
+                if changes < CHANGES_MAX && (!keep || lately || self.kept.is_kept_whole()) =>
+            {
                 (self.timeline.baseline.changed_keys() > KEYS_MAX).then_some(Due::Advance)
             }
             _ => Some(Due::Walk { keep }),
         }
     }
 
-    /// Does what is due, once the tree is left alone. Ends early if there is something to hash, or the thread is to end.
+    /// Does what is due, once the tree is left alone. Ends early if there is something to hash, or
+    /// the thread is to end.
     pub(super) fn prepare_absence(&self, wake: &Wake) {
         while matches!(self.kept.drop_rest(DROP_MAX), Ok(true)) {
             if !wake.pause(PAUSE_MAX) {
@@ -108,7 +133,10 @@ impl Idle {
             Due::Walk { keep } => self.walk_ahead(keep, &mut pace),
         };
         match done {
-            Ok(()) => tracing::debug!(ms = began.elapsed().as_millis(), "the tree was written down ahead"),
+            Ok(()) => tracing::debug!(
+                ms = began.elapsed().as_millis(),
+                "the tree was written down ahead"
+            ),
             Err(errno) => {
                 tracing::debug!(%errno, "the tree was not written down ahead");
                 let _ = Baseline::discard(&self.timeline.store().layout);
@@ -118,8 +146,15 @@ impl Idle {
 
     fn advance_ahead(&self) -> SysResult<()> {
         // Where something is missing that is not looked for now, but at the next walk.
-        let keeper = self.kept.is_kept_whole().then(|| self.kept.keeper_ahead()).transpose()?;
-        match (self.baselines.advance_baseline(None, keeper.as_ref())?, keeper) {
+        let keeper = self
+            .kept
+            .is_kept_whole()
+            .then(|| self.kept.keeper_ahead())
+            .transpose()?;
+        match (
+            self.baselines.advance_baseline(None, keeper.as_ref())?,
+            keeper,
+        ) {
             (Some(files), Some(keeper)) => keeper.catch_up(files).map(drop),
             _ => Ok(()),
         }
@@ -127,7 +162,11 @@ impl Idle {
 
     fn walk_ahead(&self, keep: bool, go_on: &mut dyn FnMut() -> bool) -> SysResult<()> {
         let keeper = keep.then(|| self.kept.keeper_ahead()).transpose()?;
-        self.baselines.walk_baseline(Walk { end: None, keeper: keeper.as_ref(), go_on })?;
+        self.baselines.walk_baseline(Walk {
+            end: None,
+            keeper: keeper.as_ref(),
+            go_on,
+        })?;
         if let Some(keeper) = keeper {
             self.times.lock().1 = Some(Instant::now());
             keeper.finish()?;

@@ -35,7 +35,10 @@ impl From<Slot> for At<'_> {
 
 impl<'a> From<&'a Arc<Trail>> for At<'a> {
     fn from(trail: &'a Arc<Trail>) -> Self {
-        At { slot: trail.slot, trail: Some(trail) }
+        At {
+            slot: trail.slot,
+            trail: Some(trail),
+        }
     }
 }
 
@@ -43,7 +46,10 @@ impl<'a> At<'a> {
     /// The directory of one of its places.
     fn above(self, place: &Place) -> At<'a> {
         let up = self.trail.and_then(|trail| trail.up.as_ref());
-        At { slot: place.parent, trail: up.filter(|up| up.slot == place.parent) }
+        At {
+            slot: place.parent,
+            trail: up.filter(|up| up.slot == place.parent),
+        }
     }
 }
 
@@ -61,7 +67,12 @@ struct Level<'a> {
 impl<'a> Level<'a> {
     fn of(inodes: &Inodes, at: At<'a>) -> Level<'a> {
         let (places, unknown) = inodes.places_known(at);
-        Level { at, places: places.into_iter(), name: None, unknown }
+        Level {
+            at,
+            places: places.into_iter(),
+            name: None,
+            unknown,
+        }
     }
 }
 
@@ -76,7 +87,14 @@ pub(super) struct Found {
 
 /// What says that an inode is not at a place where it was looked for.
 pub(super) fn is_elsewhere(errno: Errno) -> bool {
-    [Errno::ENOENT, Errno::ENOTDIR, Errno::ESTALE, Errno::ELOOP, Errno::EXDEV].contains(&errno)
+    [
+        Errno::ENOENT,
+        Errno::ENOTDIR,
+        Errno::ESTALE,
+        Errno::ELOOP,
+        Errno::EXDEV,
+    ]
+    .contains(&errno)
 }
 
 /// Finds inodes by their slots, and looks at them.
@@ -90,25 +108,51 @@ pub struct Inodes {
     hot: Arc<HotFiles>,
     device: u64,
     root_ino: u64,
-    /// Where inodes were found that are to be captured ahead and that the kernel may not know. A leaf.
+    /// Where inodes were found that are to be captured ahead and that the kernel may not know. A
+    /// leaf.
     found_ahead: Mutex<HashMap<Slot, Place>>,
 }
 
 impl Inodes {
     pub(super) fn new(tables: &Tables, stat: &Stat) -> Arc<Inodes> {
-        let Tables { timeline, root, staging, locks, nodes, dirs, hot, .. } = tables.clone();
-        Arc::new(Inodes { timeline, root, staging, locks, nodes, dirs, hot, device: stat.dev, root_ino: stat.ino, found_ahead: Mutex::default() })
+        let Tables {
+            timeline,
+            root,
+            staging,
+            locks,
+            nodes,
+            dirs,
+            hot,
+            ..
+        } = tables.clone();
+        Arc::new(Inodes {
+            timeline,
+            root,
+            staging,
+            locks,
+            nodes,
+            dirs,
+            hot,
+            device: stat.dev,
+            root_ino: stat.ino,
+            found_ahead: Mutex::default(),
+        })
     }
 
     /// The slot of an inode by what stat(2) said of it.
     ///
     /// # Errors
-    /// EXDEV if it is on another filesystem: something is mounted there, or it is another subvolume.
+    /// EXDEV if it is on another filesystem: something is mounted there, or it is another
+    /// subvolume.
     pub fn slot_of(&self, stat: &Stat) -> SysResult<Slot> {
         if stat.dev != self.device {
             return Err(Errno::EXDEV);
         }
-        Ok(if stat.ino == self.root_ino { Slot::ROOT } else { Slot(stat.ino) })
+        Ok(if stat.ino == self.root_ino {
+            Slot::ROOT
+        } else {
+            Slot(stat.ino)
+        })
     }
 
     /// The names under which an inode may be found, the likeliest first.
@@ -118,21 +162,36 @@ impl Inodes {
 
     /// The first of [`Inodes::places`], at the same cost however many there are.
     pub(super) fn likeliest_place(&self, slot: Slot) -> Option<Place> {
-        let first = self.nodes.lock().get(slot).and_then(|node| node.links().next().cloned());
+        let first = self
+            .nodes
+            .lock()
+            .get(slot)
+            .and_then(|node| node.links().next().cloned());
         first.or_else(|| self.places(slot.into()).into_iter().next())
     }
 
     /// As [`Inodes::places`], and why there may be more, if history could not be asked.
     fn places_known(&self, at: At<'_>) -> (Vec<Place>, Option<Errno>) {
-        let mut places: Vec<Place> = self.nodes.lock().get(at.slot).map(|node| node.links().cloned().collect()).unwrap_or_default();
+        let mut places: Vec<Place> = self
+            .nodes
+            .lock()
+            .get(at.slot)
+            .map(|node| node.links().cloned().collect())
+            .unwrap_or_default();
         let mut unknown = None;
         if places.is_empty() {
             match self.timeline.lookup.place_or_fault(at.slot) {
                 Ok(place) => places.extend(place),
                 Err(errno) => unknown = Some(errno),
             }
-            if let Some(Trail { name, up: Some(up), .. }) = at.trail.map(|trail| &**trail) {
-                let place = Place { parent: up.slot, name: name.clone() };
+            if let Some(Trail {
+                name, up: Some(up), ..
+            }) = at.trail.map(|trail| &**trail)
+            {
+                let place = Place {
+                    parent: up.slot,
+                    name: name.clone(),
+                };
                 if !places.contains(&place) {
                     places.push(place);
                 }
@@ -148,14 +207,24 @@ impl Inodes {
     /// # Errors
     /// ESTALE if it is at none of them; another if that cannot be told.
     pub(super) fn find(&self, at: At<'_>) -> SysResult<Found> {
-        // That it is nowhere must be proven: a place that could not be looked at may be where it is.
+        // That it is nowhere must be proven: a place that could not be looked at may be where it
+        // is.
         let look = |place: &Place| {
             let dir = self.dir(at.above(place))?;
             let stat = sys::stat_at(&dir, place.name.as_bytes())?;
-            Ok((self.slot_of(&stat) == Ok(at.slot)).then(|| Found { parent: place.parent, dir, name: place.name.clone(), stat }))
+            Ok((self.slot_of(&stat) == Ok(at.slot)).then(|| Found {
+                parent: place.parent,
+                dir,
+                name: place.name.clone(),
+                stat,
+            }))
         };
         // It is nearly always at the first of them, and may have any number.
-        let first = self.nodes.lock().get(at.slot).and_then(|node| node.links().next().cloned());
+        let first = self
+            .nodes
+            .lock()
+            .get(at.slot)
+            .and_then(|node| node.links().next().cloned());
         if let Some(Ok(Some(found))) = first.as_ref().map(look) {
             return Ok(found);
         }
@@ -168,7 +237,11 @@ impl Inodes {
                 Err(errno) => unknown = Some(errno),
             }
         }
-        tracing::debug!(slot = at.slot.0, ?unknown, "an inode is at none of its known names");
+        tracing::debug!(
+            slot = at.slot.0,
+            ?unknown,
+            "an inode is at none of its known names"
+        );
         Err(unknown.unwrap_or(Errno::ESTALE))
     }
 
@@ -193,10 +266,12 @@ impl Inodes {
         }
     }
 
-    /// Goes up from a directory to one that is at hand, and down again by names. Without recursion: a tree can be deeper than the stack.
+    /// Goes up from a directory to one that is at hand, and down again by names. Without recursion:
+    /// a tree can be deeper than the stack.
     fn climb(&self, at: At<'_>) -> SysResult<Arc<OwnedFd>> {
         let (mut levels, mut above) = (vec![Level::of(self, at)], HashSet::from([at.slot]));
-        // What became of the directory above the last level; `None`: the next place of that level is to be tried.
+        // What became of the directory above the last level; `None`: the next place of that level
+        // is to be tried.
         let mut found: Option<SysResult<Arc<OwnedFd>>> = None;
         while let Some(last) = levels.last_mut() {
             let stepped = match (found.take(), last.name.take()) {
@@ -206,7 +281,13 @@ impl Inodes {
             };
             match stepped {
                 Ok(None) => {}
-                Err(errno) if errno != Errno::ENOTDIR => last.unknown = if is_elsewhere(errno) { last.unknown } else { Some(errno) },
+                Err(errno) if errno != Errno::ENOTDIR => {
+                    last.unknown = if is_elsewhere(errno) {
+                        last.unknown
+                    } else {
+                        Some(errno)
+                    }
+                }
                 settled => {
                     found = settled.transpose();
                     levels.pop();
@@ -260,7 +341,10 @@ impl Inodes {
             return sys::stat_fd(&self.root);
         }
         if let Some(orphan) = self.nodes.orphan(at.slot) {
-            return Ok(Stat { nlink: 0, ..sys::stat_fd(&orphan)? });
+            return Ok(Stat {
+                nlink: 0,
+                ..sys::stat_fd(&orphan)?
+            });
         }
         if let Some(dir) = self.dirs.get(at.slot) {
             return sys::stat_fd(&dir);
@@ -280,7 +364,11 @@ impl Inodes {
         if at.slot == Slot::ROOT {
             return Ok(Arc::clone(&self.root));
         }
-        if let Some(fd) = self.nodes.orphan(at.slot).or_else(|| self.dirs.get(at.slot)) {
+        if let Some(fd) = self
+            .nodes
+            .orphan(at.slot)
+            .or_else(|| self.dirs.get(at.slot))
+        {
             return Ok(fd);
         }
         if let Some(file) = self.hot.file(at.slot) {
@@ -297,8 +385,8 @@ impl Inodes {
         Ok(fd)
     }
 
-    /// Refuses to change an inode that has lost its last name and was moved into a layer: it is a version of the past now. ESTALE makes the kernel
-    /// look the name up again.
+    /// Refuses to change an inode that has lost its last name and was moved into a layer: it is a
+    /// version of the past now. ESTALE makes the kernel look the name up again.
     pub(super) fn check_not_kept(&self, slot: Slot, fd: impl AsFd) -> SysResult<()> {
         if self.nodes.is_dead(slot) && sys::stat_fd(fd)?.nlink > 0 {
             return Err(Errno::ESTALE);
@@ -306,9 +394,13 @@ impl Inodes {
         Ok(())
     }
 
-    /// What `open` opens at the name by which the kernel knows an inode, if it is the inode that is meant: the quick way, which asks once and not
-    /// before.
-    fn at_known_name<T: AsFd>(&self, at: At<'_>, open: impl FnOnce(&OwnedFd, &[u8]) -> SysResult<T>) -> Option<(T, Stat)> {
+    /// What `open` opens at the name by which the kernel knows an inode, if it is the inode that is
+    /// meant: the quick way, which asks once and not before.
+    fn at_known_name<T: AsFd>(
+        &self,
+        at: At<'_>,
+        open: impl FnOnce(&OwnedFd, &[u8]) -> SysResult<T>,
+    ) -> Option<(T, Stat)> {
         let place = self.nodes.lock().get(at.slot)?.links().next()?.clone();
         let dir = self.dir(place.parent).ok()?;
         let opened = open(&dir, place.name.as_bytes()).ok()?;
@@ -321,14 +413,25 @@ impl Inodes {
     /// # Errors
     /// ESTALE if it cannot be found, EINVAL if it is no regular file; those of open(2).
     pub(super) fn open_file(&self, at: At<'_>, how: Open) -> SysResult<(File, Stat)> {
-        let regular = |stat: &Stat| if stat.kind == Kind::File { Ok(()) } else { Err(Errno::EINVAL) };
+        let regular = |stat: &Stat| {
+            if stat.kind == Kind::File {
+                Ok(())
+            } else {
+                Err(Errno::EINVAL)
+            }
+        };
         if let Some(orphan) = self.nodes.orphan(at.slot) {
             let stat = sys::stat_fd(&orphan)?;
             regular(&stat)?;
             return Ok((sys::reopen(&orphan, how)?, stat));
         }
-        if self.nodes.lock().get(at.slot).is_some_and(|node| node.kind == Kind::File)
-            && let Some((file, stat)) = self.at_known_name(at, |dir, name| sys::open_file_at(dir, name, how))
+        if self
+            .nodes
+            .lock()
+            .get(at.slot)
+            .is_some_and(|node| node.kind == Kind::File)
+            && let Some((file, stat)) =
+                self.at_known_name(at, |dir, name| sys::open_file_at(dir, name, how))
         {
             regular(&stat)?;
             return Ok((file, stat));
@@ -352,12 +455,23 @@ impl Inodes {
         self.lookup_in(parent, name, 1)
     }
 
-    pub(super) fn lookup_in(&self, parent: Slot, name: &Name, lookups: u64) -> SysResult<(Slot, u64, Stat)> {
+    pub(super) fn lookup_in(
+        &self,
+        parent: Slot,
+        name: &Name,
+        lookups: u64,
+    ) -> SysResult<(Slot, u64, Stat)> {
         let dir = self.dir(parent)?;
         let stat = sys::stat_at(&dir, name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
-        let place = Place { parent, name: name.clone() };
-        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
+        let place = Place {
+            parent,
+            name: name.clone(),
+        };
+        let generation =
+            self.nodes
+                .lock()
+                .learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok((slot, generation, stat))
     }
 
@@ -374,10 +488,17 @@ impl Inodes {
 
 /// The place of an inode as its parent and name.
 pub(super) fn place(parent: Slot, name: &Name) -> Place {
-    Place { parent, name: name.clone() }
+    Place {
+        parent,
+        name: name.clone(),
+    }
 }
 
 /// An inode that is found by the place that history keeps of it.
 pub(super) fn at_place(slot: Slot) -> Arc<Trail> {
-    Arc::new(Trail { slot, name: Name::new(b""), up: None })
+    Arc::new(Trail {
+        slot,
+        name: Name::new(b""),
+        up: None,
+    })
 }

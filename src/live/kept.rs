@@ -1,16 +1,23 @@
-//! Content that is kept over an absence: a clone of each file that a checkpoint shows and no layer has, in `.ckptfs/kept`. Where files cannot share extents
-//! it is a copy, and of small files only: all copies are on the disk before the first of them counts.
+//! Content that is kept over an absence: a clone of each file that a checkpoint shows and no layer
+//! has, in `.ckptfs/kept`. Where files cannot share extents it is a copy, and of small files only:
+//! all copies are on the disk before the first of them counts.
 //!
-//! It is made when a daemon ends in an orderly way, beside the baseline, for as long as it may take; what differs from the baseline at the next start has its
-//! clone cloned (a copy linked) into the layer, as if it had been captured before the change. (To move it would be enough, but for a daemon that is killed
-//! before the record of it.) All clones stay, and count at the next end for files that are still the same: a clone is named by slot and time of birth, has
-//! the size of its file, and as its time of modification the ctime that its file had. It is set last, so a clone that was cut short counts for nothing.
+//! It is made when a daemon ends in an orderly way, beside the baseline, for as long as it may
+//! take; what differs from the baseline at the next start has its clone cloned (a copy linked) into
+//! the layer, as if it had been captured before the change. (To move it would be enough, but for a
+//! daemon that is killed before the record of it.) All clones stay, and count at the next end for
+//! files that are still the same: a clone is named by slot and time of birth, has the size of its
+//! file, and as its time of modification the ctime that its file had. It is set last, so a clone
+//! that was cut short counts for nothing.
 //!
-//! When every file that needs one has a clone, a file named `whole` says so. From then on only what has changed is looked at, until the clones go; without it
-//! the tree is gone through at an unmount, as far as the time goes. From the first orderly end on clones are made ahead, in idle time.
+//! When every file that needs one has a clone, a file named `whole` says so. From then on only what
+//! has changed is looked at, until the clones go; without it the tree is gone through at an
+//! unmount, as far as the time goes. From the first orderly end on clones are made ahead, in idle
+//! time.
 //!
-//! A clone shares its extents with the file, or with the layer that has them once the file has changed. When a checkpoint was freed, or live files came to
-//! share those of others, it may be all that has them: then all clones go.
+//! A clone shares its extents with the file, or with the layer that has them once the file has
+//! changed. When a checkpoint was freed, or live files came to share those of others, it may be all
+//! that has them: then all clones go.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -48,7 +55,8 @@ const LOOK_EVERY: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Keep {
-    /// What can be cloned in two seconds; where nothing can be cloned, copies of small files, 64 MiB in all.
+    /// What can be cloned in two seconds; where nothing can be cloned, copies of small files, 64
+    /// MiB in all.
     #[default]
     Some,
     /// Nothing.
@@ -98,7 +106,8 @@ pub(super) struct Keeper<'a> {
     drops: u64,
     /// Nothing was missing, but for what changed since the baseline that there was then.
     whole: bool,
-    /// A checkpoint will show the tree as it is now, if it is changed: what is new in the open epoch, or changed in it, is kept too.
+    /// A checkpoint will show the tree as it is now, if it is changed: what is new in the open
+    /// epoch, or changed in it, is kept too.
     all: bool,
     done: RefCell<Done>,
 }
@@ -132,9 +141,23 @@ pub struct Kept {
 
 impl Kept {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Kept> {
-        let Tables { timeline, reflink, wake, .. } = tables.clone();
-        let Past { inodes, captures, .. } = past.clone();
-        Arc::new(Kept { timeline, reflink, wake, inodes, captures, drops: AtomicU64::new(0) })
+        let Tables {
+            timeline,
+            reflink,
+            wake,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes, captures, ..
+        } = past.clone();
+        Arc::new(Kept {
+            timeline,
+            reflink,
+            wake,
+            inodes,
+            captures,
+            drops: AtomicU64::new(0),
+        })
     }
 
     fn kept_dir(&self) -> SysResult<OwnedFd> {
@@ -146,7 +169,8 @@ impl Kept {
         if how == Keep::None {
             return self.drop_all().map(|()| None);
         }
-        self.keeper_until(how, Instant::now().checked_add(how.time()), all).map(Some)
+        self.keeper_until(how, Instant::now().checked_add(how.time()), all)
+            .map(Some)
     }
 
     /// What clones ahead, in idle time.
@@ -160,12 +184,25 @@ impl Kept {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Keeper { kept: self, dir: self.kept_dir()?, how, until, all, drops, whole: self.is_kept_whole(), done: RefCell::default() })
+        Ok(Keeper {
+            kept: self,
+            dir: self.kept_dir()?,
+            how,
+            until,
+            all,
+            drops,
+            whole: self.is_kept_whole(),
+            done: RefCell::default(),
+        })
     }
 
-    /// Whether all is kept that is to be, but for what changed since the baseline. Of copies that is not known: together they may be too many.
+    /// Whether all is kept that is to be, but for what changed since the baseline. Of copies that
+    /// is not known: together they may be too many.
     pub(super) fn is_kept_whole(&self) -> bool {
-        self.reflink && self.kept_dir().is_ok_and(|dir| sys::stat_at(dir, WHOLE).is_ok())
+        self.reflink
+            && self
+                .kept_dir()
+                .is_ok_and(|dir| sys::stat_at(dir, WHOLE).is_ok())
     }
 
     /// There may be clones of an earlier daemon, or ours.
@@ -173,8 +210,8 @@ impl Kept {
         self.kept_dir().is_ok()
     }
 
-    /// Another baseline is put in place of the one that there was: what changed before it is not to be looked for any more, and only who has seen to all of that
-    /// knows that nothing is missing.
+    /// Another baseline is put in place of the one that there was: what changed before it is not to
+    /// be looked for any more, and only who has seen to all of that knows that nothing is missing.
     pub(super) fn unsettle_kept(&self) -> SysResult<()> {
         match self.kept_dir() {
             Err(Errno::ENOENT) => Ok(()),
@@ -182,7 +219,8 @@ impl Kept {
         }
     }
 
-    /// Brings what a file held when it was last served into the layer of the open epoch. `None`: there is none, or it is not needed.
+    /// Brings what a file held when it was last served into the layer of the open epoch. `None`:
+    /// there is none, or it is not needed.
     pub(super) fn take_kept(&self, node: &Node) -> SysResult<Option<ObjectId>> {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
         if !self.timeline.epochs.needs(&Key::Data(slot)) || self.timeline.epochs.is_born(slot) {
@@ -200,13 +238,17 @@ impl Kept {
             return self.captures.capture_object(slot, &clone, stat.size);
         }
         let layers = &self.timeline.store().layers;
-        let object = layers.next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
+        let object = layers
+            .next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Cloned)
+            .map_err(|error| error.errno())?;
         let (layer, file) = layers.location(object).map_err(|error| error.errno())?;
-        self.captures.with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
+        self.captures
+            .with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
         Ok(Some(object))
     }
 
-    /// Removes all clones; of very many the rest goes in idle time. What was to be kept by them is kept again when this daemon ends.
+    /// Removes all clones; of very many the rest goes in idle time. What was to be kept by them is
+    /// kept again when this daemon ends.
     ///
     /// # Errors
     /// Those of unlink(2).
@@ -252,7 +294,10 @@ fn drop_some(store: impl AsFd, name: &[u8], most: usize) -> SysResult<bool> {
     };
     let (entries, last) = sys::read_dir(&dir, 0, most)?;
     let mut gently = Gently::default();
-    for entry in entries.iter().filter(|entry| !matches!(entry.name.as_slice(), b"." | b"..")) {
+    for entry in entries
+        .iter()
+        .filter(|entry| !matches!(entry.name.as_slice(), b"." | b".."))
+    {
         unlink(&dir, &entry.name)?;
         gently.removed(&dir);
     }
@@ -283,16 +328,21 @@ impl Keeper<'_> {
             return;
         }
         let timeline = &self.kept.timeline;
-        if !self.all && (timeline.epochs.is_born(slot) || !timeline.epochs.needs(&Key::Data(slot))) {
+        if !self.all && (timeline.epochs.is_born(slot) || !timeline.epochs.needs(&Key::Data(slot)))
+        {
             self.doubt(node);
-            // What is born makes no record by which the next daemon would look at it again, and its first checkpoint shows it.
+            // What is born makes no record by which the next daemon would look at it again, and its
+            // first checkpoint shows it.
             self.done.borrow_mut().unseen |= self.until.is_some() && timeline.epochs.is_born(slot);
             return;
         }
         let clone = name_of(slot, stat);
         let there = sys::stat_at(&self.dir, clone.as_bytes());
-        let counts = there.as_ref().is_ok_and(|there| is_of(there, stat)) || self.done.borrow().used.contains(clone.as_bytes());
-        if self.fits(stat) && (counts || (self.has_time() && self.make(open, stat, &clone, there.is_ok()).is_ok())) {
+        let counts = there.as_ref().is_ok_and(|there| is_of(there, stat))
+            || self.done.borrow().used.contains(clone.as_bytes());
+        if self.fits(stat)
+            && (counts || (self.has_time() && self.make(open, stat, &clone, there.is_ok()).is_ok()))
+        {
             let mut done = self.done.borrow_mut();
             done.copied_bytes += stat.size;
             done.used.insert(clone.into_bytes());
@@ -304,14 +354,18 @@ impl Keeper<'_> {
     /// The clone of a file that was at a name may count for nothing any more.
     pub(super) fn doubt(&self, node: &Node) {
         if node.child.kind == Kind::File && node.attr.stat.size > 0 {
-            self.done.borrow_mut().doubtful.insert(name_of(node.child.slot, &node.attr.stat).into_bytes());
+            self.done
+                .borrow_mut()
+                .doubtful
+                .insert(name_of(node.child.slot, &node.attr.stat).into_bytes());
         }
     }
 
     /// A clone always does. A copy takes time and space.
     fn fits(&self, stat: &Stat) -> bool {
         let all = self.kept.reflink || self.how == Keep::All;
-        all || (stat.size <= COPY_MAX && stat.size <= COPIES_MAX.saturating_sub(self.done.borrow().copied_bytes))
+        all || (stat.size <= COPY_MAX
+            && stat.size <= COPIES_MAX.saturating_sub(self.done.borrow().copied_bytes))
     }
 
     fn is_over(&self) -> bool {
@@ -320,29 +374,51 @@ impl Keeper<'_> {
 
     fn has_time(&self) -> bool {
         let made = self.done.borrow().made;
-        if made.is_multiple_of(LOOK_EVERY) && !self.kept.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
+        if made.is_multiple_of(LOOK_EVERY)
+            && !self
+                .kept
+                .timeline
+                .store()
+                .layers
+                .free_bytes()
+                .is_ok_and(|free| free > SPACE_KEPT_BYTES)
+        {
             return false;
         }
         !self.is_over()
     }
 
-    fn make(&self, open: impl Fn(Open) -> SysResult<File>, stat: &Stat, clone: &str, stale: bool) -> SysResult<()> {
+    fn make(
+        &self,
+        open: impl Fn(Open) -> SysResult<File>,
+        stat: &Stat,
+        clone: &str,
+        stale: bool,
+    ) -> SysResult<()> {
         self.done.borrow_mut().made += 1;
         if stale {
             sys::unlink_at(&self.dir, clone.as_bytes())?;
         }
-        let file = match open(Open { noatime: true, ..Open::READ }) {
+        let file = match open(Open {
+            noatime: true,
+            ..Open::READ
+        }) {
             Err(Errno::EPERM) => open(Open::READ),
             file => file,
         }?;
-        self.kept.captures.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
+        self.kept
+            .captures
+            .duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
         if !is_same(&sys::stat_fd(&file)?, stat) {
             return Err(Errno::EBUSY);
         }
         if self.kept.reflink {
             return self.set_time(clone, stat.ctime);
         }
-        self.done.borrow_mut().copies.push((clone.to_owned(), stat.ctime));
+        self.done
+            .borrow_mut()
+            .copies
+            .push((clone.to_owned(), stat.ctime));
         Ok(())
     }
 
@@ -352,7 +428,8 @@ impl Keeper<'_> {
         sys::utimens_fd(&made, SetTime::Omit, SetTime::At(time))
     }
 
-    /// All of the tree was gone through: removes clones that count for nothing any more. Says how many files are not kept.
+    /// All of the tree was gone through: removes clones that count for nothing any more. Says how
+    /// many files are not kept.
     pub(super) fn finish(self) -> SysResult<u64> {
         let done = self.done.take();
         for entry in sys::list_dir(&self.dir)? {
@@ -363,18 +440,28 @@ impl Keeper<'_> {
         self.settle(&done, done.left_out)
     }
 
-    /// What changed was gone through: removes its clones that count for nothing any more, and keeps what was not kept before. Says how many files are not
-    /// kept, of so many as there are in the tree.
+    /// What changed was gone through: removes its clones that count for nothing any more, and keeps
+    /// what was not kept before. Says how many files are not kept, of so many as there are in the
+    /// tree.
     pub(super) fn catch_up(self, files: u64) -> SysResult<u64> {
         let mut left_out = self.done.borrow().left_out;
         if !self.whole {
-            (self.done.borrow_mut().left_out, self.done.borrow_mut().copied_bytes) = (0, 0);
+            (
+                self.done.borrow_mut().left_out,
+                self.done.borrow_mut().copied_bytes,
+            ) = (0, 0);
             let all = self.kept.inodes.each_file(|dir, name, node| {
                 self.keep(dir, name, node);
                 !self.is_over()
             })?;
             let done = self.done.borrow();
-            left_out = if all { done.left_out } else { done.left_out.max(files.saturating_sub(done.used.len() as u64)).max(1) };
+            left_out = if all {
+                done.left_out
+            } else {
+                done.left_out
+                    .max(files.saturating_sub(done.used.len() as u64))
+                    .max(1)
+            };
         }
         let done = self.done.take();
         for name in done.doubtful.difference(&done.used) {
@@ -388,7 +475,9 @@ impl Keeper<'_> {
             // A power cut would leave zeros in what has its size already.
             sys::syncfs(&self.dir)?;
         }
-        done.copies.iter().try_for_each(|(clone, time)| self.set_time(clone, *time))?;
+        done.copies
+            .iter()
+            .try_for_each(|(clone, time)| self.set_time(clone, *time))?;
         if left_out == 0 && !done.unseen && self.drops == self.kept.drops.load(Ordering::SeqCst) {
             match sys::create_file_at(&self.dir, WHOLE, Open::READ_WRITE, 0o600) {
                 Ok(_) | Err(Errno::EEXIST) => {}

@@ -50,7 +50,13 @@ pub struct Legacy {
 impl Legacy {
     /// That of a worker: empty, or what the one before left.
     pub fn new(ledger: Arc<Ledger>, keeper: Arc<dyn Keeper>) -> Legacy {
-        Legacy { ledger, keeper, kept: Mutex::default(), hot: Mutex::default(), exchanges: Mutex::default() }
+        Legacy {
+            ledger,
+            keeper,
+            kept: Mutex::default(),
+            hot: Mutex::default(),
+            exchanges: Mutex::default(),
+        }
     }
 }
 
@@ -81,8 +87,10 @@ impl Handover {
     pub(super) fn leave_hot(&self, slot: Slot, mappable: bool, past_mount: bool) {
         let Some(legacy) = self.0.get() else { return };
         let mut rows = legacy.hot.lock();
-        if let Some(row) = legacy.ledger.put(HOT, words([slot.0, u64::from(mappable), u64::from(past_mount)]))
-            && let Some(before) = rows.insert(slot, row)
+        if let Some(row) = legacy.ledger.put(
+            HOT,
+            words([slot.0, u64::from(mappable), u64::from(past_mount)]),
+        ) && let Some(before) = rows.insert(slot, row)
         {
             legacy.ledger.remove(before);
         }
@@ -112,7 +120,9 @@ impl Handover {
 
     /// The keeper holds this inode.
     pub(super) fn keeps(&self, slot: Slot) -> bool {
-        self.0.get().is_some_and(|legacy| legacy.kept.lock().contains(&slot))
+        self.0
+            .get()
+            .is_some_and(|legacy| legacy.kept.lock().contains(&slot))
     }
 
     /// Nobody needs to hold the inode any more.
@@ -126,7 +136,11 @@ impl Handover {
     pub(super) fn leave_exchange(&self, turn: Turn, source: Slot, target: Slot) {
         let Some(legacy) = self.0.get() else { return };
         let mut rows = legacy.exchanges.lock();
-        rows.extend(legacy.ledger.put(EXCHANGE, words([turn.request, source.0, target.0])));
+        rows.extend(
+            legacy
+                .ledger
+                .put(EXCHANGE, words([turn.request, source.0, target.0])),
+        );
         if rows.len() > EXCHANGES_MAX
             && let Some(oldest) = rows.pop_front()
         {
@@ -137,7 +151,9 @@ impl Handover {
     /// The inode that an exchange of this turn, if it was begun, was to bring to the first name.
     pub(super) fn exchange_begun(&self, turn: Turn) -> Option<Slot> {
         let rows = self.0.get()?.ledger.rows();
-        let begun = rows.into_iter().find(|row| row.kind == EXCHANGE && row.words.first() == Some(&turn.request))?;
+        let begun = rows
+            .into_iter()
+            .find(|row| row.kind == EXCHANGE && row.words.first() == Some(&turn.request))?;
         begun.words.get(2).copied().map(Slot)
     }
 
@@ -155,7 +171,11 @@ impl Handover {
                     }
                     legacy.ledger.remove(row.id);
                     let unknown = known.is_none() && !orphans.contains_key(&number);
-                    hot(LeftHot { slot, mappable: unknown.then_some(mappable != 0), past_mount: past_mount != 0 });
+                    hot(LeftHot {
+                        slot,
+                        mappable: unknown.then_some(mappable != 0),
+                        past_mount: past_mount != 0,
+                    });
                 }
                 EXCHANGE => legacy.exchanges.lock().push_back(row.id),
                 _ => {}
@@ -163,6 +183,9 @@ impl Handover {
         }
         // What no handle is open of any more was closed while nobody could tell the keeper.
         let kept = legacy.kept.lock().clone();
-        orphans.keys().filter(|number| !kept.contains(&Slot(**number))).for_each(|number| legacy.keeper.let_go(*number));
+        orphans
+            .keys()
+            .filter(|number| !kept.contains(&Slot(**number)))
+            .for_each(|number| legacy.keeper.let_go(*number));
     }
 }

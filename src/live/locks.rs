@@ -1,4 +1,5 @@
-//! The locks of the live tree. The order in which they are taken is told at the top of [`crate::live`].
+//! The locks of the live tree. The order in which they are taken is told at the top of
+//! [`crate::live`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -33,7 +34,9 @@ impl Default for Locks {
             changes: AtomicU64::new(0),
             tree: RwLock::ranked(Rank::Tree, ()),
             rename_steps: AtomicU64::new(0),
-            stripes: (0..STRIPES).map(|_| Mutex::ranked(Rank::Stripe, ())).collect(),
+            stripes: (0..STRIPES)
+                .map(|_| Mutex::ranked(Rank::Stripe, ()))
+                .collect(),
         }
     }
 }
@@ -66,10 +69,15 @@ impl Locks {
         let asked = Instant::now();
         let guard = self.freeze.try_write_for(limit)?;
         self.frozen.store(true, Ordering::SeqCst);
-        Some(Freeze { locks: self, asked, _guard: guard })
+        Some(Freeze {
+            locks: self,
+            asked,
+            _guard: guard,
+        })
     }
 
-    /// This thread, which holds the freeze lock, is alone in the tree, and whoever wants to change something waits for it.
+    /// This thread, which holds the freeze lock, is alone in the tree, and whoever wants to change
+    /// something waits for it.
     pub(super) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::SeqCst)
     }

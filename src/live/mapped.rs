@@ -1,12 +1,16 @@
-//! Files that the daemon serves and that may be mapped to be written: proof that the tree holds every store made through a mapping.
+//! Files that the daemon serves and that may be mapped to be written: proof that the tree holds
+//! every store made through a mapping.
 //!
-//! Dirty pages of such mappings are in the kernel's cache. Before a freeze the kernel is told to forget the data of these files, which brings the
-//! dirty pages in as writes and leaves no page: a store after that must first ask for its page, and the daemon sees it (a **touch**). So, once all is
-//! flushed and the freeze lock is held, the tree is of one instant if no change was made after the first touch since the **watch** began, and that instant
-//! is the first touch, or the freeze. A pwrite into such a file is a touch as well, for it may leave a page; so is an open that makes one more file
-//! mappable.
+//! Dirty pages of such mappings are in the kernel's cache. Before a freeze the kernel is told to
+//! forget the data of these files, which brings the dirty pages in as writes and leaves no page: a
+//! store after that must first ask for its page, and the daemon sees it (a **touch**). So, once all
+//! is flushed and the freeze lock is held, the tree is of one instant if no change was made after
+//! the first touch since the **watch** began, and that instant is the first touch, or the freeze. A
+//! pwrite into such a file is a touch as well, for it may leave a page; so is an open that makes
+//! one more file mappable.
 //!
-//! What the kernel itself does to a file (passthrough) is no change that is counted: with files of both kinds only a freeze without any touch counts.
+//! What the kernel itself does to a file (passthrough) is no change that is counted: with files of
+//! both kinds only a freeze without any touch counts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,11 +34,20 @@ pub struct Mapped {
 
 impl Mapped {
     pub(super) fn new(tables: &Tables) -> Arc<Mapped> {
-        let Tables { locks, nodes, hot, .. } = tables.clone();
-        Arc::new(Mapped { locks, nodes, hot, on: AtomicBool::new(false), first_touch: AtomicU64::new(NONE) })
+        let Tables {
+            locks, nodes, hot, ..
+        } = tables.clone();
+        Arc::new(Mapped {
+            locks,
+            nodes,
+            hot,
+            on: AtomicBool::new(false),
+            first_touch: AtomicU64::new(NONE),
+        })
     }
 
-    /// Begins a watch. The kernel must then be told to forget the data of all files that the daemon serves and that may be mapped.
+    /// Begins a watch. The kernel must then be told to forget the data of all files that the daemon
+    /// serves and that may be mapped.
     pub fn watch_stores(&self) {
         self.first_touch.store(NONE, Ordering::SeqCst);
         self.on.store(true, Ordering::SeqCst);
@@ -45,8 +58,9 @@ impl Mapped {
         self.on.store(false, Ordering::SeqCst);
     }
 
-    /// Since the watch began nothing happened that could make the tree hold a later change and lack an earlier store. It stays so for as long as
-    /// the freeze lock is held for writing; asked without it this is a guess.
+    /// Since the watch began nothing happened that could make the tree hold a later change and lack
+    /// an earlier store. It stays so for as long as the freeze lock is held for writing; asked
+    /// without it this is a guess.
     pub fn stores_are_flushed(&self) -> bool {
         let touch = self.first_touch.load(Ordering::SeqCst);
         touch == NONE || (touch == self.locks.changes() && self.hot.lock().is_empty())
@@ -57,9 +71,19 @@ impl Mapped {
         if !self.on.load(Ordering::SeqCst) {
             return;
         }
-        if self.nodes.lock().get(slot).is_some_and(|node| node.mappable() > 0) {
+        if self
+            .nodes
+            .lock()
+            .get(slot)
+            .is_some_and(|node| node.mappable() > 0)
+        {
             let changes = self.locks.changes();
-            let _ = self.first_touch.compare_exchange(NONE, changes, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = self.first_touch.compare_exchange(
+                NONE,
+                changes,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
         }
     }
 }

@@ -1,22 +1,31 @@
-//! The live tree: POSIX operations on the backing directory, which keep the past before they change the present.
+//! The live tree: POSIX operations on the backing directory, which keep the past before they change
+//! the present.
 //!
-//! Every node is named by its slot and found by one of its names, relative to a descriptor of its directory; what is found is verified by its inode
-//! number. No path is ever followed, so no link leads out of the tree.
+//! Every node is named by its slot and found by one of its names, relative to a descriptor of its
+//! directory; what is found is verified by its inode number. No path is ever followed, so no link
+//! leads out of the tree.
 //!
 //! **Locking**, in this order, which [`crate::sys::lock`] enforces in debug builds:
-//! 1. the freeze lock: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
+//! 1. the freeze lock: held for reading by every mutation, for writing by whoever closes the epoch
+//!    or restores (the freeze);
 //! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
-//! 3. a stripe by slot: held while an inode is captured and changed;
-//!    under these three nothing is called that may wait for somebody else's process (module `busy`);
-//! 4. held for a moment, never across a system call that can wait: the table of nodes, then that of hot files; and the leaves, which say so.
+//! 3. a stripe by slot: held while an inode is captured and changed; under these three nothing is
+//!    called that may wait for somebody else's process (module `busy`);
+//! 4. held for a moment, never across a system call that can wait: the table of nodes, then that of
+//!    hot files; and the leaves, which say so.
 //!
-//! **Parts.** [`Live`] makes them and hands them out, and does nothing by itself. Each has its state to itself, and knows only those before it:
-//! - the locks (`locks`) and the tables (`tables`): the nodes that the kernel knows, files that are open or hot, calls under way, what a worker leaves to the next;
-//! - what each change needs to keep the past (`past`): an inode is found ([`Inodes`]) and captured (`Captures`), nobody is waited for with
-//!   a lock held ([`Busy`]), what must be on the disk first is ([`Durability`]), and it is known who asks ([`Writers`]);
-//! - the changes: of attributes ([`Attrs`]), of names ([`Removal`], [`Names`]), of content ([`Files`]), and a restore's ([`Staging`], [`Swaps`]);
+//! **Parts.** [`Live`] makes them and hands them out, and does nothing by itself. Each has its
+//! state to itself, and knows only those before it:
+//! - the locks (`locks`) and the tables (`tables`): the nodes that the kernel knows, files that are
+//!   open or hot, calls under way, what a worker leaves to the next;
+//! - what each change needs to keep the past (`past`): an inode is found ([`Inodes`]) and captured
+//!   (`Captures`), nobody is waited for with a lock held ([`Busy`]), what must be on the disk first
+//!   is ([`Durability`]), and it is known who asks ([`Writers`]);
+//! - the changes: of attributes ([`Attrs`]), of names ([`Removal`], [`Names`]), of content
+//!   ([`Files`]), and a restore's ([`Staging`], [`Swaps`]);
 //! - the checkpoint's: [`Settling`], [`Mapped`], [`Cuts`];
-//! - an absence: what is kept for it ([`Kept`]), what it changed ([`Baselines`]), and what is done ahead ([`Idle`]);
+//! - an absence: what is kept for it ([`Kept`]), what it changed ([`Baselines`]), and what is done
+//!   ahead ([`Idle`]);
 //! - what is done when the machine has nothing else to do ([`Eager`], [`Sharing`], [`Sealer`]);
 //! - after a crash: [`Recovery`], and [`Adoption`] by the next worker.
 
@@ -110,7 +119,8 @@ pub struct Live {
     pub handover: Arc<Handover>,
     /// The nodes that the kernel knows.
     pub nodes: Arc<NodeTable>,
-    /// Inodes that lost one of several names a moment ago: what is said of them unasked may overtake the answer that told the kernel.
+    /// Inodes that lost one of several names a moment ago: what is said of them unasked may
+    /// overtake the answer that told the kernel.
     pub recent_unlinks: Arc<RecentUnlinks>,
     /// For whom the kernel does the I/O.
     pub passthrough: Arc<Passthrough>,
@@ -165,11 +175,17 @@ pub struct Live {
 }
 
 impl Live {
-    /// The tree below `root`, with its history in `timeline`. `staging` is a directory on the same filesystem, outside the tree.
+    /// The tree below `root`, with its history in `timeline`. `staging` is a directory on the same
+    /// filesystem, outside the tree.
     ///
     /// # Errors
     /// Those of fstat(2) on the two; EXDEV if they are on different filesystems.
-    pub fn new(root: Arc<OwnedFd>, staging: OwnedFd, timeline: Arc<Timeline>, reflink: bool) -> SysResult<Live> {
+    pub fn new(
+        root: Arc<OwnedFd>,
+        staging: OwnedFd,
+        timeline: Arc<Timeline>,
+        reflink: bool,
+    ) -> SysResult<Live> {
         let stat = sys::stat_fd(&root)?;
         if sys::stat_fd(&staging)?.dev != stat.dev {
             return Err(Errno::EXDEV);
@@ -181,8 +197,15 @@ impl Live {
         let attrs = Attrs::new(&tables, &past);
         let removal = Removal::new(&tables, &past);
         let names = Names::new(&tables, &past, Arc::clone(&removal));
-        let files =
-            Files::new(&tables, &past, Arc::clone(&settling), Arc::clone(&mapped), Arc::clone(&attrs), Arc::clone(&names), Arc::clone(&removal));
+        let files = Files::new(
+            &tables,
+            &past,
+            Arc::clone(&settling),
+            Arc::clone(&mapped),
+            Arc::clone(&attrs),
+            Arc::clone(&names),
+            Arc::clone(&removal),
+        );
         let kept = Kept::new(&tables, &past);
         let baselines = Baselines::new(&tables, &past, Arc::clone(&kept));
         let idle = Idle::new(&tables, Arc::clone(&baselines), Arc::clone(&kept));
@@ -192,7 +215,13 @@ impl Live {
             cuts: Cuts::new(&tables, &past),
             staged: Staging::new(&tables, &past),
             swaps: Swaps::new(&tables, &past, Arc::clone(&removal), Arc::clone(&names)),
-            sealer: Sealer::new(&tables, &past, Arc::clone(&eager), Arc::clone(&idle), Arc::clone(&sharing)),
+            sealer: Sealer::new(
+                &tables,
+                &past,
+                Arc::clone(&eager),
+                Arc::clone(&idle),
+                Arc::clone(&sharing),
+            ),
             recovery: Recovery::new(&tables, &past, Arc::clone(&removal)),
             adoption: Adoption::new(&tables, &past),
             timeline: tables.timeline,

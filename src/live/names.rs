@@ -37,7 +37,8 @@ pub struct Make<'a> {
     pub gid: u32,
     /// How to open a regular file; `None`: it is not opened.
     pub open: Option<Open>,
-    /// A worker that died may have made it already: then what is there is taken, if it is of that kind.
+    /// A worker that died may have made it already: then what is there is taken, if it is of that
+    /// kind.
     pub again: bool,
 }
 
@@ -73,15 +74,43 @@ pub struct Names {
 
 impl Names {
     pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Arc<Names> {
-        let Tables { timeline, staging, locks, nodes, dirs, handover, .. } = tables.clone();
-        let Past { inodes, durability, captures, busy, .. } = past.clone();
-        Arc::new(Names { timeline, staging, locks, nodes, dirs, handover, inodes, durability, captures, busy, removal, not_empty: OnceLock::new() })
+        let Tables {
+            timeline,
+            staging,
+            locks,
+            nodes,
+            dirs,
+            handover,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes,
+            durability,
+            captures,
+            busy,
+            ..
+        } = past.clone();
+        Arc::new(Names {
+            timeline,
+            staging,
+            locks,
+            nodes,
+            dirs,
+            handover,
+            inodes,
+            durability,
+            captures,
+            busy,
+            removal,
+            not_empty: OnceLock::new(),
+        })
     }
 
     /// Makes an inode; the kernel's table learns of it with one look-up.
     ///
     /// # Errors
-    /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2); ENOSPC or EIO if the past could
+    /// not be kept: then nothing changed.
     pub fn make(&self, parent: Slot, name: &Name, make: &Make<'_>) -> SysResult<Made> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
@@ -89,24 +118,41 @@ impl Names {
     }
 
     /// As [`Names::make`]; the caller holds the freeze lock and the tree.
-    pub fn make_in(&self, parent: At<'_>, name: &Name, make: &Make<'_>, lookups: u64) -> SysResult<Made> {
+    pub fn make_in(
+        &self,
+        parent: At<'_>,
+        name: &Name,
+        make: &Make<'_>,
+        lookups: u64,
+    ) -> SysResult<Made> {
         if self.nodes.is_dead(parent.slot) {
             return Err(Errno::ENOENT);
         }
         let dir = self.inodes.dir(parent)?;
         if make.again && self.is_made(&dir, name, make)? {
-            let file = make.open.map(|open| sys::open_file_at(&dir, name.as_bytes(), open)).transpose()?;
+            let file = make
+                .open
+                .map(|open| sys::open_file_at(&dir, name.as_bytes(), open))
+                .transpose()?;
             let made = self.own(parent, &dir, name, make, make.mode, file, lookups)?;
             // A checkpoint may have been made since, which sees it.
             self.timeline.set_born(made.slot, false);
             return Ok(made);
         }
         self.record_new_name(parent, &dir, name, NameTouch::Made, Vec::new())?;
-        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir)? { make.mode & !make.umask } else { make.mode };
+        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir)? {
+            make.mode & !make.umask
+        } else {
+            make.mode
+        };
         let file = create(&dir, name, make, mode)?;
         let made = self.own(parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {
-            let removed = if make.kind == Kind::Dir { sys::rmdir_at(&dir, name.as_bytes()) } else { sys::unlink_at(&dir, name.as_bytes()) };
+            let removed = if make.kind == Kind::Dir {
+                sys::rmdir_at(&dir, name.as_bytes())
+            } else {
+                sys::unlink_at(&dir, name.as_bytes())
+            };
             tracing::debug!(?removed, "an inode that could not be given to its owner");
         }
         made
@@ -115,7 +161,9 @@ impl Names {
     /// What is to be made is there.
     fn is_made(&self, dir: &OwnedFd, name: &Name, make: &Make<'_>) -> SysResult<bool> {
         match sys::stat_at(dir, name.as_bytes()) {
-            Ok(stat) if stat.kind == Kind::Symlink && make.kind == Kind::Symlink => Ok(sys::readlink_at(dir, name.as_bytes())? == make.target),
+            Ok(stat) if stat.kind == Kind::Symlink && make.kind == Kind::Symlink => {
+                Ok(sys::readlink_at(dir, name.as_bytes())? == make.target)
+            }
             Ok(stat) => Ok(stat.kind == make.kind),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(errno),
@@ -138,7 +186,14 @@ impl Names {
     }
 
     /// A name is to appear: it must not be there, and that it is not is recorded.
-    fn record_new_name(&self, parent: At<'_>, dir: &OwnedFd, name: &Name, how: NameTouch, mut undo: Vec<Undo>) -> SysResult<()> {
+    fn record_new_name(
+        &self,
+        parent: At<'_>,
+        dir: &OwnedFd,
+        name: &Name,
+        how: NameTouch,
+        mut undo: Vec<Undo>,
+    ) -> SysResult<()> {
         match sys::stat_at(dir, name.as_bytes()) {
             Err(Errno::ENOENT) => {}
             Ok(_) => return Err(Errno::EEXIST),
@@ -152,14 +207,28 @@ impl Names {
 
     /// Gives a new inode to the caller and tells the tables of it.
     #[allow(clippy::too_many_arguments)]
-    fn own(&self, parent: At<'_>, dir: &OwnedFd, name: &Name, make: &Make<'_>, mode: u32, file: Option<File>, lookups: u64) -> SysResult<Made> {
+    fn own(
+        &self,
+        parent: At<'_>,
+        dir: &OwnedFd,
+        name: &Name,
+        make: &Make<'_>,
+        mode: u32,
+        file: Option<File>,
+        lookups: u64,
+    ) -> SysResult<Made> {
         let mut stat = sys::stat_at(dir, name.as_bytes())?;
         let group_given = stat.gid != make.gid && sys::stat_fd(dir)?.mode & 0o2000 != 0;
         if stat.uid != make.uid || (stat.gid != make.gid && !group_given) {
             let fd = sys::open_path_at(dir, name.as_bytes())?;
             let give = || sys::chown_fd(&fd, Some(make.uid), (!group_given).then_some(make.gid));
-            // A directory has the group's bit from the one that it is in, and XFS takes it from whoever may not keep such bits.
-            match if stat.mode & SET_ID != 0 { sys::act_for(None, give) } else { give() } {
+            // A directory has the group's bit from the one that it is in, and XFS takes it from
+            // whoever may not keep such bits.
+            match if stat.mode & SET_ID != 0 {
+                sys::act_for(None, give)
+            } else {
+                give()
+            } {
                 // Only root can give files away; an ordinary user's daemon serves nobody else.
                 Ok(()) | Err(Errno::EPERM) => {}
                 Err(errno) => return Err(errno),
@@ -175,8 +244,16 @@ impl Names {
         self.timeline.set_born(slot, true);
         self.timeline.epochs.count(1);
         let place = place(parent.slot, name);
-        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
-        Ok(Made { slot, generation, stat, file })
+        let generation =
+            self.nodes
+                .lock()
+                .learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
+        Ok(Made {
+            slot,
+            generation,
+            stat,
+            file,
+        })
     }
 
     /// link(2): one more name for an inode.
@@ -186,7 +263,8 @@ impl Names {
     ///
     /// `again`: a worker that died may have done it.
     pub fn link(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
-        self.busy.patiently(|| self.link_now(slot, parent, name, again))
+        self.busy
+            .patiently(|| self.link_now(slot, parent, name, again))
     }
 
     fn link_now(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
@@ -197,7 +275,12 @@ impl Names {
         }
         if again && let Ok((found, generation, stat)) = self.inodes.lookup_in(parent, name, 1) {
             if found == slot {
-                return Ok(Made { slot, generation, stat, file: None });
+                return Ok(Made {
+                    slot,
+                    generation,
+                    stat,
+                    file: None,
+                });
             }
             self.nodes.forget(found, 1);
         }
@@ -207,12 +290,20 @@ impl Names {
     }
 
     /// Links an inode that was found at `from_name`. The caller holds the freeze lock and the tree.
-    fn link_found(&self, slot: Slot, from: &OwnedFd, from_name: &Name, to: &Place, lookups: u64) -> SysResult<Made> {
+    fn link_found(
+        &self,
+        slot: Slot,
+        from: &OwnedFd,
+        from_name: &Name,
+        to: &Place,
+        lookups: u64,
+    ) -> SysResult<Made> {
         self.busy.probe_first_for_name(slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
         let dir = self.inodes.dir(to.parent)?;
         let mut undo = Vec::new();
-        self.captures.keep_attr(slot, &stat, target_of(&stat, from, from_name)?, &mut undo);
+        self.captures
+            .keep_attr(slot, &stat, target_of(&stat, from, from_name)?, &mut undo);
         self.captures.keep_homes(slot.into(), &mut undo);
         self.timeline.processes.touch_moved(slot, false);
         self.record_new_name(to.parent.into(), &dir, &to.name, NameTouch::Moved, undo)?;
@@ -224,8 +315,16 @@ impl Names {
         })?;
         self.durability.note_linked(slot);
         self.timeline.epochs.count(1);
-        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
-        Ok(Made { slot, generation, stat, file: None })
+        let generation =
+            self.nodes
+                .lock()
+                .learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
+        Ok(Made {
+            slot,
+            generation,
+            stat,
+            file: None,
+        })
     }
 
     /// Gives an inode one more name.
@@ -248,13 +347,18 @@ fn create(dir: &Arc<OwnedFd>, name: &Name, make: &Make<'_>, mode: u32) -> SysRes
         },
         Kind::Dir => sys::mkdir_at(dir, name, mode).map(|()| None),
         Kind::Symlink => sys::symlink_at(make.target, dir, name).map(|()| None),
-        Kind::Fifo | Kind::Socket | Kind::CharDev | Kind::BlockDev => sys::mknod_at(dir, name, make.kind, mode, make.rdev).map(|()| None),
+        Kind::Fifo | Kind::Socket | Kind::CharDev | Kind::BlockDev => {
+            sys::mknod_at(dir, name, make.kind, mode, make.rdev).map(|()| None)
+        }
     }
 }
 
 impl Made {
     /// As the child of its directory.
     pub fn child(&self) -> Child {
-        Child { slot: self.slot, kind: self.stat.kind }
+        Child {
+            slot: self.slot,
+            kind: self.stat.kind,
+        }
     }
 }

@@ -21,10 +21,12 @@ pub enum IoMode {
     Daemon,
 }
 
-/// One node. There is one for each inode that the kernel knows, so what few of them have is kept apart.
+/// One node. There is one for each inode that the kernel knows, so what few of them have is kept
+/// apart.
 #[derive(Debug)]
 pub struct Node {
-    /// The name by which it was seen first, of those that it still has; `None` only if it has none, or is the root.
+    /// The name by which it was seen first, of those that it still has; `None` only if it has none,
+    /// or is the root.
     first: Option<Place>,
     /// Tells apart inodes that had one number in turn.
     pub generation: u64,
@@ -42,10 +44,13 @@ pub struct Node {
     pub adopted: bool,
 }
 
-/// The generation of an inode: what tells it from another that has its number later, to every worker alike. The kernel compares 32 bits; 0: unknown.
+/// The generation of an inode: what tells it from another that has its number later, to every
+/// worker alike. The kernel compares 32 bits; 0: unknown.
 pub fn generation_of(stat: &Stat) -> u64 {
     let Some(birth) = stat.btime else { return 0 };
-    let nanoseconds = (birth.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(birth.nsec.into());
+    let nanoseconds = (birth.sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(birth.nsec.into());
     (nanoseconds ^ nanoseconds >> 32) & 0xffff_ffff | 1 << 31
 }
 
@@ -67,13 +72,23 @@ struct Rare {
     mappable: u32,
     /// Who does the I/O, while it is open.
     io: Option<IoMode>,
-    /// It has lost its last name. The descriptor keeps its number from being given away while the kernel knows it.
+    /// It has lost its last name. The descriptor keeps its number from being given away while the
+    /// kernel knows it.
     orphan: Option<Arc<OwnedFd>>,
 }
 
 impl Node {
     fn new(kind: Kind, generation: u64) -> Node {
-        Node { first: None, generation, lookups: 0, rare: None, children: 0, kind, dead: false, adopted: false }
+        Node {
+            first: None,
+            generation,
+            lookups: 0,
+            rare: None,
+            children: 0,
+            kind,
+            dead: false,
+            adopted: false,
+        }
     }
 
     /// The kernel may know it.
@@ -83,7 +98,9 @@ impl Node {
 
     /// The names by which it was seen.
     pub fn links(&self) -> impl Iterator<Item = &Place> {
-        self.first.iter().chain(self.rare.iter().flat_map(|rare| &rare.links))
+        self.first
+            .iter()
+            .chain(self.rare.iter().flat_map(|rare| &rare.links))
     }
 
     /// Open handles.
@@ -116,7 +133,8 @@ impl Node {
         self.rare().io = Some(io);
     }
 
-    /// It has lost its last name; `orphan` keeps its number from being given away while the kernel knows it.
+    /// It has lost its last name; `orphan` keeps its number from being given away while the kernel
+    /// knows it.
     pub fn die(&mut self, orphan: Option<Arc<OwnedFd>>) {
         self.dead = true;
         if orphan.is_some() || self.rare.is_some() {
@@ -134,7 +152,9 @@ impl Node {
 
     /// Gives back what is kept apart, if nothing is in it.
     fn tidy(&mut self) {
-        if self.rare.as_ref().is_some_and(|rare| rare.links.is_empty() && rare.handles == 0 && rare.io.is_none() && rare.orphan.is_none()) {
+        if self.rare.as_ref().is_some_and(|rare| {
+            rare.links.is_empty() && rare.handles == 0 && rare.io.is_none() && rare.orphan.is_none()
+        }) {
             self.rare = None;
         }
     }
@@ -148,7 +168,11 @@ impl Node {
     }
 
     fn has_link(&self, place: &Place) -> bool {
-        self.first.as_ref() == Some(place) || self.rare.as_ref().is_some_and(|rare| rare.links.contains(place))
+        self.first.as_ref() == Some(place)
+            || self
+                .rare
+                .as_ref()
+                .is_some_and(|rare| rare.links.contains(place))
     }
 
     /// Whether it had that name.
@@ -179,7 +203,8 @@ impl Node {
 #[derive(Default)]
 pub struct Nodes {
     map: HashMap<Slot, Node>,
-    /// Those with `mappable` above 0: every checkpoint asks for them, and its cost must not depend on how many nodes there are.
+    /// Those with `mappable` above 0: every checkpoint asks for them, and its cost must not depend
+    /// on how many nodes there are.
     mappable: HashSet<Slot>,
     /// Numbers that were given away again, ever.
     generations: u64,
@@ -201,19 +226,35 @@ impl Nodes {
         self.map.get_mut(&slot)
     }
 
-    /// Notes that `slot` was found at `place` (`None`: it is the root), counts `lookups` more, and returns its generation. `generation` is that of
-    /// the inode that was found, as [`generation_of`] gives it.
-    pub fn learn(&mut self, slot: Slot, kind: Kind, generation: u64, place: Option<&Place>, lookups: u64) -> u64 {
+    /// Notes that `slot` was found at `place` (`None`: it is the root), counts `lookups` more, and
+    /// returns its generation. `generation` is that of the inode that was found, as
+    /// [`generation_of`] gives it.
+    pub fn learn(
+        &mut self,
+        slot: Slot,
+        kind: Kind,
+        generation: u64,
+        place: Option<&Place>,
+        lookups: u64,
+    ) -> u64 {
         let mut former = Vec::new();
         let generation = {
-            let node = self.map.entry(slot).or_insert_with(|| Node::new(kind, generation));
+            let node = self
+                .map
+                .entry(slot)
+                .or_insert_with(|| Node::new(kind, generation));
             if node.generation == 0 {
                 node.generation = generation;
             }
             if node.dead || node.kind != kind {
-                // The number belongs to another inode now; the kernel tells them apart by the generation.
+                // The number belongs to another inode now; the kernel tells them apart by the
+                // generation.
                 self.generations += 1;
-                node.generation = if node.generation == generation { generation.wrapping_add(self.generations) } else { generation };
+                node.generation = if node.generation == generation {
+                    generation.wrapping_add(self.generations)
+                } else {
+                    generation
+                };
                 node.kind = kind;
                 node.dead = false;
                 node.adopted = false;
@@ -229,26 +270,37 @@ impl Nodes {
         if let Some(place) = place {
             self.add_link(slot, place);
         }
-        former.into_iter().for_each(|place| self.leave(place.parent));
+        former
+            .into_iter()
+            .for_each(|place| self.leave(place.parent));
         generation
     }
 
     /// Notes a name that a worker before us may have told the kernel of.
     pub fn adopt(&mut self, slot: Slot, kind: Kind, place: &Place) {
-        self.map.entry(slot).or_insert_with(|| Node::new(kind, 0)).adopted = true;
+        self.map
+            .entry(slot)
+            .or_insert_with(|| Node::new(kind, 0))
+            .adopted = true;
         self.add_link(slot, place);
     }
 
-    /// Notes an inode without a name that a worker before us told the kernel of, and that is still open.
+    /// Notes an inode without a name that a worker before us told the kernel of, and that is still
+    /// open.
     pub fn adopt_dead(&mut self, slot: Slot, kind: Kind, generation: u64, held: Arc<OwnedFd>) {
-        let node = self.map.entry(slot).or_insert_with(|| Node::new(kind, generation));
+        let node = self
+            .map
+            .entry(slot)
+            .or_insert_with(|| Node::new(kind, generation));
         node.adopted = true;
         node.die(Some(held));
     }
 
     /// Notes one more name of a node.
     pub fn add_link(&mut self, slot: Slot, place: &Place) {
-        let Some(node) = self.map.get_mut(&slot) else { return };
+        let Some(node) = self.map.get_mut(&slot) else {
+            return;
+        };
         if node.has_link(place) {
             return;
         }
@@ -260,7 +312,9 @@ impl Nodes {
 
     /// Notes that a name of a node is gone.
     pub fn remove_link(&mut self, slot: Slot, place: &Place) {
-        let Some(node) = self.map.get_mut(&slot) else { return };
+        let Some(node) = self.map.get_mut(&slot) else {
+            return;
+        };
         if node.remove_link(place) {
             self.leave(place.parent);
         }
@@ -317,15 +371,21 @@ impl Nodes {
         self.reap(parent);
     }
 
-    /// Drops a node without look-ups, handles and children, and then its directory if that was all that kept it.
+    /// Drops a node without look-ups, handles and children, and then its directory if that was all
+    /// that kept it.
     pub fn reap(&mut self, slot: Slot) {
         let mut next = vec![slot];
         while let Some(slot) = next.pop() {
-            let idle = self.map.get(&slot).is_some_and(|node| !node.is_known() && node.children == 0 && node.handles() == 0);
+            let idle = self
+                .map
+                .get(&slot)
+                .is_some_and(|node| !node.is_known() && node.children == 0 && node.handles() == 0);
             if !idle || slot == Slot::ROOT {
                 continue;
             }
-            let Some(mut node) = self.map.remove(&slot) else { continue };
+            let Some(mut node) = self.map.remove(&slot) else {
+                continue;
+            };
             if let Some(orphan) = node.take_orphan() {
                 self.unclosed.extend(self.closer.take(orphan));
             }
@@ -343,14 +403,21 @@ impl Nodes {
         self.map.len()
     }
 
-    /// Slots of the nodes that may be mapped to be written and match. Costs what is open, not what is known.
+    /// Slots of the nodes that may be mapped to be written and match. Costs what is open, not what
+    /// is known.
     pub fn matching(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Slot> {
-        self.mappable.iter().copied().filter(|slot| self.map.get(slot).is_some_and(&wanted)).collect()
+        self.mappable
+            .iter()
+            .copied()
+            .filter(|slot| self.map.get(slot).is_some_and(&wanted))
+            .collect()
     }
 
     /// Counts a handle of a node that was opened; `io`: who does its I/O.
     pub fn opened(&mut self, slot: Slot, read: bool, write: bool, io: IoMode) {
-        let Some(node) = self.map.get_mut(&slot) else { return };
+        let Some(node) = self.map.get_mut(&slot) else {
+            return;
+        };
         let rare = node.rare();
         rare.handles += 1;
         rare.io = Some(io);
@@ -363,9 +430,12 @@ impl Nodes {
         }
     }
 
-    /// Takes back what [`Nodes::opened`] counted; says whether that was the last handle for writing.
+    /// Takes back what [`Nodes::opened`] counted; says whether that was the last handle for
+    /// writing.
     pub fn closed(&mut self, slot: Slot, read: bool, write: bool) -> bool {
-        let Some(node) = self.map.get_mut(&slot) else { return false };
+        let Some(node) = self.map.get_mut(&slot) else {
+            return false;
+        };
         let rare = node.rare();
         rare.handles = rare.handles.saturating_sub(1);
         if write {
@@ -392,7 +462,10 @@ mod tests {
     use super::*;
 
     fn place(name: &str) -> Place {
-        Place { parent: Slot::ROOT, name: crate::store::ids::Name::new(name.as_bytes()) }
+        Place {
+            parent: Slot::ROOT,
+            name: crate::store::ids::Name::new(name.as_bytes()),
+        }
     }
 
     #[test]
@@ -400,7 +473,13 @@ mod tests {
         let mut nodes = Nodes::default();
         nodes.learn(Slot::ROOT, Kind::Dir, 1, None, 1);
         for number in 10..20 {
-            nodes.learn(Slot(number), Kind::File, 1, Some(&place(&number.to_string())), 1);
+            nodes.learn(
+                Slot(number),
+                Kind::File,
+                1,
+                Some(&place(&number.to_string())),
+                1,
+            );
         }
         nodes.opened(Slot(11), true, true, IoMode::Daemon);
         nodes.opened(Slot(11), true, true, IoMode::Daemon);
@@ -414,12 +493,21 @@ mod tests {
         assert!(nodes.closed(Slot(11), true, true));
         assert!(by_daemon(&nodes).is_empty());
         assert!(!nodes.closed(Slot(13), true, false), "it was no writer");
-        assert_eq!(nodes.get(Slot(13)).and_then(Node::io), None, "the next open may choose anew");
+        assert_eq!(
+            nodes.get(Slot(13)).and_then(Node::io),
+            None,
+            "the next open may choose anew"
+        );
     }
-    /// The bound of the project is 200 bytes for each inode that the kernel knows: a table may be half empty, and a short name takes 32.
+    /// The bound of the project is 200 bytes for each inode that the kernel knows: a table may be
+    /// half empty, and a short name takes 32.
     #[test]
     fn a_node_is_small() {
-        assert!(size_of::<(Slot, Node)>() <= 64, "{} bytes", size_of::<(Slot, Node)>());
+        assert!(
+            size_of::<(Slot, Node)>() <= 64,
+            "{} bytes",
+            size_of::<(Slot, Node)>()
+        );
     }
 
     #[test]
@@ -427,34 +515,59 @@ mod tests {
         let mut nodes = Nodes::default();
         nodes.learn(Slot::ROOT, Kind::Dir, 1, None, 1);
         let (dir, file) = (Slot(10), Slot(11));
-        let inside = |name: &str| Place { parent: dir, name: crate::store::ids::Name::new(name.as_bytes()) };
+        let inside = |name: &str| Place {
+            parent: dir,
+            name: crate::store::ids::Name::new(name.as_bytes()),
+        };
         nodes.learn(dir, Kind::Dir, 1, Some(&place("d")), 1);
         nodes.learn(file, Kind::File, 1, Some(&inside("a")), 1);
         nodes.learn(file, Kind::File, 1, Some(&inside("b")), 1);
         nodes.learn(file, Kind::File, 1, Some(&inside("a")), 1);
         nodes.forget(dir, 1);
-        let names = |nodes: &Nodes| nodes.get(file).map(|node| node.links().cloned().collect::<BTreeSet<_>>()).unwrap_or_default();
-        assert_eq!(names(&nodes), BTreeSet::from([inside("a"), inside("b")]), "each name once, and the directory is held by it");
+        let names = |nodes: &Nodes| {
+            nodes
+                .get(file)
+                .map(|node| node.links().cloned().collect::<BTreeSet<_>>())
+                .unwrap_or_default()
+        };
+        assert_eq!(
+            names(&nodes),
+            BTreeSet::from([inside("a"), inside("b")]),
+            "each name once, and the directory is held by it"
+        );
         nodes.move_link(file, &inside("a"), &place("c"));
         assert_eq!(names(&nodes), BTreeSet::from([inside("b"), place("c")]));
         nodes.remove_link(file, &inside("b"));
-        assert!(nodes.get(dir).is_none(), "nothing holds the directory any more");
-        assert!(nodes.get(file).is_some_and(|node| node.rare.is_none()), "one name needs no more room");
+        assert!(
+            nodes.get(dir).is_none(),
+            "nothing holds the directory any more"
+        );
+        assert!(
+            nodes.get(file).is_some_and(|node| node.rare.is_none()),
+            "one name needs no more room"
+        );
         nodes.forget(file, 3);
         assert_eq!(nodes.count(), 1);
     }
 
-    /// The names of the former inode were dropped without a word to their directories, which then stayed for ever.
+    /// The names of the former inode were dropped without a word to their directories, which then
+    /// stayed for ever.
     #[test]
     fn a_number_that_is_given_away_again_lets_go_of_its_former_directory() {
         let mut nodes = Nodes::default();
         nodes.learn(Slot::ROOT, Kind::Dir, 1, None, 1);
         nodes.learn(Slot(10), Kind::Dir, 1, Some(&place("d")), 1);
-        let former = Place { parent: Slot(10), name: crate::store::ids::Name::new(b"f") };
+        let former = Place {
+            parent: Slot(10),
+            name: crate::store::ids::Name::new(b"f"),
+        };
         let first = nodes.learn(Slot(11), Kind::File, 1, Some(&former), 1);
         nodes.forget(Slot(10), 1);
         let second = nodes.learn(Slot(11), Kind::Symlink, 1, Some(&place("s")), 1);
-        assert!(first != second && nodes.get(Slot(10)).is_none(), "{first} and {second}");
+        assert!(
+            first != second && nodes.get(Slot(10)).is_none(),
+            "{first} and {second}"
+        );
     }
 
     #[test]

@@ -1,11 +1,13 @@
-//! How many inodes without a name are held by a descriptor: a restore can make as many as there are files, and the kernel forgets them only after it.
+//! How many inodes without a name are held by a descriptor: a restore can make as many as there are
+//! files, and the kernel forgets them only after it.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use crate::sys::lock::Mutex;
 
-/// Those that are held take no more than this part of the descriptors that the process may have, where they can do without.
+/// Those that are held take no more than this part of the descriptors that the process may have,
+/// where they can do without.
 const SHARE: u64 = 4;
 /// Of those that were given out so many are looked at whenever it is asked whether they are many.
 const LOOKED_AT: usize = 16;
@@ -27,7 +29,10 @@ struct Held {
 impl Orphans {
     /// None, in a process that may have `descriptors`.
     pub(super) fn new(descriptors: u64) -> Orphans {
-        Orphans { held: Mutex::default(), most: usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX) }
+        Orphans {
+            held: Mutex::default(),
+            most: usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX),
+        }
     }
 
     /// Counts one more.
@@ -65,11 +70,21 @@ mod tests {
     #[test]
     fn those_that_are_gone_do_not_count() {
         let orphans = Orphans::new(8 * SHARE);
-        let fd = || Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").expect("open")));
-        let kept: Vec<Arc<OwnedFd>> = (0..3).map(|_| fd()).inspect(|fd| orphans.note(fd)).collect();
+        let fd = || {
+            Arc::new(OwnedFd::from(
+                std::fs::File::open("/dev/null").expect("open"),
+            ))
+        };
+        let kept: Vec<Arc<OwnedFd>> = (0..3)
+            .map(|_| fd())
+            .inspect(|fd| orphans.note(fd))
+            .collect();
         (0..5).for_each(|_| orphans.note(&fd()));
         assert!(!orphans.are_many(), "five of eight are gone");
-        let more: Vec<Arc<OwnedFd>> = (0..5).map(|_| fd()).inspect(|fd| orphans.note(fd)).collect();
+        let more: Vec<Arc<OwnedFd>> = (0..5)
+            .map(|_| fd())
+            .inspect(|fd| orphans.note(fd))
+            .collect();
         assert!(orphans.are_many());
         drop((kept, more));
         assert!(!orphans.are_many());

@@ -19,7 +19,12 @@ pub struct Passthrough {
 impl Passthrough {
     /// Off, in a tree whose top directory is this user's.
     pub(super) fn new(owner: u32) -> Passthrough {
-        Passthrough { on: AtomicBool::new(false), for_all: AtomicBool::new(false), user: sys::ids().0, owner: AtomicU32::new(owner) }
+        Passthrough {
+            on: AtomicBool::new(false),
+            for_all: AtomicBool::new(false),
+            user: sys::ids().0,
+            owner: AtomicU32::new(owner),
+        }
     }
 
     /// From now on files are opened for the kernel to do their I/O, or no longer.
@@ -34,12 +39,16 @@ impl Passthrough {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// The kernel may do the I/O of this user: root, the daemon's user, and the owner of the top directory. While it does, the backing file is locked by a
-    /// process that may wait for as long as it likes (see `busy`); any other user's I/O passes the daemon, which has buffers of its own.
+    /// The kernel may do the I/O of this user: root, the daemon's user, and the owner of the top
+    /// directory. While it does, the backing file is locked by a process that may wait for as long
+    /// as it likes (see `busy`); any other user's I/O passes the daemon, which has buffers of its
+    /// own.
     pub fn is_for(&self, asker: Option<Asker>) -> bool {
         self.is_on()
             && (self.for_all.load(Ordering::Relaxed)
-                || asker.is_none_or(|asker| [0, self.user, self.owner.load(Ordering::Relaxed)].contains(&asker.uid)))
+                || asker.is_none_or(|asker| {
+                    [0, self.user, self.owner.load(Ordering::Relaxed)].contains(&asker.uid)
+                }))
     }
 
     /// The top directory may have another owner.

@@ -10,7 +10,8 @@ pub(super) use super::inodes::Inodes;
 use super::tables::Tables;
 use crate::sys::{self, Stat, SysResult};
 
-/// The parts that find an inode, keep what it holds, and see to the order in which things reach the disk.
+/// The parts that find an inode, keep what it holds, and see to the order in which things reach the
+/// disk.
 #[derive(Clone)]
 pub(super) struct Past {
     pub(super) inodes: Arc<Inodes>,
@@ -28,10 +29,19 @@ impl Past {
     pub(super) fn new(tables: &Tables, stat: &Stat) -> SysResult<Past> {
         let filesystem = sys::fs_name(sys::statfs_fd(&tables.root)?.fs_type);
         let inodes = Inodes::new(tables, stat);
-        let durability = Durability::new(tables, filesystem == "btrfs" && !sys::host::left_out("overtaken"));
+        let durability = Durability::new(
+            tables,
+            filesystem == "btrfs" && !sys::host::left_out("overtaken"),
+        );
         let writers = Writers::new(tables);
         let captures = Captures::new(tables, &inodes, &durability);
         let busy = Busy::new(tables, &inodes, &captures);
-        Ok(Past { inodes, durability, writers, captures, busy })
+        Ok(Past {
+            inodes,
+            durability,
+            writers,
+            captures,
+            busy,
+        })
     }
 }

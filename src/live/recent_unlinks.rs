@@ -1,8 +1,10 @@
 //! Files that have just lost one of several names.
 //!
-//! The kernel counts an inode's names down by itself once UNLINK or RENAME is answered (`fuse_entry_unlinked` in fs/fuse/dir.c). Attributes that were
-//! asked for in between say so already, and if they reach the kernel first it counts the same name twice: it takes an inode with a name for one
-//! without, and refuses to link it (ENOENT). What a listing volunteers is not needed, so for a moment it says nothing of such a file.
+//! The kernel counts an inode's names down by itself once UNLINK or RENAME is answered
+//! (`fuse_entry_unlinked` in fs/fuse/dir.c). Attributes that were asked for in between say so
+//! already, and if they reach the kernel first it counts the same name twice: it takes an inode
+//! with a name for one without, and refuses to link it (ENOENT). What a listing volunteers is not
+//! needed, so for a moment it says nothing of such a file.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -31,6 +33,9 @@ impl RecentUnlinks {
 
     /// Whether a file lost a name a moment ago.
     pub fn has(&self, slot: Slot) -> bool {
-        self.0.lock().get(&slot).is_some_and(|at| at.elapsed() < LATELY)
+        self.0
+            .lock()
+            .get(&slot)
+            .is_some_and(|at| at.elapsed() < LATELY)
     }
 }

@@ -1,4 +1,5 @@
-//! After a daemon that did not end in an orderly way: operations of two steps are finished or undone.
+//! After a daemon that did not end in an orderly way: operations of two steps are finished or
+//! undone.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use crate::store::layers::file_name;
 use crate::store::record::{Place, Record};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult, Time};
 
-/// A larger file that somebody can write to past the mount is not copied at each checkpoint, while everybody waits.
+/// A larger file that somebody can write to past the mount is not copied at each checkpoint, while
+/// everybody waits.
 const HELD_COPIED_MAX: u64 = 16 << 20;
 
 /// Brings tree and history together again.
@@ -30,13 +32,29 @@ pub struct Recovery {
 
 impl Recovery {
     pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Recovery {
-        let Tables { timeline, reflink, locks, hot, .. } = tables.clone();
-        let Past { inodes, captures, .. } = past.clone();
-        Recovery { timeline, reflink, locks, hot, inodes, captures, removal }
+        let Tables {
+            timeline,
+            reflink,
+            locks,
+            hot,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes, captures, ..
+        } = past.clone();
+        Recovery {
+            timeline,
+            reflink,
+            locks,
+            hot,
+            inodes,
+            captures,
+            removal,
+        }
     }
 
-    /// Brings tree and history together again, but for [`Recovery::watch_mapped`], which is to follow. Costs what changed in the open epoch. Nothing may be
-    /// served yet.
+    /// Brings tree and history together again, but for [`Recovery::watch_mapped`], which is to
+    /// follow. Costs what changed in the open epoch. Nothing may be served yet.
     ///
     /// # Errors
     /// EIO if the journal or a layer cannot be written or read.
@@ -44,20 +62,28 @@ impl Recovery {
         for (slot, place, object) in &aftermath.replacing {
             self.finish_replacing(*slot, place, *object)?;
             let layers = &self.timeline.store().layers;
-            if object.epoch != self.timeline.epochs.epoch() && !layers.exists(*object).map_err(|error| error.errno())? {
+            if object.epoch != self.timeline.epochs.epoch()
+                && !layers.exists(*object).map_err(|error| error.errno())?
+            {
                 self.timeline.strike_unmade(*object)?;
             }
         }
-        aftermath.moved_away.iter().try_for_each(|object| self.set_apart(*object))?;
+        aftermath
+            .moved_away
+            .iter()
+            .try_for_each(|object| self.set_apart(*object))?;
         self.strike_unmade()?;
         self.sweep_objects();
         Ok(())
     }
 
-    /// When an inode that has a record in the open epoch, or was made in it, was last changed. Costs what changed in that epoch.
+    /// When an inode that has a record in the open epoch, or was made in it, was last changed.
+    /// Costs what changed in that epoch.
     ///
-    /// It says how long a daemon that was killed has lived at least: only such inodes can change without a new record. (One with a record of a closed epoch
-    /// cannot. It was asked too, and whatever was changed after the kill in the files of the last checkpoint counted as the daemon's.)
+    /// It says how long a daemon that was killed has lived at least: only such inodes can change
+    /// without a new record. (One with a record of a closed epoch cannot. It was asked too, and
+    /// whatever was changed after the kill in the files of the last checkpoint counted as the
+    /// daemon's.)
     pub fn last_recorded_change(&self) -> Option<Time> {
         let mut last = None;
         for trail in self.recent(false) {
@@ -66,14 +92,22 @@ impl Recovery {
         last
     }
 
-    /// What can have changed in the open epoch without a new record: inodes that have one, names that have one, and all that is in directories
-    /// without, for those were made in it; `all`: in one before, too. Where there is no checkpoint nothing has a record: then `all` that there is, or nothing.
+    /// What can have changed in the open epoch without a new record: inodes that have one, names
+    /// that have one, and all that is in directories without, for those were made in it; `all`: in
+    /// one before, too. Where there is no checkpoint nothing has a record: then `all` that there
+    /// is, or nothing.
     fn recent(&self, all: bool) -> impl Iterator<Item = Arc<Trail>> {
         let (slots, names) = self.timeline.epochs.touched_now(all);
         let mut found: Vec<Arc<Trail>> = slots.iter().map(|slot| at_place(*slot)).collect();
-        let mut made = if all && self.timeline.catalogue.newest_stored().is_none() { vec![Trail::root()] } else { Vec::new() };
+        let mut made = if all && self.timeline.catalogue.newest_stored().is_none() {
+            vec![Trail::root()]
+        } else {
+            Vec::new()
+        };
         for (dir, name) in names {
-            let Ok(Some(child)) = self.inodes.child(&at_place(dir), &name) else { continue };
+            let Ok(Some(child)) = self.inodes.child(&at_place(dir), &name) else {
+                continue;
+            };
             let trail = at_place(dir).step(&name, child.slot);
             if child.kind == Kind::Dir && !slots.contains(&child.slot) {
                 made.push(Arc::clone(&trail));
@@ -87,11 +121,21 @@ impl Recovery {
                 tracing::warn!(path = %String::from_utf8_lossy(&dir.path()).escape_debug(), %errno, "a directory cannot be looked at");
                 Vec::new()
             });
-            let trails: Vec<(Arc<Trail>, Kind)> = names.into_iter().map(|(name, child)| (dir.step(&name, child.slot), child.kind)).collect();
-            made.extend(trails.iter().filter(|(_, kind)| *kind == Kind::Dir).map(|(trail, _)| Arc::clone(trail)));
+            let trails: Vec<(Arc<Trail>, Kind)> = names
+                .into_iter()
+                .map(|(name, child)| (dir.step(&name, child.slot), child.kind))
+                .collect();
+            made.extend(
+                trails
+                    .iter()
+                    .filter(|(_, kind)| *kind == Kind::Dir)
+                    .map(|(trail, _)| Arc::clone(trail)),
+            );
             Some(trails)
         });
-        found.into_iter().chain(below.flatten().map(|(trail, _)| trail))
+        found
+            .into_iter()
+            .chain(below.flatten().map(|(trail, _)| trail))
     }
 
     /// A rename over an existing inode: names exchanged, but the inode not yet moved away.
@@ -101,23 +145,36 @@ impl Recovery {
             dir => dir?,
         };
         match sys::stat_at(&dir, place.name.as_bytes()) {
-            Ok(stat) if self.inodes.slot_of(&stat) == Ok(slot) => self.removal.move_away(&dir, &place.name, object, false),
+            Ok(stat) if self.inodes.slot_of(&stat) == Ok(slot) => {
+                self.removal.move_away(&dir, &place.name, object, false)
+            }
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
 
-    /// A record says that an inode was moved into the layer; if it is not there, it never was, and is still in the tree.
+    /// A record says that an inode was moved into the layer; if it is not there, it never was, and
+    /// is still in the tree.
     fn strike_unmade(&self) -> SysResult<()> {
         for (slot, data) in self.timeline.epochs.data_records() {
             let Some(object) = data.object else { continue };
-            let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
+            let (layer, file) = self
+                .timeline
+                .store()
+                .layers
+                .location(object)
+                .map_err(|error| error.errno())?;
             if sys::stat_at(&*layer, file.as_bytes()) == Err(Errno::ENOENT) {
-                if object.origin == ObjectOrigin::Cloned && !self.timeline.reads_open(slot, object)? {
+                if object.origin == ObjectOrigin::Cloned
+                    && !self.timeline.reads_open(slot, object)?
+                {
                     continue;
                 }
                 if object.origin == ObjectOrigin::Cloned {
-                    tracing::error!(slot = slot.0, "a captured version is missing from the store");
+                    tracing::error!(
+                        slot = slot.0,
+                        "a captured version is missing from the store"
+                    );
                     continue;
                 }
                 self.timeline.epochs.strike(slot);
@@ -126,20 +183,34 @@ impl Recovery {
         Ok(())
     }
 
-    /// After a power cut the log of btrfs may have brought back a name that an inode had before it was moved into the layer, beside the one there: what
-    /// is written through that name would change the past. The layer gets a copy of its own.
+    /// After a power cut the log of btrfs may have brought back a name that an inode had before it
+    /// was moved into the layer, beside the one there: what is written through that name would
+    /// change the past. The layer gets a copy of its own.
     fn set_apart(&self, object: ObjectId) -> SysResult<()> {
         let store = self.timeline.store();
         let stat = store.layers.stat(object).map_err(|error| error.errno())?;
-        let Some(stat) = stat.filter(|stat| stat.kind == Kind::File && stat.nlink > 1) else { return Ok(()) };
+        let Some(stat) = stat.filter(|stat| stat.kind == Kind::File && stat.nlink > 1) else {
+            return Ok(());
+        };
         let kept = store.layers.open(object).map_err(|error| error.errno())?;
-        let (tmp, name) = (store.layout.tmp_dir().map_err(|error| error.errno())?, file_name(object));
+        let (tmp, name) = (
+            store.layout.tmp_dir().map_err(|error| error.errno())?,
+            file_name(object),
+        );
         match sys::unlink_at(tmp, name.as_bytes()) {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
-        let copy = self.captures.with_room(|| sys::create_file_at(tmp, name.as_bytes(), sys::Open::READ_WRITE, 0o600))?;
-        self.captures.with_room(|| if self.reflink { sys::clone_file(&kept, &copy) } else { sys::copy_data(&kept, &copy, stat.size) })?;
+        let copy = self.captures.with_room(|| {
+            sys::create_file_at(tmp, name.as_bytes(), sys::Open::READ_WRITE, 0o600)
+        })?;
+        self.captures.with_room(|| {
+            if self.reflink {
+                sys::clone_file(&kept, &copy)
+            } else {
+                sys::copy_data(&kept, &copy, stat.size)
+            }
+        })?;
         for (name, value) in sys::file_xattrs(&kept)? {
             sys::set_file_xattr(&copy, &name, &value)?;
         }
@@ -150,13 +221,26 @@ impl Recovery {
         sys::set_file_mode(&copy, stat.mode)?;
         sys::set_file_times(&copy, stat.atime, stat.mtime)?;
         sys::fsync(&copy)?;
-        let (layer, name) = store.layers.location(object).map_err(|error| error.errno())?;
-        tracing::info!(slot = object.slot.0, "an inode in a layer had a name in the tree again: the layer has a copy of its own now");
-        sys::rename_at(tmp, name.as_bytes(), &*layer, name.as_bytes(), RenameMode::Replace)
+        let (layer, name) = store
+            .layers
+            .location(object)
+            .map_err(|error| error.errno())?;
+        tracing::info!(
+            slot = object.slot.0,
+            "an inode in a layer had a name in the tree again: the layer has a copy of its own now"
+        );
+        sys::rename_at(
+            tmp,
+            name.as_bytes(),
+            &*layer,
+            name.as_bytes(),
+            RenameMode::Replace,
+        )
     }
 
-    /// What somebody has open or mapped to be written where the kernel does the I/O outlives the daemon, and is written to without a request: it is
-    /// watched again. A file that had no record was born in the open epoch, or no checkpoint could see it. Nothing may be served yet.
+    /// What somebody has open or mapped to be written where the kernel does the I/O outlives the
+    /// daemon, and is written to without a request: it is watched again. A file that had no record
+    /// was born in the open epoch, or no checkpoint could see it. Nothing may be served yet.
     ///
     /// `told`: whoever served before has left behind what may be written to.
     ///
@@ -164,21 +248,32 @@ impl Recovery {
     /// EMFILE, ENFILE, ENOMEM, EIO: what cannot be watched would be missed.
     pub fn watch_mapped(&self, told: bool) -> SysResult<()> {
         let files: Box<dyn Iterator<Item = Arc<Trail>>> = if told {
-            Box::new(self.timeline.epochs.data_records().into_iter().map(|(slot, _)| at_place(slot)))
+            Box::new(
+                self.timeline
+                    .epochs
+                    .data_records()
+                    .into_iter()
+                    .map(|(slot, _)| at_place(slot)),
+            )
         } else if self.reflink {
             Box::new(self.recent(true))
         } else {
             // There was no passthrough.
             return Ok(());
         };
-        files.into_iter().try_for_each(|trail| match self.watch_if_held(&trail) {
-            // Unwatched, what is stored through a mapping would be missed.
-            Err(errno @ (Errno::EIO | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(errno),
-            Ok(_) | Err(_) => Ok(()),
-        })
+        files
+            .into_iter()
+            .try_for_each(|trail| match self.watch_if_held(&trail) {
+                // Unwatched, what is stored through a mapping would be missed.
+                Err(errno @ (Errno::EIO | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => {
+                    Err(errno)
+                }
+                Ok(_) | Err(_) => Ok(()),
+            })
     }
 
-    /// As `watch_if_held`, of the file at a path, and numbered so if that is known; the tree may be served already.
+    /// As `watch_if_held`, of the file at a path, and numbered so if that is known; the tree may be
+    /// served already.
     ///
     /// # Errors
     /// Its own; ENOENT.
@@ -201,12 +296,14 @@ impl Recovery {
         self.watch_if_held(&trail)
     }
 
-    /// A file that somebody has open or mapped to be written, though the mount may know of nobody, is captured and hot from now on; `false`: it is not
-    /// held so. The caller holds the freeze lock, the tree and the stripe, or nothing is served yet.
+    /// A file that somebody has open or mapped to be written, though the mount may know of nobody,
+    /// is captured and hot from now on; `false`: it is not held so. The caller holds the freeze
+    /// lock, the tree and the stripe, or nothing is served yet.
     ///
     /// # Errors
-    /// Those of open(2); EACCES where the lease on a file of somebody else may not be asked for; ESTALE, EINVAL if it is no regular file there; EFBIG if
-    /// it would be copied at each checkpoint and is large; ENOSPC or EIO if the past could not be kept.
+    /// Those of open(2); EACCES where the lease on a file of somebody else may not be asked for;
+    /// ESTALE, EINVAL if it is no regular file there; EFBIG if it would be copied at each
+    /// checkpoint and is large; ENOSPC or EIO if the past could not be kept.
     fn watch_if_held(&self, trail: &Arc<Trail>) -> SysResult<bool> {
         let (file, stat) = self.inodes.open_file(trail.into(), sys::Open::READ)?;
         if sys::lease_free(&file)? {
@@ -231,21 +328,35 @@ impl Recovery {
     /// The last renames recorded may not have happened: then the inodes are where they were.
     ///
     /// # Errors
-    /// As [`Recovery::recover`], before which it comes: what is to be found must be found where it is.
+    /// As [`Recovery::recover`], before which it comes: what is to be found must be found where it
+    /// is.
     pub fn verify_moved(&self, moved: &HashMap<Slot, Moved>) -> SysResult<()> {
         let is_at = |slot: Slot, place: &Place| {
             let dir = self.inodes.dir(At::from(place.parent));
-            dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())).and_then(|stat| self.inodes.slot_of(&stat)) == Ok(slot)
+            dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes()))
+                .and_then(|stat| self.inodes.slot_of(&stat))
+                == Ok(slot)
         };
         // A directory that is found leads to others: until nothing more is.
-        let mut open: Vec<(Slot, &Moved)> =
-            moved.iter().filter(|(slot, moved)| !is_at(**slot, &moved.to)).map(|(slot, moved)| (*slot, moved)).collect();
+        let mut open: Vec<(Slot, &Moved)> = moved
+            .iter()
+            .filter(|(slot, moved)| !is_at(**slot, &moved.to))
+            .map(|(slot, moved)| (*slot, moved))
+            .collect();
         loop {
             let (before, mut left) = (open.len(), Vec::new());
             for (slot, moved) in open {
-                match std::iter::once(&moved.to).chain(moved.before.iter().rev()).find(|place| is_at(slot, place)) {
+                match std::iter::once(&moved.to)
+                    .chain(moved.before.iter().rev())
+                    .find(|place| is_at(slot, place))
+                {
                     Some(place) if *place == moved.to => {}
-                    Some(place) => self.timeline.epochs.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }])?,
+                    Some(place) => self.timeline.epochs.record(
+                        Vec::new(),
+                        vec![Record::Moved {
+                            places: vec![(slot, place.clone())],
+                        }],
+                    )?,
                     None => left.push((slot, moved)),
                 }
             }
@@ -257,16 +368,26 @@ impl Recovery {
         }
     }
 
-    /// Objects of the open epoch that no record names, and of the next one, of which there is no record yet: captured, but the record never came.
+    /// Objects of the open epoch that no record names, and of the next one, of which there is no
+    /// record yet: captured, but the record never came.
     fn sweep_objects(&self) {
         let epoch = self.timeline.epochs.epoch();
-        let mut named: HashSet<ObjectId> = self.timeline.epochs.data_records().into_iter().filter_map(|(_, data)| data.object).collect();
+        let mut named: HashSet<ObjectId> = self
+            .timeline
+            .epochs
+            .data_records()
+            .into_iter()
+            .filter_map(|(_, data)| data.object)
+            .collect();
         match self.timeline.ahead.in_memory() {
             Ok(ahead) => named.extend(ahead),
             Err(_) => return,
         }
         let layers = &self.timeline.store().layers;
-        for object in [epoch, epoch.next()].into_iter().flat_map(|epoch| layers.list(epoch).unwrap_or_default()) {
+        for object in [epoch, epoch.next()]
+            .into_iter()
+            .flat_map(|epoch| layers.list(epoch).unwrap_or_default())
+        {
             // A moved inode is the only copy of what it holds: it is never removed on suspicion.
             if object.origin == ObjectOrigin::Cloned && !named.contains(&object) {
                 self.captures.drop_object(object);

@@ -1,7 +1,8 @@
 //! What happens to an inode that loses a name.
 //!
-//! The last name of an inode with a past is not removed: the inode is **moved** into the layer, which touches no data and keeps its number from
-//! being given away. Where somebody still has it open it is captured like a change instead, and its name is removed.
+//! The last name of an inode with a past is not removed: the inode is **moved** into the layer,
+//! which touches no data and keeps its number from being given away. Where somebody still has it
+//! open it is captured like a change instead, and its name is removed.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -40,8 +41,22 @@ pub(super) struct Target<'a> {
 
 impl<'a> Target<'a> {
     /// What is at a name, as is known.
-    pub(super) fn known(parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name, stat: Stat, slot: Slot) -> Target<'a> {
-        Target { parent, dir, name, stat, slot, fd: OnceCell::new(), xattrs: OnceCell::new() }
+    pub(super) fn known(
+        parent: At<'a>,
+        dir: &'a Arc<OwnedFd>,
+        name: &'a Name,
+        stat: Stat,
+        slot: Slot,
+    ) -> Target<'a> {
+        Target {
+            parent,
+            dir,
+            name,
+            stat,
+            slot,
+            fd: OnceCell::new(),
+            xattrs: OnceCell::new(),
+        }
     }
 
     /// What was seen at a name, with what was asked of it.
@@ -53,7 +68,15 @@ impl<'a> Target<'a> {
         xattrs: &OnceCell<sys::Xattrs>,
         fd: &OnceCell<Arc<OwnedFd>>,
     ) -> Target<'a> {
-        Target { parent, dir, name, stat, slot, fd: fd.clone(), xattrs: xattrs.clone() }
+        Target {
+            parent,
+            dir,
+            name,
+            stat,
+            slot,
+            fd: fd.clone(),
+            xattrs: xattrs.clone(),
+        }
     }
 
     /// Extended attributes. It is not opened for them alone.
@@ -61,7 +84,10 @@ impl<'a> Target<'a> {
         if let Some(xattrs) = self.xattrs.get() {
             return Ok(xattrs.clone());
         }
-        self.fd.get().map_or_else(|| sys::all_xattrs_at(self.dir, self.name.as_bytes()), sys::all_xattrs)
+        self.fd.get().map_or_else(
+            || sys::all_xattrs_at(self.dir, self.name.as_bytes()),
+            sys::all_xattrs,
+        )
     }
 
     /// A descriptor that names it (`O_PATH`), opened when it is first asked for.
@@ -78,7 +104,10 @@ impl<'a> Target<'a> {
     }
 
     pub(super) fn child(&self) -> Child {
-        Child { slot: self.slot, kind: self.stat.kind }
+        Child {
+            slot: self.slot,
+            kind: self.stat.kind,
+        }
     }
 
     /// This removal takes the last name.
@@ -105,30 +134,81 @@ pub struct Removal {
 
 impl Removal {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Removal> {
-        let Tables { timeline, locks, nodes, dirs, hot, handover, orphans, recent_unlinks, .. } = tables.clone();
-        let Past { inodes, durability, captures, busy, .. } = past.clone();
-        Arc::new(Removal { timeline, locks, nodes, dirs, hot, handover, orphans, recent_unlinks, inodes, durability, captures, busy })
+        let Tables {
+            timeline,
+            locks,
+            nodes,
+            dirs,
+            hot,
+            handover,
+            orphans,
+            recent_unlinks,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes,
+            durability,
+            captures,
+            busy,
+            ..
+        } = past.clone();
+        Arc::new(Removal {
+            timeline,
+            locks,
+            nodes,
+            dirs,
+            hot,
+            handover,
+            orphans,
+            recent_unlinks,
+            inodes,
+            durability,
+            captures,
+            busy,
+        })
     }
 
     /// Finds what is at a name.
-    pub(super) fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> SysResult<Target<'a>> {
+    pub(super) fn target<'a>(
+        &self,
+        parent: At<'a>,
+        dir: &'a Arc<OwnedFd>,
+        name: &'a Name,
+    ) -> SysResult<Target<'a>> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
         let slot = self.inodes.slot_of(&stat)?;
         Ok(Target::known(parent, dir, name, stat, slot))
     }
 
-    /// Collects what must be recorded before an inode loses this name, and decides what becomes of it. `more` gets the records that are no undo.
-    pub(super) fn plan_unlink(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
+    /// Collects what must be recorded before an inode loses this name, and decides what becomes of
+    /// it. `more` gets the records that are no undo.
+    pub(super) fn plan_unlink(
+        &self,
+        target: &Target<'_>,
+        undo: &mut Vec<Undo>,
+        more: &mut Vec<Record>,
+    ) -> SysResult<Fate> {
         let slot = target.slot;
         if self.timeline.epochs.is_born(slot) {
             return Ok(Fate::Free);
         }
-        self.captures.keep_attr(slot, &target.stat, target_of(&target.stat, target.dir, target.name)?, undo);
+        self.captures.keep_attr(
+            slot,
+            &target.stat,
+            target_of(&target.stat, target.dir, target.name)?,
+            undo,
+        );
         if self.timeline.epochs.needs(&Key::Xattrs(slot)) {
-            undo.push(Undo::Xattrs { slot, before: target.xattrs()? });
+            undo.push(Undo::Xattrs {
+                slot,
+                before: target.xattrs()?,
+            });
         }
         if self.timeline.epochs.needs(&Key::Home(slot)) {
-            undo.push(Undo::Home { slot, before: target.place() });
+            undo.push(Undo::Home {
+                slot,
+                before: target.place(),
+            });
             self.captures.keep_homes(target.parent, undo);
         }
         if !target.is_last() {
@@ -142,16 +222,37 @@ impl Removal {
             self.keep_content(target, undo)?;
             return Ok(Fate::Free);
         }
-        let object =
-            self.timeline.store().layers.next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Moved).map_err(|error| error.errno())?;
-        undo.push(Undo::Data { slot, before: DataState { object: Some(object), size: target.stat.size, provisional: false } });
+        let object = self
+            .timeline
+            .store()
+            .layers
+            .next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Moved)
+            .map_err(|error| error.errno())?;
+        undo.push(Undo::Data {
+            slot,
+            before: DataState {
+                object: Some(object),
+                size: target.stat.size,
+                provisional: false,
+            },
+        });
         Ok(Fate::Move(object))
     }
 
-    /// One of several hard links goes: the others lead to the inode still, if we know one; if not, all of it is kept now.
-    fn plan_unlink_of_one_name(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
+    /// One of several hard links goes: the others lead to the inode still, if we know one; if not,
+    /// all of it is kept now.
+    fn plan_unlink_of_one_name(
+        &self,
+        target: &Target<'_>,
+        undo: &mut Vec<Undo>,
+        more: &mut Vec<Record>,
+    ) -> SysResult<Fate> {
         let gone = target.place();
-        let other = self.nodes.lock().get(target.slot).and_then(|node| node.links().find(|link| **link != gone).cloned());
+        let other = self
+            .nodes
+            .lock()
+            .get(target.slot)
+            .and_then(|node| node.links().find(|link| **link != gone).cloned());
         match other {
             Some(other) => {
                 let mut places = Vec::new();
@@ -159,7 +260,11 @@ impl Removal {
                 places.push((target.slot, other));
                 more.push(Record::Moved { places });
             }
-            None if target.stat.kind == Kind::File && self.timeline.epochs.needs(&Key::Data(target.slot)) => self.keep_content(target, undo)?,
+            None if target.stat.kind == Kind::File
+                && self.timeline.epochs.needs(&Key::Data(target.slot)) =>
+            {
+                self.keep_content(target, undo)?
+            }
             None => {}
         }
         Ok(Fate::Free)
@@ -169,40 +274,82 @@ impl Removal {
         let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
         let size = sys::stat_fd(&file)?.size;
         let object = self.captures.capture_object(target.slot, &file, size)?;
-        undo.push(Undo::Data { slot: target.slot, before: DataState { object, size, provisional: false } });
+        undo.push(Undo::Data {
+            slot: target.slot,
+            before: DataState {
+                object,
+                size,
+                provisional: false,
+            },
+        });
         Ok(())
     }
 
-    /// What must be done before with no lock held: LATER. See [`Busy::probe_first`], [`Busy::capture_first`].
+    /// What must be done before with no lock held: LATER. See [`Busy::probe_first`],
+    /// [`Busy::capture_first`].
     pub(super) fn removal_first(&self, target: &Target<'_>) -> SysResult<()> {
         let slot = target.slot;
         self.busy.probe_first_for_name(slot)?;
-        let stays = || self.nodes.lock().get(slot).is_some_and(|node| node.links().any(|link| *link != target.place()));
-        let captured = if target.is_last() { self.in_use(slot) } else { !stays() };
+        let stays = || {
+            self.nodes
+                .lock()
+                .get(slot)
+                .is_some_and(|node| node.links().any(|link| *link != target.place()))
+        };
+        let captured = if target.is_last() {
+            self.in_use(slot)
+        } else {
+            !stays()
+        };
         if target.stat.kind == Kind::File && captured && !self.timeline.epochs.is_born(slot) {
-            self.busy.capture_first(slot, false, || Ok(target.stat.size))?;
+            self.busy
+                .capture_first(slot, false, || Ok(target.stat.size))?;
         }
         Ok(())
     }
 
     /// Somebody has it open, or mapped to be written.
     fn in_use(&self, slot: Slot) -> bool {
-        self.nodes.lock().get(slot).is_some_and(|node| node.handles() > 0) || self.hot.lock().contains_key(&slot)
+        self.nodes
+            .lock()
+            .get(slot)
+            .is_some_and(|node| node.handles() > 0)
+            || self.hot.lock().contains_key(&slot)
     }
 
     /// Moves an inode into the layer, from where it is; `whiteout`: one is left there.
-    pub(super) fn move_away(&self, dir: &OwnedFd, name: &Name, object: ObjectId, whiteout: bool) -> SysResult<()> {
-        let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
-        let how = if whiteout { RenameMode::NoReplaceWhiteout } else { RenameMode::NoReplace };
-        let rename = || self.captures.with_room(|| sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), how));
+    pub(super) fn move_away(
+        &self,
+        dir: &OwnedFd,
+        name: &Name,
+        object: ObjectId,
+        whiteout: bool,
+    ) -> SysResult<()> {
+        let (layer, file) = self
+            .timeline
+            .store()
+            .layers
+            .location(object)
+            .map_err(|error| error.errno())?;
+        let how = if whiteout {
+            RenameMode::NoReplaceWhiteout
+        } else {
+            RenameMode::NoReplace
+        };
+        let rename = || {
+            self.captures
+                .with_room(|| sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), how))
+        };
         match rename() {
             Err(Errno::EACCES | Errno::EPERM) => {
-                // A directory that its owner may not write cannot be moved: its `..` would change. Its mode is on record.
+                // A directory that its owner may not write cannot be moved: its `..` would change.
+                // Its mode is on record.
                 let fd = sys::open_path_at(dir, name.as_bytes())?;
                 let mode = sys::stat_fd(&fd)?.mode;
                 sys::chmod_fd(&fd, 0o700)?;
                 rename().inspect_err(|_| {
-                    // It keeps a mode that lets its owner write, if that fails too; what failed first is what the caller must know.
+                    // It keeps a mode that lets its owner write, if that fails too; what failed
+                    // first is what the caller must know.
                     let _ = sys::chmod_fd(&fd, mode);
                 })
             }
@@ -210,16 +357,22 @@ impl Removal {
         }
     }
 
-    /// An inode was not moved although the record says so: it is still in the tree, and its content is to be captured when it changes.
+    /// An inode was not moved although the record says so: it is still in the tree, and its content
+    /// is to be captured when it changes.
     pub(super) fn take_back(&self, slot: Slot) {
         self.timeline.epochs.strike(slot);
     }
 
-    /// Before an inode loses its last name: takes hold of it, if the kernel knows it, so that its number is not given to another meanwhile. One that is
-    /// moved into a layer keeps its number there, and is held only while there are not too many: a restore that replaces more files than there may be
-    /// descriptors would fail in the middle.
+    /// Before an inode loses its last name: takes hold of it, if the kernel knows it, so that its
+    /// number is not given to another meanwhile. One that is moved into a layer keeps its number
+    /// there, and is held only while there are not too many: a restore that replaces more files
+    /// than there may be descriptors would fail in the middle.
     pub(super) fn hold(&self, target: &Target<'_>, fate: Fate) -> SysResult<Option<Arc<OwnedFd>>> {
-        let (known, open) = self.nodes.lock().get(target.slot).map_or((false, false), |node| (node.is_known(), node.handles() > 0));
+        let (known, open) = self
+            .nodes
+            .lock()
+            .get(target.slot)
+            .map_or((false, false), |node| (node.is_known(), node.handles() > 0));
         let needed = open || !matches!(fate, Fate::Move(_));
         if !target.is_last() || !(known || open) || (!needed && self.orphans.are_many()) {
             return Ok(None);
@@ -264,15 +417,19 @@ impl Removal {
         let _stripe = self.locks.stripe(target.slot);
         self.removal_first(&target)?;
         let past = !self.timeline.epochs.is_born(target.slot);
-        if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty() {
+        if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty()
+        {
             return Err(Errno::ENOTEMPTY);
         }
         let (mut undo, mut more) = (Vec::new(), Vec::new());
         self.captures.keep_dir(parent, &dir, &mut undo)?;
         let fate = self.plan_unlink(&target, &mut undo, &mut more)?;
-        self.captures.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
+        self.captures
+            .keep_entry(parent.slot, name, Some(target.child()), &mut undo);
         if past {
-            self.timeline.processes.touch_name(parent.slot, name, NameTouch::Removed);
+            self.timeline
+                .processes
+                .touch_name(parent.slot, name, NameTouch::Removed);
         }
         if target.is_last() {
             self.timeline.processes.touch_gone(target.slot);
@@ -282,9 +439,17 @@ impl Removal {
         self.nodes.leave_orphan(target.slot, held.as_ref());
         let ordered = self.order_removal(&target);
         match fate {
-            Fate::Move(object) => ordered.and_then(|()| self.move_away(&dir, name, object, false)).inspect_err(|_| self.take_back(target.slot))?,
-            Fate::Free if want_dir => ordered.and_then(|()| self.captures.with_room(|| sys::rmdir_at(&dir, name.as_bytes())))?,
-            Fate::Free => ordered.and_then(|()| self.captures.with_room(|| sys::unlink_at(&dir, name.as_bytes())))?,
+            Fate::Move(object) => ordered
+                .and_then(|()| self.move_away(&dir, name, object, false))
+                .inspect_err(|_| self.take_back(target.slot))?,
+            Fate::Free if want_dir => ordered.and_then(|()| {
+                self.captures
+                    .with_room(|| sys::rmdir_at(&dir, name.as_bytes()))
+            })?,
+            Fate::Free => ordered.and_then(|()| {
+                self.captures
+                    .with_room(|| sys::unlink_at(&dir, name.as_bytes()))
+            })?,
         }
         self.timeline.epochs.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);
@@ -294,21 +459,28 @@ impl Removal {
     /// What must be on the disk before a name of `target` is removed.
     pub(super) fn order_removal(&self, target: &Target<'_>) -> SysResult<()> {
         if !target.is_last() {
-            self.durability.order_links(target.slot, target.stat.kind, || target.fd().cloned())?;
+            self.durability
+                .order_links(target.slot, target.stat.kind, || target.fd().cloned())?;
         }
         self.durability.order_names()
     }
 
-    /// Whether a name leads to something that no checkpoint can see and that was changed less than `age` ago.
+    /// Whether a name leads to something that no checkpoint can see and that was changed less than
+    /// `age` ago.
     pub fn is_young(&self, parent: Slot, name: &Name, age: Duration) -> bool {
         let _tree = self.locks.tree.read();
         let look = || {
             let stat = sys::stat_at(self.inodes.dir(parent)?, name.as_bytes())?;
             Ok::<_, Errno>((self.inodes.slot_of(&stat)?, stat.ctime))
         };
-        let Ok((slot, ctime)) = look() else { return false };
+        let Ok((slot, ctime)) = look() else {
+            return false;
+        };
         let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
-        let then = Time { sec: ctime.sec.saturating_add(seconds), nsec: ctime.nsec.saturating_add(age.subsec_nanos()) };
+        let then = Time {
+            sec: ctime.sec.saturating_add(seconds),
+            nsec: ctime.nsec.saturating_add(age.subsec_nanos()),
+        };
         self.timeline.epochs.is_born(slot) && then > sys::now()
     }
 
@@ -334,11 +506,18 @@ impl Removal {
         self.remove_in(parent.into(), name, true)
     }
 
-    /// Something with a past is to be found in this directory: if it was made in the open epoch, records where it is, and those above it.
+    /// Something with a past is to be found in this directory: if it was made in the open epoch,
+    /// records where it is, and those above it.
     pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
         let (mut at, mut passed) = (dir, HashSet::new());
-        while at != Slot::ROOT && at != Slot::STAGING && self.timeline.epochs.is_born(at) && passed.insert(at) {
-            let Some(place) = self.inodes.likeliest_place(at) else { return };
+        while at != Slot::ROOT
+            && at != Slot::STAGING
+            && self.timeline.epochs.is_born(at)
+            && passed.insert(at)
+        {
+            let Some(place) = self.inodes.likeliest_place(at) else {
+                return;
+            };
             let up = place.parent;
             self.keep_place(at, place, places);
             at = up;

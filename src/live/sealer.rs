@@ -1,17 +1,22 @@
-//! The sealer: a thread that hashes what closed epochs have captured, when the machine has nothing else to do.
+//! The sealer: a thread that hashes what closed epochs have captured, when the machine has nothing
+//! else to do.
 //!
-//! It has the scheduling class that runs only when nothing else wants to (`SCHED_IDLE`, which makes its I/O idle too where the I/O scheduler knows
-//! classes), reads at most [`HASH_BYTES_PER_S`], some hundred kilobytes at once, and leaves nothing in the page cache. Of a large file it reads what is not where the version before has
-//! it ([`KnownBlocks`]). What it found is in the journal (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an object that was half read is
-//! read again.
+//! It has the scheduling class that runs only when nothing else wants to (`SCHED_IDLE`, which makes
+//! its I/O idle too where the I/O scheduler knows classes), reads at most [`HASH_BYTES_PER_S`],
+//! some hundred kilobytes at once, and leaves nothing in the page cache. Of a large file it reads
+//! what is not where the version before has it ([`KnownBlocks`]). What it found is in the journal
+//! (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an
+//! object that was half read is read again.
 //!
-//! Only objects of closed epochs are hashed: those of the open one can still be taken back. One whose content another has shares it then (module `share`).
+//! Only objects of closed epochs are hashed: those of the open one can still be taken back. One
+//! whose content another has shares it then (module `share`).
 //!
 //! Then it sees to what an unmount would have to do (module `idle`).
 //!
 //! With `--seal=full` it also captures ahead (module `ahead`), before it hashes.
 //!
-//! Locking: to hash, none but the timeline's, for a moment; to capture ahead, those of a change, for one inode at a time.
+//! Locking: to hash, none but the timeline's, for a moment; to capture ahead, those of a change,
+//! for one inode at a time.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -37,7 +42,8 @@ const HASH_BYTES_PER_S: u64 = 128 << 20;
 const RECORD_OBJECTS_MAX: usize = 512;
 /// Bytes that are hashed before they are recorded: what a kill loses.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
-/// With less space left the sealer writes nothing, not even its few records: what is left is for captures.
+/// With less space left the sealer writes nothing, not even its few records: what is left is for
+/// captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
 
 /// Before what could not be taken is tried again.
@@ -107,8 +113,20 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    pub(super) fn new(tables: &Tables, past: &Past, eager: Arc<Eager>, idle: Arc<Idle>, sharing: Arc<Sharing>) -> Arc<Sealer> {
-        let Tables { timeline, reflink, calls, wake, .. } = tables.clone();
+    pub(super) fn new(
+        tables: &Tables,
+        past: &Past,
+        eager: Arc<Eager>,
+        idle: Arc<Idle>,
+        sharing: Arc<Sharing>,
+    ) -> Arc<Sealer> {
+        let Tables {
+            timeline,
+            reflink,
+            calls,
+            wake,
+            ..
+        } = tables.clone();
         let Past { inodes, .. } = past.clone();
         Arc::new(Sealer {
             timeline,
@@ -135,8 +153,14 @@ impl Sealer {
         if mode == HashMode::Off {
             return Ok(());
         }
-        self.full.store(mode == HashMode::Full && self.reflink, Ordering::Relaxed);
-        Wake::start("sealer", self, |sealer| &sealer.wake, Sealer::hash_until_stopped)
+        self.full
+            .store(mode == HashMode::Full && self.reflink, Ordering::Relaxed);
+        Wake::start(
+            "sealer",
+            self,
+            |sealer| &sealer.wake,
+            Sealer::hash_until_stopped,
+        )
     }
 
     /// Ends the sealer, and waits until it has ended.
@@ -149,7 +173,12 @@ impl Sealer {
         let open = self.timeline.epochs.epoch();
         let caught_up = self.done_below.lock().is_some_and(|done| done >= open);
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        HashStats { caught_up, objects: count(&self.objects), bytes: count(&self.bytes), read: count(&self.read) }
+        HashStats {
+            caught_up,
+            objects: count(&self.objects),
+            bytes: count(&self.bytes),
+            read: count(&self.read),
+        }
     }
 
     fn hash_until_stopped(&self) {
@@ -165,7 +194,9 @@ impl Sealer {
                     again = 0;
                     self.idle.prepare_absence(&self.wake);
                 }
-                Err(errno) => tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint"),
+                Err(errno) => {
+                    tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint")
+                }
             }
         }
     }
@@ -179,7 +210,12 @@ impl Sealer {
         let from = *self.done_below.lock();
         let epochs = match from {
             Some(from) => (from.0..open.0).map(Epoch).collect(),
-            None => self.timeline.store().layers.epochs().map_err(|error| error.errno())?,
+            None => self
+                .timeline
+                .store()
+                .layers
+                .epochs()
+                .map_err(|error| error.errno())?,
         };
         for epoch in epochs.into_iter().filter(|epoch| *epoch < open) {
             if !self.timeline.contents.is_hashed(epoch)? {
@@ -195,8 +231,8 @@ impl Sealer {
         Ok(captured)
     }
 
-    /// Captures ahead, as a thread that is not idle: it takes locks that everybody waits for. A user without privileges cannot go back from idle, and
-    /// has nothing captured ahead.
+    /// Captures ahead, as a thread that is not idle: it takes locks that everybody waits for. A
+    /// user without privileges cannot go back from idle, and has nothing captured ahead.
     fn capture_ahead_awake(&self) -> SysResult<bool> {
         if let Err(errno) = sys::set_thread_normal(sys::own_thread()) {
             tracing::warn!(%errno, "nothing is captured ahead: the sealer's priority cannot be raised");
@@ -221,11 +257,24 @@ impl Sealer {
         if objects.is_empty() {
             return Ok(());
         }
-        let known: HashSet<ObjectId> = self.timeline.contents.sealed(epoch)?.0.into_iter().map(|sealed| sealed.object).collect();
-        let mut pace = Pace { started: Instant::now(), bytes: 0 };
+        let known: HashSet<ObjectId> = self
+            .timeline
+            .contents
+            .sealed(epoch)?
+            .0
+            .into_iter()
+            .map(|sealed| sealed.object)
+            .collect();
+        let mut pace = Pace {
+            started: Instant::now(),
+            bytes: 0,
+        };
         let (mut hashed, mut bytes) = (Vec::new(), 0);
         // Of a file that is claimed there may be one that is being made.
-        for object in objects.into_iter().filter(|object| !known.contains(object) && !self.calls.is_claimed(object.slot)) {
+        for object in objects
+            .into_iter()
+            .filter(|object| !known.contains(object) && !self.calls.is_claimed(object.slot))
+        {
             let sealed = self.hash_object(object, blocks, &mut pace);
             if self.wake.stopping() {
                 break;
@@ -246,13 +295,32 @@ impl Sealer {
         Ok(())
     }
 
-    fn record_hashes(&self, epoch: Epoch, hashed: Vec<ObjectHash>, whole: bool, pace: &mut Pace) -> SysResult<()> {
-        if self.timeline.store().layers.free_bytes().map_err(|error| error.errno())? < SPACE_KEPT_BYTES {
+    fn record_hashes(
+        &self,
+        epoch: Epoch,
+        hashed: Vec<ObjectHash>,
+        whole: bool,
+        pace: &mut Pace,
+    ) -> SysResult<()> {
+        if self
+            .timeline
+            .store()
+            .layers
+            .free_bytes()
+            .map_err(|error| error.errno())?
+            < SPACE_KEPT_BYTES
+        {
             return Err(Errno::ENOSPC);
         }
-        let (objects, bytes) = (hashed.len() as u64, hashed.iter().map(|sealed| sealed.size).sum::<u64>());
-        self.timeline.contents.add_hashes(epoch, hashed.clone(), whole)?;
-        self.sharing.share_known(&hashed, |bytes| self.may_read(bytes, pace));
+        let (objects, bytes) = (
+            hashed.len() as u64,
+            hashed.iter().map(|sealed| sealed.size).sum::<u64>(),
+        );
+        self.timeline
+            .contents
+            .add_hashes(epoch, hashed.clone(), whole)?;
+        self.sharing
+            .share_known(&hashed, |bytes| self.may_read(bytes, pace));
         self.objects.fetch_add(objects, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
@@ -267,15 +335,27 @@ impl Sealer {
         !self.wake.stopping()
     }
 
-    /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read, or the sealer shall end.
-    fn hash_object(&self, object: ObjectId, known: &mut KnownBlocks, pace: &mut Pace) -> Option<ObjectHash> {
-        match known.hash(&self.timeline.store().layers, object, |bytes| self.may_read(bytes, pace)) {
+    /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read,
+    /// or the sealer shall end.
+    fn hash_object(
+        &self,
+        object: ObjectId,
+        known: &mut KnownBlocks,
+        pace: &mut Pace,
+    ) -> Option<ObjectHash> {
+        match known.hash(&self.timeline.store().layers, object, |bytes| {
+            self.may_read(bytes, pace)
+        }) {
             Ok(Some(Hashed { size, hash, read })) => {
                 self.read.fetch_add(read, Ordering::Relaxed);
                 Some(ObjectHash { object, size, hash })
             }
             Ok(None) => None,
-            Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::EINVAL | Errno::EACCES) => None,
+            Err(error)
+                if matches!(error.errno(), Errno::ENOENT | Errno::EINVAL | Errno::EACCES) =>
+            {
+                None
+            }
             Err(error) => {
                 tracing::error!(%error, ?object, "a version cannot be read to be hashed");
                 None

@@ -17,10 +17,12 @@ use crate::store::record::DataState;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Open, Stat};
 
-/// How often, and how long after each other, it is asked at the end whether somebody can still write to a file.
+/// How often, and how long after each other, it is asked at the end whether somebody can still
+/// write to a file.
 const ENDS_TRIED_MAX: u32 = 10;
 const END_WAIT: Duration = Duration::from_millis(2);
-/// Files of at most so many bytes are compared at once: extents prove nothing there (small ones have none on btrfs).
+/// Files of at most so many bytes are compared at once: extents prove nothing there (small ones
+/// have none on btrfs).
 const COMPARED_MAX: u64 = 64 * 1024;
 /// Files that a release tries to settle besides its own.
 const RESETTLED_AT_ONCE: usize = 2;
@@ -41,15 +43,36 @@ pub struct Settling {
 
 impl Settling {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Settling> {
-        let Tables { timeline, locks, nodes, hot, handles, calls, handover, .. } = tables.clone();
+        let Tables {
+            timeline,
+            locks,
+            nodes,
+            hot,
+            handles,
+            calls,
+            handover,
+            ..
+        } = tables.clone();
         let Past { captures, .. } = past.clone();
-        Arc::new(Settling { timeline, locks, nodes, hot, handles, calls, handover, captures, unsettled: Mutex::default() })
+        Arc::new(Settling {
+            timeline,
+            locks,
+            nodes,
+            hot,
+            handles,
+            calls,
+            handover,
+            captures,
+            unsettled: Mutex::default(),
+        })
     }
 
-    /// The last handle for writing is closed: what that leaves to do. The caller holds the freeze lock and the tree.
+    /// The last handle for writing is closed: what that leaves to do. The caller holds the freeze
+    /// lock and the tree.
     ///
-    /// The kernel sends RELEASE before the closing task lets go of the backing file (its fput is deferred to the way back from close(2)), so the
-    /// lease of a file that nobody has mapped is often refused at first. Those wait in `unsettled`, and each release works off a few of them:
+    /// The kernel sends RELEASE before the closing task lets go of the backing file (its fput is
+    /// deferred to the way back from close(2)), so the lease of a file that nobody has mapped is
+    /// often refused at first. Those wait in `unsettled`, and each release works off a few of them:
     /// a checkpoint must not find them in heaps.
     pub(super) fn settle_released(&self, slot: Slot) {
         let earlier: Vec<Slot> = {
@@ -57,7 +80,11 @@ impl Settling {
             let count = unsettled.len().min(RESETTLED_AT_ONCE);
             unsettled.drain(..count).collect()
         };
-        let refused: Vec<Slot> = earlier.into_iter().chain([slot]).filter(|slot| !self.settle(*slot)).collect();
+        let refused: Vec<Slot> = earlier
+            .into_iter()
+            .chain([slot])
+            .filter(|slot| !self.settle(*slot))
+            .collect();
         if !refused.is_empty() {
             let mut unsettled = self.unsettled.lock();
             for slot in refused {
@@ -69,19 +96,28 @@ impl Settling {
         }
     }
 
-    /// Unless the file is open for writing or mapped it is hot no longer, and a capture made ahead is taken back if nothing changed; `false`: it is
-    /// mapped, or seems so. The caller holds the freeze lock and the tree.
+    /// Unless the file is open for writing or mapped it is hot no longer, and a capture made ahead
+    /// is taken back if nothing changed; `false`: it is mapped, or seems so. The caller holds the
+    /// freeze lock and the tree.
     fn settle(&self, slot: Slot) -> bool {
         let _stripe = self.locks.stripe(slot);
-        let Some(hot) = self.hot.lock().get(&slot).cloned() else { return true };
+        let Some(hot) = self.hot.lock().get(&slot).cloned() else {
+            return true;
+        };
         // To compare it with what was captured would wait for the call that is under way.
         if self.calls.is_claimed(slot) {
             return false;
         }
-        if self.nodes.lock().get(slot).is_some_and(|node| node.writers() > 0) {
+        if self
+            .nodes
+            .lock()
+            .get(slot)
+            .is_some_and(|node| node.writers() > 0)
+        {
             return true;
         }
-        // What cannot be mapped is written to by its handles alone: with the last of them closed, nobody does.
+        // What cannot be mapped is written to by its handles alone: with the last of them closed,
+        // nobody does.
         if hot.mappable && !sys::lease_free(&*hot.file).unwrap_or(false) {
             return false;
         }
@@ -91,14 +127,24 @@ impl Settling {
         true
     }
 
-    /// A handle for writing was closed by its opener, or inherited from it: if that was the last and the file cannot be mapped, or is hot no longer, it
-    /// tells whether that one has written.
+    /// A handle for writing was closed by its opener, or inherited from it: if that was the last
+    /// and the file cannot be mapped, or is hot no longer, it tells whether that one has written.
     pub(super) fn opener_left(&self, slot: Slot, by: &Numbered) {
         let mut hot = self.hot.lock();
-        let Some(known) = hot.get_mut(&slot) else { return };
+        let Some(known) = hot.get_mut(&slot) else {
+            return;
+        };
         let mappable = known.mappable;
-        let Some(at) = known.openers.iter().position(|opener| opener.by.number == by.number) else { return };
-        let Some(opener) = known.openers.get_mut(at) else { return };
+        let Some(at) = known
+            .openers
+            .iter()
+            .position(|opener| opener.by.number == by.number)
+        else {
+            return;
+        };
+        let Some(opener) = known.openers.get_mut(at) else {
+            return;
+        };
         opener.handles = opener.handles.saturating_sub(1);
         if mappable || opener.handles > 0 {
             return;
@@ -112,9 +158,13 @@ impl Settling {
         }
     }
 
-    /// These can write to the file no longer: those since whose opening it has not changed have not written to it.
+    /// These can write to the file no longer: those since whose opening it has not changed have not
+    /// written to it.
     fn judge_openers(&self, slot: Slot, now: &Stat, openers: &[Opener]) {
-        openers.iter().filter(|opener| opener.left_alone(now)).for_each(|opener| self.timeline.processes.touch_left(slot, &opener.by));
+        openers
+            .iter()
+            .filter(|opener| opener.left_alone(now))
+            .for_each(|opener| self.timeline.processes.touch_left(slot, &opener.by));
     }
 
     /// Nobody can write to the file any more: a capture made ahead is needed, or it is not.
@@ -124,28 +174,41 @@ impl Settling {
         if records.is_none() && hot.openers.iter().all(|opener| opener.found.is_none()) {
             return;
         }
-        let Ok(now) = sys::stat_fd(&*hot.file) else { return };
-        let Some((data, attr)) = records else { return self.judge_openers(slot, &now, &hot.openers) };
+        let Ok(now) = sys::stat_fd(&*hot.file) else {
+            return;
+        };
+        let Some((data, attr)) = records else {
+            return self.judge_openers(slot, &now, &hot.openers);
+        };
         if !data.provisional || !is_same(&attr.stat, &now) || !self.holds(&data, hot) {
             self.timeline.epochs.confirm(slot);
             return self.judge_openers(slot, &now, &hot.openers);
         }
         match self.timeline.epochs.void(slot) {
             // What was carried over from an earlier epoch is that one's.
-            Ok(Some(object)) if object.epoch == self.timeline.epochs.epoch() => self.captures.drop_object(object),
+            Ok(Some(object)) if object.epoch == self.timeline.epochs.epoch() => {
+                self.captures.drop_object(object)
+            }
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a capture that was not needed stays"),
         }
     }
 
-    /// The file holds what was captured of it. That its ctime is the same does not prove it where a store may have moved ctime before the capture
-    /// and come after it: see the module.
+    /// The file holds what was captured of it. That its ctime is the same does not prove it where a
+    /// store may have moved ctime before the capture and come after it: see the module.
     fn holds(&self, data: &DataState, hot: &Hot) -> bool {
-        let Some(object) = data.object.filter(|_| hot.mappable) else { return true };
-        let Ok(Some(kept)) = self.timeline.open_object(object) else { return false };
-        // Where something is dirty its end was copied (`cloned_part`), and to ask for extents would wait for the disk.
+        let Some(object) = data.object.filter(|_| hot.mappable) else {
+            return true;
+        };
+        let Ok(Some(kept)) = self.timeline.open_object(object) else {
+            return false;
+        };
+        // Where something is dirty its end was copied (`cloned_part`), and to ask for extents would
+        // wait for the disk.
         let by_extents = || data.size > PARTLY_COPIED_MAX || sys::dirty_pages(&*hot.file) == Ok(0);
-        let shared = data.size > COMPARED_MAX && by_extents() && sys::shares_extents(&kept, &hot.file).unwrap_or(false);
+        let shared = data.size > COMPARED_MAX
+            && by_extents()
+            && sys::shares_extents(&kept, &hot.file).unwrap_or(false);
         shared || data.size <= PARTLY_COPIED_MAX && same_bytes(&kept, &hot.file).unwrap_or(false)
     }
 
@@ -153,7 +216,12 @@ impl Settling {
     pub fn settle_mapped(&self) {
         let idle: Vec<Slot> = {
             let nodes = self.nodes.lock();
-            self.hot.lock().keys().copied().filter(|slot| nodes.get(*slot).is_none_or(|node| node.writers() == 0)).collect()
+            self.hot
+                .lock()
+                .keys()
+                .copied()
+                .filter(|slot| nodes.get(*slot).is_none_or(|node| node.writers() == 0))
+                .collect()
         };
         if idle.is_empty() {
             return;
@@ -165,12 +233,17 @@ impl Settling {
         }
     }
 
-    /// Nothing is served any more: somebody has a file open or mapped to be written all the same, and the kernel does the I/O. Every handle is given up.
+    /// Nothing is served any more: somebody has a file open or mapped to be written all the same,
+    /// and the kernel does the I/O. Every handle is given up.
     pub fn outlived(&self) -> bool {
         self.handles.clear();
         let hot = std::mem::take(&mut *self.hot.lock());
         hot.into_values().any(|Hot { file, mappable, .. }| {
-            let reader = if mappable { Ok(Arc::clone(&file)) } else { sys::reopen(&file, Open::READ).map(Arc::new) };
+            let reader = if mappable {
+                Ok(Arc::clone(&file))
+            } else {
+                sys::reopen(&file, Open::READ).map(Arc::new)
+            };
             // One that is open to be written would itself be in the way.
             drop(file);
             // The kernel lets go of what was closed a moment ago a little later.

@@ -1,7 +1,8 @@
-//! Inodes that are made in the staging directory before anybody sees them, and how they take the places of others: what an applier of a plan does in bulk.
+//! Inodes that are made in the staging directory before anybody sees them, and how they take the
+//! places of others: what an applier of a plan does in bulk.
 //!
-//! Making them needs no lock and any number of threads may do it: nobody knows them before they are adopted. To put them in place (`swaps`) the freeze lock and the tree
-//! are held for writing.
+//! Making them needs no lock and any number of threads may do it: nobody knows them before they are
+//! adopted. To put them in place (`swaps`) the freeze lock and the tree are held for writing.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,7 +59,10 @@ impl Staged {
 
     /// Where it is.
     pub fn place(&self) -> Place {
-        Place { parent: Slot::STAGING, name: self.name.clone() }
+        Place {
+            parent: Slot::STAGING,
+            name: self.name.clone(),
+        }
     }
 }
 
@@ -73,16 +77,30 @@ pub struct Staging {
 
 impl Staging {
     pub(super) fn new(tables: &Tables, past: &Past) -> Staging {
-        let Tables { timeline, staging, nodes, .. } = tables.clone();
-        let Past { inodes, captures, .. } = past.clone();
-        Staging { timeline, staging, nodes, inodes, captures }
+        let Tables {
+            timeline,
+            staging,
+            nodes,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes, captures, ..
+        } = past.clone();
+        Staging {
+            timeline,
+            staging,
+            nodes,
+            inodes,
+            captures,
+        }
     }
 
-    /// Makes an inode of any kind but a directory, complete with owner, mode, extended attributes and times. Its name is free, or that of one that was never
-    /// adopted. Nothing is durable.
+    /// Makes an inode of any kind but a directory, complete with owner, mode, extended attributes
+    /// and times. Its name is free, or that of one that was never adopted. Nothing is durable.
     ///
     /// # Errors
-    /// Those of open(2), FICLONE, mknod(2), chown(2), setxattr(2); EIO if the source has become shorter. Then nothing of it is there.
+    /// Those of open(2), FICLONE, mknod(2), chown(2), setxattr(2); EIO if the source has become
+    /// shorter. Then nothing of it is there.
     pub fn stage(&self, name: Name, wanted: &Wanted<'_>) -> SysResult<Staged> {
         let made = match self.make_staged(&name, wanted) {
             Err(Errno::EEXIST) => {
@@ -99,13 +117,19 @@ impl Staging {
         let (dir, name, then) = (&*self.staging, name.as_bytes(), &wanted.attr.stat);
         if then.kind == Kind::File {
             let file = match wanted.source {
-                Some(source) => self.captures.duplicate(source, dir, name, then.size, wanted.still)?.0,
+                Some(source) => {
+                    self.captures
+                        .duplicate(source, dir, name, then.size, wanted.still)?
+                        .0
+                }
                 None => sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?,
             };
             return apply_attrs_to_new(&file, wanted, |mode| sys::set_file_mode(&file, mode));
         }
         match then.kind {
-            Kind::Symlink => sys::symlink_at(wanted.attr.target.as_deref().ok_or(Errno::EIO)?, dir, name)?,
+            Kind::Symlink => {
+                sys::symlink_at(wanted.attr.target.as_deref().ok_or(Errno::EIO)?, dir, name)?
+            }
             kind => sys::mknod_at(dir, name, kind, 0o600, then.rdev)?,
         }
         let fd = sys::open_path_at(dir, name)?;
@@ -115,7 +139,9 @@ impl Staging {
     fn unstage_name(&self, name: &Name) {
         match sys::unlink_at(&self.staging, name.as_bytes()) {
             Ok(()) | Err(Errno::ENOENT) => {}
-            Err(errno) => tracing::debug!(?name, %errno, "what was staged for nothing was not removed"),
+            Err(errno) => {
+                tracing::debug!(?name, %errno, "what was staged for nothing was not removed")
+            }
         }
     }
 
@@ -133,35 +159,54 @@ impl Staging {
         self.unstage_name(&staged.name);
     }
 
-    /// Removes what a daemon that was killed had staged. Nothing may be served yet, and what was half done must be finished.
+    /// Removes what a daemon that was killed had staged. Nothing may be served yet, and what was
+    /// half done must be finished.
     ///
     /// # Errors
     /// Those of listing the staging directory.
     pub fn sweep(&self) -> SysResult<()> {
         for entry in sys::list_dir(&*self.staging)? {
-            let place = Place { parent: Slot::STAGING, name: Name::new(&entry.name) };
-            // One that changed places with it, and could not be moved on, is in the tree as far as history knows.
-            if entry.name.starts_with(STAGED_PREFIX.as_bytes()) && self.timeline.lookup.place_or_fault(Slot(entry.ino))? != Some(place.clone()) {
+            let place = Place {
+                parent: Slot::STAGING,
+                name: Name::new(&entry.name),
+            };
+            // One that changed places with it, and could not be moved on, is in the tree as far as
+            // history knows.
+            if entry.name.starts_with(STAGED_PREFIX.as_bytes())
+                && self.timeline.lookup.place_or_fault(Slot(entry.ino))? != Some(place.clone())
+            {
                 self.unstage_name(&place.name);
             }
         }
         Ok(())
     }
 
-    /// Takes a staged inode into the tables: it is new, no checkpoint can see it. The caller holds the freeze lock.
+    /// Takes a staged inode into the tables: it is new, no checkpoint can see it. The caller holds
+    /// the freeze lock.
     ///
     /// # Errors
     /// EXDEV.
     pub fn adopt(&self, staged: &Staged) -> SysResult<Slot> {
         let (slot, stat) = (self.inodes.slot_of(&staged.stat)?, &staged.stat);
         self.timeline.set_born(slot, true);
-        self.nodes.lock().learn(slot, stat.kind, generation_of(stat), Some(&staged.place()), 0);
+        self.nodes.lock().learn(
+            slot,
+            stat.kind,
+            generation_of(stat),
+            Some(&staged.place()),
+            0,
+        );
         Ok(slot)
     }
 }
 
-/// Gives a new inode its attributes: nothing of it need be compared or kept. Says what it was made as.
-fn apply_attrs_to_new(fd: impl AsFd + Copy, wanted: &Wanted<'_>, chmod: impl FnOnce(u32) -> SysResult<()>) -> SysResult<Stat> {
+/// Gives a new inode its attributes: nothing of it need be compared or kept. Says what it was made
+/// as.
+fn apply_attrs_to_new(
+    fd: impl AsFd + Copy,
+    wanted: &Wanted<'_>,
+    chmod: impl FnOnce(u32) -> SysResult<()>,
+) -> SysResult<Stat> {
     let (made, then) = (sys::stat_fd(fd)?, &wanted.attr.stat);
     let owner = made.uid != then.uid || made.gid != then.gid;
     // The owner first: a change of it takes set-id bits and file capabilities away.
@@ -171,11 +216,27 @@ fn apply_attrs_to_new(fd: impl AsFd + Copy, wanted: &Wanted<'_>, chmod: impl FnO
             owned => owned?,
         }
     }
-    wanted.xattrs.iter().try_for_each(|(name, value)| sys::setxattr(fd, name, value, sys::XattrMode::Any))?;
-    if then.kind != Kind::Symlink && (owner || made.mode != then.mode || !wanted.xattrs.is_empty()) {
+    wanted
+        .xattrs
+        .iter()
+        .try_for_each(|(name, value)| sys::setxattr(fd, name, value, sys::XattrMode::Any))?;
+    if then.kind != Kind::Symlink && (owner || made.mode != then.mode || !wanted.xattrs.is_empty())
+    {
         // Of a group that is not ours the bit is left out without a word.
-        if then.mode & 0o2000 != 0 { sys::chmod_fd(fd, then.mode)? } else { chmod(then.mode)? }
+        if then.mode & 0o2000 != 0 {
+            sys::chmod_fd(fd, then.mode)?
+        } else {
+            chmod(then.mode)?
+        }
     }
-    sys::utimens_fd(fd, SetTime::At(then.atime), if wanted.times { SetTime::At(then.mtime) } else { SetTime::Omit })?;
+    sys::utimens_fd(
+        fd,
+        SetTime::At(then.atime),
+        if wanted.times {
+            SetTime::At(then.mtime)
+        } else {
+            SetTime::Omit
+        },
+    )?;
     Ok(made)
 }

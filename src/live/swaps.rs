@@ -1,8 +1,10 @@
 //! How inodes that were staged take the places of others, many behind one append.
 //!
-//! Names are changed by one thread: the kernel has one lock for all renames from one directory to another (`s_vfs_rename_mutex`, which `lock_rename` in
-//! fs/namei.c takes), and after a crash what is half done is behind the last append. What is at the places that come next is looked at by another thread
-//! meanwhile: whoever calls this has frozen the tree, so nothing changes it but the swaps before.
+//! Names are changed by one thread: the kernel has one lock for all renames from one directory to
+//! another (`s_vfs_rename_mutex`, which `lock_rename` in fs/namei.c takes), and after a crash what
+//! is half done is behind the last append. What is at the places that come next is looked at by
+//! another thread meanwhile: whoever calls this has frozen the tree, so nothing changes it but the
+//! swaps before.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -22,7 +24,8 @@ use crate::store::ids::Slot;
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, RenameMode, Stat, SysResult, Xattrs};
 
-/// Inodes that are replaced behind one append, so that a crash leaves no more than these to be looked at.
+/// Inodes that are replaced behind one append, so that a crash leaves no more than these to be
+/// looked at.
 const AT_ONCE_MAX: usize = 128;
 /// Bytes of their records, about: what is larger the journal would sync (`store::journal::tail`).
 const BYTES_AT_ONCE: usize = 96 << 10;
@@ -43,7 +46,8 @@ struct Sight {
     found: Option<Found>,
 }
 
-/// What is there, and what is needed of it before it is replaced, if that has been asked for already.
+/// What is there, and what is needed of it before it is replaced, if that has been asked for
+/// already.
 struct Found {
     stat: Stat,
     slot: Slot,
@@ -66,17 +70,47 @@ pub struct Swaps {
 }
 
 impl Swaps {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>, names: Arc<Names>) -> Swaps {
-        let Tables { timeline, staging, locks, nodes, orphans, .. } = tables.clone();
-        let Past { inodes, durability, captures, .. } = past.clone();
-        Swaps { timeline, staging, locks, nodes, orphans, inodes, durability, captures, removal, names }
+    pub(super) fn new(
+        tables: &Tables,
+        past: &Past,
+        removal: Arc<Removal>,
+        names: Arc<Names>,
+    ) -> Swaps {
+        let Tables {
+            timeline,
+            staging,
+            locks,
+            nodes,
+            orphans,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes,
+            durability,
+            captures,
+            ..
+        } = past.clone();
+        Swaps {
+            timeline,
+            staging,
+            locks,
+            nodes,
+            orphans,
+            inodes,
+            durability,
+            captures,
+            removal,
+            names,
+        }
     }
 
-    /// Puts adopted inodes in place, of which each is another, in order; what is there of what history needs is kept. Many go behind one append. Gives the
-    /// inode that each has replaced. Survives `kill -9` as so many renames would: the first of them have happened.
+    /// Puts adopted inodes in place, of which each is another, in order; what is there of what
+    /// history needs is kept. Many go behind one append. Gives the inode that each has replaced.
+    /// Survives `kill -9` as so many renames would: the first of them have happened.
     ///
     /// # Errors
-    /// Those of rename(2); ENOSPC or EIO if the past could not be kept. Then some are in place, and the others are in the staging directory.
+    /// Those of rename(2); ENOSPC or EIO if the past could not be kept. Then some are in place, and
+    /// the others are in the staging directory.
     pub fn put_in_place(&self, swaps: &[Swap]) -> SysResult<Vec<Option<Slot>>> {
         let mut replaced = Vec::with_capacity(swaps.len());
         let mut parts = swaps.chunks(AT_ONCE_MAX).peekable();
@@ -84,10 +118,18 @@ impl Swaps {
         while let (Some(part), Some(sights)) = (parts.next(), ahead.take()) {
             let next = parts.peek().copied();
             ahead = thread::scope(|scope| {
-                let looks = next.and_then(|next| thread::Builder::new().name("look".to_owned()).spawn_scoped(scope, || self.look_at(next)).ok());
+                let looks = next.and_then(|next| {
+                    thread::Builder::new()
+                        .name("look".to_owned())
+                        .spawn_scoped(scope, || self.look_at(next))
+                        .ok()
+                });
                 self.put_part(part, &sights, &mut replaced)?;
                 // Where no thread could be had it is this one that looks.
-                let seen = looks.map_or_else(|| Ok(next.map(|next| self.look_at(next))), |looks| looks.join().map(Some));
+                let seen = looks.map_or_else(
+                    || Ok(next.map(|next| self.look_at(next))),
+                    |looks| looks.join().map(Some),
+                );
                 seen.map_err(|_| Errno::EIO)
             })?;
         }
@@ -104,45 +146,91 @@ impl Swaps {
             Err(Errno::ENOENT) => return Ok(Sight { dir, found: None }),
             stat => stat?,
         };
-        let found = Found { stat, slot: self.inodes.slot_of(&stat)?, xattrs: OnceCell::new(), fd: OnceCell::new() };
+        let found = Found {
+            stat,
+            slot: self.inodes.slot_of(&stat)?,
+            xattrs: OnceCell::new(),
+            fd: OnceCell::new(),
+        };
         // What cannot be seen now is asked for again when it is needed.
         if stat.kind != Kind::Dir && self.timeline.epochs.needs(&Key::Xattrs(found.slot)) {
             let _ = sys::all_xattrs_at(&dir, name).map(|xattrs| found.xattrs.set(xattrs));
         }
-        if self.nodes.lock().get(found.slot).is_some_and(|node| node.is_known()) && self.orphans.has_room(2 * AT_ONCE_MAX) {
+        if self
+            .nodes
+            .lock()
+            .get(found.slot)
+            .is_some_and(|node| node.is_known())
+            && self.orphans.has_room(2 * AT_ONCE_MAX)
+        {
             let _ = sys::open_path_at(&dir, name).map(|fd| found.fd.set(Arc::new(fd)));
         }
-        Ok(Sight { dir, found: Some(found) })
+        Ok(Sight {
+            dir,
+            found: Some(found),
+        })
     }
 
     /// All of these, of which each was looked at.
-    fn put_part(&self, swaps: &[Swap], sights: &[SysResult<Sight>], replaced: &mut Vec<Option<Slot>>) -> SysResult<()> {
+    fn put_part(
+        &self,
+        swaps: &[Swap],
+        sights: &[SysResult<Sight>],
+        replaced: &mut Vec<Option<Slot>>,
+    ) -> SysResult<()> {
         let begun = replaced.len();
-        while let Some((rest, sights)) =
-            swaps.get(replaced.len() - begun..).zip(sights.get(replaced.len() - begun..)).filter(|(rest, _)| !rest.is_empty())
+        while let Some((rest, sights)) = swaps
+            .get(replaced.len() - begun..)
+            .zip(sights.get(replaced.len() - begun..))
+            .filter(|(rest, _)| !rest.is_empty())
         {
             let before = replaced.len();
             self.put_some(rest, sights, replaced)?;
             if replaced.len() == before {
                 // It is in the place of a directory, or of a file with other names: one of a kind.
-                let Some(Swap { staged, to }) = rest.first() else { break };
+                let Some(Swap { staged, to }) = rest.first() else {
+                    break;
+                };
                 let from = staged.place();
-                let (from, to) = ((At::from(from.parent), &from.name), (At::from(to.parent), &to.name));
-                replaced.push(self.names.rename_in(from, to, RenameMode::Replace, Turn::default())?);
+                let (from, to) = (
+                    (At::from(from.parent), &from.name),
+                    (At::from(to.parent), &to.name),
+                );
+                replaced.push(self.names.rename_in(
+                    from,
+                    to,
+                    RenameMode::Replace,
+                    Turn::default(),
+                )?);
             }
         }
         Ok(())
     }
 
     /// As many of these as go behind one append.
-    fn put_some(&self, swaps: &[Swap], sights: &[SysResult<Sight>], replaced: &mut Vec<Option<Slot>>) -> SysResult<()> {
+    fn put_some(
+        &self,
+        swaps: &[Swap],
+        sights: &[SysResult<Sight>],
+        replaced: &mut Vec<Option<Slot>>,
+    ) -> SysResult<()> {
         self.keep_dirs(swaps, sights)?;
         let _renaming = self.locks.begin_rename();
-        let (mut ready, mut undo, mut more, mut bytes) = (Vec::with_capacity(swaps.len()), Vec::new(), Vec::new(), 0);
+        let (mut ready, mut undo, mut more, mut bytes) =
+            (Vec::with_capacity(swaps.len()), Vec::new(), Vec::new(), 0);
         for (swap, sight) in swaps.iter().zip(sights) {
             let known = undo.len();
-            let Some(next) = self.prepare_swap(swap, sight.as_ref().map_err(|errno| *errno)?, (&mut undo, &mut more))? else { break };
-            bytes += SWAP_BYTES + 4 * swap.to.name.as_bytes().len() + undo.iter().skip(known).map(xattr_bytes).sum::<usize>();
+            let Some(next) = self.prepare_swap(
+                swap,
+                sight.as_ref().map_err(|errno| *errno)?,
+                (&mut undo, &mut more),
+            )?
+            else {
+                break;
+            };
+            bytes += SWAP_BYTES
+                + 4 * swap.to.name.as_bytes().len()
+                + undo.iter().skip(known).map(xattr_bytes).sum::<usize>();
             ready.push(next);
             if bytes > BYTES_AT_ONCE {
                 break;
@@ -155,8 +243,12 @@ impl Swaps {
         for (at, swap) in ready.iter().enumerate() {
             if let Err(errno) = self.swap(swap) {
                 // Those that were to follow are where they were.
-                let left = ready.iter().skip(at + 1).filter_map(|swap| swap.target.as_ref());
-                left.filter(|(_, fate)| matches!(fate, Fate::Move(_))).for_each(|(target, _)| self.removal.take_back(target.slot));
+                let left = ready
+                    .iter()
+                    .skip(at + 1)
+                    .filter_map(|swap| swap.target.as_ref());
+                left.filter(|(_, fate)| matches!(fate, Fate::Move(_)))
+                    .for_each(|(target, _)| self.removal.take_back(target.slot));
                 return Err(errno);
             }
             replaced.push(swap.target.as_ref().map(|(target, _)| target.slot));
@@ -169,13 +261,22 @@ impl Swaps {
         let (mut undo, mut kept) = (Vec::new(), HashSet::new());
         for (swap, sight) in swaps.iter().zip(sights) {
             if kept.insert(swap.to.parent) {
-                self.captures.keep_dir(At::from(swap.to.parent), &sight.as_ref().map_err(|errno| *errno)?.dir, &mut undo)?;
+                self.captures.keep_dir(
+                    At::from(swap.to.parent),
+                    &sight.as_ref().map_err(|errno| *errno)?.dir,
+                    &mut undo,
+                )?;
             }
         }
-        if undo.is_empty() { Ok(()) } else { self.timeline.epochs.record(undo, Vec::new()) }
+        if undo.is_empty() {
+            Ok(())
+        } else {
+            self.timeline.epochs.record(undo, Vec::new())
+        }
     }
 
-    /// Collects what is to be recorded before a new inode takes a place; `None`: it is no simple case.
+    /// Collects what is to be recorded before a new inode takes a place; `None`: it is no simple
+    /// case.
     fn prepare_swap<'a>(
         &'a self,
         swap: &'a Swap,
@@ -183,43 +284,110 @@ impl Swaps {
         (undo, more): (&mut Vec<Undo>, &mut Vec<Record>),
     ) -> SysResult<Option<Ready<'a>>> {
         let (parent, to) = (At::from(swap.to.parent), &swap.to);
-        let source =
-            Target::known(At::from(Slot::STAGING), &self.staging, &swap.staged.name, *swap.staged.stat, self.inodes.slot_of(&swap.staged.stat)?);
-        let target = found.as_ref().map(|found| Target::seen(parent, dir, &to.name, (found.stat, found.slot), &found.xattrs, &found.fd));
+        let source = Target::known(
+            At::from(Slot::STAGING),
+            &self.staging,
+            &swap.staged.name,
+            *swap.staged.stat,
+            self.inodes.slot_of(&swap.staged.stat)?,
+        );
+        let target = found.as_ref().map(|found| {
+            Target::seen(
+                parent,
+                dir,
+                &to.name,
+                (found.stat, found.slot),
+                &found.xattrs,
+                &found.fd,
+            )
+        });
         // One that had other names when it was looked at may have lost them since.
-        if target.as_ref().is_some_and(|target| target.stat.kind == Kind::Dir || !target.is_last() || target.slot == source.slot) {
+        if target.as_ref().is_some_and(|target| {
+            target.stat.kind == Kind::Dir || !target.is_last() || target.slot == source.slot
+        }) {
             return Ok(None);
         }
         let _stripe = target.as_ref().map(|target| self.locks.stripe(target.slot));
-        target.as_ref().map_or(Ok(()), |target| self.removal.removal_first(target))?;
-        self.captures.keep_entry(to.parent, &to.name, target.as_ref().map(Target::child), undo);
+        target
+            .as_ref()
+            .map_or(Ok(()), |target| self.removal.removal_first(target))?;
+        self.captures.keep_entry(
+            to.parent,
+            &to.name,
+            target.as_ref().map(Target::child),
+            undo,
+        );
         self.timeline.processes.touch_moved(source.slot, false);
-        self.timeline.processes.touch_name(to.parent, &to.name, NameTouch::Moved);
-        let Some(target) = target else { return Ok(Some(Ready { source, target: None, held: None, to })) };
+        self.timeline
+            .processes
+            .touch_name(to.parent, &to.name, NameTouch::Moved);
+        let Some(target) = target else {
+            return Ok(Some(Ready {
+                source,
+                target: None,
+                held: None,
+                to,
+            }));
+        };
         self.timeline.processes.touch_gone(target.slot);
         let fate = self.removal.plan_unlink(&target, undo, more)?;
         if let Fate::Move(object) = fate {
-            more.push(Record::Replacing { slot: target.slot, place: source.place(), object });
+            more.push(Record::Replacing {
+                slot: target.slot,
+                place: source.place(),
+                object,
+            });
         }
         let held = self.removal.hold(&target, fate)?;
-        Ok(Some(Ready { source, target: Some((target, fate)), held, to }))
+        Ok(Some(Ready {
+            source,
+            target: Some((target, fate)),
+            held,
+            to,
+        }))
     }
 
     /// Does what was recorded.
-    fn swap(&self, Ready { source, target, held, to }: &Ready<'_>) -> SysResult<()> {
+    fn swap(
+        &self,
+        Ready {
+            source,
+            target,
+            held,
+            to,
+        }: &Ready<'_>,
+    ) -> SysResult<()> {
         let Some((target, fate)) = target else {
             let dir = self.inodes.dir(to.parent)?;
             self.durability.order_names()?;
-            self.captures.with_room(|| sys::rename_at(source.dir, source.name.as_bytes(), &*dir, to.name.as_bytes(), RenameMode::NoReplace))?;
-            self.nodes.lock().move_link(source.slot, &source.place(), to);
+            self.captures.with_room(|| {
+                sys::rename_at(
+                    source.dir,
+                    source.name.as_bytes(),
+                    &*dir,
+                    to.name.as_bytes(),
+                    RenameMode::NoReplace,
+                )
+            })?;
+            self.nodes
+                .lock()
+                .move_link(source.slot, &source.place(), to);
             return Ok(());
         };
         let _stripe = self.locks.stripe(target.slot);
-        self.names.replace_recorded(source, target, *fate, held.clone(), RenameMode::Replace)
+        self.names
+            .replace_recorded(source, target, *fate, held.clone(), RenameMode::Replace)
     }
 }
 
 /// Bytes of extended attributes in a record.
 fn xattr_bytes(undo: &Undo) -> usize {
-    if let Undo::Xattrs { before, .. } = undo { before.iter().map(|(name, value)| name.len() + value.len()).sum() } else { 0 }
+    if let Undo::Xattrs { before, .. } = undo {
+        before
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum()
+    } else {
+        0
+    }
 }

@@ -23,7 +23,9 @@ pub struct NodeTable {
 
 /// The kernel does the I/O of this file for such handles.
 fn is_held_through(nodes: &Nodes, slot: Slot, handles: impl Fn(&Node) -> u32) -> bool {
-    nodes.get(slot).is_some_and(|node| node.kind == Kind::File && node.io() == Some(IoMode::Passthrough) && handles(node) > 0)
+    nodes.get(slot).is_some_and(|node| {
+        node.kind == Kind::File && node.io() == Some(IoMode::Passthrough) && handles(node) > 0
+    })
 }
 
 /// Handles through which a file may be read, or mapped.
@@ -36,7 +38,11 @@ impl NodeTable {
     pub(super) fn new(root: &Stat, handover: Arc<Handover>) -> NodeTable {
         let mut nodes = Nodes::default();
         nodes.learn(Slot::ROOT, Kind::Dir, generation_of(root), None, 1);
-        NodeTable { nodes: Mutex::ranked(Rank::Nodes, nodes), closed: Condvar::default(), handover }
+        NodeTable {
+            nodes: Mutex::ranked(Rank::Nodes, nodes),
+            closed: Condvar::default(),
+            handover,
+        }
     }
 
     /// The nodes, for a moment.
@@ -44,18 +50,21 @@ impl NodeTable {
         self.nodes.lock()
     }
 
-    /// A process may hold the lock of this file for as long as it likes: it has it open, and the kernel does its I/O. The caller holds the file's stripe,
-    /// or the tree for writing, so that nobody opens it meanwhile.
+    /// A process may hold the lock of this file for as long as it likes: it has it open, and the
+    /// kernel does its I/O. The caller holds the file's stripe, or the tree for writing, so that
+    /// nobody opens it meanwhile.
     pub(super) fn may_wait(&self, slot: Slot) -> bool {
         is_held_through(&self.lock(), slot, Node::handles)
     }
 
-    /// As [`NodeTable::may_wait`], for what the kernel asked for: it lets nobody write to the file meanwhile, but it does let them read.
+    /// As [`NodeTable::may_wait`], for what the kernel asked for: it lets nobody write to the file
+    /// meanwhile, but it does let them read.
     pub(super) fn may_wait_for_reader(&self, slot: Slot) -> bool {
         is_held_through(&self.lock(), slot, readers)
     }
 
-    /// Most files are closed just before their name is changed, and the kernel tells of the close beside.
+    /// Most files are closed just before their name is changed, and the kernel tells of the close
+    /// beside.
     pub(super) fn is_closed_soon(&self, slot: Slot) -> bool {
         let until = Instant::now() + CLOSE_WAIT;
         let mut nodes = self.lock();
@@ -70,12 +79,16 @@ impl NodeTable {
     }
 
     pub(super) fn orphan(&self, slot: Slot) -> Option<Arc<OwnedFd>> {
-        self.lock().get(slot).and_then(|node| node.orphan().cloned())
+        self.lock()
+            .get(slot)
+            .and_then(|node| node.orphan().cloned())
     }
 
-    /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in the kernel's cache.
+    /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in
+    /// the kernel's cache.
     pub fn mapped_through_daemon(&self) -> Vec<Slot> {
-        self.lock().matching(|node| node.mappable() > 0 && node.io() == Some(IoMode::Daemon))
+        self.lock()
+            .matching(|node| node.mappable() > 0 && node.io() == Some(IoMode::Daemon))
     }
 
     /// Takes back look-ups that the kernel has forgotten.
@@ -90,7 +103,9 @@ impl NodeTable {
 
     /// The directory that a directory is in, if the kernel was told of it.
     pub fn parent(&self, slot: Slot) -> Option<Slot> {
-        self.lock().get(slot).and_then(|node| node.links().next().map(|place| place.parent))
+        self.lock()
+            .get(slot)
+            .and_then(|node| node.links().next().map(|place| place.parent))
     }
 
     /// Whether the tables gave much memory back to the allocator since this was last asked.
@@ -105,16 +120,24 @@ impl NodeTable {
 
     /// An inode that the kernel knows has lost its last name, and nobody has it open.
     pub fn is_dead_and_closed(&self, slot: Slot) -> bool {
-        self.lock().get(slot).is_some_and(|node| node.dead && node.handles() == 0)
+        self.lock()
+            .get(slot)
+            .is_some_and(|node| node.dead && node.handles() == 0)
     }
 
-    /// Generation and attributes of an inode that has lost its last name and that the kernel knows; counts one look-up.
+    /// Generation and attributes of an inode that has lost its last name and that the kernel knows;
+    /// counts one look-up.
     pub fn look_up_dead(&self, slot: Slot) -> Option<(u64, Stat)> {
         // Its number is taken for as long as it is held, so it cannot have become another's.
         let held = self.orphan(slot)?;
-        let stat = Stat { nlink: 0, ..sys::stat_fd(&held).ok()? };
+        let stat = Stat {
+            nlink: 0,
+            ..sys::stat_fd(&held).ok()?
+        };
         let mut nodes = self.lock();
-        let node = nodes.get_mut(slot).filter(|node| node.dead && node.is_known())?;
+        let node = nodes
+            .get_mut(slot)
+            .filter(|node| node.dead && node.is_known())?;
         node.lookups += 1;
         Some((node.generation, stat))
     }
@@ -134,7 +157,8 @@ impl NodeTable {
 
     /// A handle of an inode was closed: if it was the last, nobody needs to hold the inode.
     pub(super) fn drop_orphan(&self, slot: Slot) {
-        if self.handover.keeps(slot) && self.lock().get(slot).is_none_or(|node| node.handles() == 0) {
+        if self.handover.keeps(slot) && self.lock().get(slot).is_none_or(|node| node.handles() == 0)
+        {
             self.handover.let_go(slot);
         }
     }

@@ -17,7 +17,8 @@ use crate::history::timeline::Timeline;
 use crate::history::wake::Wake;
 use crate::sys::{self, Stat};
 
-/// The history, the directories, the locks, and the tables of what is open or known: each part takes of these what it needs.
+/// The history, the directories, the locks, and the tables of what is open or known: each part
+/// takes of these what it needs.
 #[derive(Clone)]
 pub(super) struct Tables {
     pub(super) timeline: Arc<Timeline>,
@@ -42,7 +43,13 @@ pub(super) struct Tables {
 
 impl Tables {
     /// Empty ones; `stat`: the attributes of the root.
-    pub(super) fn new(root: Arc<OwnedFd>, staging: Arc<OwnedFd>, timeline: Arc<Timeline>, reflink: bool, stat: &Stat) -> Tables {
+    pub(super) fn new(
+        root: Arc<OwnedFd>,
+        staging: Arc<OwnedFd>,
+        timeline: Arc<Timeline>,
+        reflink: bool,
+        stat: &Stat,
+    ) -> Tables {
         let handover = Arc::<Handover>::default();
         Tables {
             timeline,

@@ -1,9 +1,11 @@
 //! One worker dies, the next takes over: what it leaves behind, and how that is found again.
 //!
-//! The kernel goes on with the nodes and handles that it was told of. Nodes are found by a walk over the tree, once, for their numbers are inode
-//! numbers. What cannot be found there is in the **legacy**: a [`Ledger`] in memory that outlives the worker has the files that the kernel may be
-//! writing to without a handle and the exchanges that were begun (open handles are entered by `fuse/`, nodes of views by the engine), and a
-//! [`Keeper`] holds descriptors of files that are open and have no name.
+//! The kernel goes on with the nodes and handles that it was told of. Nodes are found by a walk
+//! over the tree, once, for their numbers are inode numbers. What cannot be found there is in the
+//! **legacy**: a [`Ledger`] in memory that outlives the worker has the files that the kernel may be
+//! writing to without a handle and the exchanges that were begun (open handles are entered by
+//! `fuse/`, nodes of views by the engine), and a [`Keeper`] holds descriptors of files that are
+//! open and have no name.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -32,9 +34,26 @@ pub struct Adoption {
 
 impl Adoption {
     pub(super) fn new(tables: &Tables, past: &Past) -> Adoption {
-        let Tables { root, nodes, hot, handles, handover, .. } = tables.clone();
-        let Past { inodes, writers, .. } = past.clone();
-        Adoption { root, nodes, hot, handles, handover, inodes, writers }
+        let Tables {
+            root,
+            nodes,
+            hot,
+            handles,
+            handover,
+            ..
+        } = tables.clone();
+        let Past {
+            inodes, writers, ..
+        } = past.clone();
+        Adoption {
+            root,
+            nodes,
+            hot,
+            handles,
+            handover,
+            inodes,
+            writers,
+        }
     }
 
     /// Finds every inode of the tree by a walk, as the kernel may know it. Nothing is served yet.
@@ -62,7 +81,10 @@ impl Adoption {
                         Err(_) => continue,
                     },
                 };
-                let place = Place { parent: slot, name: Name::new(&entry.name) };
+                let place = Place {
+                    parent: slot,
+                    name: Name::new(&entry.name),
+                };
                 nodes.adopt(Slot(entry.ino), kind, &place);
                 found += 1;
                 if kind == Kind::Dir
@@ -79,13 +101,28 @@ impl Adoption {
     ///
     /// # Errors
     /// Those of open(2); ESTALE if it is nowhere.
-    pub fn adopt_open(&self, id: HandleId, slot: Slot, flags: OpenFlags, io: IoMode, orphans: &Orphans) -> SysResult<()> {
-        let flags = OpenFlags { truncate: false, ..flags };
+    pub fn adopt_open(
+        &self,
+        id: HandleId,
+        slot: Slot,
+        flags: OpenFlags,
+        io: IoMode,
+        orphans: &Orphans,
+    ) -> SysResult<()> {
+        let flags = OpenFlags {
+            truncate: false,
+            ..flags
+        };
         let file = match orphans.get(&slot.0) {
             Some(orphan) if sys::stat_fd(orphan)?.nlink == 0 => {
                 let held = Arc::new(orphan.try_clone()?);
                 let stat = sys::stat_fd(&held)?;
-                self.nodes.lock().adopt_dead(slot, stat.kind, generation_of(&stat), Arc::clone(&held));
+                self.nodes.lock().adopt_dead(
+                    slot,
+                    stat.kind,
+                    generation_of(&stat),
+                    Arc::clone(&held),
+                );
                 self.handover.note_kept(slot);
                 sys::reopen(&held, flags.backing())?
             }
@@ -94,8 +131,10 @@ impl Adoption {
         let (mode, file) = (sys::stat_fd(&file)?.mode, Arc::new(file));
         let by = if flags.write { acting_for() } else { None };
         if io == IoMode::Passthrough && flags.write {
-            // That it may write is in the journal since it opened the file, or since the newest checkpoint.
-            self.hot.note(slot, &file, flags.read, by.clone().map(|by| (by, None)))?;
+            // That it may write is in the journal since it opened the file, or since the newest
+            // checkpoint.
+            self.hot
+                .note(slot, &file, flags.read, by.clone().map(|by| (by, None)))?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
         let handle = Handle::new(slot, file, flags, io, by, mode);
@@ -104,20 +143,31 @@ impl Adoption {
         Ok(())
     }
 
-    /// Takes over what the worker before left in the ledger: files that may be mapped though no handle is open. To be called when handles were.
+    /// Takes over what the worker before left in the ledger: files that may be mapped though no
+    /// handle is open. To be called when handles were.
     pub fn adopt_rest(&self, orphans: &Orphans) {
-        self.handover.adopt(orphans, |LeftHot { slot, mappable, past_mount }| {
-            if let Some(mappable) = mappable {
-                self.adopt_hot(slot, mappable);
-            }
-            if past_mount {
-                self.hot.note_past_mount(slot);
-            }
-        });
+        self.handover.adopt(
+            orphans,
+            |LeftHot {
+                 slot,
+                 mappable,
+                 past_mount,
+             }| {
+                if let Some(mappable) = mappable {
+                    self.adopt_hot(slot, mappable);
+                }
+                if past_mount {
+                    self.hot.note_past_mount(slot);
+                }
+            },
+        );
     }
 
     fn adopt_hot(&self, slot: Slot, mappable: bool) {
-        let file: SysResult<File> = self.inodes.open_file(slot.into(), Open::READ).map(|(file, _)| file);
+        let file: SysResult<File> = self
+            .inodes
+            .open_file(slot.into(), Open::READ)
+            .map(|(file, _)| file);
         let noted = file.and_then(|file| self.hot.note(slot, &Arc::new(file), mappable, None));
         if let Err(errno) = noted {
             tracing::warn!(slot = slot.0, %errno, "a file that may be mapped is not watched any more");

@@ -1,7 +1,8 @@
 //! The few file calls that the store needs, all relative to a directory descriptor.
 //!
-//! Invariant: no function here takes a path. A name is one component, and a symbolic link in its place is never followed: the daemon serves a mount
-//! that covers the directory it works in, and a path that led through that mount would make it wait for itself.
+//! Invariant: no function here takes a path. A name is one component, and a symbolic link in its
+//! place is never followed: the daemon serves a mount that covers the directory it works in, and a
+//! path that led through that mount would make it wait for itself.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -31,11 +32,21 @@ pub(super) fn make_dir(parent: impl AsFd, name: &str) -> io::Result<bool> {
     }
 }
 
-/// Opens a file by name with these flags; a new one has mode 0600. Never follows a link, never blocks on a FIFO.
+/// Opens a file by name with these flags; a new one has mode 0600. Never follows a link, never
+/// blocks on a FIFO.
 pub(super) fn open_file(parent: impl AsFd, name: &str, flags: OFlags) -> io::Result<File> {
-    fault::check(if flags.contains(OFlags::CREATE) { Call::Create } else { Call::Open })?;
+    fault::check(if flags.contains(OFlags::CREATE) {
+        Call::Create
+    } else {
+        Call::Open
+    })?;
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(File::from(rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)?))
+    Ok(File::from(rustix::fs::openat(
+        parent,
+        name,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+    )?))
 }
 
 /// The names in a directory, in no order, without `.` and `..`.
@@ -55,18 +66,25 @@ pub(super) fn names(dir: impl AsFd) -> io::Result<Vec<Vec<u8>>> {
 /// The content of a small file; `EFBIG` if it has more than `limit` bytes.
 pub(super) fn read_small(parent: impl AsFd, name: &str, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open_file(parent, name, OFlags::RDONLY)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    open_file(parent, name, OFlags::RDONLY)?
+        .take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         return Err(rustix::io::Errno::FBIG.into());
     }
     Ok(bytes)
 }
 
-/// Writes a file under another name, makes it durable, and gives it its name: whoever looks finds all of it or none. The name is durable on return.
+/// Writes a file under another name, makes it durable, and gives it its name: whoever looks finds
+/// all of it or none. The name is durable on return.
 pub(super) fn write_whole(parent: impl AsFd, name: &str, bytes: &[u8]) -> io::Result<()> {
     let parent = parent.as_fd();
     let unfinished = format!("{name}.new");
-    let mut file = open_file(parent, &unfinished, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+    let mut file = open_file(
+        parent,
+        &unfinished,
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC,
+    )?;
     fault::check(Call::Write)?;
     file.write_all(bytes)?;
     fault::check(Call::Sync)?;
@@ -93,48 +111,74 @@ pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::fsync(dir)?)
 }
 
-/// Whether the name is that of a directory, itself and not what a link leads to. `ENOENT` if there is none.
+/// Whether the name is that of a directory, itself and not what a link leads to. `ENOENT` if there
+/// is none.
 pub(super) fn is_dir(parent: impl AsFd, name: &[u8]) -> io::Result<bool> {
     fault::check(Call::Stat)?;
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Refuses (`EINVAL`) what is not a regular file with this one name: a link, a FIFO, a device, or a file that somebody has elsewhere too.
+/// Refuses (`EINVAL`) what is not a regular file with this one name: a link, a FIFO, a device, or a
+/// file that somebody has elsewhere too.
 pub(super) fn check_own_file(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     let own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1;
-    if own { Ok(()) } else { Err(rustix::io::Errno::INVAL.into()) }
+    if own {
+        Ok(())
+    } else {
+        Err(rustix::io::Errno::INVAL.into())
+    }
 }
 
-/// Sees to it that only its owner can use a file or directory of ours. It is not an error if there is none.
+/// Sees to it that only its owner can use a file or directory of ours. It is not an error if there
+/// is none.
 pub(super) fn restrict(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
     let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(rustix::io::Errno::NOENT) => return Ok(()),
         stat => stat?,
     };
-    let ours = matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory);
+    let ours = matches!(
+        FileType::from_raw_mode(stat.st_mode),
+        FileType::RegularFile | FileType::Directory
+    );
     if !ours || stat.st_mode & 0o077 == 0 {
         return Ok(());
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(rustix::fs::fchmod(rustix::fs::openat(parent, name, flags, Mode::empty())?, Mode::from_raw_mode(stat.st_mode & 0o700))?)
+    Ok(rustix::fs::fchmod(
+        rustix::fs::openat(parent, name, flags, Mode::empty())?,
+        Mode::from_raw_mode(stat.st_mode & 0o700),
+    )?)
 }
 
-/// Removes what has this name, and all below it. Follows no link. It is not an error if there is nothing.
+/// Removes what has this name, and all below it. Follows no link. It is not an error if there is
+/// nothing.
 pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     remove_below(parent.as_fd(), name, REMOVE_DEPTH_MAX)
 }
 
 fn remove_below(parent: rustix::fd::BorrowedFd<'_>, name: &[u8], depth: u32) -> io::Result<()> {
     fault::check(Call::Unlink)?;
-    let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) };
+    let gone = |error: io::Error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    };
     match is_dir(parent, name) {
-        Ok(false) => return rustix::fs::unlinkat(parent, name, AtFlags::empty()).map_err(io::Error::from).or_else(gone),
+        Ok(false) => {
+            return rustix::fs::unlinkat(parent, name, AtFlags::empty())
+                .map_err(io::Error::from)
+                .or_else(gone);
+        }
         Ok(true) => {}
         Err(error) => return gone(error),
     }
-    let depth = depth.checked_sub(1).ok_or(io::Error::from(rustix::io::Errno::LOOP))?;
+    let depth = depth
+        .checked_sub(1)
+        .ok_or(io::Error::from(rustix::io::Errno::LOOP))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     for child in names(&dir)? {

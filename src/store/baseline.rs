@@ -1,10 +1,14 @@
 //! The baseline: the tree as it was when it was last served, in one file or two.
 //!
-//! It is written when a daemon ends in an orderly way, and read when the next begins: what differs was changed while nothing was mounted, and is recorded
-//! as any other change. It counts only if the journal ends where it did when the baseline was written, so one that is of an earlier end is none.
+//! It is written when a daemon ends in an orderly way, and read when the next begins: what differs
+//! was changed while nothing was mounted, and is recorded as any other change. It counts only if
+//! the journal ends where it did when the baseline was written, so one that is of an earlier end is
+//! none.
 //!
-//! The whole tree is written seldom, and in idle time. What changed after is beside it ([`Changes`]): a second run, whose keys tell inodes by their slots. If
-//! there is one, it alone says where the journal ended. Of a tree that is not large both become one file again, when a part of it has changed that is worth it.
+//! The whole tree is written seldom, and in idle time. What changed after is beside it
+//! ([`Changes`]): a second run, whose keys tell inodes by their slots. If there is one, it alone
+//! says where the journal ended. Of a tree that is not large both become one file again, when a
+//! part of it has changed that is worth it.
 //!
 //! ```text
 //! baseline          a run (module `index::runs`), of one epoch: u32 segment, u32 offset of the end of the journal; 2^64-1: it counts with its changes alone
@@ -23,7 +27,8 @@
 //! 'N' slot name     of a directory: what the name leads to, as in a record of kind 1; no value: nothing
 //! 'W' slot          a directory all of whose names are here: uint its generation
 //! ```
-//! Directories are numbered in the order in which they are listed, so a parent comes before its children.
+//! Directories are numbered in the order in which they are listed, so a parent comes before its
+//! children.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -37,7 +42,9 @@ use super::at;
 use super::error::{StoreError, StoreResult};
 use super::ids::{Epoch, Name, Slot};
 use super::index::{Builder, Bytes, Cursor, Out, Run};
-use super::journal::codec::{PAYLOAD_MAX, decode_before, decode_uint, encode_before, encode_uint, is_name};
+use super::journal::codec::{
+    PAYLOAD_MAX, decode_before, decode_uint, encode_before, encode_uint, is_name,
+};
 use super::layout::Layout;
 use super::record::{AttrState, Child, Key, Undo};
 use crate::sys::{Kind, Xattrs, host};
@@ -55,7 +62,8 @@ const OPEN: Epoch = Epoch(u64::MAX);
 
 /// The number of the root directory.
 pub const ROOT: u64 = 1;
-/// Bytes of attributes that an inode may have: as many as can be set through the mount, or one of its users could see to it that there is no baseline.
+/// Bytes of attributes that an inode may have: as many as can be set through the mount, or one of
+/// its users could see to it that there is no baseline.
 const XATTRS_MAX: usize = PAYLOAD_MAX / 2;
 
 /// Changes beside a tree, to so many of its names one, are written into it: each mount reads both.
@@ -83,7 +91,9 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> StoreError {
 }
 
 fn token(end: Option<Address>) -> Epoch {
-    end.map_or(OPEN, |end| Epoch(u64::from(end.segment) << 32 | u64::from(end.offset)))
+    end.map_or(OPEN, |end| {
+        Epoch(u64::from(end.segment) << 32 | u64::from(end.offset))
+    })
 }
 
 fn put_part(part: Option<&Undo>, value: &mut Vec<u8>) -> StoreResult<()> {
@@ -102,7 +112,11 @@ fn take_part<'a>(value: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 fn named(child: Option<Child>) -> Undo {
-    Undo::Entry { dir: Slot::ROOT, name: Name::new(b"-"), before: child }
+    Undo::Entry {
+        dir: Slot::ROOT,
+        name: Name::new(b"-"),
+        before: child,
+    }
 }
 
 fn child_of(bytes: &[u8]) -> Option<Option<Child>> {
@@ -115,13 +129,26 @@ fn child_of(bytes: &[u8]) -> Option<Option<Child>> {
 /// Attributes and extended attributes.
 fn put_inode(node: &Node, value: &mut Vec<u8>) -> StoreResult<()> {
     let slot = node.child.slot;
-    put_part(Some(&Undo::Attr { slot, before: node.attr.clone() }), value)?;
-    let xattrs = Some(Undo::Xattrs { slot, before: node.xattrs.clone() }).filter(|_| !node.xattrs.is_empty());
+    put_part(
+        Some(&Undo::Attr {
+            slot,
+            before: node.attr.clone(),
+        }),
+        value,
+    )?;
+    let xattrs = Some(Undo::Xattrs {
+        slot,
+        before: node.xattrs.clone(),
+    })
+    .filter(|_| !node.xattrs.is_empty());
     put_part(xattrs.as_ref(), value)
 }
 
 fn take_inode(slot: Slot, value: &mut &[u8]) -> Option<(AttrState, Xattrs)> {
-    let Undo::Attr { before: attr, .. } = decode_before(Key::Attr(slot), take_part(value)?).ok()? else { return None };
+    let Undo::Attr { before: attr, .. } = decode_before(Key::Attr(slot), take_part(value)?).ok()?
+    else {
+        return None;
+    };
     let xattrs = match take_part(value)? {
         [] => Vec::new(),
         bytes => match decode_before(Key::Xattrs(slot), bytes).ok()? {
@@ -148,25 +175,40 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Begins one that counts for as long as the journal ends at `end`; without, together with its changes.
+    /// Begins one that counts for as long as the journal ends at `end`; without, together with its
+    /// changes.
     ///
     /// Errors: `Io`.
     pub fn new(layout: &'a Layout, end: Option<Address>) -> StoreResult<Writer<'a>> {
         let dir = layout.dir();
         let token = token(end);
-        Ok(Writer { dir, builder: builder(dir, token)?, token, listed: Vec::new(), files: 0 })
+        Ok(Writer {
+            dir,
+            builder: builder(dir, token)?,
+            token,
+            listed: Vec::new(),
+            files: 0,
+        })
     }
 
-    /// Adds a name of the directory with this number. Names come sorted, directories by their numbers; the root itself comes first, as number 0 without a name.
+    /// Adds a name of the directory with this number. Names come sorted, directories by their
+    /// numbers; the root itself comes first, as number 0 without a name.
     ///
     /// Errors: `Io`, `Codec`.
     pub fn add(&mut self, number: u64, name: &[u8], node: &Node) -> StoreResult<()> {
         let mut value = Vec::with_capacity(128);
         encode_uint(node.number, &mut value);
-        put_part(Some(&named(Some(node.child).filter(|child| child.slot != Slot::ROOT))), &mut value)?;
+        put_part(
+            Some(&named(
+                Some(node.child).filter(|child| child.slot != Slot::ROOT),
+            )),
+            &mut value,
+        )?;
         put_inode(node, &mut value)?;
         self.files += u64::from(node.child.kind == Kind::File && node.attr.stat.size > 0);
-        self.builder.add(&key(number, name), self.token, &value).map_err(failed("write"))
+        self.builder
+            .add(&key(number, name), self.token, &value)
+            .map_err(failed("write"))
     }
 
     /// All names of the directory with this number were added.
@@ -181,7 +223,9 @@ impl<'a> Writer<'a> {
         let mut files = Vec::new();
         encode_uint(self.files, &mut files);
         encode_uint(RandomState::new().hash_one(0u8), &mut files);
-        self.builder.add(&key(BY_SLOT, b""), self.token, &files).map_err(failed("write"))?;
+        self.builder
+            .add(&key(BY_SLOT, b""), self.token, &files)
+            .map_err(failed("write"))?;
         self.listed.sort_unstable();
         let mut listed = self.listed.iter().peekable();
         while let Some((slot, number, generation)) = listed.next() {
@@ -190,23 +234,35 @@ impl<'a> Writer<'a> {
                 let mut value = Vec::new();
                 encode_uint(*number, &mut value);
                 encode_uint(*generation, &mut value);
-                self.builder.add(&key(BY_SLOT, &slot.0.to_be_bytes()), self.token, &value).map_err(failed("write"))?;
+                self.builder
+                    .add(&key(BY_SLOT, &slot.0.to_be_bytes()), self.token, &value)
+                    .map_err(failed("write"))?;
             }
         }
         // The changes of another must not meet it.
-        at::remove_tree(self.dir, CHANGES.as_bytes()).and_then(|()| at::sync_dir(self.dir)).map_err(failed("write"))?;
+        at::remove_tree(self.dir, CHANGES.as_bytes())
+            .and_then(|()| at::sync_dir(self.dir))
+            .map_err(failed("write"))?;
         finish(self.builder, self.dir, NAME)
     }
 }
 
 fn builder(dir: BorrowedFd<'_>, token: Epoch) -> StoreResult<Builder> {
-    let file = at::open_file(dir, UNFINISHED, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC).map_err(failed("make"))?;
+    let file = at::open_file(
+        dir,
+        UNFINISHED,
+        OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
+    )
+    .map_err(failed("make"))?;
     Ok(Builder::new(Out::File(file), token, token, 1))
 }
 
 fn finish(builder: Builder, dir: BorrowedFd<'_>, name: &str) -> StoreResult<()> {
     let run = builder.finish(0).map_err(failed("write"))?;
-    run.sync().and_then(|()| at::rename(dir, UNFINISHED, name)).and_then(|()| at::sync_dir(dir)).map_err(failed("write"))
+    run.sync()
+        .and_then(|()| at::rename(dir, UNFINISHED, name))
+        .and_then(|()| at::sync_dir(dir))
+        .map_err(failed("write"))
 }
 
 fn open(layout: &Layout, name: &str) -> StoreResult<Option<Run>> {
@@ -218,7 +274,11 @@ fn open(layout: &Layout, name: &str) -> StoreResult<Option<Run>> {
 
 /// Whether an inode with these attributes can be written.
 pub fn fits(xattrs: &Xattrs) -> bool {
-    xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() <= XATTRS_MAX
+    xattrs
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum::<usize>()
+        <= XATTRS_MAX
 }
 
 /// What changed since a baseline was written, by key as it is in the file.
@@ -230,7 +290,9 @@ fn slot_key(kind: u8, slot: Slot) -> Vec<u8> {
 }
 
 fn slot_of(key: &[u8]) -> Option<Slot> {
-    key.get(1..).and_then(|slot| slot.try_into().ok()).map(|slot| Slot(u64::from_be_bytes(slot)))
+    key.get(1..)
+        .and_then(|slot| slot.try_into().ok())
+        .map(|slot| Slot(u64::from_be_bytes(slot)))
 }
 
 impl Changes {
@@ -258,8 +320,11 @@ impl Changes {
     /// Errors: `Codec`.
     pub fn put_name(&mut self, dir: Slot, name: &Name, child: Option<Child>) -> StoreResult<()> {
         let mut value = Vec::new();
-        child.map_or(Ok(()), |child| encode_before(&named(Some(child)), &mut value))?;
-        self.0.insert([&slot_key(b'N', dir)[..], name.as_bytes()].concat(), value);
+        child.map_or(Ok(()), |child| {
+            encode_before(&named(Some(child)), &mut value)
+        })?;
+        self.0
+            .insert([&slot_key(b'N', dir)[..], name.as_bytes()].concat(), value);
         Ok(())
     }
 
@@ -276,7 +341,13 @@ impl Changes {
     /// All names of a directory are among those that are put from now on.
     pub fn put_whole(&mut self, dir: Slot, generation: u64) {
         let prefix = slot_key(b'N', dir);
-        let known: Vec<Vec<u8>> = self.0.range(prefix.clone()..).map(|(key, _)| key).take_while(|key| key.starts_with(&prefix)).cloned().collect();
+        let known: Vec<Vec<u8>> = self
+            .0
+            .range(prefix.clone()..)
+            .map(|(key, _)| key)
+            .take_while(|key| key.starts_with(&prefix))
+            .cloned()
+            .collect();
         known.iter().for_each(|key| drop(self.0.remove(key)));
         let mut value = Vec::new();
         encode_uint(generation, &mut value);
@@ -286,11 +357,14 @@ impl Changes {
     /// These inodes, and no others, have lost their last name in the open epoch.
     pub fn set_gone(&mut self, gone: &[Slot]) {
         self.0.retain(|key, _| key.first() != Some(&b'G'));
-        self.0.extend(gone.iter().map(|slot| (slot_key(b'G', *slot), Vec::new())));
+        self.0
+            .extend(gone.iter().map(|slot| (slot_key(b'G', *slot), Vec::new())));
     }
 
     fn whole(&self, dir: Slot) -> Option<u64> {
-        self.0.get(&slot_key(b'W', dir)).and_then(|value| decode_uint(&mut value.as_slice()).ok())
+        self.0
+            .get(&slot_key(b'W', dir))
+            .and_then(|value| decode_uint(&mut value.as_slice()).ok())
     }
 }
 
@@ -306,7 +380,9 @@ impl Baseline {
     ///
     /// Errors: `Io`; `IndexDamaged`: it is not whole.
     pub fn open(layout: &Layout, end: Address) -> StoreResult<Option<Baseline>> {
-        let Some(run) = open(layout, NAME)? else { return Ok(None) };
+        let Some(run) = open(layout, NAME)? else {
+            return Ok(None);
+        };
         let changes = open(layout, CHANGES)?;
         if changes.as_ref().unwrap_or(&run).first != token(Some(end)) {
             return Ok(None);
@@ -314,11 +390,14 @@ impl Baseline {
         Baseline::with(run, changes)
     }
 
-    /// Opens that of a store, which is being brought up to date by whoever knows what changed since.
+    /// Opens that of a store, which is being brought up to date by whoever knows what changed
+    /// since.
     ///
     /// Errors: as [`Baseline::open`].
     pub fn open_any(layout: &Layout) -> StoreResult<Option<Baseline>> {
-        let Some(run) = open(layout, NAME)? else { return Ok(None) };
+        let Some(run) = open(layout, NAME)? else {
+            return Ok(None);
+        };
         Baseline::with(run, open(layout, CHANGES)?)
     }
 
@@ -326,7 +405,10 @@ impl Baseline {
     ///
     /// Errors: `Io`.
     pub fn remove(layout: &Layout) -> StoreResult<()> {
-        [NAME, CHANGES, UNFINISHED].iter().try_for_each(|name| at::remove_tree(layout.dir(), name.as_bytes())).map_err(failed("remove"))
+        [NAME, CHANGES, UNFINISHED]
+            .iter()
+            .try_for_each(|name| at::remove_tree(layout.dir(), name.as_bytes()))
+            .map_err(failed("remove"))
     }
 
     /// Removes what was begun and not finished.
@@ -344,7 +426,9 @@ impl Baseline {
         if !cursor.next()? || cursor.key != key(0, b"") {
             return Err(StoreError::IndexDamaged);
         }
-        parse(cursor.value()).and_then(|root| self.as_changed(root)).ok_or(StoreError::IndexDamaged)
+        parse(cursor.value())
+            .and_then(|root| self.as_changed(root))
+            .ok_or(StoreError::IndexDamaged)
     }
 
     /// With the attributes that it had last.
@@ -365,23 +449,40 @@ impl Baseline {
         let mut names = BTreeMap::new();
         if self.changes.whole(slot).is_none() {
             // One that was moved is known by its slot alone.
-            let number = if dir.number == 0 { self.number(slot)?.map_or(0, |(number, _)| number) } else { dir.number };
+            let number = if dir.number == 0 {
+                self.number(slot)?.map_or(0, |(number, _)| number)
+            } else {
+                dir.number
+            };
             if number == 0 {
                 return Err(StoreError::IndexDamaged);
             }
             self.names_written(number, &mut names)?;
         }
         let prefix = slot_key(b'N', slot);
-        for (key, value) in self.changes.0.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix)) {
-            let name = key.strip_prefix(&prefix[..]).filter(|name| is_name(name)).map(Name::new).ok_or(StoreError::IndexDamaged)?;
+        for (key, value) in self
+            .changes
+            .0
+            .range(prefix.clone()..)
+            .take_while(|(key, _)| key.starts_with(&prefix))
+        {
+            let name = key
+                .strip_prefix(&prefix[..])
+                .filter(|name| is_name(name))
+                .map(Name::new)
+                .ok_or(StoreError::IndexDamaged)?;
             if value.is_empty() {
                 names.remove(&name);
                 continue;
             }
             names.insert(name, self.changed_child(value)?);
         }
-        let changed = names.into_iter().map(|(name, node)| Some((name, self.as_changed(node)?)));
-        changed.collect::<Option<Vec<_>>>().ok_or(StoreError::IndexDamaged)
+        let changed = names
+            .into_iter()
+            .map(|(name, node)| Some((name, self.as_changed(node)?)));
+        changed
+            .collect::<Option<Vec<_>>>()
+            .ok_or(StoreError::IndexDamaged)
     }
 
     /// As they were written with the tree.
@@ -390,7 +491,8 @@ impl Baseline {
         let mut cursor = Cursor::new(&self.run, None);
         let mut found = cursor.seek(&prefix, self.run.first)?;
         while found && let Some(name) = cursor.key.strip_prefix(&prefix) {
-            let node = parse(cursor.value()).filter(|node| is_name(name) && (node.number == 0 || node.number > number));
+            let node = parse(cursor.value())
+                .filter(|node| is_name(name) && (node.number == 0 || node.number > number));
             names.insert(Name::new(name), node.ok_or(StoreError::IndexDamaged)?);
             found = cursor.next()?;
         }
@@ -399,17 +501,21 @@ impl Baseline {
 
     fn value(&self, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
         let mut cursor = Cursor::new(&self.run, None);
-        Ok((cursor.seek(key, self.run.first)? && cursor.key == key).then(|| cursor.value().to_vec()))
+        Ok((cursor.seek(key, self.run.first)? && cursor.key == key)
+            .then(|| cursor.value().to_vec()))
     }
 
     fn number(&self, dir: Slot) -> StoreResult<Option<(u64, u64)>> {
-        let Some(value) = self.value(&key(BY_SLOT, &dir.0.to_be_bytes()))? else { return Ok(None) };
+        let Some(value) = self.value(&key(BY_SLOT, &dir.0.to_be_bytes()))? else {
+            return Ok(None);
+        };
         let mut value = value.as_slice();
         let mut uint = || decode_uint(&mut value).map_err(|_| StoreError::IndexDamaged);
         Ok(Some((uint()?, uint()?)))
     }
 
-    /// How many files that are not empty there were when all was written, and which baseline it is; zeros of one that an older program wrote.
+    /// How many files that are not empty there were when all was written, and which baseline it is;
+    /// zeros of one that an older program wrote.
     fn written(&self) -> StoreResult<(u64, u64)> {
         let value = self.value(&key(BY_SLOT, b""))?.unwrap_or(vec![0, 0]);
         let mut value = value.as_slice();
@@ -424,7 +530,8 @@ impl Baseline {
         Ok(self.written()?.0)
     }
 
-    /// Puts its changes in place of older ones; it counts for as long as the journal ends at `end`, if that is given. Durable on return.
+    /// Puts its changes in place of older ones; it counts for as long as the journal ends at `end`,
+    /// if that is given. Durable on return.
     ///
     /// Errors: `Io`.
     pub fn write_changes(&mut self, layout: &Layout, end: Option<Address>) -> StoreResult<()> {
@@ -432,7 +539,11 @@ impl Baseline {
         encode_uint(self.written()?.1, &mut of);
         self.changes.0.insert(OF.to_vec(), of);
         let mut builder = builder(layout.dir(), token)?;
-        self.changes.0.iter().try_for_each(|(key, value)| builder.add(key, token, value)).map_err(failed("write"))?;
+        self.changes
+            .0
+            .iter()
+            .try_for_each(|(key, value)| builder.add(key, token, value))
+            .map_err(failed("write"))?;
         finish(builder, layout.dir(), CHANGES)
     }
 
@@ -440,10 +551,13 @@ impl Baseline {
     fn is_to_be_folded(&self) -> bool {
         let changes = self.changes.len() as u64;
         let enough = changes >= FOLD_MIN || host::left_out("fold-min");
-        enough && self.run.entries <= FOLD_MAX && changes.saturating_mul(FOLD_PART) >= self.run.entries
+        enough
+            && self.run.entries <= FOLD_MAX
+            && changes.saturating_mul(FOLD_PART) >= self.run.entries
     }
 
-    /// As [`Baseline::write_changes`], but that the changes become a part of the tree if there are many of them. Says how many are beside it then.
+    /// As [`Baseline::write_changes`], but that the changes become a part of the tree if there are
+    /// many of them. Says how many are beside it then.
     ///
     /// Errors: `Io`.
     pub fn write(mut self, layout: &Layout, end: Address) -> StoreResult<usize> {
@@ -457,10 +571,14 @@ impl Baseline {
                     self = Baseline::open_any(layout)?.ok_or(StoreError::IndexDamaged)?;
                     self.changes.set_gone(&gone);
                 }
-                Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "what changed stays beside the baseline"),
+                Err(error) => tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "what changed stays beside the baseline"
+                ),
             }
         }
-        self.write_changes(layout, Some(end)).map(|()| self.changes.len())
+        self.write_changes(layout, Some(end))
+            .map(|()| self.changes.len())
     }
 
     /// Writes the tree with its changes in place of both.
@@ -491,9 +609,21 @@ impl Baseline {
 
     /// With what is beside it. `None`: that is of another.
     fn with(run: Run, changes: Option<Run>) -> StoreResult<Option<Baseline>> {
-        let Some(changes) = changes else { return Ok(Some(Baseline { run, changes: Changes::default() })) };
-        let baseline = Baseline { run, changes: Changes::read(&changes)? };
-        let of = baseline.changes.0.get(OF).and_then(|of| decode_uint(&mut of.as_slice()).ok());
+        let Some(changes) = changes else {
+            return Ok(Some(Baseline {
+                run,
+                changes: Changes::default(),
+            }));
+        };
+        let baseline = Baseline {
+            run,
+            changes: Changes::read(&changes)?,
+        };
+        let of = baseline
+            .changes
+            .0
+            .get(OF)
+            .and_then(|of| decode_uint(&mut of.as_slice()).ok());
         let same = of == Some(baseline.written()?.1);
         Ok(Some(baseline).filter(|_| same))
     }
@@ -502,20 +632,48 @@ impl Baseline {
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn at(&self, dir: Slot, name: &Name) -> StoreResult<Option<Node>> {
-        if let Some(value) = self.changes.0.get(&[&slot_key(b'N', dir)[..], name.as_bytes()].concat()) {
-            return Ok(if value.is_empty() { None } else { Some(self.changed_child(value)?) });
+        if let Some(value) = self
+            .changes
+            .0
+            .get(&[&slot_key(b'N', dir)[..], name.as_bytes()].concat())
+        {
+            return Ok(if value.is_empty() {
+                None
+            } else {
+                Some(self.changed_child(value)?)
+            });
         }
-        let Some((number, _)) = self.number(dir)?.filter(|_| self.changes.whole(dir).is_none()) else { return Ok(None) };
-        let Some(value) = self.value(&key(number, name.as_bytes()))? else { return Ok(None) };
-        parse(&value).and_then(|node| self.as_changed(node)).map(Some).ok_or(StoreError::IndexDamaged)
+        let Some((number, _)) = self
+            .number(dir)?
+            .filter(|_| self.changes.whole(dir).is_none())
+        else {
+            return Ok(None);
+        };
+        let Some(value) = self.value(&key(number, name.as_bytes()))? else {
+            return Ok(None);
+        };
+        parse(&value)
+            .and_then(|node| self.as_changed(node))
+            .map(Some)
+            .ok_or(StoreError::IndexDamaged)
     }
 
     /// What is at a name that changed.
     fn changed_child(&self, value: &[u8]) -> StoreResult<Node> {
         let child = child_of(value).flatten().ok_or(StoreError::IndexDamaged)?;
-        let attr = self.changes.0.get(&slot_key(b'A', child.slot)).ok_or(StoreError::IndexDamaged)?;
-        let (attr, xattrs) = take_inode(child.slot, &mut attr.as_slice()).ok_or(StoreError::IndexDamaged)?;
-        Ok(Node { child, attr, xattrs, number: 0 })
+        let attr = self
+            .changes
+            .0
+            .get(&slot_key(b'A', child.slot))
+            .ok_or(StoreError::IndexDamaged)?;
+        let (attr, xattrs) =
+            take_inode(child.slot, &mut attr.as_slice()).ok_or(StoreError::IndexDamaged)?;
+        Ok(Node {
+            child,
+            attr,
+            xattrs,
+            number: 0,
+        })
     }
 
     /// The generation of a directory all of whose names are known.
@@ -531,20 +689,35 @@ impl Baseline {
     /// Inodes that had lost their last name in the epoch that was open.
     pub fn gone(&self) -> impl Iterator<Item = Slot> {
         let from = slot_key(b'G', Slot(0));
-        self.changes.0.range(from..).map(|(key, _)| key).take_while(|key| key.first() == Some(&b'G')).filter_map(|key| slot_of(key))
+        self.changes
+            .0
+            .range(from..)
+            .map(|(key, _)| key)
+            .take_while(|key| key.first() == Some(&b'G'))
+            .filter_map(|key| slot_of(key))
     }
 
     /// Reads all of it and compares the checksums.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn check(layout: &Layout) -> StoreResult<()> {
-        [NAME, CHANGES].iter().try_for_each(|name| open(layout, name)?.map_or(Ok(()), |run| run.check()))
+        [NAME, CHANGES]
+            .iter()
+            .try_for_each(|name| open(layout, name)?.map_or(Ok(()), |run| run.check()))
     }
 }
 
 fn parse(mut value: &[u8]) -> Option<Node> {
     let number = decode_uint(&mut value).ok()?;
-    let child = child_of(take_part(&mut value)?)?.unwrap_or(Child { slot: Slot::ROOT, kind: Kind::Dir });
+    let child = child_of(take_part(&mut value)?)?.unwrap_or(Child {
+        slot: Slot::ROOT,
+        kind: Kind::Dir,
+    });
     let (attr, xattrs) = take_inode(child.slot, &mut value)?;
-    (attr.stat.kind == child.kind && (number == 0 || child.kind == Kind::Dir)).then_some(Node { child, attr, xattrs, number })
+    (attr.stat.kind == child.kind && (number == 0 || child.kind == Kind::Dir)).then_some(Node {
+        child,
+        attr,
+        xattrs,
+        number,
+    })
 }

@@ -1,16 +1,21 @@
 //! Hashes of large files, of which only what has changed is read.
 //!
-//! BLAKE3 is a tree: a file's hash follows from the chaining values of its blocks, if a block is a power of two of its chunks. They are kept of the version
-//! of a file that was hashed last. A block of the next version that is at the same place of the device in both holds the same ([`sys::same_ranges`]), and its value is taken
-//! over. The hash is the one that reading all of it gives, bit for bit.
+//! BLAKE3 is a tree: a file's hash follows from the chaining values of its blocks, if a block is a
+//! power of two of its chunks. They are kept of the version of a file that was hashed last. A block
+//! of the next version that is at the same place of the device in both holds the same
+//! ([`sys::same_ranges`]), and its value is taken over. The hash is the one that reading all of it
+//! gives, bit for bit.
 //!
-//! Only clones are compared: nobody writes an object of that kind once it is on record. A moved inode may be open still. What is known is in memory; after a
-//! restart each file is read whole once, as it is when the older version has gone.
+//! Only clones are compared: nobody writes an object of that kind once it is on record. A moved
+//! inode may be open still. What is known is in memory; after a restart each file is read whole
+//! once, as it is when the older version has gone.
 
 use std::collections::HashMap;
 use std::fs::File;
 
-use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use blake3::hazmat::{
+    ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root,
+};
 
 use super::error::{StoreError, StoreResult};
 use super::hash::{BLOCK_BYTES as READ_BYTES, Hash, Hashers, hash_file};
@@ -65,35 +70,79 @@ pub struct KnownBlocks {
 }
 
 impl KnownBlocks {
-    /// Size and hash (BLAKE3) of an object's bytes; `go_on` is asked before each read, with its size, and ends it with `None`. What was read for it does not
-    /// stay in the page cache. The object must be of a closed epoch.
+    /// Size and hash (BLAKE3) of an object's bytes; `go_on` is asked before each read, with its
+    /// size, and ends it with `None`. What was read for it does not stay in the page cache. The
+    /// object must be of a closed epoch.
     ///
     /// Errors: as [`Layers::hash`].
-    pub fn hash(&mut self, layers: &Layers, id: ObjectId, go_on: impl FnMut(u64) -> bool) -> StoreResult<Option<Hashed>> {
+    pub fn hash(
+        &mut self,
+        layers: &Layers,
+        id: ObjectId,
+        go_on: impl FnMut(u64) -> bool,
+    ) -> StoreResult<Option<Hashed>> {
         let file = layers.open(id)?;
-        self.hash_open(layers, id, &file, go_on)
-            .map_err(|errno| StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0)))
+        self.hash_open(layers, id, &file, go_on).map_err(|errno| {
+            StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(
+                errno.0,
+            ))
+        })
     }
 
-    fn hash_open(&mut self, layers: &Layers, id: ObjectId, file: &File, go_on: impl FnMut(u64) -> bool) -> SysResult<Option<Hashed>> {
+    fn hash_open(
+        &mut self,
+        layers: &Layers,
+        id: ObjectId,
+        file: &File,
+        go_on: impl FnMut(u64) -> bool,
+    ) -> SysResult<Option<Hashed>> {
         let stat = sys::stat_fd(file)?;
         if stat.size < LARGE_MIN_BYTES || id.origin != ObjectOrigin::Cloned {
             let found = hash_file(file, &Hashers::default(), true, go_on)?;
-            return Ok(found.map(|(size, hash)| Hashed { size, hash, read: size }));
+            return Ok(found.map(|(size, hash)| Hashed {
+                size,
+                hash,
+                read: size,
+            }));
         }
         let taken_over = self.unchanged(layers, id.slot, file, &stat);
-        let Some((blocks, read)) = read_blocks(file, stat.size, &taken_over, go_on)? else { return Ok(None) };
+        let Some((blocks, read)) = read_blocks(file, stat.size, &taken_over, go_on)? else {
+            return Ok(None);
+        };
         let hash = root(&blocks).ok_or(Errno::EIO)?;
-        self.keep(Known { object: id, stat, blocks, turn: 0 });
-        Ok(Some(Hashed { size: stat.size, hash, read }))
+        self.keep(Known {
+            object: id,
+            stat,
+            blocks,
+            turn: 0,
+        });
+        Ok(Some(Hashed {
+            size: stat.size,
+            hash,
+            read,
+        }))
     }
 
     /// For each block of a file the chaining value, if it is a block of the version before too.
-    fn unchanged(&self, layers: &Layers, slot: Slot, file: &File, stat: &Stat) -> Vec<Option<ChainingValue>> {
+    fn unchanged(
+        &self,
+        layers: &Layers,
+        slot: Slot,
+        file: &File,
+        stat: &Stat,
+    ) -> Vec<Option<ChainingValue>> {
         let block = block_bytes(stat.size);
         let mut found = vec![None; count(stat.size.div_ceil(block))];
-        let Some(known) = self.files.get(&slot).filter(|known| block_bytes(known.stat.size) == block) else { return found };
-        let Ok(before) = layers.open(known.object) else { return found };
+        let Some(known) = self
+            .files
+            .get(&slot)
+            .filter(|known| block_bytes(known.stat.size) == block)
+        else {
+            return found;
+        };
+        let Ok(before) = layers.open(known.object) else {
+            return found;
+        };
         if !sys::stat_fd(&before).is_ok_and(|now| is_same(&now, &known.stat)) {
             return found;
         }
@@ -101,7 +150,14 @@ impl KnownBlocks {
         for range in sys::same_ranges(&before, file, common).unwrap_or_default() {
             // The last block, if it is short, is one of both only where both end.
             let ends_both = range.end == common && stat.size == known.stat.size;
-            let (first, end) = (range.start.div_ceil(block), if ends_both { range.end.div_ceil(block) } else { range.end / block });
+            let (first, end) = (
+                range.start.div_ceil(block),
+                if ends_both {
+                    range.end.div_ceil(block)
+                } else {
+                    range.end / block
+                },
+            );
             for number in count(first)..count(end) {
                 if let Some(value) = found.get_mut(number) {
                     *value = known.blocks.get(number).copied();
@@ -111,16 +167,30 @@ impl KnownBlocks {
         found
     }
 
-    /// Keeps what is known, in place of that of an older version, and forgets what was not used for longest.
+    /// Keeps what is known, in place of that of an older version, and forgets what was not used for
+    /// longest.
     fn keep(&mut self, known: Known) {
         self.turn += 1;
         self.bytes += known.bytes();
         let slot = known.object.slot;
-        if let Some(before) = self.files.insert(slot, Known { turn: self.turn, ..known }) {
+        if let Some(before) = self.files.insert(
+            slot,
+            Known {
+                turn: self.turn,
+                ..known
+            },
+        ) {
             self.bytes -= before.bytes();
         }
         while self.bytes > KNOWN_BYTES_MAX {
-            let Some(oldest) = self.files.iter().min_by_key(|(_, known)| known.turn).map(|(slot, _)| *slot) else { break };
+            let Some(oldest) = self
+                .files
+                .iter()
+                .min_by_key(|(_, known)| known.turn)
+                .map(|(slot, _)| *slot)
+            else {
+                break;
+            };
             self.bytes -= self.files.remove(&oldest).map_or(0, |known| known.bytes());
         }
     }
@@ -128,12 +198,21 @@ impl KnownBlocks {
 
 /// It was not written since, and is the same inode.
 fn is_same(now: &Stat, before: &Stat) -> bool {
-    (now.dev, now.ino, now.size, now.mtime, now.ctime) == (before.dev, before.ino, before.size, before.mtime, before.ctime)
+    (now.dev, now.ino, now.size, now.mtime, now.ctime)
+        == (
+            before.dev,
+            before.ino,
+            before.size,
+            before.mtime,
+            before.ctime,
+        )
 }
 
 /// What a block of a file of this size is: a power of two of chunks.
 fn block_bytes(size: u64) -> u64 {
-    size.div_ceil(BLOCKS_MAX).next_power_of_two().max(BLOCK_BYTES_MIN)
+    size.div_ceil(BLOCKS_MAX)
+        .next_power_of_two()
+        .max(BLOCK_BYTES_MIN)
 }
 
 /// A number of blocks, of which there are not many.
@@ -141,7 +220,8 @@ fn count(blocks: u64) -> usize {
     usize::try_from(blocks).unwrap_or(usize::MAX)
 }
 
-/// Reads those blocks of a file whose chaining value is not known; gives all values, and how many bytes were read.
+/// Reads those blocks of a file whose chaining value is not known; gives all values, and how many
+/// bytes were read.
 fn read_blocks(
     file: &File,
     size: u64,
@@ -161,7 +241,11 @@ fn read_blocks(
             at += block;
             continue;
         }
-        let unknown = from.iter().take(blocks_at_once).take_while(|value| value.is_none()).count() as u64;
+        let unknown = from
+            .iter()
+            .take(blocks_at_once)
+            .take_while(|value| value.is_none())
+            .count() as u64;
         let end = ((at / block + unknown) * block).min(at + wide).min(size);
         if !go_on(end - at) {
             return Ok(None);
@@ -198,8 +282,14 @@ fn subtree(blocks: &[ChainingValue]) -> Option<ChainingValue> {
     if let [only] = blocks {
         return Some(*only);
     }
-    let (left, right) = blocks.split_at_checked(left_blocks(blocks.len())).filter(|(left, right)| !left.is_empty() && !right.is_empty())?;
-    Some(merge_subtrees_non_root(&subtree(left)?, &subtree(right)?, Mode::Hash))
+    let (left, right) = blocks
+        .split_at_checked(left_blocks(blocks.len()))
+        .filter(|(left, right)| !left.is_empty() && !right.is_empty())?;
+    Some(merge_subtrees_non_root(
+        &subtree(left)?,
+        &subtree(right)?,
+        Mode::Hash,
+    ))
 }
 
 /// The left half of a tree is as large a power of two as leaves something to the right one.
@@ -209,7 +299,10 @@ fn left_blocks(blocks: usize) -> usize {
 
 impl std::fmt::Debug for KnownBlocks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KnownBlocks").field("files", &self.files.len()).field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("KnownBlocks")
+            .field("files", &self.files.len())
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
     }
 }
 

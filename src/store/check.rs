@@ -1,13 +1,16 @@
 //! Looking for damage: what the journal promises against what is there.
 //!
-//! A check first reads the whole journal, which proves the chain of its frames, and makes a list of the **versions** that the kept checkpoints need:
-//! which object, how large, with which hash if it was sealed, under which path. Then it goes through the list in steps, so that whoever waits
-//! can be told how far it is, and stop it. Nothing is written; what is to be done about a finding is the caller's.
+//! A check first reads the whole journal, which proves the chain of its frames, and makes a list of
+//! the **versions** that the kept checkpoints need: which object, how large, with which hash if it
+//! was sealed, under which path. Then it goes through the list in steps, so that whoever waits can
+//! be told how far it is, and stop it. Nothing is written; what is to be done about a finding is
+//! the caller's.
 //!
-//! Where a version was is told by the records made with it: a change records the place of the inode and of every directory above it in the same
-//! epoch, so the path needs no tree.
+//! Where a version was is told by the records made with it: a change records the place of the inode
+//! and of every directory above it in the same epoch, so the path needs no tree.
 //!
-//! Locking: none. A store that is served changes meanwhile: the caller asks again whether a version that seems damaged is still needed.
+//! Locking: none. A store that is served changes meanwhile: the caller asks again whether a version
+//! that seems damaged is still needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -23,7 +26,8 @@ use super::layout::Layout;
 use super::record::{Checkpoint, DataState, ObjectHash, Place, Record, Undo, in_a_circle};
 use crate::sys::{Errno, Kind};
 
-/// Most bytes of paths, and names in them, that are told of all versions together: a deep tree has long ones, as many as it has versions.
+/// Most bytes of paths, and names in them, that are told of all versions together: a deep tree has
+/// long ones, as many as it has versions.
 const PATHS_BYTES_MAX: usize = 64 << 20;
 
 /// What can be wrong with a store: one kind for each damage. `--json` has these names.
@@ -34,7 +38,8 @@ pub enum DamageKind {
     FormatUnreadable,
     /// Something in the journal is gone or was changed that had been on disk.
     JournalDamaged,
-    /// The journal's end is torn, as a power cut tears it: nothing that was promised is lost. Mounting repairs it.
+    /// The journal's end is torn, as a power cut tears it: nothing that was promised is lost.
+    /// Mounting repairs it.
     JournalTorn,
     /// There is no index although there is history; mounting makes it anew.
     IndexMissing,
@@ -42,7 +47,8 @@ pub enum DamageKind {
     IndexUnreadable,
     /// The index says something else than the journal.
     IndexWrong,
-    /// The tree as it was written down last cannot be read; without it what is changed while nothing is mounted is told worse.
+    /// The tree as it was written down last cannot be read; without it what is changed while
+    /// nothing is mounted is told worse.
     BaselineDamaged,
     /// A version that a checkpoint needs is not in the store.
     ObjectMissing,
@@ -56,9 +62,11 @@ pub enum DamageKind {
     ObjectUnneeded,
     /// A file in a layer that is none of ours.
     ForeignFile,
-    /// A checkpoint was not on the disk yet when the power was cut: files in it may be missing, or of another moment.
+    /// A checkpoint was not on the disk yet when the power was cut: files in it may be missing, or
+    /// of another moment.
     CheckpointIncomplete,
-    /// A file of the tree was changed behind our back, while nothing was mounted or past the mount: what it was is not known.
+    /// A file of the tree was changed behind our back, while nothing was mounted or past the mount:
+    /// what it was is not known.
     ChangedUnseen,
 }
 
@@ -87,11 +95,19 @@ impl DamageKind {
     /// Something of the past is lost or cannot be trusted; the others cost nothing but care.
     pub fn is_loss(self) -> bool {
         use DamageKind::{
-            ChangedUnseen, CheckpointIncomplete, FormatUnreadable, JournalDamaged, ObjectChanged, ObjectMissing, ObjectSize, ObjectUnreadable,
+            ChangedUnseen, CheckpointIncomplete, FormatUnreadable, JournalDamaged, ObjectChanged,
+            ObjectMissing, ObjectSize, ObjectUnreadable,
         };
         matches!(
             self,
-            CheckpointIncomplete | FormatUnreadable | JournalDamaged | ObjectMissing | ObjectSize | ObjectChanged | ObjectUnreadable | ChangedUnseen
+            CheckpointIncomplete
+                | FormatUnreadable
+                | JournalDamaged
+                | ObjectMissing
+                | ObjectSize
+                | ObjectChanged
+                | ObjectUnreadable
+                | ChangedUnseen
         )
     }
 }
@@ -116,7 +132,14 @@ pub struct Finding {
 impl Finding {
     /// About the store as a whole.
     pub fn of_store(kind: DamageKind, on: impl Into<String>, detail: impl Into<String>) -> Finding {
-        Finding { kind, on: on.into(), object: None, path: None, checkpoints: Vec::new(), detail: detail.into() }
+        Finding {
+            kind,
+            on: on.into(),
+            object: None,
+            path: None,
+            checkpoints: Vec::new(),
+            detail: detail.into(),
+        }
     }
 }
 
@@ -157,7 +180,8 @@ pub struct Totals {
 #[derive(Debug, Default)]
 pub struct Check {
     versions: Vec<Version>,
-    /// What the last recorded removal was to move: a daemon that was killed may not have come to it, and the next one finishes or strikes it.
+    /// What the last recorded removal was to move: a daemon that was killed may not have come to
+    /// it, and the next one finishes or strikes it.
     unfinished: HashSet<ObjectId>,
     /// Every object that some record names, whether anybody needs it or not.
     recorded: HashSet<ObjectId>,
@@ -218,7 +242,8 @@ impl EpochRecords {
         }
     }
 
-    /// The path of an inode before the epoch, as far as its records lead, and unless too much is spent on paths.
+    /// The path of an inode before the epoch, as far as its records lead, and unless too much is
+    /// spent on paths.
     fn path(&self, slot: Slot, spent: &mut usize) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         let mut at = slot;
@@ -309,9 +334,22 @@ impl Reading {
         for (slot, data) in &records.data {
             let before = self.last_data.insert(*slot, epoch).unwrap_or(Epoch(0));
             let Some(object) = data.object else { continue };
-            let (kind, born) = records.attrs.get(slot).copied().unwrap_or((Kind::File, None));
+            let (kind, born) = records
+                .attrs
+                .get(slot)
+                .copied()
+                .unwrap_or((Kind::File, None));
             let path = records.path(*slot, &mut self.spent);
-            let version = Version { slot: *slot, epoch, object, size: data.size, kind, path, checkpoints: Vec::new(), sealed: None };
+            let version = Version {
+                slot: *slot,
+                epoch,
+                object,
+                size: data.size,
+                kind,
+                path,
+                checkpoints: Vec::new(),
+                sealed: None,
+            };
             self.versions.push((version, before, born));
         }
     }
@@ -325,7 +363,8 @@ impl Reading {
                 .range(before.checkpoint()..version.epoch.checkpoint().max(before.checkpoint()))
                 .filter(|(id, _)| of.is_none_or(|of| of == **id));
             // A checkpoint that is older than the file does not show it.
-            let readers = readers.filter(|(_, checkpoint)| born.is_none_or(|born| born <= checkpoint.created_ns));
+            let readers = readers
+                .filter(|(_, checkpoint)| born.is_none_or(|born| born <= checkpoint.created_ns));
             version.checkpoints = readers.map(|(id, _)| *id).collect();
             version.sealed = self.sealed.get(&version.object).copied();
             if !version.checkpoints.is_empty() && !self.dropped.contains(&version.object) {
@@ -340,27 +379,41 @@ impl Reading {
 impl Check {
     /// A check of a store that cannot even be opened: this is all that is found.
     pub fn of_nothing(found: Finding) -> Check {
-        Check { findings: vec![found], ..Check::default() }
+        Check {
+            findings: vec![found],
+            ..Check::default()
+        }
     }
 
-    /// Reads the journal and makes the list. `of`: only what this checkpoint shows. `deep`: every byte will be read.
+    /// Reads the journal and makes the list. `of`: only what this checkpoint shows. `deep`: every
+    /// byte will be read.
     ///
-    /// Damage in the journal is a finding, and what comes after it is not checked. Errors: `Io` of another kind.
+    /// Damage in the journal is a finding, and what comes after it is not checked. Errors: `Io` of
+    /// another kind.
     pub fn begin(journal: &Journal, of: Option<CheckpointId>, deep: bool) -> StoreResult<Check> {
         let mut reading = Reading::default();
-        let mut check = Check { deep, ..Check::default() };
+        let mut check = Check {
+            deep,
+            ..Check::default()
+        };
         for entry in journal.scan(journal.start(), None) {
             match entry {
                 Ok((_, record)) => {
                     check.totals.frames += 1;
                     reading.take(record);
                 }
-                Err(error) => check.findings.push(journal_finding(&error, reading.checkpoints.keys().next_back().copied())),
+                Err(error) => check.findings.push(journal_finding(
+                    &error,
+                    reading.checkpoints.keys().next_back().copied(),
+                )),
             }
         }
         check.newest = reading.checkpoints.keys().next_back().copied();
         let wanted = |id: CheckpointId| of.is_none_or(|of| of == id);
-        let incomplete = reading.checkpoints.values().filter(|checkpoint| checkpoint.is_incomplete() && wanted(checkpoint.id));
+        let incomplete = reading
+            .checkpoints
+            .values()
+            .filter(|checkpoint| checkpoint.is_incomplete() && wanted(checkpoint.id));
         check.findings.extend(incomplete.map(|checkpoint| {
             let detail = "the power was cut before all of it was on the disk: files in it may be missing, or of another moment";
             let found = Finding::of_store(DamageKind::CheckpointIncomplete, "journal", detail);
@@ -368,14 +421,30 @@ impl Check {
         }));
         check.unfinished = std::mem::take(&mut reading.unfinished);
         reading.close_epoch();
-        check.findings.extend(std::mem::take(&mut reading.circles).into_iter().map(|(epoch, slot)| {
-            let detail = format!("the places recorded in epoch {} lead in a circle, at inode {}", epoch.0, slot.0);
-            Finding::of_store(DamageKind::JournalDamaged, "journal", detail)
-        }));
+        check
+            .findings
+            .extend(
+                std::mem::take(&mut reading.circles)
+                    .into_iter()
+                    .map(|(epoch, slot)| {
+                        let detail = format!(
+                            "the places recorded in epoch {} lead in a circle, at inode {}",
+                            epoch.0, slot.0
+                        );
+                        Finding::of_store(DamageKind::JournalDamaged, "journal", detail)
+                    }),
+            );
         (check.versions, check.recorded) = reading.needed(of);
         check.totals.versions = check.versions.len() as u64;
-        check.totals.bytes = check.versions.iter().fold(0, |sum: u64, version| sum.saturating_add(version.size));
-        check.totals.unhashed = check.versions.iter().filter(|version| version.sealed.is_none() && version.kind == Kind::File).count() as u64;
+        check.totals.bytes = check
+            .versions
+            .iter()
+            .fold(0, |sum: u64, version| sum.saturating_add(version.size));
+        check.totals.unhashed = check
+            .versions
+            .iter()
+            .filter(|version| version.sealed.is_none() && version.kind == Kind::File)
+            .count() as u64;
         Ok(check)
     }
 
@@ -386,29 +455,52 @@ impl Check {
 
     /// Compares the index with the journal.
     pub fn compare_index(&mut self, index: &Index, journal: &Journal) {
-        if self.findings.iter().any(|finding| finding.kind == DamageKind::JournalDamaged) {
+        if self
+            .findings
+            .iter()
+            .any(|finding| finding.kind == DamageKind::JournalDamaged)
+        {
             return;
         }
         match index.compare(journal) {
             Ok(difference) if difference.is_none() => {}
-            Ok(Difference { missing, wrong, strange }) => {
-                let detail = format!("{missing} entries are missing, {wrong} are wrong, {strange} should not be there");
-                self.findings.push(Finding::of_store(DamageKind::IndexWrong, "index", detail));
+            Ok(Difference {
+                missing,
+                wrong,
+                strange,
+            }) => {
+                let detail = format!(
+                    "{missing} entries are missing, {wrong} are wrong, {strange} should not be there"
+                );
+                self.findings
+                    .push(Finding::of_store(DamageKind::IndexWrong, "index", detail));
             }
-            Err(error) => self.findings.push(Finding::of_store(DamageKind::IndexUnreadable, "index", error.to_string())),
+            Err(error) => self.findings.push(Finding::of_store(
+                DamageKind::IndexUnreadable,
+                "index",
+                error.to_string(),
+            )),
         }
     }
 
     /// Reads the baseline, if there is one.
     pub fn read_baseline(&mut self, layout: &Layout) {
         if let Err(error) = Baseline::check(layout) {
-            self.findings.push(Finding::of_store(DamageKind::BaselineDamaged, "baseline", error.to_string()));
+            self.findings.push(Finding::of_store(
+                DamageKind::BaselineDamaged,
+                "baseline",
+                error.to_string(),
+            ));
         }
     }
 
     /// How much there is to do, in the unit of `done`.
     pub fn total(&self) -> u64 {
-        if self.deep { self.totals.bytes } else { self.totals.versions }
+        if self.deep {
+            self.totals.bytes
+        } else {
+            self.totals.versions
+        }
     }
 
     /// All versions were looked at.
@@ -416,13 +508,18 @@ impl Check {
         self.next >= self.versions.len()
     }
 
-    /// Looks at the next version; `None`: there is no further. What is wrong with it goes to `findings`.
+    /// Looks at the next version; `None`: there is no further. What is wrong with it goes to
+    /// `findings`.
     pub fn step(&mut self, layers: &Layers) -> Option<&Version> {
         let version = self.versions.get(self.next)?;
         self.next += 1;
-        self.done = self.done.saturating_add(if self.deep { version.size } else { 1 });
+        self.done = self
+            .done
+            .saturating_add(if self.deep { version.size } else { 1 });
         let found = look_at(version, layers, self.deep);
-        let on_its_way = |kind: &DamageKind| *kind == DamageKind::ObjectMissing && self.unfinished.contains(&version.object);
+        let on_its_way = |kind: &DamageKind| {
+            *kind == DamageKind::ObjectMissing && self.unfinished.contains(&version.object)
+        };
         if let Some((kind, detail)) = found.filter(|(kind, _)| !on_its_way(kind)) {
             self.findings.push(Finding {
                 kind,
@@ -436,24 +533,49 @@ impl Check {
         Some(version)
     }
 
-    /// Files in the layers of which the journal knows nothing. Only of a store that nobody serves: an object is made before it is recorded.
+    /// Files in the layers of which the journal knows nothing. Only of a store that nobody serves:
+    /// an object is made before it is recorded.
     ///
     /// Errors: `Io`.
     pub fn strays(&mut self, layers: &Layers) -> StoreResult<()> {
         // What a damaged journal does not tell of may be needed all the same.
-        if self.findings.iter().any(|finding| finding.kind == DamageKind::JournalDamaged) {
+        if self
+            .findings
+            .iter()
+            .any(|finding| finding.kind == DamageKind::JournalDamaged)
+        {
             return Ok(());
         }
-        let damaged: BTreeSet<ObjectId> = self.findings.iter().filter_map(|finding| finding.object).collect();
+        let damaged: BTreeSet<ObjectId> = self
+            .findings
+            .iter()
+            .filter_map(|finding| finding.object)
+            .collect();
         for epoch in layers.epochs()? {
-            for object in layers.list(epoch)?.into_iter().filter(|object| !self.recorded.contains(object) && !damaged.contains(object)) {
+            for object in layers
+                .list(epoch)?
+                .into_iter()
+                .filter(|object| !self.recorded.contains(object) && !damaged.contains(object))
+            {
                 let detail = "no record speaks of it".to_owned();
-                let finding = Finding::of_store(DamageKind::ObjectUnneeded, object_path(object), detail);
-                self.findings.push(Finding { object: Some(object), ..finding });
+                let finding =
+                    Finding::of_store(DamageKind::ObjectUnneeded, object_path(object), detail);
+                self.findings.push(Finding {
+                    object: Some(object),
+                    ..finding
+                });
             }
             for name in layers.foreign(epoch)? {
-                let on = format!("layers/{}/objects/{}", epoch.0, String::from_utf8_lossy(&name));
-                self.findings.push(Finding::of_store(DamageKind::ForeignFile, on, "it is not named as an object is"));
+                let on = format!(
+                    "layers/{}/objects/{}",
+                    epoch.0,
+                    String::from_utf8_lossy(&name)
+                );
+                self.findings.push(Finding::of_store(
+                    DamageKind::ForeignFile,
+                    on,
+                    "it is not named as an object is",
+                ));
             }
         }
         Ok(())
@@ -462,7 +584,11 @@ impl Check {
 
 /// Where an object is, relative to `.ckptfs`.
 pub fn object_path(object: ObjectId) -> String {
-    format!("layers/{}/objects/{}", object.epoch.0, layers::file_name(object))
+    format!(
+        "layers/{}/objects/{}",
+        object.epoch.0,
+        layers::file_name(object)
+    )
 }
 
 /// A damaged journal as a finding; `last`: the newest checkpoint before the damage.
@@ -476,8 +602,14 @@ pub fn journal_finding(error: &StoreError, last: Option<CheckpointId>) -> Findin
         StoreError::BadRecord { at, .. } => format!("journal/{:08}", at.segment),
         _ => "journal".to_owned(),
     };
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    Finding::of_store(DamageKind::JournalDamaged, on, format!("{error}{cause}; {known}"))
+    let cause = std::error::Error::source(error)
+        .map(|cause| format!(": {cause}"))
+        .unwrap_or_default();
+    Finding::of_store(
+        DamageKind::JournalDamaged,
+        on,
+        format!("{error}{cause}; {known}"),
+    )
 }
 
 /// What is wrong with a version, if something is.
@@ -487,15 +619,25 @@ fn look_at(version: &Version, layers: &Layers, deep: bool) -> Option<(DamageKind
         Ok(None) => return Some((DamageKind::ObjectMissing, "it is not there".to_owned())),
         Err(error) => return Some((DamageKind::ObjectUnreadable, error.to_string())),
     };
-    let expected = if version.object.origin == ObjectOrigin::Cloned { Kind::File } else { version.kind };
+    let expected = if version.object.origin == ObjectOrigin::Cloned {
+        Kind::File
+    } else {
+        version.kind
+    };
     if stat.kind != expected {
-        return Some((DamageKind::ObjectChanged, format!("it is of another kind: {:?}, not {expected:?}", stat.kind)));
+        return Some((
+            DamageKind::ObjectChanged,
+            format!("it is of another kind: {:?}, not {expected:?}", stat.kind),
+        ));
     }
     if stat.kind != Kind::File {
         return None;
     }
     if stat.size != version.size {
-        return Some((DamageKind::ObjectSize, format!("it has {} bytes and had {}", stat.size, version.size)));
+        return Some((
+            DamageKind::ObjectSize,
+            format!("it has {} bytes and had {}", stat.size, version.size),
+        ));
     }
     if !deep {
         return None;
@@ -504,7 +646,12 @@ fn look_at(version: &Version, layers: &Layers, deep: bool) -> Option<(DamageKind
         Ok(Some((size, hash))) => {
             let sealed = version.sealed?;
             let same = sealed.size == size && sealed.hash == hash;
-            (!same).then(|| (DamageKind::ObjectChanged, "its bytes are not those that were hashed".to_owned()))
+            (!same).then(|| {
+                (
+                    DamageKind::ObjectChanged,
+                    "its bytes are not those that were hashed".to_owned(),
+                )
+            })
         }
         Ok(None) => None,
         // Moved with a mode that keeps us out: nothing is wrong with it that could be told.

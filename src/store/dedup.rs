@@ -1,10 +1,14 @@
-//! Files that are believed to hold the same: which of them becomes the source, and that the others come to share it.
+//! Files that are believed to hold the same: which of them becomes the source, and that the others
+//! come to share it.
 //!
-//! They are looked at first, one after the other: where their data is tells which of them share already. The source is then the one that most share already, of
-//! those that are in few pieces: a file in many pieces would give its pieces to all others. What differs from the source may be the same among itself,
-//! if a hash was forged or a file has changed: it is looked at again, without the source.
+//! They are looked at first, one after the other: where their data is tells which of them share
+//! already. The source is then the one that most share already, of those that are in few pieces: a
+//! file in many pieces would give its pieces to all others. What differs from the source may be the
+//! same among itself, if a hash was forged or a file has changed: it is looked at again, without
+//! the source.
 //!
-//! One step does little, so that whoever works can be asked to end, and no more than two files are open at a time.
+//! One step does little, so that whoever works can be asked to end, and no more than two files are
+//! open at a time.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -54,7 +58,8 @@ pub enum Fate {
     Source,
     /// It shared everything already.
     Already,
-    /// It shares everything now (or would); with what so many bytes came free, if nobody else holds them.
+    /// It shares everything now (or would); with what so many bytes came free, if nobody else holds
+    /// them.
     Shared {
         /// So many.
         freed: u64,
@@ -64,7 +69,8 @@ pub enum Fate {
         /// So many bytes came free.
         freed: u64,
     },
-    /// Nothing of it lies anywhere that could be shared: it is a hole, or stands beside its attributes.
+    /// Nothing of it lies anywhere that could be shared: it is a hole, or stands beside its
+    /// attributes.
     Unplaced,
     /// It holds something else than was believed.
     Differs,
@@ -148,7 +154,13 @@ impl Same {
                 }
                 None => self.choose(files),
             },
-            Work::Sharing { source, file, place, mut left, now } => {
+            Work::Sharing {
+                source,
+                file,
+                place,
+                mut left,
+                now,
+            } => {
                 let (done, now) = match now {
                     Some((member, sharing)) => self.share(member, sharing),
                     None => match left.pop() {
@@ -156,11 +168,19 @@ impl Same {
                         None => return self.end_round(),
                     },
                 };
-                self.work = Work::Sharing { source, file, place, left, now };
+                self.work = Work::Sharing {
+                    source,
+                    file,
+                    place,
+                    left,
+                    now,
+                };
                 done
             }
             Work::Telling(mut differ) => {
-                let Some(number) = differ.pop() else { return Done::All };
+                let Some(number) = differ.pop() else {
+                    return Done::All;
+                };
                 self.work = Work::Telling(differ);
                 Done::Fate(number, Fate::Differs)
             }
@@ -168,7 +188,9 @@ impl Same {
     }
 
     fn look(&mut self, number: usize, files: &mut dyn Files) -> Done {
-        let looked = files.open(number).and_then(|file| Ok((sys::stat_fd(&*file)?.size, place_of(&file, self.size)?)));
+        let looked = files
+            .open(number)
+            .and_then(|file| Ok((sys::stat_fd(&*file)?.size, place_of(&file, self.size)?)));
         let (size, map) = match looked {
             Ok(looked) => looked,
             Err(errno) => return Done::Fate(number, Fate::Failed(errno)),
@@ -176,7 +198,9 @@ impl Same {
         if size != self.size {
             return Done::Fate(number, Fate::Differs);
         }
-        let (pieces, bytes) = map.as_ref().map_or((1, self.size), |map| (map.pieces(), map.bytes()));
+        let (pieces, bytes) = map
+            .as_ref()
+            .map_or((1, self.size), |map| (map.pieces(), map.bytes()));
         if bytes == 0 {
             return Done::Fate(number, Fate::Unplaced);
         }
@@ -185,27 +209,63 @@ impl Same {
         if let Some(place) = place {
             *self.holders.entry(place).or_insert(0) += 1;
         }
-        self.members.push(Member { number, place, pieces, bytes });
+        self.members.push(Member {
+            number,
+            place,
+            pieces,
+            bytes,
+        });
         Done::Some
     }
 
     /// Chooses the source, and opens it.
     fn choose(&mut self, files: &mut dyn Files) -> Done {
         let mut members = std::mem::take(&mut self.members);
-        let few = members.iter().map(|member| member.pieces).min().unwrap_or(1).saturating_mul(PIECES_FACTOR);
-        let holders = |member: &Member| member.place.and_then(|place| self.holders.get(&place).copied()).unwrap_or(1);
+        let few = members
+            .iter()
+            .map(|member| member.pieces)
+            .min()
+            .unwrap_or(1)
+            .saturating_mul(PIECES_FACTOR);
+        let holders = |member: &Member| {
+            member
+                .place
+                .and_then(|place| self.holders.get(&place).copied())
+                .unwrap_or(1)
+        };
         let best = |member: &Member| {
             let few_pieces = member.pieces <= few;
-            (files.rank(member.number), few_pieces, holders(member), std::cmp::Reverse(member.pieces), std::cmp::Reverse(member.number))
+            (
+                files.rank(member.number),
+                few_pieces,
+                holders(member),
+                std::cmp::Reverse(member.pieces),
+                std::cmp::Reverse(member.number),
+            )
         };
-        let Some(at) = (0..members.len()).max_by_key(|at| members.get(*at).map(&best)) else { return Done::All };
+        let Some(at) = (0..members.len()).max_by_key(|at| members.get(*at).map(&best)) else {
+            return Done::All;
+        };
         let source = members.swap_remove(at);
         if members.is_empty() {
-            return Done::Fate(source.number, if self.rounds == 0 { Fate::Source } else { Fate::Differs });
+            return Done::Fate(
+                source.number,
+                if self.rounds == 0 {
+                    Fate::Source
+                } else {
+                    Fate::Differs
+                },
+            );
         }
         match files.open(source.number) {
             Ok(file) => {
-                self.work = Work::Sharing { source: source.number, file, place: source.place, left: members, now: None };
+                self.work = Work::Sharing {
+                    source: source.number,
+                    file,
+                    place: source.place,
+                    left: members,
+                    now: None,
+                };
                 Done::Fate(source.number, Fate::Source)
             }
             Err(errno) => {
@@ -217,13 +277,25 @@ impl Same {
         }
     }
 
-    fn begin(&mut self, source: usize, file: &Arc<File>, place: Option<usize>, member: Member, files: &mut dyn Files) -> Working {
+    fn begin(
+        &mut self,
+        source: usize,
+        file: &Arc<File>,
+        place: Option<usize>,
+        member: Member,
+        files: &mut dyn Files,
+    ) -> Working {
         let number = member.number;
         let told = |fate| (Done::Fate(number, fate), None);
         if member.place.is_some() && member.place == place {
             return told(Fate::Already);
         }
-        let opened = files.open(number).and_then(|target| Ok((sys::stat_fd(&*target)?.ino == sys::stat_fd(&**file)?.ino, target)));
+        let opened = files.open(number).and_then(|target| {
+            Ok((
+                sys::stat_fd(&*target)?.ino == sys::stat_fd(&**file)?.ino,
+                target,
+            ))
+        });
         let target = match opened {
             Ok((true, _)) => return told(Fate::Already),
             Ok((false, target)) => target,
@@ -232,13 +304,19 @@ impl Same {
         let way = files.way(source, number);
         let same = match (way, self.only_tell) {
             (Way::Never, _) => Err(Errno::EOPNOTSUPP),
-            (Way::Extents, false) => return self.share(member, Sharing::new(Arc::clone(file), target, self.size)),
+            (Way::Extents, false) => {
+                return self.share(member, Sharing::new(Arc::clone(file), target, self.size));
+            }
             (Way::Link, false) => files.link(source, number),
             (_, true) => extents::same_bytes(file, &target),
         };
         match same {
-            Ok(true) if way == Way::Link => told(Fate::Linked { freed: self.freed(&member) }),
-            Ok(true) => told(Fate::Shared { freed: self.freed(&member) }),
+            Ok(true) if way == Way::Link => told(Fate::Linked {
+                freed: self.freed(&member),
+            }),
+            Ok(true) => told(Fate::Shared {
+                freed: self.freed(&member),
+            }),
             Ok(false) => self.differs(number),
             Err(errno) => told(Fate::Failed(errno)),
         }
@@ -247,7 +325,15 @@ impl Same {
     fn share(&mut self, member: Member, mut sharing: Sharing<Arc<File>>) -> Working {
         match sharing.step() {
             Ok(Step::More(_)) => (Done::Some, Some((member, sharing))),
-            Ok(Step::Done) => (Done::Fate(member.number, Fate::Shared { freed: self.freed(&member) }), None),
+            Ok(Step::Done) => (
+                Done::Fate(
+                    member.number,
+                    Fate::Shared {
+                        freed: self.freed(&member),
+                    },
+                ),
+                None,
+            ),
             Ok(Step::Differs) => self.differs(member.number),
             Err(errno) => (Done::Fate(member.number, Fate::Failed(errno)), None),
         }
@@ -260,7 +346,9 @@ impl Same {
 
     /// What came free with a member: what it held, if none of the others holds it still.
     fn freed(&mut self, member: &Member) -> u64 {
-        let Some(holders) = member.place.and_then(|place| self.holders.get_mut(&place)) else { return member.bytes };
+        let Some(holders) = member.place.and_then(|place| self.holders.get_mut(&place)) else {
+            return member.bytes;
+        };
         *holders = holders.saturating_sub(1);
         if *holders == 0 { member.bytes } else { 0 }
     }
@@ -272,7 +360,11 @@ impl Same {
         self.places.clear();
         self.holders.clear();
         let again = differ.len() > 1 && self.rounds < ROUNDS_MAX;
-        self.work = if again { Work::Looking(differ) } else { Work::Telling(differ) };
+        self.work = if again {
+            Work::Looking(differ)
+        } else {
+            Work::Telling(differ)
+        };
         Done::Some
     }
 }

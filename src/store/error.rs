@@ -41,7 +41,9 @@ pub enum StoreError {
     #[error("the store is in use by another process")]
     Locked,
     /// A later program wrote this store.
-    #[error("the store was made by a newer ckptfs: it has format {found}, and this program knows formats up to {supported}")]
+    #[error(
+        "the store was made by a newer ckptfs: it has format {found}, and this program knows formats up to {supported}"
+    )]
     NewerFormat {
         /// The version in the file `format`.
         found: u32,
@@ -49,7 +51,9 @@ pub enum StoreError {
         supported: u32,
     },
     /// The store uses a feature that this program does not know.
-    #[error("the store was made by a newer ckptfs: it has the feature {feature:?}, which this program does not know")]
+    #[error(
+        "the store was made by a newer ckptfs: it has the feature {feature:?}, which this program does not know"
+    )]
     UnknownFeature {
         /// Its name in the file `format`.
         feature: String,
@@ -83,7 +87,8 @@ pub enum StoreError {
         /// Their size with frames.
         bytes: usize,
     },
-    /// A write or sync of the journal failed before; it takes nothing more until the store is opened again.
+    /// A write or sync of the journal failed before; it takes nothing more until the store is
+    /// opened again.
     #[error("the journal failed before and takes nothing more")]
     Latched,
     /// The index failed.
@@ -101,7 +106,8 @@ pub enum StoreError {
     /// The index is closed: a rebuild failed half-way.
     #[error("the index is closed")]
     IndexClosed,
-    /// The index cannot be reached by a path: there is no `/proc`, and the caller named no other place.
+    /// The index cannot be reached by a path: there is no `/proc`, and the caller named no other
+    /// place.
     #[error("there is no path by which the index can be opened")]
     NoIndexPath,
     /// The object is not a regular file, so it has no data to open.
@@ -163,8 +169,15 @@ pub enum CodecError {
 
 impl StoreError {
     /// For `map_err`: what was tried on what.
-    pub(super) fn io<E: Into<io::Error>>(what: &'static str, on: impl Into<String>) -> impl FnOnce(E) -> StoreError {
-        move |error| StoreError::Io { what, on: on.into(), source: error.into() }
+    pub(super) fn io<E: Into<io::Error>>(
+        what: &'static str,
+        on: impl Into<String>,
+    ) -> impl FnOnce(E) -> StoreError {
+        move |error| StoreError::Io {
+            what,
+            on: on.into(),
+            source: error.into(),
+        }
     }
 
     /// The errno that a caller of the filesystem gets.
@@ -173,20 +186,42 @@ impl StoreError {
             StoreError::Io { source, .. } => Errno(source.raw_os_error().unwrap_or(Errno::EIO.0)),
             StoreError::NoStore => Errno::ENOENT,
             StoreError::NotAStore | StoreError::NotAFile(_) => Errno::EINVAL,
-            StoreError::Untrusted { why: Mistrust::NotADirectory, .. } => Errno::ENOTDIR,
-            StoreError::Untrusted { why: Mistrust::OtherOwner, .. } => Errno::EPERM,
-            StoreError::Untrusted { why: Mistrust::OtherDevice, .. } => Errno::EXDEV,
+            StoreError::Untrusted {
+                why: Mistrust::NotADirectory,
+                ..
+            } => Errno::ENOTDIR,
+            StoreError::Untrusted {
+                why: Mistrust::OtherOwner,
+                ..
+            } => Errno::EPERM,
+            StoreError::Untrusted {
+                why: Mistrust::OtherDevice,
+                ..
+            } => Errno::EXDEV,
             StoreError::Locked => Errno::EBUSY,
             StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => Errno::EOPNOTSUPP,
             StoreError::ReadOnly => Errno::EROFS,
             StoreError::Encode(
-                CodecError::Name | CodecError::Text | CodecError::Range | CodecError::Reserved | CodecError::Circle | CodecError::OutOfTime,
+                CodecError::Name
+                | CodecError::Text
+                | CodecError::Range
+                | CodecError::Reserved
+                | CodecError::Circle
+                | CodecError::OutOfTime,
             ) => Errno::EINVAL,
-            StoreError::Encode(CodecError::Limit | CodecError::Short | CodecError::Trailing | CodecError::Unknown) => Errno::E2BIG,
+            StoreError::Encode(
+                CodecError::Limit | CodecError::Short | CodecError::Trailing | CodecError::Unknown,
+            ) => Errno::E2BIG,
             StoreError::TooBig { .. } => Errno::E2BIG,
             StoreError::NoIndexPath => Errno::ENOSYS,
             StoreError::SerialsUsedUp(_) => Errno::EOVERFLOW,
-            StoreError::Index(sled::Error::Io(source)) if source.raw_os_error().is_some_and(|number| Errno(number).is_no_room()) => Errno::ENOSPC,
+            StoreError::Index(sled::Error::Io(source))
+                if source
+                    .raw_os_error()
+                    .is_some_and(|number| Errno(number).is_no_room()) =>
+            {
+                Errno::ENOSPC
+            }
             StoreError::JournalDamaged { .. }
             | StoreError::BadRecord { .. }
             | StoreError::Latched

@@ -1,7 +1,8 @@
 //! The same content once: two files with the same bytes come to share their extents.
 //!
-//! Whoever asks believes them to be equal; the kernel compares, with both files locked, and shares nothing that differs. So neither a hash that
-//! is another content's too, nor a stale index, nor a writer that comes between can change a byte. No time changes either.
+//! Whoever asks believes them to be equal; the kernel compares, with both files locked, and shares
+//! nothing that differs. So neither a hash that is another content's too, nor a stale index, nor a
+//! writer that comes between can change a byte. No time changes either.
 //!
 //! Locking: none.
 
@@ -35,7 +36,12 @@ pub struct Sharing<F> {
 impl<F: AsRef<File>> Sharing<F> {
     /// `target` is to share the `size` bytes of `source`.
     pub fn new(source: F, target: F, size: u64) -> Sharing<F> {
-        Sharing { source, target, size, offset: 0 }
+        Sharing {
+            source,
+            target,
+            size,
+            offset: 0,
+        }
     }
 
     /// Shares the next bytes, [`CALL_BYTES`] at most.
@@ -45,7 +51,10 @@ impl<F: AsRef<File>> Sharing<F> {
     pub fn step(&mut self) -> SysResult<Step> {
         let (source, target) = (self.source.as_ref(), self.target.as_ref());
         let began = self.offset;
-        match (next_data(source, self.offset), next_data(target, self.offset)) {
+        match (
+            next_data(source, self.offset),
+            next_data(target, self.offset),
+        ) {
             (None, None) => return Ok(Step::Done),
             (Some(one), None) | (None, Some(one)) => self.offset = one,
             (Some(one), Some(other)) => self.offset = one.min(other),
@@ -53,17 +62,27 @@ impl<F: AsRef<File>> Sharing<F> {
         if self.offset >= self.size {
             return Ok(Step::Done);
         }
-        match sys::dedupe_range(source, target, self.offset, CALL_BYTES.min(self.size - self.offset))? {
+        match sys::dedupe_range(
+            source,
+            target,
+            self.offset,
+            CALL_BYTES.min(self.size - self.offset),
+        )? {
             // The last block of a file that has grown meanwhile.
             None | Some(0) => Ok(Step::Differs),
             Some(shared) => {
                 self.offset = self.offset.saturating_add(shared).min(self.size);
-                Ok(if self.offset >= self.size { Step::Done } else { Step::More(self.offset - began) })
+                Ok(if self.offset >= self.size {
+                    Step::Done
+                } else {
+                    Step::More(self.offset - began)
+                })
             }
         }
     }
 
-    /// All of it, as long as `go_on` says so, which is asked before each step, with its bytes; whether both share all then.
+    /// All of it, as long as `go_on` says so, which is asked before each step, with its bytes;
+    /// whether both share all then.
     ///
     /// # Errors
     /// As [`Sharing::step`].
@@ -81,7 +100,14 @@ impl<F: AsRef<File>> Sharing<F> {
 
 /// That two files cannot share is so for good, and no failure.
 pub fn cannot_share(errno: Errno) -> bool {
-    [Errno::EOPNOTSUPP, Errno::ENOTTY, Errno::EINVAL, Errno::EXDEV, Errno::ENOSYS].contains(&errno)
+    [
+        Errno::EOPNOTSUPP,
+        Errno::ENOTTY,
+        Errno::EINVAL,
+        Errno::EXDEV,
+        Errno::ENOSYS,
+    ]
+    .contains(&errno)
 }
 
 /// Two files hold the same bytes: their extents are shared, or a comparison says so.
@@ -104,7 +130,11 @@ pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
         let got = sys::read_at(a, &mut left, offset)?;
         let mut filled = 0;
         while filled < got {
-            match sys::read_at(b, right.get_mut(filled..got).unwrap_or_default(), offset + filled as u64)? {
+            match sys::read_at(
+                b,
+                right.get_mut(filled..got).unwrap_or_default(),
+                offset + filled as u64,
+            )? {
                 0 => return Ok(false),
                 more => filled += more,
             }
@@ -119,7 +149,8 @@ pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
     }
 }
 
-/// Where the first data at or after an offset begins, `None` if there is none; the offset itself where the filesystem does not tell.
+/// Where the first data at or after an offset begins, `None` if there is none; the offset itself
+/// where the filesystem does not tell.
 fn next_data(file: &File, offset: u64) -> Option<u64> {
     match sys::seek_data(file, offset) {
         Ok(start) => Some(start),

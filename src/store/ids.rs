@@ -4,17 +4,20 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Number of an inode of the live tree: the backing filesystem's inode number, and 1 for the root of the tree.
+/// Number of an inode of the live tree: the backing filesystem's inode number, and 1 for the root
+/// of the tree.
 ///
-/// A slot is a variable: what inode it holds can change over time, once an inode is gone and the filesystem gives its number to another. History
-/// records what a slot held at each checkpoint, so reuse needs no care there (docs/design.md).
+/// A slot is a variable: what inode it holds can change over time, once an inode is gone and the
+/// filesystem gives its number to another. History records what a slot held at each checkpoint, so
+/// reuse needs no care there (docs/design.md).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(pub u64);
 
 impl Slot {
     /// The root of the tree.
     pub const ROOT: Slot = Slot(1);
-    /// The directory in the store where a restore prepares what it puts into the tree. It is no part of the tree and has no history.
+    /// The directory in the store where a restore prepares what it puts into the tree. It is no
+    /// part of the tree and has no history.
     pub const STAGING: Slot = Slot(0);
 }
 
@@ -25,7 +28,9 @@ impl fmt::Debug for Slot {
 }
 
 /// A stretch of time between two checkpoints. Epoch N ends with checkpoint N; the first is 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
+)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
@@ -64,7 +69,8 @@ impl fmt::Display for CheckpointId {
 pub struct Name(pub Box<[u8]>);
 
 impl Name {
-    /// The name with these bytes. The caller has checked them: a name comes from the kernel or from our own records.
+    /// The name with these bytes. The caller has checked them: a name comes from the kernel or from
+    /// our own records.
     pub fn new(bytes: &[u8]) -> Name {
         Name(bytes.into())
     }

@@ -1,17 +1,21 @@
 //! The layers: captured versions, as plain files in a directory for each epoch.
 //!
-//! The file name says what it is (slot, how it came to be), the directory says when it was captured, and the inode itself keeps what else is to be
-//! known: a moved inode (`.m`) *is* the old inode, with its mode, owner, times and extended attributes; a clone (`.c`) has the data.
+//! The file name says what it is (slot, how it came to be), the directory says when it was
+//! captured, and the inode itself keeps what else is to be known: a moved inode (`.m`) *is* the old
+//! inode, with its mode, owner, times and extended attributes; a clone (`.c`) has the data.
 //!
 //! Invariants:
-//! - a serial is given once in an epoch and mount, and after a mount only those above all that are there: a new object never takes another's name;
-//! - an object that exists is never written, except by whoever made it before it was recorded in the journal;
+//! - a serial is given once in an epoch and mount, and after a mount only those above all that are
+//!   there: a new object never takes another's name;
+//! - an object that exists is never written, except by whoever made it before it was recorded in
+//!   the journal;
 //! - what has another name than an object's is not ours, and is left alone.
 //!
-//! Locking: `epochs` is held for look-ups, and for writing while a directory is made (by the reserve, if need be), opened or removed; an epoch's `next` while its directory is
-//! listed, once. Neither is taken under the other. Objects need no lock: each has one maker.
-//! Creating, moving in and removing are durable when the journal's next sync is, where the filesystem orders metadata (xfs, btrfs, ext4); nothing
-//! here calls fsync.
+//! Locking: `epochs` is held for look-ups, and for writing while a directory is made (by the
+//! reserve, if need be), opened or removed; an epoch's `next` while its directory is listed, once.
+//! Neither is taken under the other. Objects need no lock: each has one maker. Creating, moving in
+//! and removing are durable when the journal's next sync is, where the filesystem orders metadata
+//! (xfs, btrfs, ext4); nothing here calls fsync.
 //!
 //! ```text
 //! layers/<epoch>/objects/<slot>-<serial>.c     data cloned or copied from a live file; mode 0600
@@ -59,14 +63,20 @@ pub fn parse_name(epoch: Epoch, name: &[u8]) -> Option<ObjectId> {
         "m" => ObjectOrigin::Moved,
         _ => return None,
     };
-    let id = ObjectId { epoch, slot: Slot(slot.parse().ok()?), serial: serial.parse().ok()?, origin };
+    let id = ObjectId {
+        epoch,
+        slot: Slot(slot.parse().ok()?),
+        serial: serial.parse().ok()?,
+        origin,
+    };
     // One spelling only: no leading zeros, no plus sign.
     (file_name(id) == text).then_some(id)
 }
 
 struct EpochDir {
     objects: Arc<OwnedFd>,
-    /// The next serial; above `u32::MAX` when all are used up. `None` until the directory was listed: only the open epoch needs it.
+    /// The next serial; above `u32::MAX` when all are used up. `None` until the directory was
+    /// listed: only the open epoch needs it.
     next: Mutex<Option<u64>>,
 }
 
@@ -81,28 +91,55 @@ pub struct Layers {
 impl Layers {
     /// The layers of a store. Reads nothing yet.
     pub fn new(layout: &Layout) -> StoreResult<Layers> {
-        let dir = layout.layers_dir().try_clone_to_owned().map_err(StoreError::io("open", "layers"))?;
-        Ok(Layers { dir, read_only: layout.read_only(), reserve: None, epochs: RwLock::ranked(Rank::Layers, BTreeMap::new()) })
+        let dir = layout
+            .layers_dir()
+            .try_clone_to_owned()
+            .map_err(StoreError::io("open", "layers"))?;
+        Ok(Layers {
+            dir,
+            read_only: layout.read_only(),
+            reserve: None,
+            epochs: RwLock::ranked(Rank::Layers, BTreeMap::new()),
+        })
     }
 
     /// With this to take from when the filesystem is full.
     pub fn with_reserve(self, reserve: Arc<Reserve>) -> Layers {
-        Layers { reserve: Some(reserve), ..self }
+        Layers {
+            reserve: Some(reserve),
+            ..self
+        }
     }
 
-    /// A name for a new object, never given before. It makes nothing but the epoch's directory; a name that is not used is lost, and that is fine.
+    /// A name for a new object, never given before. It makes nothing but the epoch's directory; a
+    /// name that is not used is lost, and that is fine.
     ///
-    /// Errors: `SerialsUsedUp`; `Io` if the directory cannot be made or, the first time in an epoch that was begun earlier, be listed.
-    pub fn next_object(&self, epoch: Epoch, slot: Slot, origin: ObjectOrigin) -> StoreResult<ObjectId> {
+    /// Errors: `SerialsUsedUp`; `Io` if the directory cannot be made or, the first time in an epoch
+    /// that was begun earlier, be listed.
+    pub fn next_object(
+        &self,
+        epoch: Epoch,
+        slot: Slot,
+        origin: ObjectOrigin,
+    ) -> StoreResult<ObjectId> {
         let dir = self.epoch(epoch, true)?;
         let mut next = dir.next.lock();
         let serial = match *next {
             Some(serial) => serial,
-            None => list_in(&dir.objects, epoch)?.iter().map(|id| u64::from(id.serial) + 1).max().unwrap_or(0),
+            None => list_in(&dir.objects, epoch)?
+                .iter()
+                .map(|id| u64::from(id.serial) + 1)
+                .max()
+                .unwrap_or(0),
         };
         *next = Some(serial.saturating_add(1));
         let serial = u32::try_from(serial).map_err(|_| StoreError::SerialsUsedUp(epoch))?;
-        Ok(ObjectId { epoch, slot, serial, origin })
+        Ok(ObjectId {
+            epoch,
+            slot,
+            serial,
+            origin,
+        })
     }
 
     /// The directory that holds an epoch's objects; it is made if it is missing.
@@ -110,27 +147,34 @@ impl Layers {
         Ok(self.epoch(epoch, true)?.objects.clone())
     }
 
-    /// Where an object is or is to be, for renameat(2) and the like; the directory is made if it is missing.
+    /// Where an object is or is to be, for renameat(2) and the like; the directory is made if it is
+    /// missing.
     pub fn location(&self, id: ObjectId) -> StoreResult<(Arc<OwnedFd>, String)> {
         Ok((self.dir(id.epoch)?, file_name(id)))
     }
 
-    /// Makes the empty file of a new object, mode 0600, open for reading and writing. `EEXIST` if there is one.
+    /// Makes the empty file of a new object, mode 0600, open for reading and writing. `EEXIST` if
+    /// there is one.
     pub fn create(&self, id: ObjectId) -> StoreResult<File> {
         let (dir, name) = self.location(id)?;
-        at::open_file(&*dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).map_err(StoreError::io("create the object", name))
+        at::open_file(&*dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+            .map_err(StoreError::io("create the object", name))
     }
 
-    /// Opens an object's data for reading. An object that is not a regular file is not touched: opening a device does things.
+    /// Opens an object's data for reading. An object that is not a regular file is not touched:
+    /// opening a device does things.
     ///
-    /// Errors: `NotAFile`; `Io` with ENOENT if it is not there, EACCES if it was moved with a mode that keeps the daemon out.
+    /// Errors: `NotAFile`; `Io` with ENOENT if it is not there, EACCES if it was moved with a mode
+    /// that keeps the daemon out.
     pub fn open(&self, id: ObjectId) -> StoreResult<File> {
         let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
-        let stat = sys::stat_at(&dir.objects, name.as_bytes()).map_err(StoreError::io("stat the object", &name))?;
+        let stat = sys::stat_at(&dir.objects, name.as_bytes())
+            .map_err(StoreError::io("stat the object", &name))?;
         if stat.kind != Kind::File {
             return Err(StoreError::NotAFile(name));
         }
-        at::open_file(&*dir.objects, &name, OFlags::RDONLY).map_err(StoreError::io("open the object", name))
+        at::open_file(&*dir.objects, &name, OFlags::RDONLY)
+            .map_err(StoreError::io("open the object", name))
     }
 
     /// What an object is and how large; `None` if it is not there.
@@ -143,33 +187,47 @@ impl Layers {
         match crate::sys::stat_at(&*dir.objects, file_name(id).as_bytes()) {
             Ok(stat) => Ok(Some(stat)),
             Err(crate::sys::Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(StoreError::io("stat the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0))),
+            Err(errno) => Err(StoreError::io("stat the object", file_name(id))(
+                std::io::Error::from_raw_os_error(errno.0),
+            )),
         }
     }
 
-    /// Size and hash (BLAKE3) of an object's bytes, read front to back in blocks; `go_on` is asked before each, with its size, and ends it with `None`.
-    /// What was read for it does not stay in the page cache.
+    /// Size and hash (BLAKE3) of an object's bytes, read front to back in blocks; `go_on` is asked
+    /// before each, with its size, and ends it with `None`. What was read for it does not stay in
+    /// the page cache.
     ///
     /// Errors: those of [`Layers::open`]; `Io` with EIO if the disk cannot give the bytes back.
-    pub fn hash(&self, id: ObjectId, go_on: impl FnMut(u64) -> bool) -> StoreResult<Option<(u64, Hash)>> {
+    pub fn hash(
+        &self,
+        id: ObjectId,
+        go_on: impl FnMut(u64) -> bool,
+    ) -> StoreResult<Option<(u64, Hash)>> {
         let found = hash_file(&self.open(id)?, &Hashers::default(), true, go_on);
-        found.map_err(|errno| StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0)))
+        found.map_err(|errno| {
+            StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(
+                errno.0,
+            ))
+        })
     }
 
-    /// Puts an object out of the way, to `.ckptfs/aside/<epoch>-<name>`: nothing reads it any more, and nothing is lost.
+    /// Puts an object out of the way, to `.ckptfs/aside/<epoch>-<name>`: nothing reads it any more,
+    /// and nothing is lost.
     pub fn set_aside(&self, id: ObjectId, store: impl AsFd) -> StoreResult<()> {
         let failed = || StoreError::io("set aside the object", file_name(id));
         let dir = self.epoch(id.epoch, false)?;
         at::make_dir(&store, ASIDE).map_err(failed())?;
         let aside = at::open_dir(&store, ASIDE).map_err(failed())?;
         let name = format!("{}-{}", id.epoch.0, file_name(id));
-        rustix::fs::renameat(&dir.objects, file_name(id), &aside, name).map_err(|errno| failed()(errno.into()))
+        rustix::fs::renameat(&dir.objects, file_name(id), &aside, name)
+            .map_err(|errno| failed()(errno.into()))
     }
 
     /// Names in an epoch's directory that are no object's.
     pub fn foreign(&self, epoch: Epoch) -> StoreResult<Vec<Vec<u8>>> {
         let dir = self.epoch(epoch, false)?;
-        let mut names = at::names(&dir.objects).map_err(StoreError::io("list the layer", epoch.0.to_string()))?;
+        let mut names = at::names(&dir.objects)
+            .map_err(StoreError::io("list the layer", epoch.0.to_string()))?;
         names.retain(|name| parse_name(epoch, name).is_none());
         names.sort();
         Ok(names)
@@ -178,7 +236,11 @@ impl Layers {
     /// Bytes of the filesystem that are free for the daemon's user.
     pub fn free_bytes(&self) -> StoreResult<u64> {
         let info = crate::sys::statfs_fd(&self.dir);
-        let info = info.map_err(|errno| StoreError::io("ask for the space of", "layers")(std::io::Error::from_raw_os_error(errno.0)))?;
+        let info = info.map_err(|errno| {
+            StoreError::io("ask for the space of", "layers")(std::io::Error::from_raw_os_error(
+                errno.0,
+            ))
+        })?;
         Ok(info.bavail.saturating_mul(u64::from(info.frsize)))
     }
 
@@ -231,7 +293,8 @@ impl Layers {
         Ok(epochs)
     }
 
-    /// Removes the directory of an epoch if nothing is in it; true if it is gone. The caller sees to it that nobody makes an object there meanwhile.
+    /// Removes the directory of an epoch if nothing is in it; true if it is gone. The caller sees
+    /// to it that nobody makes an object there meanwhile.
     pub fn remove_epoch_if_empty(&self, epoch: Epoch) -> StoreResult<bool> {
         let name = epoch.0.to_string();
         let failed = || StoreError::io("remove the layer", &name);
@@ -246,7 +309,8 @@ impl Layers {
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(false),
                 Err(errno) => return Err(failed()(errno.into())),
             }
-            // From here on the cached directory is a dead one. The lock is not held before: every capture needs it, and removals can take long.
+            // From here on the cached directory is a dead one. The lock is not held before: every
+            // capture needs it, and removals can take long.
             self.epochs.write().remove(&epoch);
         }
         Ok(true)
@@ -276,9 +340,15 @@ impl Layers {
             self.make_epoch(&name).map_err(failed("make the layer"))?;
         }
         let outer = at::open_dir(&self.dir, &name).map_err(failed("open the layer"))?;
-        let fresh = make && self.with_room(|| Ok(at::make_dir(&outer, "objects")?)).map_err(|errno| failed("make the layer")(errno.into()))?;
+        let fresh = make
+            && self
+                .with_room(|| Ok(at::make_dir(&outer, "objects")?))
+                .map_err(|errno| failed("make the layer")(errno.into()))?;
         let objects = at::open_dir(&outer, "objects").map_err(failed("open the layer"))?;
-        Ok(EpochDir { objects: Arc::new(objects), next: Mutex::new(fresh.then_some(0)) })
+        Ok(EpochDir {
+            objects: Arc::new(objects),
+            next: Mutex::new(fresh.then_some(0)),
+        })
     }
 }
 
@@ -287,7 +357,10 @@ impl Layers {
         let is_full = |error: &std::io::Error| error.raw_os_error() == Some(Errno::ENOSPC.0);
         match (at::make_dir(&self.dir, name), &self.reserve) {
             (Err(error), Some(reserve)) if is_full(&error) => {
-                if !reserve.take_layer(&self.dir, name.as_bytes()).unwrap_or(false) {
+                if !reserve
+                    .take_layer(&self.dir, name.as_bytes())
+                    .unwrap_or(false)
+                {
                     self.with_room(|| Ok(at::make_dir(&self.dir, name)?))?;
                 }
                 Ok(())
@@ -305,15 +378,21 @@ impl Layers {
 }
 
 fn list_in(objects: &OwnedFd, epoch: Epoch) -> StoreResult<Vec<ObjectId>> {
-    let names = at::names(objects).map_err(StoreError::io("list the layer", epoch.0.to_string()))?;
-    let mut ids: Vec<_> = names.iter().filter_map(|name| parse_name(epoch, name)).collect();
+    let names =
+        at::names(objects).map_err(StoreError::io("list the layer", epoch.0.to_string()))?;
+    let mut ids: Vec<_> = names
+        .iter()
+        .filter_map(|name| parse_name(epoch, name))
+        .collect();
     ids.sort_unstable();
     Ok(ids)
 }
 
 impl std::fmt::Debug for Layers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Layers").field("open", &self.epochs.read().len()).finish_non_exhaustive()
+        f.debug_struct("Layers")
+            .field("open", &self.epochs.read().len())
+            .finish_non_exhaustive()
     }
 }
 

@@ -24,7 +24,9 @@ impl Bench {
     }
 
     fn objects(&self, epoch: u64) -> PathBuf {
-        self.dir.path().join(format!(".ckptfs/layers/{epoch}/objects"))
+        self.dir
+            .path()
+            .join(format!(".ckptfs/layers/{epoch}/objects"))
     }
 }
 
@@ -34,10 +36,20 @@ const EPOCH: Epoch = Epoch(5);
 fn a_name_has_one_spelling() {
     for (slot, serial, origin, name) in [
         (0, 0, ObjectOrigin::Cloned, "0-0.c"),
-        (u64::MAX, u32::MAX, ObjectOrigin::Moved, "18446744073709551615-4294967295.m"),
+        (
+            u64::MAX,
+            u32::MAX,
+            ObjectOrigin::Moved,
+            "18446744073709551615-4294967295.m",
+        ),
         (42, 7, ObjectOrigin::Moved, "42-7.m"),
     ] {
-        let id = ObjectId { epoch: EPOCH, slot: Slot(slot), serial, origin };
+        let id = ObjectId {
+            epoch: EPOCH,
+            slot: Slot(slot),
+            serial,
+            origin,
+        };
         assert_eq!(file_name(id), name);
         assert_eq!(parse_name(EPOCH, name.as_bytes()), Some(id));
     }
@@ -68,13 +80,21 @@ fn a_name_has_one_spelling() {
 fn an_object_is_made_once_read_listed_and_removed() {
     let bench = Bench::new();
     let layers = bench.layers();
-    let id = layers.next_object(EPOCH, Slot(9), ObjectOrigin::Cloned).unwrap();
+    let id = layers
+        .next_object(EPOCH, Slot(9), ObjectOrigin::Cloned)
+        .unwrap();
     layers.create(id).unwrap().write_all(b"old bytes").unwrap();
-    assert_eq!(layers.create(id).unwrap_err().errno(), crate::sys::Errno::EEXIST);
+    assert_eq!(
+        layers.create(id).unwrap_err().errno(),
+        crate::sys::Errno::EEXIST
+    );
     let mut read = String::new();
     layers.open(id).unwrap().read_to_string(&mut read).unwrap();
     assert_eq!(read, "old bytes");
-    assert!(layers.open(id).unwrap().write_all(b"x").is_err(), "read only");
+    assert!(
+        layers.open(id).unwrap().write_all(b"x").is_err(),
+        "read only"
+    );
     assert_eq!(layers.list(EPOCH).unwrap(), [id]);
     assert_eq!(layers.epochs().unwrap(), [EPOCH]);
     assert!(!layers.remove_epoch_if_empty(EPOCH).unwrap());
@@ -93,8 +113,16 @@ fn an_object_is_made_once_read_listed_and_removed() {
 fn reading_makes_no_directories() {
     let bench = Bench::new();
     let layers = bench.layers();
-    let id = ObjectId { epoch: EPOCH, slot: Slot(1), serial: 0, origin: ObjectOrigin::Cloned };
-    assert_eq!(layers.open(id).unwrap_err().errno(), crate::sys::Errno::ENOENT);
+    let id = ObjectId {
+        epoch: EPOCH,
+        slot: Slot(1),
+        serial: 0,
+        origin: ObjectOrigin::Cloned,
+    };
+    assert_eq!(
+        layers.open(id).unwrap_err().errno(),
+        crate::sys::Errno::ENOENT
+    );
     assert_eq!(layers.list(EPOCH).unwrap(), []);
     assert_eq!(layers.epochs().unwrap(), []);
 }
@@ -107,18 +135,38 @@ fn serials_are_not_given_twice_over_mounts_and_threads() {
         let layers = bench.layers();
         let mut ids = Vec::new();
         std::thread::scope(|scope| {
-            let give = || (0..50).map(|_| layers.next_object(EPOCH, Slot(1), ObjectOrigin::Moved).unwrap()).collect::<Vec<_>>();
+            let give = || {
+                (0..50)
+                    .map(|_| {
+                        layers
+                            .next_object(EPOCH, Slot(1), ObjectOrigin::Moved)
+                            .unwrap()
+                    })
+                    .collect::<Vec<_>>()
+            };
             let threads: Vec<_> = (0..3).map(|_| scope.spawn(give)).collect();
-            ids.extend(threads.into_iter().flat_map(|thread| thread.join().unwrap()));
+            ids.extend(
+                threads
+                    .into_iter()
+                    .flat_map(|thread| thread.join().unwrap()),
+            );
         });
         for id in ids {
             layers.create(id).unwrap();
             assert!(given.insert(id));
         }
     }
-    let last = ObjectId { epoch: EPOCH, slot: Slot(1), serial: u32::MAX, origin: ObjectOrigin::Cloned };
+    let last = ObjectId {
+        epoch: EPOCH,
+        slot: Slot(1),
+        serial: u32::MAX,
+        origin: ObjectOrigin::Cloned,
+    };
     bench.layers().create(last).unwrap();
-    let error = bench.layers().next_object(EPOCH, Slot(2), ObjectOrigin::Cloned).unwrap_err();
+    let error = bench
+        .layers()
+        .next_object(EPOCH, Slot(2), ObjectOrigin::Cloned)
+        .unwrap_err();
     assert!(matches!(error, StoreError::SerialsUsedUp(EPOCH)));
 }
 
@@ -131,10 +179,15 @@ fn an_inode_is_moved_in_and_one_that_is_no_file_is_not_opened() {
     fs::create_dir(bench.dir.path().join("dir")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", bench.dir.path().join("link")).unwrap();
     for name in ["pipe", "dir", "link"] {
-        let id = layers.next_object(EPOCH, Slot(1), ObjectOrigin::Moved).unwrap();
+        let id = layers
+            .next_object(EPOCH, Slot(1), ObjectOrigin::Moved)
+            .unwrap();
         let (dir, object) = layers.location(id).unwrap();
         rustix::fs::renameat(&root, name, &*dir, &object).unwrap();
-        assert!(matches!(layers.open(id), Err(StoreError::NotAFile(_))), "{name}");
+        assert!(
+            matches!(layers.open(id), Err(StoreError::NotAFile(_))),
+            "{name}"
+        );
         assert_eq!(layers.list(EPOCH).unwrap(), [id]);
         layers.remove(id).unwrap();
     }
@@ -144,7 +197,9 @@ fn an_inode_is_moved_in_and_one_that_is_no_file_is_not_opened() {
 fn what_is_not_ours_is_left_alone() {
     let bench = Bench::new();
     let layers = bench.layers();
-    let id = layers.next_object(EPOCH, Slot(1), ObjectOrigin::Cloned).unwrap();
+    let id = layers
+        .next_object(EPOCH, Slot(1), ObjectOrigin::Cloned)
+        .unwrap();
     layers.create(id).unwrap();
     fs::write(bench.objects(5).join("README"), "").unwrap();
     fs::create_dir(bench.dir.path().join(".ckptfs/layers/05")).unwrap();
@@ -163,7 +218,9 @@ fn more_epochs_than_are_kept_open() {
     let count = OPEN_EPOCHS_MAX as u64 + 10;
     for _round in 0..2 {
         for epoch in (0..count).map(Epoch) {
-            let id = layers.next_object(epoch, Slot(1), ObjectOrigin::Cloned).unwrap();
+            let id = layers
+                .next_object(epoch, Slot(1), ObjectOrigin::Cloned)
+                .unwrap();
             layers.create(id).unwrap();
         }
     }

@@ -1,14 +1,19 @@
 //! The directory `.ckptfs`: what is in it, whether it is ours, and who may use it.
 //!
-//! Everything is opened relative to a descriptor of the backing directory that was taken before the mount; no path is ever used (module `at`).
+//! Everything is opened relative to a descriptor of the backing directory that was taken before the
+//! mount; no path is ever used (module `at`).
 //!
 //! Invariants:
-//! - a [`Layout`] from [`Layout::open`] holds the store's lock for as long as it lives: there is one writer;
-//! - `.ckptfs` and its directories are real directories of the caller's own, on the filesystem of the directory that they are for, so that rename
-//!   and reflink between the live tree and the layers work;
-//! - `format` is written last, so a store without it is one whose making was cut short, and making it goes on.
+//! - a [`Layout`] from [`Layout::open`] holds the store's lock for as long as it lives: there is
+//!   one writer;
+//! - `.ckptfs` and its directories are real directories of the caller's own, on the filesystem of
+//!   the directory that they are for, so that rename and reflink between the live tree and the
+//!   layers work;
+//! - `format` is written last, so a store without it is one whose making was cut short, and making
+//!   it goes on.
 //!
-//! Locking: none in the process; everything here is set when it is opened. Between processes: flock(2) on `lock`.
+//! Locking: none in the process; everything here is set when it is opened. Between processes:
+//! flock(2) on `lock`.
 //!
 //! ```text
 //! .ckptfs/            mode 0700
@@ -51,27 +56,44 @@ use super::reserve::Reserve;
 /// The name of the store in the directory that it is for.
 pub const STORE_NAME: &str = ".ckptfs";
 
-/// Begins the names of the extended attributes in which ckptfs notes something: of files in a store, and of a directory that is an export. In a tree that
-/// is served there are none: who could set them could forge them.
+/// Begins the names of the extended attributes in which ckptfs notes something: of files in a
+/// store, and of a directory that is an export. In a tree that is served there are none: who could
+/// set them could forge them.
 pub const XATTR_PREFIX: &[u8] = b"user.ckptfs.";
 
 /// Whether an extended attribute is ckptfs's own, and no part of a tree.
 pub fn is_own_xattr(name: &[u8]) -> bool {
     name.starts_with(XATTR_PREFIX)
 }
-/// The newest format version that this program reads, and the one that it writes. It reads all older ones too: a store of such a one becomes one of this
-/// version when it is opened to be written to (`migrate`).
+/// The newest format version that this program reads, and the one that it writes. It reads all
+/// older ones too: a store of such a one becomes one of this version when it is opened to be
+/// written to (`migrate`).
 pub const FORMAT_VERSION: u32 = 2;
-/// Features of the format that this program knows beyond those of its version. A store gets those that it lacks when it is opened for writing: a program that
-/// does not know the records that come with them must leave it alone from then on.
+/// Features of the format that this program knows beyond those of its version. A store gets those
+/// that it lacks when it is opened for writing: a program that does not know the records that come
+/// with them must leave it alone from then on.
 const FEATURES: [&str; 0] = [];
-/// Features that a store of version 1 could have. All of them are part of version 2.
-/// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`: it has what was captured ahead
-/// (record 14). `auto`: a checkpoint may have been made by the daemon itself (reason 3). `imported`: or be imported (reason 4). `pins`: checkpoints can be
-/// pinned (record 15) and hidden (record 16). `operations`: what was done can be undone (record 17). `who`: it says which process changed what
-/// (records 18 and 19). `tiers`: the content of versions may be freed that checkpoints show (record 20). `absences`: a data record may say that the content
-/// is lost (a size and no object). `packs`: segments of the journal may be packed.
-const FEATURES_1: [&str; 11] = ["absences", "actors", "ahead", "auto", "hashes", "imported", "operations", "packs", "pins", "tiers", "who"];
+/// Features that a store of version 1 could have. All of them are part of version 2. `actors`: the
+/// journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`:
+/// it has what was captured ahead (record 14). `auto`: a checkpoint may have been made by the
+/// daemon itself (reason 3). `imported`: or be imported (reason 4). `pins`: checkpoints can be
+/// pinned (record 15) and hidden (record 16). `operations`: what was done can be undone (record
+/// 17). `who`: it says which process changed what (records 18 and 19). `tiers`: the content of
+/// versions may be freed that checkpoints show (record 20). `absences`: a data record may say that
+/// the content is lost (a size and no object). `packs`: segments of the journal may be packed.
+const FEATURES_1: [&str; 11] = [
+    "absences",
+    "actors",
+    "ahead",
+    "auto",
+    "hashes",
+    "imported",
+    "operations",
+    "packs",
+    "pins",
+    "tiers",
+    "who",
+];
 /// The file that says where the journal ended at the last orderly end.
 const ENDED_NAME: &str = "ended";
 /// The file that says up to when everything was on disk.
@@ -91,12 +113,14 @@ const MAGIC: &str = "ckptfs store";
 /// Most bytes of the file `format`.
 const FORMAT_BYTES_MAX: u64 = 4096;
 
-/// Which store it is: 16 random bytes, made once. Frames of the journal are keyed with it, so that no foreign bytes pass for a frame.
+/// Which store it is: 16 random bytes, made once. Frames of the journal are keyed with it, so that
+/// no foreign bytes pass for a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StoreId(pub [u8; 16]);
 
 impl StoreId {
-    /// A new one. `RandomState` takes 128 bits from the operating system without a path, which is all that is needed here.
+    /// A new one. `RandomState` takes 128 bits from the operating system without a path, which is
+    /// all that is needed here.
     fn random() -> StoreId {
         let state = RandomState::new();
         let (low, high) = (state.hash_one(0u8), state.hash_one(1u8));
@@ -105,7 +129,10 @@ impl StoreId {
 
     fn parse(hex: &str) -> Option<StoreId> {
         let plain = hex.len() == 32 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        plain.then(|| u128::from_str_radix(hex, 16).ok()).flatten().map(|n| StoreId(n.to_be_bytes()))
+        plain
+            .then(|| u128::from_str_radix(hex, 16).ok())
+            .flatten()
+            .map(|n| StoreId(n.to_be_bytes()))
     }
 }
 
@@ -139,24 +166,33 @@ pub struct Layout {
     lock: Option<File>,
 }
 
-/// In `tmp/`, and never emptied with it: the directory through which a restore moves inodes of the live tree. One that was killed has left some there.
+/// In `tmp/`, and never emptied with it: the directory through which a restore moves inodes of the
+/// live tree. One that was killed has left some there.
 pub const STAGING_NAME: &[u8] = b"restore";
 
 impl Layout {
-    /// Opens the store of a directory, and makes it if there is none and `create` says so: then it is going to be served. Takes the lock and empties `tmp/`.
+    /// Opens the store of a directory, and makes it if there is none and `create` says so: then it
+    /// is going to be served. Takes the lock and empties `tmp/`.
     ///
-    /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`, `Io`. A store that was made is durable on return.
+    /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`,
+    /// `Io`. A store that was made is durable on return.
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
         let root = root.as_fd();
-        let fresh = create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))?;
+        let fresh =
+            create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))?;
         let opened = Layout::open_in(root, create, fresh);
-        if fresh && opened.as_ref().is_err_and(|error| !matches!(error, StoreError::Locked)) {
+        if fresh
+            && opened
+                .as_ref()
+                .is_err_and(|error| !matches!(error, StoreError::Locked))
+        {
             unmake(root);
         }
         opened
     }
 
-    /// Takes back a store that was made for nothing: what it was for could not be begun. To be called by who holds it, before anything is in it.
+    /// Takes back a store that was made for nothing: what it was for could not be begun. To be
+    /// called by who holds it, before anything is in it.
     pub fn unmake(&self, root: impl AsFd) {
         if self.created {
             unmake(root.as_fd());
@@ -169,25 +205,41 @@ impl Layout {
         }
         let dir = open_trusted(root, root, STORE_NAME)?;
         if !has_format(&dir)? {
-            // A directory that somebody else made under our name must not so much as get a lock file from us.
+            // A directory that somebody else made under our name must not so much as get a lock
+            // file from us.
             check_unfinished(&dir)?;
             if !create {
                 return Err(StoreError::NoStore);
             }
         }
         let (lock, same_mount) = take_lock(&dir, create)?;
-        rustix::fs::fchmod(&dir, Mode::RWXU).map_err(StoreError::io("set the mode of", STORE_NAME))?;
-        let made = if has_format(&dir)? { None } else { Some(make(&dir)?) };
+        rustix::fs::fchmod(&dir, Mode::RWXU)
+            .map_err(StoreError::io("set the mode of", STORE_NAME))?;
+        let made = if has_format(&dir)? {
+            None
+        } else {
+            Some(make(&dir)?)
+        };
         let reserve = Arc::new(Reserve::open(&dir));
         let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
         let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
-        let id = made.map_or_else(|| reserve.with_last_room(|| read_and_migrate(&dir), StoreError::errno), Ok)?;
+        let id = made.map_or_else(
+            || reserve.with_last_room(|| read_and_migrate(&dir), StoreError::errno),
+            Ok,
+        )?;
         if let Err(error) = hide_from_git(&dir) {
             tracing::debug!(%error, "the store is not hidden from git");
         }
         let synced_ns = AtomicI64::new(read_noted(&dir, SYNCED_NAME).unwrap_or(i64::MIN));
-        for name in at::names(&tmp).map_err(StoreError::io("list", "tmp"))?.into_iter().filter(|name| name != STAGING_NAME) {
-            reserve.with_last_room(|| at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp")), StoreError::errno)?;
+        for name in at::names(&tmp)
+            .map_err(StoreError::io("list", "tmp"))?
+            .into_iter()
+            .filter(|name| name != STAGING_NAME)
+        {
+            reserve.with_last_room(
+                || at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp")),
+                StoreError::errno,
+            )?;
         }
         Ok(Layout {
             id,
@@ -205,7 +257,8 @@ impl Layout {
         })
     }
 
-    /// Opens a store to look at it: takes no lock, writes nothing. What a daemon writes meanwhile may be seen in part.
+    /// Opens a store to look at it: takes no lock, writes nothing. What a daemon writes meanwhile
+    /// may be seen in part.
     ///
     /// Errors: as [`Layout::open`], but never `Locked`.
     pub fn open_existing_readonly(root: impl AsFd) -> StoreResult<Layout> {
@@ -217,7 +270,10 @@ impl Layout {
         }
         let id = read_format(&dir)?.id;
         let synced_ns = AtomicI64::new(read_noted(&dir, SYNCED_NAME).unwrap_or(i64::MIN));
-        let (journal, layers) = (open_trusted(&dir, &dir, "journal")?, open_trusted(&dir, &dir, "layers")?);
+        let (journal, layers) = (
+            open_trusted(&dir, &dir, "journal")?,
+            open_trusted(&dir, &dir, "layers")?,
+        );
         Ok(Layout {
             id,
             created: false,
@@ -234,17 +290,21 @@ impl Layout {
         })
     }
 
-    /// Opens a store that nobody serves to look at it, and holds the lock, so that nobody begins to: writes nothing but that.
+    /// Opens a store that nobody serves to look at it, and holds the lock, so that nobody begins
+    /// to: writes nothing but that.
     ///
     /// Errors: as [`Layout::open`].
     pub fn open_to_check(root: impl AsFd) -> StoreResult<Layout> {
         let layout = Layout::open_existing_readonly(root)?;
         let (lock, _) = take_lock(&layout.dir, false)?;
-        Ok(Layout { lock: Some(lock), ..layout })
+        Ok(Layout {
+            lock: Some(lock),
+            ..layout
+        })
     }
 
-    /// Names a directory for the index where the system has no `/proc/self/fd` (macOS). It must not be below the mount. The index is a cache: it may
-    /// be anywhere, and be lost.
+    /// Names a directory for the index where the system has no `/proc/self/fd` (macOS). It must not
+    /// be below the mount. The index is a cache: it may be anywhere, and be lost.
     pub fn with_index_home(mut self, path: Option<PathBuf>) -> Layout {
         self.index_home = path;
         self
@@ -275,12 +335,14 @@ impl Layout {
         self.read_only
     }
 
-    /// The last process that had the store had it on this very mount of the filesystem: nothing that it wrote can have been lost since.
+    /// The last process that had the store had it on this very mount of the filesystem: nothing
+    /// that it wrote can have been lost since.
     pub fn same_mount(&self) -> bool {
         self.same_mount
     }
 
-    /// Up to when everything was on disk, the tree included, as [`Layout::note_synced`] was told last: nanoseconds since 1970.
+    /// Up to when everything was on disk, the tree included, as [`Layout::note_synced`] was told
+    /// last: nanoseconds since 1970.
     pub fn synced_ns(&self) -> Option<i64> {
         Some(self.synced_ns.load(Ordering::SeqCst)).filter(|at_ns| *at_ns != i64::MIN)
     }
@@ -292,22 +354,33 @@ impl Layout {
         Ok(())
     }
 
-    /// Notes where the journal ended when its daemon did, in an orderly way, with all of it on disk, and where its last frame begins; durable on return. It
-    /// never ends before that again.
+    /// Notes where the journal ended when its daemon did, in an orderly way, with all of it on
+    /// disk, and where its last frame begins; durable on return. It never ends before that again.
     pub fn note_end(&self, end: Address, last: Option<Address>) -> StoreResult<()> {
-        let numbers = [Some(end), last].into_iter().flatten().map(|at| i64::from(at.segment) << 32 | i64::from(at.offset));
+        let numbers = [Some(end), last]
+            .into_iter()
+            .flatten()
+            .map(|at| i64::from(at.segment) << 32 | i64::from(at.offset));
         self.note_all(ENDED_NAME, &numbers.collect::<Vec<_>>())
     }
 
     /// What [`Layout::note_end`] was told last, if it can be read.
     pub fn noted_end(&self) -> Option<(Address, Option<Address>)> {
-        let address =
-            |packed: i64| Some(Address { segment: u32::try_from(packed >> 32).ok()?, offset: u32::try_from(packed & i64::from(u32::MAX)).ok()? });
+        let address = |packed: i64| {
+            Some(Address {
+                segment: u32::try_from(packed >> 32).ok()?,
+                offset: u32::try_from(packed & i64::from(u32::MAX)).ok()?,
+            })
+        };
         let noted = read_all_noted(&self.dir, ENDED_NAME)?;
-        Some((address(*noted.first()?)?, noted.get(1).copied().and_then(address)))
+        Some((
+            address(*noted.first()?)?,
+            noted.get(1).copied().and_then(address),
+        ))
     }
 
-    /// Notes that the mount ended in this open epoch while somebody could still write to files of it, without a request.
+    /// Notes that the mount ended in this open epoch while somebody could still write to files of
+    /// it, without a request.
     pub fn note_held(&self, epoch: Epoch) -> StoreResult<()> {
         self.note(HELD_NAME, i64::try_from(epoch.0).unwrap_or(i64::MAX))
     }
@@ -320,7 +393,8 @@ impl Layout {
     /// Notes of how many files the content was not kept when the mount ended; 0: of none.
     pub fn note_unkept(&self, files: u64) -> StoreResult<()> {
         if files == 0 {
-            return at::remove_tree(&self.dir, UNKEPT_NAME.as_bytes()).map_err(StoreError::io("remove", UNKEPT_NAME));
+            return at::remove_tree(&self.dir, UNKEPT_NAME.as_bytes())
+                .map_err(StoreError::io("remove", UNKEPT_NAME));
         }
         self.note(UNKEPT_NAME, i64::try_from(files).unwrap_or(i64::MAX))
     }
@@ -332,7 +406,8 @@ impl Layout {
 
     /// Notes that they hold nothing of that any more.
     pub fn note_packed(&self) -> StoreResult<()> {
-        at::remove_tree(&self.dir, UNPACKED_NAME.as_bytes()).map_err(StoreError::io("remove", UNPACKED_NAME))
+        at::remove_tree(&self.dir, UNPACKED_NAME.as_bytes())
+            .map_err(StoreError::io("remove", UNPACKED_NAME))
     }
 
     /// Whether they hold some still.
@@ -347,7 +422,8 @@ impl Layout {
     fn note_all(&self, name: &'static str, values: &[i64]) -> StoreResult<()> {
         let note = || -> io::Result<()> {
             let file = at::open_file(&self.dir, name, OFlags::WRONLY | OFlags::CREATE)?;
-            // Less than a sector, in place: all of it reaches the disk, or none. What is half written is not believed.
+            // Less than a sector, in place: all of it reaches the disk, or none. What is half
+            // written is not believed.
             let text = noted_text(values);
             file.write_all_at(text.as_bytes(), 0)?;
             file.set_len(text.len() as u64)?;
@@ -371,14 +447,20 @@ impl Layout {
         self.layers.as_fd()
     }
 
-    /// The directory `.ckptfs/tmp`, on the filesystem of the tree: for things to be renamed into place. `ReadOnly` if opened so.
+    /// The directory `.ckptfs/tmp`, on the filesystem of the tree: for things to be renamed into
+    /// place. `ReadOnly` if opened so.
     pub fn tmp_dir(&self) -> StoreResult<BorrowedFd<'_>> {
-        self.tmp.as_ref().map(OwnedFd::as_fd).ok_or(StoreError::ReadOnly)
+        self.tmp
+            .as_ref()
+            .map(OwnedFd::as_fd)
+            .ok_or(StoreError::ReadOnly)
     }
 
-    /// The directory that holds `index`, and a path to it for sled, which can be opened by path only.
+    /// The directory that holds `index`, and a path to it for sled, which can be opened by path
+    /// only.
     ///
-    /// On Linux the path leads through `/proc/self/fd`: from the descriptor straight down, not through what is mounted over the tree.
+    /// On Linux the path leads through `/proc/self/fd`: from the descriptor straight down, not
+    /// through what is mounted over the tree.
     pub(super) fn index_home(&self) -> StoreResult<(OwnedFd, PathBuf)> {
         let failed = || StoreError::io("open the place of", "index");
         if let Some(path) = &self.index_home {
@@ -399,7 +481,10 @@ impl Layout {
 
 /// Opens a directory and checks that it is one, ours, and on the filesystem of `like`.
 fn open_trusted(like: impl AsFd, parent: impl AsFd, name: &str) -> StoreResult<OwnedFd> {
-    let refuse = |why| StoreError::Untrusted { on: name.to_owned(), why };
+    let refuse = |why| StoreError::Untrusted {
+        on: name.to_owned(),
+        why,
+    };
     let dir = at::open_dir(parent, name).map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::NOTDIR | Errno::LOOP) => refuse(Mistrust::NotADirectory),
         Some(Errno::NOENT) if name == STORE_NAME => StoreError::NoStore,
@@ -425,14 +510,19 @@ fn unmake(root: BorrowedFd<'_>) {
 
 /// No `git add` takes the history of a directory into its repository.
 fn hide_from_git(dir: &OwnedFd) -> io::Result<()> {
-    match at::open_file(dir, GITIGNORE_NAME, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
+    match at::open_file(
+        dir,
+        GITIGNORE_NAME,
+        OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+    ) {
         Ok(file) => file.write_all_at(b"*\n", 0),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Opens a directory of the store, and makes it if it is missing: an empty directory does not outlive every backup.
+/// Opens a directory of the store, and makes it if it is missing: an empty directory does not
+/// outlive every backup.
 fn own_dir(dir: &OwnedFd, name: &str) -> StoreResult<OwnedFd> {
     at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
     open_trusted(dir, dir, name)
@@ -446,11 +536,13 @@ fn has_format(dir: &OwnedFd) -> StoreResult<bool> {
     }
 }
 
-/// A directory without `format` is a store whose making was cut short, if all that is in it is what making it makes.
+/// A directory without `format` is a store whose making was cut short, if all that is in it is what
+/// making it makes.
 fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
     for name in at::names(dir).map_err(StoreError::io("list", STORE_NAME))? {
         let empty = |name| -> StoreResult<bool> {
-            let names = at::names(open_trusted(dir, dir, name)?).map_err(StoreError::io("list", name))?;
+            let names =
+                at::names(open_trusted(dir, dir, name)?).map_err(StoreError::io("list", name))?;
             Ok(names.is_empty())
         };
         let ours = match name.as_slice() {
@@ -475,31 +567,43 @@ const LOCK_BYTES_MAX: u64 = 256;
 /// Between two attempts at it.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// Takes the lock, and says whether the last process that had it had it on this mount of the filesystem.
+/// Takes the lock, and says whether the last process that had it had it on this mount of the
+/// filesystem.
 ///
-/// Only who is going to `serve` notes that it had it: what a power cut left is told by that at the next mount.
+/// Only who is going to `serve` notes that it had it: what a power cut left is told by that at the
+/// next mount.
 fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
-    let lock = at::open_file(dir, "lock", OFlags::RDWR | OFlags::CREATE).map_err(StoreError::io("open", "lock"))?;
+    let lock = at::open_file(dir, "lock", OFlags::RDWR | OFlags::CREATE)
+        .map_err(StoreError::io("open", "lock"))?;
     let started = Instant::now();
     loop {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => break,
-            // A process that ends closes its sockets before its other files, so whoever waited for it there can come too early.
-            Err(Errno::WOULDBLOCK) if started.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_PAUSE),
+            // A process that ends closes its sockets before its other files, so whoever waited for
+            // it there can come too early.
+            Err(Errno::WOULDBLOCK) if started.elapsed() < LOCK_WAIT => {
+                std::thread::sleep(LOCK_PAUSE)
+            }
             Err(Errno::WOULDBLOCK) => return Err(StoreError::Locked),
             Err(error) => return Err(StoreError::io("lock", "lock")(error)),
         }
     }
-    // The number is for people; a full disk must not keep anybody from a store that is otherwise fine.
+    // The number is for people; a full disk must not keep anybody from a store that is otherwise
+    // fine.
     let (mut last, here) = (String::new(), crate::sys::host::mount_instance(dir));
     let read = (&lock).take(LOCK_BYTES_MAX).read_to_string(&mut last);
-    let same = read.is_ok() && here.as_deref().is_some_and(|here| last.lines().nth(1) == Some(here));
+    let same = read.is_ok()
+        && here
+            .as_deref()
+            .is_some_and(|here| last.lines().nth(1) == Some(here));
     if !serve {
         return Ok((lock, same));
     }
     let text = format!("{}\n{}\n", std::process::id(), here.unwrap_or_default());
     // In place: where there is no room for it, what was there must stay.
-    let noted = lock.write_all_at(text.as_bytes(), 0).and_then(|()| lock.set_len(text.len() as u64));
+    let noted = lock
+        .write_all_at(text.as_bytes(), 0)
+        .and_then(|()| lock.set_len(text.len() as u64));
     if let Err(error) = noted {
         tracing::debug!(%error, "the process id could not be written to the lock file");
     }
@@ -507,7 +611,11 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
 }
 
 fn noted_text(values: &[i64]) -> String {
-    let numbers = values.iter().map(|value| format!("{value:020}")).collect::<Vec<_>>().join(" ");
+    let numbers = values
+        .iter()
+        .map(|value| format!("{value:020}"))
+        .collect::<Vec<_>>()
+        .join(" ");
     let hash = blake3::hash(numbers.as_bytes()).to_hex();
     format!("{numbers} {}\n", hash.get(..16).unwrap_or_default())
 }
@@ -525,7 +633,12 @@ fn read_noted(dir: &OwnedFd, name: &str) -> Option<i64> {
 fn read_all_noted(dir: &OwnedFd, name: &str) -> Option<Vec<i64>> {
     let bytes = at::read_small(dir, name, NOTED_BYTES as u64).ok()?;
     let text = std::str::from_utf8(&bytes).ok()?;
-    let values: Vec<i64> = text.rsplit_once(' ')?.0.split(' ').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+    let values: Vec<i64> = text
+        .rsplit_once(' ')?
+        .0
+        .split(' ')
+        .map(|number| number.parse().ok())
+        .collect::<Option<_>>()?;
     (text == noted_text(&values)).then_some(values)
 }
 
@@ -539,17 +652,27 @@ fn make(dir: &OwnedFd) -> StoreResult<StoreId> {
 }
 
 fn write_format(dir: &OwnedFd, id: StoreId) -> StoreResult<()> {
-    let features = if FEATURES.is_empty() { "-".to_owned() } else { FEATURES.join(" ") };
+    let features = if FEATURES.is_empty() {
+        "-".to_owned()
+    } else {
+        FEATURES.join(" ")
+    };
     let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures {features}\nid {id}\n");
     at::write_whole(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))
 }
 
-/// A store that an older program made becomes one of this version, with all features, before anything is written that the older one does not know. From 1 to 2
-/// nothing else is to be done: segments, packs, layers, the notes and the baseline are as they were, and version 2 has records more. A step that is to be done
-/// comes before the file is replaced, and leaves a store that is of the old version until then.
+/// A store that an older program made becomes one of this version, with all features, before
+/// anything is written that the older one does not know. From 1 to 2 nothing else is to be done:
+/// segments, packs, layers, the notes and the baseline are as they were, and version 2 has records
+/// more. A step that is to be done comes before the file is replaced, and leaves a store that is of
+/// the old version until then.
 fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
     let format = read_format(dir)?;
-    if format.version < FORMAT_VERSION || FEATURES.iter().any(|feature| !format.features.iter().any(|has| has == feature)) {
+    if format.version < FORMAT_VERSION
+        || FEATURES
+            .iter()
+            .any(|feature| !format.features.iter().any(|has| has == feature))
+    {
         write_format(dir, format.id)?;
     }
     Ok(format.id)
@@ -564,32 +687,58 @@ pub(super) struct Format {
 }
 
 fn read_format(dir: &OwnedFd) -> StoreResult<Format> {
-    let bytes = at::read_small(dir, "format", FORMAT_BYTES_MAX).map_err(|error: io::Error| match Errno::from_io_error(&error) {
-        Some(Errno::FBIG | Errno::LOOP | Errno::ISDIR) => StoreError::NotAStore,
-        _ => StoreError::io("read", "format")(error),
+    let bytes = at::read_small(dir, "format", FORMAT_BYTES_MAX).map_err(|error: io::Error| {
+        match Errno::from_io_error(&error) {
+            Some(Errno::FBIG | Errno::LOOP | Errno::ISDIR) => StoreError::NotAStore,
+            _ => StoreError::io("read", "format")(error),
+        }
     })?;
     parse_format(&bytes)
 }
 
 pub(super) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
-    let mut lines = std::str::from_utf8(bytes).map_err(|_| StoreError::NotAStore)?.lines();
+    let mut lines = std::str::from_utf8(bytes)
+        .map_err(|_| StoreError::NotAStore)?
+        .lines();
     if lines.next() != Some(MAGIC) {
         return Err(StoreError::NotAStore);
     }
-    let mut field = |name: &str| lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' ')).ok_or(StoreError::NotAStore);
+    let mut field = |name: &str| {
+        lines
+            .next()
+            .and_then(|line| line.strip_prefix(name)?.strip_prefix(' '))
+            .ok_or(StoreError::NotAStore)
+    };
     // The version comes first: of a newer format nothing else may be understood.
-    let version = field("version")?.parse::<u32>().map_err(|_| StoreError::NotAStore)?;
+    let version = field("version")?
+        .parse::<u32>()
+        .map_err(|_| StoreError::NotAStore)?;
     let known: &[&str] = match version {
         0 => return Err(StoreError::NotAStore),
         1 => &FEATURES_1,
         FORMAT_VERSION => &FEATURES,
-        found => return Err(StoreError::NewerFormat { found, supported: FORMAT_VERSION }),
+        found => {
+            return Err(StoreError::NewerFormat {
+                found,
+                supported: FORMAT_VERSION,
+            });
+        }
     };
-    let features: Vec<String> = field("features")?.split(' ').filter(|name| *name != "-").map(str::to_owned).collect();
+    let features: Vec<String> = field("features")?
+        .split(' ')
+        .filter(|name| *name != "-")
+        .map(str::to_owned)
+        .collect();
     if let Some(feature) = features.iter().find(|name| !known.contains(&name.as_str())) {
-        return Err(StoreError::UnknownFeature { feature: feature.clone() });
+        return Err(StoreError::UnknownFeature {
+            feature: feature.clone(),
+        });
     }
-    Ok(Format { version, features, id: StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)? })
+    Ok(Format {
+        version,
+        features,
+        id: StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)?,
+    })
 }
 
 #[cfg(test)]

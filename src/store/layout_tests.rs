@@ -25,14 +25,23 @@ fn a_store_is_made_once_and_opened_again() {
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::NoStore)));
     assert!(matches!(look(dir.path()), Err(StoreError::NoStore)));
-    assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "looking makes nothing");
+    assert!(
+        fs::read_dir(dir.path()).unwrap().next().is_none(),
+        "looking makes nothing"
+    );
     let first = open(dir.path(), true).unwrap();
     assert!(first.created());
     let id = first.id();
     drop(first);
     let store = dir.path().join(".ckptfs");
-    assert_eq!(fs::metadata(&store).unwrap().permissions().mode() & 0o7777, 0o700);
-    assert_eq!(fs::read_to_string(store.join("format")).unwrap(), format!("ckptfs store\nversion 2\nfeatures -\nid {id}\n"));
+    assert_eq!(
+        fs::metadata(&store).unwrap().permissions().mode() & 0o7777,
+        0o700
+    );
+    assert_eq!(
+        fs::read_to_string(store.join("format")).unwrap(),
+        format!("ckptfs store\nversion 2\nfeatures -\nid {id}\n")
+    );
     for create in [false, true] {
         let again = open(dir.path(), create).unwrap();
         assert!(!again.created() && again.id() == id);
@@ -60,11 +69,24 @@ fn what_is_not_a_store_is_left_alone() {
     fs::create_dir(&store).unwrap();
     fs::write(store.join("mine"), "precious").unwrap();
     assert!(matches!(open(dir.path(), true), Err(StoreError::NotAStore)));
-    assert_eq!(fs::read_dir(&store).unwrap().count(), 1, "not so much as a lock file");
+    assert_eq!(
+        fs::read_dir(&store).unwrap().count(),
+        1,
+        "not so much as a lock file"
+    );
     fs::remove_file(store.join("mine")).unwrap();
-    for text in ["", "ckptfs store", "something else\nversion 1\n", "ckptfs store\nversion 0\nfeatures -\nid 0\n", "\u{fffd}"] {
+    for text in [
+        "",
+        "ckptfs store",
+        "something else\nversion 1\n",
+        "ckptfs store\nversion 0\nfeatures -\nid 0\n",
+        "\u{fffd}",
+    ] {
         fs::write(store.join("format"), text).unwrap();
-        assert!(matches!(open(dir.path(), true), Err(StoreError::NotAStore)), "{text:?}");
+        assert!(
+            matches!(open(dir.path(), true), Err(StoreError::NotAStore)),
+            "{text:?}"
+        );
     }
     fs::write(store.join("format"), vec![b'a'; 5000]).unwrap();
     assert!(matches!(open(dir.path(), true), Err(StoreError::NotAStore)));
@@ -76,16 +98,30 @@ fn a_newer_format_is_named_and_an_unknown_feature_too() {
     let format = dir.path().join(".ckptfs/format");
     let text = fs::read_to_string(&format).unwrap();
     fs::write(&format, "ckptfs store\nversion 3\nwhatever comes then\n").unwrap();
-    assert!(matches!(open(dir.path(), false), Err(StoreError::NewerFormat { found: 3, supported: 2 })));
+    assert!(matches!(
+        open(dir.path(), false),
+        Err(StoreError::NewerFormat {
+            found: 3,
+            supported: 2
+        })
+    ));
     fs::write(&format, text.replace("features -", "features tea coffee")).unwrap();
-    assert!(matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea"));
+    assert!(
+        matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea")
+    );
     fs::write(&format, text.replace("id ", "id +")).unwrap();
-    assert!(matches!(open(dir.path(), false), Err(StoreError::NotAStore)));
+    assert!(matches!(
+        open(dir.path(), false),
+        Err(StoreError::NotAStore)
+    ));
 }
 
 /// A store of version 1 with these features.
 fn older(text: &str, features: &str) -> String {
-    text.replace("version 2\nfeatures -\n", &format!("version 1\nfeatures {features}\n"))
+    text.replace(
+        "version 2\nfeatures -\n",
+        &format!("version 1\nfeatures {features}\n"),
+    )
 }
 
 #[test]
@@ -98,15 +134,22 @@ fn an_older_store_opens_and_is_migrated_once_it_is_written_to() {
         fs::write(&format, &old).unwrap();
         look(dir.path()).unwrap();
         drop(Layout::open_to_check(File::open(dir.path()).unwrap()).unwrap());
-        assert_eq!(fs::read_to_string(&format).unwrap(), old, "who only looks changes nothing");
+        assert_eq!(
+            fs::read_to_string(&format).unwrap(),
+            old,
+            "who only looks changes nothing"
+        );
         open(dir.path(), false).unwrap();
         assert_eq!(fs::read_to_string(&format).unwrap(), text);
     }
     fs::write(&format, older(&text, "tea")).unwrap();
-    assert!(matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea"));
+    assert!(
+        matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea")
+    );
 }
 
-/// Whatever call of the migration is the last, what is left is a store of the one version or of the other.
+/// Whatever call of the migration is the last, what is left is a store of the one version or of the
+/// other.
 #[test]
 #[cfg(debug_assertions)]
 fn a_migration_that_is_cut_short_goes_on() {
@@ -150,7 +193,9 @@ fn a_making_that_was_cut_short_goes_on() {
     let store = dir.path().join(".ckptfs");
     for names in [&[][..], &["journal"], &["journal", "layers", "tmp"]] {
         fs::create_dir(&store).unwrap();
-        names.iter().for_each(|name| fs::create_dir(store.join(name)).unwrap());
+        names
+            .iter()
+            .for_each(|name| fs::create_dir(store.join(name)).unwrap());
         fs::write(store.join("lock"), "1\n").unwrap();
         fs::write(store.join("format.new"), "ckptfs st").unwrap();
         assert!(matches!(open(dir.path(), false), Err(StoreError::NoStore)));
@@ -159,14 +204,25 @@ fn a_making_that_was_cut_short_goes_on() {
     }
     fs::create_dir_all(store.join("journal")).unwrap();
     fs::write(store.join("journal/00000001"), "history").unwrap();
-    assert!(matches!(open(dir.path(), true), Err(StoreError::NotAStore)), "a store that lost its format is not begun anew over its history");
+    assert!(
+        matches!(open(dir.path(), true), Err(StoreError::NotAStore)),
+        "a store that lost its format is not begun anew over its history"
+    );
 }
 
 #[test]
 fn links_and_files_in_the_place_of_directories_are_refused() {
     let (dir, other) = (tempfile::tempdir().unwrap(), made());
     symlink(other.path().join(".ckptfs"), dir.path().join(".ckptfs")).unwrap();
-    let refused = |result: StoreResult<Layout>| matches!(result, Err(StoreError::Untrusted { why: Mistrust::NotADirectory, .. }));
+    let refused = |result: StoreResult<Layout>| {
+        matches!(
+            result,
+            Err(StoreError::Untrusted {
+                why: Mistrust::NotADirectory,
+                ..
+            })
+        )
+    };
     assert!(refused(open(dir.path(), true)));
     assert!(refused(look(dir.path())));
     fs::remove_file(dir.path().join(".ckptfs")).unwrap();
@@ -186,7 +242,13 @@ fn another_owner_is_refused() {
     }
     let dir = made();
     std::os::unix::fs::chown(dir.path().join(".ckptfs"), Some(12_345), None).unwrap();
-    assert!(matches!(open(dir.path(), true), Err(StoreError::Untrusted { why: Mistrust::OtherOwner, .. })));
+    assert!(matches!(
+        open(dir.path(), true),
+        Err(StoreError::Untrusted {
+            why: Mistrust::OtherOwner,
+            ..
+        })
+    ));
 }
 
 #[test]
@@ -201,8 +263,14 @@ fn tmp_is_emptied_and_the_mode_is_mended() {
     fs::remove_dir(store.join("journal")).unwrap();
     open(dir.path(), false).unwrap();
     assert_eq!(fs::read_dir(store.join("tmp")).unwrap().count(), 1);
-    assert!(store.join("tmp/restore/17").exists(), "what a killed restore holds is part of the live tree");
-    assert_eq!(fs::metadata(&store).unwrap().permissions().mode() & 0o7777, 0o700);
+    assert!(
+        store.join("tmp/restore/17").exists(),
+        "what a killed restore holds is part of the live tree"
+    );
+    assert_eq!(
+        fs::metadata(&store).unwrap().permissions().mode() & 0o7777,
+        0o700
+    );
     assert!(store.join("journal").is_dir());
     assert!(dir.path().exists(), "a link was removed and not followed");
 }

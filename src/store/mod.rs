@@ -1,13 +1,15 @@
 //! What is on disk in `.ckptfs/`: the journal, the layers, and the index over them.
 //!
-//! The journal is the truth about the past, the layers hold the data of old versions, the index finds things in the journal and can be made from it.
-//! This layer knows what is written and how it is checked, and nothing of what it means: which record is made when is decided above.
+//! The journal is the truth about the past, the layers hold the data of old versions, the index
+//! finds things in the journal and can be made from it. This layer knows what is written and how it
+//! is checked, and nothing of what it means: which record is made when is decided above.
 //!
-//! Invariants: one process writes a store at a time (`layout`); nothing is opened by a path below the mount (`at`); bytes from the disk are checked
-//! before they are believed, and bad ones are errors, never panics. `docs/format.md` is the format in one place.
+//! Invariants: one process writes a store at a time (`layout`); nothing is opened by a path below
+//! the mount (`at`); bytes from the disk are checked before they are believed, and bad ones are
+//! errors, never panics. `docs/format.md` is the format in one place.
 //!
-//! Locking: each part has its own locks, told in its module; none is held when another part is called, except that [`Index::rebuild`] reads the
-//! journal under the index's.
+//! Locking: each part has its own locks, told in its module; none is held when another part is
+//! called, except that [`Index::rebuild`] reads the journal under the index's.
 
 mod at;
 pub mod baseline;
@@ -73,8 +75,10 @@ pub struct Opened {
 }
 
 impl Store {
-    /// Opens the store of a directory, and makes it if there is none and `create` says so; locks it, repairs the journal's end after a power cut, and
-    /// makes an index anew that cannot be trusted. Records after [`Index::applied`] are not applied: that is for the caller, who keeps them in memory.
+    /// Opens the store of a directory, and makes it if there is none and `create` says so; locks
+    /// it, repairs the journal's end after a power cut, and makes an index anew that cannot be
+    /// trusted. Records after [`Index::applied`] are not applied: that is for the caller, who keeps
+    /// them in memory.
     ///
     /// `root` is the backing directory itself, opened before anything was mounted over it.
     ///
@@ -83,15 +87,25 @@ impl Store {
         Store::open_with(root, create, None)
     }
 
-    /// [`Store::open`], with a directory for the index where the system has no `/proc/self/fd`: see [`Layout::with_index_home`].
-    pub fn open_with(root: impl AsFd, create: bool, index_home: Option<PathBuf>) -> StoreResult<(Store, Opened)> {
+    /// [`Store::open`], with a directory for the index where the system has no `/proc/self/fd`: see
+    /// [`Layout::with_index_home`].
+    pub fn open_with(
+        root: impl AsFd,
+        create: bool,
+        index_home: Option<PathBuf>,
+    ) -> StoreResult<(Store, Opened)> {
         let layout = Layout::open(root, create)?.with_index_home(index_home);
-        // The journal is there before anything is kept. Without this a history that lost it would begin anew, as if there had been none.
+        // The journal is there before anything is kept. Without this a history that lost it would
+        // begin anew, as if there had been none.
         if Journal::is_missing(&layout)? && !Layers::new(&layout)?.epochs()?.is_empty() {
-            return Err(StoreError::JournalDamaged { segment: 1, offset: 0 });
+            return Err(StoreError::JournalDamaged {
+                segment: 1,
+                offset: 0,
+            });
         }
         let reserve = Arc::clone(layout.reserve());
-        let (journal, found) = reserve.with_last_room(|| Journal::open(&layout), StoreError::errno)?;
+        let (journal, found) =
+            reserve.with_last_room(|| Journal::open(&layout), StoreError::errno)?;
         check_end(&layout, &journal)?;
         let layers = Layers::new(&layout)?.with_reserve(Arc::clone(&reserve));
         let (index, opening) = Index::open(&layout)?;
@@ -104,17 +118,36 @@ impl Store {
         if let Some(doubt) = rebuilt {
             tracing::info!(reason = %doubt, "the index is made anew");
             let end = Some(end_of_closed(&journal)?);
-            if opening == index::Opening::Ready { index.rebuild(&journal, end)? } else { index.fill(&journal, end)? }
+            if opening == index::Opening::Ready {
+                index.rebuild(&journal, end)?
+            } else {
+                index.fill(&journal, end)?
+            }
         }
-        let opened = Opened { created: layout.created(), torn: found.torn, rebuilt };
-        Ok((Store { index, layers, reserve, journal, layout }, opened))
+        let opened = Opened {
+            created: layout.created(),
+            torn: found.torn,
+            rebuilt,
+        };
+        Ok((
+            Store {
+                index,
+                layers,
+                reserve,
+                journal,
+                layout,
+            },
+            opened,
+        ))
     }
 
-    /// Sets the index aside and makes it anew from the journal, as opening does with one that cannot be trusted.
+    /// Sets the index aside and makes it anew from the journal, as opening does with one that
+    /// cannot be trusted.
     ///
     /// Errors: those of [`Index::rebuild`].
     pub fn rebuild_index(&self) -> StoreResult<()> {
-        self.index.rebuild(&self.journal, Some(end_of_closed(&self.journal)?))
+        self.index
+            .rebuild(&self.journal, Some(end_of_closed(&self.journal)?))
     }
 
     /// As [`Journal::append`], with what room the reserve has for it.
@@ -146,8 +179,12 @@ impl Store {
     ///
     /// Errors: those of [`Index::rebuild`].
     pub fn index_into_memory(&self, why: &StoreError) -> StoreResult<()> {
-        tracing::warn!(error = why as &dyn std::error::Error, "there is no room for the index: it goes on in memory");
-        self.index.rebuild_in_memory(&self.journal, Some(end_of_closed(&self.journal)?))
+        tracing::warn!(
+            error = why as &dyn std::error::Error,
+            "there is no room for the index: it goes on in memory"
+        );
+        self.index
+            .rebuild_in_memory(&self.journal, Some(end_of_closed(&self.journal)?))
     }
 }
 
@@ -162,7 +199,8 @@ pub fn checkpoints_of(journal: &Journal) -> Vec<Kept> {
     batch.into_checkpoints()
 }
 
-/// The record says something of checkpoints, of what they show no more, or who asked for what the next record says.
+/// The record says something of checkpoints, of what they show no more, or who asked for what the
+/// next record says.
 pub fn is_of_checkpoints(record: &Record) -> bool {
     matches!(
         record,
@@ -178,18 +216,22 @@ pub fn is_of_checkpoints(record: &Record) -> bool {
     )
 }
 
-/// A journal that ends before the place where it ended at the last orderly end has lost what was on disk, however whole its last frame is.
+/// A journal that ends before the place where it ended at the last orderly end has lost what was on
+/// disk, however whole its last frame is.
 ///
 /// Errors: `JournalDamaged`.
 pub(crate) fn check_end(layout: &Layout, journal: &Journal) -> StoreResult<()> {
     let Address { segment, offset } = journal.position();
     match layout.noted_end() {
-        Some((noted, _)) if noted > journal.position() => Err(StoreError::JournalDamaged { segment, offset }),
+        Some((noted, _)) if noted > journal.position() => {
+            Err(StoreError::JournalDamaged { segment, offset })
+        }
         _ => Ok(()),
     }
 }
 
-/// Where the record of the last checkpoint ends. An index holds closed epochs only: the open one is in memory, where its records may be taken back.
+/// Where the record of the last checkpoint ends. An index holds closed epochs only: the open one is
+/// in memory, where its records may be taken back.
 fn end_of_closed(journal: &Journal) -> StoreResult<Address> {
     let mut end = journal.start();
     for entry in journal.scan(journal.start(), None) {
@@ -201,7 +243,8 @@ fn end_of_closed(journal: &Journal) -> StoreResult<Address> {
     Ok(end)
 }
 
-/// Whether the index that was opened fits the journal: it may be behind, but not ahead, and its last record must be there.
+/// Whether the index that was opened fits the journal: it may be behind, but not ahead, and its
+/// last record must be there.
 fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<Doubt>> {
     let (last, end) = match index.last_applied() {
         Ok(Some(applied)) => applied,
@@ -212,12 +255,15 @@ fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<Doubt>> {
     if end > journal.position() {
         return Ok(Some(Doubt::Ahead));
     }
-    let fits = journal.read(last).is_ok_and(|record| last.after(&record) == Ok(end));
+    let fits = journal
+        .read(last)
+        .is_ok_and(|record| last.after(&record) == Ok(end));
     Ok(if fits { None } else { Some(Doubt::Unfit) })
 }
 
-/// The checkpoints of a store that need not be mounted, in order of their numbers, read from the journal. Takes no lock and writes nothing; of a store
-/// in use, checkpoints that are being made may or may not be seen.
+/// The checkpoints of a store that need not be mounted, in order of their numbers, read from the
+/// journal. Takes no lock and writes nothing; of a store in use, checkpoints that are being made
+/// may or may not be seen.
 ///
 /// Errors: those of [`Layout::open_existing_readonly`] and of reading the journal.
 pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Kept>> {

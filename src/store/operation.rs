@@ -1,7 +1,8 @@
 //! Operations on the history: each mutation that somebody asked for, with what it takes to undo it.
 //!
-//! The record of an operation is appended together with the records of what it did, behind them: both are there after a crash, or neither is. It names
-//! what it did only as far as the way back needs it. To undo one is an operation too, which names the one that it undoes.
+//! The record of an operation is appended together with the records of what it did, behind them:
+//! both are there after a crash, or neither is. It names what it did only as far as the way back
+//! needs it. To undo one is an operation too, which names the one that it undoes.
 
 use super::ids::CheckpointId;
 use super::record::Actor;
@@ -80,10 +81,14 @@ pub struct Operation {
 }
 
 impl Deed {
-    /// The checkpoints that it is about; of a restore that is its guard, without which there is no way back.
+    /// The checkpoints that it is about; of a restore that is its guard, without which there is no
+    /// way back.
     pub fn about(&self) -> Vec<CheckpointId> {
         match self {
-            Deed::Made { id } | Deed::Deleted { id, .. } | Deed::Revived { id } | Deed::Pinned { id, .. } => vec![*id],
+            Deed::Made { id }
+            | Deed::Deleted { id, .. }
+            | Deed::Revived { id }
+            | Deed::Pinned { id, .. } => vec![*id],
             Deed::Restored { guard, .. } => vec![*guard],
             Deed::Tagged { changes } => changes.iter().map(|change| change.id).collect(),
         }
@@ -102,7 +107,9 @@ pub struct Line {
 impl Line {
     /// An operation was done. What it ended: what could have been done again until now.
     pub fn note(&mut self, number: u64, undoes: Option<u64>) -> Vec<u64> {
-        let place_in = |stack: &[u64]| undoes.and_then(|undone| stack.iter().rposition(|known| *known == undone));
+        let place_in = |stack: &[u64]| {
+            undoes.and_then(|undone| stack.iter().rposition(|known| *known == undone))
+        };
         if let Some(place) = place_in(&self.undo) {
             self.undo.remove(place);
             self.redo.push(number);
@@ -119,6 +126,8 @@ impl Line {
 
     /// Operations that nobody can undo any more are forgotten.
     pub fn forget(&mut self, is_gone: impl Fn(u64) -> bool) {
-        [&mut self.undo, &mut self.redo].into_iter().for_each(|stack| stack.retain(|number| !is_gone(*number)));
+        [&mut self.undo, &mut self.redo]
+            .into_iter()
+            .for_each(|stack| stack.retain(|number| !is_gone(*number)));
     }
 }

@@ -1,5 +1,6 @@
-//! What of the journal stays when it is packed: what the index has of it, which leaves out what no checkpoint reads; and of what tells of checkpoints,
-//! operations and mounts that which can be asked for ([`super::forget`]).
+//! What of the journal stays when it is packed: what the index has of it, which leaves out what no
+//! checkpoint reads; and of what tells of checkpoints, operations and mounts that which can be
+//! asked for ([`super::forget`]).
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,11 +14,13 @@ use super::layers::Layers;
 use super::record::{ObjectHash, Record, Undo};
 use crate::sys;
 
-/// With more bytes than this in it the segment that is written is closed, to be packed after a deletion.
+/// With more bytes than this in it the segment that is written is closed, to be packed after a
+/// deletion.
 const CLOSED_BYTES: u32 = 256 << 10;
 
 impl Store {
-    /// Packs the segments that were closed since the last time, until `stop` says so. All that is in them stays. It takes its time: for a helper thread.
+    /// Packs the segments that were closed since the last time, until `stop` says so. All that is
+    /// in them stays. It takes its time: for a helper thread.
     ///
     /// Errors: those of reading and writing the journal; what is packed is.
     pub fn pack(&self, stop: &dyn Fn() -> bool) -> StoreResult<()> {
@@ -38,22 +41,35 @@ impl Store {
         Ok(())
     }
 
-    /// Packs closed segments, also those that are, without what nobody needs any more: after [`Index::compact`] with the same `needs`. What is forgotten
-    /// of checkpoints and operations leaves the index first, and then whoever `forget` tells. It takes its time: for a helper thread.
+    /// Packs closed segments, also those that are, without what nobody needs any more: after
+    /// [`Index::compact`] with the same `needs`. What is forgotten of checkpoints and operations
+    /// leaves the index first, and then whoever `forget` tells. It takes its time: for a helper
+    /// thread.
     ///
     /// Errors: as [`Store::pack`], and those of the index.
-    pub fn repack(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool, forget: impl FnOnce(&Forgotten)) -> StoreResult<()> {
+    pub fn repack(
+        &self,
+        needs: &Needs<'_>,
+        stop: &dyn Fn() -> bool,
+        forget: impl FnOnce(&Forgotten),
+    ) -> StoreResult<()> {
         self.journal.close_segment(closed_bytes())?;
-        let Some(mut judge) = Judge::new(self, needs, stop)? else { return Ok(()) };
-        // On the disk before a record goes: what is in the index is in the journal, and a deletion that it has not got yet is not needed any more.
+        let Some(mut judge) = Judge::new(self, needs, stop)? else {
+            return Ok(());
+        };
+        // On the disk before a record goes: what is in the index is in the journal, and a deletion
+        // that it has not got yet is not needed any more.
         self.index.forget(&judge.forgotten)?;
         forget(&judge.forgotten);
-        // In order: what is said of a checkpoint goes after its record, so that none is there without its deletion.
+        // In order: what is said of a checkpoint goes after its record, so that none is there
+        // without its deletion.
         for (number, _) in self.journal.closed()? {
             if stop() {
                 break;
             }
-            let packed = self.journal.pack(number, &mut |at, record| judge.judge(at, record))?;
+            let packed = self
+                .journal
+                .pack(number, &mut |at, record| judge.judge(at, record))?;
             let gone = std::mem::take(&mut judge.gone);
             if let Some(packed) = packed {
                 // Before: what is in the index is in the journal.
@@ -67,7 +83,11 @@ impl Store {
 
 /// A test has everything packed.
 fn closed_bytes() -> u32 {
-    if sys::host::left_out("pack-size") { CLOSED_BYTES / 256 } else { CLOSED_BYTES }
+    if sys::host::left_out("pack-size") {
+        CLOSED_BYTES / 256
+    } else {
+        CLOSED_BYTES
+    }
 }
 
 /// Says of each record whether it is needed, in the order of the journal.
@@ -94,7 +114,8 @@ struct Judge<'a> {
 /// What the journal tells before and after the place up to which records go.
 #[derive(Default)]
 struct Told {
-    /// The last place of each inode before: the frame, and the number in it. After a power cut the tree may be as it was then, whatever came after.
+    /// The last place of each inode before: the frame, and the number in it. After a power cut the
+    /// tree may be as it was then, whatever came after.
     places: HashMap<Slot, (Address, usize)>,
     /// Records that are taken back before, and whether one of them stays; ...
     voids: HashMap<(Epoch, Slot), bool>,
@@ -105,10 +126,17 @@ struct Told {
 impl Told {
     fn take(&mut self, at: Address, record: &Record, is_before: bool) {
         match record {
-            Record::Void { epoch, slot } if is_before => drop(self.voids.insert((*epoch, *slot), false)),
+            Record::Void { epoch, slot } if is_before => {
+                drop(self.voids.insert((*epoch, *slot), false))
+            }
             Record::Void { epoch, slot } => drop(self.later.insert((*epoch, *slot))),
             Record::Moved { places } if is_before => {
-                self.places.extend(places.iter().enumerate().map(|(number, (slot, _))| (*slot, (at, number))));
+                self.places.extend(
+                    places
+                        .iter()
+                        .enumerate()
+                        .map(|(number, (slot, _))| (*slot, (at, number))),
+                );
             }
             Record::Undo { undo, .. } | Record::Ahead { undo, .. } if is_before => {
                 for (number, item) in undo.iter().enumerate() {
@@ -124,9 +152,15 @@ impl Told {
 
 impl<'a> Judge<'a> {
     /// `None`: `stop` says so.
-    fn new(store: &'a Store, needs: &'a Needs<'a>, stop: &dyn Fn() -> bool) -> StoreResult<Option<Judge<'a>>> {
+    fn new(
+        store: &'a Store,
+        needs: &'a Needs<'a>,
+        stop: &dyn Fn() -> bool,
+    ) -> StoreResult<Option<Judge<'a>>> {
         let (index, journal) = (&store.index, &store.journal);
-        let applied = index.last_applied()?.unwrap_or((Address::START, Address::START));
+        let applied = index
+            .last_applied()?
+            .unwrap_or((Address::START, Address::START));
         let upto = needs.upto.min(applied.1);
         let (mut told, mut catalogue) = (Told::default(), Catalogue::default());
         for (number, entry) in journal.scan(journal.start(), None).enumerate() {
@@ -138,13 +172,35 @@ impl<'a> Judge<'a> {
             }
         }
         let ends = catalogue.ends();
-        // One that is in memory has another on the disk, which the next mount brings up to date: it must hear of each deletion.
-        let forgotten = if index.is_in_memory() { Forgotten::default() } else { catalogue.forgotten(needs.upto, applied) };
-        let ahead = index.catalogue().ahead()?.into_iter().map(|(at, _)| at).collect();
+        // One that is in memory has another on the disk, which the next mount brings up to date: it
+        // must hear of each deletion.
+        let forgotten = if index.is_in_memory() {
+            Forgotten::default()
+        } else {
+            catalogue.forgotten(needs.upto, applied)
+        };
+        let ahead = index
+            .catalogue()
+            .ahead()?
+            .into_iter()
+            .map(|(at, _)| at)
+            .collect();
         let ahead_upto = index.catalogue().ahead_upto()?;
         let left = (Epoch(0), Vec::new());
         let (layers, epoch) = (&store.layers, Epoch(1));
-        let mut judge = Judge { index, layers, needs, upto, epoch, ahead, ahead_upto, told, forgotten, left, gone: Vec::new() };
+        let mut judge = Judge {
+            index,
+            layers,
+            needs,
+            upto,
+            epoch,
+            ahead,
+            ahead_upto,
+            told,
+            forgotten,
+            left,
+            gone: Vec::new(),
+        };
         Ok(judge.keep_ends(journal, &ends, stop)?.then_some(judge))
     }
 
@@ -157,12 +213,27 @@ impl<'a> Judge<'a> {
             return Ok(Verdict::Keep);
         }
         Ok(match record {
-            Record::Undo { epoch, undo } => {
-                less(undo, |number, item| self.needs_undo((at, number), epoch, item), |undo| Record::Undo { epoch, undo })?
-            }
-            Record::Moved { places } => less(places, |number, (slot, _)| self.needs_place((at, number), *slot), |places| Record::Moved { places })?,
-            Record::Void { epoch, slot } => keep_if(self.told.voids.get(&(epoch, slot)).is_some_and(|stays| *stays)),
-            Record::Hashes { epoch, objects, whole } => self.sealed(at, epoch, objects, whole)?,
+            Record::Undo { epoch, undo } => less(
+                undo,
+                |number, item| self.needs_undo((at, number), epoch, item),
+                |undo| Record::Undo { epoch, undo },
+            )?,
+            Record::Moved { places } => less(
+                places,
+                |number, (slot, _)| self.needs_place((at, number), *slot),
+                |places| Record::Moved { places },
+            )?,
+            Record::Void { epoch, slot } => keep_if(
+                self.told
+                    .voids
+                    .get(&(epoch, slot))
+                    .is_some_and(|stays| *stays),
+            ),
+            Record::Hashes {
+                epoch,
+                objects,
+                whole,
+            } => self.sealed(at, epoch, objects, whole)?,
             Record::Ahead { undo, upto, .. } => {
                 let mut stays = self.ahead.contains(&at) || upto == self.ahead_upto;
                 for (number, item) in undo.iter().enumerate() {
@@ -173,7 +244,12 @@ impl<'a> Judge<'a> {
                 keep_if(stays)
             }
             // Who changed what is asked between two checkpoints that are kept.
-            Record::Touched { .. } => keep_if(self.needs.kept.first().is_some_and(|oldest| oldest.epoch() < self.epoch)),
+            Record::Touched { .. } => keep_if(
+                self.needs
+                    .kept
+                    .first()
+                    .is_some_and(|oldest| oldest.epoch() < self.epoch),
+            ),
             Record::OpenAt { id, .. } => keep_if(self.is_kept(id)),
             // A crash long ago was mended, a comparison then is over.
             Record::Replacing { .. } | Record::Comparing(_) => Verdict::LeaveOut,
@@ -203,19 +279,35 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The index has places by epochs: where one stays that no undo record tells, the checkpoint before its epoch stays on record, with its deletion.
-    fn keep_ends(&mut self, journal: &Journal, ends: &HashMap<CheckpointId, Vec<Address>>, stop: &dyn Fn() -> bool) -> StoreResult<bool> {
+    /// The index has places by epochs: where one stays that no undo record tells, the checkpoint
+    /// before its epoch stays on record, with its deletion.
+    fn keep_ends(
+        &mut self,
+        journal: &Journal,
+        ends: &HashMap<CheckpointId, Vec<Address>>,
+        stop: &dyn Fn() -> bool,
+    ) -> StoreResult<bool> {
         for (number, entry) in journal.scan(journal.start(), Some(self.upto)).enumerate() {
             let (at, record) = entry?;
             self.read(&record);
             let last = self.epoch.0.saturating_sub(1);
-            if self.needs.kept.first().is_some_and(|oldest| oldest.0 <= last) || number % 4096 == 0 && stop() {
+            if self
+                .needs
+                .kept
+                .first()
+                .is_some_and(|oldest| oldest.0 <= last)
+                || number % 4096 == 0 && stop()
+            {
                 break;
             }
             let stays = match &record {
                 Record::Moved { places } => {
-                    let mut slots = (0..).zip(places).map(|(number, (slot, _))| self.needs_place((at, number), *slot));
-                    slots.find(|needs| !matches!(needs, Ok(false))).unwrap_or(Ok(false))?
+                    let mut slots = (0..)
+                        .zip(places)
+                        .map(|(number, (slot, _))| self.needs_place((at, number), *slot));
+                    slots
+                        .find(|needs| !matches!(needs, Ok(false)))
+                        .unwrap_or(Ok(false))?
                 }
                 Record::Ahead { .. } => true,
                 _ => false,
@@ -244,7 +336,12 @@ impl<'a> Judge<'a> {
         Ok(self.index.has_place(slot, self.epoch)? || self.is_place(told, slot)?)
     }
 
-    fn needs_undo(&mut self, told: (Address, usize), epoch: Epoch, item: &Undo) -> StoreResult<bool> {
+    fn needs_undo(
+        &mut self,
+        told: (Address, usize),
+        epoch: Epoch,
+        item: &Undo,
+    ) -> StoreResult<bool> {
         let stays = match item {
             Undo::Home { slot, .. } if self.is_place(told, *slot)? => true,
             // It is taken back by a record that may not be on the disk.
@@ -260,12 +357,26 @@ impl<'a> Judge<'a> {
     }
 
     /// The hashes of objects that are there.
-    fn sealed(&mut self, at: Address, epoch: Epoch, objects: Vec<ObjectHash>, whole: bool) -> StoreResult<Verdict> {
+    fn sealed(
+        &mut self,
+        at: Address,
+        epoch: Epoch,
+        objects: Vec<ObjectHash>,
+        whole: bool,
+    ) -> StoreResult<Verdict> {
         if self.left.0 != epoch {
             self.left = (epoch, self.layers.list(epoch)?);
         }
         let left = &self.left.1;
-        let verdict = less(objects, |_, sealed| Ok(left.binary_search(&sealed.object).is_ok()), |objects| Record::Hashes { epoch, objects, whole })?;
+        let verdict = less(
+            objects,
+            |_, sealed| Ok(left.binary_search(&sealed.object).is_ok()),
+            |objects| Record::Hashes {
+                epoch,
+                objects,
+                whole,
+            },
+        )?;
         if verdict == Verdict::LeaveOut {
             self.gone.push((epoch, at));
         }
@@ -274,11 +385,19 @@ impl<'a> Judge<'a> {
 }
 
 fn keep_if(stays: bool) -> Verdict {
-    if stays { Verdict::Keep } else { Verdict::LeaveOut }
+    if stays {
+        Verdict::Keep
+    } else {
+        Verdict::LeaveOut
+    }
 }
 
 /// What is left of a list.
-fn less<T>(mut items: Vec<T>, mut stays: impl FnMut(usize, &T) -> StoreResult<bool>, record: impl FnOnce(Vec<T>) -> Record) -> StoreResult<Verdict> {
+fn less<T>(
+    mut items: Vec<T>,
+    mut stays: impl FnMut(usize, &T) -> StoreResult<bool>,
+    record: impl FnOnce(Vec<T>) -> Record,
+) -> StoreResult<Verdict> {
     let count = items.len();
     let mut failed = Ok(());
     let mut numbers = 0..;

@@ -1,8 +1,8 @@
 //! What the journal says: undo records, and the operations that are more than one change.
 //!
-//! History is kept as **undo records**. Each says what a key held *before* it first changed in an epoch; the state of a key at checkpoint N is
-//! what the first record with an epoch above N says, and what the live tree says where there is none. Within an epoch the first record of a key
-//! wins.
+//! History is kept as **undo records**. Each says what a key held *before* it first changed in an
+//! epoch; the state of a key at checkpoint N is what the first record with an epoch above N says,
+//! and what the live tree says where there is none. Within an epoch the first record of a key wins.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,8 @@ pub struct Place {
     pub name: Name,
 }
 
-/// An inode whose places lead back to itself, if there is one: of one instant there is none unless somebody forged it. O(places).
+/// An inode whose places lead back to itself, if there is one: of one instant there is none unless
+/// somebody forged it. O(places).
 pub fn in_a_circle<'a>(places: impl Iterator<Item = (Slot, &'a Place)>) -> Option<Slot> {
     let up: HashMap<Slot, Slot> = places.map(|(slot, place)| (slot, place.parent)).collect();
     // By which climb each was passed.
@@ -65,7 +66,8 @@ pub struct DataState {
     pub object: Option<ObjectId>,
     /// Size in bytes.
     pub size: u64,
-    /// The capture was made ahead of a change that may never come (a writable open, a file held open over a checkpoint); it can be voided.
+    /// The capture was made ahead of a change that may never come (a writable open, a file held
+    /// open over a checkpoint); it can be voided.
     pub provisional: bool,
 }
 
@@ -80,7 +82,8 @@ pub enum Key {
     Xattrs(Slot),
     /// Its data.
     Data(Slot),
-    /// Where it was: one of its names. Made for every directory above a change, so that a past path can be told without a scan.
+    /// Where it was: one of its names. Made for every directory above a change, so that a past path
+    /// can be told without a scan.
     Home(Slot),
 }
 
@@ -139,13 +142,16 @@ impl Undo {
     }
 }
 
-/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the power was cut.
+/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the
+/// power was cut.
 pub const INCOMPLETE_PREFIX: &str = "!incomplete-";
 
 impl Checkpoint {
     /// It is named as not whole.
     pub fn is_incomplete(&self) -> bool {
-        self.tags.iter().any(|tag| tag.starts_with(INCOMPLETE_PREFIX))
+        self.tags
+            .iter()
+            .any(|tag| tag.starts_with(INCOMPLETE_PREFIX))
     }
 }
 
@@ -174,7 +180,8 @@ pub struct Checkpoint {
 pub enum Reason {
     /// Somebody asked for it.
     Asked,
-    /// Somebody made the directory `.snapshots/NAME`; it is listed as a directory, so that rmdir(2) can delete it.
+    /// Somebody made the directory `.snapshots/NAME`; it is listed as a directory, so that rmdir(2)
+    /// can delete it.
     Directory {
         /// NAME, which is also a tag.
         name: String,
@@ -197,10 +204,14 @@ pub enum Reason {
 }
 
 impl Checkpoint {
-    /// When the tree was so, nanoseconds since 1970: what rules of retention and people go by. `created_ns` is when it was written down, which is what tells
-    /// changes that nobody saw.
+    /// When the tree was so, nanoseconds since 1970: what rules of retention and people go by.
+    /// `created_ns` is when it was written down, which is what tells changes that nobody saw.
     pub fn state_ns(&self) -> i64 {
-        if let Reason::Imported { of_ns } = self.reason { of_ns } else { self.created_ns }
+        if let Reason::Imported { of_ns } = self.reason {
+            of_ns
+        } else {
+            self.created_ns
+        }
     }
 }
 
@@ -212,12 +223,22 @@ impl Reason {
 
     /// Somebody asked for it: it can be somebody's `latest`.
     pub fn is_asked(&self) -> bool {
-        matches!(self, Reason::Asked | Reason::Directory { .. } | Reason::Imported { .. })
+        matches!(
+            self,
+            Reason::Asked | Reason::Directory { .. } | Reason::Imported { .. }
+        )
     }
 
-    /// The guard of a restore, or a mark of the tripwire: it is there so that something can be undone, and no rule counts it.
+    /// The guard of a restore, or a mark of the tripwire: it is there so that something can be
+    /// undone, and no rule counts it.
     pub fn is_guard_or_mark(&self) -> bool {
-        matches!(self, Reason::Guard { .. } | Reason::Auto { trigger: Trigger::Tripwire })
+        matches!(
+            self,
+            Reason::Guard { .. }
+                | Reason::Auto {
+                    trigger: Trigger::Tripwire
+                }
+        )
     }
 
     /// Somebody made the directory `.snapshots/NAME`.
@@ -236,7 +257,8 @@ pub enum Trigger {
     Interval,
     /// Something had changed, and then nothing was written for a while (`--auto-quiet`).
     Quiet,
-    /// The tree as it was when it was last served: it was changed while nothing was mounted (`--auto-absence`).
+    /// The tree as it was when it was last served: it was changed while nothing was mounted
+    /// (`--auto-absence`).
     Unmount,
     /// The tree as it was found then.
     Absence,
@@ -285,9 +307,11 @@ pub struct Kept {
     pub has_dropped: bool,
 }
 
-/// Whether this can be a tag: a name in a directory, that nothing else goes by. A journal may have others, if a stranger made it: they name nothing.
+/// Whether this can be a tag: a name in a directory, that nothing else goes by. A journal may have
+/// others, if a stranger made it: they name nothing.
 pub fn is_tag(tag: &str) -> bool {
-    let taken = ["latest", "live", ".", ".."].contains(&tag) || tag.bytes().all(|byte| byte.is_ascii_digit());
+    let taken = ["latest", "live", ".", ".."].contains(&tag)
+        || tag.bytes().all(|byte| byte.is_ascii_digit());
     !taken && !tag.chars().any(|c| c == '/' || c.is_control())
 }
 
@@ -295,8 +319,20 @@ impl Kept {
     /// A checkpoint of which nothing else is known; it comes from the one before.
     pub fn new(mut checkpoint: Checkpoint, by: Option<Actor>) -> Kept {
         checkpoint.tags.retain(|tag| is_tag(tag));
-        let parent = checkpoint.id.0.checked_sub(1).filter(|before| *before > 0).map(CheckpointId);
-        Kept { checkpoint, by, pinned: None, hidden: false, parent, has_dropped: false }
+        let parent = checkpoint
+            .id
+            .0
+            .checked_sub(1)
+            .filter(|before| *before > 0)
+            .map(CheckpointId);
+        Kept {
+            checkpoint,
+            by,
+            pinned: None,
+            hidden: false,
+            parent,
+            has_dropped: false,
+        }
     }
 }
 
@@ -322,7 +358,8 @@ pub struct ObjectHash {
 /// A version whose content is not kept any more, because of where it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped {
-    /// Where its bytes were. One that was moved stays, empty: it keeps its number from being given away.
+    /// Where its bytes were. One that was moved stays, empty: it keeps its number from being given
+    /// away.
     pub object: ObjectId,
     /// How many there were.
     pub size: u64,
@@ -332,11 +369,14 @@ pub struct Dropped {
     pub last: CheckpointId,
 }
 
-/// The first and the last checkpoint that show one of these versions; of none: no checkpoint is between them.
+/// The first and the last checkpoint that show one of these versions; of none: no checkpoint is
+/// between them.
 pub fn range_of(dropped: &[Dropped]) -> (CheckpointId, CheckpointId) {
     let first = dropped.iter().map(|one| one.first).min();
     let last = dropped.iter().map(|one| one.last).max();
-    first.zip(last).unwrap_or((CheckpointId(1), CheckpointId(0)))
+    first
+        .zip(last)
+        .unwrap_or((CheckpointId(1), CheckpointId(0)))
 }
 
 /// A process that changed something, as it was when it first did in an epoch.
@@ -344,7 +384,8 @@ pub fn range_of(dropped: &[Dropped]) -> (CheckpointId, CheckpointId) {
 pub struct Process {
     /// Its id; 0 if it is not known.
     pub pid: u32,
-    /// When it started, in clock ticks since boot: with `pid` it names one process. 0 if it is not known.
+    /// When it started, in clock ticks since boot: with `pid` it names one process. 0 if it is not
+    /// known.
     pub start: u64,
     /// User id of its request.
     pub uid: u32,
@@ -358,7 +399,8 @@ pub struct Process {
     pub cgroup: String,
 }
 
-/// Number of a process in the journal, from the record that says who it is until another does. 0: one of too many.
+/// Number of a process in the journal, from the record that says who it is until another does. 0:
+/// one of too many.
 pub type ProcessNumber = u32;
 
 /// What becomes of a name.
@@ -421,7 +463,8 @@ pub enum Touch {
     },
 }
 
-/// A comparison of the tree with its baseline, at the beginning of a mount. Until it is over nothing is served, and whoever mounts next goes on with it.
+/// A comparison of the tree with its baseline, at the beginning of a mount. Until it is over
+/// nothing is served, and whoever mounts next goes on with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Comparing {
     /// Which baseline: the one of this end of the journal.
@@ -444,7 +487,8 @@ pub enum Apart {
 }
 
 impl Record {
-    /// It is of what mounts, unmounts or frees, and is there also where there is no room for what keeps the past.
+    /// It is of what mounts, unmounts or frees, and is there also where there is no room for what
+    /// keeps the past.
     pub fn has_last_room(&self) -> bool {
         matches!(
             self,
@@ -465,8 +509,9 @@ impl Record {
 /// One frame of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Who is about to change what, for the first time in the open epoch. Inodes made in it count as changed by whoever made them, and what is in a
-    /// directory made in it as made by whoever made that, unless a touch says otherwise.
+    /// Who is about to change what, for the first time in the open epoch. Inodes made in it count
+    /// as changed by whoever made them, and what is in a directory made in it as made by whoever
+    /// made that, unless a touch says otherwise.
     Touched {
         /// The processes that get a number.
         processes: Vec<(ProcessNumber, Process)>,
@@ -482,7 +527,8 @@ pub enum Record {
         /// So many more.
         more: u64,
     },
-    /// The next restore begins with these names alone, not with what is below them. Several of these in a row belong together.
+    /// The next restore begins with these names alone, not with what is below them. Several of
+    /// these in a row belong together.
     RestoreOnly {
         /// Paths, as in `RestoreBegin`.
         paths: Vec<Vec<u8>>,
@@ -494,14 +540,16 @@ pub enum Record {
         /// What held before.
         undo: Vec<Undo>,
     },
-    /// The data record of this slot in this epoch is void: the file was opened for writing and left alone.
+    /// The data record of this slot in this epoch is void: the file was opened for writing and left
+    /// alone.
     Void {
         /// The epoch.
         epoch: Epoch,
         /// The file.
         slot: Slot,
     },
-    /// Inodes with a past, and new directories above them, are to be found at these names now; the last record for a slot counts.
+    /// Inodes with a past, and new directories above them, are to be found at these names now; the
+    /// last record for a slot counts.
     Moved {
         /// Slot and place.
         places: Vec<(Slot, Place)>,
@@ -520,7 +568,8 @@ pub enum Record {
         /// Which one.
         id: CheckpointId,
     },
-    /// A rename over an existing inode is under way: names were exchanged, and what is now at `place` (still `slot`) is to be moved into `object`.
+    /// A rename over an existing inode is under way: names were exchanged, and what is now at
+    /// `place` (still `slot`) is to be moved into `object`.
     Replacing {
         /// The inode that lost its name.
         slot: Slot,
@@ -544,7 +593,8 @@ pub enum Record {
     Mounted {
         /// Wall clock, nanoseconds since 1970.
         at_ns: i64,
-        /// When the daemon before ended, or was last known to live, if there was one: between the two, nobody served the tree.
+        /// When the daemon before ended, or was last known to live, if there was one: between the
+        /// two, nobody served the tree.
         stopped_ns: Option<i64>,
     },
     /// A daemon stopped serving in an orderly way.
@@ -552,10 +602,12 @@ pub enum Record {
         /// Wall clock, nanoseconds since 1970.
         at_ns: i64,
     },
-    /// The tree is being compared with a baseline: until the next checkpoint or the next of these, undo records tell what it was when it was last
-    /// served, and the baseline goes on to count. `None`: no more.
+    /// The tree is being compared with a baseline: until the next checkpoint or the next of these,
+    /// undo records tell what it was when it was last served, and the baseline goes on to count.
+    /// `None`: no more.
     Comparing(Option<Comparing>),
-    /// All that was changed while nobody served the tree, between these times, is on record, as far as it can be told: a comparison has come to its end.
+    /// All that was changed while nobody served the tree, between these times, is on record, as far
+    /// as it can be told: a comparison has come to its end.
     Told {
         /// When the last daemon ended, wall clock, nanoseconds since 1970.
         from_ns: i64,
@@ -569,8 +621,9 @@ pub enum Record {
         /// Who it was.
         actor: Actor,
     },
-    /// What these keys hold, of which no checkpoint has a record: taken while `epoch` was open and none had one in it. It stands until the next undo
-    /// record of its key, for as long as some checkpoint before `epoch` is kept.
+    /// What these keys hold, of which no checkpoint has a record: taken while `epoch` was open and
+    /// none had one in it. It stands until the next undo record of its key, for as long as some
+    /// checkpoint before `epoch` is kept.
     Ahead {
         /// The epoch that was open.
         epoch: Epoch,
@@ -586,7 +639,8 @@ pub enum Record {
         /// Why, which may be empty; `None`: it is not pinned any more.
         reason: Option<String>,
     },
-    /// A checkpoint is hidden: nobody sees it, and everything that it needs stays; or it is seen again.
+    /// A checkpoint is hidden: nobody sees it, and everything that it needs stays; or it is seen
+    /// again.
     Hidden {
         /// Which one.
         id: CheckpointId,
@@ -595,7 +649,8 @@ pub enum Record {
     },
     /// What the records before it, appended together with it, were: an operation.
     Operation(Operation),
-    /// The content of these versions is freed, though checkpoints show them: they were where little is kept of the past.
+    /// The content of these versions is freed, though checkpoints show them: they were where little
+    /// is kept of the past.
     Dropped {
         /// The layer that they are in.
         epoch: Epoch,

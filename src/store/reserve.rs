@@ -1,15 +1,21 @@
-//! What is kept for the time when the filesystem is full: space, inodes and directories that exist already.
+//! What is kept for the time when the filesystem is full: space, inodes and directories that exist
+//! already.
 //!
-//! A full filesystem refuses to make anything, but what keeps the past must go on: an unlink moves the inode into a layer, a first write clones the
-//! file into an object, the journal grows. On a full disk a clone into a file that exists, a rename into a directory that need not grow, and a write
-//! to space that was allocated before still work; for the rest there is the **ballast**, files of allocated blocks, one of which is emptied whenever
-//! something that keeps the past finds no room. The last of them is for what mounts and what frees: a disk that is full for good can be mounted, and
-//! checkpoints be deleted. Where inodes are what is missing an empty file is removed instead.
+//! A full filesystem refuses to make anything, but what keeps the past must go on: an unlink moves
+//! the inode into a layer, a first write clones the file into an object, the journal grows. On a
+//! full disk a clone into a file that exists, a rename into a directory that need not grow, and a
+//! write to space that was allocated before still work; for the rest there is the **ballast**,
+//! files of allocated blocks, one of which is emptied whenever something that keeps the past finds
+//! no room. The last of them is for what mounts and what frees: a disk that is full for good can be
+//! mounted, and checkpoints be deleted. Where inodes are what is missing an empty file is removed
+//! instead.
 //!
-//! Invariants: nothing here holds anything that is needed, so all of it can be deleted while nothing is mounted; ballast takes no more than about a
-//! sixtieth of what was free, the inodes no more than a thirtieth; a filesystem with little room gets none.
+//! Invariants: nothing here holds anything that is needed, so all of it can be deleted while
+//! nothing is mounted; ballast takes no more than about a sixtieth of what was free, the inodes no
+//! more than a thirtieth; a filesystem with little room gets none.
 //!
-//! Locking: `state` is held for a moment, never across a call that makes something. One thread refills (the engine's syncer).
+//! Locking: `state` is held for a moment, never across a call that makes something. One thread
+//! refills (the engine's syncer).
 //!
 //! ```text
 //! reserve/ballast-<n>            n = 0 ... 7; allocated blocks that hold nothing, or given up: empty
@@ -57,7 +63,8 @@ pub struct Reserve {
 /// For whom space is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
-    /// What keeps the past: whoever fills the disk makes work for it without end, so it never gets the last file of ballast.
+    /// What keeps the past: whoever fills the disk makes work for it without end, so it never gets
+    /// the last file of ballast.
     ThePast,
     /// What mounts, and what frees.
     All,
@@ -77,9 +84,16 @@ struct State {
 impl Reserve {
     /// The reserve of a store, whose directory this is. Makes its own directory, and nothing in it.
     pub fn open(store: impl AsFd) -> Reserve {
-        let state = State { short: true, ..State::default() };
+        let state = State {
+            short: true,
+            ..State::default()
+        };
         let store = store.as_fd().try_clone_to_owned().ok();
-        Reserve { store, dir: OnceLock::new(), state: Mutex::ranked(Rank::Reserve, state) }
+        Reserve {
+            store,
+            dir: OnceLock::new(),
+            state: Mutex::ranked(Rank::Reserve, state),
+        }
     }
 
     /// Its directory. On a full filesystem it cannot be made: that is tried again.
@@ -91,18 +105,33 @@ impl Reserve {
         Some(self.dir.get_or_init(|| dir))
     }
 
-    /// Does what must not fail for want of space: when it does, something is given up and it is done again, as long as there is any. The last file of
-    /// ballast stays, see [`Reserve::with_last_room`].
-    pub fn with_room<T, E>(&self, call: impl FnMut() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+    /// Does what must not fail for want of space: when it does, something is given up and it is
+    /// done again, as long as there is any. The last file of ballast stays, see
+    /// [`Reserve::with_last_room`].
+    pub fn with_room<T, E>(
+        &self,
+        call: impl FnMut() -> Result<T, E>,
+        errno: impl Fn(&E) -> Errno,
+    ) -> Result<T, E> {
         self.with_room_for(For::ThePast, call, errno)
     }
 
-    /// As [`Reserve::with_room`], with all there is: for what mounts, and for what frees. It makes no more than a few records.
-    pub fn with_last_room<T, E>(&self, call: impl FnMut() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+    /// As [`Reserve::with_room`], with all there is: for what mounts, and for what frees. It makes
+    /// no more than a few records.
+    pub fn with_last_room<T, E>(
+        &self,
+        call: impl FnMut() -> Result<T, E>,
+        errno: impl Fn(&E) -> Errno,
+    ) -> Result<T, E> {
         self.with_room_for(For::All, call, errno)
     }
 
-    fn with_room_for<T, E>(&self, whom: For, mut call: impl FnMut() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+    fn with_room_for<T, E>(
+        &self,
+        whom: For,
+        mut call: impl FnMut() -> Result<T, E>,
+        errno: impl Fn(&E) -> Errno,
+    ) -> Result<T, E> {
         loop {
             match call() {
                 Err(error) if errno(&error).is_no_room() && self.give_up(whom) => {}
@@ -111,7 +140,8 @@ impl Reserve {
         }
     }
 
-    /// Gives up an inode, if that is what is missing, or empties a file of ballast; false if there is none.
+    /// Gives up an inode, if that is what is missing, or empties a file of ballast; false if there
+    /// is none.
     fn give_up(&self, whom: For) -> bool {
         let Some(dir) = self.dir() else { return false };
         self.look(dir);
@@ -120,7 +150,9 @@ impl Reserve {
 
     /// Every inode is taken. XFS makes them as they are needed: what is missing there is space.
     fn lacks_inodes(&self) -> bool {
-        self.space().is_some_and(|info| info.files > 0 && info.ffree == 0 && sys::fs_name(info.fs_type) != "xfs")
+        self.space().is_some_and(|info| {
+            info.files > 0 && info.ffree == 0 && sys::fs_name(info.fs_type) != "xfs"
+        })
     }
 
     /// Removes an empty file, so that its inode is free.
@@ -136,11 +168,17 @@ impl Reserve {
             if whom == For::ThePast && there <= 1 {
                 return false;
             }
-            let Some(number) = self.take(|state| &mut state.ballast) else { return false };
-            let emptied = sys::open_file_at(dir, ballast_name(number).as_bytes(), Open::WRITE).and_then(|file| sys::truncate(file, 0));
+            let Some(number) = self.take(|state| &mut state.ballast) else {
+                return false;
+            };
+            let emptied = sys::open_file_at(dir, ballast_name(number).as_bytes(), Open::WRITE)
+                .and_then(|file| sys::truncate(file, 0));
             match emptied {
                 Ok(()) => {
-                    tracing::warn!(left = number, "the filesystem is full: space held in reserve is given up");
+                    tracing::warn!(
+                        left = number,
+                        "the filesystem is full: space held in reserve is given up"
+                    );
                     return true;
                 }
                 Err(errno) => tracing::debug!(%errno, number, "ballast cannot be given up"),
@@ -166,7 +204,10 @@ impl Reserve {
 
     /// There is so little free space that anything may fail for want of it.
     pub fn is_full(&self) -> bool {
-        self.space().is_some_and(|info| info.bavail.saturating_mul(u64::from(info.bsize)) < FULL_BYTES || (info.files > 0 && info.ffree == 0))
+        self.space().is_some_and(|info| {
+            info.bavail.saturating_mul(u64::from(info.bsize)) < FULL_BYTES
+                || (info.files > 0 && info.ffree == 0)
+        })
     }
 
     fn space(&self) -> Option<sys::FsInfo> {
@@ -195,13 +236,20 @@ impl Reserve {
             self.fill_last(dir, free)?;
             return Err(Errno::ENOSPC);
         }
-        let inodes = if info.files == 0 { u32::MAX } else { u32::try_from(info.ffree / INODES_PART).unwrap_or(u32::MAX) };
+        let inodes = if info.files == 0 {
+            u32::MAX
+        } else {
+            u32::try_from(info.ffree / INODES_PART).unwrap_or(u32::MAX)
+        };
         for number in self.missing(|state| &mut state.layers, LAYERS.min(inodes / 4)) {
             make_layer(dir, &layer_name(number))?;
             self.state.lock().layers.insert(number);
         }
         for number in self.missing(|state| &mut state.files, FILES.min(inodes / 2)) {
-            accept_existing(sys::create_file_at(dir, file_name(number).as_bytes(), Open::WRITE, 0o600).map(drop))?;
+            accept_existing(
+                sys::create_file_at(dir, file_name(number).as_bytes(), Open::WRITE, 0o600)
+                    .map(drop),
+            )?;
             self.state.lock().files.insert(number);
         }
         self.fill_last(dir, free)?;
@@ -225,7 +273,9 @@ impl Reserve {
     fn missing(&self, part: impl Fn(&mut State) -> &mut BTreeSet<u32>, count: u32) -> Vec<u32> {
         let mut state = self.state.lock();
         let there = part(&mut state);
-        (0..count).filter(|number| !there.contains(number)).collect()
+        (0..count)
+            .filter(|number| !there.contains(number))
+            .collect()
     }
 
     fn take(&self, part: impl Fn(&mut State) -> &mut BTreeSet<u32>) -> Option<u32> {
@@ -242,10 +292,18 @@ impl Reserve {
         to: impl AsFd,
         name: &[u8],
     ) -> SysResult<bool> {
-        let Some(dir) = self.dir() else { return Ok(false) };
+        let Some(dir) = self.dir() else {
+            return Ok(false);
+        };
         self.look(dir);
         while let Some(number) = self.take(&part) {
-            match sys::rename_at(dir, called(number).as_bytes(), &to, name, RenameMode::NoReplace) {
+            match sys::rename_at(
+                dir,
+                called(number).as_bytes(),
+                &to,
+                name,
+                RenameMode::NoReplace,
+            ) {
                 Ok(()) => return Ok(true),
                 Err(Errno::ENOENT) => {}
                 Err(errno) => {
@@ -264,15 +322,32 @@ impl Reserve {
         }
         let entries = sys::list_dir(dir).unwrap_or_default();
         let numbered = |prefix: &str| -> BTreeSet<u32> {
-            let number = |name: &[u8]| std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.parse().ok();
-            entries.iter().filter_map(|entry| number(&entry.name)).collect()
+            let number = |name: &[u8]| {
+                std::str::from_utf8(name)
+                    .ok()?
+                    .strip_prefix(prefix)?
+                    .parse()
+                    .ok()
+            };
+            entries
+                .iter()
+                .filter_map(|entry| number(&entry.name))
+                .collect()
         };
         let mut ballast = numbered("ballast-");
-        ballast.retain(|number| sys::stat_at(dir, ballast_name(*number).as_bytes()).is_ok_and(|stat| stat.size > 0));
+        ballast.retain(|number| {
+            sys::stat_at(dir, ballast_name(*number).as_bytes()).is_ok_and(|stat| stat.size > 0)
+        });
         let (files, layers) = (numbered("file-"), numbered("layer-"));
         let mut state = self.state.lock();
         if !state.known {
-            *state = State { known: true, ballast, files, layers, short: state.short };
+            *state = State {
+                known: true,
+                ballast,
+                files,
+                layers,
+                short: state.short,
+            };
         }
     }
 }
@@ -295,12 +370,22 @@ fn open_dir(store: impl AsFd) -> SysResult<OwnedFd> {
 }
 
 fn accept_existing(made: SysResult<()>) -> SysResult<()> {
-    made.or_else(|errno| if errno == Errno::EEXIST { Ok(()) } else { Err(errno) })
+    made.or_else(|errno| {
+        if errno == Errno::EEXIST {
+            Ok(())
+        } else {
+            Err(errno)
+        }
+    })
 }
 
 fn make_layer(dir: &OwnedFd, name: &str) -> SysResult<()> {
     accept_existing(sys::mkdir_at(dir, name.as_bytes(), 0o700))?;
-    accept_existing(sys::mkdir_at(sys::open_dir_at(dir, name.as_bytes())?, b"objects", 0o700))
+    accept_existing(sys::mkdir_at(
+        sys::open_dir_at(dir, name.as_bytes())?,
+        b"objects",
+        0o700,
+    ))
 }
 
 fn make_ballast(dir: &OwnedFd, name: &str, bytes: u64) -> SysResult<()> {
@@ -347,7 +432,10 @@ mod tests {
             |errno| *errno,
         );
         assert_eq!((failed, tries), (Err(Errno::ENOSPC), SLICES));
-        assert!(!reserve.give_up(For::ThePast), "the last one is not for the past");
+        assert!(
+            !reserve.give_up(For::ThePast),
+            "the last one is not for the past"
+        );
         assert!(reserve.give_up(For::All) && !reserve.give_up(For::All));
         reserve.refill();
         assert!(reserve.give_up(For::ThePast));
@@ -378,9 +466,15 @@ mod tests {
         drop(first);
         let second = Reserve::open(layout.dir());
         for number in 0..FILES {
-            assert_eq!(second.take_file(layout.tmp_dir().unwrap(), format!("f{number}").as_bytes()), Ok(true));
+            assert_eq!(
+                second.take_file(layout.tmp_dir().unwrap(), format!("f{number}").as_bytes()),
+                Ok(true)
+            );
         }
-        assert_eq!(second.take_file(layout.tmp_dir().unwrap(), b"one more"), Ok(false));
+        assert_eq!(
+            second.take_file(layout.tmp_dir().unwrap(), b"one more"),
+            Ok(false)
+        );
         assert_eq!(second.take_layer(layout.layers_dir(), b"7"), Ok(true));
         assert!(dir.path().join(".ckptfs/layers/7/objects").is_dir());
         second.refill();

@@ -7,8 +7,8 @@ use super::types::{Kind, Time};
 
 /// How a file is opened (`flags` of open(2)). Neither `read` nor `write` set means for reading.
 ///
-/// Every open adds `O_NOFOLLOW`, `O_NONBLOCK` and `O_CLOEXEC`: the last component is never a link that leads elsewhere,
-/// a FIFO does not hang the daemon, and no child inherits the descriptor.
+/// Every open adds `O_NOFOLLOW`, `O_NONBLOCK` and `O_CLOEXEC`: the last component is never a link
+/// that leads elsewhere, a FIFO does not hang the daemon, and no child inherits the descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Open {
     /// For reading.
@@ -25,18 +25,34 @@ pub struct Open {
     pub sync: bool,
     /// Each write's data is durable when it returns (`O_DSYNC`).
     pub dsync: bool,
-    /// Reads leave the access time alone (`O_NOATIME`): EPERM unless owner or privileged. Does nothing on macOS.
+    /// Reads leave the access time alone (`O_NOATIME`): EPERM unless owner or privileged. Does
+    /// nothing on macOS.
     pub noatime: bool,
 }
 
 impl Open {
     /// For reading only.
-    pub const READ: Open =
-        Open { read: true, write: false, append: false, truncate: false, direct: false, sync: false, dsync: false, noatime: false };
+    pub const READ: Open = Open {
+        read: true,
+        write: false,
+        append: false,
+        truncate: false,
+        direct: false,
+        sync: false,
+        dsync: false,
+        noatime: false,
+    };
     /// For writing only.
-    pub const WRITE: Open = Open { read: false, write: true, ..Open::READ };
+    pub const WRITE: Open = Open {
+        read: false,
+        write: true,
+        ..Open::READ
+    };
     /// For reading and writing.
-    pub const READ_WRITE: Open = Open { write: true, ..Open::READ };
+    pub const READ_WRITE: Open = Open {
+        write: true,
+        ..Open::READ
+    };
 }
 
 /// What kind of descriptor [`super::open_beneath`] gives.
@@ -141,13 +157,15 @@ pub struct MountPoint {
     pub root: PathBuf,
     /// Where it is mounted.
     pub at: PathBuf,
-    /// Nobody can write there through this mount; the filesystem may be mounted elsewhere for writing.
+    /// Nobody can write there through this mount; the filesystem may be mounted elsewhere for
+    /// writing.
     pub read_only: bool,
     /// Type, such as `xfs` or `fuse.ckptfs`.
     pub fs_type: String,
     /// Source, such as `/dev/vda1`; filesystems without a device put any word here.
     pub source: String,
-    /// Who answers for what is in it, where that is a user and not the kernel: the one who mounted it (FUSE, `user_id=`).
+    /// Who answers for what is in it, where that is a user and not the kernel: the one who mounted
+    /// it (FUSE, `user_id=`).
     pub owner: Option<u32>,
 }
 

@@ -11,9 +11,10 @@ const BUFFER_LEN: usize = 256 * 1024;
 
 /// Copies `size` bytes of `src` to `dst`, holes kept, and gives `dst` that size.
 ///
-/// `dst` must read as zeros: new, or truncated to nothing. Where `src` has become shorter, the rest reads as zeros. On
-/// xfs and btrfs the kernel may share the extents instead (copy_file_range(2)). Nothing is durable when it returns; after
-/// a failure `dst` holds some part. Stores through a shared mapping of `src` are seen up to some moment during the copy.
+/// `dst` must read as zeros: new, or truncated to nothing. Where `src` has become shorter, the rest
+/// reads as zeros. On xfs and btrfs the kernel may share the extents instead (copy_file_range(2)).
+/// Nothing is durable when it returns; after a failure `dst` holds some part. Stores through a
+/// shared mapping of `src` are seen up to some moment during the copy.
 pub fn copy_data(src: &File, dst: &File, size: u64) -> SysResult<()> {
     truncate(dst, size)?;
     let mut buffer = Vec::new();
@@ -28,19 +29,23 @@ pub fn copy_data(src: &File, dst: &File, size: u64) -> SysResult<()> {
         }
         offset = end;
     }
-    // A copy that ended exactly where the file grew leaves the size as set above: writes within `size` cannot change it.
+    // A copy that ended exactly where the file grew leaves the size as set above: writes within
+    // `size` cannot change it.
     Ok(())
 }
 
-/// Copies what `src` has from `start` up to `size` to the end of `dst`, which is as long as `start`, by reading and writing, so that no extent is shared and nothing need be written back: on xfs and
-/// btrfs the kernel's own copy (copy_file_range(2)) is a reflink and waits for the dirty pages of `src`. For what is small: holes become zeros.
+/// Copies what `src` has from `start` up to `size` to the end of `dst`, which is as long as
+/// `start`, by reading and writing, so that no extent is shared and nothing need be written back:
+/// on xfs and btrfs the kernel's own copy (copy_file_range(2)) is a reflink and waits for the dirty
+/// pages of `src`. For what is small: holes become zeros.
 ///
 /// Where `src` has become shorter, so is `dst`. Nothing is durable when it returns.
 pub fn copy_apart(src: &File, dst: &File, start: u64, size: u64) -> SysResult<()> {
     copy_plain(src, dst, start, size, &mut Vec::new()).map(drop)
 }
 
-/// The first range with data at or after `offset`, cut at `size`; the whole rest where the filesystem does not tell.
+/// The first range with data at or after `offset`, cut at `size`; the whole rest where the
+/// filesystem does not tell.
 fn next_data(src: &File, offset: u64, size: u64) -> SysResult<Option<(u64, u64)>> {
     let start = match seek_data(src, offset) {
         Ok(start) => start,
@@ -52,7 +57,8 @@ fn next_data(src: &File, offset: u64, size: u64) -> SysResult<Option<(u64, u64)>
         return Ok(None);
     }
     let end = match seek_hole(src, start) {
-        // Another thread may have punched the data away meanwhile: then the hole begins at `start`, and a copy of zeros does no harm.
+        // Another thread may have punched the data away meanwhile: then the hole begins at `start`,
+        // and a copy of zeros does no harm.
         Ok(end) if end > start => end.min(size),
         Ok(_) | Err(Errno::ENXIO) => size,
         Err(errno) => return Err(errno),
@@ -61,15 +67,26 @@ fn next_data(src: &File, offset: u64, size: u64) -> SysResult<Option<(u64, u64)>
 }
 
 /// Copies the bytes from `start` up to `end`; false when `src` ended before.
-fn copy_range(src: &File, dst: &File, start: u64, end: u64, buffer: &mut Vec<u8>) -> SysResult<bool> {
+fn copy_range(
+    src: &File,
+    dst: &File,
+    start: u64,
+    end: u64,
+    buffer: &mut Vec<u8>,
+) -> SysResult<bool> {
     let (mut from, mut to) = (start, start);
     while from < end {
-        let want = usize::try_from(end - from).unwrap_or(usize::MAX).min(1 << 30);
+        let want = usize::try_from(end - from)
+            .unwrap_or(usize::MAX)
+            .min(1 << 30);
         match copy_file_range(src, &mut from, dst, &mut to, want) {
-            // Some filesystems (procfs, FUSE) answer 0 without being at the end: plain reads decide.
+            // Some filesystems (procfs, FUSE) answer 0 without being at the end: plain reads
+            // decide.
             Ok(0) => return copy_plain(src, dst, from, end, buffer),
             Ok(_) => {}
-            Err(Errno::EXDEV | Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => return copy_plain(src, dst, from, end, buffer),
+            Err(Errno::EXDEV | Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
+                return copy_plain(src, dst, from, end, buffer);
+            }
             Err(errno) => return Err(errno),
         }
     }
@@ -77,11 +94,24 @@ fn copy_range(src: &File, dst: &File, start: u64, end: u64, buffer: &mut Vec<u8>
 }
 
 /// Copies by reading and writing; false when `src` ended before `end`.
-fn copy_plain(src: &File, dst: &File, start: u64, end: u64, buffer: &mut Vec<u8>) -> SysResult<bool> {
-    buffer.resize(usize::try_from(end - start).unwrap_or(usize::MAX).min(BUFFER_LEN), 0);
+fn copy_plain(
+    src: &File,
+    dst: &File,
+    start: u64,
+    end: u64,
+    buffer: &mut Vec<u8>,
+) -> SysResult<bool> {
+    buffer.resize(
+        usize::try_from(end - start)
+            .unwrap_or(usize::MAX)
+            .min(BUFFER_LEN),
+        0,
+    );
     let mut offset = start;
     while offset < end {
-        let want = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
+        let want = usize::try_from(end - offset)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
         let chunk = buffer.get_mut(..want).ok_or(Errno::EIO)?;
         let read = read_at(src, chunk, offset)?;
         if read == 0 {

@@ -8,9 +8,12 @@ use super::fault::{self, Call};
 use super::name::retry;
 use super::types::{Errno, SysResult};
 
-/// Reads at `offset` bytes into `buffer`; gives how many bytes, 0 at the end of the file. It may give fewer than asked (pread(2)).
+/// Reads at `offset` bytes into `buffer`; gives how many bytes, 0 at the end of the file. It may
+/// give fewer than asked (pread(2)).
 pub fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
-    retry(Call::Read, || rustix::io::pread(&file, &mut *buffer, offset))
+    retry(Call::Read, || {
+        rustix::io::pread(&file, &mut *buffer, offset)
+    })
 }
 
 /// Reads from `offset` on until `buffer` is full or the file ends; gives the number of bytes read.
@@ -27,11 +30,16 @@ pub fn read_full_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResul
     Ok(filled)
 }
 
-/// Writes `data` at `offset` bytes; gives how many bytes were taken, which may be fewer (pwrite(2)).
+/// Writes `data` at `offset` bytes; gives how many bytes were taken, which may be fewer
+/// (pwrite(2)).
 pub fn write_at(file: impl AsFd, data: &[u8], offset: u64) -> SysResult<usize> {
     retry(Call::Write, || rustix::io::pwrite(&file, data, offset)).inspect_err(|_| {
         if fault::writes_half() {
-            let _ = rustix::io::pwrite(&file, data.get(..data.len() / 2).unwrap_or_default(), offset);
+            let _ = rustix::io::pwrite(
+                &file,
+                data.get(..data.len() / 2).unwrap_or_default(),
+                offset,
+            );
         }
     })
 }
@@ -54,29 +62,39 @@ pub fn truncate(file: impl AsFd, size: u64) -> SysResult<()> {
     retry(Call::Truncate, || rustix::fs::ftruncate(&file, size))
 }
 
-/// Offset of the first data at or after `offset`; ENXIO when there is none (`SEEK_DATA`). Moves the file's position.
+/// Offset of the first data at or after `offset`; ENXIO when there is none (`SEEK_DATA`). Moves the
+/// file's position.
 pub fn seek_data(file: impl AsFd, offset: u64) -> SysResult<u64> {
-    retry(Call::Probe, || rustix::fs::seek(&file, SeekFrom::Data(offset)))
+    retry(Call::Probe, || {
+        rustix::fs::seek(&file, SeekFrom::Data(offset))
+    })
 }
 
-/// Offset of the first hole at or after `offset`, the file's end included; ENXIO beyond it (`SEEK_HOLE`). Moves the file's position.
+/// Offset of the first hole at or after `offset`, the file's end included; ENXIO beyond it
+/// (`SEEK_HOLE`). Moves the file's position.
 pub fn seek_hole(file: impl AsFd, offset: u64) -> SysResult<u64> {
-    retry(Call::Probe, || rustix::fs::seek(&file, SeekFrom::Hole(offset)))
+    retry(Call::Probe, || {
+        rustix::fs::seek(&file, SeekFrom::Hole(offset))
+    })
 }
 
 /// Writes a message in one call, for files that take it as a whole.
 pub fn write_at_once(fd: impl AsFd, message: &[u8]) -> SysResult<()> {
-    rustix::io::retry_on_intr(|| rustix::io::write(&fd, message)).map(drop).map_err(Errno::from)
+    rustix::io::retry_on_intr(|| rustix::io::write(&fd, message))
+        .map(drop)
+        .map_err(Errno::from)
 }
 
-/// Makes data and metadata durable (fsync(2); on macOS it reaches the drive, not its platter: `F_FULLFSYNC` is `syncfs`'s).
+/// Makes data and metadata durable (fsync(2); on macOS it reaches the drive, not its platter:
+/// `F_FULLFSYNC` is `syncfs`'s).
 ///
 /// An error means that data may be lost already; another fsync that succeeds proves nothing.
 pub fn fsync(fd: impl AsFd) -> SysResult<()> {
     retry(Call::Sync, || rustix::fs::fsync(&fd))
 }
 
-/// Makes the data durable, and of the metadata what reading it back needs (fdatasync(2); fsync on macOS).
+/// Makes the data durable, and of the metadata what reading it back needs (fdatasync(2); fsync on
+/// macOS).
 pub fn fdatasync(fd: impl AsFd) -> SysResult<()> {
     #[cfg(target_os = "linux")]
     return retry(Call::Sync, || rustix::fs::fdatasync(&fd));
@@ -84,11 +102,14 @@ pub fn fdatasync(fd: impl AsFd) -> SysResult<()> {
     return fsync(fd);
 }
 
-/// Takes the exclusive advisory lock of an open file, without waiting; false when another has it (flock(2)).
+/// Takes the exclusive advisory lock of an open file, without waiting; false when another has it
+/// (flock(2)).
 ///
 /// It ends when the last copy of the descriptor is closed, so also with `kill -9`.
 pub fn flock_exclusive(file: impl AsFd) -> SysResult<bool> {
-    match retry(Call::Probe, || rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+    match retry(Call::Probe, || {
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+    }) {
         Ok(()) => Ok(true),
         Err(Errno::EAGAIN) => Ok(false),
         Err(errno) => Err(errno),

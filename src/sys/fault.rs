@@ -1,7 +1,8 @@
 //! Failing system calls on purpose: the seam through which tests make the Nth call fail.
 //!
-//! Every call of this layer that can fail, and every one that the store makes by itself, asks [`check`] first. In a release build that is an empty
-//! function, and nothing else of this module is compiled. In a debug build a [`Plan`] can be armed for one thread or for the whole process; a
+//! Every call of this layer that can fail, and every one that the store makes by itself, asks
+//! [`check`] first. In a release build that is an empty function, and nothing else of this module
+//! is compiled. In a debug build a [`Plan`] can be armed for one thread or for the whole process; a
 //! process without a plan pays one look at a thread-local and one at an atomic.
 //!
 //! **Locking.** None: calls are made under every lock there is.
@@ -38,9 +39,23 @@ impl Call {
     /// It may need space, so it can fail for want of it.
     pub const fn takes_space(self) -> bool {
         match self {
-            Call::Create | Call::Make | Call::Link | Call::Rename | Call::Unlink | Call::Write | Call::Truncate | Call::Clone => true,
-            Call::Copy | Call::Allocate | Call::Sync | Call::SetAttributes | Call::SetXattr | Call::Index => true,
-            Call::Open | Call::Read | Call::GetXattr | Call::Stat | Call::List | Call::Probe => false,
+            Call::Create
+            | Call::Make
+            | Call::Link
+            | Call::Rename
+            | Call::Unlink
+            | Call::Write
+            | Call::Truncate
+            | Call::Clone => true,
+            Call::Copy
+            | Call::Allocate
+            | Call::Sync
+            | Call::SetAttributes
+            | Call::SetXattr
+            | Call::Index => true,
+            Call::Open | Call::Read | Call::GetXattr | Call::Stat | Call::List | Call::Probe => {
+                false
+            }
         }
     }
 }
@@ -60,7 +75,9 @@ pub const fn writes_half() -> bool {
 }
 
 #[cfg(debug_assertions)]
-pub use armed::{Plan, Seen, arm_process, arm_thread, check, disarm_process, disarm_thread, writes_half};
+pub use armed::{
+    Plan, Seen, arm_process, arm_thread, check, disarm_process, disarm_thread, writes_half,
+};
 
 #[cfg(debug_assertions)]
 mod armed {
@@ -81,7 +98,8 @@ mod armed {
     pub struct Plan {
         /// The number of the call that fails, from 1; 0: none, they are only counted.
         pub nth: u64,
-        /// With what. ENOSPC fails only calls that can take space, and only they are counted then. 0: the call is held up only.
+        /// With what. ENOSPC fails only calls that can take space, and only they are counted then.
+        /// 0: the call is held up only.
         pub errno: i32,
         /// Only calls of this kind count ([`Call`] as a number).
         pub only: Option<u8>,
@@ -99,17 +117,31 @@ mod armed {
     impl Plan {
         /// The `nth` call fails, once.
         pub fn nth(nth: u64, errno: Errno) -> Plan {
-            Plan { nth, errno: errno.0, only: None, lasting: false, half: false, pause_ms: 0, kill: false }
+            Plan {
+                nth,
+                errno: errno.0,
+                only: None,
+                lasting: false,
+                half: false,
+                pause_ms: 0,
+                kill: false,
+            }
         }
 
         /// Only calls of this kind.
         pub fn only(self, call: Call) -> Plan {
-            Plan { only: Some(call as u8), ..self }
+            Plan {
+                only: Some(call as u8),
+                ..self
+            }
         }
 
         /// And all after it.
         pub fn lasting(self) -> Plan {
-            Plan { lasting: true, ..self }
+            Plan {
+                lasting: true,
+                ..self
+            }
         }
 
         /// A write that fails has written half.
@@ -118,7 +150,8 @@ mod armed {
         }
 
         fn counts(&self, call: Call) -> bool {
-            self.only.is_none_or(|only| only == call as u8) && (self.errno != Errno::ENOSPC.0 || call.takes_space())
+            self.only.is_none_or(|only| only == call as u8)
+                && (self.errno != Errno::ENOSPC.0 || call.takes_space())
         }
 
         fn fails(&self, number: u64) -> bool {
@@ -181,7 +214,11 @@ mod armed {
     /// Ends the plan of the process; what has come of it.
     pub fn disarm_process() -> Seen {
         ARMED.store(false, Ordering::SeqCst);
-        Seen { calls: CALLS.load(Ordering::SeqCst), failed: FAILED.load(Ordering::SeqCst), first: None }
+        Seen {
+            calls: CALLS.load(Ordering::SeqCst),
+            failed: FAILED.load(Ordering::SeqCst),
+            first: None,
+        }
     }
 
     /// Fails if a plan says that this call fails.
@@ -232,7 +269,11 @@ mod armed {
             let _ = crate::sys::kill(std::process::id().cast_signed(), libc::SIGKILL);
         }
         HALF.set(plan.half && call == Call::Write);
-        if plan.errno == 0 { Ok(()) } else { Err(Errno(plan.errno)) }
+        if plan.errno == 0 {
+            Ok(())
+        } else {
+            Err(Errno(plan.errno))
+        }
     }
 
     /// Whether the write that has just failed is to have written a part before.
@@ -249,15 +290,27 @@ mod armed {
             arm_thread(Plan::nth(2, Errno::EIO));
             let results: Vec<_> = [Call::Stat, Call::Open, Call::Stat].map(check).into();
             assert_eq!(results, [Ok(()), Err(Errno::EIO), Ok(())]);
-            assert_eq!(disarm_thread(), Seen { calls: 3, failed: 1, first: Some(Call::Open) });
+            assert_eq!(
+                disarm_thread(),
+                Seen {
+                    calls: 3,
+                    failed: 1,
+                    first: Some(Call::Open)
+                }
+            );
             assert_eq!(check(Call::Stat), Ok(()));
         }
 
         #[test]
         fn no_space_fails_what_takes_space() {
             arm_thread(Plan::nth(1, Errno::ENOSPC).lasting());
-            let results: Vec<_> = [Call::Stat, Call::Write, Call::Open, Call::Rename].map(check).into();
-            assert_eq!(results, [Ok(()), Err(Errno::ENOSPC), Ok(()), Err(Errno::ENOSPC)]);
+            let results: Vec<_> = [Call::Stat, Call::Write, Call::Open, Call::Rename]
+                .map(check)
+                .into();
+            assert_eq!(
+                results,
+                [Ok(()), Err(Errno::ENOSPC), Ok(()), Err(Errno::ENOSPC)]
+            );
             disarm_thread();
         }
     }

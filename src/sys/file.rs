@@ -1,4 +1,5 @@
-//! Attributes of open files (no `O_PATH` descriptors), by the calls that need no path: quicker than those for descriptors of every kind.
+//! Attributes of open files (no `O_PATH` descriptors), by the calls that need no path: quicker than
+//! those for descriptors of every kind.
 
 use std::fs::File;
 
@@ -13,7 +14,8 @@ const FIRST_LEN: usize = 512;
 /// Largest value and longest list that the kernel handles (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const LEN_MAX: usize = 65_536;
 
-/// All extended attributes with their values, sorted by name; none where the filesystem has no attributes.
+/// All extended attributes with their values, sorted by name; none where the filesystem has no
+/// attributes.
 ///
 /// # Errors
 /// Those of fgetxattr(2); one that is removed meanwhile is left out.
@@ -23,7 +25,10 @@ pub fn file_xattrs(file: &File) -> SysResult<Xattrs> {
         list => list?,
     };
     let mut xattrs = Vec::new();
-    for name in list.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+    for name in list
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty())
+    {
         match read_growing(|buffer| rustix::fs::fgetxattr(file, name, buffer)) {
             Ok(value) => xattrs.push((name.to_vec(), value)),
             Err(Errno::NO_XATTR | Errno::EOPNOTSUPP) => {}
@@ -34,8 +39,11 @@ pub fn file_xattrs(file: &File) -> SysResult<Xattrs> {
     Ok(xattrs)
 }
 
-/// Reads into a small buffer, and where that is too short (ERANGE) into the largest that can be needed. Of no attributes nothing is allocated.
-fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> SysResult<Vec<u8>> {
+/// Reads into a small buffer, and where that is too short (ERANGE) into the largest that can be
+/// needed. Of no attributes nothing is allocated.
+fn read_growing(
+    mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
+) -> SysResult<Vec<u8>> {
     let mut small = [0; FIRST_LEN];
     match retry(Call::GetXattr, || read(&mut small)) {
         Err(Errno::ERANGE) => {
@@ -50,23 +58,35 @@ fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) ->
 
 /// Sets the permission bits, set-id and sticky bits included (fchmod(2)).
 pub fn set_file_mode(file: &File, mode: u32) -> SysResult<()> {
-    retry(Call::SetAttributes, || rustix::fs::fchmod(file, permissions(mode)))
+    retry(Call::SetAttributes, || {
+        rustix::fs::fchmod(file, permissions(mode))
+    })
 }
 
-/// Sets owner and group (fchown(2)), which clears set-id bits. EINVAL for the id 2^32-1, which means "none".
+/// Sets owner and group (fchown(2)), which clears set-id bits. EINVAL for the id 2^32-1, which
+/// means "none".
 pub fn set_file_owner(file: &File, uid: u32, gid: u32) -> SysResult<()> {
     if uid == u32::MAX || gid == u32::MAX {
         return Err(Errno::EINVAL);
     }
-    retry(Call::SetAttributes, || rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))))
+    retry(Call::SetAttributes, || {
+        rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+    })
 }
 
-/// Sets the times of access and change (futimens(3)). EINVAL unless nanoseconds are below 1,000,000,000.
+/// Sets the times of access and change (futimens(3)). EINVAL unless nanoseconds are below
+/// 1,000,000,000.
 pub fn set_file_times(file: &File, atime: Time, mtime: Time) -> SysResult<()> {
     if atime.nsec >= 1_000_000_000 || mtime.nsec >= 1_000_000_000 {
         return Err(Errno::EINVAL);
     }
-    let timespec = |time: Time| Timespec { tv_sec: time.sec, tv_nsec: time.nsec.into() };
-    let times = Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) };
+    let timespec = |time: Time| Timespec {
+        tv_sec: time.sec,
+        tv_nsec: time.nsec.into(),
+    };
+    let times = Timestamps {
+        last_access: timespec(atime),
+        last_modification: timespec(mtime),
+    };
     retry(Call::SetAttributes, || rustix::fs::futimens(file, &times))
 }

@@ -1,4 +1,5 @@
-//! What the properties of the decoders share: how many cases, and how much memory a call takes. In tests only.
+//! What the properties of the decoders share: how many cases, and how much memory a call takes. In
+//! tests only.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -6,13 +7,21 @@ use std::cell::Cell;
 use proptest::strategy::Strategy;
 use proptest::test_runner::Config;
 
-/// Cases of a property unless `CKPTFS_FUZZ_CASES` says otherwise (`make soak`): all of them together take seconds.
+/// Cases of a property unless `CKPTFS_FUZZ_CASES` says otherwise (`make soak`): all of them
+/// together take seconds.
 const CASES: u32 = 256;
 
-/// How a property is run. A case that failed is in the output, and becomes a named test; no file is written.
+/// How a property is run. A case that failed is in the output, and becomes a named test; no file is
+/// written.
 pub fn config() -> Config {
-    let told = std::env::var("CKPTFS_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok());
-    Config { cases: told.unwrap_or(CASES), failure_persistence: None, ..Config::default() }
+    let told = std::env::var("CKPTFS_FUZZ_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok());
+    Config {
+        cases: told.unwrap_or(CASES),
+        failure_persistence: None,
+        ..Config::default()
+    }
 }
 
 /// Bytes that are all among these: closer to what a parser wants than any bytes.
@@ -29,7 +38,8 @@ thread_local! {
     static LIMIT: Cell<isize> = const { Cell::new(isize::MAX) };
 }
 
-/// What `call` gives, which may take so many bytes of memory at once; more, and the process is aborted: who goes in circles takes all there is.
+/// What `call` gives, which may take so many bytes of memory at once; more, and the process is
+/// aborted: who goes in circles takes all there is.
 pub fn within<T>(bytes: usize, call: impl FnOnce() -> T) -> T {
     TAKEN.set(0);
     LIMIT.set(bytes.cast_signed());
@@ -38,7 +48,8 @@ pub fn within<T>(bytes: usize, call: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// What `call` gives, and how many bytes of memory this thread had at most meanwhile, more than before.
+/// What `call` gives, and how many bytes of memory this thread had at most meanwhile, more than
+/// before.
 pub fn peak_of<T>(call: impl FnOnce() -> T) -> (T, usize) {
     TAKEN.set(0);
     PEAK.set(0);
@@ -60,11 +71,15 @@ fn count(bytes: isize) {
     });
 }
 
-// SAFETY: every call is handed to the system's allocator as it came; counting touches two cells of this thread and allocates nothing.
+// SAFETY: every call is handed to the system's allocator as it came; counting touches two cells of
+// this thread and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
-        if TAKEN.try_with(Cell::get).is_ok_and(|taken| LIMIT.try_with(Cell::get).is_ok_and(|limit| taken > limit)) {
+        if TAKEN
+            .try_with(Cell::get)
+            .is_ok_and(|taken| LIMIT.try_with(Cell::get).is_ok_and(|limit| taken > limit))
+        {
             return std::ptr::null_mut();
         }
         // SAFETY: the caller keeps the contract of `alloc`.
@@ -73,7 +88,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-layout.size().cast_signed());
-        // SAFETY: the caller keeps the contract of `dealloc`, and `at` came from the system's allocator.
+        // SAFETY: the caller keeps the contract of `dealloc`, and `at` came from the system's
+        // allocator.
         unsafe { System.dealloc(at, layout) }
     }
 }

@@ -1,7 +1,8 @@
 //! Removing many files without keeping others waiting.
 //!
-//! XFS frees the inode of a removed file later, in the background, and when many wait for that, whoever gives up one more waits for all of them: also another
-//! process that renames over a file. So who removes many rests after some until their inodes are free.
+//! XFS frees the inode of a removed file later, in the background, and when many wait for that,
+//! whoever gives up one more waits for all of them: also another process that renames over a file.
+//! So who removes many rests after some until their inodes are free.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -12,7 +13,8 @@ use super::statfs_fd;
 const STEP: u32 = 64;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(1);
-/// So long it is waited for the next inode to come free: on a busy machine the thread that frees them waits for the processor, 100 ms and more.
+/// So long it is waited for the next inode to come free: on a busy machine the thread that frees
+/// them waits for the processor, 100 ms and more.
 const PATIENCE: Duration = Duration::from_millis(150);
 
 /// Who removes many files, one after the other.
@@ -26,7 +28,8 @@ pub struct Gently {
 }
 
 impl Gently {
-    /// One was removed from this filesystem. Sleeps now and then, so no lock is to be held that others need.
+    /// One was removed from this filesystem. Sleeps now and then, so no lock is to be held that
+    /// others need.
     pub fn removed(&mut self, filesystem: impl AsFd) {
         let before = *self.used.get_or_insert_with(|| used(&filesystem));
         self.removed += 1;
@@ -54,7 +57,8 @@ impl Gently {
     }
 }
 
-/// Inodes that are not free; 0: the filesystem does not count them. To ask has XFS go on with those that wait.
+/// Inodes that are not free; 0: the filesystem does not count them. To ask has XFS go on with those
+/// that wait.
 fn used(filesystem: impl AsFd) -> u64 {
     statfs_fd(filesystem).map_or(0, |info| info.files.saturating_sub(info.ffree))
 }

@@ -1,8 +1,9 @@
 //! A few facts in memory that outlive the process: what one worker of a mount leaves to the next.
 //!
-//! The memory is a file without a name, mapped shared. Whoever holds a descriptor of it keeps it; a process that is killed has done each of its stores
-//! or has not, in the order in which it made them. A **row** is there once its kind is stored, which is last; and is gone once the kind is 0, which is
-//! first. So a row is never seen half written.
+//! The memory is a file without a name, mapped shared. Whoever holds a descriptor of it keeps it; a
+//! process that is killed has done each of its stores or has not, in the order in which it made
+//! them. A **row** is there once its kind is stored, which is last; and is gone once the kind is 0,
+//! which is first. So a row is never seen half written.
 //!
 //! ```text
 //!   words of 64 bits, little-endian
@@ -31,13 +32,18 @@ pub const ROW_WORDS: usize = ROW - 1;
 /// Rows that there may be at once. Memory is taken by rows that were used only.
 const ROWS_MAX: usize = 1 << 20;
 
-/// A row of a ledger: its number, counted from 1, so that one that may not be there takes no more memory.
+/// A row of a ledger: its number, counted from 1, so that one that may not be there takes no more
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowId(NonZeroU32);
 
 impl RowId {
     fn of(row: usize) -> Option<RowId> {
-        u32::try_from(row).ok()?.checked_add(1).and_then(NonZeroU32::new).map(RowId)
+        u32::try_from(row)
+            .ok()?
+            .checked_add(1)
+            .and_then(NonZeroU32::new)
+            .map(RowId)
     }
 
     /// Where its words begin.
@@ -65,7 +71,9 @@ pub struct Ledger {
 
 impl std::fmt::Debug for Ledger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ledger").field("rows", &self.rows().len()).finish()
+        f.debug_struct("Ledger")
+            .field("rows", &self.rows().len())
+            .finish()
     }
 }
 
@@ -84,7 +92,10 @@ impl Ledger {
         for (at, value) in words.get().iter().zip(head) {
             at.store(value, Ordering::Release);
         }
-        Ok(Ledger { words, free: Mutex::ranked(Rank::Ledger, Vec::new()) })
+        Ok(Ledger {
+            words,
+            free: Mutex::ranked(Rank::Ledger, Vec::new()),
+        })
     }
 
     /// One that another process made.
@@ -93,12 +104,17 @@ impl Ledger {
     /// EINVAL if it is none, or one of another version of this program; those of mmap(2).
     pub fn open(fd: OwnedFd) -> SysResult<Ledger> {
         let words = SharedWords::open(fd)?;
-        let ledger = Ledger { words, free: Mutex::ranked(Rank::Ledger, Vec::new()) };
+        let ledger = Ledger {
+            words,
+            free: Mutex::ranked(Rank::Ledger, Vec::new()),
+        };
         let rows = ledger.words.get().len().saturating_sub(HEAD) / ROW;
         if ledger.load(0) != MAGIC || ledger.load(1) != shape(rows) || ledger.used() > rows {
             return Err(Errno::EINVAL);
         }
-        let free = (0..ledger.used()).filter(|row| ledger.load(HEAD + row * ROW) == 0).collect();
+        let free = (0..ledger.used())
+            .filter(|row| ledger.load(HEAD + row * ROW) == 0)
+            .collect();
         *ledger.free.lock() = free;
         Ok(ledger)
     }
@@ -109,7 +125,10 @@ impl Ledger {
     }
 
     fn load(&self, at: usize) -> u64 {
-        self.words.get().get(at).map_or(0, |word| word.load(Ordering::Acquire))
+        self.words
+            .get()
+            .get(at)
+            .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     fn store(&self, at: usize, value: u64) {
@@ -132,10 +151,15 @@ impl Ledger {
 
     /// Reads a note; 0 if it was never written.
     pub fn noted(&self, note: usize) -> u64 {
-        if note < NOTES_MAX { self.load(3 + note) } else { 0 }
+        if note < NOTES_MAX {
+            self.load(3 + note)
+        } else {
+            0
+        }
     }
 
-    /// Writes a row; `None` if there is no room: then the next worker will not know of it. `kind` is not 0.
+    /// Writes a row; `None` if there is no room: then the next worker will not know of it. `kind`
+    /// is not 0.
     pub fn put(&self, kind: u64, words: [u64; ROW_WORDS]) -> Option<RowId> {
         let row = {
             let mut free = self.free.lock();
@@ -179,7 +203,11 @@ impl Ledger {
     pub fn rows(&self) -> Vec<Row> {
         let rows = (0..self.used()).filter_map(RowId::of).map(|id| {
             let at = id.at();
-            Row { id, kind: self.load(at), words: std::array::from_fn(|word| self.load(at + 1 + word)) }
+            Row {
+                id,
+                kind: self.load(at),
+                words: std::array::from_fn(|word| self.load(at + 1 + word)),
+            }
         });
         rows.filter(|row| row.kind != 0).collect()
     }
@@ -204,17 +232,31 @@ mod tests {
     fn what_one_wrote_another_reads() {
         let first = Ledger::create_for(3).expect("memory");
         first.note(1, 77);
-        let ids: Vec<RowId> = (1..=3).map(|seed| first.put(seed, row(seed)).expect("room")).collect();
-        assert_eq!(first.put(9, row(9)), None, "one more than there is room for");
+        let ids: Vec<RowId> = (1..=3)
+            .map(|seed| first.put(seed, row(seed)).expect("room"))
+            .collect();
+        assert_eq!(
+            first.put(9, row(9)),
+            None,
+            "one more than there is room for"
+        );
         first.remove(ids[1]);
         first.remove(ids[1]);
         let fd = first.fd().try_clone_to_owned().expect("descriptor");
         drop(first);
         let second = Ledger::open(fd).expect("opens");
-        let found: Vec<(u64, [u64; ROW_WORDS])> = second.rows().into_iter().map(|row| (row.kind, row.words)).collect();
+        let found: Vec<(u64, [u64; ROW_WORDS])> = second
+            .rows()
+            .into_iter()
+            .map(|row| (row.kind, row.words))
+            .collect();
         assert_eq!(found, [(1, row(1)), (3, row(3))]);
         assert_eq!((second.noted(1), second.noted(2)), (77, 0));
-        assert_eq!(second.put(4, row(4)), Some(ids[1]), "a free row is found again");
+        assert_eq!(
+            second.put(4, row(4)),
+            Some(ids[1]),
+            "a free row is found again"
+        );
         assert_eq!(second.put(5, row(5)), None);
     }
 
@@ -227,9 +269,15 @@ mod tests {
         assert_eq!(Ledger::open(fd).err(), Some(Errno::EINVAL));
         let other = Ledger::create_for(2).expect("memory");
         other.store(1, shape(3));
-        assert_eq!(Ledger::open(other.fd().try_clone_to_owned().expect("descriptor")).err(), Some(Errno::EINVAL));
+        assert_eq!(
+            Ledger::open(other.fd().try_clone_to_owned().expect("descriptor")).err(),
+            Some(Errno::EINVAL)
+        );
         other.store(1, shape(2));
         other.store(2, u64::MAX);
-        assert_eq!(Ledger::open(other.fd().try_clone_to_owned().expect("descriptor")).err(), Some(Errno::EINVAL));
+        assert_eq!(
+            Ledger::open(other.fd().try_clone_to_owned().expect("descriptor")).err(),
+            Some(Errno::EINVAL)
+        );
     }
 }

@@ -1,9 +1,12 @@
-//! Locks that know their place: `parking_lot`'s, which a debug build refuses to take in another order than that of [`Rank`].
+//! Locks that know their place: `parking_lot`'s, which a debug build refuses to take in another
+//! order than that of [`Rank`].
 //!
-//! **Lock order.** A thread takes locks only in the order in which [`Rank`] lists them, and never two of one rank: so no circle of threads can wait
-//! for each other. That goes for readers too: `parking_lot` lets a reader wait behind a writer that waits, so a lock read twice by one thread can
-//! hang. Whoever takes a lock out of order panics in a debug build, each time and not only when two threads meet; a release build has no trace of
-//! it. A lock is a [`Rank::Leaf`] unless its maker says otherwise: nothing is locked while it is held but the ledger's.
+//! **Lock order.** A thread takes locks only in the order in which [`Rank`] lists them, and never
+//! two of one rank: so no circle of threads can wait for each other. That goes for readers too:
+//! `parking_lot` lets a reader wait behind a writer that waits, so a lock read twice by one thread
+//! can hang. Whoever takes a lock out of order panics in a debug build, each time and not only when
+//! two threads meet; a release build has no trace of it. A lock is a [`Rank::Leaf`] unless its
+//! maker says otherwise: nothing is locked while it is held but the ledger's.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -11,11 +14,14 @@ use std::time::Duration;
 /// The place of a lock in the order in which locks are taken, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// The kernel asked for a checkpoint (`engine`): another such request is refused meanwhile, and does not wait.
+    /// The kernel asked for a checkpoint (`engine`): another such request is refused meanwhile, and
+    /// does not wait.
     Asked,
-    /// Commands of the owner run around a checkpoint or a restore (`engine`), which is made meanwhile.
+    /// Commands of the owner run around a checkpoint or a restore (`engine`), which is made
+    /// meanwhile.
     Hooked,
-    /// One operation on the history at a time (`engine`): checkpoint, restore, deletion, tags, pins, undo.
+    /// One operation on the history at a time (`engine`): checkpoint, restore, deletion, tags,
+    /// pins, undo.
     Checkpointing,
     /// `live`: held for reading by every change, for writing by a freeze.
     Freeze,
@@ -31,7 +37,8 @@ pub enum Rank {
     Applying,
     /// `store::index`: the database, which a rebuild replaces while it reads the journal.
     Database,
-    /// `history`: the open epoch and the closed ones. An epoch is closed under it, which appends to the journal.
+    /// `history`: the open epoch and the closed ones. An epoch is closed under it, which appends to
+    /// the journal.
     Timeline,
     /// `history`: the checkpoints.
     Catalogue,
@@ -66,14 +73,24 @@ mod held {
     use super::{Held, Rank};
 
     thread_local! {
-        /// What this thread holds, in the order in which it was taken. A thread that ends may drop guards after this is gone.
+        /// What this thread holds, in the order in which it was taken. A thread that ends may drop
+        /// guards after this is gone.
         static RANKS: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
     }
 
     impl Held {
         /// Panics where a lock of this rank or a later one is held.
         pub(super) fn check(rank: Rank) {
-            let wrong = RANKS.try_with(|ranks| ranks.borrow().iter().any(|held| *held >= rank).then(|| ranks.borrow().clone())).ok().flatten();
+            let wrong = RANKS
+                .try_with(|ranks| {
+                    ranks
+                        .borrow()
+                        .iter()
+                        .any(|held| *held >= rank)
+                        .then(|| ranks.borrow().clone())
+                })
+                .ok()
+                .flatten();
             if let Some(held) = wrong {
                 panic!("the lock order: {rank:?} is taken while {held:?} is held");
             }
@@ -174,7 +191,10 @@ impl<T> Mutex<T> {
 
     /// A lock of this rank.
     pub const fn ranked(rank: Rank, value: T) -> Mutex<T> {
-        Mutex { place: Place::of(rank), inner: parking_lot::Mutex::new(value) }
+        Mutex {
+            place: Place::of(rank),
+            inner: parking_lot::Mutex::new(value),
+        }
     }
 
     /// Waits for it.
@@ -211,7 +231,10 @@ impl<T> RwLock<T> {
 
     /// A lock of this rank.
     pub const fn ranked(rank: Rank, value: T) -> RwLock<T> {
-        RwLock { place: Place::of(rank), inner: parking_lot::RwLock::new(value) }
+        RwLock {
+            place: Place::of(rank),
+            inner: parking_lot::RwLock::new(value),
+        }
     }
 
     /// Waits to read.
@@ -230,7 +253,9 @@ impl<T> RwLock<T> {
     pub fn try_write_for(&self, limit: Duration) -> Option<RwLockWriteGuard<'_, T>> {
         #[cfg(debug_assertions)]
         Held::check(self.place.rank);
-        self.inner.try_write_for(limit).map(|guard| self.place.hold(guard))
+        self.inner
+            .try_write_for(limit)
+            .map(|guard| self.place.hold(guard))
     }
 
     /// The value, without locking: nobody else can reach it.
@@ -245,7 +270,8 @@ impl<T: Default> Default for RwLock<T> {
     }
 }
 
-/// Waits for a change of what a [`Mutex`] guards, which counts as held meanwhile. See [`parking_lot::Condvar`].
+/// Waits for a change of what a [`Mutex`] guards, which counts as held meanwhile. See
+/// [`parking_lot::Condvar`].
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 
@@ -284,7 +310,11 @@ mod tests {
 
     #[test]
     fn locks_are_taken_in_their_order_and_given_back_in_any() {
-        let (freeze, tree, leaf) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(0));
+        let (freeze, tree, leaf) = (
+            RwLock::ranked(Rank::Freeze, ()),
+            RwLock::ranked(Rank::Tree, ()),
+            Mutex::new(0),
+        );
         for _ in 0..2 {
             let first = freeze.read();
             let second = tree.write();
@@ -298,13 +328,24 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     fn a_lock_out_of_order_panics_before_it_is_taken() {
-        let (freeze, tree, leaf, other) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(()), Mutex::new(()));
+        let (freeze, tree, leaf, other) = (
+            RwLock::ranked(Rank::Freeze, ()),
+            RwLock::ranked(Rank::Tree, ()),
+            Mutex::new(()),
+            Mutex::new(()),
+        );
         let held = tree.read();
         assert!(refused(|| freeze.read()), "a lock that comes before");
-        assert!(refused(|| tree.read()), "the same lock again, although both only read");
+        assert!(
+            refused(|| tree.read()),
+            "the same lock again, although both only read"
+        );
         assert!(!refused(|| leaf.lock()));
         drop(held);
-        assert!(!refused(|| freeze.write()), "what was refused was not taken, and nothing is held any more");
+        assert!(
+            !refused(|| freeze.write()),
+            "what was refused was not taken, and nothing is held any more"
+        );
         let _held = leaf.lock();
         assert!(refused(|| other.lock()), "two leaves");
         assert!(!refused(|| other.try_lock()), "which does not wait");
@@ -313,15 +354,25 @@ mod tests {
     #[test]
     #[cfg(not(debug_assertions))]
     fn in_a_release_build_the_order_costs_nothing() {
-        assert_eq!(size_of::<Mutex<u64>>(), size_of::<parking_lot::Mutex<u64>>());
-        assert_eq!(size_of::<MutexGuard<'_, u64>>(), size_of::<parking_lot::MutexGuard<'_, u64>>());
+        assert_eq!(
+            size_of::<Mutex<u64>>(),
+            size_of::<parking_lot::Mutex<u64>>()
+        );
+        assert_eq!(
+            size_of::<MutexGuard<'_, u64>>(),
+            size_of::<parking_lot::MutexGuard<'_, u64>>()
+        );
         assert!(!refused(|| ()));
     }
 
     #[test]
     fn each_thread_holds_its_own() {
-        let (freeze, tree) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()));
+        let (freeze, tree) = (
+            RwLock::ranked(Rank::Freeze, ()),
+            RwLock::ranked(Rank::Tree, ()),
+        );
         let _tree = tree.read();
-        std::thread::scope(|scope| scope.spawn(|| drop((freeze.read(), tree.read()))).join()).expect("another thread holds nothing");
+        std::thread::scope(|scope| scope.spawn(|| drop((freeze.read(), tree.read()))).join())
+            .expect("another thread holds nothing");
     }
 }

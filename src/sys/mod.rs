@@ -1,21 +1,26 @@
-//! The seam to the kernel: the only layer that names `libc` and `rustix`, and the only one with `unsafe` code.
+//! The seam to the kernel: the only layer that names `libc` and `rustix`, and the only one with
+//! `unsafe` code.
 //!
-//! Everything works on descriptors and single names (the *at() calls), never on absolute paths, for two reasons: a name
-//! that another process turns into a link cannot lead out of the backing directory, and the daemon never walks a path
-//! below its own mount, where it would wait for itself.
+//! Everything works on descriptors and single names (the *at() calls), never on absolute paths, for
+//! two reasons: a name that another process turns into a link cannot lead out of the backing
+//! directory, and the daemon never walks a path below its own mount, where it would wait for
+//! itself.
 //!
-//! **Invariants.** No call follows a symbolic link in its last component, unless it says so. No open blocks on a FIFO or
-//! a device. Every descriptor is close-on-exec. Calls that a signal can interrupt are repeated. A name is one component
-//! of 1 to 255 bytes without `/` and NUL, and is never `..`.
+//! **Invariants.** No call follows a symbolic link in its last component, unless it says so. No
+//! open blocks on a FIFO or a device. Every descriptor is close-on-exec. Calls that a signal can
+//! interrupt are repeated. A name is one component of 1 to 255 bytes without `/` and NUL, and is
+//! never `..`.
 //!
-//! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]; only macOS's two for "not supported" become one);
-//! what a system does not have is `ENOSYS` or `EOPNOTSUPP`.
+//! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]; only macOS's two for "not
+//! supported" become one); what a system does not have is `ENOSYS` or `EOPNOTSUPP`.
 //!
-//! **Locking.** None, and no state (the locks of the layers above are in [`lock`], with their order): every function may be called from any thread. What belongs to the calling thread
-//! only ([`set_thread_idle`], [`give_up_set_id`], [`act_for`]) or to the process ([`umask0`], [`block_terminate`]) says so.
+//! **Locking.** None, and no state (the locks of the layers above are in [`lock`], with their
+//! order): every function may be called from any thread. What belongs to the calling thread only
+//! ([`set_thread_idle`], [`give_up_set_id`], [`act_for`]) or to the process ([`umask0`],
+//! [`block_terminate`]) says so.
 //!
-//! What the systems share is in this directory; what they do not is in `linux/` and `macos/`, two modules with the same
-//! functions.
+//! What the systems share is in this directory; what they do not is in `linux/` and `macos/`, two
+//! modules with the same functions.
 
 mod args;
 mod copy;
@@ -65,32 +70,50 @@ pub mod open_flags {
     pub const W_OK: i32 = libc::W_OK;
 }
 
-pub use args::{DirEntry, FsInfo, MountPoint, Open, OpenKind, RenameMode, SetTime, Watched, XattrMode};
+pub use args::{
+    DirEntry, FsInfo, MountPoint, Open, OpenKind, RenameMode, SetTime, Watched, XattrMode,
+};
 pub use copy::{copy_apart, copy_data};
-pub use data::{fdatasync, flock_exclusive, fsync, read_at, read_full_at, seek_data, seek_hole, truncate, write_all_at, write_at, write_at_once};
+pub use data::{
+    fdatasync, flock_exclusive, fsync, read_at, read_full_at, seek_data, seek_hole, truncate,
+    write_all_at, write_at, write_at_once,
+};
 pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
 pub use gently::Gently;
 pub use ledger::{Ledger, NOTES_MAX, ROW_WORDS, Row, RowId};
 pub use mounted::{is_trusted, mount_source};
 pub use name::{NAME_LEN_MAX, XATTR_LEN_MAX, device_major, device_minor, make_device, mode_bits};
 pub use os::{
-    Signals, act_for, all_xattrs, all_xattrs_at, allocation, awake, backing_close, can_share, chmod_fd, chown_fd, clone_file, clone_head, clone_to,
-    copy_file_range, create_file_at, dedupe_range, dirty_pages, dirty_pages_before, drop_cached, extent_map, facts_of, fallocate, finish_writeback,
-    fs_name, fuse_abort, fusermount_unmount, getxattr, give_up_set_id, has_our_rights, has_sys_admin, keep_descriptor, lease_free, leave_descriptors,
-    link_fd, list_dir, list_new_dir, listxattr, may_administer, message_pair, mknod_at, mount_bind, mount_of, mount_overlay, mount_scratch, mounts,
-    mounts_of_all, open_beneath, open_path_at, own_memory, own_thread, peer_cred, private_mounts, process_facts, process_name, process_session,
-    process_starttime, read_dir, read_unlocked_at, receive_message, release_memory, remove_file_xattr, removexattr, reopen, replace_descriptor,
-    runs_of_thread, same_ranges, send_message, set_file_xattr, set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr, shares_extents,
-    start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread, watched,
-    widen_pipe, wrap_number, write_in_place,
+    Signals, act_for, all_xattrs, all_xattrs_at, allocation, awake, backing_close, can_share,
+    chmod_fd, chown_fd, clone_file, clone_head, clone_to, copy_file_range, create_file_at,
+    dedupe_range, dirty_pages, dirty_pages_before, drop_cached, extent_map, facts_of, fallocate,
+    finish_writeback, fs_name, fuse_abort, fusermount_unmount, getxattr, give_up_set_id,
+    has_our_rights, has_sys_admin, keep_descriptor, lease_free, leave_descriptors, link_fd,
+    list_dir, list_new_dir, listxattr, may_administer, message_pair, mknod_at, mount_bind,
+    mount_of, mount_overlay, mount_scratch, mounts, mounts_of_all, open_beneath, open_path_at,
+    own_memory, own_thread, peer_cred, private_mounts, process_facts, process_name,
+    process_session, process_starttime, read_dir, read_unlocked_at, receive_message,
+    release_memory, remove_file_xattr, removexattr, reopen, replace_descriptor, runs_of_thread,
+    same_ranges, send_message, set_file_xattr, set_thread_idle, set_thread_io_idle,
+    set_thread_normal, setxattr, shares_extents, start_writeback, stat_at, stat_fd, statfs_fd,
+    syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread,
+    watched, widen_pipe, wrap_number, write_in_place,
 };
 pub use pass::{FILES_AT_ONCE, is_peer_gone, peek, receive_files, send_files};
 pub use path::{
-    link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at, replace_file, rmdir_at, symlink_at, unlink_at,
+    link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at,
+    replace_file, rmdir_at, symlink_at, unlink_at,
 };
 pub use process::{
-    clock_ahead_ns, ids, inherited, kill, kill_group, nofile, now, pid_alive, process_group, raise_nofile, setsid, stamp_now, umask0, wait_for_tick,
+    clock_ahead_ns, ids, inherited, kill, kill_group, nofile, now, pid_alive, process_group,
+    raise_nofile, setsid, stamp_now, umask0, wait_for_tick,
 };
-pub use signal::{block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, pass_signals_on, start_unblocked, wait_ended, wait_terminate};
-pub use types::{Allocation, Asker, Errno, ExtentMap, Kind, OwnMemory, Placed, ProcessFacts, Stat, SysResult, Time, Xattrs};
+pub use signal::{
+    block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, pass_signals_on, start_unblocked,
+    wait_ended, wait_terminate,
+};
+pub use types::{
+    Allocation, Asker, Errno, ExtentMap, Kind, OwnMemory, Placed, ProcessFacts, Stat, SysResult,
+    Time, Xattrs,
+};
 pub use users::user_id;

@@ -1,7 +1,8 @@
 //! Our mounts among all mounts, and whom a mount may be believed.
 //!
-//! Anybody may mount a FUSE filesystem that calls itself what it likes, and say of the files in it what they like. What nobody can say for another is
-//! who mounted it: the kernel has that from whoever called mount(2), or fusermount3, and shows it in its table (`user_id=`).
+//! Anybody may mount a FUSE filesystem that calls itself what it likes, and say of the files in it
+//! what they like. What nobody can say for another is who mounted it: the kernel has that from
+//! whoever called mount(2), or fusermount3, and shows it in its table (`user_id=`).
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -18,8 +19,9 @@ const FS_TYPE: &str = "fuse.ckptfs";
 
 /// What `/proc/mounts` shows as the source of a mount that serves `backing`.
 ///
-/// It passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent, control characters and
-/// bytes that are not UTF-8 become `%2C` and the like; no two sources become one.
+/// It passes unharmed through every way to mount: fusermount takes its options joined by commas.
+/// Comma, backslash, percent, control characters and bytes that are not UTF-8 become `%2C` and the
+/// like; no two sources become one.
 pub fn mount_source(backing: &Path) -> String {
     let path = backing.as_os_str().as_bytes();
     let mut source = String::with_capacity(SOURCE_PREFIX.len() + path.len());
@@ -66,19 +68,29 @@ impl MountPoint {
 
     /// The directory that it serves, if it is ours.
     pub fn backing(&self) -> Option<PathBuf> {
-        let mut rest = self.source.strip_prefix(SOURCE_PREFIX).filter(|_| self.is_ours())?.as_bytes();
+        let mut rest = self
+            .source
+            .strip_prefix(SOURCE_PREFIX)
+            .filter(|_| self.is_ours())?
+            .as_bytes();
         let mut path = Vec::with_capacity(rest.len());
         while let Some((byte, after)) = rest.split_first() {
             rest = after;
             let code = (*byte == b'%').then(|| rest.split_at_checked(2)).flatten();
-            let decoded = code.and_then(|(code, after)| Some((u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok()?, after)));
+            let decoded = code.and_then(|(code, after)| {
+                Some((
+                    u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok()?,
+                    after,
+                ))
+            });
             path.push(decoded.map_or(*byte, |(byte, _)| byte));
             rest = decoded.map_or(rest, |(_, after)| after);
         }
         Some(PathBuf::from(OsString::from_vec(path)))
     }
 
-    /// Whether somebody who is neither the caller nor root answers for what is in it: attributes and owners there are what they say.
+    /// Whether somebody who is neither the caller nor root answers for what is in it: attributes
+    /// and owners there are what they say.
     pub fn is_foreign(&self) -> bool {
         self.owner.is_some_and(|owner| !is_trusted(owner))
     }
@@ -93,7 +105,10 @@ mod tests {
     #[test]
     fn a_source_cannot_carry_an_option() {
         let source = |path: &[u8]| mount_source(Path::new(OsStr::from_bytes(path)));
-        assert_eq!(source(b"/srv/a,dev,100%\n"), "ckptfs#/srv/a%2Cdev%2C100%25%0A");
+        assert_eq!(
+            source(b"/srv/a,dev,100%\n"),
+            "ckptfs#/srv/a%2Cdev%2C100%25%0A"
+        );
         assert_eq!(source("/home/é x".as_bytes()), "ckptfs#/home/é x");
         assert_eq!(source(b"/\xff\xc3"), "ckptfs#/%FF%C3");
     }
@@ -113,15 +128,38 @@ mod tests {
         let own = super::super::process::ids().0;
         for owner in [0, own] {
             let ours = mount("fuse.ckptfs", "ckptfs#/p", Some(owner));
-            for path in [b"/p".as_slice(), b"/srv/a,dev,100%\n", b"/\xff\xc3%2", "/home/é x".as_bytes()] {
+            for path in [
+                b"/p".as_slice(),
+                b"/srv/a,dev,100%\n",
+                b"/\xff\xc3%2",
+                "/home/é x".as_bytes(),
+            ] {
                 let path = Path::new(OsStr::from_bytes(path));
-                assert_eq!(mount("fuse.ckptfs", &mount_source(path), Some(owner)).backing().as_deref(), Some(path));
+                assert_eq!(
+                    mount("fuse.ckptfs", &mount_source(path), Some(owner))
+                        .backing()
+                        .as_deref(),
+                    Some(path)
+                );
             }
-            assert!(ours.is_ours() && ours.serves(Path::new("/p")) && !ours.serves(Path::new("/p/q")) && !ours.is_foreign());
+            assert!(
+                ours.is_ours()
+                    && ours.serves(Path::new("/p"))
+                    && !ours.serves(Path::new("/p/q"))
+                    && !ours.is_foreign()
+            );
         }
         let forged = mount("fuse.ckptfs", "ckptfs#/p", Some(own + 1));
-        assert!(forged.says_ours() && forged.is_foreign() && !forged.is_ours() && !forged.serves(Path::new("/p")));
+        assert!(
+            forged.says_ours()
+                && forged.is_foreign()
+                && !forged.is_ours()
+                && !forged.serves(Path::new("/p"))
+        );
         assert!(!mount("fuse.ckptfs", "ckptfs-like", Some(0)).is_ours());
-        assert!(!mount("xfs", "ckptfs#/p", None).is_ours() && !mount("xfs", "/dev/a", None).is_foreign());
+        assert!(
+            !mount("xfs", "ckptfs#/p", None).is_ours()
+                && !mount("xfs", "/dev/a", None).is_foreign()
+        );
     }
 }

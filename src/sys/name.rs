@@ -1,4 +1,5 @@
-//! Small conversions between our types and the kernel's: names, modes, devices, and the repeat after a signal.
+//! Small conversions between our types and the kernel's: names, modes, devices, and the repeat
+//! after a signal.
 
 use rustix::fs::{FileType, Mode};
 
@@ -8,12 +9,14 @@ use super::types::{Errno, Kind, SysResult};
 /// Longest name of one component, in bytes (`NAME_MAX`).
 pub const NAME_LEN_MAX: usize = 255;
 
-/// Largest value and longest list of extended attributes that Linux handles, in bytes (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+/// Largest value and longest list of extended attributes that Linux handles, in bytes
+/// (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 pub const XATTR_LEN_MAX: usize = 65_536;
 
 /// Checks that `name` is one component that cannot lead out of its directory.
 ///
-/// Errors: ENOENT when empty, ENAMETOOLONG beyond [`NAME_LEN_MAX`], EINVAL with a NUL or `/` in it or for `..`.
+/// Errors: ENOENT when empty, ENAMETOOLONG beyond [`NAME_LEN_MAX`], EINVAL with a NUL or `/` in it
+/// or for `..`.
 pub(super) fn component(name: &[u8]) -> SysResult<&[u8]> {
     if name.is_empty() {
         return Err(Errno::ENOENT);
@@ -38,14 +41,23 @@ pub(super) fn last_errno() -> Errno {
     one_enotsup(std::io::Error::last_os_error().into())
 }
 
-/// Gives "not supported" one number: on macOS ENOTSUP is another one than EOPNOTSUPP, and the kernel gives both.
+/// Gives "not supported" one number: on macOS ENOTSUP is another one than EOPNOTSUPP, and the
+/// kernel gives both.
 fn one_enotsup(errno: Errno) -> Errno {
-    if errno.0 == libc::ENOTSUP { Errno::EOPNOTSUPP } else { errno }
+    if errno.0 == libc::ENOTSUP {
+        Errno::EOPNOTSUPP
+    } else {
+        errno
+    }
 }
 
 /// Turns what a libc call returned into a result: -1 means `errno`.
 pub(super) fn check(returned: libc::c_int) -> SysResult<libc::c_int> {
-    if returned == -1 { Err(last_errno()) } else { Ok(returned) }
+    if returned == -1 {
+        Err(last_errno())
+    } else {
+        Ok(returned)
+    }
 }
 
 /// As [`check`], calling again after a signal.
@@ -77,7 +89,8 @@ pub(super) fn kind_of(file_type: FileType) -> Option<Kind> {
     }
 }
 
-/// The whole `st_mode` of inode(7): the kind's `S_IFMT` bits, the same on all systems, and the permission bits of `mode`.
+/// The whole `st_mode` of inode(7): the kind's `S_IFMT` bits, the same on all systems, and the
+/// permission bits of `mode`.
 pub fn mode_bits(kind: Kind, mode: u32) -> u32 {
     let kind = match kind {
         Kind::Fifo => 0o010_000,

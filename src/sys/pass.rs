@@ -4,7 +4,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 
 use super::types::{Errno, SysResult};
 
@@ -20,21 +23,28 @@ const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
 #[cfg(not(target_os = "linux"))]
 const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
 
-/// Sends bytes, and copies of descriptors with the first of them; gives how many bytes were taken, which may be fewer. Waits for room.
+/// Sends bytes, and copies of descriptors with the first of them; gives how many bytes were taken,
+/// which may be fewer. Waits for room.
 ///
 /// # Errors
-/// EINVAL for more than [`FILES_AT_ONCE`]; EAGAIN after the stream's time limit; EPIPE when the other end is gone.
+/// EINVAL for more than [`FILES_AT_ONCE`]; EAGAIN after the stream's time limit; EPIPE when the
+/// other end is gone.
 pub fn send_files(to: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> SysResult<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_AT_ONCE))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if files.len() > FILES_AT_ONCE || (!files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files))) {
+    if files.len() > FILES_AT_ONCE
+        || (!files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)))
+    {
         return Err(Errno::EINVAL);
     }
-    let sent = rustix::io::retry_on_intr(|| rustix::net::sendmsg(&to, &[IoSlice::new(bytes)], &mut control, SEND_FLAGS));
+    let sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(&to, &[IoSlice::new(bytes)], &mut control, SEND_FLAGS)
+    });
     Ok(sent?)
 }
 
-/// Looks at the bytes of a stream that have come, without taking them and without waiting; 0: nothing more will come.
+/// Looks at the bytes of a stream that have come, without taking them and without waiting; 0:
+/// nothing more will come.
 ///
 /// # Errors
 /// EAGAIN if none have.
@@ -43,19 +53,33 @@ pub fn peek(from: impl AsFd, buffer: &mut [u8]) -> SysResult<usize> {
     Ok(length)
 }
 
-/// The other end of a stream was closed, and not only for sending: a write of nothing says so (unix(7), EPIPE).
+/// The other end of a stream was closed, and not only for sending: a write of nothing says so
+/// (unix(7), EPIPE).
 pub fn is_peer_gone(stream: impl AsFd) -> bool {
-    rustix::net::send(&stream, &[], SEND_FLAGS | SendFlags::DONTWAIT) == Err(rustix::io::Errno::PIPE)
+    rustix::net::send(&stream, &[], SEND_FLAGS | SendFlags::DONTWAIT)
+        == Err(rustix::io::Errno::PIPE)
 }
 
-/// Receives bytes of a stream, and adds the descriptors that came with them to `files`; 0: the other end is gone.
+/// Receives bytes of a stream, and adds the descriptors that came with them to `files`; 0: the
+/// other end is gone.
 ///
 /// # Errors
 /// Those of recvmsg(2); EMFILE does not show: descriptors for which there is no room are lost.
-pub fn receive_files(from: impl AsFd, buffer: &mut [u8], files: &mut Vec<OwnedFd>) -> SysResult<usize> {
+pub fn receive_files(
+    from: impl AsFd,
+    buffer: &mut [u8],
+    files: &mut Vec<OwnedFd>,
+) -> SysResult<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_AT_ONCE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::io::retry_on_intr(|| rustix::net::recvmsg(&from, &mut [IoSliceMut::new(buffer)], &mut control, RECEIVE_FLAGS))?;
+    let received = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            &from,
+            &mut [IoSliceMut::new(buffer)],
+            &mut control,
+            RECEIVE_FLAGS,
+        )
+    })?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
             files.extend(received);
@@ -77,14 +101,20 @@ mod tests {
         let many = vec![file.as_fd(); FILES_AT_ONCE];
         assert_eq!(send_files(&ours, b"ab", &many), Ok(2));
         assert_eq!(send_files(&ours, b"c", &[]), Ok(1));
-        assert_eq!(send_files(&ours, b"d", &vec![file.as_fd(); FILES_AT_ONCE + 1]), Err(Errno::EINVAL));
+        assert_eq!(
+            send_files(&ours, b"d", &vec![file.as_fd(); FILES_AT_ONCE + 1]),
+            Err(Errno::EINVAL)
+        );
         let (mut files, mut buffer) = (Vec::new(), [0; 16]);
         let mut got = Vec::new();
         while got.len() < 3 {
             let count = receive_files(&theirs, &mut buffer, &mut files).expect("receive");
             got.extend_from_slice(&buffer[..count]);
         }
-        assert_eq!((got.as_slice(), files.len()), (b"abc".as_slice(), FILES_AT_ONCE));
+        assert_eq!(
+            (got.as_slice(), files.len()),
+            (b"abc".as_slice(), FILES_AT_ONCE)
+        );
         drop(ours);
         assert_eq!(receive_files(&theirs, &mut buffer, &mut files), Ok(0));
     }

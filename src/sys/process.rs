@@ -29,7 +29,13 @@ pub fn raise_nofile() -> u64 {
     if soft >= hard {
         return soft;
     }
-    match rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(hard), maximum: limit.maximum }) {
+    match rustix::process::setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(hard),
+            maximum: limit.maximum,
+        },
+    ) {
         Ok(()) => hard,
         Err(_) => soft,
     }
@@ -37,18 +43,23 @@ pub fn raise_nofile() -> u64 {
 
 /// How many descriptors this process may have.
 pub fn nofile() -> u64 {
-    rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(NOFILE_MAX)
+    rustix::process::getrlimit(Resource::Nofile)
+        .current
+        .unwrap_or(NOFILE_MAX)
 }
 
-/// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2) refuses more there).
+/// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2)
+/// refuses more there).
 #[cfg(target_os = "linux")]
 const NOFILE_MAX: u64 = 1024 * 1024;
-/// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2) refuses more there).
+/// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2)
+/// refuses more there).
 #[cfg(not(target_os = "linux"))]
 const NOFILE_MAX: u64 = 10_240;
 
-/// Waits until the clock that files are stamped with is past `time`: whatever is changed after that shows a later ctime. That clock is the wall
-/// clock of the kernel's last tick, up to 10 ms ago (`ktime_get_coarse_real_ts64`). Gives up after 50 ms.
+/// Waits until the clock that files are stamped with is past `time`: whatever is changed after that
+/// shows a later ctime. That clock is the wall clock of the kernel's last tick, up to 10 ms ago
+/// (`ktime_get_coarse_real_ts64`). Gives up after 50 ms.
 pub fn wait_for_tick(time: Time) {
     let started = std::time::Instant::now();
     while stamp_now() <= time && started.elapsed() < TICK_WAIT_MAX {
@@ -61,15 +72,20 @@ const TICK_WAIT_MAX: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// The effective user and group of this process.
 pub fn ids() -> (u32, u32) {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+    (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    )
 }
 
-/// Starts a new session, without a terminal; EPERM when this process leads a group already (setsid(2)).
+/// Starts a new session, without a terminal; EPERM when this process leads a group already
+/// (setsid(2)).
 pub fn setsid() -> SysResult<()> {
     rustix::process::setsid().map(|_| ()).map_err(Errno::from)
 }
 
-/// Sends signal `signal` to process `pid` (kill(2)); 0 only asks whether one may. EINVAL unless `pid` is positive: no groups.
+/// Sends signal `signal` to process `pid` (kill(2)); 0 only asks whether one may. EINVAL unless
+/// `pid` is positive: no groups.
 pub fn kill(pid: i32, signal: i32) -> SysResult<()> {
     if pid <= 0 {
         return Err(Errno::EINVAL);
@@ -94,28 +110,36 @@ pub fn process_group(pid: u32) -> Option<i32> {
     check(unsafe { libc::getpgid(pid) }).ok()
 }
 
-/// Lets a command inherit a descriptor, under its number, and gives a path by which the command can open or execute what it names (execve(2) of a script
-/// hands that path to the interpreter, so it must be there after the exec too).
+/// Lets a command inherit a descriptor, under its number, and gives a path by which the command can
+/// open or execute what it names (execve(2) of a script hands that path to the interpreter, so it
+/// must be there after the exec too).
 #[cfg(target_os = "linux")]
 pub fn inherited(command: &mut Command, fd: OwnedFd) -> SysResult<PathBuf> {
     let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    // SAFETY: what runs in the child between fork and exec is one call, which may be made there (signal-safety(7)), on a descriptor that the closure owns.
+    // SAFETY: what runs in the child between fork and exec is one call, which may be made there
+    // (signal-safety(7)), on a descriptor that the closure owns.
     unsafe {
-        command.pre_exec(move || match libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) {
-            -1 => Err(std::io::Error::last_os_error()),
-            _ => Ok(()),
-        });
+        command.pre_exec(
+            move || match libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            },
+        );
     }
     Ok(path)
 }
 
-/// As on Linux, but that nothing can be executed by descriptor: the path is where the file is (`F_GETPATH`).
+/// As on Linux, but that nothing can be executed by descriptor: the path is where the file is
+/// (`F_GETPATH`).
 #[cfg(not(target_os = "linux"))]
 pub fn inherited(_command: &mut Command, fd: OwnedFd) -> SysResult<PathBuf> {
-    Ok(PathBuf::from(std::ffi::OsString::from_vec(rustix::fs::getpath(fd)?.into_bytes())))
+    Ok(PathBuf::from(std::ffi::OsString::from_vec(
+        rustix::fs::getpath(fd)?.into_bytes(),
+    )))
 }
 
-/// Whether a process with this number exists. It may be another one than before: compare [`super::process_starttime`].
+/// Whether a process with this number exists. It may be another one than before: compare
+/// [`super::process_starttime`].
 pub fn pid_alive(pid: i32) -> bool {
     matches!(kill(pid, 0), Ok(()) | Err(Errno::EPERM))
 }
@@ -123,26 +147,34 @@ pub fn pid_alive(pid: i32) -> bool {
 /// The wall clock. It may go back.
 pub fn now() -> Time {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
-        Ok(after) => Time { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },
+        Ok(after) => Time {
+            sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+            nsec: after.subsec_nanos(),
+        },
         Err(before) => before_epoch(before.duration()),
     }
 }
 
-/// By how much the wall clock is ahead of one that nobody sets, in nanoseconds: it falls when the wall clock is set back.
+/// By how much the wall clock is ahead of one that nobody sets, in nanoseconds: it falls when the
+/// wall clock is set back.
 pub fn clock_ahead_ns() -> i64 {
     let steady = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now = now();
     let nanoseconds = |sec: i64, nsec: i64| sec.saturating_mul(1_000_000_000).saturating_add(nsec);
-    nanoseconds(now.sec, i64::from(now.nsec)).saturating_sub(nanoseconds(steady.tv_sec, steady.tv_nsec))
+    nanoseconds(now.sec, i64::from(now.nsec))
+        .saturating_sub(nanoseconds(steady.tv_sec, steady.tv_nsec))
 }
 
-/// The clock that filesystems stamp with, where it is another one: it lags behind [`now`] by up to a tick of the kernel (CLOCK_REALTIME_COARSE). A
-/// change that is made later has no earlier ctime.
+/// The clock that filesystems stamp with, where it is another one: it lags behind [`now`] by up to
+/// a tick of the kernel (CLOCK_REALTIME_COARSE). A change that is made later has no earlier ctime.
 pub fn stamp_now() -> Time {
     #[cfg(target_os = "linux")]
     {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        Time { sec: time.tv_sec, nsec: u32::try_from(time.tv_nsec).unwrap_or(0) }
+        Time {
+            sec: time.tv_sec,
+            nsec: u32::try_from(time.tv_nsec).unwrap_or(0),
+        }
     }
     #[cfg(not(target_os = "linux"))]
     now()
@@ -153,7 +185,10 @@ fn before_epoch(before: std::time::Duration) -> Time {
     let sec = i64::try_from(before.as_secs()).map_or(i64::MIN, |sec| -sec);
     match before.subsec_nanos() {
         0 => Time { sec, nsec: 0 },
-        nsec => Time { sec: sec.saturating_sub(1), nsec: 1_000_000_000 - nsec },
+        nsec => Time {
+            sec: sec.saturating_sub(1),
+            nsec: 1_000_000_000 - nsec,
+        },
     }
 }
 
@@ -166,7 +201,13 @@ mod tests {
     #[test]
     fn nanoseconds_count_upwards_before_1970() {
         assert_eq!(before_epoch(Duration::new(1, 0)), Time { sec: -1, nsec: 0 });
-        assert_eq!(before_epoch(Duration::new(0, 1)), Time { sec: -1, nsec: 999_999_999 });
+        assert_eq!(
+            before_epoch(Duration::new(0, 1)),
+            Time {
+                sec: -1,
+                nsec: 999_999_999
+            }
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Signals, taken by waiting for them: no handler runs, so nothing runs at a moment that nobody chose.
+//! Signals, taken by waiting for them: no handler runs, so nothing runs at a moment that nobody
+//! chose.
 
 use std::mem::MaybeUninit;
 use std::process::Command;
@@ -15,8 +16,8 @@ const TERMINATE: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 /// Keeps SIGTERM, SIGINT and SIGHUP pending in this thread and in all that it starts from now on.
 ///
-/// Call it before any thread is started: a signal goes to whichever thread does not block it. Children
-/// inherit it, unless they are started with [`start_unblocked`].
+/// Call it before any thread is started: a signal goes to whichever thread does not block it.
+/// Children inherit it, unless they are started with [`start_unblocked`].
 pub fn block_terminate() -> SysResult<()> {
     let set = terminate_set();
     // SAFETY: `set` is initialised and lives through the call; the old mask is not asked for.
@@ -40,9 +41,11 @@ pub fn wait_terminate() -> SysResult<i32> {
     }
 }
 
-/// Blocks the signals as [`block_terminate`] does and starts a thread that calls `ask_to_end` with the first that comes.
+/// Blocks the signals as [`block_terminate`] does and starts a thread that calls `ask_to_end` with
+/// the first that comes.
 ///
-/// Call it before other threads are started. The thread ends after the call; a later signal stays pending.
+/// Call it before other threads are started. The thread ends after the call; a later signal stays
+/// pending.
 pub fn on_terminate(ask_to_end: impl FnOnce(i32) + Send + 'static) -> SysResult<JoinHandle<()>> {
     block_terminate()?;
     let wait = move || {
@@ -50,16 +53,29 @@ pub fn on_terminate(ask_to_end: impl FnOnce(i32) + Send + 'static) -> SysResult<
             ask_to_end(signal);
         }
     };
-    Builder::new().name("signals".into()).spawn(wait).map_err(Errno::from)
+    Builder::new()
+        .name("signals".into())
+        .spawn(wait)
+        .map_err(Errno::from)
 }
 
 /// What is passed on to a command that somebody runs through us.
-const PASSED_ON: [libc::c_int; 6] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+const PASSED_ON: [libc::c_int; 6] = [
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
 
-/// From now on, signals that ask this process to do something are meant for the command that it runs, whose number `command` holds (0: none): a thread
-/// passes them on. What the terminal sends goes to the command anyway, for it is of the same process group, and is not passed on a second time.
+/// From now on, signals that ask this process to do something are meant for the command that it
+/// runs, whose number `command` holds (0: none): a thread passes them on. What the terminal sends
+/// goes to the command anyway, for it is of the same process group, and is not passed on a second
+/// time.
 ///
-/// Call it before other threads are started. SIGTSTP and SIGCONT are left alone: they stop and continue both.
+/// Call it before other threads are started. SIGTSTP and SIGCONT are left alone: they stop and
+/// continue both.
 pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
     let set = set_of(&PASSED_ON);
     // SAFETY: `set` is initialised and lives through the call; the old mask is not asked for.
@@ -71,28 +87,38 @@ pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
         while let Ok((signal, by_process)) = wait_for(&set) {
             let pid = command.load(Ordering::SeqCst);
             if by_process && pid > 0 {
-                // It may have ended just now; it is still there to be waited for, so the number is no other's.
+                // It may have ended just now; it is still there to be waited for, so the number is
+                // no other's.
                 let _ = super::kill(pid, signal);
             }
         }
     };
-    Builder::new().name("signals".into()).spawn(pass_on).map(drop).map_err(Errno::from)
+    Builder::new()
+        .name("signals".into())
+        .spawn(pass_on)
+        .map(drop)
+        .map_err(Errno::from)
 }
 
-/// Has a command start with no signal blocked, whatever this thread blocks: a child inherits that (`std::process::Command` leaves it alone).
+/// Has a command start with no signal blocked, whatever this thread blocks: a child inherits that
+/// (`std::process::Command` leaves it alone).
 pub fn start_unblocked(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     let none = set_of(&[]);
-    // SAFETY: what runs in the child between fork and exec is one call, which may be made there (signal-safety(7)) with a set that it owns.
+    // SAFETY: what runs in the child between fork and exec is one call, which may be made there
+    // (signal-safety(7)) with a set that it owns.
     unsafe {
-        command.pre_exec(move || match libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) {
-            0 => Ok(()),
-            number => Err(std::io::Error::from_raw_os_error(number)),
+        command.pre_exec(move || {
+            match libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) {
+                0 => Ok(()),
+                number => Err(std::io::Error::from_raw_os_error(number)),
+            }
         });
     }
 }
 
-/// Waits for a signal of a set, all of which are blocked; with it, whether a process sent it, and not the terminal.
+/// Waits for a signal of a set, all of which are blocked; with it, whether a process sent it, and
+/// not the terminal.
 #[cfg(target_os = "linux")]
 fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
@@ -100,7 +126,8 @@ fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
         // SAFETY: both live through the call; zeroed, `info` is valid whatever the call does.
         let signal = unsafe { libc::sigwaitinfo(set, info.as_mut_ptr()) };
         match check(signal) {
-            // SAFETY: a valid siginfo_t, see above. What the kernel itself sends has a positive code (sigaction(2)).
+            // SAFETY: a valid siginfo_t, see above. What the kernel itself sends has a positive
+            // code (sigaction(2)).
             Ok(_) => return Ok((signal, unsafe { info.assume_init_ref() }.si_code <= 0)),
             Err(Errno(libc::EINTR)) => {}
             Err(errno) => return Err(errno),
@@ -108,7 +135,8 @@ fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
     }
 }
 
-/// As on Linux, where who sent it cannot be told: the two that a terminal has keys for are taken to be its own.
+/// As on Linux, where who sent it cannot be told: the two that a terminal has keys for are taken to
+/// be its own.
 #[cfg(not(target_os = "linux"))]
 fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
     let mut signal = 0;
@@ -122,12 +150,19 @@ fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
     }
 }
 
-/// Waits until a child has ended, and leaves it to be reaped: until then its number is no other's (waitid(2), `WNOWAIT`).
+/// Waits until a child has ended, and leaves it to be reaped: until then its number is no other's
+/// (waitid(2), `WNOWAIT`).
 pub fn wait_ended(child: u32) -> SysResult<()> {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-    let pid = i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(Errno::EINVAL)?;
+    let pid = i32::try_from(child)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or(Errno::EINVAL)?;
     loop {
-        match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+        match waitid(
+            WaitId::Pid(pid),
+            WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+        ) {
             Ok(_) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -140,7 +175,8 @@ pub fn ignore_sigpipe() -> SysResult<()> {
     ignore(libc::SIGPIPE)
 }
 
-/// Ignores SIGIO, which would end the process when somebody opens a file while [`super::lease_free`] holds its lease.
+/// Ignores SIGIO, which would end the process when somebody opens a file while
+/// [`super::lease_free`] holds its lease.
 pub fn ignore_sigio() -> SysResult<()> {
     ignore(libc::SIGIO)
 }
@@ -161,7 +197,8 @@ fn terminate_set() -> libc::sigset_t {
 
 fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset initialises the set it is given; sigaddset then changes that set, with valid signal numbers.
+    // SAFETY: sigemptyset initialises the set it is given; sigaddset then changes that set, with
+    // valid signal numbers.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in signals {
@@ -178,7 +215,8 @@ mod tests {
 
     use super::*;
 
-    // Each signal goes to one thread that blocks it, so that the other tests of this process live on.
+    // Each signal goes to one thread that blocks it, so that the other tests of this process live
+    // on.
 
     #[test]
     fn a_blocked_signal_is_waited_for() {
@@ -195,9 +233,14 @@ mod tests {
     fn the_callback_gets_the_signal() {
         let thread = std::thread::spawn(|| {
             let (sender, receiver) = mpsc::channel();
-            let waiter = on_terminate(move |signal| sender.send(signal).expect("send")).expect("on_terminate");
-            // SAFETY: the thread has not been joined, so its handle is valid, and it was started with the signal blocked.
-            assert_eq!(unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGTERM) }, 0);
+            let waiter = on_terminate(move |signal| sender.send(signal).expect("send"))
+                .expect("on_terminate");
+            // SAFETY: the thread has not been joined, so its handle is valid, and it was started
+            // with the signal blocked.
+            assert_eq!(
+                unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGTERM) },
+                0
+            );
             assert_eq!(receiver.recv(), Ok(libc::SIGTERM));
             waiter.join().expect("join");
         });

@@ -76,7 +76,8 @@ errnos!(
 );
 
 impl Errno {
-    /// Nothing was done: what must be waited for first cannot be waited for here (see [`super::wait`]). No error of the kernel, and never told to it.
+    /// Nothing was done: what must be waited for first cannot be waited for here (see
+    /// [`super::wait`]). No error of the kernel, and never told to it.
     pub const LATER: Errno = Errno(i32::MAX);
     /// "No such extended attribute": ENODATA on Linux, ENOATTR on macOS.
     #[cfg(target_os = "linux")]
@@ -183,7 +184,8 @@ pub struct OwnMemory {
     pub threads: u64,
 }
 
-/// Seconds and nanoseconds since 1970 (`struct timespec`); `nsec` is below 1,000,000,000 also where `sec` is negative.
+/// Seconds and nanoseconds since 1970 (`struct timespec`); `nsec` is below 1,000,000,000 also where
+/// `sec` is negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Time {
     /// Seconds since 1970-01-01T00:00:00Z; negative before.
@@ -195,7 +197,9 @@ pub struct Time {
 impl Time {
     /// Nanoseconds since 1970-01-01T00:00:00Z, or the nearest that fits.
     pub fn nanoseconds(self) -> i64 {
-        self.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(self.nsec))
+        self.sec
+            .saturating_mul(1_000_000_000)
+            .saturating_add(i64::from(self.nsec))
     }
 }
 
@@ -248,7 +252,8 @@ pub struct Placed {
     pub shared: bool,
 }
 
-/// Where a file's data is on the device: which bytes of the file begin where, and how many. Neighbours are one.
+/// Where a file's data is on the device: which bytes of the file begin where, and how many.
+/// Neighbours are one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExtentMap(pub(super) Vec<(u64, u64, u64)>);
 
@@ -260,7 +265,9 @@ impl ExtentMap {
 
     /// Bytes that have a place; the others are holes.
     pub fn bytes(&self) -> u64 {
-        self.0.iter().fold(0, |sum, (_, _, length)| sum.saturating_add(*length))
+        self.0
+            .iter()
+            .fold(0, |sum, (_, _, length)| sum.saturating_add(*length))
     }
 }
 
@@ -269,6 +276,7 @@ impl ExtentMap {
 pub struct Allocation {
     /// Where it is, in the order of the file.
     pub placed: Vec<Placed>,
-    /// Bytes that are the file's alone and have no place that could be compared: inline or compressed data.
+    /// Bytes that are the file's alone and have no place that could be compared: inline or
+    /// compressed data.
     pub unplaced_bytes: u64,
 }

@@ -7,14 +7,24 @@ use std::ptr;
 /// Room for what the system says of a user.
 const ENTRY_BYTES: usize = 16 << 10;
 
-/// The number of the user with this name, as whatever the system asks (files, a directory service) has it.
+/// The number of the user with this name, as whatever the system asks (files, a directory service)
+/// has it.
 pub fn user_id(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut entry = MaybeUninit::<libc::passwd>::uninit();
     let mut texts = vec![0; ENTRY_BYTES];
     let mut found = ptr::null_mut();
-    // SAFETY: `name` ends with NUL; `entry`, `texts` (of the length that is given) and `found` may be written to, and live until it returns.
-    let failed = unsafe { libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), texts.as_mut_ptr(), texts.len(), &raw mut found) };
+    // SAFETY: `name` ends with NUL; `entry`, `texts` (of the length that is given) and `found` may
+    // be written to, and live until it returns.
+    let failed = unsafe {
+        libc::getpwnam_r(
+            name.as_ptr(),
+            entry.as_mut_ptr(),
+            texts.as_mut_ptr(),
+            texts.len(),
+            &raw mut found,
+        )
+    };
     if failed != 0 || found.is_null() {
         return None;
     }
@@ -27,6 +37,9 @@ mod tests {
     #[test]
     fn root_is_known_and_nonsense_is_not() {
         assert_eq!(super::user_id("root"), Some(0));
-        assert_eq!((super::user_id("no such user"), super::user_id("a\0b")), (None, None));
+        assert_eq!(
+            (super::user_id("no such user"), super::user_id("a\0b")),
+            (None, None)
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! What a thread does before it waits for somebody else's process.
 //!
-//! A thread that serves everybody must not: it gives the work back ([`Errno::LATER`]), and it is done by another. One of a pool tells the pool first, so
-//! that another takes its place meanwhile; but there are only so many who may wait. Other threads just wait.
+//! A thread that serves everybody must not: it gives the work back ([`Errno::LATER`]), and it is
+//! done by another. One of a pool tells the pool first, so that another takes its place meanwhile;
+//! but there are only so many who may wait. Other threads just wait.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -87,7 +88,11 @@ mod tests {
         assert_eq!(aside(|| Ok(2)), Ok(2), "afterwards it may again");
         std::thread::spawn(|| {
             relieved_by(Arc::new(Two(AtomicUsize::new(0))));
-            assert_eq!(aside(|| aside(|| aside(|| Ok(3)))), Err(Errno::EBUSY), "a third is too many");
+            assert_eq!(
+                aside(|| aside(|| aside(|| Ok(3)))),
+                Err(Errno::EBUSY),
+                "a third is too many"
+            );
         })
         .join()
         .expect("the thread");

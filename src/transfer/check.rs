@@ -26,7 +26,13 @@ pub struct Checker {
 impl Checker {
     /// Compares what is below `root`.
     pub fn new(root: OwnedFd) -> Checker {
-        Checker { root, owners: sys::ids().0 == 0, wrong: Mutex::default(), seen: Mutex::default(), inodes: Mutex::default() }
+        Checker {
+            root,
+            owners: sys::ids().0 == 0,
+            wrong: Mutex::default(),
+            seen: Mutex::default(),
+            inodes: Mutex::default(),
+        }
     }
 
     /// Every path that is other than told, missing, or there although it was not told; sorted.
@@ -40,7 +46,11 @@ impl Checker {
         while let Some(path) = open.pop() {
             let dir = open_below(&self.root, &path, OpenKind::Dir)?;
             for entry in sys::list_dir(&dir)? {
-                let below = if path.is_empty() { entry.name.clone() } else { [&path, b"/".as_slice(), &entry.name].concat() };
+                let below = if path.is_empty() {
+                    entry.name.clone()
+                } else {
+                    [&path, b"/".as_slice(), &entry.name].concat()
+                };
                 if !seen.contains(&below) {
                     wrong.push(below);
                 } else if sys::stat_at(&dir, &entry.name)?.kind == Kind::Dir {
@@ -55,7 +65,9 @@ impl Checker {
 
     fn is_right(&self, entry: &ExportEntry, file: Option<&File>) -> SysResult<bool> {
         let fd = match split(&entry.path.0) {
-            Some((above, name)) => sys::open_path_at(open_below(&self.root, above, OpenKind::Path)?, name)?,
+            Some((above, name)) => {
+                sys::open_path_at(open_below(&self.root, above, OpenKind::Path)?, name)?
+            }
             None => open_below(&self.root, b"", OpenKind::Path)?,
         };
         if !is_as_told(&fd, entry, self.owners)? {
@@ -67,7 +79,9 @@ impl Checker {
                 return Ok(false);
             }
         }
-        file.map_or(Ok(true), |file| same_bytes(file, &sys::reopen(&fd, Open::READ)?))
+        file.map_or(Ok(true), |file| {
+            same_bytes(file, &sys::reopen(&fd, Open::READ)?)
+        })
     }
 }
 

@@ -1,7 +1,9 @@
-//! The same content once, across projects: each tells what it has and gives descriptors for reading, and whoever asked shares.
+//! The same content once, across projects: each tells what it has and gives descriptors for
+//! reading, and whoever asked shares.
 //!
-//! So nobody opens a path in somebody else's mount, and no store is written by another's daemon; the kernel compares ([`crate::store::extents`]). It takes the rights
-//! of the files' owner, or of root.
+//! So nobody opens a path in somebody else's mount, and no store is written by another's daemon;
+//! the kernel compares ([`crate::store::extents`]). It takes the rights of the files' owner, or of
+//! root.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -81,11 +83,19 @@ impl Plain {
 
     fn leave_out(&mut self, path: &[u8], why: LeftWhy, errno: Option<Errno>) {
         let error = errno.map(|errno| errno.to_string());
-        self.left_out.push(LeftOut { path: TreePath(path.to_vec()), captured: is_object(path), why, error });
+        self.left_out.push(LeftOut {
+            path: TreePath(path.to_vec()),
+            captured: is_object(path),
+            why,
+            error,
+        });
     }
 
     fn open_path(&self, path: &[u8]) -> SysResult<File> {
-        let quietly = Open { noatime: true, ..Open::READ };
+        let quietly = Open {
+            noatime: true,
+            ..Open::READ
+        };
         let opened = match open_below(&self.root, path, OpenKind::File(quietly)) {
             Err(Errno::EPERM) => open_below(&self.root, path, OpenKind::File(Open::READ)),
             opened => opened,
@@ -95,7 +105,11 @@ impl Plain {
 }
 
 fn failed(errno: Errno) -> VerbError {
-    VerbError { code: "io".into(), message: format!("the directory cannot be read: {errno}"), hint: None }
+    VerbError {
+        code: "io".into(),
+        message: format!("the directory cannot be read: {errno}"),
+        hint: None,
+    }
 }
 
 fn is_object(path: &[u8]) -> bool {
@@ -104,7 +118,10 @@ fn is_object(path: &[u8]) -> bool {
 
 /// What of a tree is somebody's content, and not the innards of a store.
 fn is_content(path: &[u8], live: bool) -> bool {
-    match path.split(|byte| *byte == b'/').position(|name| name == STORE) {
+    match path
+        .split(|byte| *byte == b'/')
+        .position(|name| name == STORE)
+    {
         None => live,
         // A store further down is another project's.
         Some(0) => is_object(path),
@@ -115,12 +132,18 @@ fn is_content(path: &[u8], live: bool) -> bool {
 impl Holder for Plain {
     fn sizes(&mut self) -> VerbResult<Vec<u64>> {
         let mut inodes = HashSet::new();
-        let root = self.root.try_clone().map_err(|cause| failed(cause.into()))?;
+        let root = self
+            .root
+            .try_clone()
+            .map_err(|cause| failed(cause.into()))?;
         let mut walk = Walk::new(root).map_err(failed)?;
         while let Some(next) = walk.next() {
             match next {
                 Ok((entry, _))
-                    if entry.kind == Kind::File && entry.size > 0 && is_content(&entry.path.0, self.live) && inodes.insert(entry.inode) =>
+                    if entry.kind == Kind::File
+                        && entry.size > 0
+                        && is_content(&entry.path.0, self.live)
+                        && inodes.insert(entry.inode) =>
                 {
                     self.looked.add(entry.size);
                     if entry.size < self.min_size {
@@ -130,7 +153,9 @@ impl Holder for Plain {
                     }
                 }
                 Ok(_) => {}
-                Err(unread) => self.leave_out(&unread.path, why_of(unread.errno), Some(unread.errno)),
+                Err(unread) => {
+                    self.leave_out(&unread.path, why_of(unread.errno), Some(unread.errno))
+                }
             }
         }
         Ok(self.found.iter().map(|(_, size)| *size).collect())
@@ -142,12 +167,20 @@ impl Holder for Plain {
         let hashers = Hashers::new(self.threads);
         let mut contents = Vec::new();
         for (path, size) in found {
-            let hashed = self.open_path(&path).and_then(|file| hash_file(&file, &hashers, false, |_| true));
+            let hashed = self
+                .open_path(&path)
+                .and_then(|file| hash_file(&file, &hashers, false, |_| true));
             match hashed {
                 Ok(Some((found, hash))) if found == size => {
                     self.hashed.add(size);
                     let (number, captured) = (self.paths.len() as u64, is_object(&path));
-                    contents.push(Content::new(number, size, hash, TreePath(path.clone()), captured));
+                    contents.push(Content::new(
+                        number,
+                        size,
+                        hash,
+                        TreePath(path.clone()),
+                        captured,
+                    ));
                     self.paths.push(path);
                 }
                 Ok(_) => self.leave_out(&path, LeftWhy::Differs, None),
@@ -158,7 +191,10 @@ impl Holder for Plain {
     }
 
     fn open(&mut self, number: u64) -> SysResult<File> {
-        let path = usize::try_from(number).ok().and_then(|number| self.paths.get(number)).ok_or(Errno::ENOENT)?;
+        let path = usize::try_from(number)
+            .ok()
+            .and_then(|number| self.paths.get(number))
+            .ok_or(Errno::ENOENT)?;
         self.open_path(path)
     }
 }
@@ -189,42 +225,79 @@ struct All<'a> {
 impl Files for All<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<File>> {
         let (holder, content) = self.files.get(number).ok_or(Errno::ENOENT)?;
-        let file = self.holders.get_mut(*holder).ok_or(Errno::ENOENT)?.open(content.number)?;
+        let file = self
+            .holders
+            .get_mut(*holder)
+            .ok_or(Errno::ENOENT)?
+            .open(content.number)?;
         // The same place on two filesystems is nothing in common.
         let device = sys::stat_fd(&file)?.dev;
-        if *self.device.get_or_insert(device) != device { Err(Errno::EXDEV) } else { Ok(Arc::new(file)) }
+        if *self.device.get_or_insert(device) != device {
+            Err(Errno::EXDEV)
+        } else {
+            Ok(Arc::new(file))
+        }
     }
 }
 
-/// Shares what several of the holders have, or one of those in `alone` has several times; `told` is told how far it is. What each got.
+/// Shares what several of the holders have, or one of those in `alone` has several times; `told` is
+/// told how far it is. What each got.
 ///
 /// # Errors
 /// As [`Holder::contents`].
-pub fn share(holders: Vec<&mut dyn Holder>, alone: &[usize], dry_run: bool, mut told: impl FnMut(u64, u64)) -> VerbResult<Vec<Got>> {
+pub fn share(
+    holders: Vec<&mut dyn Holder>,
+    alone: &[usize],
+    dry_run: bool,
+    mut told: impl FnMut(u64, u64),
+) -> VerbResult<Vec<Got>> {
     if let Err(errno) = sys::set_thread_io_idle() {
         tracing::debug!(%errno, "sharing is not idle");
     }
-    let mut all = All { holders, files: Vec::new(), device: None };
+    let mut all = All {
+        holders,
+        files: Vec::new(),
+        device: None,
+    };
     let mut times: HashMap<u64, u64> = HashMap::new();
     for holder in &mut all.holders {
-        holder.sizes()?.into_iter().for_each(|size| *times.entry(size).or_insert(0) += 1);
+        holder
+            .sizes()?
+            .into_iter()
+            .for_each(|size| *times.entry(size).or_insert(0) += 1);
     }
     // Only what has the size of another can be the same.
-    let sizes: HashSet<u64> = times.into_iter().filter(|(_, times)| *times > 1).map(|(size, _)| size).collect();
+    let sizes: HashSet<u64> = times
+        .into_iter()
+        .filter(|(_, times)| *times > 1)
+        .map(|(size, _)| size)
+        .collect();
     for (number, holder) in all.holders.iter_mut().enumerate() {
-        all.files.extend(holder.contents(&sizes)?.into_iter().map(|content| (number, content)));
+        all.files.extend(
+            holder
+                .contents(&sizes)?
+                .into_iter()
+                .map(|content| (number, content)),
+        );
     }
     let mut groups: BTreeMap<(u64, &str), Vec<usize>> = BTreeMap::new();
     for (at, (_, content)) in all.files.iter().enumerate() {
-        groups.entry((content.size, &content.hash)).or_default().push(at);
+        groups
+            .entry((content.size, &content.hash))
+            .or_default()
+            .push(at);
     }
     let holder = |at: &usize| all.files.get(*at).map_or(0, |(holder, _)| *holder);
     let several = |numbers: &Vec<usize>| {
         let holders: HashSet<usize> = numbers.iter().map(holder).collect();
-        numbers.len() > 1 && (holders.len() > 1 || holders.iter().any(|holder| alone.contains(holder)))
+        numbers.len() > 1
+            && (holders.len() > 1 || holders.iter().any(|holder| alone.contains(holder)))
     };
-    let groups: Vec<(u64, Vec<usize>)> =
-        groups.into_iter().filter(|(_, numbers)| several(numbers)).map(|((size, _), numbers)| (size, numbers)).collect();
+    let groups: Vec<(u64, Vec<usize>)> = groups
+        .into_iter()
+        .filter(|(_, numbers)| several(numbers))
+        .map(|((size, _), numbers)| (size, numbers))
+        .collect();
     let total = groups.iter().map(|(_, numbers)| numbers.len() as u64).sum();
     let mut got = vec![Got::default(); all.holders.len()];
     let mut done = 0;
@@ -264,7 +337,12 @@ impl Got {
         };
         *self.left.entry(left.0).or_insert(0) += 1;
         let error = left.1.map(|errno| errno.to_string());
-        self.left_out.push(LeftOut { path: content.path.clone(), captured: content.captured, why: left.0, error });
+        self.left_out.push(LeftOut {
+            path: content.path.clone(),
+            captured: content.captured,
+            why: left.0,
+            error,
+        });
     }
 }
 
@@ -277,27 +355,38 @@ mod tests {
         let content = |path: &[u8], live| is_content(path, live);
         assert!(content(b"a/b", true) && !content(b"a/b", false));
         assert!(content(b".ckptfs/layers/1/objects/2-0.c", false));
-        for path in [&b".ckptfs/journal/00000001"[..], b".ckptfs/format", b"sub/.ckptfs/layers/1/objects/2-0.c", b"sub/.ckptfs/lock"] {
+        for path in [
+            &b".ckptfs/journal/00000001"[..],
+            b".ckptfs/format",
+            b"sub/.ckptfs/layers/1/objects/2-0.c",
+            b"sub/.ckptfs/lock",
+        ] {
             assert!(!content(path, true), "{path:?}");
         }
         assert!(content(b"sub/.ckptfs2/x", true));
     }
 
-    /// Two directories without a store, on a filesystem of whatever kind: what is shared is what is equal, and nothing changes.
+    /// Two directories without a store, on a filesystem of whatever kind: what is shared is what is
+    /// equal, and nothing changes.
     #[test]
     fn what_two_directories_have_in_common_is_found_and_stays() {
         let temp = tempfile::tempdir().expect("directory");
         let make = |name: &str, files: &[(&str, &[u8])]| {
             let dir = temp.path().join(name);
             std::fs::create_dir(&dir).expect("mkdir");
-            files.iter().for_each(|(name, bytes)| std::fs::write(dir.join(name), bytes).expect("write"));
+            files
+                .iter()
+                .for_each(|(name, bytes)| std::fs::write(dir.join(name), bytes).expect("write"));
             Plain::new(sys::open_root(&dir).expect("open"), true, 1, 0)
         };
         let (one, two) = (vec![1_u8; 20_000], vec![2_u8; 20_000]);
         let mut a = make("a", &[("x", &one), ("own", &[3; 10])]);
         let mut b = make("b", &[("y", &one), ("z", &two)]);
         let got = share(vec![&mut a, &mut b], &[0, 1], false, |_, _| {}).expect("share");
-        assert_eq!(got.iter().map(|got| got.common.files).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(
+            got.iter().map(|got| got.common.files).collect::<Vec<_>>(),
+            [1, 1]
+        );
         for (path, bytes) in [("a/x", &one), ("b/y", &one), ("b/z", &two)] {
             assert_eq!(&std::fs::read(temp.path().join(path)).expect("read"), bytes);
         }

@@ -1,8 +1,10 @@
-//! What an export tells, handed on only when it is proven: for a stream, where nothing can be taken back.
+//! What an export tells, handed on only when it is proven: for a stream, where nothing can be taken
+//! back.
 //!
-//! The content of small files is read to memory and held until the daemon has said that the part it came with was what it should be. Meanwhile the part
-//! after it is read, and the daemon puts the one after that together. What is larger is not read: whoever gets it reads it through a view, which proves
-//! each read.
+//! The content of small files is read to memory and held until the daemon has said that the part it
+//! came with was what it should be. Meanwhile the part after it is read, and the daemon puts the
+//! one after that together. What is larger is not read: whoever gets it reads it through a view,
+//! which proves each read.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -55,7 +57,8 @@ enum Read {
 /// What the daemon answered, and the parts that it was asked to prove.
 type Told = VerbResult<(Vec<u64>, ExportPart, Vec<OwnedFd>)>;
 
-/// Hands on every entry that a feed tells, in its order, each when it is proven. Says what could not be.
+/// Hands on every entry that a feed tells, in its order, each when it is proven. Says what could
+/// not be.
 ///
 /// # Errors
 /// Those of the feed, and those of `each`: then it ends.
@@ -67,7 +70,11 @@ pub fn hand_on<E: From<VerbError>>(
     std::thread::scope(|scope| {
         let (send, told) = sync_channel(0);
         let asks = std::thread::Builder::new().spawn_scoped(scope, || ask(feed, &read, send));
-        asks.map_err(|cause| VerbError { code: "io".into(), message: format!("a thread: {cause}"), hint: None })?;
+        asks.map_err(|cause| VerbError {
+            code: "io".into(),
+            message: format!("a thread: {cause}"),
+            hint: None,
+        })?;
         let (mut held, mut spare, mut reader) = (Vec::<Held>::new(), Vec::new(), Reader::default());
         for told in told {
             let (proven, part, files) = told?;
@@ -95,7 +102,9 @@ pub fn hand_on<E: From<VerbError>>(
 fn ask(mut feed: impl Feed, read: &Mutex<Vec<u64>>, told: SyncSender<Told>) {
     loop {
         let proven = std::mem::take(&mut *read.lock());
-        let answer = feed.next(proven.clone()).map(|(part, files)| (proven, part, files));
+        let answer = feed
+            .next(proven.clone())
+            .map(|(part, files)| (proven, part, files));
         let last = answer.as_ref().map_or(true, |(_, part, _)| part.finished);
         if told.send(answer).is_err() || last {
             return;
@@ -114,20 +123,30 @@ struct Reader {
 impl Reader {
     /// The files of a part; `bytes`: memory for them.
     fn part(&mut self, part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>) -> Held {
-        let mut held = Held { number: part.part, entries: Vec::with_capacity(part.entries.len()), bytes };
+        let mut held = Held {
+            number: part.part,
+            entries: Vec::with_capacity(part.entries.len()),
+            bytes,
+        };
         held.bytes.clear();
         self.refused.extend(part.refused);
         let mut files = files.into_iter().map(File::from);
         for entry in part.entries {
             let read = match entry.data {
                 // The kernel drops descriptors for which this process has no room.
-                ExportData::File => files.next().ok_or(Errno::EMFILE).and_then(|file| self.file(&entry, &file, &mut held.bytes)),
+                ExportData::File => files
+                    .next()
+                    .ok_or(Errno::EMFILE)
+                    .and_then(|file| self.file(&entry, &file, &mut held.bytes)),
                 ExportData::None => Ok(Read::None),
                 ExportData::Kept | ExportData::Link(_) => Err(Errno::EIO),
             };
             match read {
                 Ok(read) if is_below(&entry.path) => held.entries.push((entry, read)),
-                read => self.refused.push(Refused { path: entry.path, errno: read.err().unwrap_or(Errno::EINVAL).0 }),
+                read => self.refused.push(Refused {
+                    path: entry.path,
+                    errno: read.err().unwrap_or(Errno::EINVAL).0,
+                }),
             }
         }
         held
@@ -135,9 +154,13 @@ impl Reader {
 
     fn file(&mut self, entry: &ExportEntry, file: &File, bytes: &mut Vec<u8>) -> SysResult<Read> {
         let length = usize::try_from(entry.size).unwrap_or(usize::MAX);
-        // At its further names it will be a link to the first, or is read there if that was not proven.
+        // At its further names it will be a link to the first, or is read there if that was not
+        // proven.
         let again = entry.is_linked() && !self.linked.insert(entry.inode);
-        if again || entry.size > FILE_BYTES_MAX || bytes.len().saturating_add(length) > PART_BYTES_MAX {
+        if again
+            || entry.size > FILE_BYTES_MAX
+            || bytes.len().saturating_add(length) > PART_BYTES_MAX
+        {
             return Ok(Read::Large);
         }
         regular(file)?;
@@ -160,14 +183,24 @@ fn hand_on_part<E>(
     refused: &mut Vec<Refused>,
     each: &mut impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
 ) -> Result<Vec<u8>, E> {
-    for (entry, read) in held.entries.iter().filter(|(entry, _)| !unproven.contains(&entry.path)) {
+    for (entry, read) in held
+        .entries
+        .iter()
+        .filter(|(entry, _)| !unproven.contains(&entry.path))
+    {
         let content = match read {
             Read::None => Content::None,
-            Read::Held(range, pieces) => Content::Held { bytes: held.bytes.get(range.clone()).unwrap_or_default(), pieces: pieces.as_ref() },
+            Read::Held(range, pieces) => Content::Held {
+                bytes: held.bytes.get(range.clone()).unwrap_or_default(),
+                pieces: pieces.as_ref(),
+            },
             Read::Large => Content::Large,
         };
         if let Some(errno) = each(entry, content)? {
-            refused.push(Refused { path: entry.path.clone(), errno: errno.0 });
+            refused.push(Refused {
+                path: entry.path.clone(),
+                errno: errno.0,
+            });
         }
     }
     Ok(held.bytes)
@@ -175,7 +208,11 @@ fn hand_on_part<E>(
 
 /// A path that leads nowhere but below the root.
 fn is_below(path: &TreePath) -> bool {
-    path.0.is_empty() || path.0.split(|byte| *byte == b'/').all(|name| !matches!(name, b"" | b"." | b".."))
+    path.0.is_empty()
+        || path
+            .0
+            .split(|byte| *byte == b'/')
+            .all(|name| !matches!(name, b"" | b"." | b".."))
 }
 
 #[cfg(test)]
@@ -199,10 +236,19 @@ mod tests {
 
     impl Feed for Fake<'_> {
         fn next(&mut self, done: Vec<u64>) -> VerbResult<Part> {
-            let lost = || VerbError { code: "lost".into(), message: String::new(), hint: None };
+            let lost = || VerbError {
+                code: "lost".into(),
+                message: String::new(),
+                hint: None,
+            };
             let (mut part, files) = self.parts.next().ok_or_else(lost)?;
-            let unproven = self.unproven.iter().filter(|(number, _)| done.contains(number));
-            part.unproven = unproven.map(|(_, path)| TreePath(path.as_bytes().to_vec())).collect();
+            let unproven = self
+                .unproven
+                .iter()
+                .filter(|(number, _)| done.contains(number));
+            part.unproven = unproven
+                .map(|(_, path)| TreePath(path.as_bytes().to_vec()))
+                .collect();
             self.confirmed.lock().extend(done);
             Ok((part, files))
         }
@@ -213,29 +259,70 @@ mod tests {
         for (path, inode, content) in entries {
             let mut file = tempfile::tempfile().expect("a file");
             file.write_all(content.as_bytes()).expect("written");
-            let stat = Stat { nlink: 2, ..sys::stat_fd(&file).expect("stat") };
-            told.push(ExportEntry { data: ExportData::File, ..ExportEntry::new(path.as_bytes().to_vec(), &stat, *inode, None, Vec::new()) });
+            let stat = Stat {
+                nlink: 2,
+                ..sys::stat_fd(&file).expect("stat")
+            };
+            told.push(ExportEntry {
+                data: ExportData::File,
+                ..ExportEntry::new(path.as_bytes().to_vec(), &stat, *inode, None, Vec::new())
+            });
             files.push(OwnedFd::from(file));
         }
         let (removed, refused, unproven, finished) = (Vec::new(), Vec::new(), Vec::new(), false);
         let (checkpoint, store) = (CheckpointId(1), String::new());
-        (ExportPart { run: 1, checkpoint, from: None, store, part: number, removed, entries: told, refused, unproven, total: None, finished }, files)
+        (
+            ExportPart {
+                run: 1,
+                checkpoint,
+                from: None,
+                store,
+                part: number,
+                removed,
+                entries: told,
+                refused,
+                unproven,
+                total: None,
+                finished,
+            },
+            files,
+        )
     }
 
     fn end() -> Part {
         let (part, files) = part(0, &[]);
-        (ExportPart { finished: true, ..part }, files)
+        (
+            ExportPart {
+                finished: true,
+                ..part
+            },
+            files,
+        )
     }
 
-    fn handed(parts: Vec<Part>, unproven: &[(u64, &str)]) -> (Result<Vec<Refused>, VerbError>, Handed, Vec<u64>) {
+    fn handed(
+        parts: Vec<Part>,
+        unproven: &[(u64, &str)],
+    ) -> (Result<Vec<Refused>, VerbError>, Handed, Vec<u64>) {
         let confirmed = Mutex::default();
         let mut handed = Vec::new();
-        let result = hand_on(Fake { parts: parts.into_iter(), unproven, confirmed: &confirmed }, |entry, content| {
-            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            let content = if let Content::Held { bytes, .. } = content { Some(text(bytes)) } else { None };
-            handed.push((text(&entry.path.0), content));
-            Ok(None)
-        });
+        let result = hand_on(
+            Fake {
+                parts: parts.into_iter(),
+                unproven,
+                confirmed: &confirmed,
+            },
+            |entry, content| {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                let content = if let Content::Held { bytes, .. } = content {
+                    Some(text(bytes))
+                } else {
+                    None
+                };
+                handed.push((text(&entry.path.0), content));
+                Ok(None)
+            },
+        );
         let confirmed = confirmed.lock().clone();
         (result, handed, confirmed)
     }
@@ -257,15 +344,31 @@ mod tests {
         let (result, handed, _) = handed(parts, &[(1, "b")]);
         assert!(result.expect("handed on").is_empty());
         // The second time it is not held: it has a name that was told before.
-        assert_eq!(handed, [some("a", "one"), some("c", "three"), ("b".to_owned(), None)]);
+        assert_eq!(
+            handed,
+            [some("a", "one"), some("c", "three"), ("b".to_owned(), None)]
+        );
     }
 
     #[test]
     fn what_was_not_yet_proven_when_the_daemon_went_is_not_handed_on() {
-        let (result, handed, confirmed) = handed(vec![part(1, &[("a", 1, "one")]), part(2, &[("b", 2, "two")]), part(3, &[("c", 3, "three")])], &[]);
+        let (result, handed, confirmed) = handed(
+            vec![
+                part(1, &[("a", 1, "one")]),
+                part(2, &[("b", 2, "two")]),
+                part(3, &[("c", 3, "three")]),
+            ],
+            &[],
+        );
         assert_eq!(result.expect_err("the daemon went").code, "lost");
-        let proven: Handed = [some("a", "one"), some("b", "two"), some("c", "three")].into_iter().take(confirmed.len()).collect();
-        assert!(handed == proven && !confirmed.contains(&3), "{handed:?} {confirmed:?}");
+        let proven: Handed = [some("a", "one"), some("b", "two"), some("c", "three")]
+            .into_iter()
+            .take(confirmed.len())
+            .collect();
+        assert!(
+            handed == proven && !confirmed.contains(&3),
+            "{handed:?} {confirmed:?}"
+        );
     }
 
     #[test]

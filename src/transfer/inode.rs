@@ -1,7 +1,8 @@
 //! One inode: its content and its attributes.
 //!
-//! Owners, devices, and some extended attributes are for root to set. Who is not root gets what he may, and is told how many were not to be had.
-//! **A set-id bit goes with its owner alone**: a program that somebody else made set-id would run as whoever made the copy.
+//! Owners, devices, and some extended attributes are for root to set. Who is not root gets what he
+//! may, and is told how many were not to be had. **A set-id bit goes with its owner alone**: a
+//! program that somebody else made set-id would run as whoever made the copy.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -92,11 +93,18 @@ impl Inodes {
                     self.cloned.fetch_add(1, Ordering::Relaxed);
                     return Ok(());
                 }
-                Err(errno @ (Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL | Errno::ENOTTY | Errno::ENOSYS)) => {
+                Err(
+                    errno @ (Errno::EOPNOTSUPP
+                    | Errno::EXDEV
+                    | Errno::EINVAL
+                    | Errno::ENOTTY
+                    | Errno::ENOSYS),
+                ) => {
                     self.reflink.store(false, Ordering::Relaxed);
                     self.no_reflink.store(errno.0, Ordering::Relaxed);
                 }
-                // Two files of one filesystem, one of them not to be cloned (EPERM of an immutable file, ETXTBSY of a swap file).
+                // Two files of one filesystem, one of them not to be cloned (EPERM of an immutable
+                // file, ETXTBSY of a swap file).
                 Err(Errno::EPERM | Errno::ETXTBSY) => {}
                 Err(errno) => return Err(errno),
             }
@@ -113,14 +121,22 @@ impl Inodes {
     ///
     /// # Errors
     /// EEXIST; those of making it.
-    pub fn make(&self, dir: &OwnedFd, name: &[u8], entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
+    pub fn make(
+        &self,
+        dir: &OwnedFd,
+        name: &[u8],
+        entry: &ExportEntry,
+        content: Option<&File>,
+    ) -> SysResult<()> {
         match entry.kind {
             Kind::File => {
                 let out = sys::create_file_at(dir, name, Open::WRITE, 0o600)?;
                 content.map_or(Ok(()), |from| self.fill(&out, from, &entry.path.0))?;
                 return self.apply_attrs_to_file(&out, entry);
             }
-            Kind::Symlink => sys::symlink_at(&entry.target.as_ref().ok_or(Errno::EIO)?.0, dir, name)?,
+            Kind::Symlink => {
+                sys::symlink_at(&entry.target.as_ref().ok_or(Errno::EIO)?.0, dir, name)?
+            }
             Kind::Dir => return Err(Errno::EISDIR),
             kind => sys::mknod_at(dir, name, kind, 0o600, entry.rdev)?,
         }
@@ -131,7 +147,12 @@ impl Inodes {
     ///
     /// # Errors
     /// Those of writing.
-    pub fn make_again(&self, out: &File, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
+    pub fn make_again(
+        &self,
+        out: &File,
+        entry: &ExportEntry,
+        content: Option<&File>,
+    ) -> SysResult<()> {
         sys::truncate(out, 0)?;
         content.map_or(Ok(()), |from| self.fill(out, from, &entry.path.0))?;
         self.apply_attrs_to_file(out, entry)
@@ -142,13 +163,21 @@ impl Inodes {
         let now = sys::stat_fd(out)?;
         let mut owner = (now.uid, now.gid);
         if owner != (entry.uid, entry.gid) {
-            owner = self.owner_set(sys::set_file_owner(out, entry.uid, entry.gid), |gid| sys::set_file_owner(out, now.uid, gid), owner, entry)?;
+            owner = self.owner_set(
+                sys::set_file_owner(out, entry.uid, entry.gid),
+                |gid| sys::set_file_owner(out, now.uid, gid),
+                owner,
+                entry,
+            )?;
         }
         self.replace_xattrs(&sys::file_xattrs(out)?, entry, |name, value| match value {
             Some(value) => sys::set_file_xattr(out, name, value),
             None => sys::remove_file_xattr(out, name),
         })?;
-        sys::set_file_mode(out, mode_for(owner, entry.kind, entry.mode, (entry.uid, entry.gid)))?;
+        sys::set_file_mode(
+            out,
+            mode_for(owner, entry.kind, entry.mode, (entry.uid, entry.gid)),
+        )?;
         sys::set_file_times(out, entry.atime(), entry.mtime())
     }
 
@@ -177,20 +206,42 @@ impl Inodes {
         sys::utimens_fd(&fd, SetTime::At(entry.atime()), SetTime::At(entry.mtime()))
     }
 
-    /// The owner was set, or may not be: then at least the group, if that may. Gives who owns it now; `now`: before.
-    fn owner_set(&self, set: SysResult<()>, group: impl FnOnce(u32) -> SysResult<()>, now: Owner, entry: &ExportEntry) -> SysResult<Owner> {
+    /// The owner was set, or may not be: then at least the group, if that may. Gives who owns it
+    /// now; `now`: before.
+    fn owner_set(
+        &self,
+        set: SysResult<()>,
+        group: impl FnOnce(u32) -> SysResult<()>,
+        now: Owner,
+        entry: &ExportEntry,
+    ) -> SysResult<Owner> {
         match set {
             Err(Errno::EPERM | Errno::EINVAL) if !self.root => {
                 self.owners_lost.fetch_add(1, Ordering::Relaxed);
-                Ok((now.0, if group(entry.gid).is_ok() { entry.gid } else { now.1 }))
+                Ok((
+                    now.0,
+                    if group(entry.gid).is_ok() {
+                        entry.gid
+                    } else {
+                        now.1
+                    },
+                ))
             }
             set => set.map(|()| (entry.uid, entry.gid)),
         }
     }
 
-    fn replace_xattrs(&self, now: &Xattrs, entry: &ExportEntry, set: impl Fn(&[u8], Option<&[u8]>) -> SysResult<()>) -> SysResult<()> {
+    fn replace_xattrs(
+        &self,
+        now: &Xattrs,
+        entry: &ExportEntry,
+        set: impl Fn(&[u8], Option<&[u8]>) -> SysResult<()>,
+    ) -> SysResult<()> {
         for (name, _) in now {
-            if !is_own_xattr(name) && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name) && !is_the_systems(name) {
+            if !is_own_xattr(name)
+                && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name)
+                && !is_the_systems(name)
+            {
                 match set(name, None) {
                     Ok(()) | Err(Errno::NO_XATTR) => {}
                     Err(errno) => return Err(errno),
@@ -198,19 +249,26 @@ impl Inodes {
             }
         }
         for (name, value) in &entry.xattrs {
-            if is_own_xattr(&name.0) || now.iter().any(|(known, has)| *known == name.0 && *has == value.0) {
+            if is_own_xattr(&name.0)
+                || now
+                    .iter()
+                    .any(|(known, has)| *known == name.0 && *has == value.0)
+            {
                 continue;
             }
             match set(&name.0, Some(&value.0)) {
                 Ok(()) => {}
-                Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::EINVAL) => drop(self.xattrs_lost.fetch_add(1, Ordering::Relaxed)),
+                Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::EINVAL) => {
+                    drop(self.xattrs_lost.fetch_add(1, Ordering::Relaxed))
+                }
                 Err(errno) => return Err(errno),
             }
         }
         Ok(())
     }
 
-    /// What stands for all: whether an inode that is there is the one that an entry tells of, but for its content.
+    /// What stands for all: whether an inode that is there is the one that an entry tells of, but
+    /// for its content.
     ///
     /// # Errors
     /// Those of reading it.
@@ -223,13 +281,15 @@ impl Inodes {
 /// User and group.
 pub type Owner = (u32, u32);
 
-/// The permission bits for a copy, which belongs to `owner`, of an inode with `mode` that belongs to `theirs`.
+/// The permission bits for a copy, which belongs to `owner`, of an inode with `mode` that belongs
+/// to `theirs`.
 pub fn mode_for(owner: Owner, kind: Kind, mode: u32, theirs: Owner) -> u32 {
     // Of a directory they run nothing.
     if kind == Kind::Dir {
         return mode;
     }
-    let lost = if owner.0 == theirs.0 { 0 } else { SET_UID } | if owner.1 == theirs.1 { 0 } else { SET_GID };
+    let lost = if owner.0 == theirs.0 { 0 } else { SET_UID }
+        | if owner.1 == theirs.1 { 0 } else { SET_GID };
     mode & !lost
 }
 
@@ -246,18 +306,35 @@ fn is_the_systems(name: &[u8]) -> bool {
 /// Those of reading it.
 pub fn is_as_told(fd: &OwnedFd, entry: &ExportEntry, owners: bool) -> SysResult<bool> {
     let stat = sys::stat_fd(fd)?;
-    let mode = mode_for((stat.uid, stat.gid), entry.kind, entry.mode, (entry.uid, entry.gid));
+    let mode = mode_for(
+        (stat.uid, stat.gid),
+        entry.kind,
+        entry.mode,
+        (entry.uid, entry.gid),
+    );
     let linked = entry.kind == Kind::Symlink || stat.mode == mode;
     let sized = entry.kind != Kind::File || stat.size == entry.size;
     let device = !matches!(entry.kind, Kind::CharDev | Kind::BlockDev) || stat.rdev == entry.rdev;
     let owned = !owners || (stat.uid, stat.gid) == (entry.uid, entry.gid);
-    if stat.kind != entry.kind || !linked || !sized || !device || !owned || stat.mtime != entry.mtime() {
+    if stat.kind != entry.kind
+        || !linked
+        || !sized
+        || !device
+        || !owned
+        || stat.mtime != entry.mtime()
+    {
         return Ok(false);
     }
-    if entry.kind == Kind::Symlink && sys::readlink_fd(fd).ok() != entry.target.as_ref().map(|target| target.0.clone()) {
+    if entry.kind == Kind::Symlink
+        && sys::readlink_fd(fd).ok() != entry.target.as_ref().map(|target| target.0.clone())
+    {
         return Ok(false);
     }
     let mut now = sys::all_xattrs(fd)?;
     now.retain(|(name, _)| !is_own_xattr(name));
-    Ok(now.len() == entry.xattrs.len() && now.iter().zip(&entry.xattrs).all(|(a, b)| a.0 == b.0.0 && a.1 == b.1.0))
+    Ok(now.len() == entry.xattrs.len()
+        && now
+            .iter()
+            .zip(&entry.xattrs)
+            .all(|(a, b)| a.0 == b.0.0 && a.1 == b.1.0))
 }

@@ -1,10 +1,11 @@
-//! What says that a directory is an export: an extended attribute of the directory itself, so that it goes where the directory goes and is no part of
-//! the tree in it (docs/adr/0016-export.md).
+//! What says that a directory is an export: an extended attribute of the directory itself, so that
+//! it goes where the directory goes and is no part of the tree in it (docs/adr/0016-export.md).
 //!
 //! ```text
 //! user.ckptfs.export = "1 STORE CHECKPOINT begun|whole"
 //! ```
-//! `begun` is set before anything is touched, `whole` when everything is as it was at the checkpoint.
+//! `begun` is set before anything is touched, `whole` when everything is as it was at the
+//! checkpoint.
 
 use std::os::fd::AsFd;
 
@@ -41,8 +42,14 @@ impl Mark {
     fn parse(value: &[u8]) -> Option<Mark> {
         let text = std::str::from_utf8(value).ok()?;
         let words: Vec<&str> = text.split(' ').collect();
-        let ["1", store, checkpoint, state @ ("begun" | "whole")] = words.as_slice() else { return None };
-        Some(Mark { store: (*store).to_owned(), checkpoint: CheckpointId(checkpoint.parse().ok()?), whole: *state == "whole" })
+        let ["1", store, checkpoint, state @ ("begun" | "whole")] = words.as_slice() else {
+            return None;
+        };
+        Some(Mark {
+            store: (*store).to_owned(),
+            checkpoint: CheckpointId(checkpoint.parse().ok()?),
+            whole: *state == "whole",
+        })
     }
 
     /// Sets it; `false`: the filesystem keeps no extended attributes.
@@ -66,11 +73,28 @@ mod tests {
 
     #[test]
     fn marks_are_read_as_written_and_nothing_else_is_one() {
-        for text in ["", "1 s 5", "1 s 5 done", "2 s 5 whole", "1 s x whole", "1 s 5 whole "] {
+        for text in [
+            "",
+            "1 s 5",
+            "1 s 5 done",
+            "2 s 5 whole",
+            "1 s x whole",
+            "1 s 5 whole ",
+        ] {
             assert_eq!(Mark::parse(text.as_bytes()), None, "{text:?}");
         }
-        let mark = Mark { store: "s".into(), checkpoint: CheckpointId(5), whole: false };
+        let mark = Mark {
+            store: "s".into(),
+            checkpoint: CheckpointId(5),
+            whole: false,
+        };
         assert_eq!(Mark::parse(b"1 s 5 begun"), Some(mark.clone()));
-        assert_eq!(Mark::parse(b"1 s 5 whole"), Some(Mark { whole: true, ..mark }));
+        assert_eq!(
+            Mark::parse(b"1 s 5 whole"),
+            Some(Mark {
+                whole: true,
+                ..mark
+            })
+        );
     }
 }

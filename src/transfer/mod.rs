@@ -1,10 +1,12 @@
-//! Trees outside of any mount: made from what an [export](crate::engine::export) tells, compared with it, marked, or told as a tar stream.
+//! Trees outside of any mount: made from what an [export](crate::engine::export) tells, compared
+//! with it, marked, or told as a tar stream.
 //!
-//! Nothing here asks a daemon: where the parts come from is a [`Feed`]. Everything is done with the rights of whoever asked, below descriptors of the
-//! destination; no link in it is followed. What cannot be done for one path is told at the end, and the rest is done.
+//! Nothing here asks a daemon: where the parts come from is a [`Feed`]. Everything is done with the
+//! rights of whoever asked, below descriptors of the destination; no link in it is followed. What
+//! cannot be done for one path is told at the end, and the rest is done.
 //!
-//! **Order.** An inode gets its attributes when it has its content, a directory when everything below it is done, the deepest first; the
-//! [`mark`] says that the copy is whole after all that.
+//! **Order.** An inode gets its attributes when it has its content, a directory when everything
+//! below it is done, the deepest first; the [`mark`] says that the copy is whole after all that.
 //!
 //! **Locking.** Several threads work on one destination. All locks are leaves.
 
@@ -42,7 +44,8 @@ pub trait Feed: Send {
     fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)>;
 }
 
-/// What becomes of them. Paths come in any order, but a directory before what is in it when there is one thread.
+/// What becomes of them. Paths come in any order, but a directory before what is in it when there
+/// is one thread.
 pub trait Sink: Sync {
     /// What one thread keeps from one entry to the next.
     type Hand: Default;
@@ -57,7 +60,8 @@ pub trait Sink: Sync {
     ///
     /// # Errors
     /// What could not be done for this one.
-    fn entry(&self, hand: &mut Self::Hand, entry: ExportEntry, file: Option<File>) -> SysResult<()>;
+    fn entry(&self, hand: &mut Self::Hand, entry: ExportEntry, file: Option<File>)
+    -> SysResult<()>;
 }
 
 /// What was handed over, from several threads.
@@ -69,11 +73,16 @@ struct Shared {
     refused: Mutex<Vec<Refused>>,
 }
 
-/// Hands everything that the feeds give to a sink, with one thread for each. Says what could not be done, sorted by path.
+/// Hands everything that the feeds give to a sink, with one thread for each. Says what could not be
+/// done, sorted by path.
 ///
 /// # Errors
 /// Those of the feeds; what was done before stays done.
-pub fn hand_over<S: Sink>(mut feeds: Vec<Box<dyn Feed>>, sink: &S, progress: &(dyn Fn(u64, Option<u64>) + Sync)) -> VerbResult<Vec<Refused>> {
+pub fn hand_over<S: Sink>(
+    mut feeds: Vec<Box<dyn Feed>>,
+    sink: &S,
+    progress: &(dyn Fn(u64, Option<u64>) + Sync),
+) -> VerbResult<Vec<Refused>> {
     let shared = Shared::default();
     std::thread::scope(|scope| {
         // All stay until the last has ended: what they tell may end with the first that goes.
@@ -97,7 +106,12 @@ pub fn hand_over<S: Sink>(mut feeds: Vec<Box<dyn Feed>>, sink: &S, progress: &(d
     Ok(refused)
 }
 
-fn work<S: Sink>(feed: &mut dyn Feed, sink: &S, shared: &Shared, progress: &(dyn Fn(u64, Option<u64>) + Sync)) {
+fn work<S: Sink>(
+    feed: &mut dyn Feed,
+    sink: &S,
+    shared: &Shared,
+    progress: &(dyn Fn(u64, Option<u64>) + Sync),
+) {
     let mut hand = S::Hand::default();
     let mut done = Vec::new();
     while !shared.stop.load(Ordering::Relaxed) {
@@ -123,14 +137,27 @@ fn work<S: Sink>(feed: &mut dyn Feed, sink: &S, shared: &Shared, progress: &(dyn
         if !refused.is_empty() {
             shared.refused.lock().extend(refused);
         }
-        progress(shared.told.fetch_add(count, Ordering::Relaxed) + count, total);
+        progress(
+            shared.told.fetch_add(count, Ordering::Relaxed) + count,
+            total,
+        );
     }
 }
 
 /// One part; what could not be done of it.
-fn one_part<S: Sink>(part: ExportPart, files: Vec<OwnedFd>, sink: &S, hand: &mut S::Hand) -> Vec<Refused> {
+fn one_part<S: Sink>(
+    part: ExportPart,
+    files: Vec<OwnedFd>,
+    sink: &S,
+    hand: &mut S::Hand,
+) -> Vec<Refused> {
     let mut refused = part.refused;
-    let mut refuse = |path: TreePath, errno: Errno| refused.push(Refused { path, errno: errno.0 });
+    let mut refuse = |path: TreePath, errno: Errno| {
+        refused.push(Refused {
+            path,
+            errno: errno.0,
+        })
+    };
     for path in part.removed {
         if let Err(errno) = sink.remove(&path.0) {
             refuse(path, errno);
@@ -141,7 +168,10 @@ fn one_part<S: Sink>(part: ExportPart, files: Vec<OwnedFd>, sink: &S, hand: &mut
         let path = entry.path.clone();
         let made = match &entry.data {
             // The kernel drops descriptors for which this process has no room.
-            ExportData::File => files.next().ok_or(Errno::EMFILE).and_then(|file| sink.entry(hand, entry, Some(file))),
+            ExportData::File => files
+                .next()
+                .ok_or(Errno::EMFILE)
+                .and_then(|file| sink.entry(hand, entry, Some(file))),
             _ => sink.entry(hand, entry, None),
         };
         if let Err(errno) = made {
@@ -151,13 +181,18 @@ fn one_part<S: Sink>(part: ExportPart, files: Vec<OwnedFd>, sink: &S, hand: &mut
     refused
 }
 
-/// The attributes of a file that somebody else has opened. Anything else than a file could keep whoever reads it, or have no end.
+/// The attributes of a file that somebody else has opened. Anything else than a file could keep
+/// whoever reads it, or have no end.
 ///
 /// # Errors
 /// EINVAL: it is no regular file.
 fn regular(file: &File) -> SysResult<Stat> {
     let stat = sys::stat_fd(file)?;
-    if stat.kind == Kind::File { Ok(stat) } else { Err(Errno::EINVAL) }
+    if stat.kind == Kind::File {
+        Ok(stat)
+    } else {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// A sink that counts.
@@ -181,7 +216,10 @@ impl Sink for Counted {
 
     fn entry(&self, _hand: &mut (), entry: ExportEntry, file: Option<File>) -> SysResult<()> {
         self.entries.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(if file.is_some() { entry.size } else { 0 }, Ordering::Relaxed);
+        self.bytes.fetch_add(
+            if file.is_some() { entry.size } else { 0 },
+            Ordering::Relaxed,
+        );
         Ok(())
     }
 }

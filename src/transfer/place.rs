@@ -29,7 +29,12 @@ pub fn open_below(root: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Own
     let mut rest = path;
     let mut at: Option<OwnedFd> = None;
     while rest.len() > STEP_BYTES {
-        let Some(cut) = rest.get(..STEP_BYTES).and_then(|head| head.iter().rposition(|byte| *byte == b'/')) else { break };
+        let Some(cut) = rest
+            .get(..STEP_BYTES)
+            .and_then(|head| head.iter().rposition(|byte| *byte == b'/'))
+        else {
+            break;
+        };
         let head = rest.get(..cut).unwrap_or_default();
         let next = match &at {
             Some(dir) => sys::open_beneath(dir, head, OpenKind::Dir)?,
@@ -44,7 +49,8 @@ pub fn open_below(root: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Own
     }
 }
 
-/// Opens a directory below `root`, and makes it and those above it if they are not there (mode 0700).
+/// Opens a directory below `root`, and makes it and those above it if they are not there (mode
+/// 0700).
 ///
 /// # Errors
 /// ENOTDIR or ELOOP if something else is there.
@@ -54,7 +60,10 @@ pub fn make_dirs(root: impl AsFd, path: &[u8]) -> SysResult<OwnedFd> {
         opened => return opened,
     }
     let mut at = open_below(&root, b"", OpenKind::Dir)?;
-    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+    for name in path
+        .split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty())
+    {
         match sys::mkdir_at(&at, name, 0o700) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
@@ -82,7 +91,8 @@ pub fn remove_tree(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
         }
         sys::open_dir_at(dir.as_fd(), name)
     };
-    // Depth first, without recursion: name of each open directory, its descriptor, and its directories that are still to be emptied.
+    // Depth first, without recursion: name of each open directory, its descriptor, and its
+    // directories that are still to be emptied.
     let mut levels = vec![empty_files(name.to_vec(), open(&dir, name)?)?];
     while let Some(last) = levels.last_mut() {
         if let Some(next) = last.dirs.pop() {
@@ -167,7 +177,10 @@ mod tests {
         make_dirs(&root, &path).expect("made");
         open_below(&root, &path, OpenKind::Path).expect("opened");
         assert_eq!(split(b"a/b/c"), Some((b"a/b".as_slice(), b"c".as_slice())));
-        assert_eq!((split(b"a"), split(b"")), (Some((b"".as_slice(), b"a".as_slice())), None));
+        assert_eq!(
+            (split(b"a"), split(b"")),
+            (Some((b"".as_slice(), b"a".as_slice())), None)
+        );
         remove_tree(&root, &[b'd'; 100]).expect("removed");
         remove_tree(&root, b"none").expect("nothing to do");
         assert!(sys::list_dir(&root).expect("list").is_empty());

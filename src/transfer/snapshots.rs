@@ -1,5 +1,6 @@
-//! Histories that others keep as plain directories: snapper's `.snapshots/N/snapshot`, and one directory beside the other as `rsync --link-dest` makes
-//! them. What differs from one to the next, without reading what is the same.
+//! Histories that others keep as plain directories: snapper's `.snapshots/N/snapshot`, and one
+//! directory beside the other as `rsync --link-dest` makes them. What differs from one to the next,
+//! without reading what is the same.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -31,17 +32,29 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// When it was made, in nanoseconds since 1970: by what snapper wrote, which is UTC (snapper(8)), else by a name that is a date or a time here.
+    /// When it was made, in nanoseconds since 1970: by what snapper wrote, which is UTC
+    /// (snapper(8)), else by a name that is a date or a time here.
     pub fn made_ns(&self) -> Option<i64> {
-        let at = |text: &str, zone: TimeZone| text.parse::<DateTime>().ok().and_then(|time| time.to_zoned(zone).ok()).map(|time| time.timestamp());
-        let written = self.date.as_deref().and_then(|date| at(date, TimeZone::UTC));
-        let made = written.or_else(|| self.name.parse().ok()).or_else(|| at(&self.name.replace('_', "T"), TimeZone::system()))?;
+        let at = |text: &str, zone: TimeZone| {
+            text.parse::<DateTime>()
+                .ok()
+                .and_then(|time| time.to_zoned(zone).ok())
+                .map(|time| time.timestamp())
+        };
+        let written = self
+            .date
+            .as_deref()
+            .and_then(|date| at(date, TimeZone::UTC));
+        let made = written
+            .or_else(|| self.name.parse().ok())
+            .or_else(|| at(&self.name.replace('_', "T"), TimeZone::system()))?;
         i64::try_from(made.as_nanosecond()).ok()
     }
 }
 
-/// The snapshots in a directory, which is open for reading, the oldest first: by number where all names are numbers, else by name. No link is followed:
-/// whoever may write there must not choose what is imported.
+/// The snapshots in a directory, which is open for reading, the oldest first: by number where all
+/// names are numbers, else by name. No link is followed: whoever may write there must not choose
+/// what is imported.
 ///
 /// # Errors
 /// Those of reading it.
@@ -56,10 +69,23 @@ pub fn find(dir: &OwnedFd) -> SysResult<Vec<Snapshot>> {
         let below = |inner: &[u8]| [&entry.name, b"/".as_slice(), inner].concat();
         let inner = below(b"snapshot");
         let numbered = name.bytes().all(|byte| byte.is_ascii_digit());
-        let info = if numbered && open_below(dir, &inner, OpenKind::Dir).is_ok() { read_info(dir, &below(b"info.xml")) } else { None };
-        let text = |tag: &str| info.as_deref().and_then(|info| element(info, tag)).filter(|text| !text.is_empty());
+        let info = if numbered && open_below(dir, &inner, OpenKind::Dir).is_ok() {
+            read_info(dir, &below(b"info.xml"))
+        } else {
+            None
+        };
+        let text = |tag: &str| {
+            info.as_deref()
+                .and_then(|info| element(info, tag))
+                .filter(|text| !text.is_empty())
+        };
         let (date, description) = (text("date"), text("description"));
-        found.push(Snapshot { name, path: if info.is_some() { inner } else { entry.name }, date, description });
+        found.push(Snapshot {
+            name,
+            path: if info.is_some() { inner } else { entry.name },
+            date,
+            description,
+        });
     }
     let number = |snapshot: &Snapshot| snapshot.name.parse::<u64>().ok();
     if found.iter().all(|snapshot| number(snapshot).is_some()) {
@@ -86,8 +112,20 @@ fn read_info(dir: &OwnedFd, path: &[u8]) -> Option<String> {
 fn element(xml: &str, name: &str) -> Option<String> {
     let (_, rest) = xml.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once(&format!("</{name}>"))?;
-    let named = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
-    Some(named.iter().fold(text.trim().to_owned(), |text, (from, to)| text.replace(from, to)))
+    let named = [
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&quot;", "\""),
+        ("&apos;", "'"),
+        ("&amp;", "&"),
+    ];
+    Some(
+        named
+            .iter()
+            .fold(text.trim().to_owned(), |text, (from, to)| {
+                text.replace(from, to)
+            }),
+    )
 }
 
 /// A snapshot that was read: every inode by its path.
@@ -106,7 +144,10 @@ pub fn read(root: OwnedFd) -> SysResult<(Known, Vec<Refused>)> {
                 let device = sys::stat_fd(&fd)?.dev;
                 known.insert(entry.path.0.clone(), (entry, device));
             }
-            Err(Unread { path, errno }) => refused.push(Refused { path: TreePath(path), errno: errno.0 }),
+            Err(Unread { path, errno }) => refused.push(Refused {
+                path: TreePath(path),
+                errno: errno.0,
+            }),
         }
     }
     Ok((known, refused))
@@ -117,31 +158,48 @@ pub fn read(root: OwnedFd) -> SysResult<(Known, Vec<Refused>)> {
 pub struct Steps {
     /// Paths that go, with what is below.
     pub removed: Vec<Vec<u8>>,
-    /// What is made, directories before what is in them. [`ExportData::File`]: its content is to be read from the snapshot.
+    /// What is made, directories before what is in them. [`ExportData::File`]: its content is to be
+    /// read from the snapshot.
     pub entries: Vec<ExportEntry>,
 }
 
-/// Two inodes are the same: it is one inode (`--link-dest`), or everything about them is and `same_bytes` says that their content is too.
-fn is_same(old: &(ExportEntry, u64), new: &(ExportEntry, u64), same_bytes: &dyn Fn(&[u8]) -> bool) -> bool {
+/// Two inodes are the same: it is one inode (`--link-dest`), or everything about them is and
+/// `same_bytes` says that their content is too.
+fn is_same(
+    old: &(ExportEntry, u64),
+    new: &(ExportEntry, u64),
+    same_bytes: &dyn Fn(&[u8]) -> bool,
+) -> bool {
     let (a, b) = (&old.0, &new.0);
-    if (a.mode, a.uid, a.gid, a.mtime()) != (b.mode, b.uid, b.gid, b.mtime()) || a.xattrs != b.xattrs {
+    if (a.mode, a.uid, a.gid, a.mtime()) != (b.mode, b.uid, b.gid, b.mtime())
+        || a.xattrs != b.xattrs
+    {
         return false;
     }
     if (a.inode, old.1) == (b.inode, new.1) || a.kind == Kind::Dir {
         return true;
     }
     // Size and time alone prove nothing: two writes may fall into one tick of the clock.
-    (a.rdev, &a.target) == (b.rdev, &b.target) && (a.kind != Kind::File || a.size == b.size && (a.size == 0 || same_bytes(&a.path.0)))
+    (a.rdev, &a.target) == (b.rdev, &b.target)
+        && (a.kind != Kind::File || a.size == b.size && (a.size == 0 || same_bytes(&a.path.0)))
 }
 
-/// What must be done to a copy of `old` to make it one of `new`. `same_bytes`: whether a path holds the same in both, asked only where nothing else tells.
+/// What must be done to a copy of `old` to make it one of `new`. `same_bytes`: whether a path holds
+/// the same in both, asked only where nothing else tells.
 pub fn steps(old: &Known, new: &Known, same_bytes: &dyn Fn(&[u8]) -> bool) -> Steps {
     let mut steps = Steps::default();
     let kind = |known: &Known, path: &[u8]| known.get(path).map(|(entry, _)| entry.kind);
-    steps.removed = old.iter().filter(|(path, (entry, _))| kind(new, path) != Some(entry.kind)).map(|(path, _)| path.clone()).collect();
+    steps.removed = old
+        .iter()
+        .filter(|(path, (entry, _))| kind(new, path) != Some(entry.kind))
+        .map(|(path, _)| path.clone())
+        .collect();
     let staying: HashSet<&[u8]> = new
         .iter()
-        .filter(|(path, b)| old.get(*path).is_some_and(|a| a.0.kind == b.0.kind && is_same(a, b, same_bytes)))
+        .filter(|(path, b)| {
+            old.get(*path)
+                .is_some_and(|a| a.0.kind == b.0.kind && is_same(a, b, same_bytes))
+        })
         .map(|(path, _)| path.as_slice())
         .collect();
     let stays = |path: &[u8]| staying.contains(path);
@@ -152,11 +210,18 @@ pub fn steps(old: &Known, new: &Known, same_bytes: &dyn Fn(&[u8]) -> bool) -> St
             kept.insert((entry.inode, *device), path);
         }
     }
-    let mut worked_in: HashSet<Vec<u8>> = steps.removed.iter().filter_map(|path| Some(split(path)?.0.to_vec())).collect();
+    let mut worked_in: HashSet<Vec<u8>> = steps
+        .removed
+        .iter()
+        .filter_map(|path| Some(split(path)?.0.to_vec()))
+        .collect();
     for (path, (entry, device)) in new.iter().filter(|(path, _)| !stays(path)) {
         worked_in.extend(split(path).map(|(above, _)| above.to_vec()));
         let mut entry = entry.clone();
-        entry.data = match kept.get(&(entry.inode, *device)).filter(|_| entry.is_linked()) {
+        entry.data = match kept
+            .get(&(entry.inode, *device))
+            .filter(|_| entry.is_linked())
+        {
             Some(to) => ExportData::Link(TreePath(to.to_vec())),
             None if entry.kind == Kind::File && entry.size > 0 => ExportData::File,
             None => ExportData::None,
@@ -170,7 +235,9 @@ pub fn steps(old: &Known, new: &Known, same_bytes: &dyn Fn(&[u8]) -> bool) -> St
     }
     // What is above goes with everything below.
     steps.removed.sort();
-    steps.removed.dedup_by(|below, above| below.starts_with(above) && below.get(above.len()) == Some(&b'/'));
+    steps
+        .removed
+        .dedup_by(|below, above| below.starts_with(above) && below.get(above.len()) == Some(&b'/'));
     steps.entries.sort_by(|a, b| a.path.cmp(&b.path));
     steps
 }
@@ -185,18 +252,34 @@ mod tests {
         for number in ["9", "10"] {
             std::fs::create_dir_all(dir.path().join(number).join("snapshot")).expect("mkdir");
         }
-        let info =
-            "<?xml version=\"1.0\"?>\n<snapshot>\n<date>2026-01-02 03:04:05</date>\n<description>a &lt;b&gt; &amp;amp;</description>\n</snapshot>";
+        let info = "<?xml version=\"1.0\"?>\n<snapshot>\n<date>2026-01-02 03:04:05</date>\n<description>a &lt;b&gt; &amp;amp;</description>\n</snapshot>";
         std::fs::write(dir.path().join("9/info.xml"), info).expect("info");
         std::os::unix::fs::symlink("10", dir.path().join("latest")).expect("link");
         // Snapper makes no links; whoever does wants to be followed.
         std::fs::create_dir(dir.path().join("11")).expect("mkdir");
-        std::fs::copy(dir.path().join("9/info.xml"), dir.path().join("11/info.xml")).expect("copy");
+        std::fs::copy(
+            dir.path().join("9/info.xml"),
+            dir.path().join("11/info.xml"),
+        )
+        .expect("copy");
         std::os::unix::fs::symlink("../9/snapshot", dir.path().join("11/snapshot")).expect("link");
         let found = find(&sys::open_root(dir.path()).expect("open")).expect("found");
-        let told: Vec<(&str, &[u8])> = found.iter().map(|snapshot| (snapshot.name.as_str(), snapshot.path.as_slice())).collect();
-        assert_eq!(told, [("9", b"9/snapshot".as_slice()), ("10", b"10"), ("11", b"11")]);
-        assert_eq!((found[0].date.as_deref(), found[0].description.as_deref()), (Some("2026-01-02 03:04:05"), Some("a <b> &amp;")));
+        let told: Vec<(&str, &[u8])> = found
+            .iter()
+            .map(|snapshot| (snapshot.name.as_str(), snapshot.path.as_slice()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("9", b"9/snapshot".as_slice()),
+                ("10", b"10"),
+                ("11", b"11")
+            ]
+        );
+        assert_eq!(
+            (found[0].date.as_deref(), found[0].description.as_deref()),
+            (Some("2026-01-02 03:04:05"), Some("a <b> &amp;"))
+        );
     }
 
     #[test]
@@ -211,12 +294,29 @@ mod tests {
         std::fs::hard_link(a.join("same"), b.join("same")).expect("link");
         std::fs::hard_link(a.join("same"), b.join("d/more")).expect("link");
         std::fs::create_dir(b.join("kind")).expect("mkdir");
-        let read = |path: &std::path::Path| read(sys::open_root(path).expect("open")).expect("read").0;
+        let read =
+            |path: &std::path::Path| read(sys::open_root(path).expect("open")).expect("read").0;
         let steps = steps(&read(&a), &read(&b), &|_| false);
-        let removed: Vec<&str> = steps.removed.iter().map(|path| std::str::from_utf8(path).expect("text")).collect();
+        let removed: Vec<&str> = steps
+            .removed
+            .iter()
+            .map(|path| std::str::from_utf8(path).expect("text"))
+            .collect();
         assert_eq!(removed, ["d/e", "gone", "kind"]);
-        let made: Vec<(&[u8], &ExportData)> = steps.entries.iter().map(|entry| (entry.path.0.as_slice(), &entry.data)).collect();
+        let made: Vec<(&[u8], &ExportData)> = steps
+            .entries
+            .iter()
+            .map(|entry| (entry.path.0.as_slice(), &entry.data))
+            .collect();
         let link = ExportData::Link(TreePath(b"same".to_vec()));
-        assert_eq!(made, [(b"".as_slice(), &ExportData::None), (b"d", &ExportData::None), (b"d/more", &link), (b"kind", &ExportData::None)]);
+        assert_eq!(
+            made,
+            [
+                (b"".as_slice(), &ExportData::None),
+                (b"d", &ExportData::None),
+                (b"d/more", &link),
+                (b"kind", &ExportData::None)
+            ]
+        );
     }
 }

@@ -1,11 +1,12 @@
-//! A tar stream, in the pax format of POSIX.1-2001, with what GNU tar and bsdtar add to it: extended attributes (`SCHILY.xattr.NAME`) and holes
-//! (GNU.sparse 1.0).
+//! A tar stream, in the pax format of POSIX.1-2001, with what GNU tar and bsdtar add to it:
+//! extended attributes (`SCHILY.xattr.NAME`) and holes (GNU.sparse 1.0).
 //!
 //! ```text
 //! header   0 name 100 B | 100 mode 8 | 108 uid 8 | 116 gid 8 | 124 size 12 | 136 mtime 12 | 148 checksum 8 | 156 type 1
 //!          157 linkname 100 | 257 "ustar\0" "00" | 265 uname 32 | 297 gname 32 | 329 devmajor 8 | 337 devminor 8 | 345 prefix 155
 //! ```
-//! Numbers are octal, ended by NUL. What does not fit is in the pax header before: records `LENGTH KEY=VALUE\n`.
+//! Numbers are octal, ended by NUL. What does not fit is in the pax header before: records
+//! `LENGTH KEY=VALUE\n`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -39,14 +40,26 @@ impl<W: Write> Stream<W> {
         Stream { to, written: 0 }
     }
 
-    /// One entry; `path` as it is to be in the stream. `first`: the same inode was written before, under that path. `large`: the content that is not held.
+    /// One entry; `path` as it is to be in the stream. `first`: the same inode was written before,
+    /// under that path. `large`: the content that is not held.
     ///
     /// # Errors
     /// Those of writing; of reading: the stream is broken then.
-    pub fn entry(&mut self, path: &[u8], entry: &ExportEntry, first: Option<&[u8]>, content: &Content<'_>, large: Option<&File>) -> io::Result<()> {
+    pub fn entry(
+        &mut self,
+        path: &[u8],
+        entry: &ExportEntry,
+        first: Option<&[u8]>,
+        content: &Content<'_>,
+        large: Option<&File>,
+    ) -> io::Result<()> {
         let target = first.or(entry.target.as_ref().map(|target| target.0.as_slice()));
         let file = entry.kind == Kind::File && first.is_none();
-        let found = large.filter(|_| file).map(|from| pieces(from, entry.size)).transpose()?.flatten();
+        let found = large
+            .filter(|_| file)
+            .map(|from| pieces(from, entry.size))
+            .transpose()?
+            .flatten();
         let pieces = match content {
             Content::Held { pieces, .. } if file => *pieces,
             _ => found.as_ref(),
@@ -59,12 +72,18 @@ impl<W: Write> Stream<W> {
         record(&mut records, b"atime", decimal(entry.atime()).as_bytes());
         if first.is_none() {
             for (name, value) in &entry.xattrs {
-                record(&mut records, &[b"SCHILY.xattr.", name.0.as_slice()].concat(), &value.0);
+                record(
+                    &mut records,
+                    &[b"SCHILY.xattr.", name.0.as_slice()].concat(),
+                    &value.0,
+                );
             }
         }
         let map = pieces.map(map_of);
         let size = match (&map, pieces) {
-            (Some(map), Some(pieces)) => map.len() as u64 + pieces.iter().map(|(_, length)| length).sum::<u64>(),
+            (Some(map), Some(pieces)) => {
+                map.len() as u64 + pieces.iter().map(|(_, length)| length).sum::<u64>()
+            }
             _ if file => entry.size,
             _ => 0,
         };
@@ -73,7 +92,11 @@ impl<W: Write> Stream<W> {
             record(&mut records, b"GNU.sparse.major", b"1");
             record(&mut records, b"GNU.sparse.minor", b"0");
             record(&mut records, b"GNU.sparse.name", path);
-            record(&mut records, b"GNU.sparse.realsize", entry.size.to_string().as_bytes());
+            record(
+                &mut records,
+                b"GNU.sparse.realsize",
+                entry.size.to_string().as_bytes(),
+            );
             name = b"./GNUSparseFile.0/sparse".to_vec();
         }
         if entry.kind == Kind::Dir {
@@ -85,15 +108,23 @@ impl<W: Write> Stream<W> {
         if let Some(target) = target.filter(|target| target.len() > 100 || !target.is_ascii()) {
             record(&mut records, b"linkpath", target);
         }
-        for (key, number, most) in
-            [(b"size".as_slice(), size, OCTAL_11_MAX), (b"uid", entry.uid.into(), OCTAL_7_MAX), (b"gid", entry.gid.into(), OCTAL_7_MAX)]
-        {
+        for (key, number, most) in [
+            (b"size".as_slice(), size, OCTAL_11_MAX),
+            (b"uid", entry.uid.into(), OCTAL_7_MAX),
+            (b"gid", entry.gid.into(), OCTAL_7_MAX),
+        ] {
             if number > most {
                 record(&mut records, key, number.to_string().as_bytes());
             }
         }
         self.pax(&records)?;
-        self.header(&name, entry, kind_of(entry.kind, first.is_some())?, size, target.unwrap_or_default())?;
+        self.header(
+            &name,
+            entry,
+            kind_of(entry.kind, first.is_some())?,
+            size,
+            target.unwrap_or_default(),
+        )?;
         if !file {
             return Ok(());
         }
@@ -133,12 +164,25 @@ impl<W: Write> Stream<W> {
         self.pad()
     }
 
-    fn header(&mut self, name: &[u8], entry: &ExportEntry, kind: u8, size: u64, target: &[u8]) -> io::Result<()> {
+    fn header(
+        &mut self,
+        name: &[u8],
+        entry: &ExportEntry,
+        kind: u8,
+        size: u64,
+        target: &[u8],
+    ) -> io::Result<()> {
         let mut block = Header::new(name, kind, size.min(OCTAL_11_MAX));
         block.octal(100, 8, u64::from(entry.mode));
         block.octal(108, 8, u64::from(entry.uid).min(OCTAL_7_MAX));
         block.octal(116, 8, u64::from(entry.gid).min(OCTAL_7_MAX));
-        block.octal(136, 12, u64::try_from(entry.mtime().sec).unwrap_or(0).min(OCTAL_11_MAX));
+        block.octal(
+            136,
+            12,
+            u64::try_from(entry.mtime().sec)
+                .unwrap_or(0)
+                .min(OCTAL_11_MAX),
+        );
         block.put(157, target.get(..target.len().min(100)).unwrap_or_default());
         if matches!(entry.kind, Kind::CharDev | Kind::BlockDev) {
             block.octal(329, 8, sys::device_major(entry.rdev).into());
@@ -151,7 +195,9 @@ impl<W: Write> Stream<W> {
         let mut chunk = vec![0; CHUNK_BYTES];
         let (mut at, end) = (offset, offset + length);
         while at < end {
-            let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+            let want = usize::try_from(end - at)
+                .unwrap_or(usize::MAX)
+                .min(CHUNK_BYTES);
             let buffer = chunk.get_mut(..want).ok_or(Errno::EIO)?;
             let got = sys::read_at(from, buffer, at)?;
             if got == 0 {
@@ -173,7 +219,11 @@ impl<W: Write> Stream<W> {
     /// Up to the next block.
     fn pad(&mut self) -> io::Result<()> {
         let over = usize::try_from(self.written % BLOCK as u64).unwrap_or(0);
-        if over == 0 { Ok(()) } else { self.write(&vec![0; BLOCK - over]) }
+        if over == 0 {
+            Ok(())
+        } else {
+            self.write(&vec![0; BLOCK - over])
+        }
     }
 }
 
@@ -239,10 +289,15 @@ fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'\n');
 }
 
-/// Seconds since 1970 with nine digits behind the point; of times before, `sec` is rounded down and the digits go up.
+/// Seconds since 1970 with nine digits behind the point; of times before, `sec` is rounded down and
+/// the digits go up.
 fn decimal(time: sys::Time) -> String {
     let nanoseconds = i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
-    let (sign, all) = if nanoseconds < 0 { ("-", -nanoseconds) } else { ("", nanoseconds) };
+    let (sign, all) = if nanoseconds < 0 {
+        ("-", -nanoseconds)
+    } else {
+        ("", nanoseconds)
+    };
     format!("{sign}{}.{:09}", all / 1_000_000_000, all % 1_000_000_000)
 }
 
@@ -295,7 +350,9 @@ mod tests {
 
     #[test]
     fn a_record_counts_its_own_length() {
-        for length in [1, 5, 90, 91, 92, 93, 94, 95, 96, 980, 990, 991, 992, 993, 9980, 9990] {
+        for length in [
+            1, 5, 90, 91, 92, 93, 94, 95, 96, 980, 990, 991, 992, 993, 9980, 9990,
+        ] {
             let mut records = Vec::new();
             record(&mut records, b"k", &vec![b'v'; length]);
             let text = String::from_utf8(records).expect("text");
@@ -306,7 +363,13 @@ mod tests {
 
     #[test]
     fn times_before_1970_have_their_digits() {
-        assert_eq!(decimal(sys::Time { sec: -2, nsec: 750_000_000 }), "-1.250000000");
+        assert_eq!(
+            decimal(sys::Time {
+                sec: -2,
+                nsec: 750_000_000
+            }),
+            "-1.250000000"
+        );
         assert_eq!(decimal(sys::Time { sec: 1, nsec: 5 }), "1.000000005");
     }
 

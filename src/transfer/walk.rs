@@ -18,7 +18,8 @@ pub struct Unread {
     pub errno: Errno,
 }
 
-/// A walk through a directory, depth first. Nothing is followed that leads out of it, and no other filesystem is entered.
+/// A walk through a directory, depth first. Nothing is followed that leads out of it, and no other
+/// filesystem is entered.
 pub struct Walk {
     root: OwnedFd,
     device: u64,
@@ -38,10 +39,18 @@ impl Walk {
     /// Those of stat(2).
     pub fn new(root: OwnedFd) -> SysResult<Walk> {
         let device = sys::stat_fd(&root)?.dev;
-        Ok(Walk { root, device, open: Vec::new(), dir: Parent::default(), enter: None, begun: false })
+        Ok(Walk {
+            root,
+            device,
+            open: Vec::new(),
+            dir: Parent::default(),
+            enter: None,
+            begun: false,
+        })
     }
 
-    /// The next inode, and a descriptor that names it (`O_PATH`). What vanishes meanwhile is left out.
+    /// The next inode, and a descriptor that names it (`O_PATH`). What vanishes meanwhile is left
+    /// out.
     ///
     /// # Errors
     /// The path that cannot be read, and why; the walk goes on behind it.
@@ -51,7 +60,13 @@ impl Walk {
             self.begun = true;
             self.enter = Some(Vec::new());
             let root = open_below(&self.root, b"", OpenKind::Dir);
-            return Some(root.and_then(|fd| Ok((read(Vec::new(), &fd)?, fd))).map_err(|errno| Unread { path: Vec::new(), errno }));
+            return Some(
+                root.and_then(|fd| Ok((read(Vec::new(), &fd)?, fd)))
+                    .map_err(|errno| Unread {
+                        path: Vec::new(),
+                        errno,
+                    }),
+            );
         }
         loop {
             if let Some(path) = self.enter.take()
@@ -64,7 +79,11 @@ impl Walk {
                 self.open.pop();
                 continue;
             };
-            let path = if above.is_empty() { name.clone() } else { [above.as_slice(), b"/", &name].concat() };
+            let path = if above.is_empty() {
+                name.clone()
+            } else {
+                [above.as_slice(), b"/", &name].concat()
+            };
             let dir = self.dir.existing(&self.root, above);
             let fd = match dir.and_then(|dir| sys::open_path_at(dir, &name)) {
                 Err(Errno::ENOENT) => continue,
@@ -72,20 +91,27 @@ impl Walk {
                 Ok(fd) => fd,
             };
             let met = read(path.clone(), &fd);
-            let is_dir = sys::stat_fd(&fd).is_ok_and(|stat| stat.kind == Kind::Dir && stat.dev == self.device);
+            let is_dir = sys::stat_fd(&fd)
+                .is_ok_and(|stat| stat.kind == Kind::Dir && stat.dev == self.device);
             if is_dir && met.is_ok() {
                 self.enter = Some(path.clone());
             }
             return match met {
                 Err(Errno::ENOENT) => continue,
-                met => Some(met.map(|entry| (entry, fd)).map_err(|errno| Unread { path, errno })),
+                met => Some(
+                    met.map(|entry| (entry, fd))
+                        .map_err(|errno| Unread { path, errno }),
+                ),
             };
         }
     }
 
     fn list(&mut self, path: &[u8]) -> SysResult<()> {
         let dir = self.dir.existing(&self.root, path)?;
-        let mut names: Vec<Vec<u8>> = sys::list_dir(dir)?.into_iter().map(|entry| entry.name).collect();
+        let mut names: Vec<Vec<u8>> = sys::list_dir(dir)?
+            .into_iter()
+            .map(|entry| entry.name)
+            .collect();
         names.sort();
         self.open.push((path.to_vec(), names.into_iter()));
         Ok(())
@@ -94,6 +120,16 @@ impl Walk {
 
 fn read(path: Vec<u8>, fd: &OwnedFd) -> SysResult<ExportEntry> {
     let stat = sys::stat_fd(fd)?;
-    let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(fd)?) } else { None };
-    Ok(ExportEntry::new(path, &stat, stat.ino, target, sys::all_xattrs(fd)?))
+    let target = if stat.kind == Kind::Symlink {
+        Some(sys::readlink_fd(fd)?)
+    } else {
+        None
+    };
+    Ok(ExportEntry::new(
+        path,
+        &stat,
+        stat.ino,
+        target,
+        sys::all_xattrs(fd)?,
+    ))
 }

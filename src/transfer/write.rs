@@ -21,7 +21,8 @@ const DRESSED_ALONE: usize = 64;
 /// Items that a thread takes at once.
 const TAKEN: usize = 16;
 
-/// Does something with each of these, by several threads, in no order but that each thread begins with the first that is left.
+/// Does something with each of these, by several threads, in no order but that each thread begins
+/// with the first that is left.
 pub fn by_several<T: Sync>(items: &[T], threads: usize, each: &(dyn Fn(&T) + Sync)) {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -58,7 +59,8 @@ pub trait Stage: Send + Sync {
     /// The place.
     fn dir(&self) -> &OwnedFd;
 
-    /// What was made there is to be put at a path, in the place of what is there; it may happen later.
+    /// What was made there is to be put at a path, in the place of what is there; it may happen
+    /// later.
     ///
     /// # Errors
     /// Those of putting there what was to be put before.
@@ -109,16 +111,23 @@ impl Writer {
 
     /// Writes below the mount at `root`, a copy of another state: inodes are made on the stage.
     pub fn staged(root: OwnedFd, stage: Box<dyn Stage>) -> Writer {
-        Writer { stage: Some(stage), ..Writer::new(root, Before::Copy) }
+        Writer {
+            stage: Some(stage),
+            ..Writer::new(root, Before::Copy)
+        }
     }
 
-    /// Makes the destination's own directory ready: nothing of what it inherited from above goes to what is made in it.
+    /// Makes the destination's own directory ready: nothing of what it inherited from above goes to
+    /// what is made in it.
     ///
     /// # Errors
     /// Those of chmod(2) and removexattr(2).
     pub fn prepare(&self) -> SysResult<()> {
         if self.before == Before::Nothing {
-            for name in [b"system.posix_acl_default".as_slice(), b"system.posix_acl_access"] {
+            for name in [
+                b"system.posix_acl_default".as_slice(),
+                b"system.posix_acl_access",
+            ] {
                 match sys::removexattr(&self.root, name) {
                     Ok(()) | Err(Errno::NO_XATTR | Errno::EOPNOTSUPP) => {}
                     Err(errno) => return Err(errno),
@@ -128,7 +137,11 @@ impl Writer {
         let mode = sys::stat_fd(&self.root)?.mode;
         // Its set-group-id bit would give what is made another group; and it is to be written.
         let ready = (mode | 0o700) & !0o2000;
-        if mode == ready { Ok(()) } else { sys::chmod_fd(&self.root, ready) }
+        if mode == ready {
+            Ok(())
+        } else {
+            sys::chmod_fd(&self.root, ready)
+        }
     }
 
     /// As [`Writer::finish_by`], by this thread alone.
@@ -136,16 +149,25 @@ impl Writer {
         self.finish_by(1)
     }
 
-    /// When everything was handed over: further names, what does not belong there, the attributes of directories. Says what could not be done.
+    /// When everything was handed over: further names, what does not belong there, the attributes
+    /// of directories. Says what could not be done.
     pub fn finish_by(&self, threads: usize) -> Vec<Refused> {
         let mut refused = Vec::new();
         let mut refuse = |path: &[u8], done: SysResult<()>| {
             if let Err(errno) = done {
-                refused.push(Refused { path: TreePath(path.to_vec()), errno: errno.0 });
+                refused.push(Refused {
+                    path: TreePath(path.to_vec()),
+                    errno: errno.0,
+                });
             }
         };
-        let staged = self.stage.as_ref().map_or_else(Vec::new, |stage| stage.flush());
-        staged.into_iter().for_each(|one| refuse(&one.path.0, Err(Errno(one.errno))));
+        let staged = self
+            .stage
+            .as_ref()
+            .map_or_else(Vec::new, |stage| stage.flush());
+        staged
+            .into_iter()
+            .for_each(|one| refuse(&one.path.0, Err(Errno(one.errno))));
         let mut parent = Parent::default();
         for (path, to) in std::mem::take(&mut *self.links.lock()) {
             refuse(&path, self.link(&mut parent, &path, &to));
@@ -160,11 +182,19 @@ impl Writer {
         // What is below a directory comes before it: with its mode it may be closed to us.
         for level in dirs.chunk_by(|a, b| depth(&a.path.0) == depth(&b.path.0)) {
             // One that was given again comes twice, in this order.
-            let level_threads = if level.len() < DRESSED_ALONE { 1 } else { threads };
+            let level_threads = if level.len() < DRESSED_ALONE {
+                1
+            } else {
+                threads
+            };
             by_several(level, level_threads, &|dir| {
-                let given = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.apply_attrs(fd, dir));
+                let given = open_below(&self.root, &dir.path.0, OpenKind::Dir)
+                    .and_then(|fd| self.inodes.apply_attrs(fd, dir));
                 if let Err(errno) = given {
-                    undressed.lock().push(Refused { path: dir.path.clone(), errno: errno.0 });
+                    undressed.lock().push(Refused {
+                        path: dir.path.clone(),
+                        errno: errno.0,
+                    });
                 }
             });
         }
@@ -216,10 +246,15 @@ impl Writer {
     /// A directory in which something may have to be made; it gets its mode at the end.
     fn open_up(&self, dir: &OwnedFd) -> SysResult<()> {
         let mode = sys::stat_fd(dir)?.mode;
-        if mode & 0o700 == 0o700 { Ok(()) } else { sys::chmod_fd(dir, mode | 0o700) }
+        if mode & 0o700 == 0o700 {
+            Ok(())
+        } else {
+            sys::chmod_fd(dir, mode | 0o700)
+        }
     }
 
-    /// An inode that has other names: `false` if one of them was made before, and this is to be one more.
+    /// An inode that has other names: `false` if one of them was made before, and this is to be one
+    /// more.
     fn is_first(&self, entry: &ExportEntry) -> bool {
         let mut first = self.first.lock();
         if first.contains_key(&entry.inode) {
@@ -229,16 +264,27 @@ impl Writer {
         true
     }
 
-    fn make(&self, dir: &OwnedFd, name: &[u8], entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
+    fn make(
+        &self,
+        dir: &OwnedFd,
+        name: &[u8],
+        entry: &ExportEntry,
+        content: Option<&File>,
+    ) -> SysResult<()> {
         match self.before {
             Before::Nothing => self.inodes.make(dir, name, entry, content)?,
             Before::Anything if self.is_there(dir, name, entry)? => return Ok(()),
             Before::Copy | Before::Anything => {
-                if self.before == Before::Anything && sys::stat_at(dir, name).is_ok_and(|stat| stat.kind == Kind::Dir) {
+                if self.before == Before::Anything
+                    && sys::stat_at(dir, name).is_ok_and(|stat| stat.kind == Kind::Dir)
+                {
                     remove_tree(dir, name)?;
                 }
                 let new = self.new_name();
-                let made = self.inodes.make(dir, &new, entry, content).and_then(|()| sys::rename_at(dir, &new, dir, name, RenameMode::Replace));
+                let made = self
+                    .inodes
+                    .make(dir, &new, entry, content)
+                    .and_then(|()| sys::rename_at(dir, &new, dir, name, RenameMode::Replace));
                 if made.is_err() {
                     let _ = sys::unlink_at(dir, &new);
                 }
@@ -250,7 +296,12 @@ impl Writer {
     }
 
     /// Makes an inode on the stage, which replaces what is at its path when it is put there.
-    fn make_on(&self, stage: &dyn Stage, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
+    fn make_on(
+        &self,
+        stage: &dyn Stage,
+        entry: &ExportEntry,
+        content: Option<&File>,
+    ) -> SysResult<()> {
         let new = self.new_name();
         let made = self.inodes.make(stage.dir(), &new, entry, content);
         if made.is_err() {
@@ -291,14 +342,27 @@ impl Writer {
         Ok(())
     }
 
-    /// A file that was changed while it was copied: it gets what it should have had, wherever its first name is.
-    fn again(&self, parent: &mut Parent, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
-        let first = self.first.lock().get(&entry.inode).cloned().filter(|_| entry.is_linked());
+    /// A file that was changed while it was copied: it gets what it should have had, wherever its
+    /// first name is.
+    fn again(
+        &self,
+        parent: &mut Parent,
+        entry: &ExportEntry,
+        content: Option<&File>,
+    ) -> SysResult<()> {
+        let first = self
+            .first
+            .lock()
+            .get(&entry.inode)
+            .cloned()
+            .filter(|_| entry.is_linked());
         let path = first.unwrap_or_else(|| entry.path.0.clone());
         let (above, name) = split(&path).ok_or(Errno::EINVAL)?;
         let dir = parent.at(&self.root, above)?;
         if entry.kind != Kind::File {
-            return self.inodes.apply_attrs(sys::open_path_at(dir, name)?, entry);
+            return self
+                .inodes
+                .apply_attrs(sys::open_path_at(dir, name)?, entry);
         }
         let fd = match sys::open_path_at(dir, name) {
             Err(Errno::ENOENT) => return self.inodes.make(dir, name, entry, content),
@@ -306,7 +370,8 @@ impl Writer {
         };
         // A read-only file of somebody who is not root.
         sys::chmod_fd(&fd, 0o600)?;
-        self.inodes.make_again(&sys::reopen(&fd, Open::WRITE)?, entry, content)
+        self.inodes
+            .make_again(&sys::reopen(&fd, Open::WRITE)?, entry, content)
     }
 
     /// Removes everything that was not told.
@@ -316,12 +381,18 @@ impl Writer {
         while let Some(path) = open.pop() {
             let dir = open_below(&self.root, &path, OpenKind::Dir)?;
             for entry in sys::list_dir(&dir)? {
-                let below = if path.is_empty() { entry.name.clone() } else { [&path, b"/".as_slice(), &entry.name].concat() };
+                let below = if path.is_empty() {
+                    entry.name.clone()
+                } else {
+                    [&path, b"/".as_slice(), &entry.name].concat()
+                };
                 if !seen.contains(&below) {
                     self.open_up(&dir)?;
                     remove_tree(&dir, &entry.name)?;
                     self.removed.fetch_add(1, Ordering::Relaxed);
-                } else if entry.kind.is_none_or(|kind| kind == Kind::Dir) && sys::stat_at(&dir, &entry.name)?.kind == Kind::Dir {
+                } else if entry.kind.is_none_or(|kind| kind == Kind::Dir)
+                    && sys::stat_at(&dir, &entry.name)?.kind == Kind::Dir
+                {
                     open.push(below);
                 }
             }
@@ -331,7 +402,11 @@ impl Writer {
 }
 
 fn depth(path: &[u8]) -> usize {
-    if path.is_empty() { 0 } else { 1 + path.iter().filter(|byte| **byte == b'/').count() }
+    if path.is_empty() {
+        0
+    } else {
+        1 + path.iter().filter(|byte| **byte == b'/').count()
+    }
 }
 
 impl Sink for Writer {
@@ -366,7 +441,12 @@ impl Writer {
     ///
     /// # Errors
     /// What could not be done for this one.
-    pub fn put(&self, parent: &mut Parent, entry: ExportEntry, file: Option<&File>) -> SysResult<()> {
+    pub fn put(
+        &self,
+        parent: &mut Parent,
+        entry: ExportEntry,
+        file: Option<&File>,
+    ) -> SysResult<()> {
         if self.before == Before::Anything {
             self.seen.lock().insert(entry.path.0.clone());
         }
@@ -387,10 +467,18 @@ impl Writer {
             }
             ExportData::Kept => {
                 self.count();
-                self.inodes.apply_attrs(sys::open_path_at(parent.at(&self.root, above)?, name)?, &entry)
+                self.inodes.apply_attrs(
+                    sys::open_path_at(parent.at(&self.root, above)?, name)?,
+                    &entry,
+                )
             }
             _ if entry.is_linked() && !self.is_first(&entry) => {
-                let first = self.first.lock().get(&entry.inode).cloned().ok_or(Errno::EIO)?;
+                let first = self
+                    .first
+                    .lock()
+                    .get(&entry.inode)
+                    .cloned()
+                    .ok_or(Errno::EIO)?;
                 self.links.lock().push((entry.path.0.clone(), first));
                 Ok(())
             }

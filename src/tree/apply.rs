@@ -1,7 +1,9 @@
-//! Carrying a plan out: put aside what is needed elsewhere, remove what is not wanted, put everything in place, then give back attributes.
+//! Carrying a plan out: put aside what is needed elsewhere, remove what is not wanted, put
+//! everything in place, then give back attributes.
 //!
-//! Nothing is ever at two places that wait for each other: what is wanted under a name that is taken goes to a directory beside the tree first
-//! ([`Slot::STAGING`]), so that swaps, and directories that come to be where they were above, need no order.
+//! Nothing is ever at two places that wait for each other: what is wanted under a name that is
+//! taken goes to a directory beside the tree first ([`Slot::STAGING`]), so that swaps, and
+//! directories that come to be where they were above, need no order.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
@@ -15,7 +17,8 @@ use crate::sys::{Errno, Kind, RenameMode, SysResult};
 
 /// A tree that is changed. Places are named by the numbers of directories that are there.
 pub trait Sink {
-    /// Where an inode is now; `want`: the way to it in the state that is wanted, if that is at hand.
+    /// Where an inode is now; `want`: the way to it in the state that is wanted, if that is at
+    /// hand.
     ///
     /// # Errors
     /// ESTALE: at none of its names.
@@ -24,7 +27,8 @@ pub trait Sink {
     /// A wanted inode is to have one name, and whatever others it has go.
     fn has_one_name(&self, want: &Arc<Trail>) -> bool;
 
-    /// An inode that is there and stays gets the attributes that it is to have, and the content, if that is to be given [`Content::InPlace`].
+    /// An inode that is there and stays gets the attributes that it is to have, and the content, if
+    /// that is to be given [`Content::InPlace`].
     ///
     /// # Errors
     /// Those of writing.
@@ -34,9 +38,11 @@ pub trait Sink {
     ///
     /// # Errors
     /// EEXIST; those of rename(2).
-    fn rename(&mut self, child: Child, from: &Place, to: &Place, mode: RenameMode) -> SysResult<()>;
+    fn rename(&mut self, child: Child, from: &Place, to: &Place, mode: RenameMode)
+    -> SysResult<()>;
 
-    /// Gives an inode one more name. Beside the tree a name that is taken is nobody's, or leads to it already.
+    /// Gives an inode one more name. Beside the tree a name that is taken is nobody's, or leads to
+    /// it already.
     ///
     /// # Errors
     /// EEXIST; those of link(2).
@@ -60,8 +66,8 @@ pub trait Sink {
     /// Those of making it.
     fn make(&mut self, child: Child, want: &Arc<Trail>) -> SysResult<()>;
 
-    /// Puts what stands for a wanted inode in place, in the place of a file that is there; it may happen later, but with [`Sink::flush`]. `false`: it was put
-    /// somewhere already.
+    /// Puts what stands for a wanted inode in place, in the place of a file that is there; it may
+    /// happen later, but with [`Sink::flush`]. `false`: it was put somewhere already.
     ///
     /// # Errors
     /// Those of rename(2), also of what was to be put before.
@@ -93,9 +99,11 @@ struct Applier<'a, S> {
     plan: &'a Plan,
     sink: &'a mut S,
     dirs: Dirs,
-    /// Wanted inode -> where the one that stands for it is now. One that is made anew and is wanted once is not asked for.
+    /// Wanted inode -> where the one that stands for it is now. One that is made anew and is wanted
+    /// once is not asked for.
     placed: HashMap<Slot, Place>,
-    /// Made when it is first asked for: each inode that is taken would look through the whole plan otherwise.
+    /// Made when it is first asked for: each inode that is taken would look through the whole plan
+    /// otherwise.
     leads: OnceCell<Leads<'a>>,
 }
 
@@ -105,7 +113,13 @@ struct Applier<'a, S> {
 /// Those of the sink: then it is carried out in part.
 pub fn apply<S: Sink>(plan: &Plan, sink: &mut S) -> SysResult<Dirs> {
     let dirs = plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect();
-    let mut applier = Applier { plan, sink, dirs, placed: HashMap::new(), leads: OnceCell::new() };
+    let mut applier = Applier {
+        plan,
+        sink,
+        dirs,
+        placed: HashMap::new(),
+        leads: OnceCell::new(),
+    };
     applier.rewrite()?;
     applier.put_aside()?;
     applier.remove()?;
@@ -122,7 +136,10 @@ pub fn apply<S: Sink>(plan: &Plan, sink: &mut S) -> SysResult<Dirs> {
 }
 
 fn aside(slot: Slot) -> Place {
-    Place { parent: Slot::STAGING, name: Name::new(format!("{}", slot.0).as_bytes()) }
+    Place {
+        parent: Slot::STAGING,
+        name: Name::new(format!("{}", slot.0).as_bytes()),
+    }
 }
 
 impl<S: Sink> Applier<'_, S> {
@@ -131,27 +148,45 @@ impl<S: Sink> Applier<'_, S> {
         let (plan, mut done) = (self.plan, HashSet::new());
         for (_, _, child, trail, _) in plan.wanted() {
             match plan.contents.get(&child.slot) {
-                Some(content @ (Content::Attributes | Content::InPlace)) if done.insert(child.slot) => self.sink.rewrite(child, trail, *content)?,
+                Some(content @ (Content::Attributes | Content::InPlace))
+                    if done.insert(child.slot) =>
+                {
+                    self.sink.rewrite(child, trail, *content)?
+                }
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// Takes inodes that are wanted at another name there, or out of the way; makes what is to be made and is not yet.
+    /// Takes inodes that are wanted at another name there, or out of the way; makes what is to be
+    /// made and is not yet.
     fn put_aside(&mut self) -> SysResult<()> {
         let plan = self.plan;
         for kept in plan.kept.iter().filter(|kept| kept.from != kept.aside) {
-            self.sink.rename(kept.child, &kept.from, &kept.aside, RenameMode::Replace)?;
+            self.sink
+                .rename(kept.child, &kept.from, &kept.aside, RenameMode::Replace)?;
         }
         for (dir, name, child, trail, have) in plan.wanted() {
             if self.placed.contains_key(&child.slot) {
                 continue;
             }
             let here = have.is_some_and(|have| have.slot == child.slot);
-            let free = || dir.live.as_ref().filter(|_| have.is_none()).map(|live| Place { parent: live.slot, name: name.clone() });
+            let free = || {
+                dir.live
+                    .as_ref()
+                    .filter(|_| have.is_none())
+                    .map(|live| Place {
+                        parent: live.slot,
+                        name: name.clone(),
+                    })
+            };
             let place = match plan.contents.get(&child.slot) {
-                _ if child.kind == Kind::Dir && (here || !plan.alive_dirs.contains(&child.slot)) => continue,
+                _ if child.kind == Kind::Dir
+                    && (here || !plan.alive_dirs.contains(&child.slot)) =>
+                {
+                    continue;
+                }
                 _ if child.kind == Kind::Dir => self.take(child, trail, None)?,
                 Some(Content::New) | None => {
                     self.sink.make(child, trail)?;
@@ -168,16 +203,21 @@ impl<S: Sink> Applier<'_, S> {
     /// The name at a place is planned to lead to something else.
     fn is_vacated(&self, place: &Place, slot: Slot) -> bool {
         let leads = self.leads.get_or_init(|| self.plan.leads());
-        leads.get(&(place.parent, &place.name)).is_some_and(|wanted| wanted.iter().any(|want| *want != Some(slot)))
+        leads
+            .get(&(place.parent, &place.name))
+            .is_some_and(|wanted| wanted.iter().any(|want| *want != Some(slot)))
     }
 
-    /// Moves an inode to where it is wanted, if nothing is there, or aside. One that keeps another name gets one more.
+    /// Moves an inode to where it is wanted, if nothing is there, or aside. One that keeps another
+    /// name gets one more.
     fn take(&mut self, child: Child, trail: &Arc<Trail>, free: Option<Place>) -> SysResult<Place> {
         let (from, aside) = (self.sink.locate(child, Some(trail))?, aside(child.slot));
         if from == aside {
             return Ok(aside);
         }
-        let moves = child.kind == Kind::Dir || self.is_vacated(&from, child.slot) || self.sink.has_one_name(trail);
+        let moves = child.kind == Kind::Dir
+            || self.is_vacated(&from, child.slot)
+            || self.sink.has_one_name(trail);
         if let Some(free) = free {
             let done = match moves {
                 true => self.sink.rename(child, &from, &free, RenameMode::NoReplace),
@@ -190,13 +230,16 @@ impl<S: Sink> Applier<'_, S> {
             }
         }
         match moves {
-            true => self.sink.rename(child, &from, &aside, RenameMode::Replace)?,
+            true => self
+                .sink
+                .rename(child, &from, &aside, RenameMode::Replace)?,
             false => self.sink.link(child, &from, &aside)?,
         }
         Ok(aside)
     }
 
-    /// Removes what is at names that lead to something else or to nothing. A file that will be replaced stays until then.
+    /// Removes what is at names that lead to something else or to nothing. A file that will be
+    /// replaced stays until then.
     fn remove(&mut self) -> SysResult<()> {
         let plan = self.plan;
         for dir in &plan.dirs {
@@ -217,8 +260,13 @@ impl<S: Sink> Applier<'_, S> {
             None => *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?,
         };
         for name in &dir.names {
-            let Some((child, trail)) = &name.want else { continue };
-            let at = Place { parent: here, name: name.name.clone() };
+            let Some((child, trail)) = &name.want else {
+                continue;
+            };
+            let at = Place {
+                parent: here,
+                name: name.name.clone(),
+            };
             match self.plan.change(name) {
                 Some(Change::Stays(_)) => {}
                 _ if child.kind == Kind::Dir => self.place_dir(*child, trail, &at)?,
@@ -227,7 +275,15 @@ impl<S: Sink> Applier<'_, S> {
         }
         for kept in self.plan.kept.iter().filter(|kept| kept.dir == number) {
             self.sink.flush()?;
-            self.sink.rename(kept.child, &kept.aside, &Place { parent: here, name: kept.name.clone() }, RenameMode::NoReplace)?;
+            self.sink.rename(
+                kept.child,
+                &kept.aside,
+                &Place {
+                    parent: here,
+                    name: kept.name.clone(),
+                },
+                RenameMode::NoReplace,
+            )?;
         }
         Ok(())
     }
@@ -243,7 +299,10 @@ impl<S: Sink> Applier<'_, S> {
     }
 
     fn place_file(&mut self, child: Child, at: &Place) -> SysResult<()> {
-        let new = matches!(self.plan.contents.get(&child.slot), Some(Content::New) | None);
+        let new = matches!(
+            self.plan.contents.get(&child.slot),
+            Some(Content::New) | None
+        );
         if new && self.sink.put(child, at)? {
             if self.plan.several.contains(&child.slot) {
                 self.placed.insert(child.slot, at.clone());

@@ -30,7 +30,10 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new() -> Memory {
         let dir = || Node::Dir(0o755, BTreeMap::new());
-        Memory { nodes: HashMap::from([(Slot::ROOT, dir()), (Slot::STAGING, dir())]), last: 100 }
+        Memory {
+            nodes: HashMap::from([(Slot::ROOT, dir()), (Slot::STAGING, dir())]),
+            last: 100,
+        }
     }
 
     pub(super) fn names(&self, dir: Slot) -> &BTreeMap<Name, Slot> {
@@ -48,22 +51,48 @@ impl Memory {
     }
 
     pub(super) fn kind(&self, slot: Slot) -> Kind {
-        if matches!(self.nodes.get(&slot), Some(Node::Dir(..))) { Kind::Dir } else { Kind::File }
+        if matches!(self.nodes.get(&slot), Some(Node::Dir(..))) {
+            Kind::Dir
+        } else {
+            Kind::File
+        }
     }
 
-    /// What is at a place. An inode that was made anew has another number than the one that it stands for.
+    /// What is at a place. An inode that was made anew has another number than the one that it
+    /// stands for.
     fn at(&self, place: &Place) -> Slot {
         *self.names(place.parent).get(&place.name).expect("a name")
     }
 
     /// Every place of every inode.
     pub(super) fn places(&self) -> Vec<(Slot, Place)> {
-        let dirs = self.nodes.iter().filter_map(|(dir, node)| if let Node::Dir(_, names) = node { Some((*dir, names)) } else { None });
-        dirs.flat_map(|(parent, names)| names.iter().map(move |(name, slot)| (*slot, Place { parent, name: name.clone() }))).collect()
+        let dirs = self.nodes.iter().filter_map(|(dir, node)| {
+            if let Node::Dir(_, names) = node {
+                Some((*dir, names))
+            } else {
+                None
+            }
+        });
+        dirs.flat_map(|(parent, names)| {
+            names.iter().map(move |(name, slot)| {
+                (
+                    *slot,
+                    Place {
+                        parent,
+                        name: name.clone(),
+                    },
+                )
+            })
+        })
+        .collect()
     }
 
     pub(super) fn links(&self, slot: Slot) -> BTreeSet<Place> {
-        self.places().into_iter().filter(|(found, _)| *found == slot).map(|(_, place)| place).collect()
+        self.places()
+            .into_iter()
+            .filter(|(found, _)| *found == slot)
+            .map(|(_, place)| place)
+            .collect()
     }
 
     /// `slot` is `dir`, or above it.
@@ -82,7 +111,11 @@ impl Memory {
         self.last += 1;
         let slot = Slot(self.last);
         self.nodes.insert(slot, node);
-        assert_eq!(self.names_mut(at.parent).insert(at.name.clone(), slot), None, "something is at {at:?}");
+        assert_eq!(
+            self.names_mut(at.parent).insert(at.name.clone(), slot),
+            None,
+            "something is at {at:?}"
+        );
         slot
     }
 
@@ -102,15 +135,31 @@ impl Memory {
 
 impl Tree for Memory {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        Ok(self.names(dir.slot).get(name).map(|slot| Child { slot: *slot, kind: self.kind(*slot) }))
+        Ok(self.names(dir.slot).get(name).map(|slot| Child {
+            slot: *slot,
+            kind: self.kind(*slot),
+        }))
     }
 
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
-        Ok(self.names(dir.slot).iter().map(|(name, slot)| (name.clone(), Child { slot: *slot, kind: self.kind(*slot) })).collect())
+        Ok(self
+            .names(dir.slot)
+            .iter()
+            .map(|(name, slot)| {
+                (
+                    name.clone(),
+                    Child {
+                        slot: *slot,
+                        kind: self.kind(*slot),
+                    },
+                )
+            })
+            .collect())
     }
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
-        let (Node::Dir(mode, _) | Node::File(mode, _)) = self.nodes.get(&node.slot).ok_or(Errno::ESTALE)?;
+        let (Node::Dir(mode, _) | Node::File(mode, _)) =
+            self.nodes.get(&node.slot).ok_or(Errno::ESTALE)?;
         let nlink = self.links(node.slot).len() as u32;
         let time = Time::default();
         let stat = Stat {
@@ -137,7 +186,12 @@ impl Tree for Memory {
         Ok(Xattrs::new())
     }
 
-    fn same_content(&self, file: &Arc<Trail>, other: &Memory, there: &Arc<Trail>) -> SysResult<bool> {
+    fn same_content(
+        &self,
+        file: &Arc<Trail>,
+        other: &Memory,
+        there: &Arc<Trail>,
+    ) -> SysResult<bool> {
         match (self.nodes.get(&file.slot), other.nodes.get(&there.slot)) {
             (Some(Node::File(_, a)), Some(Node::File(_, b))) => Ok(a == b),
             _ => Err(Errno::ESTALE),
@@ -159,7 +213,13 @@ pub(super) struct Becoming<'a> {
 
 impl Becoming<'_> {
     pub(super) fn new(tree: Memory, wanted: &Memory, late: bool) -> Becoming<'_> {
-        Becoming { tree, wanted, put: HashSet::new(), later: Vec::new(), late }
+        Becoming {
+            tree,
+            wanted,
+            put: HashSet::new(),
+            later: Vec::new(),
+            late,
+        }
     }
 
     fn put_now(&mut self, child: Child, at: &Place) {
@@ -172,7 +232,11 @@ impl Becoming<'_> {
 
     /// A sink may be asked to do anything only with all in place that was to be put before.
     fn settled(&self) {
-        assert!(self.later.is_empty(), "{:?} is not in place yet", self.later);
+        assert!(
+            self.later.is_empty(),
+            "{:?} is not in place yet",
+            self.later
+        );
     }
 }
 
@@ -187,8 +251,12 @@ impl Sink for Becoming<'_> {
     }
 
     fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()> {
-        let Some(Node::File(mode, bytes)) = self.wanted.nodes.get(&want.slot) else { return Err(Errno::ESTALE) };
-        let Some(Node::File(has_mode, has)) = self.tree.nodes.get_mut(&child.slot) else { return Err(Errno::ESTALE) };
+        let Some(Node::File(mode, bytes)) = self.wanted.nodes.get(&want.slot) else {
+            return Err(Errno::ESTALE);
+        };
+        let Some(Node::File(has_mode, has)) = self.tree.nodes.get_mut(&child.slot) else {
+            return Err(Errno::ESTALE);
+        };
         *has_mode = *mode;
         if content == Content::InPlace {
             *has = *bytes;
@@ -196,10 +264,19 @@ impl Sink for Becoming<'_> {
         Ok(())
     }
 
-    fn rename(&mut self, child: Child, from: &Place, to: &Place, mode: RenameMode) -> SysResult<()> {
+    fn rename(
+        &mut self,
+        child: Child,
+        from: &Place,
+        to: &Place,
+        mode: RenameMode,
+    ) -> SysResult<()> {
         self.settled();
         let slot = self.tree.at(from);
-        assert!(!self.tree.is_at_or_above(slot, to.parent), "a directory is moved into itself");
+        assert!(
+            !self.tree.is_at_or_above(slot, to.parent),
+            "a directory is moved into itself"
+        );
         match self.tree.names(to.parent).get(&to.name).copied() {
             Some(_) if mode == RenameMode::NoReplace => return Err(Errno::EEXIST),
             Some(there) if self.tree.kind(there) != child.kind => return Err(Errno::EISDIR),
@@ -227,8 +304,15 @@ impl Sink for Becoming<'_> {
 
     fn remove(&mut self, dir: &Arc<Trail>, name: &Name, have: Child) -> SysResult<()> {
         self.settled();
-        if self.tree.child(dir, name)?.is_some_and(|now| now.slot == have.slot) {
-            self.tree.remove_tree(&Place { parent: dir.slot, name: name.clone() });
+        if self
+            .tree
+            .child(dir, name)?
+            .is_some_and(|now| now.slot == have.slot)
+        {
+            self.tree.remove_tree(&Place {
+                parent: dir.slot,
+                name: name.clone(),
+            });
         }
         Ok(())
     }
@@ -265,8 +349,12 @@ impl Sink for Becoming<'_> {
     }
 
     fn apply_attrs(&mut self, dir: &DirPlan, here: Slot) -> SysResult<()> {
-        let Some(Node::Dir(mode, _)) = self.wanted.nodes.get(&dir.want.slot) else { return Err(Errno::ESTALE) };
-        let Some(Node::Dir(has, _)) = self.tree.nodes.get_mut(&here) else { return Err(Errno::ESTALE) };
+        let Some(Node::Dir(mode, _)) = self.wanted.nodes.get(&dir.want.slot) else {
+            return Err(Errno::ESTALE);
+        };
+        let Some(Node::Dir(has, _)) = self.tree.nodes.get_mut(&here) else {
+            return Err(Errno::ESTALE);
+        };
         *has = *mode;
         Ok(())
     }

@@ -1,11 +1,15 @@
-//! What is to be done to make one tree another, wherever they are: found out from two states of it, and carried out on whatever can rename and link.
+//! What is to be done to make one tree another, wherever they are: found out from two states of it,
+//! and carried out on whatever can rename and link.
 //!
-//! A plan is names and inodes. Of each directory in which something differs it has the names, with what they lead to and are to lead to; of each inode that is
-//! wanted, what becomes of it. So a move is an inode that is wanted at another name than it has, and a hard link is one that is wanted at two: neither
-//! is found by comparing paths, and what was renamed on one side and written to on the other is told by two parts of a plan that do not meet.
+//! A plan is names and inodes. Of each directory in which something differs it has the names, with
+//! what they lead to and are to lead to; of each inode that is wanted, what becomes of it. So a
+//! move is an inode that is wanted at another name than it has, and a hard link is one that is
+//! wanted at two: neither is found by comparing paths, and what was renamed on one side and written
+//! to on the other is told by two parts of a plan that do not meet.
 //!
 //! - [`Tree`]: one state of a tree.
-//! - [`states::States`]: two of them, with what is known of where they differ; walks along that, and makes a [`plan::Plan`].
+//! - [`states::States`]: two of them, with what is known of where they differ; walks along that,
+//!   and makes a [`plan::Plan`].
 //! - [`pair::plan`]: of any two trees, with nothing known, or with what was recorded between them.
 //! - [`apply::apply`]: carries a plan out on a [`apply::Sink`].
 //!
@@ -66,7 +70,9 @@ pub trait Tree {
     /// # Errors
     /// As [`Tree::child`].
     fn step(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<(Child, Arc<Trail>)>> {
-        Ok(self.child(dir, name)?.map(|child| (child, dir.step(name, child.slot))))
+        Ok(self
+            .child(dir, name)?
+            .map(|child| (child, dir.step(name, child.slot))))
     }
 }
 
@@ -92,16 +98,22 @@ impl Tree for View<'_> {
     }
 }
 
-/// An inode has the attributes and extended attributes that it had, or another one. `times`: the time of change of content too.
+/// An inode has the attributes and extended attributes that it had, or another one. `times`: the
+/// time of change of content too.
 ///
 /// # Errors
 /// Those of reading them; EIO: the inode of a symbolic link leads elsewhere, which none does.
-pub fn has_attrs<T: Tree>((before, old): (&T, &Arc<Trail>), (after, new): (&T, &Arc<Trail>), times: bool) -> SysResult<bool> {
+pub fn has_attrs<T: Tree>(
+    (before, old): (&T, &Arc<Trail>),
+    (after, new): (&T, &Arc<Trail>),
+    times: bool,
+) -> SysResult<bool> {
     let (then, now) = (before.attr(old)?, after.attr(new)?);
     if then.target != now.target {
         return Err(crate::sys::Errno::EIO);
     }
     let (a, b) = (&then.stat, &now.stat);
-    let same = a.mode == b.mode && a.uid == b.uid && a.gid == b.gid && (!times || a.mtime == b.mtime);
+    let same =
+        a.mode == b.mode && a.uid == b.uid && a.gid == b.gid && (!times || a.mtime == b.mtime);
     Ok(same && before.xattrs(old)? == after.xattrs(new)?)
 }

@@ -1,4 +1,5 @@
-//! The plan of two trees of which nothing is known but what they say, or what was recorded between them.
+//! The plan of two trees of which nothing is known but what they say, or what was recorded between
+//! them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -22,12 +23,20 @@ struct Pair<'a, T> {
     plan: Plan,
 }
 
-/// What is to be done for `from` to become `to`. `touched`: what was recorded between the two; without it everything is compared.
+/// What is to be done for `from` to become `to`. `touched`: what was recorded between the two;
+/// without it everything is compared.
 ///
 /// # Errors
 /// Those of reading both; EIO: a directory is in two places.
 pub fn plan<T: Tree>(from: &T, to: &T, touched: Option<&Touched>) -> SysResult<Plan> {
-    let mut pair = Pair { from, to, touched, ways: HashMap::new(), passed: HashSet::new(), plan: Plan::default() };
+    let mut pair = Pair {
+        from,
+        to,
+        touched,
+        ways: HashMap::new(),
+        passed: HashSet::new(),
+        plan: Plan::default(),
+    };
     pair.look()?;
     pair.all()?;
     Ok(pair.plan)
@@ -42,8 +51,11 @@ impl<T: Tree> Pair<'_, T> {
                 return Err(Errno::EIO);
             }
             for name in self.names_of(self.from, &dir)? {
-                let Some((child, trail)) = self.from.step(&dir, &name)? else { continue };
-                self.ways.insert(child.slot, (child.kind, Arc::clone(&trail)));
+                let Some((child, trail)) = self.from.step(&dir, &name)? else {
+                    continue;
+                };
+                self.ways
+                    .insert(child.slot, (child.kind, Arc::clone(&trail)));
                 if child.kind == Kind::Dir {
                     open.push(trail);
                 }
@@ -52,7 +64,8 @@ impl<T: Tree> Pair<'_, T> {
         Ok(())
     }
 
-    /// The names of a directory of both states at which they may differ, as far as one of them tells.
+    /// The names of a directory of both states at which they may differ, as far as one of them
+    /// tells.
     fn names_of(&self, tree: &T, dir: &Arc<Trail>) -> SysResult<BTreeSet<Name>> {
         match self.touched {
             Some(touched) => Ok(touched.names.get(&dir.slot).cloned().unwrap_or_default()),
@@ -68,41 +81,87 @@ impl<T: Tree> States for Pair<'_, T> {
 
     fn names(&mut self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<Vec<NamePlan>> {
         let names: BTreeSet<Name> = match live {
-            Some(live) => self.names_of(self.from, live)?.into_iter().chain(self.names_of(self.to, want)?).collect(),
-            None => self.to.list(want)?.into_iter().map(|(name, _)| name).collect(),
+            Some(live) => self
+                .names_of(self.from, live)?
+                .into_iter()
+                .chain(self.names_of(self.to, want)?)
+                .collect(),
+            None => self
+                .to
+                .list(want)?
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect(),
         };
         let mut plans = Vec::with_capacity(names.len());
         for name in names {
             let wanted = self.to.step(want, &name)?;
             let have = live.map_or(Ok(None), |live| self.from.child(live, &name))?;
-            plans.push(NamePlan { name, want: wanted, have });
+            plans.push(NamePlan {
+                name,
+                want: wanted,
+                have,
+            });
         }
         Ok(plans)
     }
 
     fn find(&mut self, child: Child, want: &Arc<Trail>, here: bool) -> SysResult<Option<Place>> {
-        let known = self.ways.get(&child.slot).filter(|(kind, _)| *kind == child.kind);
-        let way = if here { Some(want) } else { known.map(|(_, way)| way) };
-        Ok(way.and_then(|way| way.up.as_ref().map(|up| Place { parent: up.slot, name: way.name.clone() })))
+        let known = self
+            .ways
+            .get(&child.slot)
+            .filter(|(kind, _)| *kind == child.kind);
+        let way = if here {
+            Some(want)
+        } else {
+            known.map(|(_, way)| way)
+        };
+        Ok(way.and_then(|way| {
+            way.up.as_ref().map(|up| Place {
+                parent: up.slot,
+                name: way.name.clone(),
+            })
+        }))
     }
 
     fn enters(&mut self, want: &Arc<Trail>, _alive: bool) -> SysResult<bool> {
-        if self.passed.insert(want.slot) { Ok(true) } else { Err(Errno::EIO) }
+        if self.passed.insert(want.slot) {
+            Ok(true)
+        } else {
+            Err(Errno::EIO)
+        }
     }
 
     fn content(&mut self, child: Child, want: &Arc<Trail>, alive: bool) -> SysResult<Content> {
-        let touches = |slots: fn(&Touched) -> &HashSet<Slot>| self.touched.is_none_or(|touched| slots(touched).contains(&child.slot));
+        let touches = |slots: fn(&Touched) -> &HashSet<Slot>| {
+            self.touched
+                .is_none_or(|touched| slots(touched).contains(&child.slot))
+        };
         if !alive {
             return Ok(Content::New);
         }
         if !touches(|touched| &touched.nodes) {
             return Ok(Content::Same);
         }
-        let there = self.ways.get(&child.slot).map_or_else(|| Arc::clone(want), |(_, way)| Arc::clone(way));
-        if child.kind == Kind::File && touches(|touched| &touched.data) && !self.from.same_content(&there, self.to, want)? {
-            return Ok(if self.to.attr(want)?.stat.nlink > 1 { Content::InPlace } else { Content::New });
+        let there = self
+            .ways
+            .get(&child.slot)
+            .map_or_else(|| Arc::clone(want), |(_, way)| Arc::clone(way));
+        if child.kind == Kind::File
+            && touches(|touched| &touched.data)
+            && !self.from.same_content(&there, self.to, want)?
+        {
+            return Ok(if self.to.attr(want)?.stat.nlink > 1 {
+                Content::InPlace
+            } else {
+                Content::New
+            });
         }
-        Ok(if has_attrs((self.from, &there), (self.to, want), true)? { Content::Same } else { Content::Attributes })
+        Ok(if has_attrs((self.from, &there), (self.to, want), true)? {
+            Content::Same
+        } else {
+            Content::Attributes
+        })
     }
 
     fn with_attrs(&mut self, _want: &Arc<Trail>) -> SysResult<bool> {

@@ -1,4 +1,5 @@
-//! A plan: which names of which directories lead to what, and are to lead to what, and what becomes of the inodes that are wanted.
+//! A plan: which names of which directories lead to what, and are to lead to what, and what becomes
+//! of the inodes that are wanted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +16,8 @@ pub enum Content {
     Same,
     /// The inode that is there is it, but for attributes.
     Attributes,
-    /// The inode that is there is it, but has other content and other names that are not all known: it is rewritten.
+    /// The inode that is there is it, but has other content and other names that are not all known:
+    /// it is rewritten.
     InPlace,
     /// It must be made again.
     New,
@@ -45,7 +47,8 @@ pub struct DirPlan {
     pub with_attrs: bool,
 }
 
-/// What stays though the directory that it is in does not. It is known by this name alone, for its number can be that of something that is wanted.
+/// What stays though the directory that it is in does not. It is known by this name alone, for its
+/// number can be that of something that is wanted.
 #[derive(Debug)]
 pub struct Kept {
     /// Which of [`Plan::dirs`] it comes to, ...
@@ -63,7 +66,8 @@ pub struct Kept {
 /// What becomes of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is there, and leads to the inode that is wanted, for which this is to be done; of a directory nothing.
+    /// It is there, and leads to the inode that is wanted, for which this is to be done; of a
+    /// directory nothing.
     Stays(Content),
     /// It comes.
     Comes(Child),
@@ -71,7 +75,8 @@ pub enum Change {
     Goes(Child),
     /// It leads to an inode that is no directory, and is to lead to another one.
     Replaced(Child),
-    /// What it leads to goes, with everything below, and something else comes: one of both is a directory, or both are.
+    /// What it leads to goes, with everything below, and something else comes: one of both is a
+    /// directory, or both are.
     Exchanged(Child, Child),
 }
 
@@ -92,7 +97,8 @@ pub struct Plan {
     pub kept: Vec<Kept>,
 }
 
-/// Directory and name -> what it is to lead to, `None` being nothing. That a name is planned twice is possible, and rare.
+/// Directory and name -> what it is to lead to, `None` being nothing. That a name is planned twice
+/// is possible, and rare.
 pub type Leads<'p> = HashMap<(Slot, &'p Name), Vec<Option<Slot>>>;
 
 impl Plan {
@@ -100,7 +106,10 @@ impl Plan {
     pub fn keeps(&self, want: Child) -> bool {
         match want.kind {
             Kind::Dir => self.alive_dirs.contains(&want.slot),
-            _ => self.contents.get(&want.slot).is_some_and(|content| *content != Content::New),
+            _ => self
+                .contents
+                .get(&want.slot)
+                .is_some_and(|content| *content != Content::New),
         }
     }
 
@@ -111,18 +120,29 @@ impl Plan {
             (None, None) => return None,
             (None, Some(want)) => Change::Comes(want),
             (Some(have), None) => Change::Goes(have),
-            (Some(have), Some(want)) if have == want && self.keeps(want) => {
-                Change::Stays(self.contents.get(&want.slot).copied().unwrap_or(Content::Same))
+            (Some(have), Some(want)) if have == want && self.keeps(want) => Change::Stays(
+                self.contents
+                    .get(&want.slot)
+                    .copied()
+                    .unwrap_or(Content::Same),
+            ),
+            (Some(have), Some(want)) if have.kind != Kind::Dir && want.kind != Kind::Dir => {
+                Change::Replaced(want)
             }
-            (Some(have), Some(want)) if have.kind != Kind::Dir && want.kind != Kind::Dir => Change::Replaced(want),
             (Some(have), Some(want)) => Change::Exchanged(have, want),
         })
     }
 
     /// Everything that is wanted, with its directory, its name, the way to it, and what is there.
-    pub fn wanted(&self) -> impl Iterator<Item = (&DirPlan, &Name, Child, &Arc<Trail>, Option<Child>)> {
+    pub fn wanted(
+        &self,
+    ) -> impl Iterator<Item = (&DirPlan, &Name, Child, &Arc<Trail>, Option<Child>)> {
         self.dirs.iter().flat_map(|dir| {
-            dir.names.iter().filter_map(move |name| name.want.as_ref().map(|(child, trail)| (dir, &name.name, *child, trail, name.have)))
+            dir.names.iter().filter_map(move |name| {
+                name.want
+                    .as_ref()
+                    .map(|(child, trail)| (dir, &name.name, *child, trail, name.have))
+            })
         })
     }
 
@@ -132,7 +152,10 @@ impl Plan {
         for dir in &self.dirs {
             let Some(live) = &dir.live else { continue };
             for name in &dir.names {
-                leads.entry((live.slot, &name.name)).or_default().push(name.want.as_ref().map(|(child, _)| child.slot));
+                leads
+                    .entry((live.slot, &name.name))
+                    .or_default()
+                    .push(name.want.as_ref().map(|(child, _)| child.slot));
             }
         }
         leads

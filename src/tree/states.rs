@@ -11,12 +11,14 @@ use crate::sys::{Kind, SysResult};
 /// What is wanted at a name, the way to it, and whether the name leads to it already.
 pub type WantedStep = (Child, Arc<Trail>, bool);
 
-/// Two states of a tree: as it is, and as it is to be. What is known of where they differ decides how much of them is looked at.
+/// Two states of a tree: as it is, and as it is to be. What is known of where they differ decides
+/// how much of them is looked at.
 pub trait States {
     /// The plan that is being made.
     fn plan(&mut self) -> &mut Plan;
 
-    /// The names of a wanted directory that may differ; `live`: it is there, and was reached by this way. Without that, all of them.
+    /// The names of a wanted directory that may differ; `live`: it is there, and was reached by
+    /// this way. Without that, all of them.
     ///
     /// # Errors
     /// Those of reading both.
@@ -28,7 +30,8 @@ pub trait States {
     /// Those of looking for it.
     fn find(&mut self, child: Child, want: &Arc<Trail>, here: bool) -> SysResult<Option<Place>>;
 
-    /// The walk goes on below a wanted directory. Each is entered once: forged, one can be in many places.
+    /// The walk goes on below a wanted directory. Each is entered once: forged, one can be in many
+    /// places.
     ///
     /// # Errors
     /// EIO: it is, and nothing can be planned.
@@ -56,7 +59,8 @@ pub trait States {
         self.below(wanted)
     }
 
-    /// Plans everything that is wanted, in order, with everything below it. Without recursion: a tree can be deeper than the stack.
+    /// Plans everything that is wanted, in order, with everything below it. Without recursion: a
+    /// tree can be deeper than the stack.
     ///
     /// # Errors
     /// As [`States::all`].
@@ -79,9 +83,21 @@ pub trait States {
     /// As [`States::all`].
     fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<WantedStep>> {
         let names = self.names(&want, live.as_ref())?;
-        let next = names.iter().filter_map(|plan| plan.want.clone().map(|(child, trail)| (child, trail, plan.have == Some(child)))).collect();
+        let next = names
+            .iter()
+            .filter_map(|plan| {
+                plan.want
+                    .clone()
+                    .map(|(child, trail)| (child, trail, plan.have == Some(child)))
+            })
+            .collect();
         let with_attrs = self.with_attrs(&want)?;
-        self.plan().dirs.push(DirPlan { want, live, names, with_attrs });
+        self.plan().dirs.push(DirPlan {
+            want,
+            live,
+            names,
+            with_attrs,
+        });
         Ok(next)
     }
 
@@ -96,13 +112,17 @@ pub trait States {
             if !self.enters(want, alive)? {
                 return Ok(false);
             }
-            self.plan().found.extend(found.map(|place| (child.slot, place)));
+            self.plan()
+                .found
+                .extend(found.map(|place| (child.slot, place)));
             if alive {
                 self.plan().alive_dirs.insert(child.slot);
             }
             return Ok(true);
         }
-        self.plan().found.extend(found.map(|place| (child.slot, place)));
+        self.plan()
+            .found
+            .extend(found.map(|place| (child.slot, place)));
         if self.plan().contents.contains_key(&child.slot) {
             self.plan().several.insert(child.slot);
             return Ok(false);

@@ -1,4 +1,5 @@
-//! A tree becomes another one, whatever was moved, linked, exchanged, removed and made in between; and what is in both is the same inode.
+//! A tree becomes another one, whatever was moved, linked, exchanged, removed and made in between;
+//! and what is in both is the same inode.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -74,7 +75,12 @@ fn name_of(name: u8) -> Name {
 
 impl Memory {
     fn dirs(&self) -> Vec<Slot> {
-        let mut dirs: Vec<Slot> = self.nodes.keys().copied().filter(|slot| *slot != Slot::STAGING && self.kind(*slot) == Kind::Dir).collect();
+        let mut dirs: Vec<Slot> = self
+            .nodes
+            .keys()
+            .copied()
+            .filter(|slot| *slot != Slot::STAGING && self.kind(*slot) == Kind::Dir)
+            .collect();
         dirs.sort();
         dirs
     }
@@ -86,15 +92,24 @@ impl Memory {
         places.into_iter().nth(of % count)
     }
 
-    /// A place for something, which is empty then; `None`: that would remove `keep`, or put it into itself.
+    /// A place for something, which is empty then; `None`: that would remove `keep`, or put it into
+    /// itself.
     fn place_for(&mut self, keep: Option<Slot>, dir: usize, name: u8) -> Option<Place> {
         let dirs = self.dirs();
-        let at = Place { parent: dirs[dir % dirs.len()], name: name_of(name) };
+        let at = Place {
+            parent: dirs[dir % dirs.len()],
+            name: name_of(name),
+        };
         if keep.is_some_and(|keep| self.is_at_or_above(keep, at.parent)) {
             return None;
         }
         if let Some(there) = self.names(at.parent).get(&at.name).copied() {
-            if keep.is_some_and(|keep| self.links(keep).iter().all(|place| self.is_at_or_above(there, place.parent)) || there == keep) {
+            if keep.is_some_and(|keep| {
+                self.links(keep)
+                    .iter()
+                    .all(|place| self.is_at_or_above(there, place.parent))
+                    || there == keep
+            }) {
                 return None;
             }
             self.remove_tree(&at);
@@ -110,31 +125,57 @@ impl Memory {
     fn carry_out(&mut self, op: &Op) {
         match *op {
             Op::Make { dir, name, is_dir } => {
-                let Some(at) = self.place_for(None, dir, name) else { return };
-                self.add(&at, if is_dir { Node::Dir(0o755, BTreeMap::new()) } else { Node::File(0o644, 0) });
+                let Some(at) = self.place_for(None, dir, name) else {
+                    return;
+                };
+                self.add(
+                    &at,
+                    if is_dir {
+                        Node::Dir(0o755, BTreeMap::new())
+                    } else {
+                        Node::File(0o644, 0)
+                    },
+                );
             }
             Op::Link { of, dir, name } => {
-                let Some((slot, _)) = self.chosen(of).filter(|(slot, _)| self.kind(*slot) != Kind::Dir) else { return };
-                let Some(at) = self.place_for(Some(slot), dir, name) else { return };
+                let Some((slot, _)) = self
+                    .chosen(of)
+                    .filter(|(slot, _)| self.kind(*slot) != Kind::Dir)
+                else {
+                    return;
+                };
+                let Some(at) = self.place_for(Some(slot), dir, name) else {
+                    return;
+                };
                 self.names_mut(at.parent).insert(at.name, slot);
             }
             Op::Move { of, dir, name } => {
-                let Some((slot, from)) = self.chosen(of) else { return };
-                let Some(to) = self.place_for(Some(slot), dir, name) else { return };
+                let Some((slot, from)) = self.chosen(of) else {
+                    return;
+                };
+                let Some(to) = self.place_for(Some(slot), dir, name) else {
+                    return;
+                };
                 // It may have been below what was removed, and have another name.
-                if self.nodes.contains_key(&from.parent) && self.names(from.parent).get(&from.name) == Some(&slot) {
+                if self.nodes.contains_key(&from.parent)
+                    && self.names(from.parent).get(&from.name) == Some(&slot)
+                {
                     self.relink(slot, &from, &to);
                 }
             }
             Op::Exchange { a, b } => {
-                let (Some((a, at)), Some((b, to))) = (self.chosen(a), self.chosen(b)) else { return };
+                let (Some((a, at)), Some((b, to))) = (self.chosen(a), self.chosen(b)) else {
+                    return;
+                };
                 if !self.is_at_or_above(a, to.parent) && !self.is_at_or_above(b, at.parent) {
                     self.names_mut(at.parent).insert(at.name, b);
                     self.names_mut(to.parent).insert(to.name, a);
                 }
             }
             Op::Wrap { of, name } => {
-                let Some((slot, from)) = self.chosen(of) else { return };
+                let Some((slot, from)) = self.chosen(of) else {
+                    return;
+                };
                 self.names_mut(from.parent).remove(&from.name);
                 let above = self.add(&from, Node::Dir(0o755, BTreeMap::new()));
                 self.names_mut(above).insert(name_of(name), slot);
@@ -175,7 +216,9 @@ impl Memory {
             let first = first.entry(slot).or_insert_with(|| path.clone()).clone();
             let node = match self.nodes.get(&slot).expect("an inode") {
                 Node::Dir(mode, names) => {
-                    open.extend(names.iter().rev().map(|(name, below)| ([&path, b"/".as_slice(), name.as_bytes()].concat(), *below)));
+                    open.extend(names.iter().rev().map(|(name, below)| {
+                        ([&path, b"/".as_slice(), name.as_bytes()].concat(), *below)
+                    }));
                     Node::Dir(*mode, BTreeMap::new())
                 }
                 file => file.clone(),
@@ -194,10 +237,17 @@ fn becomes(from: &Memory, to: &Memory, late: bool) -> Memory {
     apply(&plan, &mut becoming).expect("carried out");
     let tree = becoming.tree;
     assert_eq!(tree.shown(), to.shown(), "{plan:?}");
-    assert_eq!(tree.names(Slot::STAGING), &BTreeMap::new(), "nothing stays aside");
+    assert_eq!(
+        tree.names(Slot::STAGING),
+        &BTreeMap::new(),
+        "nothing stays aside"
+    );
     for slot in to.nodes.keys().filter(|slot| from.nodes.contains_key(slot)) {
         if plan.contents.get(slot) != Some(&Content::New) {
-            assert!(tree.nodes.contains_key(slot), "{slot:?} was there, and is another inode: {plan:?}");
+            assert!(
+                tree.nodes.contains_key(slot),
+                "{slot:?} was there, and is another inode: {plan:?}"
+            );
         }
     }
     tree
@@ -228,9 +278,19 @@ fn tree(paths: &[(&str, bool)]) -> (Memory, HashMap<String, Slot>) {
     let (mut tree, mut slots) = (Memory::new(), HashMap::from([(String::new(), Slot::ROOT)]));
     for (path, is_dir) in paths {
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let at = Place { parent: slots[above], name: Name::new(name.as_bytes()) };
+        let at = Place {
+            parent: slots[above],
+            name: Name::new(name.as_bytes()),
+        };
         let content = u8::try_from(slots.len()).unwrap();
-        let slot = tree.add(&at, if *is_dir { Node::Dir(0o755, BTreeMap::new()) } else { Node::File(0o644, content) });
+        let slot = tree.add(
+            &at,
+            if *is_dir {
+                Node::Dir(0o755, BTreeMap::new())
+            } else {
+                Node::File(0o644, content)
+            },
+        );
         slots.insert((*path).to_owned(), slot);
     }
     (tree, slots)
@@ -240,18 +300,24 @@ fn tree(paths: &[(&str, bool)]) -> (Memory, HashMap<String, Slot>) {
 fn two_directories_that_changed_places_are_the_same_directories() {
     let (from, slots) = tree(&[("a", true), ("a/f", false), ("b", true), ("b/g", false)]);
     let mut to = from.clone();
-    to.names_mut(Slot::ROOT).extend([(Name::new(b"a"), slots["b"]), (Name::new(b"b"), slots["a"])]);
+    to.names_mut(Slot::ROOT)
+        .extend([(Name::new(b"a"), slots["b"]), (Name::new(b"b"), slots["a"])]);
     let tree = becomes(&from, &to, true);
-    assert_eq!(tree.names(Slot::ROOT).get(&Name::new(b"a")), Some(&slots["b"]));
+    assert_eq!(
+        tree.names(Slot::ROOT).get(&Name::new(b"a")),
+        Some(&slots["b"])
+    );
     assert_eq!(tree.nodes.len(), from.nodes.len());
 }
 
 #[test]
 fn a_directory_and_a_file_change_places_and_a_file_keeps_its_names() {
     let (mut from, slots) = tree(&[("d", true), ("d/f", false), ("g", false)]);
-    from.names_mut(slots["d"]).insert(Name::new(b"g2"), slots["g"]);
+    from.names_mut(slots["d"])
+        .insert(Name::new(b"g2"), slots["g"]);
     let mut to = from.clone();
-    to.names_mut(Slot::ROOT).extend([(Name::new(b"d"), slots["g"]), (Name::new(b"g"), slots["d"])]);
+    to.names_mut(Slot::ROOT)
+        .extend([(Name::new(b"d"), slots["g"]), (Name::new(b"g"), slots["d"])]);
     let tree = becomes(&from, &to, false);
     assert_eq!(tree.links(slots["g"]).len(), 2);
 }
@@ -262,10 +328,15 @@ fn a_directory_is_moved_into_what_takes_its_place() {
     let mut to = from.clone();
     // `a/b` comes where `a` was, and `a` into it.
     to.names_mut(slots["a"]).clear();
-    to.names_mut(Slot::ROOT).insert(Name::new(b"a"), slots["a/b"]);
-    to.names_mut(slots["a/b"]).insert(Name::new(b"a"), slots["a"]);
+    to.names_mut(Slot::ROOT)
+        .insert(Name::new(b"a"), slots["a/b"]);
+    to.names_mut(slots["a/b"])
+        .insert(Name::new(b"a"), slots["a"]);
     let tree = becomes(&from, &to, true);
-    assert_eq!(tree.names(slots["a/b"]).get(&Name::new(b"a")), Some(&slots["a"]));
+    assert_eq!(
+        tree.names(slots["a/b"]).get(&Name::new(b"a")),
+        Some(&slots["a"])
+    );
 }
 
 #[test]
@@ -276,9 +347,24 @@ fn what_was_renamed_and_written_to_is_told_by_two_parts_of_a_plan() {
     to.names_mut(Slot::ROOT).insert(Name::new(b"h"), slots["f"]);
     to.nodes.insert(slots["f"], Node::File(0o600, 1));
     let plan = plan(&from, &to, None).expect("a plan");
-    assert_eq!(plan.contents, HashMap::from([(slots["f"], Content::Attributes), (slots["g"], Content::Same)]));
-    let changes: Vec<_> = plan.dirs[0].names.iter().map(|name| (name.name.as_bytes(), plan.change(name))).collect();
-    let [(b"f", Some(Change::Goes(gone))), (b"g", Some(Change::Stays(Content::Same))), (b"h", Some(Change::Comes(come)))] = changes[..] else {
+    assert_eq!(
+        plan.contents,
+        HashMap::from([
+            (slots["f"], Content::Attributes),
+            (slots["g"], Content::Same)
+        ])
+    );
+    let changes: Vec<_> = plan.dirs[0]
+        .names
+        .iter()
+        .map(|name| (name.name.as_bytes(), plan.change(name)))
+        .collect();
+    let [
+        (b"f", Some(Change::Goes(gone))),
+        (b"g", Some(Change::Stays(Content::Same))),
+        (b"h", Some(Change::Comes(come))),
+    ] = changes[..]
+    else {
         panic!("{changes:?}")
     };
     assert_eq!((gone.slot, come.slot), (slots["f"], slots["f"]));
@@ -291,19 +377,42 @@ fn what_stays_in_a_directory_that_goes_comes_to_the_one_that_takes_its_place() {
     let (from, slots) = tree(&[("a", true), ("a/stays", true), ("a/stays/f", false)]);
     let mut to = Memory::new();
     to.last = from.last + 10;
-    let above = to.add(&Place { parent: Slot::ROOT, name: Name::new(b"a") }, Node::Dir(0o755, BTreeMap::new()));
+    let above = to.add(
+        &Place {
+            parent: Slot::ROOT,
+            name: Name::new(b"a"),
+        },
+        Node::Dir(0o755, BTreeMap::new()),
+    );
     to.nodes.insert(slots["a/stays"], Node::File(0o600, 7));
-    to.names_mut(above).insert(Name::new(b"g"), slots["a/stays"]);
+    to.names_mut(above)
+        .insert(Name::new(b"g"), slots["a/stays"]);
     let mut plan = plan(&from, &to, None).expect("a plan");
     plan.kept.push(Kept {
-        dir: plan.dirs.iter().position(|dir| dir.want.slot == above).expect("it is planned"),
+        dir: plan
+            .dirs
+            .iter()
+            .position(|dir| dir.want.slot == above)
+            .expect("it is planned"),
         name: Name::new(b"stays"),
-        child: Child { slot: slots["a/stays"], kind: Kind::Dir },
-        from: Place { parent: slots["a"], name: Name::new(b"stays") },
-        aside: Place { parent: Slot::STAGING, name: Name::new(b"kept-0") },
+        child: Child {
+            slot: slots["a/stays"],
+            kind: Kind::Dir,
+        },
+        from: Place {
+            parent: slots["a"],
+            name: Name::new(b"stays"),
+        },
+        aside: Place {
+            parent: Slot::STAGING,
+            name: Name::new(b"kept-0"),
+        },
     });
     let mut becoming = Becoming::new(from, &to, true);
     apply(&plan, &mut becoming).expect("carried out");
     let shown: Vec<Vec<u8>> = becoming.tree.shown().into_keys().collect();
-    assert_eq!(shown, [b"".as_slice(), b"/a", b"/a/g", b"/a/stays", b"/a/stays/f"]);
+    assert_eq!(
+        shown,
+        [b"".as_slice(), b"/a", b"/a/g", b"/a/stays", b"/a/stays/f"]
+    );
 }

@@ -15,10 +15,14 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Who is at the other end of a connection; `None` where its process has no number here, as in another namespace of processes.
+    /// Who is at the other end of a connection; `None` where its process has no number here, as in
+    /// another namespace of processes.
     pub fn of(stream: impl AsFd) -> Option<Asker> {
         let (_, _, pid) = sys::peer_cred(stream).ok()?;
-        Some(Asker { pid, started: sys::process_starttime(pid).ok()? })
+        Some(Asker {
+            pid,
+            started: sys::process_starttime(pid).ok()?,
+        })
     }
 
     /// Whether it still runs. One that cannot be looked at does.

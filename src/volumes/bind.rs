@@ -36,15 +36,22 @@ pub enum There {
     Other,
 }
 
-/// The path as the kernel's table has it: without links, but for the last name, which may be a mount that does not answer.
+/// The path as the kernel's table has it: without links, but for the last name, which may be a
+/// mount that does not answer.
 ///
 /// # Errors
 /// Its directory is not there; it is not absolute.
 pub fn real(path: &Path) -> VerbResult<PathBuf> {
-    let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), path.is_absolute()) else {
-        return Err(error("bad-path", format!("{} is no absolute path of a directory", path.display())));
+    let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), path.is_absolute())
+    else {
+        return Err(error(
+            "bad-path",
+            format!("{} is no absolute path of a directory", path.display()),
+        ));
     };
-    let parent = parent.canonicalize().map_err(|cause| failed(parent, cause))?;
+    let parent = parent
+        .canonicalize()
+        .map_err(|cause| failed(parent, cause))?;
     Ok(parent.join(name))
 }
 
@@ -54,10 +61,14 @@ pub fn real(path: &Path) -> VerbResult<PathBuf> {
 /// The table of mounts cannot be read.
 pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
     let table = facts::table()?;
-    let Some(top) = table.iter().rev().find(|mount| mount.at == at) else { return Ok(There::Nothing) };
+    let Some(top) = table.iter().rev().find(|mount| mount.at == at) else {
+        return Ok(There::Nothing);
+    };
     Ok(match top.serves(&place.backing) {
         false => There::Other,
-        true if facts::serves(&table, at) => There::Volume { read_only: top.read_only },
+        true if facts::serves(&table, at) => There::Volume {
+            read_only: top.read_only,
+        },
         true => There::Dead,
     })
 }
@@ -68,10 +79,15 @@ pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
 /// The table of mounts cannot be read.
 pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
     let table = facts::table()?;
-    Ok(table.into_iter().filter(|mount| mount.at != place.point && mount.serves(&place.backing)).map(|mount| mount.at).collect())
+    Ok(table
+        .into_iter()
+        .filter(|mount| mount.at != place.point && mount.serves(&place.backing))
+        .map(|mount| mount.at)
+        .collect())
 }
 
-/// Shows the volume at `at`, which is made if it is not there. `options` are those of mount(8). What is shown there alike is left as it is.
+/// Shows the volume at `at`, which is made if it is not there. `options` are those of mount(8).
+/// What is shown there alike is left as it is.
 ///
 /// # Errors
 /// `other-mount`: something else is mounted there, or the volume with other rights.
@@ -79,16 +95,40 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
     match there(place, at)? {
         There::Nothing => {}
         There::Dead => sys::unmount(at, true).map_err(|cause| failed(at, cause))?,
-        There::Volume { read_only: as_it_is } if as_it_is == read_only => return Ok(()),
-        There::Volume { .. } => return Err(error("other-mount", format!("the volume is mounted at {} with other rights", at.display()))),
-        There::Other => return Err(error("other-mount", format!("something else is mounted at {}", at.display()))),
+        There::Volume {
+            read_only: as_it_is,
+        } if as_it_is == read_only => return Ok(()),
+        There::Volume { .. } => {
+            return Err(error(
+                "other-mount",
+                format!(
+                    "the volume is mounted at {} with other rights",
+                    at.display()
+                ),
+            ));
+        }
+        There::Other => {
+            return Err(error(
+                "other-mount",
+                format!("something else is mounted at {}", at.display()),
+            ));
+        }
     }
     make_dir(at, MODE)?;
-    // Both calls of it, the bind and its flags, are done by mount(8), whatever becomes of us meanwhile.
+    // Both calls of it, the bind and its flags, are done by mount(8), whatever becomes of us
+    // meanwhile.
     let mut all = options.to_vec();
     all.extend([if read_only { "ro" } else { "rw" }, "bind"]);
     let all = all.join(",");
-    let done = tool("mount", &[OsStr::new("-o"), OsStr::new(&all), place.point.as_os_str(), at.as_os_str()]);
+    let done = tool(
+        "mount",
+        &[
+            OsStr::new("-o"),
+            OsStr::new(&all),
+            place.point.as_os_str(),
+            at.as_os_str(),
+        ],
+    );
     if done.is_err() {
         // Nothing half done is taken for what was asked.
         let _ = sys::unmount(at, true);
@@ -96,7 +136,8 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
     done
 }
 
-/// Takes away whatever is shown of the volume at `at`; nothing else. Who looks at all mounts there are is in each for a moment: that is waited for.
+/// Takes away whatever is shown of the volume at `at`; nothing else. Who looks at all mounts there
+/// are is in each for a moment: that is waited for.
 ///
 /// # Errors
 /// It is in use.

@@ -1,7 +1,10 @@
-//! What an orchestrator asks for and calls by names of its own: volumes that are claimed, and checkpoints that are snapshots.
+//! What an orchestrator asks for and calls by names of its own: volumes that are claimed, and
+//! checkpoints that are snapshots.
 //!
-//! **Snapshots** are checkpoints: tagged (so that a driver that was killed finds what it had made), pinned (no rule of retention takes them) and written into
-//! the record (so that they can be listed while nothing is mounted). A volume that is deleted while it has snapshots is *retired*: it stays for them.
+//! **Snapshots** are checkpoints: tagged (so that a driver that was killed finds what it had made),
+//! pinned (no rule of retention takes them) and written into the record (so that they can be listed
+//! while nothing is mounted). A volume that is deleted while it has snapshots is *retired*: it
+//! stays for them.
 
 use std::collections::BTreeMap;
 
@@ -12,42 +15,79 @@ use super::name::key;
 use super::pool::Pool;
 use super::record::{Claim, Record, Snapshot};
 use crate::control::Client;
-use crate::engine::api::{CheckpointInfo, CheckpointOptions, Delete, PinCheckpoint, ShowCheckpoint, StateName, VerbResult};
+use crate::engine::api::{
+    CheckpointInfo, CheckpointOptions, Delete, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
+};
 
 impl Pool {
-    /// Makes a volume for somebody; one that is there is given if `same` says that it is what was asked for.
+    /// Makes a volume for somebody; one that is there is given if `same` says that it is what was
+    /// asked for.
     ///
     /// # Errors
     /// As of [`Pool::create`].
-    pub fn claim(&self, name: &str, options: BTreeMap<String, String>, claim: Claim, same: impl FnOnce(&Record) -> bool) -> VerbResult<Record> {
-        self.make(Record { claim: Some(claim), ..Record::new(name, options) }, same)
+    pub fn claim(
+        &self,
+        name: &str,
+        options: BTreeMap<String, String>,
+        claim: Claim,
+        same: impl FnOnce(&Record) -> bool,
+    ) -> VerbResult<Record> {
+        self.make(
+            Record {
+                claim: Some(claim),
+                ..Record::new(name, options)
+            },
+            same,
+        )
     }
 
     /// Asks the daemon of a volume; one that is not mounted is for so long.
-    fn ask<T>(&self, volume: &str, what: &str, ask: impl FnOnce(&mut Client) -> VerbResult<T>) -> VerbResult<T> {
+    fn ask<T>(
+        &self,
+        volume: &str,
+        what: &str,
+        ask: impl FnOnce(&mut Client) -> VerbResult<T>,
+    ) -> VerbResult<T> {
         self.mounts().during(volume, &key(what), |_| {
             let record = self.registry().get(volume)?;
             ask(&mut self.registry().history(&record)?.serving()?)
         })
     }
 
-    /// Makes a checkpoint that is called `name`, and tagged `tag`; one that there is of that name is given.
+    /// Makes a checkpoint that is called `name`, and tagged `tag`; one that there is of that name
+    /// is given.
     ///
     /// # Errors
     /// `no-such-volume`; `snapshot-exists`: of another volume.
     pub fn snapshot(&self, volume: &str, name: &str, tag: &str) -> VerbResult<Snapshot> {
         self.registry().alone(&format!("snapshot {name}"), || {
             let all = self.registry().list()?;
-            let known = all.iter().find_map(|record| record.snapshots.iter().find(|one| one.name == name).map(|one| (record, one)));
+            let known = all.iter().find_map(|record| {
+                record
+                    .snapshots
+                    .iter()
+                    .find(|one| one.name == name)
+                    .map(|one| (record, one))
+            });
             match known {
                 Some((of, snapshot)) if of.name == volume => return Ok(snapshot.clone()),
-                Some((of, _)) => return Err(error("snapshot-exists", format!("snapshot {name} is one of volume {}", of.name))),
+                Some((of, _)) => {
+                    return Err(error(
+                        "snapshot-exists",
+                        format!("snapshot {name} is one of volume {}", of.name),
+                    ));
+                }
                 None => {}
             }
             let made = self.ask(volume, tag, |client| mark(client, name, tag))?;
             self.registry().change(volume, |record| {
                 let bytes = record.claim.as_ref().map_or(0, |claim| claim.bytes);
-                let snapshot = Snapshot { name: name.to_owned(), checkpoint: made.id.0, created: made.created.clone(), bytes };
+                let snapshot = Snapshot {
+                    name: name.to_owned(),
+                    checkpoint: made.id.0,
+                    created: made.created.clone(),
+                    bytes,
+                };
                 record.snapshots.push(snapshot.clone());
                 Ok(snapshot)
             })
@@ -59,26 +99,42 @@ impl Pool {
     /// # Errors
     /// `pinned`: by somebody who has not called it a snapshot.
     pub fn drop_snapshot(&self, volume: &str, checkpoint: u64) -> VerbResult<()> {
-        self.registry().alone(&format!("checkpoint {volume}@{checkpoint}"), || {
-            let Ok(record) = self.registry().get(volume) else { return Ok(()) };
-            let known = record.snapshots.iter().any(|one| one.checkpoint == checkpoint);
-            let unknown_is_done = |done: VerbResult<CheckpointInfo>| match done {
-                Err(why) if why.code == "unknown-checkpoint" => Ok(()),
-                done => done.map(drop),
-            };
-            self.ask(volume, &format!("drop {checkpoint}"), |client| {
-                let state = || StateName(checkpoint.to_string());
-                if known {
-                    unknown_is_done(client.ask(PinCheckpoint { state: state(), reason: None }))?;
+        self.registry()
+            .alone(&format!("checkpoint {volume}@{checkpoint}"), || {
+                let Ok(record) = self.registry().get(volume) else {
+                    return Ok(());
+                };
+                let known = record
+                    .snapshots
+                    .iter()
+                    .any(|one| one.checkpoint == checkpoint);
+                let unknown_is_done = |done: VerbResult<CheckpointInfo>| match done {
+                    Err(why) if why.code == "unknown-checkpoint" => Ok(()),
+                    done => done.map(drop),
+                };
+                self.ask(volume, &format!("drop {checkpoint}"), |client| {
+                    let state = || StateName(checkpoint.to_string());
+                    if known {
+                        unknown_is_done(client.ask(PinCheckpoint {
+                            state: state(),
+                            reason: None,
+                        }))?;
+                    }
+                    unknown_is_done(client.ask(Delete {
+                        state: state(),
+                        now: true,
+                    }))
+                })?;
+                let last = self.registry().change(volume, |record| {
+                    record.snapshots.retain(|one| one.checkpoint != checkpoint);
+                    Ok(record.retired && record.snapshots.is_empty())
+                })?;
+                if last {
+                    self.remove_beside(volume)
+                } else {
+                    Ok(())
                 }
-                unknown_is_done(client.ask(Delete { state: state(), now: true }))
-            })?;
-            let last = self.registry().change(volume, |record| {
-                record.snapshots.retain(|one| one.checkpoint != checkpoint);
-                Ok(record.retired && record.snapshots.is_empty())
-            })?;
-            if last { self.remove_beside(volume) } else { Ok(()) }
-        })
+            })
     }
 
     /// Removes a volume, or retires it if it has snapshots.
@@ -90,7 +146,12 @@ impl Pool {
         if record.snapshots.is_empty() {
             return self.remove_beside(name);
         }
-        facts::refuse_used(name, facts::elsewhere(&self.registry().place(&record)?)?.used.first())?;
+        facts::refuse_used(
+            name,
+            facts::elsewhere(&self.registry().place(&record)?)?
+                .used
+                .first(),
+        )?;
         self.registry().change(name, |record| {
             record.retired = true;
             Ok(())
@@ -104,10 +165,18 @@ impl Pool {
     pub fn expand(&self, name: &str, bytes: u64) -> VerbResult<u64> {
         self.registry().change(name, |record| {
             let options = record.parsed()?;
-            let has = record.claim.as_ref().map_or(0, |claim| claim.bytes).max(options.size.unwrap_or(0));
+            let has = record
+                .claim
+                .as_ref()
+                .map_or(0, |claim| claim.bytes)
+                .max(options.size.unwrap_or(0));
             let bytes = bytes.max(has);
             if options.size.is_some() {
-                image::grow(&self.registry().dirs().image(name), &self.registry().place(record)?.backing, bytes)?;
+                image::grow(
+                    &self.registry().dirs().image(name),
+                    &self.registry().place(record)?.backing,
+                    bytes,
+                )?;
                 record.options.insert("size".to_owned(), bytes.to_string());
             }
             if let Some(claim) = &mut record.claim {
@@ -118,14 +187,25 @@ impl Pool {
     }
 }
 
-/// Makes a checkpoint, or finds the one that a driver made which was killed before it could write it down.
+/// Makes a checkpoint, or finds the one that a driver made which was killed before it could write
+/// it down.
 fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo> {
     let note = format!("CSI snapshot {name}");
     // On disk before it is answered: whoever asked takes it for done.
-    let options = CheckpointOptions { note: note.clone(), tags: vec![tag.to_owned()], sync: true, ..CheckpointOptions::default() };
+    let options = CheckpointOptions {
+        note: note.clone(),
+        tags: vec![tag.to_owned()],
+        sync: true,
+        ..CheckpointOptions::default()
+    };
     let made = match client.ask(options) {
-        Err(why) if why.code == "tag-taken" => client.ask(ShowCheckpoint { state: StateName(tag.to_owned()) })?,
+        Err(why) if why.code == "tag-taken" => client.ask(ShowCheckpoint {
+            state: StateName(tag.to_owned()),
+        })?,
         made => made?,
     };
-    client.ask(PinCheckpoint { state: StateName(made.id.to_string()), reason: Some(note) })
+    client.ask(PinCheckpoint {
+        state: StateName(made.id.to_string()),
+        reason: Some(note),
+    })
 }

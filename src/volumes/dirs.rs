@@ -11,9 +11,18 @@ use super::name;
 use super::options::Options;
 use crate::engine::api::VerbResult;
 
-/// The directories of a pool, and their modes: users of containers get through to where volumes are mounted, and to nothing else.
-const DIRECTORIES: [(&str, u32); 8] =
-    [("", 0o711), ("volumes", 0o700), ("mnt", 0o711), ("meta", 0o700), ("locks", 0o700), ("staging", 0o700), ("images", 0o700), ("gone", 0o700)];
+/// The directories of a pool, and their modes: users of containers get through to where volumes are
+/// mounted, and to nothing else.
+const DIRECTORIES: [(&str, u32); 8] = [
+    ("", 0o711),
+    ("volumes", 0o700),
+    ("mnt", 0o711),
+    ("meta", 0o700),
+    ("locks", 0o700),
+    ("staging", 0o700),
+    ("images", 0o700),
+    ("gone", 0o700),
+];
 
 /// The directories of a pool.
 #[derive(Clone, Debug)]
@@ -23,14 +32,21 @@ pub struct Dirs {
 }
 
 impl Dirs {
-    /// Those at `root`, which are made if there are none; volumes are mounted in `mounts`, or in the pool.
+    /// Those at `root`, which are made if there are none; volumes are mounted in `mounts`, or in
+    /// the pool.
     ///
     /// # Errors
     /// Those of making directories.
     pub fn open(root: &Path, mounts: Option<&Path>) -> VerbResult<Dirs> {
-        let real = |dir: &Path| fs::create_dir_all(dir).and_then(|()| dir.canonicalize()).map_err(|cause| failed(dir, cause));
+        let real = |dir: &Path| {
+            fs::create_dir_all(dir)
+                .and_then(|()| dir.canonicalize())
+                .map_err(|cause| failed(dir, cause))
+        };
         let root = real(root)?;
-        DIRECTORIES.iter().try_for_each(|(name, mode)| make_dir(&root.join(name), *mode))?;
+        DIRECTORIES
+            .iter()
+            .try_for_each(|(name, mode)| make_dir(&root.join(name), *mode))?;
         let mounts = mounts.map_or_else(|| Ok(root.join("mnt")), real)?;
         Ok(Dirs { root, mounts })
     }
@@ -43,8 +59,14 @@ impl Dirs {
     /// Where a volume is.
     pub fn place(&self, name: &str, options: &Options) -> Place {
         match &options.source {
-            Some(source) => Place { backing: source.clone(), point: source.clone() },
-            None => Place { backing: self.tree(name), point: self.mounts.join(name) },
+            Some(source) => Place {
+                backing: source.clone(),
+                point: source.clone(),
+            },
+            None => Place {
+                backing: self.tree(name),
+                point: self.mounts.join(name),
+            },
         }
     }
 
@@ -95,7 +117,14 @@ impl Dirs {
     pub fn names(&self) -> VerbResult<Vec<String>> {
         let dir = self.root.join("meta");
         let entries = fs::read_dir(&dir).map_err(|cause| failed(&dir, cause))?;
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(".json").map(str::to_owned));
+        let names = entries.filter_map(|entry| {
+            entry
+                .ok()?
+                .file_name()
+                .to_str()?
+                .strip_suffix(".json")
+                .map(str::to_owned)
+        });
         let mut names: Vec<String> = names.filter(|name| name::check(name).is_ok()).collect();
         names.sort();
         Ok(names)
@@ -103,8 +132,14 @@ impl Dirs {
 
     /// The names of trees that are, or were, being made.
     pub fn staged_names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.root.join("staging")).into_iter().flatten().flatten();
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| name::check(name).is_ok()).collect()
+        let entries = fs::read_dir(self.root.join("staging"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|name| name::check(name).is_ok())
+            .collect()
     }
 
     /// Moves a volume's tree to where trees are deleted.
@@ -124,9 +159,17 @@ impl Dirs {
     /// Takes away what a making, or a removal, that was cut short has left.
     pub fn unmake(&self, name: &str) {
         let _ = image::unmount(&self.tree(name));
-        let removed = [remove_tree(&self.staged(name)), self.set_gone(name).map(drop), remove_file(&self.image(name))];
+        let removed = [
+            remove_tree(&self.staged(name)),
+            self.set_gone(name).map(drop),
+            remove_file(&self.image(name)),
+        ];
         for error in removed.into_iter().filter_map(Result::err) {
-            tracing::warn!(name, error = error.message, "what is left of a volume cannot be removed");
+            tracing::warn!(
+                name,
+                error = error.message,
+                "what is left of a volume cannot be removed"
+            );
         }
     }
 }

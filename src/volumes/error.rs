@@ -16,5 +16,12 @@ pub fn failed(path: &Path, cause: impl Into<io::Error>) -> VerbError {
         _ => "io",
     };
     let text = cause.to_string();
-    error(code, format!("{}: {}", path.display(), text.split(" (os error").next().unwrap_or_default()))
+    error(
+        code,
+        format!(
+            "{}: {}",
+            path.display(),
+            text.split(" (os error").next().unwrap_or_default()
+        ),
+    )
 }

@@ -21,7 +21,8 @@ pub struct Place {
     pub point: PathBuf,
 }
 
-/// A place where a tree is mounted besides the one where we put it, and a process that sees it there.
+/// A place where a tree is mounted besides the one where we put it, and a process that sees it
+/// there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elsewhere {
     /// The process.
@@ -52,9 +53,14 @@ pub fn is_mounted(at: &Path) -> VerbResult<bool> {
     Ok(table()?.iter().any(|mount| mount.at == at))
 }
 
-/// Whether a mount of ours at `at` serves. One whose daemon is gone does not; one that is waiting for the next daemon is waited for.
+/// Whether a mount of ours at `at` serves. One whose daemon is gone does not; one that is waiting
+/// for the next daemon is waited for.
 pub fn serves(table: &[MountPoint], at: &Path) -> bool {
-    let dead = || host::open_dir_path(at).and_then(sys::statfs_fd).is_err_and(|cause| matches!(cause, Errno::ENOTCONN | Errno::ECONNABORTED));
+    let dead = || {
+        host::open_dir_path(at)
+            .and_then(sys::statfs_fd)
+            .is_err_and(|cause| matches!(cause, Errno::ENOTCONN | Errno::ECONNABORTED))
+    };
     ours(table, at).is_some() && !dead()
 }
 
@@ -63,23 +69,32 @@ pub fn serves(table: &[MountPoint], at: &Path) -> bool {
 pub struct Seen {
     /// In containers, mostly: in use.
     pub used: Vec<Elsewhere>,
-    /// In copies of the table of mounts that this process goes by: nobody has asked for it there, but the filesystem lives as long as they do.
+    /// In copies of the table of mounts that this process goes by: nobody has asked for it there,
+    /// but the filesystem lives as long as they do.
     pub copies: Vec<Elsewhere>,
 }
 
 /// Where the tree in `place` is mounted besides its own place there. It is a copy
 /// - at the same place below the same root directory: the namespace was copied from ours;
-/// - at the same place below another directory, of a place that we have chosen: somebody has the whole host below that directory (`-v /:/host`).
+/// - at the same place below another directory, of a place that we have chosen: somebody has the
+///   whole host below that directory (`-v /:/host`).
 pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
     let table = table()?;
-    // In a user namespace of their own anybody mounts as its root, and calls it what they like. A device is one filesystem's, in all of them.
+    // In a user namespace of their own anybody mounts as its root, and calls it what they like. A
+    // device is one filesystem's, in all of them.
     let device = ours(&table, &place.point).map(|mount| mount.dev);
-    let all = sys::mounts_of_all(|mount| mount.serves(&place.backing) && device.is_none_or(|device| mount.dev == device));
+    let all = sys::mounts_of_all(|mount| {
+        mount.serves(&place.backing) && device.is_none_or(|device| mount.dev == device)
+    });
     let all = all.map_err(|cause| error("io", format!("the tables of mounts: {cause}")))?;
     // A mount has one number, in whichever process's table it is; its copies have others.
     let ours: Vec<u64> = table.iter().map(|mount| mount.id).collect();
     let root = root_of("self");
-    let below_chosen = place.point.strip_prefix("/").ok().filter(|_| place.point != place.backing);
+    let below_chosen = place
+        .point
+        .strip_prefix("/")
+        .ok()
+        .filter(|_| place.point != place.backing);
     let mut seen = Seen::default();
     for (pid, mount) in all {
         let same_place = mount.at == place.point;
@@ -87,15 +102,21 @@ pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
             continue;
         }
         // Whose root directory may not be looked at is a process of the system, and no container.
-        let copied = same_place && root_of(&pid.to_string()).is_none_or(|theirs| Some(theirs) == root);
+        let copied =
+            same_place && root_of(&pid.to_string()).is_none_or(|theirs| Some(theirs) == root);
         let with_host = !same_place && below_chosen.is_some_and(|below| mount.at.ends_with(below));
-        let list = if copied || with_host { &mut seen.copies } else { &mut seen.used };
+        let list = if copied || with_host {
+            &mut seen.copies
+        } else {
+            &mut seen.used
+        };
         list.push(Elsewhere { pid, at: mount.at });
     }
     Ok(seen)
 }
 
-/// Where it is mounted besides, when a moment has passed: a container that has just ended takes its mounts with it a little later.
+/// Where it is mounted besides, when a moment has passed: a container that has just ended takes its
+/// mounts with it a little later.
 pub fn still_elsewhere(place: &Place) -> VerbResult<Option<Elsewhere>> {
     let started = Instant::now();
     loop {
@@ -112,8 +133,13 @@ pub fn still_elsewhere(place: &Place) -> VerbResult<Option<Elsewhere>> {
 /// # Errors
 /// `in-use`.
 pub fn refuse_used(name: &str, found: Option<&Elsewhere>) -> VerbResult<()> {
-    let Some(Elsewhere { pid, at }) = found else { return Ok(()) };
-    let message = format!("volume {name} is mounted at {} of process {pid}", at.display());
+    let Some(Elsewhere { pid, at }) = found else {
+        return Ok(());
+    };
+    let message = format!(
+        "volume {name} is mounted at {} of process {pid}",
+        at.display()
+    );
     Err(hinted("in-use", message, "stop what uses it first"))
 }
 
@@ -141,9 +167,19 @@ pub fn lacks(root: &Path) -> Option<String> {
 
 /// A file that is gone when it is closed.
 fn tempfile_in(root: &Path) -> std::io::Result<std::fs::File> {
-    let path =
-        root.join(format!("staging/.try-{}-{:?}", std::process::id(), std::time::Instant::now()).replace(|char: char| char.is_whitespace(), ""));
-    let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    let path = root.join(
+        format!(
+            "staging/.try-{}-{:?}",
+            std::process::id(),
+            std::time::Instant::now()
+        )
+        .replace(|char: char| char.is_whitespace(), ""),
+    );
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
 }

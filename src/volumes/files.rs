@@ -10,7 +10,12 @@ use crate::engine::api::VerbResult;
 
 /// Makes a directory, if it is not there.
 pub fn make_dir(dir: &Path, mode: u32) -> VerbResult<()> {
-    unless(DirBuilder::new().mode(mode).create(dir), ErrorKind::AlreadyExists, dir).map(drop)
+    unless(
+        DirBuilder::new().mode(mode).create(dir),
+        ErrorKind::AlreadyExists,
+        dir,
+    )
+    .map(drop)
 }
 
 /// Removes a tree, if it is there.

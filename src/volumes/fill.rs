@@ -15,7 +15,12 @@ use crate::engine::api::VerbResult;
 
 impl Mounts {
     /// Makes the tree of a volume.
-    pub(super) fn fill(&self, record: &mut Record, options: &Options, place: &Place) -> VerbResult<()> {
+    pub(super) fn fill(
+        &self,
+        record: &mut Record,
+        options: &Options,
+        place: &Place,
+    ) -> VerbResult<()> {
         let cannot = |cause: std::io::Error| failed(&place.backing, cause);
         let dirs = self.registry.dirs();
         if let Some(bytes) = options.size {
@@ -30,7 +35,9 @@ impl Mounts {
         remove_tree(&staged)?;
         make_dir(&staged, 0o700)?;
         self.fill_tree(&staged, record, options)?;
-        fs::rename(&staged, &place.backing).and_then(|()| sync_parent(&place.backing)).map_err(cannot)
+        fs::rename(&staged, &place.backing)
+            .and_then(|()| sync_parent(&place.backing))
+            .map_err(cannot)
     }
 
     fn fill_tree(&self, dir: &Path, record: &mut Record, options: &Options) -> VerbResult<()> {
@@ -44,13 +51,22 @@ impl Mounts {
             chown(dir, options.uid, options.gid).map_err(cannot)?;
         }
         match options.mode {
-            Some(mode) => fs::set_permissions(dir, fs::Permissions::from_mode(mode)).map_err(cannot),
+            Some(mode) => {
+                fs::set_permissions(dir, fs::Permissions::from_mode(mode)).map_err(cannot)
+            }
             None => Ok(()),
         }
     }
 
-    /// Copies a state of a volume to an empty directory. Files share their data where the filesystem can do that.
-    fn clone_into(&self, dir: &Path, volume: &str, state: Option<&str>, child: &str) -> VerbResult<Parent> {
+    /// Copies a state of a volume to an empty directory. Files share their data where the
+    /// filesystem can do that.
+    fn clone_into(
+        &self,
+        dir: &Path,
+        volume: &str,
+        state: Option<&str>,
+        child: &str,
+    ) -> VerbResult<Parent> {
         self.during(volume, child, |point| {
             let history = self.registry.history(&self.registry.get(volume)?)?;
             let state = match state {
@@ -58,7 +74,10 @@ impl Mounts {
                 None => history.make(&format!("volume {child} begins here"))?,
             };
             self.verbs.fork(&point, state, dir)?;
-            Ok(Parent { volume: volume.to_owned(), checkpoint: state.0 })
+            Ok(Parent {
+                volume: volume.to_owned(),
+                checkpoint: state.0,
+            })
         })
     }
 }

@@ -6,13 +6,17 @@ use super::error::{error, failed, hinted};
 use super::facts::Place;
 use super::record::Record;
 use crate::control::{Client, History, STORE_NAME, Store};
-use crate::engine::api::{CheckpointInfo, CheckpointOptions, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName, VerbResult};
+use crate::engine::api::{
+    CheckpointInfo, CheckpointOptions, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName,
+    VerbResult,
+};
 use crate::engine::offline::Offline;
 use crate::engine::settings::{self, STORE_FILE};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 
-/// Why a checkpoint is pinned that somebody uses as a volume. A pin with another reason is somebody else's.
+/// Why a checkpoint is pinned that somebody uses as a volume. A pin with another reason is somebody
+/// else's.
 const PINNED_FOR_USE: &str = "in use as a volume";
 
 /// The history of one volume.
@@ -24,10 +28,14 @@ pub struct VolumeHistory {
 
 impl VolumeHistory {
     pub(super) fn new(name: &str, place: Place) -> VolumeHistory {
-        VolumeHistory { name: name.to_owned(), place }
+        VolumeHistory {
+            name: name.to_owned(),
+            place,
+        }
     }
 
-    /// The store, if there is one that may be believed. A source that somebody names is where somebody else may write, too.
+    /// The store, if there is one that may be believed. A source that somebody names is where
+    /// somebody else may write, too.
     fn store(&self) -> Option<Store> {
         Store::of(&self.place.backing.canonicalize().ok()?).ok()?
     }
@@ -39,12 +47,20 @@ impl VolumeHistory {
 
     /// The daemon of a volume that is mounted.
     pub(super) fn serving(&self) -> VerbResult<Client> {
-        self.daemon().ok_or_else(|| hinted("daemon-busy", format!("no daemon serves volume {}", self.name), "try again later"))
+        self.daemon().ok_or_else(|| {
+            hinted(
+                "daemon-busy",
+                format!("no daemon serves volume {}", self.name),
+                "try again later",
+            )
+        })
     }
 
     /// Who tells the history. `None`: there is none yet, or it is in an image.
     fn teller(&self) -> VerbResult<Option<History>> {
-        let Some(store) = self.store() else { return Ok(None) };
+        let Some(store) = self.store() else {
+            return Ok(None);
+        };
         if let Ok(client) = Client::of(&store) {
             return Ok(Some(History::Daemon(client)));
         }
@@ -58,7 +74,10 @@ impl VolumeHistory {
     /// # Errors
     /// The history cannot be read.
     pub fn checkpoints(&self) -> VerbResult<Vec<CheckpointInfo>> {
-        self.teller()?.map_or_else(|| Ok(Vec::new()), |mut history| history.ask(ListCheckpoints))
+        self.teller()?.map_or_else(
+            || Ok(Vec::new()),
+            |mut history| history.ask(ListCheckpoints),
+        )
     }
 
     /// One checkpoint.
@@ -67,57 +86,91 @@ impl VolumeHistory {
     /// `unknown-checkpoint`.
     pub fn checkpoint(&self, state: &str) -> VerbResult<CheckpointInfo> {
         match self.teller()? {
-            Some(mut history) => history.ask(ShowCheckpoint { state: StateName(state.to_owned()) }),
-            None => Err(error("unknown-checkpoint", format!("volume {} has no checkpoint {state}", self.name))),
+            Some(mut history) => history.ask(ShowCheckpoint {
+                state: StateName(state.to_owned()),
+            }),
+            None => Err(error(
+                "unknown-checkpoint",
+                format!("volume {} has no checkpoint {state}", self.name),
+            )),
         }
     }
 
     /// Makes a checkpoint of a volume that is mounted, unless the newest one is that already.
     pub(super) fn make(&self, note: &str) -> VerbResult<CheckpointId> {
-        let options = CheckpointOptions { note: note.to_owned(), if_changed: true, ..CheckpointOptions::default() };
+        let options = CheckpointOptions {
+            note: note.to_owned(),
+            if_changed: true,
+            ..CheckpointOptions::default()
+        };
         Ok(self.serving()?.ask(options)?.id)
     }
 
-    /// Makes a checkpoint that nobody waits for: that there can be none keeps no container from starting or ending.
+    /// Makes a checkpoint that nobody waits for: that there can be none keeps no container from
+    /// starting or ending.
     pub(super) fn mark(&self, note: &str) {
         if let Err(error) = self.make(note) {
-            tracing::warn!(name = self.name, note, error = error.message, "no checkpoint was made");
+            tracing::warn!(
+                name = self.name,
+                note,
+                error = error.message,
+                "no checkpoint was made"
+            );
         }
     }
 
     /// Sets keys of the configuration of a volume that is mounted.
     pub(super) fn configure(&self, keys: &[(&'static str, String)]) -> VerbResult<()> {
-        let Some(store) = self.store() else { return self.serving().map(drop) };
+        let Some(store) = self.store() else {
+            return self.serving().map(drop);
+        };
         let file = self.place.backing.join(STORE_NAME).join(STORE_FILE);
         let bad = |why: String| error("bad-config", format!("{}: {why}", file.display()));
         for (key, value) in keys {
-            let key = settings::find(key).ok_or_else(|| error("unknown-key", format!("there is no key {key:?}")))?;
+            let key = settings::find(key)
+                .ok_or_else(|| error("unknown-key", format!("there is no key {key:?}")))?;
             let value = settings::parse_value(key, value).map_err(bad)?;
-            let text = settings::store_with(store.dir(), key, Some(&value)).map_err(|cause| bad(cause.to_string()))?;
-            sys::replace_file(store.dir(), STORE_FILE, text.as_bytes()).map_err(|cause| failed(&file, cause))?;
+            let text = settings::store_with(store.dir(), key, Some(&value))
+                .map_err(|cause| bad(cause.to_string()))?;
+            sys::replace_file(store.dir(), STORE_FILE, text.as_bytes())
+                .map_err(|cause| failed(&file, cause))?;
         }
         Ok(())
     }
 
-    /// Pins the checkpoints that uses look at, so that no rule of retention takes them, and unpins those that none looks at any more. The pin of somebody
-    /// else stays as it is, and is as good. A pin that cannot be changed keeps no container from starting or ending: a checkpoint that is pinned too long is
-    /// told by `log`.
+    /// Pins the checkpoints that uses look at, so that no rule of retention takes them, and unpins
+    /// those that none looks at any more. The pin of somebody else stays as it is, and is as good.
+    /// A pin that cannot be changed keeps no container from starting or ending: a checkpoint that
+    /// is pinned too long is told by `log`.
     pub(super) fn pin_used(&self, record: &Record) {
         if let Err(error) = self.try_pin_used(record) {
-            tracing::warn!(name = self.name, error = error.message, "the pins of past states in use are not as they should be");
+            tracing::warn!(
+                name = self.name,
+                error = error.message,
+                "the pins of past states in use are not as they should be"
+            );
         }
     }
 
     fn try_pin_used(&self, record: &Record) -> VerbResult<()> {
-        let Some(mut client) = self.daemon() else { return Ok(()) };
-        let used: BTreeSet<u64> = record.mounts.iter().filter_map(|mount| mount.checkpoint).collect();
+        let Some(mut client) = self.daemon() else {
+            return Ok(());
+        };
+        let used: BTreeSet<u64> = record
+            .mounts
+            .iter()
+            .filter_map(|mount| mount.checkpoint)
+            .collect();
         for one in client.ask(ListCheckpoints)? {
             let reason = match (one.pinned.as_deref(), used.contains(&one.id.0)) {
                 (None, true) => Some(PINNED_FOR_USE.to_owned()),
                 (Some(PINNED_FOR_USE), false) => None,
                 _ => continue,
             };
-            client.ask(PinCheckpoint { state: StateName(one.id.to_string()), reason })?;
+            client.ask(PinCheckpoint {
+                state: StateName(one.id.to_string()),
+                reason,
+            })?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! As much of HTTP/1.1 as container engines speak to a plugin: POST, a body with its length, connections that stay open.
+//! As much of HTTP/1.1 as container engines speak to a plugin: POST, a body with its length,
+//! connections that stay open.
 //!
 //! Headers are not judged: Docker 20.10 sends `Host:` without a value and no Content-Type.
 
@@ -26,8 +27,13 @@ const BODY_BYTES_MAX: u64 = 1 << 20;
 const HEADERS_MAX: usize = 100;
 /// Connections at once; an engine uses as many as it has containers to start.
 pub const CONNECTIONS_MAX: usize = 256;
-/// How long a head that has begun may take to arrive, its body, and each time that nothing of an answer is taken.
-const PART_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
+/// How long a head that has begun may take to arrive, its body, and each time that nothing of an
+/// answer is taken.
+const PART_TIMEOUT: Duration = if cfg!(test) {
+    Duration::from_millis(200)
+} else {
+    Duration::from_secs(30)
+};
 /// How long a connection may say nothing.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// After a connection that could not be had.
@@ -60,7 +66,10 @@ pub type Answer = dyn Fn(&Request, Option<Asker>) -> Response + Send + Sync;
 
 /// Answers whoever connects, until `stop`; what was asked by then is answered.
 pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answer: Arc<Answer>) {
-    let (connections, ending) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), GracefulShutdown::new());
+    let (connections, ending) = (
+        Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        GracefulShutdown::new(),
+    );
     tokio::pin!(stop);
     loop {
         let accepted = tokio::select! {
@@ -77,7 +86,9 @@ pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answe
                     }
                 });
             }
-            (Ok(_), Err(_)) => tracing::warn!("more than {CONNECTIONS_MAX} connections: one was refused"),
+            (Ok(_), Err(_)) => {
+                tracing::warn!("more than {CONNECTIONS_MAX} connections: one was refused")
+            }
             (Err(error), _) => {
                 tracing::warn!(%error, "a connection was lost");
                 sleep(ACCEPT_PAUSE).await;
@@ -88,8 +99,12 @@ pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answe
     ending.shutdown().await;
 }
 
-/// Answers the requests of a connection, one after the other, until it ends; what is not HTTP is answered, and ends it.
-fn connection(stream: UnixStream, answer: Arc<Answer>) -> impl GracefulConnection<Error = hyper::Error> + Send {
+/// Answers the requests of a connection, one after the other, until it ends; what is not HTTP is
+/// answered, and ends it.
+fn connection(
+    stream: UnixStream,
+    answer: Arc<Answer>,
+) -> impl GracefulConnection<Error = hyper::Error> + Send {
     let (asker, turn) = (Asker::of(&stream), Turn::default());
     let stream = TokioIo::new(Timed::new(stream, turn.clone(), PART_TIMEOUT));
     let service = service_fn(move |request| {
@@ -102,14 +117,23 @@ fn connection(stream: UnixStream, answer: Arc<Answer>) -> impl GracefulConnectio
         }
     });
     let mut http = http1::Builder::new();
-    http.half_close(true).title_case_headers(true).auto_date_header(false);
-    http.max_buf_size(HEAD_BYTES_MAX).max_headers(HEADERS_MAX).timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    http.half_close(true)
+        .title_case_headers(true)
+        .auto_date_header(false);
+    http.max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT);
     http.serve_connection(stream, service)
 }
 
 type Answered = Result<hyper::Response<Full<Bytes>>, Box<dyn Error + Send + Sync>>;
 
-async fn answered(request: hyper::Request<Incoming>, asker: Option<Asker>, answer: Arc<Answer>) -> Answered {
+async fn answered(
+    request: hyper::Request<Incoming>,
+    asker: Option<Asker>,
+    answer: Arc<Answer>,
+) -> Answered {
     let (head, body) = request.into_parts();
     match body.size_hint().exact() {
         // No engine sends such a one; its length would be known at its end only.
@@ -117,16 +141,31 @@ async fn answered(request: hyper::Request<Incoming>, asker: Option<Asker>, answe
         Some(bytes) if bytes > BODY_BYTES_MAX => return refused(413, "the body is too long"),
         Some(_) => {}
     }
-    let body = timeout(PART_TIMEOUT, body.collect()).await??.to_bytes().into();
-    let request = Request { method: head.method.to_string(), path: head.uri.path().to_owned(), body };
-    let Response { status, body } = tokio::task::spawn_blocking(move || answer(&request, asker)).await?;
-    Ok(hyper::Response::builder().status(status).header(CONTENT_TYPE, TYPE).body(body.into())?)
+    let body = timeout(PART_TIMEOUT, body.collect())
+        .await??
+        .to_bytes()
+        .into();
+    let request = Request {
+        method: head.method.to_string(),
+        path: head.uri.path().to_owned(),
+        body,
+    };
+    let Response { status, body } =
+        tokio::task::spawn_blocking(move || answer(&request, asker)).await?;
+    Ok(hyper::Response::builder()
+        .status(status)
+        .header(CONTENT_TYPE, TYPE)
+        .body(body.into())?)
 }
 
 /// The connection ends with it.
 fn refused(status: u16, why: &str) -> Answered {
     let body = format!("{{\"Err\":\"{why}\"}}\n");
-    Ok(hyper::Response::builder().status(status).header(CONTENT_TYPE, TYPE).header(CONNECTION, "close").body(body.into())?)
+    Ok(hyper::Response::builder()
+        .status(status)
+        .header(CONTENT_TYPE, TYPE)
+        .header(CONNECTION, "close")
+        .body(body.into())?)
 }
 
 #[cfg(test)]
@@ -139,11 +178,19 @@ mod tests {
     fn said(bytes: &[u8]) -> String {
         let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {
-            let answer = |request: &Request, _| Response { status: 200, body: [request.path.as_bytes(), b" ", &request.body].concat() };
+            let answer = |request: &Request, _| Response {
+                status: 200,
+                body: [request.path.as_bytes(), b" ", &request.body].concat(),
+            };
             theirs.set_nonblocking(true).unwrap();
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             // That it is not HTTP is an error of the connection too.
-            let _ = runtime.block_on(async { connection(UnixStream::from_std(theirs).unwrap(), Arc::new(answer)).await });
+            let _ = runtime.block_on(async {
+                connection(UnixStream::from_std(theirs).unwrap(), Arc::new(answer)).await
+            });
         });
         ours.write_all(bytes).unwrap();
         ours.shutdown(std::net::Shutdown::Write).unwrap();
@@ -157,7 +204,12 @@ mod tests {
     fn a_connection_answers_many_requests_with_empty_hosts_and_no_types() {
         let text = said(b"POST /a HTTP/1.1\r\nHost: \r\nContent-Length: 3\r\n\r\n{}\nPOST /b HTTP/1.1\r\nHost:\r\n\r\nPOST /c HTTP/1.1\r\nConnection: close\r\n\r\nPOST /d HTTP/1.1\r\n\r\n");
         let bodies: Vec<&str> = text.split("\r\n\r\n").collect();
-        assert!(bodies[1].starts_with("/a {}\nHTTP/1.1 200 OK") && bodies[2].starts_with("/b HTTP/1.1") && bodies[3] == "/c ", "{text}");
+        assert!(
+            bodies[1].starts_with("/a {}\nHTTP/1.1 200 OK")
+                && bodies[2].starts_with("/b HTTP/1.1")
+                && bodies[3] == "/c ",
+            "{text}"
+        );
     }
 
     #[test]
@@ -167,55 +219,106 @@ mod tests {
             (b"POST /a HTTP/1.1\r\nContent-Length: x\r\n\r\n", "400"),
             (b"POST /a HTTP/1.1\r\nContent-Length: -1\r\n\r\n", "400"),
             (b"POST /a HTTP/1.1\r\nContent-Length: +1\r\n\r\na", "400"),
-            (b"POST /a HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na", "400"),
-            (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "411"),
-            (b"POST /a HTTP/1.1\r\nContent-Length: 1048577\r\n\r\n", "413"),
+            (
+                b"POST /a HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na",
+                "400",
+            ),
+            (
+                b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+                "411",
+            ),
+            (
+                b"POST /a HTTP/1.1\r\nContent-Length: 1048577\r\n\r\n",
+                "413",
+            ),
         ];
         for (bytes, status) in cases {
-            assert!(said(bytes).starts_with(&format!("HTTP/1.1 {status} ")), "{}: {}", String::from_utf8_lossy(bytes), said(bytes));
+            assert!(
+                said(bytes).starts_with(&format!("HTTP/1.1 {status} ")),
+                "{}: {}",
+                String::from_utf8_lossy(bytes),
+                said(bytes)
+            );
         }
         let headers = "X: y\r\n".repeat(HEADERS_MAX + 1);
-        assert!(said(format!("POST /a HTTP/1.1\r\n{headers}\r\n").as_bytes()).starts_with("HTTP/1.1 431 "));
-        assert_eq!(said(b"POST /a HTTP/1.1\r\nContent-Length: 5\r\n\r\nab"), "", "half a request is no request");
+        assert!(
+            said(format!("POST /a HTTP/1.1\r\n{headers}\r\n").as_bytes())
+                .starts_with("HTTP/1.1 431 ")
+        );
+        assert_eq!(
+            said(b"POST /a HTTP/1.1\r\nContent-Length: 5\r\n\r\nab"),
+            "",
+            "half a request is no request"
+        );
     }
 
-    /// Half a head, half a body, or an answer that is not taken does not keep a connection; silence does, and so does an answer that takes long.
+    /// Half a head, half a body, or an answer that is not taken does not keep a connection; silence
+    /// does, and so does an answer that takes long.
     #[test]
     fn nobody_keeps_us_waiting_but_by_silence() {
         let big = vec![b'x'; 8 << 20];
-        let (connect, ended) = (std::os::unix::net::UnixStream::pair, std::sync::mpsc::channel());
+        let (connect, ended) = (
+            std::os::unix::net::UnixStream::pair,
+            std::sync::mpsc::channel(),
+        );
         let serve = |bytes: &[u8]| {
-            let ((mut ours, theirs), tell, big) = (connect().unwrap(), ended.0.clone(), big.clone());
+            let ((mut ours, theirs), tell, big) =
+                (connect().unwrap(), ended.0.clone(), big.clone());
             std::thread::spawn(move || {
                 let answer = move |request: &Request, _: Option<Asker>| {
                     if request.path == "/slow" {
                         std::thread::sleep(PART_TIMEOUT * 3);
                     }
-                    Response { status: 200, body: if request.path == "/big" { big.clone() } else { Vec::new() } }
+                    Response {
+                        status: 200,
+                        body: if request.path == "/big" {
+                            big.clone()
+                        } else {
+                            Vec::new()
+                        },
+                    }
                 };
                 theirs.set_nonblocking(true).unwrap();
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                let _ = runtime.block_on(async { connection(UnixStream::from_std(theirs).unwrap(), Arc::new(answer)).await });
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .unwrap();
+                let _ = runtime.block_on(async {
+                    connection(UnixStream::from_std(theirs).unwrap(), Arc::new(answer)).await
+                });
                 let _ = tell.send(());
             });
             ours.write_all(bytes).unwrap();
             ours
         };
-        for bytes in [&b"POST /a HT"[..], b"POST /a HTTP/1.1\r\nContent-Length: 5\r\n\r\nab", b"POST /big HTTP/1.1\r\n\r\n"] {
+        for bytes in [
+            &b"POST /a HT"[..],
+            b"POST /a HTTP/1.1\r\nContent-Length: 5\r\n\r\nab",
+            b"POST /big HTTP/1.1\r\n\r\n",
+        ] {
             let _ours = serve(bytes);
-            ended.1.recv_timeout(PART_TIMEOUT * 20).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(bytes)));
+            ended
+                .1
+                .recv_timeout(PART_TIMEOUT * 20)
+                .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(bytes)));
         }
         let (_silent, mut slow) = (serve(b""), serve(b"POST /slow HTTP/1.1\r\n\r\n"));
         let mut answer = [0; 15];
         slow.read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"HTTP/1.1 200 OK");
-        assert!(ended.1.recv_timeout(PART_TIMEOUT * 3).is_err(), "both are there");
+        assert!(
+            ended.1.recv_timeout(PART_TIMEOUT * 3).is_err(),
+            "both are there"
+        );
     }
 
     #[test]
     fn old_clients_and_careful_ones_are_answered() {
         let old = said(b"POST /a HTTP/1.0\r\n\r\nPOST /b HTTP/1.0\r\n\r\n");
-        assert!(old.starts_with("HTTP/1.0 200 OK\r\n") && old.ends_with("/a "), "one request, and the connection ends: {old}");
+        assert!(
+            old.starts_with("HTTP/1.0 200 OK\r\n") && old.ends_with("/a "),
+            "one request, and the connection ends: {old}"
+        );
         assert!(
             said(b"POST /a HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx")
                 .starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")

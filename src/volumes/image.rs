@@ -1,6 +1,8 @@
-//! Filesystems in files: a pool where there is no reflink-capable filesystem, and volumes of a certain size (docs/adr/0018-volumes.md).
+//! Filesystems in files: a pool where there is no reflink-capable filesystem, and volumes of a
+//! certain size (docs/adr/0018-volumes.md).
 //!
-//! The file is sparse: it takes what was written. An image is formatted under another name and renamed when that is done.
+//! The file is sparse: it takes what was written. An image is formatted under another name and
+//! renamed when that is done.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -26,11 +28,17 @@ pub fn make(image: &Path, bytes: u64) -> VerbResult<()> {
         return Ok(());
     }
     let new = image.with_extension("new");
-    let made = File::create(&new).and_then(|file| file.set_len(bytes)).map_err(|cause| failed(&new, cause));
+    let made = File::create(&new)
+        .and_then(|file| file.set_len(bytes))
+        .map_err(|cause| failed(&new, cause));
     let options = ["-q", "-f", "-K", "-m", "reflink=1"].map(OsStr::new);
-    let formatted = made.and_then(|()| tool("mkfs.xfs", &[&options[..], &[new.as_os_str()]].concat()));
+    let formatted =
+        made.and_then(|()| tool("mkfs.xfs", &[&options[..], &[new.as_os_str()]].concat()));
     let in_place = formatted.and_then(|()| {
-        let renamed = File::open(&new).and_then(|file| file.sync_all()).and_then(|()| fs::rename(&new, image)).and_then(|()| sync_parent(image));
+        let renamed = File::open(&new)
+            .and_then(|file| file.sync_all())
+            .and_then(|()| fs::rename(&new, image))
+            .and_then(|()| sync_parent(image));
         renamed.map_err(|cause| failed(image, cause))
     });
     if in_place.is_err() {
@@ -47,7 +55,14 @@ pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
     if facts::is_mounted(at)? {
         return Ok(());
     }
-    let arguments = [OsStr::new("-t"), OsStr::new("xfs"), OsStr::new("-o"), OsStr::new("loop,nodev"), image.as_os_str(), at.as_os_str()];
+    let arguments = [
+        OsStr::new("-t"),
+        OsStr::new("xfs"),
+        OsStr::new("-o"),
+        OsStr::new("loop,nodev"),
+        image.as_os_str(),
+        at.as_os_str(),
+    ];
     for _ in 1..LOOP_TRIES {
         match tool("mount", &arguments) {
             // Somebody else was faster to take the device that was free.
@@ -58,17 +73,26 @@ pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
     tool("mount", &arguments)
 }
 
-/// Makes the filesystem in an image larger: it has `bytes` then, mounted at `at` or not. One that has them already stays as it is.
+/// Makes the filesystem in an image larger: it has `bytes` then, mounted at `at` or not. One that
+/// has them already stays as it is.
 ///
 /// # Errors
 /// No room, no xfs_growfs.
 pub fn grow(image: &Path, at: &Path, bytes: u64) -> VerbResult<()> {
-    let file = File::options().write(true).open(image).map_err(|cause| failed(image, cause))?;
+    let file = File::options()
+        .write(true)
+        .open(image)
+        .map_err(|cause| failed(image, cause))?;
     let has = file.metadata().map_err(|cause| failed(image, cause))?.len();
     if has < bytes {
-        file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|cause| failed(image, cause))?;
+        file.set_len(bytes)
+            .and_then(|()| file.sync_all())
+            .map_err(|cause| failed(image, cause))?;
     }
-    let mounted = facts::table()?.into_iter().rev().find(|mount| mount.at == at);
+    let mounted = facts::table()?
+        .into_iter()
+        .rev()
+        .find(|mount| mount.at == at);
     let rests = mounted.is_none();
     match mounted {
         Some(mounted) => tool("losetup", &[OsStr::new("-c"), OsStr::new(&mounted.source)])?,
@@ -83,5 +107,9 @@ pub fn grow(image: &Path, at: &Path, bytes: u64) -> VerbResult<()> {
 /// # Errors
 /// It is in use.
 pub fn unmount(at: &Path) -> VerbResult<()> {
-    if facts::is_mounted(at)? { tool("umount", &[at.as_os_str()]) } else { Ok(()) }
+    if facts::is_mounted(at)? {
+        tool("umount", &[at.as_os_str()])
+    } else {
+        Ok(())
+    }
 }

@@ -1,4 +1,5 @@
-//! Container volumes: a pool of trees, each with a history of its own, and the volume driver that serves them to a container engine.
+//! Container volumes: a pool of trees, each with a history of its own, and the volume driver that
+//! serves them to a container engine.
 //!
 //! ```text
 //! ROOT/volumes/NAME/      a volume's tree, with its history in .ckptfs; ROOT/images/NAME.img is mounted there if the volume has a size
@@ -9,15 +10,19 @@
 //! ROOT/trash/             volumes that were removed with on-remove=trash
 //! ```
 //!
-//! **Nothing is done here that a verb does.** Mounting, unmounting and forking is done by the functions of these verbs, which the command line lends ([`Verbs`]):
-//! so a volume is served as any directory is, by a holder and a daemon that do not depend on the driver and outlive it (docs/adr/0009).
+//! **Nothing is done here that a verb does.** Mounting, unmounting and forking is done by the
+//! functions of these verbs, which the command line lends ([`Verbs`]): so a volume is served as any
+//! directory is, by a holder and a daemon that do not depend on the driver and outlive it
+//! (docs/adr/0009).
 //!
-//! **Facts before records.** Which mounts a container engine has asked for is recorded, as a set; whether a volume is really in use is what the
-//! kernel's tables of mounts say, of all processes ([`facts`]). Records are what unmounting goes by, for a container may be about to be started;
+//! **Facts before records.** Which mounts a container engine has asked for is recorded, as a set;
+//! whether a volume is really in use is what the kernel's tables of mounts say, of all processes
+//! ([`facts`]). Records are what unmounting goes by, for a container may be about to be started;
 //! facts are what removal and the start of the driver go by.
 //!
-//! **Locking.** One flock(2) for each volume, taken by whoever changes something of it, and never two at a time but for a volume that is made from another:
-//! then first the new one's, whose name nobody else can have got yet. No locks in memory.
+//! **Locking.** One flock(2) for each volume, taken by whoever changes something of it, and never
+//! two at a time but for a volume that is made from another: then first the new one's, whose name
+//! nobody else can have got yet. No locks in memory.
 
 mod asker;
 pub mod bind;

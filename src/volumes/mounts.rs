@@ -50,8 +50,9 @@ impl Mounts {
         Mounts { registry, verbs }
     }
 
-    /// Begins to use a volume, or a past state of it: it is mounted when this returns. `id` is what the use is called; who is known by `by` and killed cannot
-    /// give it back, which can be told then.
+    /// Begins to use a volume, or a past state of it: it is mounted when this returns. `id` is what
+    /// the use is called; who is known by `by` and killed cannot give it back, which can be told
+    /// then.
     ///
     /// # Errors
     /// `no-such-volume`, `unknown-checkpoint`, why it cannot be mounted.
@@ -66,10 +67,12 @@ impl Mounts {
         }
         let (first, new) = (record.mounts.is_empty(), record.add(&id, &boot(), by));
         self.registry.save(&record)?;
-        let mounted = self.serve(&mut record, first, !is_own(&id)).and_then(|point| match &named.checkpoint {
-            Some(state) => self.show_past(&mut record, &point, &id, state),
-            None => Ok(point),
-        });
+        let mounted = self
+            .serve(&mut record, first, !is_own(&id))
+            .and_then(|point| match &named.checkpoint {
+                Some(state) => self.show_past(&mut record, &point, &id, state),
+                None => Ok(point),
+            });
         if mounted.is_err() && new {
             record.take(&id);
             self.registry.save(&record)?;
@@ -89,7 +92,9 @@ impl Mounts {
             return Ok(());
         }
         let _locked = self.registry.lock(&named.volume)?;
-        let Some(mut record) = self.registry.load(&named.volume)? else { return Ok(()) };
+        let Some(mut record) = self.registry.load(&named.volume)? else {
+            return Ok(());
+        };
         if record.take(&use_id(named, id)) {
             if named.checkpoint.is_some() {
                 // Before it is forgotten: a driver that is killed in between is asked again.
@@ -97,15 +102,28 @@ impl Mounts {
             }
             self.registry.save(&record)?;
         }
-        if record.mounts.is_empty() { self.rest(&mut record, !is_own(id)) } else { Ok(()) }
+        if record.mounts.is_empty() {
+            self.rest(&mut record, !is_own(id))
+        } else {
+            Ok(())
+        }
     }
 
-    /// Does something with a volume, which is mounted meanwhile. `what` tells it from other things that this program does.
+    /// Does something with a volume, which is mounted meanwhile. `what` tells it from other things
+    /// that this program does.
     ///
     /// # Errors
     /// As of [`Mounts::mount`]; those of the work.
-    pub fn during<T, E: From<VerbError>>(&self, volume: &str, what: &str, work: impl FnOnce(PathBuf) -> Result<T, E>) -> Result<T, E> {
-        let named = Named { volume: volume.to_owned(), checkpoint: None };
+    pub fn during<T, E: From<VerbError>>(
+        &self,
+        volume: &str,
+        what: &str,
+        work: impl FnOnce(PathBuf) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let named = Named {
+            volume: volume.to_owned(),
+            checkpoint: None,
+        };
         let id = format!("{OWN_ID}{}-{what}", std::process::id());
         let done = work(self.mount(&named, &id, None)?);
         self.unmount(&named, &id)?;
@@ -113,7 +131,13 @@ impl Mounts {
     }
 
     /// Where a past state of a mounted volume is seen; it is pinned as long as it is used.
-    fn show_past(&self, record: &mut Record, point: &Path, id: &str, state: &str) -> VerbResult<PathBuf> {
+    fn show_past(
+        &self,
+        record: &mut Record,
+        point: &Path,
+        id: &str,
+        state: &str,
+    ) -> VerbResult<PathBuf> {
         let history = self.registry.history(record)?;
         let number = history.checkpoint(state)?.id.0;
         for mount in record.mounts.iter_mut().filter(|mount| mount.id == id) {
@@ -157,12 +181,16 @@ impl Mounts {
         Ok(place.point)
     }
 
-    /// Starts what serves a volume. A driver that was killed may have left a daemon that is still about to do the same: then that one's mount is as good.
+    /// Starts what serves a volume. A driver that was killed may have left a daemon that is still
+    /// about to do the same: then that one's mount is as good.
     fn start(&self, place: &Place, options: &Options) -> VerbResult<()> {
         let started = Instant::now();
         loop {
             match self.verbs.mount(place, options) {
-                Err(error) if ["in-use", "already-mounted"].contains(&error.code.as_str()) && started.elapsed() < STARTING_PATIENCE => {
+                Err(error)
+                    if ["in-use", "already-mounted"].contains(&error.code.as_str())
+                        && started.elapsed() < STARTING_PATIENCE =>
+                {
                     std::thread::sleep(STARTING_PAUSE);
                     if facts::serves(&facts::table()?, &place.point) {
                         return Ok(());
@@ -173,20 +201,29 @@ impl Mounts {
         }
     }
 
-    /// Unmounts a volume that nobody has asked for, unless it is used nevertheless: then it stays until it is not.
+    /// Unmounts a volume that nobody has asked for, unless it is used nevertheless: then it stays
+    /// until it is not.
     fn rest(&self, record: &mut Record, asked: bool) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
         if is_ours_at(record, &options, &place)? {
             if let Some(elsewhere) = facts::elsewhere(&place)?.used.first() {
-                tracing::info!(name = record.name, ?elsewhere, "the volume stays mounted: it is in use");
+                tracing::info!(
+                    name = record.name,
+                    ?elsewhere,
+                    "the volume stays mounted: it is in use"
+                );
                 return Ok(());
             }
             if asked && options.auto.unmount && facts::serves(&facts::table()?, &place.point) {
                 self.registry.history(record)?.mark("unmounted");
             }
             if let Err(error) = self.stop(record, &place) {
-                tracing::info!(name = record.name, error = error.message, "the volume stays mounted");
+                tracing::info!(
+                    name = record.name,
+                    error = error.message,
+                    "the volume stays mounted"
+                );
                 return Ok(());
             }
         }
@@ -194,11 +231,20 @@ impl Mounts {
     }
 
     /// What is left to do when it is not mounted any more.
-    pub(super) fn rested(&self, record: &mut Record, options: &Options, place: &Place) -> VerbResult<()> {
+    pub(super) fn rested(
+        &self,
+        record: &mut Record,
+        options: &Options,
+        place: &Place,
+    ) -> VerbResult<()> {
         if options.size.is_some()
             && let Err(error) = image::unmount(&place.backing)
         {
-            tracing::warn!(name = record.name, error = error.message, "the image stays mounted");
+            tracing::warn!(
+                name = record.name,
+                error = error.message,
+                "the image stays mounted"
+            );
         }
         if options.ephemeral {
             self.registry.dirs().delete(&record.name)?;
@@ -214,12 +260,23 @@ impl Mounts {
         Ok(())
     }
 
-    /// Unmounts. Copies of the mount may keep the filesystem, and come at any moment (whoever makes a namespace has one): its daemon ends all the same.
+    /// Unmounts. Copies of the mount may keep the filesystem, and come at any moment (whoever makes
+    /// a namespace has one): its daemon ends all the same.
     fn stop(&self, record: &Record, place: &Place) -> VerbResult<()> {
         if let Some(mut client) = self.registry.history(record)?.daemon() {
-            match client.ask(Unmount { lazy: false, leave: true, keep: None }) {
+            match client.ask(Unmount {
+                lazy: false,
+                leave: true,
+                keep: None,
+            }) {
                 Ok(()) if client.wait_ended(END_TIMEOUT) => return Ok(()),
-                Ok(()) => return Err(hinted("daemon-busy", "the daemon does not end", "try again later")),
+                Ok(()) => {
+                    return Err(hinted(
+                        "daemon-busy",
+                        "the daemon does not end",
+                        "try again later",
+                    ));
+                }
                 // One that was started by another version; the command knows what to do.
                 Err(why) if why.code == "protocol-version" => {}
                 Err(why) => return Err(why),
@@ -231,55 +288,95 @@ impl Mounts {
     /// Unmounts a volume that is to be removed.
     ///
     /// # Errors
-    /// `in-use`: it is mounted in a container, whatever is recorded, or a process has something open in it.
+    /// `in-use`: it is mounted in a container, whatever is recorded, or a process has something
+    /// open in it.
     pub(super) fn end(&self, record: &Record, options: &Options, place: &Place) -> VerbResult<()> {
         if !is_ours(record, options) {
             return Ok(());
         }
         facts::refuse_used(&record.name, facts::still_elsewhere(place)?.as_ref())?;
         match facts::ours(&facts::table()?, &place.point) {
-            Some(_) => self.stop(record, place).map_err(|cause| VerbError { code: "in-use".into(), ..cause }),
+            Some(_) => self.stop(record, place).map_err(|cause| VerbError {
+                code: "in-use".into(),
+                ..cause
+            }),
             None => Ok(()),
         }
     }
 
-    /// Forgets the uses that `stays` does not take, and unmounts the volume if none is left. Does nothing while somebody works on it.
-    pub(super) fn drop_uses(&self, name: &str, stays: impl Fn(&MountId, Shown) -> bool) -> VerbResult<()> {
-        let Some(_locked) = self.registry.try_lock(name)? else { return Ok(()) };
-        let Some(mut record) = self.registry.load(name)? else { return Ok(()) };
+    /// Forgets the uses that `stays` does not take, and unmounts the volume if none is left. Does
+    /// nothing while somebody works on it.
+    pub(super) fn drop_uses(
+        &self,
+        name: &str,
+        stays: impl Fn(&MountId, Shown) -> bool,
+    ) -> VerbResult<()> {
+        let Some(_locked) = self.registry.try_lock(name)? else {
+            return Ok(());
+        };
+        let Some(mut record) = self.registry.load(name)? else {
+            return Ok(());
+        };
         let options = record.parsed()?;
         let place = self.registry.place(&record)?;
         let here = is_ours_at(&record, &options, &place)?;
         if record.mounts.is_empty() && !record.mounted && !here {
             return Ok(());
         }
-        let shown = Shown { here, elsewhere: !facts::elsewhere(&place)?.used.is_empty(), ephemeral: options.ephemeral };
+        let shown = Shown {
+            here,
+            elsewhere: !facts::elsewhere(&place)?.used.is_empty(),
+            ephemeral: options.ephemeral,
+        };
         let before = record.mounts.len();
         record.mounts.retain(|mount| stays(mount, shown));
         if record.mounts.len() != before {
-            tracing::info!(name, dropped = before - record.mounts.len(), "uses that nobody will end");
+            tracing::info!(
+                name,
+                dropped = before - record.mounts.len(),
+                "uses that nobody will end"
+            );
             self.registry.history(&record)?.pin_used(&record);
             self.registry.save(&record)?;
         }
-        if record.mounts.is_empty() && !shown.elsewhere { self.rest(&mut record, true) } else { Ok(()) }
+        if record.mounts.is_empty() && !shown.elsewhere {
+            self.rest(&mut record, true)
+        } else {
+            Ok(())
+        }
     }
 
-    /// Ends the use of an ephemeral volume if all who asked for it were killed and no container has it, so that the next one gets a fresh copy.
+    /// Ends the use of an ephemeral volume if all who asked for it were killed and no container has
+    /// it, so that the next one gets a fresh copy.
     ///
     /// # Errors
     /// `in-use`: something still has the old copy open.
     fn end_orphans(&self, record: &mut Record) -> VerbResult<()> {
         let orphans = !record.mounts.is_empty() && record.mounts.iter().all(MountId::is_orphan);
-        if !record.parsed()?.ephemeral || !orphans || facts::still_elsewhere(&self.registry.place(record)?)?.is_some() {
+        if !record.parsed()?.ephemeral
+            || !orphans
+            || facts::still_elsewhere(&self.registry.place(record)?)?.is_some()
+        {
             return Ok(());
         }
-        tracing::info!(name = record.name, dropped = record.mounts.len(), "uses whose engine was killed");
+        tracing::info!(
+            name = record.name,
+            dropped = record.mounts.len(),
+            "uses whose engine was killed"
+        );
         record.mounts.clear();
         self.registry.save(record)?;
         self.rest(record, true)?;
         if record.mounted {
-            let message = format!("what an engine that was killed has left of volume {} is still in use", record.name);
-            return Err(hinted("in-use", message, "end the processes that have files of it open"));
+            let message = format!(
+                "what an engine that was killed has left of volume {} is still in use",
+                record.name
+            );
+            return Err(hinted(
+                "in-use",
+                message,
+                "end the processes that have files of it open",
+            ));
         }
         Ok(())
     }
@@ -290,12 +387,17 @@ fn is_own(id: &str) -> bool {
     id.starts_with(OWN_ID)
 }
 
-/// The use of a past state is another one than that of the volume, though an engine may call both the same.
+/// The use of a past state is another one than that of the volume, though an engine may call both
+/// the same.
 fn use_id(named: &Named, id: &str) -> String {
-    named.checkpoint.as_ref().map_or_else(|| id.to_owned(), |state| format!("{id}@{state}"))
+    named
+        .checkpoint
+        .as_ref()
+        .map_or_else(|| id.to_owned(), |state| format!("{id}@{state}"))
 }
 
-/// Whether a mount of the volume is one that we have made: in the pool nobody else does, and of a directory that there was it is recorded.
+/// Whether a mount of the volume is one that we have made: in the pool nobody else does, and of a
+/// directory that there was it is recorded.
 fn is_ours(record: &Record, options: &Options) -> bool {
     record.mounted || options.source.is_none()
 }

@@ -1,4 +1,5 @@
-//! Names of volumes. An engine hands on whatever somebody typed, also `../../etc`: what is no name gets nowhere near a path.
+//! Names of volumes. An engine hands on whatever somebody typed, also `../../etc`: what is no name
+//! gets nowhere near a path.
 
 use super::error::{error, hinted};
 use crate::engine::api::VerbResult;
@@ -28,24 +29,43 @@ pub fn parse(text: &str) -> VerbResult<Named> {
     if let Some(checkpoint) = checkpoint {
         check_checkpoint(checkpoint)?;
     }
-    Ok(Named { volume: volume.to_owned(), checkpoint: checkpoint.map(str::to_owned) })
+    Ok(Named {
+        volume: volume.to_owned(),
+        checkpoint: checkpoint.map(str::to_owned),
+    })
 }
 
-/// A name is a letter or digit, and then letters, digits, `_`, `.` and `-`; so it is one component of a path, never hidden, never an option.
+/// A name is a letter or digit, and then letters, digits, `_`, `.` and `-`; so it is one component
+/// of a path, never hidden, never an option.
 ///
 /// # Errors
 /// `bad-name`.
 pub fn check(name: &str) -> VerbResult<()> {
-    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
+    let first = name
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
     if name.len() > NAME_BYTES_MAX {
-        return Err(error("bad-name", format!("the name of a volume has at most {NAME_BYTES_MAX} bytes, and not {}", name.len())));
+        return Err(error(
+            "bad-name",
+            format!(
+                "the name of a volume has at most {NAME_BYTES_MAX} bytes, and not {}",
+                name.len()
+            ),
+        ));
     }
     if first && rest {
         return Ok(());
     }
     let hint = "a name is a letter or digit, and then letters, digits, _ . and -";
-    Err(hinted("bad-name", format!("{name:?} cannot be the name of a volume"), hint))
+    Err(hinted(
+        "bad-name",
+        format!("{name:?} cannot be the name of a volume"),
+        hint,
+    ))
 }
 
 /// The name of a checkpoint is asked for as it is; what cannot be one is refused here.
@@ -54,15 +74,28 @@ pub fn check(name: &str) -> VerbResult<()> {
 /// `bad-name`.
 pub fn check_checkpoint(name: &str) -> VerbResult<()> {
     let fits = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.starts_with('-');
-    if fits && !name.chars().any(|char| char.is_control() || matches!(char, '/' | '\\')) {
+    if fits
+        && !name
+            .chars()
+            .any(|char| char.is_control() || matches!(char, '/' | '\\'))
+    {
         return Ok(());
     }
-    Err(hinted("bad-name", format!("{name:?} cannot be the name of a checkpoint"), "name it by its number or a tag: VOLUME@3"))
+    Err(hinted(
+        "bad-name",
+        format!("{name:?} cannot be the name of a checkpoint"),
+        "name it by its number or a tag: VOLUME@3",
+    ))
 }
 
 /// A key of any text that can be the name of a file.
 pub fn key(text: &str) -> String {
-    blake3::hash(text.as_bytes()).to_hex().as_str().chars().take(32).collect()
+    blake3::hash(text.as_bytes())
+        .to_hex()
+        .as_str()
+        .chars()
+        .take(32)
+        .collect()
 }
 
 #[cfg(test)]
@@ -72,20 +105,57 @@ mod tests {
     #[test]
     fn what_is_no_name_is_refused() {
         let longest = "a".repeat(NAME_BYTES_MAX);
-        for good in ["a", "0", "pg_data-1.2", "A..b", longest.as_str(), "con@1", "v@v1.2~3"] {
+        for good in [
+            "a",
+            "0",
+            "pg_data-1.2",
+            "A..b",
+            longest.as_str(),
+            "con@1",
+            "v@v1.2~3",
+        ] {
             assert!(parse(good).is_ok(), "{good}");
         }
         let long = "a".repeat(NAME_BYTES_MAX + 1);
-        let bad =
-            ["", ".", "..", "../../etc", "a/b", "/a", "a b", "-a", "_a", ".a", "a\0", "a\n", "ä", "a@", "@1", "a@b/c", "a@-n", "a@\u{1}", &long];
+        let bad = [
+            "",
+            ".",
+            "..",
+            "../../etc",
+            "a/b",
+            "/a",
+            "a b",
+            "-a",
+            "_a",
+            ".a",
+            "a\0",
+            "a\n",
+            "ä",
+            "a@",
+            "@1",
+            "a@b/c",
+            "a@-n",
+            "a@\u{1}",
+            &long,
+        ];
         for bad in bad {
-            assert_eq!(parse(bad).map_err(|error| error.code), Err("bad-name".to_owned()), "{bad:?}");
+            assert_eq!(
+                parse(bad).map_err(|error| error.code),
+                Err("bad-name".to_owned()),
+                "{bad:?}"
+            );
         }
     }
 
     #[test]
     fn a_past_state_is_behind_the_first_at_sign() {
-        assert_eq!(parse("v@a@b").unwrap(), Named { volume: "v".into(), checkpoint: Some("a@b".into()) });
+        assert_eq!(
+            parse("v@a@b").unwrap(),
+            Named {
+                volume: "v".into(),
+                checkpoint: Some("a@b".into())
+            }
+        );
         assert_eq!(parse("v").unwrap().checkpoint, None);
     }
 }

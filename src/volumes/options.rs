@@ -1,5 +1,6 @@
-//! Options of a volume, as `docker volume create -o NAME=VALUE` hands them on. One that is not known is refused: an engine keeps what it was told and says
-//! nothing, so a misspelt one would never be found.
+//! Options of a volume, as `docker volume create -o NAME=VALUE` hands them on. One that is not
+//! known is refused: an engine keeps what it was told and says nothing, so a misspelt one would
+//! never be found.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,18 +13,39 @@ use crate::engine::settings::{self, Value};
 
 /// Every option, and what it wants.
 pub const OPTIONS: [(&str, &str); 14] = [
-    ("from", "a volume, or VOLUME@CHECKPOINT, to begin with a copy of"),
-    ("checkpoint", "the checkpoint of `from`; its newest state if not given"),
+    (
+        "from",
+        "a volume, or VOLUME@CHECKPOINT, to begin with a copy of",
+    ),
+    (
+        "checkpoint",
+        "the checkpoint of `from`; its newest state if not given",
+    ),
     ("fromSnapshot", "the same as checkpoint"),
-    ("source", "the absolute path of a directory that there is, served in place"),
-    ("size", "a size from 300M, such as 10G: what the volume and its history may take"),
+    (
+        "source",
+        "the absolute path of a directory that there is, served in place",
+    ),
+    (
+        "size",
+        "a size from 300M, such as 10G: what the volume and its history may take",
+    ),
     ("uid", "a number: who owns the root directory"),
     ("gid", "a number: whose group the root directory is of"),
     ("mode", "an octal mode of the root directory, such as 0750"),
     ("readonly", "true or false"),
-    ("ephemeral", "true or false: a fresh copy of `from` for each time of use"),
-    ("auto", "mount, unmount, a length of time such as 15m, or several of them with commas between"),
-    ("keep", "up to four lengths of time such as 4h:1d:2w:1y: everything, one an hour, one a day, one a week for so long"),
+    (
+        "ephemeral",
+        "true or false: a fresh copy of `from` for each time of use",
+    ),
+    (
+        "auto",
+        "mount, unmount, a length of time such as 15m, or several of them with commas between",
+    ),
+    (
+        "keep",
+        "up to four lengths of time such as 4h:1d:2w:1y: everything, one an hour, one a day, one a week for so long",
+    ),
     ("on-remove", "trash or delete"),
     ("snapdir", "hidden or visible"),
 ];
@@ -100,20 +122,58 @@ impl Options {
                 "checkpoint" | "fromSnapshot" => {
                     name::check_checkpoint(value)?;
                     if checkpoint.replace(value.clone()).is_some() {
-                        return Err(error("bad-option", "checkpoint and fromSnapshot are the same option"));
+                        return Err(error(
+                            "bad-option",
+                            "checkpoint and fromSnapshot are the same option",
+                        ));
                     }
                 }
-                "source" => options.source = Some(Some(PathBuf::from(value)).filter(|path| path.is_absolute()).ok_or_else(wrong)?),
-                "size" => options.size = Some(bytes(value).filter(|size| *size >= SIZE_BYTES_MIN).ok_or_else(wrong)?),
-                "uid" => options.uid = Some(value.parse().ok().filter(|id| *id != u32::MAX).ok_or_else(wrong)?),
-                "gid" => options.gid = Some(value.parse().ok().filter(|id| *id != u32::MAX).ok_or_else(wrong)?),
+                "source" => {
+                    options.source = Some(
+                        Some(PathBuf::from(value))
+                            .filter(|path| path.is_absolute())
+                            .ok_or_else(wrong)?,
+                    )
+                }
+                "size" => {
+                    options.size = Some(
+                        bytes(value)
+                            .filter(|size| *size >= SIZE_BYTES_MIN)
+                            .ok_or_else(wrong)?,
+                    )
+                }
+                "uid" => {
+                    options.uid = Some(
+                        value
+                            .parse()
+                            .ok()
+                            .filter(|id| *id != u32::MAX)
+                            .ok_or_else(wrong)?,
+                    )
+                }
+                "gid" => {
+                    options.gid = Some(
+                        value
+                            .parse()
+                            .ok()
+                            .filter(|id| *id != u32::MAX)
+                            .ok_or_else(wrong)?,
+                    )
+                }
                 "mode" => options.mode = Some(mode(value).ok_or_else(wrong)?),
                 "readonly" => options.readonly = flag(value).ok_or_else(wrong)?,
                 "ephemeral" => options.ephemeral = flag(value).ok_or_else(wrong)?,
                 "auto" => options.auto = auto(value).ok_or_else(wrong)?,
                 "keep" => options.keep = keep(value).ok_or_else(wrong)?,
                 "on-remove" => options.on_remove = Some(on_remove(value).ok_or_else(wrong)?),
-                "snapdir" => options.snapdir = Some(["hidden", "visible"].into_iter().find(|known| known == value).ok_or_else(wrong)?),
+                "snapdir" => {
+                    options.snapdir = Some(
+                        ["hidden", "visible"]
+                            .into_iter()
+                            .find(|known| known == value)
+                            .ok_or_else(wrong)?,
+                    )
+                }
                 _ => return Err(unknown(name)),
             }
         }
@@ -123,39 +183,79 @@ impl Options {
     /// Puts the checkpoint to its volume, and refuses what cannot be together.
     fn complete(mut self, checkpoint: Option<String>) -> VerbResult<Options> {
         match (&mut self.from, checkpoint) {
-            (None, Some(_)) => return Err(hinted("bad-option", "a checkpoint of which volume?", "say it with from=VOLUME")),
+            (None, Some(_)) => {
+                return Err(hinted(
+                    "bad-option",
+                    "a checkpoint of which volume?",
+                    "say it with from=VOLUME",
+                ));
+            }
             (Some((_, Some(named))), Some(also)) if *named != also => {
-                return Err(error("bad-option", format!("from names checkpoint {named}, and checkpoint {also}")));
+                return Err(error(
+                    "bad-option",
+                    format!("from names checkpoint {named}, and checkpoint {also}"),
+                ));
             }
             (Some((_, state)), Some(named)) => *state = Some(named),
             (_, None) => {}
         }
         if self.ephemeral && self.from.is_none() {
-            return Err(hinted("bad-option", "ephemeral=true is a copy of what?", "say it with from=VOLUME"));
+            return Err(hinted(
+                "bad-option",
+                "ephemeral=true is a copy of what?",
+                "say it with from=VOLUME",
+            ));
         }
-        let alone = [self.from.is_some(), self.size.is_some(), self.ephemeral, self.on_remove == Some(OnRemove::Trash)];
+        let alone = [
+            self.from.is_some(),
+            self.size.is_some(),
+            self.ephemeral,
+            self.on_remove == Some(OnRemove::Trash),
+        ];
         if self.source.is_some() && alone.contains(&true) {
-            return Err(error("bad-option", "source serves a directory as it is: not with from, size, ephemeral or on-remove=trash"));
+            return Err(error(
+                "bad-option",
+                "source serves a directory as it is: not with from, size, ephemeral or on-remove=trash",
+            ));
         }
-        if self.source.is_some() && (self.uid.is_some() || self.gid.is_some() || self.mode.is_some()) {
-            return Err(error("bad-option", "source serves a directory as it is: its owner and mode are set there, not with uid, gid or mode"));
+        if self.source.is_some()
+            && (self.uid.is_some() || self.gid.is_some() || self.mode.is_some())
+        {
+            return Err(error(
+                "bad-option",
+                "source serves a directory as it is: its owner and mode are set there, not with uid, gid or mode",
+            ));
         }
         Ok(self)
     }
 }
 
 fn bad(name: &str, value: &str) -> VerbError {
-    let wanted = OPTIONS.iter().find(|(known, _)| *known == name).map_or("", |(_, wanted)| wanted);
-    hinted("bad-option", format!("{name}={value} is none"), format!("{name} is {wanted}"))
+    let wanted = OPTIONS
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map_or("", |(_, wanted)| wanted);
+    hinted(
+        "bad-option",
+        format!("{name}={value} is none"),
+        format!("{name} is {wanted}"),
+    )
 }
 
 fn unknown(name: &str) -> VerbError {
-    let known: Vec<String> = OPTIONS.iter().map(|(known, _)| (*known).to_owned()).collect();
+    let known: Vec<String> = OPTIONS
+        .iter()
+        .map(|(known, _)| (*known).to_owned())
+        .collect();
     let hint = match settings::nearest_of(name, &known) {
         Some(near) => format!("did you mean {near}?"),
         None => format!("known are {}", known.join(", ")),
     };
-    hinted("unknown-option", format!("there is no option {name:?}"), hint)
+    hinted(
+        "unknown-option",
+        format!("there is no option {name:?}"),
+        hint,
+    )
 }
 
 /// `-o readonly` comes without a value.
@@ -168,7 +268,9 @@ fn flag(value: &str) -> Option<bool> {
 }
 
 fn mode(value: &str) -> Option<u32> {
-    u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777 && value.bytes().all(|byte| byte.is_ascii_digit()))
+    u32::from_str_radix(value, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o7777 && value.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn on_remove(value: &str) -> Option<OnRemove> {
@@ -207,7 +309,11 @@ fn auto(value: &str) -> Option<Auto> {
 
 /// Keys of the configuration that say the same, or keep more.
 fn keep(value: &str) -> Option<Vec<(&'static str, String)>> {
-    const UNITS: [(&str, u64); 3] = [("retention.keep-hourly", 3600), ("retention.keep-daily", 86_400), ("retention.keep-weekly", 604_800)];
+    const UNITS: [(&str, u64); 3] = [
+        ("retention.keep-hourly", 3600),
+        ("retention.keep-daily", 86_400),
+        ("retention.keep-weekly", 604_800),
+    ];
     let mut spans = value.split(':');
     let within = spans.next().and_then(year_or_span)?;
     let mut keys = vec![("retention.keep-within", format!("{}s", within.as_secs()))];
@@ -236,26 +342,62 @@ mod tests {
     use super::*;
 
     fn parse(given: &[(&str, &str)]) -> VerbResult<Options> {
-        Options::parse(&given.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+        Options::parse(
+            &given
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
+        )
     }
 
     #[test]
     fn what_is_given_is_understood() {
-        let all = [("from", "a"), ("checkpoint", "v1"), ("size", "1G"), ("uid", "70"), ("mode", "0750"), ("readonly", ""), ("auto", "mount,15m")];
+        let all = [
+            ("from", "a"),
+            ("checkpoint", "v1"),
+            ("size", "1G"),
+            ("uid", "70"),
+            ("mode", "0750"),
+            ("readonly", ""),
+            ("auto", "mount,15m"),
+        ];
         let options = parse(&all).unwrap();
         assert_eq!(options.from, Some(("a".into(), Some("v1".into()))));
-        assert_eq!((options.size, options.uid, options.mode, options.readonly), (Some(1 << 30), Some(70), Some(0o750), true));
-        assert_eq!(options.auto, Auto { mount: true, unmount: false, every: Some(Duration::from_secs(900)) });
+        assert_eq!(
+            (options.size, options.uid, options.mode, options.readonly),
+            (Some(1 << 30), Some(70), Some(0o750), true)
+        );
+        assert_eq!(
+            options.auto,
+            Auto {
+                mount: true,
+                unmount: false,
+                every: Some(Duration::from_secs(900))
+            }
+        );
         assert_eq!(parse(&[("from", "a@v1")]).unwrap().from, options.from);
-        assert_eq!(parse(&[("from", "a"), ("fromSnapshot", "v1")]).unwrap().from, options.from);
+        assert_eq!(
+            parse(&[("from", "a"), ("fromSnapshot", "v1")])
+                .unwrap()
+                .from,
+            options.from
+        );
         assert_eq!(parse(&[]).unwrap(), Options::default());
     }
 
     #[test]
     fn what_is_not_known_is_refused_with_the_nearest() {
-        let hint = |name| parse(&[(name, "x")]).map_err(|error| (error.code, error.hint.unwrap_or_default()));
-        assert_eq!(hint("form"), Err(("unknown-option".into(), "did you mean from?".into())));
-        assert_eq!(hint("onremove"), Err(("unknown-option".into(), "did you mean on-remove?".into())));
+        let hint = |name| {
+            parse(&[(name, "x")]).map_err(|error| (error.code, error.hint.unwrap_or_default()))
+        };
+        assert_eq!(
+            hint("form"),
+            Err(("unknown-option".into(), "did you mean from?".into()))
+        );
+        assert_eq!(
+            hint("onremove"),
+            Err(("unknown-option".into(), "did you mean on-remove?".into()))
+        );
         assert!(hint("type").is_err_and(|(_, hint)| hint.starts_with("known are from, ")));
     }
 
@@ -293,10 +435,25 @@ mod tests {
     #[test]
     fn keep_becomes_rules_that_keep_no_less() {
         let keys = parse(&[("keep", "4h:1d:2w:2y")]).unwrap().keep;
-        let expected = [("within", "14400s"), ("hourly", "24"), ("daily", "14"), ("weekly", "105")];
+        let expected = [
+            ("within", "14400s"),
+            ("hourly", "24"),
+            ("daily", "14"),
+            ("weekly", "105"),
+        ];
         for (key, value) in expected {
-            assert!(keys.contains(&(settings::find(&format!("retention.keep-{key}")).unwrap().name, value.to_owned())), "{keys:?}");
+            assert!(
+                keys.contains(&(
+                    settings::find(&format!("retention.keep-{key}"))
+                        .unwrap()
+                        .name,
+                    value.to_owned()
+                )),
+                "{keys:?}"
+            );
         }
-        assert!(keys.iter().all(|(key, value)| settings::parse_value(settings::find(key).unwrap(), value).is_ok()));
+        assert!(keys.iter().all(|(key, value)| {
+            settings::parse_value(settings::find(key).unwrap(), value).is_ok()
+        }));
     }
 }

@@ -27,13 +27,18 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Opens the pool at `root`, and makes it if there is none; volumes are mounted in `mounts`, or in the pool.
+    /// Opens the pool at `root`, and makes it if there is none; volumes are mounted in `mounts`, or
+    /// in the pool.
     ///
     /// # Errors
     /// Those of making directories.
     pub fn open(root: &Path, mounts: Option<&Path>, verbs: Arc<dyn Verbs>) -> VerbResult<Pool> {
         let registry = Registry::new(Dirs::open(root, mounts)?);
-        Ok(Pool { mounts: Mounts::new(registry.clone(), verbs), registry, on_remove: OnRemove::Delete })
+        Ok(Pool {
+            mounts: Mounts::new(registry.clone(), verbs),
+            registry,
+            on_remove: OnRemove::Delete,
+        })
     }
 
     /// As it is, but with what removal does where a volume does not say.
@@ -59,13 +64,20 @@ impl Pool {
     /// Makes a volume; one that is there with the same options is what was asked for.
     ///
     /// # Errors
-    /// `bad-name`, `unknown-option`, `bad-option`, `volume-exists`, what goes wrong with the tree. Nothing is left then.
+    /// `bad-name`, `unknown-option`, `bad-option`, `volume-exists`, what goes wrong with the tree.
+    /// Nothing is left then.
     pub fn create(&self, name: &str, given: &BTreeMap<String, String>) -> VerbResult<Record> {
-        self.make(Record::new(name, given.clone()), |there| there.options == *given)
+        self.make(Record::new(name, given.clone()), |there| {
+            there.options == *given
+        })
     }
 
     /// Makes a volume; one that is there is what was asked for if `same` says so.
-    pub(super) fn make(&self, mut record: Record, same: impl FnOnce(&Record) -> bool) -> VerbResult<Record> {
+    pub(super) fn make(
+        &self,
+        mut record: Record,
+        same: impl FnOnce(&Record) -> bool,
+    ) -> VerbResult<Record> {
         let name = &record.name.clone();
         name::check(name)?;
         let options = record.parsed()?;
@@ -74,10 +86,19 @@ impl Pool {
             if same(&there) {
                 return Ok(there);
             }
-            let hint = format!("remove it first, or take another name: ckptfs volumes inspect {}", word(name));
-            return Err(hinted("volume-exists", format!("volume {name} is there already, with other options"), hint));
+            let hint = format!(
+                "remove it first, or take another name: ckptfs volumes inspect {}",
+                word(name)
+            );
+            return Err(hinted(
+                "volume-exists",
+                format!("volume {name} is there already, with other options"),
+                hint,
+            ));
         }
-        let made = self.make_tree(&mut record, &options).and_then(|()| self.registry.save(&record));
+        let made = self
+            .make_tree(&mut record, &options)
+            .and_then(|()| self.registry.save(&record));
         if made.is_err() {
             if options.source.is_none() {
                 self.registry.dirs().unmake(name);
@@ -91,26 +112,37 @@ impl Pool {
         if let Some(source) = &options.source {
             return match fs::metadata(source) {
                 Ok(found) if found.is_dir() => Ok(()),
-                Ok(_) => Err(error("not-a-directory", format!("{} is not a directory", source.display()))),
+                Ok(_) => Err(error(
+                    "not-a-directory",
+                    format!("{} is not a directory", source.display()),
+                )),
                 Err(cause) => Err(failed(source, cause)),
             };
         }
-        // A tree without a record was never told to be a volume, or its record was lost: nothing is deleted that may be somebody's.
+        // A tree without a record was never told to be a volume, or its record was lost: nothing is
+        // deleted that may be somebody's.
         self.trash().take_orphan(&record.name)?;
         self.registry.dirs().unmake(&record.name);
         if options.ephemeral {
-            let (parent, state) = options.from.as_ref().ok_or_else(|| error("internal", "ephemeral without from"))?;
+            let (parent, state) = options
+                .from
+                .as_ref()
+                .ok_or_else(|| error("internal", "ephemeral without from"))?;
             let parent = self.registry.get(parent)?;
-            return state.as_ref().map_or(Ok(()), |state| self.registry.history(&parent)?.checkpoint(state).map(drop));
+            return state.as_ref().map_or(Ok(()), |state| {
+                self.registry.history(&parent)?.checkpoint(state).map(drop)
+            });
         }
         let place = self.registry.place(record)?;
         self.mounts.fill(record, options, &place)
     }
 
-    /// Removes a volume. What is to be deleted is given back: the volume is gone before that is done.
+    /// Removes a volume. What is to be deleted is given back: the volume is gone before that is
+    /// done.
     ///
     /// # Errors
-    /// `no-such-volume`, `in-use`: it is mounted in a container, whatever is recorded, or a process has something open in it.
+    /// `no-such-volume`, `in-use`: it is mounted in a container, whatever is recorded, or a process
+    /// has something open in it.
     pub fn remove(&self, name: &str) -> VerbResult<Option<PathBuf>> {
         name::check(name)?;
         self.registry.load(name)?.ok_or_else(|| no_such(name))?;
@@ -136,11 +168,18 @@ impl Pool {
         if let Some(gone) = self.remove(name)? {
             let delete = move || {
                 if let Err(error) = remove_tree(&gone) {
-                    tracing::warn!(error = error.message, "what is left of a volume is deleted later");
+                    tracing::warn!(
+                        error = error.message,
+                        "what is left of a volume is deleted later"
+                    );
                 }
             };
             // What no thread could be made for is deleted by the next driver.
-            drop(std::thread::Builder::new().name("delete".into()).spawn(delete));
+            drop(
+                std::thread::Builder::new()
+                    .name("delete".into())
+                    .spawn(delete),
+            );
         }
         Ok(())
     }
@@ -151,7 +190,9 @@ impl Pool {
     /// Its record was written by somebody else.
     pub fn keeps(&self, record: &Record) -> VerbResult<bool> {
         let options = record.parsed()?;
-        Ok(options.source.is_none() && !options.ephemeral && options.on_remove.unwrap_or(self.on_remove) == OnRemove::Trash)
+        Ok(options.source.is_none()
+            && !options.ephemeral
+            && options.on_remove.unwrap_or(self.on_remove) == OnRemove::Trash)
     }
 
     /// Takes the tree out of the way: into the trash, or to where it is deleted.

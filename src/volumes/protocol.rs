@@ -1,7 +1,10 @@
-//! The volume plugin API of Docker, version 1, which Podman speaks too: what is asked, and how it is answered.
+//! The volume plugin API of Docker, version 1, which Podman speaks too: what is asked, and how it
+//! is answered.
 //!
-//! An error is HTTP 500 with `{"Err"}`: Podman takes every 200 for success. `Mountpoint` is never empty in an answer to Mount: Docker would show the container
-//! its own configuration. Mount is answered within five seconds, for Podman waits no longer: what takes more goes on, and is found done when it is asked again.
+//! An error is HTTP 500 with `{"Err"}`: Podman takes every 200 for success. `Mountpoint` is never
+//! empty in an answer to Mount: Docker would show the container its own configuration. Mount is
+//! answered within five seconds, for Podman waits no longer: what takes more goes on, and is found
+//! done when it is asked again.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -58,14 +61,27 @@ pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response 
     }
     let asked = match request.body.trim_ascii() {
         [] => Ok(Asked::default()),
-        body => serde_json::from_slice(body).map_err(|cause| error("bad-request", format!("the request cannot be understood: {cause}"))),
+        body => serde_json::from_slice(body).map_err(|cause| {
+            error(
+                "bad-request",
+                format!("the request cannot be understood: {cause}"),
+            )
+        }),
     };
     let answered = asked.and_then(|asked| call(pool, &request.path, asked, asker));
     match answered {
         Ok(Some(value)) => response(200, &value),
-        Ok(None) => response(404, &json!({"Err": format!("there is no call {}", request.path)})),
+        Ok(None) => response(
+            404,
+            &json!({"Err": format!("there is no call {}", request.path)}),
+        ),
         Err(error) => {
-            tracing::info!(call = request.path, code = error.code, error = error.message, "refused");
+            tracing::info!(
+                call = request.path,
+                code = error.code,
+                error = error.message,
+                "refused"
+            );
             response(500, &json!({"Err": said(&error)}))
         }
     }
@@ -90,7 +106,12 @@ fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResu
         "/Plugin.Activate" => json!({"Implements": ["VolumeDriver"]}),
         "/VolumeDriver.Capabilities" => json!({"Capabilities": {"Scope": "local"}}),
         "/VolumeDriver.List" => {
-            let volumes = pool.registry().list()?.iter().map(|record| listed(pool.registry(), record)).collect::<VerbResult<Vec<Value>>>()?;
+            let volumes = pool
+                .registry()
+                .list()?
+                .iter()
+                .map(|record| listed(pool.registry(), record))
+                .collect::<VerbResult<Vec<Value>>>()?;
             json!({"Volumes": volumes, "Err": ""})
         }
         "/VolumeDriver.Create" => {
@@ -108,12 +129,21 @@ fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResu
                 return Err(error("bad-request", "a mount without an ID"));
             }
             let mounts = pool.mounts().clone();
-            let point = within(MOUNT_TIMEOUT, move || mounts.mount(&named, &asked.id, asker))
-                .unwrap_or_else(|| Err(hinted("busy", "the volume is still being mounted", "it goes on; try again in a moment")))?;
+            let point = within(MOUNT_TIMEOUT, move || {
+                mounts.mount(&named, &asked.id, asker)
+            })
+            .unwrap_or_else(|| {
+                Err(hinted(
+                    "busy",
+                    "the volume is still being mounted",
+                    "it goes on; try again in a moment",
+                ))
+            })?;
             json!({"Mountpoint": point.to_string_lossy(), "Err": ""})
         }
         "/VolumeDriver.Unmount" => {
-            pool.mounts().unmount(&name::parse(&asked.name)?, &asked.id)?;
+            pool.mounts()
+                .unmount(&name::parse(&asked.name)?, &asked.id)?;
             done()
         }
         "/VolumeDriver.Remove" => {
@@ -126,7 +156,10 @@ fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResu
 }
 
 /// The result of some work, if it is done in time; it goes on otherwise.
-fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+fn within<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     let work = move || {
         // Nobody may wait for it any more.
@@ -143,7 +176,10 @@ fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
         return pool.create(&named.volume, &options).map(drop);
     }
     if !options.is_empty() {
-        return Err(error("bad-option", format!("{} is a past state, and takes no options", asked.name)));
+        return Err(error(
+            "bad-option",
+            format!("{} is a past state, and takes no options", asked.name),
+        ));
     }
     found(pool.registry(), &asked.name).map(drop)
 }
@@ -160,16 +196,23 @@ fn found(registry: &Registry, text: &str) -> VerbResult<(Record, Named)> {
 
 /// Where somebody who uses it sees it; empty if nobody does.
 fn seen_at(registry: &Registry, record: &Record, named: &Named) -> VerbResult<String> {
-    let Some(point) = registry.mountpoint(record)? else { return Ok(String::new()) };
+    let Some(point) = registry.mountpoint(record)? else {
+        return Ok(String::new());
+    };
     let seen = match &named.checkpoint {
-        Some(state) => point.join(".snapshots").join(registry.history(record)?.checkpoint(state)?.id.to_string()),
+        Some(state) => point
+            .join(".snapshots")
+            .join(registry.history(record)?.checkpoint(state)?.id.to_string()),
         None => point,
     };
     Ok(seen.to_string_lossy().into_owned())
 }
 
 fn listed(registry: &Registry, record: &Record) -> VerbResult<Value> {
-    let mountpoint = registry.mountpoint(record)?.map(|point| point.to_string_lossy().into_owned()).unwrap_or_default();
+    let mountpoint = registry
+        .mountpoint(record)?
+        .map(|point| point.to_string_lossy().into_owned())
+        .unwrap_or_default();
     Ok(json!({"Name": record.name, "Mountpoint": mountpoint, "CreatedAt": record.created}))
 }
 
@@ -187,7 +230,9 @@ pub fn inspect(registry: &Registry, text: &str) -> VerbResult<Value> {
         }
     };
     let mountpoint = seen_at(registry, &record, &named)?;
-    Ok(json!({"Name": text, "Mountpoint": mountpoint, "CreatedAt": record.created, "Status": status}))
+    Ok(
+        json!({"Name": text, "Mountpoint": mountpoint, "CreatedAt": record.created, "Status": status}),
+    )
 }
 
 /// What is known of a volume: what an engine shows for `volume inspect`.
@@ -210,15 +255,27 @@ pub fn status(registry: &Registry, record: &Record) -> Value {
     }
     match checkpoints {
         Some(Ok(list)) => {
-            let list: Vec<&CheckpointInfo> = list.iter().filter(|one| !one.reason.is_guard_or_mark()).collect();
-            add("checkpoints", list.iter().take(CHECKPOINTS_TOLD_MAX).map(|one| json!(told(one, &sizes))).collect());
+            let list: Vec<&CheckpointInfo> = list
+                .iter()
+                .filter(|one| !one.reason.is_guard_or_mark())
+                .collect();
+            add(
+                "checkpoints",
+                list.iter()
+                    .take(CHECKPOINTS_TOLD_MAX)
+                    .map(|one| json!(told(one, &sizes)))
+                    .collect(),
+            );
             add("checkpoints_kept", json!(list.len()));
         }
         Some(Err(error)) => add("warning", json!(said(&error))),
         None => add("warning", json!("the history does not answer in time")),
     }
     if let Some(parent) = &record.parent {
-        add("parent", json!(format!("{}@{}", parent.volume, parent.checkpoint)));
+        add(
+            "parent",
+            json!(format!("{}@{}", parent.volume, parent.checkpoint)),
+        );
     }
     status
 }
@@ -226,7 +283,13 @@ pub fn status(registry: &Registry, record: &Record) -> Value {
 fn told(checkpoint: &CheckpointInfo, sizes: &Sizes) -> Told {
     let (tags, note) = (checkpoint.tags.clone(), checkpoint.note.clone());
     let bytes = sizes.checkpoints.get(&checkpoint.id.0).copied();
-    Told { name: checkpoint.id.0, time: checkpoint.created.clone(), tags, note, bytes }
+    Told {
+        name: checkpoint.id.0,
+        time: checkpoint.created.clone(),
+        tags,
+        note,
+        bytes,
+    }
 }
 
 /// Removes a volume.

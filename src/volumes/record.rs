@@ -102,7 +102,8 @@ pub struct Record {
     /// Checkpoints that an orchestrator knows as snapshots, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<Snapshot>,
-    /// The orchestrator has deleted it; it is there for its snapshots only, and goes with the last of them.
+    /// The orchestrator has deleted it; it is there for its snapshots only, and goes with the last
+    /// of them.
     #[serde(default)]
     pub retired: bool,
     /// Its removal has begun.
@@ -111,8 +112,8 @@ pub struct Record {
 }
 
 impl MountId {
-    /// Whether whoever asked for it runs no more. An engine that was killed gives nothing back; Podman ends when its container runs, so this alone does not
-    /// say that the use has ended.
+    /// Whether whoever asked for it runs no more. An engine that was killed gives nothing back;
+    /// Podman ends when its container runs, so this alone does not say that the use has ended.
     pub(super) fn is_orphan(&self) -> bool {
         self.boot != boot() || self.by.is_some_and(|by| !by.lives())
     }
@@ -141,8 +142,17 @@ impl Record {
 
     /// When it was made, in nanoseconds since 1970: exact if it was claimed.
     pub fn made_ns(&self) -> i64 {
-        let told = || self.created.parse::<jiff::Timestamp>().ok().and_then(|time| i64::try_from(time.as_nanosecond()).ok());
-        self.claim.as_ref().map(|claim| claim.made_ns).or_else(told).unwrap_or(0)
+        let told = || {
+            self.created
+                .parse::<jiff::Timestamp>()
+                .ok()
+                .and_then(|time| i64::try_from(time.as_nanosecond()).ok())
+        };
+        self.claim
+            .as_ref()
+            .map(|claim| claim.made_ns)
+            .or_else(told)
+            .unwrap_or(0)
     }
 
     /// Its options, understood.
@@ -153,13 +163,20 @@ impl Record {
         Options::parse(&self.options)
     }
 
-    /// Adds a mount; whether it was not there before. The same one may be asked for again: after a crash of the engine nobody gives it back.
+    /// Adds a mount; whether it was not there before. The same one may be asked for again: after a
+    /// crash of the engine nobody gives it back.
     pub fn add(&mut self, id: &str, boot: &str, by: Option<Asker>) -> bool {
         if let Some(known) = self.mounts.iter_mut().find(|mount| mount.id == id) {
             known.by = by;
             return false;
         }
-        self.mounts.push(MountId { id: id.to_owned(), since: now_seconds(), boot: boot.to_owned(), by, checkpoint: None });
+        self.mounts.push(MountId {
+            id: id.to_owned(),
+            since: now_seconds(),
+            boot: boot.to_owned(),
+            by,
+            checkpoint: None,
+        });
         true
     }
 
@@ -189,10 +206,13 @@ impl Record {
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(cause) => return Err(failed(path, cause)),
         };
-        let record: Record = serde_json::from_slice(&text).map_err(|cause| damaged(cause.to_string()))?;
+        let record: Record =
+            serde_json::from_slice(&text).map_err(|cause| damaged(cause.to_string()))?;
         match record.version {
             VERSION => Ok(Some(record)),
-            other => Err(damaged(format!("it is of version {other}, and this ckptfs knows {VERSION}"))),
+            other => Err(damaged(format!(
+                "it is of version {other}, and this ckptfs knows {VERSION}"
+            ))),
         }
     }
 
@@ -201,7 +221,8 @@ impl Record {
     /// # Errors
     /// The old one is there then.
     pub fn save(&self, path: &Path) -> VerbResult<()> {
-        let mut text = serde_json::to_vec_pretty(self).map_err(|cause| error("internal", cause.to_string()))?;
+        let mut text = serde_json::to_vec_pretty(self)
+            .map_err(|cause| error("internal", cause.to_string()))?;
         text.push(b'\n');
         write_whole(path, &text).map_err(|cause| failed(path, cause))
     }
@@ -213,7 +234,9 @@ fn now_seconds() -> i64 {
 
 /// Now, in whole seconds.
 pub fn now_text() -> String {
-    jiff::Timestamp::from_second(now_seconds()).map(|now| now.to_string()).unwrap_or_default()
+    jiff::Timestamp::from_second(now_seconds())
+        .map(|now| now.to_string())
+        .unwrap_or_default()
 }
 
 /// The age of a mount in seconds; 0 if the clock was set back.
@@ -236,15 +259,29 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("v.json");
         assert_eq!(Record::load(&path).unwrap(), None);
-        let mut record = Record::new("v", BTreeMap::from([("readonly".to_owned(), String::new())]));
-        record.parent = Some(Parent { volume: "w".into(), checkpoint: 3 });
-        assert!(record.add("a", "boot", None) && !record.add("a", "boot", None) && record.add("b", "boot", None));
+        let mut record = Record::new(
+            "v",
+            BTreeMap::from([("readonly".to_owned(), String::new())]),
+        );
+        record.parent = Some(Parent {
+            volume: "w".into(),
+            checkpoint: 3,
+        });
+        assert!(
+            record.add("a", "boot", None)
+                && !record.add("a", "boot", None)
+                && record.add("b", "boot", None)
+        );
         record.save(&path).unwrap();
         assert_eq!(Record::load(&path).unwrap(), Some(record.clone()));
         assert!(record.take("a") && !record.take("a"));
         record.save(&path).unwrap();
         assert_eq!(Record::load(&path).unwrap().unwrap().mounts.len(), 1);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            1,
+            "nothing is left beside it"
+        );
         assert!(record.created.parse::<jiff::Timestamp>().is_ok() && !record.created.contains('.'));
     }
 
@@ -254,11 +291,20 @@ mod tests {
         let path = dir.path().join("v.json");
         for text in ["", "{", "[]", "{\"version\":1}"] {
             fs::write(&path, text).unwrap();
-            assert_eq!(Record::load(&path).unwrap_err().code, "bad-volume", "{text}");
+            assert_eq!(
+                Record::load(&path).unwrap_err().code,
+                "bad-volume",
+                "{text}"
+            );
         }
         let mut record = Record::new("v", BTreeMap::new());
         record.version = 2;
         record.save(&path).unwrap();
-        assert!(Record::load(&path).unwrap_err().message.contains("version 2"));
+        assert!(
+            Record::load(&path)
+                .unwrap_err()
+                .message
+                .contains("version 2")
+        );
     }
 }

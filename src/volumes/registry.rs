@@ -79,10 +79,13 @@ impl Registry {
 
     /// Forgets a volume that is gone.
     pub(super) fn forget(&self, name: &str, locked: Locked) -> VerbResult<()> {
-        // What is left of what was counted says nothing of a volume that is not there, and is written over by the next one of its name.
+        // What is left of what was counted says nothing of a volume that is not there, and is
+        // written over by the next one of its name.
         let _ = fs::remove_file(self.dirs.sizes(name));
         let meta = self.dirs.meta(name);
-        fs::remove_file(&meta).and_then(|()| sync_parent(&meta)).map_err(|cause| failed(&meta, cause))?;
+        fs::remove_file(&meta)
+            .and_then(|()| sync_parent(&meta))
+            .map_err(|cause| failed(&meta, cause))?;
         locked.forget();
         Ok(())
     }
@@ -102,7 +105,11 @@ impl Registry {
     }
 
     /// Changes a record that nobody else changes meanwhile.
-    pub(super) fn change<T>(&self, name: &str, change: impl FnOnce(&mut Record) -> VerbResult<T>) -> VerbResult<T> {
+    pub(super) fn change<T>(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut Record) -> VerbResult<T>,
+    ) -> VerbResult<T> {
         let _locked = self.lock(name)?;
         let mut record = self.get(name)?;
         let changed = change(&mut record)?;
@@ -143,18 +150,29 @@ impl Registry {
             }
             std::thread::sleep(LOCK_PAUSE);
         }
-        Err(hinted("busy", format!("volume {name} is being worked on"), "try again later"))
+        Err(hinted(
+            "busy",
+            format!("volume {name} is being worked on"),
+            "try again later",
+        ))
     }
 
     pub(super) fn try_lock(&self, name: &str) -> VerbResult<Option<Locked>> {
         let path = self.dirs.lock(name);
         let cannot = |cause: std::io::Error| failed(&path, cause);
-        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(cannot)?;
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(cannot)?;
         if !sys::flock_exclusive(&file).map_err(|cause| cannot(cause.into()))? {
             return Ok(None);
         }
         // Whoever removed the volume has removed the file too: then another one counts.
-        let same = fs::metadata(&path).is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
+        let same = fs::metadata(&path)
+            .is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
         Ok(same.then_some(Locked { file, path }))
     }
 
@@ -171,5 +189,9 @@ impl Registry {
 }
 
 pub(super) fn no_such(name: &str) -> VerbError {
-    hinted("no-such-volume", format!("no such volume: {name}"), "ckptfs volumes ls")
+    hinted(
+        "no-such-volume",
+        format!("no such volume: {name}"),
+        "ckptfs volumes ls",
+    )
 }

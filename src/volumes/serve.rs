@@ -1,8 +1,10 @@
 //! Drivers: a socket, a thread that reads what is asked, and threads that work.
 //!
-//! **Survival.** What the driver has mounted goes on without it. So it may be killed at any moment: an engine tries again for some 15 seconds, and the next
-//! driver finds all that counts on disk and in the kernel's tables. The socket is put in place whole, by a rename, also over one that a dead driver left; a
-//! socket of the service manager (`LISTEN_FDS`) is there before the driver is, and stays.
+//! **Survival.** What the driver has mounted goes on without it. So it may be killed at any moment:
+//! an engine tries again for some 15 seconds, and the next driver finds all that counts on disk and
+//! in the kernel's tables. The socket is put in place whole, by a rename, also over one that a dead
+//! driver left; a socket of the service manager (`LISTEN_FDS`) is there before the driver is, and
+//! stays.
 
 use std::cell::Cell;
 use std::fs;
@@ -49,7 +51,13 @@ pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
     match bytes {
         _ if file.exists() => {}
         Some(bytes) => image::make(file, *bytes)?,
-        None => return Err(hinted("no-image", format!("{} does not exist", file.display()), "--pool-size says how large to make it")),
+        None => {
+            return Err(hinted(
+                "no-image",
+                format!("{} does not exist", file.display()),
+                "--pool-size says how large to make it",
+            ));
+        }
     }
     image::mount(file, &root)
 }
@@ -69,13 +77,25 @@ impl Socket {
     /// `not-a-socket`: something else is there.
     fn open(path: &Path) -> VerbResult<Socket> {
         if let Some(listener) = sys::host::activated_listener() {
-            return Ok(Socket { listener, made: None });
+            return Ok(Socket {
+                listener,
+                made: None,
+            });
         }
         let cannot = |cause: std::io::Error| failed(path, cause);
         let dir = path.parent().unwrap_or(Path::new("/"));
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|cause| failed(dir, cause))?;
-        if fs::symlink_metadata(path).is_ok_and(|found| !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type())) {
-            return Err(error("not-a-socket", format!("{} is there, and no socket", path.display())));
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(dir)
+            .map_err(|cause| failed(dir, cause))?;
+        if fs::symlink_metadata(path)
+            .is_ok_and(|found| !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()))
+        {
+            return Err(error(
+                "not-a-socket",
+                format!("{} is there, and no socket", path.display()),
+            ));
         }
         // An engine takes whatever ends so for a plugin: the new name must not.
         let new = dir.join(format!(".{}.new", std::process::id()));
@@ -87,7 +107,10 @@ impl Socket {
             fs::rename(&new, path).map(|()| inode)
         })();
         match placed {
-            Ok(inode) => Ok(Socket { listener, made: Some((path.to_owned(), inode)) }),
+            Ok(inode) => Ok(Socket {
+                listener,
+                made: Some((path.to_owned(), inode)),
+            }),
             Err(cause) => {
                 let _ = fs::remove_file(&new);
                 Err(cannot(cause))
@@ -117,15 +140,21 @@ impl Socket {
 /// `in-use`: another driver serves this pool; the socket cannot be made.
 pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResult<()> {
     let (served, warnings) = (pool.clone(), protocol::warnings(&pool));
-    drive(&pool, path, http::CONNECTIONS_MAX, async move |listener, ended| {
-        told(&warnings);
-        let answer = move |request: &Request, asker| protocol::answer(&served, request, asker);
-        http::serve(listener, async { drop(ended.await) }, Arc::new(answer)).await;
-        Ok(())
-    })
+    drive(
+        &pool,
+        path,
+        http::CONNECTIONS_MAX,
+        async move |listener, ended| {
+            told(&warnings);
+            let answer = move |request: &Request, asker| protocol::answer(&served, request, asker);
+            http::serve(listener, async { drop(ended.await) }, Arc::new(answer)).await;
+            Ok(())
+        },
+    )
 }
 
-/// Has the only driver of a pool answer at a socket until a signal ends it: `serve` does, and stops when it is told. `threads`: for calls that wait.
+/// Has the only driver of a pool answer at a socket until a signal ends it: `serve` does, and stops
+/// when it is told. `threads`: for calls that wait.
 ///
 /// # Errors
 /// `in-use`: another driver serves this pool; the socket cannot be made.
@@ -145,7 +174,10 @@ pub fn drive(
     let _only = only_driver(pool)?;
     let since = jiff::Timestamp::now().as_second();
     let socket = Socket::open(path)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(threads).build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(threads)
+        .build();
     let runtime = runtime.map_err(cannot("starting"))?;
     keep_order(pool.clone(), since)?;
     let until = Cell::new(None);
@@ -153,7 +185,8 @@ pub fn drive(
         let listener = socket.listen().map_err(cannot("listening"))?;
         let (stop, stopping) = oneshot::channel();
         let end = async {
-            // A signal, or its thread is gone: either way it is over, when what was asked is answered.
+            // A signal, or its thread is gone: either way it is over, when what was asked is
+            // answered.
             let _ = asked.await;
             until.set(Some(Instant::now() + ANSWERS_TIMEOUT));
             socket.remove();
@@ -167,7 +200,9 @@ pub fn drive(
     });
     // It may have ended without being asked to.
     socket.remove();
-    runtime.shutdown_timeout(until.get().map_or(ANSWERS_TIMEOUT, |until| until.saturating_duration_since(Instant::now())));
+    runtime.shutdown_timeout(until.get().map_or(ANSWERS_TIMEOUT, |until| {
+        until.saturating_duration_since(Instant::now())
+    }));
     served
 }
 
@@ -176,16 +211,28 @@ fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
     let path = pool.registry().root().join("driver.lock");
     let lock = fs::File::create(&path).map_err(|cause| failed(&path, cause))?;
     if !sys::flock_exclusive(&lock).map_err(|cause| failed(&path, cause))? {
-        return Err(hinted("in-use", format!("another driver serves the pool {}", pool.registry().root().display()), "end that one first"));
+        return Err(hinted(
+            "in-use",
+            format!(
+                "another driver serves the pool {}",
+                pool.registry().root().display()
+            ),
+            "end that one first",
+        ));
     }
     Ok(lock)
 }
 
-/// Puts the pool in order again and again, in a thread of its own: a mount that hangs must not keep the driver from ending.
+/// Puts the pool in order again and again, in a thread of its own: a mount that hangs must not keep
+/// the driver from ending.
 fn keep_order(pool: Pool, since: i64) -> VerbResult<()> {
     let sweep = move || loop {
         pool.sweep(since);
         std::thread::sleep(SWEEP_PAUSE);
     };
-    std::thread::Builder::new().name("sweep".into()).spawn(sweep).map(drop).map_err(|cause| failed(Path::new("starting threads"), cause))
+    std::thread::Builder::new()
+        .name("sweep".into())
+        .spawn(sweep)
+        .map(drop)
+        .map_err(|cause| failed(Path::new("starting threads"), cause))
 }

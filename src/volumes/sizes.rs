@@ -1,5 +1,6 @@
-//! What the history of a volume takes. To count it costs a look at every version, and engines ask for a volume's state at each turn: so it is counted beside,
-//! when the checkpoints are others than at the last time, and what was found then is told.
+//! What the history of a volume takes. To count it costs a look at every version, and engines ask
+//! for a volume's state at each turn: so it is counted beside, when the checkpoints are others than
+//! at the last time, and what was found then is told.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,17 +33,29 @@ impl Sizes {
         serde_json::from_slice(&fs::read(registry.dirs().sizes(name)).ok()?).ok()
     }
 
-    /// Counts again, if the volume is mounted and has other checkpoints than when it was counted last.
+    /// Counts again, if the volume is mounted and has other checkpoints than when it was counted
+    /// last.
     pub(super) fn renew(registry: &Registry, name: &str) -> VerbResult<()> {
-        let Ok(record) = registry.get(name) else { return Ok(()) };
-        let Some(mut client) = registry.history(&record)?.daemon() else { return Ok(()) };
-        let kept: Vec<u64> = client.ask(ListCheckpoints)?.iter().map(|checkpoint| checkpoint.id.0).rev().collect();
-        let known = Sizes::load(registry, name).map(|sizes| sizes.checkpoints.into_keys().collect::<Vec<u64>>());
+        let Ok(record) = registry.get(name) else {
+            return Ok(());
+        };
+        let Some(mut client) = registry.history(&record)?.daemon() else {
+            return Ok(());
+        };
+        let kept: Vec<u64> = client
+            .ask(ListCheckpoints)?
+            .iter()
+            .map(|checkpoint| checkpoint.id.0)
+            .rev()
+            .collect();
+        let known = Sizes::load(registry, name)
+            .map(|sizes| sizes.checkpoints.into_keys().collect::<Vec<u64>>());
         if known.unwrap_or_default() == kept {
             return Ok(());
         }
         let sizes = Sizes::counted(&mut client)?;
-        let text = serde_json::to_vec(&sizes).map_err(|cause| error("internal", cause.to_string()))?;
+        let text =
+            serde_json::to_vec(&sizes).map_err(|cause| error("internal", cause.to_string()))?;
         let path = registry.dirs().sizes(name);
         write_whole(&path, &text).map_err(|cause| failed(&path, cause))
     }
@@ -54,7 +67,11 @@ impl Sizes {
             if report.finished {
                 let shown = report.checkpoints.iter().filter(|one| !one.hidden);
                 let checkpoints = shown.map(|one| (one.id.0, one.exclusive_bytes)).collect();
-                return Ok(Sizes { at: now_text(), history_bytes: report.history_bytes, checkpoints });
+                return Ok(Sizes {
+                    at: now_text(),
+                    history_bytes: report.history_bytes,
+                    checkpoints,
+                });
             }
             options.run = Some(report.run);
         }
@@ -65,7 +82,15 @@ impl Sizes {
 pub fn used(registry: &Registry, record: &Record) -> Option<u64> {
     record.parsed().ok()?.size?;
     let place = registry.place(record).ok()?;
-    facts::is_mounted(&place.backing).ok().filter(|mounted| *mounted)?;
-    let info = host::open_dir_path(&place.backing).and_then(sys::statfs_fd).ok()?;
-    Some(info.blocks.saturating_sub(info.bfree).saturating_mul(info.frsize.into()))
+    facts::is_mounted(&place.backing)
+        .ok()
+        .filter(|mounted| *mounted)?;
+    let info = host::open_dir_path(&place.backing)
+        .and_then(sys::statfs_fd)
+        .ok()?;
+    Some(
+        info.blocks
+            .saturating_sub(info.bfree)
+            .saturating_mul(info.frsize.into()),
+    )
 }

@@ -1,4 +1,5 @@
-//! What others have left: uses that nobody will end, removals that were cut short, mounts that nobody uses any more.
+//! What others have left: uses that nobody will end, removals that were cut short, mounts that
+//! nobody uses any more.
 
 use std::fs;
 
@@ -12,8 +13,9 @@ use crate::engine::api::VerbResult;
 const GRACE_SECONDS: u64 = 60;
 
 impl Pool {
-    /// Puts the pool in order. Uses that were begun before `since` (seconds since 1970), and of which the kernel knows nothing, have ended: their engine was
-    /// killed, or this machine was started since. Younger ones are left alone.
+    /// Puts the pool in order. Uses that were begun before `since` (seconds since 1970), and of
+    /// which the kernel knows nothing, have ended: their engine was killed, or this machine was
+    /// started since. Younger ones are left alone.
     pub fn sweep(&self, since: i64) {
         let names = self.registry().dirs().names().unwrap_or_else(|error| {
             tracing::warn!(error = error.message, "the pool cannot be read");
@@ -30,22 +32,35 @@ impl Pool {
         for name in self.registry().dirs().staged_names() {
             self.sweep_staged(&name);
         }
-        for entry in fs::read_dir(self.registry().dirs().gone()).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(self.registry().dirs().gone())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             if let Err(error) = remove_tree(&entry.path()) {
-                tracing::warn!(error = error.message, "what is left of a volume cannot be deleted");
+                tracing::warn!(
+                    error = error.message,
+                    "what is left of a volume cannot be deleted"
+                );
             }
         }
     }
 
     fn sweep_one(&self, name: &str, since: i64) -> VerbResult<()> {
-        if self.registry().load(name).is_ok_and(|record| record.is_some_and(|record| record.removing)) {
+        if self
+            .registry()
+            .load(name)
+            .is_ok_and(|record| record.is_some_and(|record| record.removing))
+        {
             return self.remove(name).map(drop);
         }
         let boot = boot();
         self.mounts().drop_uses(name, |mount, shown| {
             let young = mount.boot == boot && age(mount) < GRACE_SECONDS;
             let orphan = shown.ephemeral && mount.is_orphan();
-            mount.since >= since && mount.boot == boot && !orphan || shown.elsewhere || (shown.here && young)
+            mount.since >= since && mount.boot == boot && !orphan
+                || shown.elsewhere
+                || (shown.here && young)
         })
     }
 
@@ -54,7 +69,11 @@ impl Pool {
         let dirs = self.registry().dirs();
         if let Ok(Some(locked)) = self.registry().try_lock(name) {
             if let Err(error) = remove_tree(&dirs.staged(name)) {
-                tracing::warn!(name, error = error.message, "what is left of a volume cannot be deleted");
+                tracing::warn!(
+                    name,
+                    error = error.message,
+                    "what is left of a volume cannot be deleted"
+                );
             }
             if !dirs.meta(name).exists() {
                 locked.forget();

@@ -1,5 +1,6 @@
-//! A connection whose peer cannot keep us waiting: what it has begun to say must come, and what it is told must be taken, within a time. What came in one
-//! piece with the request before has not begun, as far as is known here: the limit for silence counts for it.
+//! A connection whose peer cannot keep us waiting: what it has begun to say must come, and what it
+//! is told must be taken, within a time. What came in one piece with the request before has not
+//! begun, as far as is known here: the limit for silence counts for it.
 
 use std::io;
 use std::pin::Pin;
@@ -49,39 +50,65 @@ pub struct Timed<S> {
 }
 
 impl<S> Timed<S> {
-    /// `limit`: for the rest of a request's head once it has begun, and for each time that the peer takes nothing.
+    /// `limit`: for the rest of a request's head once it has begun, and for each time that the peer
+    /// takes nothing.
     pub fn new(stream: S, turn: Turn, limit: Duration) -> Timed<S> {
-        Timed { stream, turn, limit, reading: None, writing: None }
+        Timed {
+            stream,
+            turn,
+            limit,
+            reading: None,
+            writing: None,
+        }
     }
 
     /// What a write came to, or that it has waited too long.
-    fn written<T>(&mut self, context: &mut Context<'_>, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        done: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if done.is_ready() {
             self.writing = None;
             return done;
         }
         let limit = self.limit;
-        ready!(self.writing.get_or_insert_with(|| Box::pin(sleep(limit))).as_mut().poll(context));
+        ready!(
+            self.writing
+                .get_or_insert_with(|| Box::pin(sleep(limit)))
+                .as_mut()
+                .poll(context)
+        );
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         let mut state = self.turn.0.lock();
         if read.is_ready() && buffer.filled().len() > before && *state == State::Idle {
             *state = State::Begun(Instant::now());
         }
-        let began = if let State::Begun(began) = *state { Some(began) } else { None };
+        let began = if let State::Begun(began) = *state {
+            Some(began)
+        } else {
+            None
+        };
         drop(state);
         let (Some(began), true) = (began, read.is_pending()) else {
             self.reading = None;
             return read;
         };
         let until = began + self.limit;
-        let wait = self.reading.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        let wait = self
+            .reading
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
         if wait.deadline() != until {
             wait.as_mut().reset(until);
         }
@@ -91,12 +118,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let done = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.written(context, done)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let done = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
         self.written(context, done)
     }

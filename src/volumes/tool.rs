@@ -15,22 +15,36 @@ use crate::sys;
 pub(super) fn tool(name: &str, arguments: &[&OsStr]) -> VerbResult<()> {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(name);
-    command.args(arguments).env("LC_ALL", "C").env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .env("PATH", format!("{path}:/usr/sbin:/sbin"));
     clean(&mut command);
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(error("tool-failed", format!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim()))),
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-            Err(hinted("tool-missing", format!("{name} is not installed"), "install the packages xfsprogs and util-linux"))
-        }
+        Ok(output) => Err(error(
+            "tool-failed",
+            format!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim()),
+        )),
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Err(hinted(
+            "tool-missing",
+            format!("{name} is not installed"),
+            "install the packages xfsprogs and util-linux",
+        )),
         Err(cause) => Err(failed(Path::new(name), cause)),
     }
 }
 
-/// Nothing of ours is handed on: no socket of an engine, no descriptor of the service manager, no blocked signal.
+/// Nothing of ours is handed on: no socket of an engine, no descriptor of the service manager, no
+/// blocked signal.
 pub fn clean(command: &mut Command) {
     command.stdin(Stdio::null()).current_dir("/");
-    for name in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET"] {
+    for name in [
+        "LISTEN_FDS",
+        "LISTEN_PID",
+        "LISTEN_FDNAMES",
+        "NOTIFY_SOCKET",
+    ] {
         command.env_remove(name);
     }
     sys::start_unblocked(command);

@@ -1,4 +1,5 @@
-//! The trash: volumes that were removed with `on-remove=trash`, each in `ROOT/trash/NAME@TIME/` as `tree` or `disk.img`, with its record.
+//! The trash: volumes that were removed with `on-remove=trash`, each in `ROOT/trash/NAME@TIME/` as
+//! `tree` or `disk.img`, with its record.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,8 +48,13 @@ impl<'a> Trash<'a> {
             Err(cause) => return Err(failed(&dir, cause)),
         };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut all: Vec<Thrown> =
-            names.filter_map(|name| name.split_once('@').map(|(volume, _)| volume.to_owned()).map(|volume| Thrown { name, volume })).collect();
+        let mut all: Vec<Thrown> = names
+            .filter_map(|name| {
+                name.split_once('@')
+                    .map(|(volume, _)| volume.to_owned())
+                    .map(|volume| Thrown { name, volume })
+            })
+            .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
@@ -56,9 +62,20 @@ impl<'a> Trash<'a> {
     /// The newest of a volume, or the one of this whole name.
     fn find(self, text: &str) -> VerbResult<PathBuf> {
         let all = self.list()?;
-        let found = all.iter().rev().find(|thrown| thrown.name == text || thrown.volume == text);
-        let none = || hinted("no-such-volume", format!("there is no {text} in the trash"), "ckptfs volumes ls --trash");
-        found.map(|thrown| self.registry.dirs().trash().join(&thrown.name)).ok_or_else(none)
+        let found = all
+            .iter()
+            .rev()
+            .find(|thrown| thrown.name == text || thrown.volume == text);
+        let none = || {
+            hinted(
+                "no-such-volume",
+                format!("there is no {text} in the trash"),
+                "ckptfs volumes ls --trash",
+            )
+        };
+        found
+            .map(|thrown| self.registry.dirs().trash().join(&thrown.name))
+            .ok_or_else(none)
     }
 
     /// Makes a volume out of something in the trash, with its history, under its old name.
@@ -74,7 +91,11 @@ impl<'a> Trash<'a> {
         let _locked = self.registry.lock(name)?;
         if self.registry.load(name)?.is_some() {
             let hint = format!("remove that one first: ckptfs volumes rm {}", word(name));
-            return Err(hinted("volume-exists", format!("there is another volume {name}"), hint));
+            return Err(hinted(
+                "volume-exists",
+                format!("there is another volume {name}"),
+                hint,
+            ));
         }
         self.take_orphan(name)?;
         // A volume with a size has its tree in the image, and an empty directory to mount that at.
@@ -84,7 +105,12 @@ impl<'a> Trash<'a> {
         }
         make_dir(tree, 0o700)?;
         sync_parent(tree).map_err(|cause| failed(tree, cause))?;
-        self.registry.save(&Record { removing: false, mounted: false, mounts: Vec::new(), ..record })?;
+        self.registry.save(&Record {
+            removing: false,
+            mounted: false,
+            mounts: Vec::new(),
+            ..record
+        })?;
         remove_tree(&dir)?;
         Ok(name.clone())
     }
@@ -113,11 +139,17 @@ impl<'a> Trash<'a> {
     /// Takes what there is of a volume that has no record, if there is something.
     pub(super) fn take_orphan(self, name: &str) -> VerbResult<()> {
         image::unmount(&self.registry.dirs().tree(name))?;
-        if self.parts(name).iter().any(|(path, _)| path.exists()) { self.put(name, &self.place_for(name)?) } else { Ok(()) }
+        if self.parts(name).iter().any(|(path, _)| path.exists()) {
+            self.put(name, &self.place_for(name)?)
+        } else {
+            Ok(())
+        }
     }
 
     fn put(self, name: &str, dir: &Path) -> VerbResult<()> {
-        self.parts(name).iter().try_for_each(|(path, part)| move_away(path, &dir.join(part)).map(drop))
+        self.parts(name)
+            .iter()
+            .try_for_each(|(path, part)| move_away(path, &dir.join(part)).map(drop))
     }
 
     fn place_for(self, name: &str) -> VerbResult<PathBuf> {

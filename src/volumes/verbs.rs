@@ -8,7 +8,8 @@ use super::options::Options;
 use crate::engine::api::VerbResult;
 use crate::store::ids::CheckpointId;
 
-/// The verbs that serve a volume and copy it, as functions: so a volume is served as any directory is.
+/// The verbs that serve a volume and copy it, as functions: so a volume is served as any directory
+/// is.
 pub trait Verbs: Debug + Send + Sync {
     /// Has a daemon serve a volume; it serves when this returns.
     ///
@@ -22,7 +23,8 @@ pub trait Verbs: Debug + Send + Sync {
     /// Those of `umount`.
     fn unmount(&self, point: &Path) -> VerbResult<()>;
 
-    /// Copies a checkpoint of what is mounted at `point` to an empty directory. Files share their data where the filesystem can do that.
+    /// Copies a checkpoint of what is mounted at `point` to an empty directory. Files share their
+    /// data where the filesystem can do that.
     ///
     /// # Errors
     /// Those of `fork`; `incomplete`.

@@ -29,28 +29,54 @@ struct File {
 }
 
 fn is_test(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|path| path.is_ident("test")))
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute
+                .parse_args::<syn::Path>()
+                .is_ok_and(|path| path.is_ident("test"))
+    })
 }
 
 /// The paths of a `use`, each with the name that it gets; `*` for all.
 fn flatten(tree: &syn::UseTree, above: &Names, found: &mut Vec<(String, Names)>) {
-    let with = |name: &syn::Ident| above.iter().cloned().chain([name.to_string()]).collect::<Names>();
+    let with = |name: &syn::Ident| {
+        above
+            .iter()
+            .cloned()
+            .chain([name.to_string()])
+            .collect::<Names>()
+    };
     match tree {
         syn::UseTree::Path(path) => flatten(&path.tree, &with(&path.ident), found),
         syn::UseTree::Name(name) => found.push((name.ident.to_string(), with(&name.ident))),
         syn::UseTree::Rename(name) => found.push((name.rename.to_string(), with(&name.ident))),
         syn::UseTree::Glob(_) => found.push(("*".into(), above.clone())),
-        syn::UseTree::Group(group) => group.items.iter().for_each(|tree| flatten(tree, above, found)),
+        syn::UseTree::Group(group) => group
+            .items
+            .iter()
+            .for_each(|tree| flatten(tree, above, found)),
     }
 }
 
 impl File {
     /// Keeps a path; in an inline module, one `super` leads to the file itself.
     fn keep(&mut self, mut path: Names) {
-        let inner = path.iter().take_while(|name| *name == "super").count().min(self.depth);
+        let inner = path
+            .iter()
+            .take_while(|name| *name == "super")
+            .count()
+            .min(self.depth);
         path.drain(..inner);
         if inner > 0 {
-            path.insert(0, if path.first().is_some_and(|name| name == "super") { "." } else { "self" }.into());
+            path.insert(
+                0,
+                if path.first().is_some_and(|name| name == "super") {
+                    "."
+                } else {
+                    "self"
+                }
+                .into(),
+            );
         }
         path.retain(|name| name != ".");
         self.paths.push(path);
@@ -82,7 +108,12 @@ impl<'ast> Visit<'ast> for File {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.segments.len() > 1 && path.leading_colon.is_none() {
-            self.keep(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+            self.keep(
+                path.segments
+                    .iter()
+                    .map(|segment| segment.ident.to_string())
+                    .collect(),
+            );
         }
         visit::visit_path(self, path);
     }
@@ -91,7 +122,13 @@ impl<'ast> Visit<'ast> for File {
         if let (None, syn::Type::Path(of)) = (&item.trait_, &*item.self_ty)
             && let Some(name) = of.path.segments.last()
         {
-            let count = item.items.iter().filter(|item| matches!(item, syn::ImplItem::Fn(function) if !is_test(&function.attrs))).count();
+            let count = item
+                .items
+                .iter()
+                .filter(
+                    |item| matches!(item, syn::ImplItem::Fn(function) if !is_test(&function.attrs)),
+                )
+                .count();
             *self.methods.entry(name.ident.to_string()).or_default() += count;
         }
         visit::visit_item_impl(self, item);
@@ -100,17 +137,31 @@ impl<'ast> Visit<'ast> for File {
 
 /// The source by modules, but for files of tests.
 fn source() -> BTreeMap<Names, File> {
-    let is_of_tests = |path: &Path| path.to_str().is_some_and(|path| path.ends_with("tests.rs") || path.contains("/tests/"));
+    let is_of_tests = |path: &Path| {
+        path.to_str()
+            .is_some_and(|path| path.ends_with("tests.rs") || path.contains("/tests/"))
+    };
     let mut found = BTreeMap::new();
-    for path in files("src", "rs").into_iter().filter(|path| !is_of_tests(path)) {
-        let mut module: Names = path.with_extension("").iter().skip(1).map(|name| name.to_string_lossy().into_owned()).collect();
+    for path in files("src", "rs")
+        .into_iter()
+        .filter(|path| !is_of_tests(path))
+    {
+        let mut module: Names = path
+            .with_extension("")
+            .iter()
+            .skip(1)
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect();
         if module.last().is_some_and(|name| name == "mod") {
             module.pop();
         }
         if module.len() == 1 && ["lib", "main"].contains(&module[0].as_str()) {
             continue;
         }
-        let mut file = File { module: module.clone(), ..File::default() };
+        let mut file = File {
+            module: module.clone(),
+            ..File::default()
+        };
         file.visit_file(&syn::parse_file(&read(&path)).unwrap());
         found.insert(module, file);
     }
@@ -118,12 +169,19 @@ fn source() -> BTreeMap<Names, File> {
 }
 
 /// The file that a path leads to, by way of what others export again.
-fn target(source: &BTreeMap<Names, File>, from: &Names, path: &[String], hops: usize) -> Option<Names> {
+fn target(
+    source: &BTreeMap<Names, File>,
+    from: &Names,
+    path: &[String],
+    hops: usize,
+) -> Option<Names> {
     let (mut base, mut rest): (Names, &[String]) = match path.first()?.as_str() {
         "crate" => (Vec::new(), &path[1..]),
         "self" => (from.clone(), &path[1..]),
         "super" => (from.clone(), path),
-        first if source.contains_key(&[from.as_slice(), &[first.to_owned()]].concat()) => (from.clone(), path),
+        first if source.contains_key(&[from.as_slice(), &[first.to_owned()]].concat()) => {
+            (from.clone(), path)
+        }
         _ => return None,
     };
     while rest.first().is_some_and(|name| name == "super") {
@@ -138,16 +196,36 @@ fn target(source: &BTreeMap<Names, File>, from: &Names, path: &[String], hops: u
         (base, rest) = (below, &rest[1..]);
     }
     let file = source.get(&base)?;
-    let again = rest.first().and_then(|name| file.exports.get(name)).filter(|_| hops < HOPS_MAX);
-    again.and_then(|again| target(source, &base, &[again.as_slice(), &rest[1..]].concat(), hops + 1)).or(Some(base))
+    let again = rest
+        .first()
+        .and_then(|name| file.exports.get(name))
+        .filter(|_| hops < HOPS_MAX);
+    again
+        .and_then(|again| {
+            target(
+                source,
+                &base,
+                &[again.as_slice(), &rest[1..]].concat(),
+                hops + 1,
+            )
+        })
+        .or(Some(base))
 }
 
 /// What can be reached from a module, within its layer.
 fn reached(edges: &BTreeMap<Names, BTreeSet<Names>>, from: &Names) -> BTreeSet<Names> {
     let (mut seen, mut open) = (BTreeSet::new(), vec![from.clone()]);
     while let Some(at) = open.pop() {
-        let next = edges.get(&at).into_iter().flatten().filter(|next| next[0] == from[0]);
-        open.extend(next.filter(|next| seen.insert((*next).clone())).cloned().collect::<Vec<_>>());
+        let next = edges
+            .get(&at)
+            .into_iter()
+            .flatten()
+            .filter(|next| next[0] == from[0]);
+        open.extend(
+            next.filter(|next| seen.insert((*next).clone()))
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
     }
     seen
 }
@@ -158,18 +236,36 @@ fn circles_of_files_are_small() {
     let edges: BTreeMap<Names, BTreeSet<Names>> = source
         .iter()
         .map(|(module, file)| {
-            let to = file.paths.iter().filter_map(|path| target(&source, &file.module, path, 0));
+            let to = file
+                .paths
+                .iter()
+                .filter_map(|path| target(&source, &file.module, path, 0));
             (module.clone(), to.filter(|to| to != module).collect())
         })
         .collect();
-    let reach: BTreeMap<&Names, BTreeSet<Names>> = edges.keys().map(|module| (module, reached(&edges, module))).collect();
+    let reach: BTreeMap<&Names, BTreeSet<Names>> = edges
+        .keys()
+        .map(|module| (module, reached(&edges, module)))
+        .collect();
     let circle = |module: &Names| -> Vec<String> {
-        let there = reach[module].iter().filter(|other| reach.get(other).is_some_and(|back| back.contains(module)));
+        let there = reach[module]
+            .iter()
+            .filter(|other| reach.get(other).is_some_and(|back| back.contains(module)));
         there.map(|names| names.join("::")).collect()
     };
-    let large: BTreeSet<Vec<String>> = edges.keys().map(circle).filter(|circle| circle.len() > CIRCLE_MAX).collect();
-    let offences: Vec<String> = large.iter().map(|circle| format!("{}: {}", circle.len(), circle.join(", "))).collect();
-    expect_none(&format!("at most {CIRCLE_MAX} files import each other in a circle"), &offences);
+    let large: BTreeSet<Vec<String>> = edges
+        .keys()
+        .map(circle)
+        .filter(|circle| circle.len() > CIRCLE_MAX)
+        .collect();
+    let offences: Vec<String> = large
+        .iter()
+        .map(|circle| format!("{}: {}", circle.len(), circle.join(", ")))
+        .collect();
+    expect_none(
+        &format!("at most {CIRCLE_MAX} files import each other in a circle"),
+        &offences,
+    );
 }
 
 #[test]
@@ -181,15 +277,23 @@ fn no_type_has_very_many_methods() {
         }
     }
     let many = methods.iter().filter(|(_, count)| **count > METHODS_MAX);
-    let offences: Vec<String> = many.map(|((layer, name), count)| format!("{layer}: {name} has {count}")).collect();
-    expect_none(&format!("a type has at most {METHODS_MAX} methods"), &offences);
+    let offences: Vec<String> = many
+        .map(|((layer, name), count)| format!("{layer}: {name} has {count}"))
+        .collect();
+    expect_none(
+        &format!("a type has at most {METHODS_MAX} methods"),
+        &offences,
+    );
 }
 
 #[test]
 fn paths_are_followed_to_the_files_that_define_what_they_name() {
     let parsed = |module: &[&str], code: &str| {
         let module: Names = module.iter().map(|name| (*name).to_owned()).collect();
-        let mut file = File { module: module.clone(), ..File::default() };
+        let mut file = File {
+            module: module.clone(),
+            ..File::default()
+        };
         file.visit_file(&syn::parse_file(code).unwrap());
         (module, file)
     };
@@ -202,11 +306,29 @@ fn paths_are_followed_to_the_files_that_define_what_they_name() {
     .into();
     let to = |module: &[&str]| -> BTreeSet<String> {
         let module: Names = module.iter().map(|name| (*name).to_owned()).collect();
-        source[&module].paths.iter().filter_map(|path| target(&source, &module, path, 0)).map(|names| names.join("::")).collect()
+        source[&module]
+            .paths
+            .iter()
+            .filter_map(|path| target(&source, &module, path, 0))
+            .map(|names| names.join("::"))
+            .collect()
     };
-    let set = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+    let set = |names: &[&str]| -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    };
     assert_eq!(to(&["a"]), set(&["a::b", "c::d"]));
-    assert_eq!(to(&["a", "b"]), set(&["a::b", "c"]), "an inline module is the file that it is in");
-    assert_eq!((to(&["c"]), to(&["c", "d"])), (set(&[]), set(&["a::b"])), "by way of what is exported again");
-    assert_eq!(source[&vec!["a".to_owned(), "b".to_owned()]].methods["B"], 2);
+    assert_eq!(
+        to(&["a", "b"]),
+        set(&["a::b", "c"]),
+        "an inline module is the file that it is in"
+    );
+    assert_eq!(
+        (to(&["c"]), to(&["c", "d"])),
+        (set(&[]), set(&["a::b"])),
+        "by way of what is exported again"
+    );
+    assert_eq!(
+        source[&vec!["a".to_owned(), "b".to_owned()]].methods["B"],
+        2
+    );
 }

@@ -25,7 +25,12 @@ const HEADER_BYTES: usize = 56;
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
     record(world, report);
     verify(world, report);
-    for (name, checkpoints) in [("ListAll_Empty", 0), ("ListAll_Single", 1), ("ListAll_Many", 50), ("", 10_000)] {
+    for (name, checkpoints) in [
+        ("ListAll_Empty", 0),
+        ("ListAll_Single", 1),
+        ("ListAll_Many", 50),
+        ("", 10_000),
+    ] {
         list(world, name, checkpoints, report);
     }
 }
@@ -47,15 +52,31 @@ fn record(world: &World<'_>, report: &mut Report) {
     let root = std::fs::File::open(&dir).expect("it can be opened");
     let (store, _) = Store::open(root, true).expect("a store can be made");
     let record = descriptor();
-    let at = *store.journal.append(std::slice::from_ref(&record)).expect("there is space").first().expect("one record, one place");
-    let (mut encode, mut decode, mut load, mut checksum) = (Op::default(), Op::default(), Op::default(), Op::default());
+    let at = *store
+        .journal
+        .append(std::slice::from_ref(&record))
+        .expect("there is space")
+        .first()
+        .expect("one record, one place");
+    let (mut encode, mut decode, mut load, mut checksum) =
+        (Op::default(), Op::default(), Op::default(), Op::default());
     let mut payload = Vec::new();
     let kind = codec::encode(&record, &mut payload).expect("it can be encoded");
     let frame = [vec![0; HEADER_BYTES], payload.clone()].concat();
     for _ in world.options.rounds(100, 5) {
-        encode.run_many(TIMES, || (0..TIMES).for_each(|_| drop(std::hint::black_box(encoded(&record)))));
-        decode.run_many(TIMES, || (0..TIMES).for_each(|_| drop(std::hint::black_box(codec::decode(kind, &payload)))));
-        load.run_many(TIMES, || (0..TIMES).for_each(|_| drop(std::hint::black_box(store.journal.read(at).expect("it can be read")))));
+        encode.run_many(TIMES, || {
+            (0..TIMES).for_each(|_| drop(std::hint::black_box(encoded(&record))))
+        });
+        decode.run_many(TIMES, || {
+            (0..TIMES).for_each(|_| drop(std::hint::black_box(codec::decode(kind, &payload))))
+        });
+        load.run_many(TIMES, || {
+            (0..TIMES).for_each(|_| {
+                drop(std::hint::black_box(
+                    store.journal.read(at).expect("it can be read"),
+                ))
+            })
+        });
         checksum.run_many(TIMES, || {
             (0..TIMES).for_each(|_| {
                 std::hint::black_box(blake3::keyed_hash(&[7; 32], &frame));
@@ -65,8 +86,14 @@ fn record(world: &World<'_>, report: &mut Report) {
     let rows = [
         (("DescriptorSerialization", "encode"), &encode),
         (("DescriptorDeserialization", "decode"), &decode),
-        (("LoadDescriptor", "read from the journal, checksum, decode"), &load),
-        (("ComputeDescriptorChecksum", "BLAKE3 of the frame"), &checksum),
+        (
+            ("LoadDescriptor", "read from the journal, checksum, decode"),
+            &load,
+        ),
+        (
+            ("ComputeDescriptorChecksum", "BLAKE3 of the frame"),
+            &checksum,
+        ),
     ];
     for (name, op) in rows {
         tell(world, report, RECORD, name, op, |row| row);
@@ -81,7 +108,8 @@ fn encoded(record: &Record) -> Vec<u8> {
     bytes
 }
 
-/// Of a checkpoint of one small file that was written to since, so that there is a version to look at.
+/// Of a checkpoint of one small file that was written to since, so that there is a version to look
+/// at.
 fn verify(world: &World<'_>, report: &mut Report) {
     let (served, nodes) = project(world, 1, EACH_BYTES);
     let id = served.checkpoint().id.0;
@@ -93,34 +121,92 @@ fn verify(world: &World<'_>, report: &mut Report) {
         deep.run(|| served.verify(id, true));
     }
     let journal = "with the whole journal's chain";
-    tell(world, report, VERIFY, ("VerifySnapshot_ChecksumOnly", journal), &plain, |row| row);
-    tell(world, report, VERIFY, ("VerifySnapshot_WithPayloadHash", "every byte, and the chain"), &deep, |row| row);
+    tell(
+        world,
+        report,
+        VERIFY,
+        ("VerifySnapshot_ChecksumOnly", journal),
+        &plain,
+        |row| row,
+    );
+    tell(
+        world,
+        report,
+        VERIFY,
+        (
+            "VerifySnapshot_WithPayloadHash",
+            "every byte, and the chain",
+        ),
+        &deep,
+        |row| row,
+    );
     served.end();
 }
 
 fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) {
     let (served, _) = project(world, 1, EACH_BYTES);
     for number in 0..checkpoints {
-        let tags = if number.is_multiple_of(10) { vec![format!("tag-{number}")] } else { Vec::new() };
-        let worktree = if number.is_multiple_of(2) { "main" } else { "feature" };
-        served.checkpoint_with(CheckpointOptions { note: format!("step {number}\nworktree: {worktree}"), tags, ..CheckpointOptions::default() });
+        let tags = if number.is_multiple_of(10) {
+            vec![format!("tag-{number}")]
+        } else {
+            Vec::new()
+        };
+        let worktree = if number.is_multiple_of(2) {
+            "main"
+        } else {
+            "feature"
+        };
+        served.checkpoint_with(CheckpointOptions {
+            note: format!("step {number}\nworktree: {worktree}"),
+            tags,
+            ..CheckpointOptions::default()
+        });
     }
-    let [mut all, mut by_tag, mut by_worktree, mut of_tag, mut show] = [(); 5].map(|()| Op::default());
-    let tag = Query { tag: Some("tag-*0".into()), ..Query::default() };
-    let one = Query { tag: Some("tag-20".into()), ..Query::default() };
-    let worktree = Query { labels: vec![("worktree".into(), "main".into())], ..Query::default() };
+    let [mut all, mut by_tag, mut by_worktree, mut of_tag, mut show] =
+        [(); 5].map(|()| Op::default());
+    let tag = Query {
+        tag: Some("tag-*0".into()),
+        ..Query::default()
+    };
+    let one = Query {
+        tag: Some("tag-20".into()),
+        ..Query::default()
+    };
+    let worktree = Query {
+        labels: vec![("worktree".into(), "main".into())],
+        ..Query::default()
+    };
     alloc::settle();
     for _ in world.options.rounds(100, 4) {
         let times = if checkpoints < 1000 { TOO_QUICK } else { 1 };
-        all.run_many(times, || (0..times).for_each(|_| assert_eq!(served.ask(ListCheckpoints).expect("a list").len(), checkpoints)));
+        all.run_many(times, || {
+            (0..times).for_each(|_| {
+                assert_eq!(
+                    served.ask(ListCheckpoints).expect("a list").len(),
+                    checkpoints
+                )
+            })
+        });
         if checkpoints < 50 {
             continue;
         }
-        by_tag.run_many(times, || (0..times).for_each(|_| found(&served, &tag, checkpoints / 10)));
-        by_worktree.run_many(times, || (0..times).for_each(|_| found(&served, &worktree, checkpoints / 2)));
+        by_tag.run_many(times, || {
+            (0..times).for_each(|_| found(&served, &tag, checkpoints / 10))
+        });
+        by_worktree.run_many(times, || {
+            (0..times).for_each(|_| found(&served, &worktree, checkpoints / 2))
+        });
         of_tag.run_many(times, || (0..times).for_each(|_| found(&served, &one, 1)));
         show.run_many(times, || {
-            (0..times).for_each(|_| drop(served.ask(ShowCheckpoint { state: StateName("tag-20".into()) }).expect("it is there")))
+            (0..times).for_each(|_| {
+                drop(
+                    served
+                        .ask(ShowCheckpoint {
+                            state: StateName("tag-20".into()),
+                        })
+                        .expect("it is there"),
+                )
+            })
         });
     }
     let what = format!("{checkpoints} checkpoints");
@@ -128,11 +214,48 @@ fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) 
     if checkpoints >= 50 {
         let known = checkpoints == 50;
         let seed = |name: &'static str| if known { name } else { "" };
-        tell(world, report, LIST, (seed("Find_ByTag"), &format!("`find --tag 'tag-*0'` of {what}: {}", checkpoints / 10)), &by_tag, |row| row);
-        let label = format!("`find --label worktree=main` of {what}: {}", checkpoints / 2);
-        tell(world, report, LIST, (seed("Find_ByWorktree"), &label), &by_worktree, |row| row);
-        tell(world, report, LIST, (seed("FindByTag"), &format!("`find --tag TAG` of {what}: 1")), &of_tag, |row| row);
-        tell(world, report, LIST, ("", &format!("`show TAG` of {what}: also what was open for writing then")), &show, |row| row);
+        tell(
+            world,
+            report,
+            LIST,
+            (
+                seed("Find_ByTag"),
+                &format!("`find --tag 'tag-*0'` of {what}: {}", checkpoints / 10),
+            ),
+            &by_tag,
+            |row| row,
+        );
+        let label = format!(
+            "`find --label worktree=main` of {what}: {}",
+            checkpoints / 2
+        );
+        tell(
+            world,
+            report,
+            LIST,
+            (seed("Find_ByWorktree"), &label),
+            &by_worktree,
+            |row| row,
+        );
+        tell(
+            world,
+            report,
+            LIST,
+            (seed("FindByTag"), &format!("`find --tag TAG` of {what}: 1")),
+            &of_tag,
+            |row| row,
+        );
+        tell(
+            world,
+            report,
+            LIST,
+            (
+                "",
+                &format!("`show TAG` of {what}: also what was open for writing then"),
+            ),
+            &show,
+            |row| row,
+        );
     }
     served.end();
 }

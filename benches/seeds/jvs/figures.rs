@@ -1,13 +1,39 @@
 //! What JVS wrote of itself: on an Intel Core Ultra 9 285H, tmpfs, Go 1.23.6, 2026-02-23.
 
-/// Nanoseconds, bytes and allocations of one operation, by the name of the benchmark without `Benchmark`.
+/// Nanoseconds, bytes and allocations of one operation, by the name of the benchmark without
+/// `Benchmark`.
 const FIGURES: [(&str, f64, i64, i64); 39] = [
-    ("SnapshotCreation_CopyEngine_Small", 5_661_982.0, 2_229_427, 52_282),
-    ("SnapshotCreation_CopyEngine_Medium", 2_729_661.0, 842_660, 19_010),
-    ("SnapshotCreation_ReflinkEngine_Small", 6_883_343.0, 2_619_164, 61_163),
-    ("SnapshotCreation_ReflinkEngine_Medium", 2_312_636.0, 628_079, 13_744),
+    (
+        "SnapshotCreation_CopyEngine_Small",
+        5_661_982.0,
+        2_229_427,
+        52_282,
+    ),
+    (
+        "SnapshotCreation_CopyEngine_Medium",
+        2_729_661.0,
+        842_660,
+        19_010,
+    ),
+    (
+        "SnapshotCreation_ReflinkEngine_Small",
+        6_883_343.0,
+        2_619_164,
+        61_163,
+    ),
+    (
+        "SnapshotCreation_ReflinkEngine_Medium",
+        2_312_636.0,
+        628_079,
+        13_744,
+    ),
     ("SnapshotCreation_MultiFile", 3_708_592.0, 3_934_073, 9_860),
-    ("SnapshotCreation_MultiFile_Large", 28_667_012.0, 36_981_941, 46_765),
+    (
+        "SnapshotCreation_MultiFile_Large",
+        28_667_012.0,
+        36_981_941,
+        46_765,
+    ),
     ("DescriptorSerialization", 876.5, 496, 2),
     ("DescriptorDeserialization", 2_087.0, 760, 19),
     ("LoadDescriptor", 4_882.0, 1_624, 19),
@@ -22,13 +48,28 @@ const FIGURES: [(&str, f64, i64, i64); 39] = [
     ("FindByTag", 8_335.0, 2_076, 33),
     ("Restore_CopyEngine_Small", 7_570_720.0, 3_006_635, 53_857),
     ("Restore_CopyEngine_Medium", 2_480_206.0, 870_531, 15_481),
-    ("Restore_ReflinkEngine_Small", 5_535_040.0, 2_132_300, 38_126),
-    ("Restore_ReflinkEngine_Medium", 2_841_165.0, 1_085_857, 19_338),
+    (
+        "Restore_ReflinkEngine_Small",
+        5_535_040.0,
+        2_132_300,
+        38_126,
+    ),
+    (
+        "Restore_ReflinkEngine_Medium",
+        2_841_165.0,
+        1_085_857,
+        19_338,
+    ),
     ("Restore_MultiFile", 2_172_883.0, 508_972, 8_467),
     ("Restore_MultiFile_Large", 13_491_429.0, 1_431_251, 19_545),
     ("RestoreToLatest", 5_416_713.0, 2_200_924, 39_365),
     ("Restore_DetachedState", 6_450_542.0, 2_641_551, 47_298),
-    ("Restore_IntegrityVerification", 5_293_811.0, 2_152_842, 38_495),
+    (
+        "Restore_IntegrityVerification",
+        5_293_811.0,
+        2_152_842,
+        38_495,
+    ),
     ("Restore_SnapshotToSnapshot", 5_474_538.0, 2_238_155, 40_036),
     ("Restore_EmptyWorktree", 6_457_379.0, 2_601_160, 46_557),
     ("GCPlan_Small", 112_264.0, 31_955, 388),
@@ -45,5 +86,8 @@ const FIGURES: [(&str, f64, i64, i64); 39] = [
 
 /// Those of the benchmark of this name.
 pub fn of(name: &str) -> Option<(f64, i64, i64)> {
-    FIGURES.iter().find(|(known, ..)| *known == name).map(|(_, ns, bytes, calls)| (*ns, *bytes, *calls))
+    FIGURES
+        .iter()
+        .find(|(known, ..)| *known == name)
+        .map(|(_, ns, bytes, calls)| (*ns, *bytes, *calls))
 }

@@ -1,6 +1,8 @@
 //! Planning what is to go, and removing it.
 
-use ckptfs::engine::api::{Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName};
+use ckptfs::engine::api::{
+    Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName,
+};
 
 use super::served::Served;
 use super::snapshot::{EACH_BYTES, project};
@@ -12,18 +14,43 @@ use crate::world::World;
 const TITLE: &str = "JVS: GC Operations";
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
-    for (name, checkpoints) in [("GCPlan_Small", 10), ("GCPlan_Medium", 100), ("GCPlan_Large", 1000)] {
+    for (name, checkpoints) in [
+        ("GCPlan_Small", 10),
+        ("GCPlan_Medium", 100),
+        ("GCPlan_Large", 1000),
+    ] {
         let served = history(world, checkpoints);
-        plan(world, &served, (name, &format!("{checkpoints} checkpoints, none to go")), None, 0, report);
+        plan(
+            world,
+            &served,
+            (name, &format!("{checkpoints} checkpoints, none to go")),
+            None,
+            0,
+            report,
+        );
         if checkpoints == 100 {
-            plan(world, &served, ("GCPlan_WithDeletable", "100 checkpoints, 50 to go"), Some(50), 50, report);
+            plan(
+                world,
+                &served,
+                ("GCPlan_WithDeletable", "100 checkpoints, 50 to go"),
+                Some(50),
+                50,
+                report,
+            );
             lineage(world, &served, checkpoints, report);
             pins(world, &served, report);
         }
         served.end();
     }
     let served = history(world, 0);
-    plan(world, &served, ("GCEmptyRepo", "no checkpoint"), None, 0, report);
+    plan(
+        world,
+        &served,
+        ("GCEmptyRepo", "no checkpoint"),
+        None,
+        0,
+        report,
+    );
     served.end();
     runs(world, report);
 }
@@ -39,16 +66,33 @@ fn history(world: &World<'_>, checkpoints: usize) -> Served {
 }
 
 fn options(keep_last: Option<u64>, dry_run: bool) -> GcOptions {
-    GcOptions { retention: Retention { keep_last, ..Retention::default() }, dry_run, ..GcOptions::default() }
+    GcOptions {
+        retention: Retention {
+            keep_last,
+            ..Retention::default()
+        },
+        dry_run,
+        ..GcOptions::default()
+    }
 }
 
-fn plan(world: &World<'_>, served: &Served, name: (&str, &str), keep_last: Option<u64>, gone: usize, report: &mut Report) {
+fn plan(
+    world: &World<'_>,
+    served: &Served,
+    name: (&str, &str),
+    keep_last: Option<u64>,
+    gone: usize,
+    report: &mut Report,
+) {
     // To ask for the extents of what is not on disk yet is to wait for that.
     world.sync();
     alloc::settle();
     let mut op = Op::default();
     for _ in world.options.rounds(50, 2) {
-        assert_eq!(op.run(|| served.gc(options(keep_last, true))).gone.len(), gone);
+        assert_eq!(
+            op.run(|| served.gc(options(keep_last, true))).gone.len(),
+            gone
+        );
     }
     tell(world, report, TITLE, name, &op, |row| row);
 }
@@ -63,25 +107,65 @@ fn lineage(world: &World<'_>, served: &Served, checkpoints: usize, report: &mut 
             let mut steps = 0;
             while let Some(info) = at {
                 steps += 1;
-                at = info.parent.and_then(|parent| log.iter().find(|info| info.id == parent));
+                at = info
+                    .parent
+                    .and_then(|parent| log.iter().find(|info| info.id == parent));
             }
             steps
         });
-        assert_eq!(steps, checkpoints, "every checkpoint came from the one before");
+        assert_eq!(
+            steps, checkpoints,
+            "every checkpoint came from the one before"
+        );
     }
-    tell(world, report, TITLE, ("GCLineageTraversal", "from the newest of 100 to the oldest, by `parent`"), &op, |row| row);
+    tell(
+        world,
+        report,
+        TITLE,
+        (
+            "GCLineageTraversal",
+            "from the newest of 100 to the oldest, by `parent`",
+        ),
+        &op,
+        |row| row,
+    );
 }
 
 fn pins(world: &World<'_>, served: &Served, report: &mut Report) {
     for id in 1..=25 {
-        served.ask(PinCheckpoint { state: StateName(id.to_string()), reason: Some("kept".into()) }).expect("it can be pinned");
+        served
+            .ask(PinCheckpoint {
+                state: StateName(id.to_string()),
+                reason: Some("kept".into()),
+            })
+            .expect("it can be pinned");
     }
-    plan(world, served, ("GCWithPins", "100 checkpoints, 25 of them pinned, 25 to go"), Some(50), 25, report);
+    plan(
+        world,
+        served,
+        ("GCWithPins", "100 checkpoints, 25 of them pinned, 25 to go"),
+        Some(50),
+        25,
+        report,
+    );
     for id in 26..=35 {
-        served.ask(Delete { state: StateName(id.to_string()), now: false }).expect("it can be deleted");
+        served
+            .ask(Delete {
+                state: StateName(id.to_string()),
+                now: false,
+            })
+            .expect("it can be deleted");
     }
-    let nearest = "we have no intents; nearest: 10 deleted that `undo` could bring back, beside the pins";
-    plan(world, served, ("GCWithIntents", nearest), Some(50), 25, report);
+    let nearest =
+        "we have no intents; nearest: 10 deleted that `undo` could bring back, beside the pins";
+    plan(
+        world,
+        served,
+        ("GCWithIntents", nearest),
+        Some(50),
+        25,
+        report,
+    );
 }
 
 fn runs(world: &World<'_>, report: &mut Report) {
@@ -94,9 +178,19 @@ fn runs(world: &World<'_>, report: &mut Report) {
                 served.write(nodes[0], round * count + number + 1);
                 served.checkpoint();
             }
-            assert_eq!(op.run(|| served.gc(options(Some(1), false))).gone.len(), count);
+            assert_eq!(
+                op.run(|| served.gc(options(Some(1), false))).gone.len(),
+                count
+            );
         }
-        tell(world, report, TITLE, (name, &format!("{count} to go, a version each")), &op, |row| row);
+        tell(
+            world,
+            report,
+            TITLE,
+            (name, &format!("{count} to go, a version each")),
+            &op,
+            |row| row,
+        );
         served.end();
     }
 }

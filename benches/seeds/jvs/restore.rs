@@ -14,15 +14,29 @@ use crate::shared::tree::regular_files;
 use crate::world::{SECONDS, World, cp, remove, timed};
 
 const TITLE: &str = "JVS: Restore Operations";
-const WHY: &str =
-    "a restore keeps what was there in a guard checkpoint, finds what differs and writes records; cp replaces blindly and cannot be undone";
+const WHY: &str = "a restore keeps what was there in a guard checkpoint, finds what differs and writes records; cp replaces blindly and cannot be undone";
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let sizes = [
-        (by_engine(world, "Restore", "Small"), "1 file of 64 KiB", 1, SMALL_BYTES),
-        (by_engine(world, "Restore", "Medium"), "1 file of 1 MiB", 1, MEDIUM_BYTES),
+        (
+            by_engine(world, "Restore", "Small"),
+            "1 file of 64 KiB",
+            1,
+            SMALL_BYTES,
+        ),
+        (
+            by_engine(world, "Restore", "Medium"),
+            "1 file of 1 MiB",
+            1,
+            MEDIUM_BYTES,
+        ),
         ("Restore_MultiFile".to_owned(), "100 files", 100, EACH_BYTES),
-        ("Restore_MultiFile_Large".to_owned(), "1,000 files", 1000, EACH_BYTES),
+        (
+            "Restore_MultiFile_Large".to_owned(),
+            "1,000 files",
+            1000,
+            EACH_BYTES,
+        ),
     ];
     for (name, what, files, bytes) in sizes {
         every_file(world, (&name, what), files, bytes, report);
@@ -32,9 +46,18 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 }
 
 /// Every file was written to since.
-fn every_file(world: &World<'_>, name: (&str, &str), files: usize, bytes: usize, report: &mut Report) {
+fn every_file(
+    world: &World<'_>,
+    name: (&str, &str),
+    files: usize,
+    bytes: usize,
+    report: &mut Report,
+) {
     let (served, _) = project(world, files, bytes);
-    let (plain, work) = (world.path().join("jvs-plain"), world.path().join("jvs-work"));
+    let (plain, work) = (
+        world.path().join("jvs-plain"),
+        world.path().join("jvs-work"),
+    );
     [&plain, &work].iter().for_each(|to| {
         remove(to);
         crate::common::command::succeeds(&mut cp(&served.dir, to), SECONDS);
@@ -43,14 +66,26 @@ fn every_file(world: &World<'_>, name: (&str, &str), files: usize, bytes: usize,
     for round in world.options.rounds(50, 3) {
         let id = served.checkpoint().id.0;
         // A restored file is another inode: it is looked up as the kernel would.
-        (0..files).for_each(|file| served.write(served.node(format!("file{file}").as_ref()), round + 1));
-        assert_eq!(op.run(|| served.restore(id)), files, "what was changed is restored");
+        (0..files)
+            .for_each(|file| served.write(served.node(format!("file{file}").as_ref()), round + 1));
+        assert_eq!(
+            op.run(|| served.restore(id)),
+            files,
+            "what was changed is restored"
+        );
     }
     let mut copied = Samples::default();
     for _ in world.options.rounds(15, 2) {
-        timed(&mut copied, tool("cp", &["-aT", "--reflink=auto", "--"]).arg(&plain).arg(&work));
+        timed(
+            &mut copied,
+            tool("cp", &["-aT", "--reflink=auto", "--"])
+                .arg(&plain)
+                .arg(&work),
+        );
     }
-    tell(world, report, TITLE, name, &op, |row| row.rival("`cp -a` over it", &copied).why(WHY));
+    tell(world, report, TITLE, name, &op, |row| {
+        row.rival("`cp -a` over it", &copied).why(WHY)
+    });
     [&plain, &work].iter().for_each(|to| remove(to));
     served.end();
 }
@@ -77,7 +112,10 @@ fn kinds(world: &World<'_>, report: &mut Report) {
     let names = [
         ("RestoreToLatest", ""),
         ("Restore_DetachedState", "to an older one"),
-        ("Restore_IntegrityVerification", "then `verify --deep` of it"),
+        (
+            "Restore_IntegrityVerification",
+            "then `verify --deep` of it",
+        ),
         ("Restore_SnapshotToSnapshot", ""),
     ];
     for (name, op) in names.into_iter().zip(&ops) {
@@ -89,7 +127,14 @@ fn kinds(world: &World<'_>, report: &mut Report) {
         served.unlink("file0");
         assert_eq!(op.run(|| served.restore(id)), 1, "round {round}");
     }
-    tell(world, report, TITLE, ("Restore_EmptyWorktree", "the file was deleted"), &op, |row| row);
+    tell(
+        world,
+        report,
+        TITLE,
+        ("Restore_EmptyWorktree", "the file was deleted"),
+        &op,
+        |row| row,
+    );
     served.end();
 }
 
@@ -98,10 +143,17 @@ fn whole_tree(world: &mut World<'_>, report: &mut Report) {
     let tree = world.tree();
     let files: Vec<PathBuf> = regular_files(&tree, 1);
     let served = Served::open(&tree);
-    for (which, changed) in [(format!("{SOME} changed"), SOME.min(files.len())), ("all changed".to_owned(), files.len())] {
+    for (which, changed) in [
+        (format!("{SOME} changed"), SOME.min(files.len())),
+        ("all changed".to_owned(), files.len()),
+    ] {
         let what = format!("{} files, {which}", world.files());
         if let Some(why) = no_time_for_all(world).filter(|_| changed > SOME) {
-            report.add(Seed::Jvs, TITLE, Row::new(world.fs(), format!("{what}, to the latest")).text(OURS, why));
+            report.add(
+                Seed::Jvs,
+                TITLE,
+                Row::new(world.fs(), format!("{what}, to the latest")).text(OURS, why),
+            );
             continue;
         }
         let mut ops = [Op::default(), Op::default()];
@@ -110,11 +162,26 @@ fn whole_tree(world: &mut World<'_>, report: &mut Report) {
             write_all(&served, &files[..changed], 2 * round + 1);
             let latest = served.checkpoint().id.0;
             write_all(&served, &files[..changed], 2 * round + 2);
-            assert_eq!(ops[0].run(|| served.restore(latest)), changed, "every changed file is restored");
-            assert_eq!(ops[1].run(|| served.restore(first)), changed, "every changed file is restored");
+            assert_eq!(
+                ops[0].run(|| served.restore(latest)),
+                changed,
+                "every changed file is restored"
+            );
+            assert_eq!(
+                ops[1].run(|| served.restore(first)),
+                changed,
+                "every changed file is restored"
+            );
         }
         for (op, to) in ops.iter().zip(["to the latest", "to an older one"]) {
-            tell(world, report, TITLE, ("", &format!("{what}, {to}")), op, |row| row);
+            tell(
+                world,
+                report,
+                TITLE,
+                ("", &format!("{what}, {to}")),
+                op,
+                |row| row,
+            );
         }
     }
     drop(served);
@@ -122,5 +189,7 @@ fn whole_tree(world: &mut World<'_>, report: &mut Report) {
 }
 
 fn write_all(served: &Served, files: &[PathBuf], number: usize) {
-    files.iter().for_each(|file| served.write(served.node(file), number));
+    files
+        .iter()
+        .for_each(|file| served.write(served.node(file), number));
 }

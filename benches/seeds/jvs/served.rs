@@ -1,9 +1,13 @@
-//! A directory that the engine serves in this process, without a mount: JVS's benchmarks call it so, and allocations can be counted.
+//! A directory that the engine serves in this process, without a mount: JVS's benchmarks call it
+//! so, and allocations can be counted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, VerbResult, VerifyOptions};
+use ckptfs::engine::api::{
+    CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, VerbResult,
+    VerifyOptions,
+};
 use ckptfs::engine::request::{Caller, Looked, NodeId, Service};
 use ckptfs::engine::verb::Verb;
 use ckptfs::engine::{Config, Engine};
@@ -13,7 +17,13 @@ use ckptfs::sys;
 use crate::world::remove;
 
 const ROOT: NodeId = NodeId(1);
-const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0, request: 0, again: false };
+const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    pid: 0,
+    request: 0,
+    again: false,
+};
 /// O_RDWR.
 const READ_WRITE: i32 = 2;
 /// What a change writes over the beginning of a file.
@@ -26,34 +36,56 @@ pub struct Served {
 
 impl Served {
     pub fn open(dir: &Path) -> Served {
-        let config = Config::bare(sys::open_root(dir).expect("the directory is there"), dir.to_owned());
-        let engine = Engine::open(config).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        let config = Config::bare(
+            sys::open_root(dir).expect("the directory is there"),
+            dir.to_owned(),
+        );
+        let engine =
+            Engine::open(config).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         engine.started(false);
-        Served { dir: dir.to_owned(), engine }
+        Served {
+            dir: dir.to_owned(),
+            engine,
+        }
     }
 
     pub fn actor() -> Actor {
-        Actor { uid: 0, gid: 0, pid: 0, process: "seeds".into() }
+        Actor {
+            uid: 0,
+            gid: 0,
+            pid: 0,
+            process: "seeds".into(),
+        }
     }
 
     /// The node of a path, as the kernel would know it.
     pub fn node(&self, path: &Path) -> NodeId {
-        path.iter().fold(ROOT, |parent, name| match self.engine.lookup(CALLER, parent, name.as_encoded_bytes()) {
-            Ok(Looked::Found(entry)) => entry.node,
-            other => panic!("{}: {other:?}", path.display()),
+        path.iter().fold(ROOT, |parent, name| {
+            match self.engine.lookup(CALLER, parent, name.as_encoded_bytes()) {
+                Ok(Looked::Found(entry)) => entry.node,
+                other => panic!("{}: {other:?}", path.display()),
+            }
         })
     }
 
     /// Opens a file, writes over its beginning, closes it: what an editor's save is to the engine.
     pub fn write(&self, node: NodeId, number: usize) {
-        let fh = self.engine.open(CALLER, node, READ_WRITE).expect("a file can be opened").fh;
+        let fh = self
+            .engine
+            .open(CALLER, node, READ_WRITE)
+            .expect("a file can be opened")
+            .fh;
         let data = format!("{number:0STAMP_BYTES$}");
-        self.engine.write(CALLER, node, fh, 0, data.as_bytes(), false).expect("a file can be written");
+        self.engine
+            .write(CALLER, node, fh, 0, data.as_bytes(), false)
+            .expect("a file can be written");
         self.engine.release(node, fh);
     }
 
     pub fn unlink(&self, name: &str) {
-        self.engine.unlink(CALLER, ROOT, name.as_bytes()).expect("a file can be removed");
+        self.engine
+            .unlink(CALLER, ROOT, name.as_bytes())
+            .expect("a file can be removed");
     }
 
     pub fn ask<V: Verb>(&self, verb: V) -> VerbResult<V::Answer> {
@@ -65,20 +97,39 @@ impl Served {
     }
 
     pub fn checkpoint_with(&self, options: CheckpointOptions) -> CheckpointInfo {
-        self.ask(options.clone()).unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+        self.ask(options.clone())
+            .unwrap_or_else(|error| panic!("no checkpoint: {error}"))
     }
 
     pub fn restore(&self, id: u64) -> usize {
-        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
-        self.ask(options.clone()).unwrap_or_else(|error| panic!("no restore: {error}")).changes.len()
+        let options = RestoreOptions {
+            to: StateName(id.to_string()),
+            paths: Vec::new(),
+            dry_run: false,
+            times: None,
+        };
+        self.ask(options.clone())
+            .unwrap_or_else(|error| panic!("no restore: {error}"))
+            .changes
+            .len()
     }
 
     /// Verifies what a checkpoint shows, to the end.
     pub fn verify(&self, id: u64, deep: bool) {
-        let mut options = VerifyOptions { state: Some(StateName(id.to_string())), deep, run: None };
+        let mut options = VerifyOptions {
+            state: Some(StateName(id.to_string())),
+            deep,
+            run: None,
+        };
         loop {
-            let verified = self.ask(options.clone()).unwrap_or_else(|error| panic!("cannot verify: {error}"));
-            assert!(verified.findings.is_empty(), "nothing is damaged: {:?}", verified.findings);
+            let verified = self
+                .ask(options.clone())
+                .unwrap_or_else(|error| panic!("cannot verify: {error}"));
+            assert!(
+                verified.findings.is_empty(),
+                "nothing is damaged: {:?}",
+                verified.findings
+            );
             if verified.finished {
                 return;
             }
@@ -89,7 +140,9 @@ impl Served {
     /// Runs a gc to the end.
     pub fn gc(&self, mut options: GcOptions) -> GcReport {
         loop {
-            let report = self.ask(options.clone()).unwrap_or_else(|error| panic!("no gc: {error}"));
+            let report = self
+                .ask(options.clone())
+                .unwrap_or_else(|error| panic!("no gc: {error}"));
             if report.finished {
                 return report;
             }

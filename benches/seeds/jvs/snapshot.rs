@@ -18,7 +18,8 @@ pub const MEDIUM_BYTES: usize = 1 << 20;
 /// Files of the tree that are changed where all would take too long.
 pub const SOME: usize = 1000;
 /// Why all are not.
-const SLOWLY: &str = "left out: each capture is a copy that is on disk before the change, minutes in all";
+const SLOWLY: &str =
+    "left out: each capture is a copy that is on disk before the change, minutes in all";
 /// Of each of many files.
 pub const EACH_BYTES: usize = 1 << 10;
 
@@ -38,16 +39,38 @@ pub fn project(world: &World<'_>, files: usize, bytes: usize) -> (Served, Vec<No
     (0..files).for_each(|file| fill(&dir.join(format!("file{file}")), bytes, file as u64));
     world.sync();
     let served = Served::open(&dir);
-    let nodes = (0..files).map(|file| served.node(format!("file{file}").as_ref())).collect();
+    let nodes = (0..files)
+        .map(|file| served.node(format!("file{file}").as_ref()))
+        .collect();
     (served, nodes)
 }
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let sizes = [
-        (by_engine(world, "SnapshotCreation", "Small"), "1 file of 64 KiB", 1, SMALL_BYTES),
-        (by_engine(world, "SnapshotCreation", "Medium"), "1 file of 1 MiB", 1, MEDIUM_BYTES),
-        ("SnapshotCreation_MultiFile".to_owned(), "100 files", 100, EACH_BYTES),
-        ("SnapshotCreation_MultiFile_Large".to_owned(), "1,000 files", 1000, EACH_BYTES),
+        (
+            by_engine(world, "SnapshotCreation", "Small"),
+            "1 file of 64 KiB",
+            1,
+            SMALL_BYTES,
+        ),
+        (
+            by_engine(world, "SnapshotCreation", "Medium"),
+            "1 file of 1 MiB",
+            1,
+            MEDIUM_BYTES,
+        ),
+        (
+            "SnapshotCreation_MultiFile".to_owned(),
+            "100 files",
+            100,
+            EACH_BYTES,
+        ),
+        (
+            "SnapshotCreation_MultiFile_Large".to_owned(),
+            "1,000 files",
+            1000,
+            EACH_BYTES,
+        ),
     ];
     for (name, what, files, bytes) in sizes {
         let (served, nodes) = project(world, files, bytes);
@@ -58,8 +81,18 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let count = world.files();
     let served = Served::open(&tree);
     let files = regular_files(&tree, 1);
-    let nodes: Vec<NodeId> = files.iter().filter(|path| !path.starts_with(".ckptfs")).map(|path| served.node(path)).collect();
-    snapshots(world, &served, &nodes[..SOME.min(nodes.len())], ("", &format!("{count} files, {SOME} changed")), report);
+    let nodes: Vec<NodeId> = files
+        .iter()
+        .filter(|path| !path.starts_with(".ckptfs"))
+        .map(|path| served.node(path))
+        .collect();
+    snapshots(
+        world,
+        &served,
+        &nodes[..SOME.min(nodes.len())],
+        ("", &format!("{count} files, {SOME} changed")),
+        report,
+    );
     let what = format!("{count} files, all changed");
     if let Some(why) = no_time_for_all(world) {
         report.add(Seed::Jvs, TITLE, Row::new(world.fs(), what).text(OURS, why));
@@ -70,14 +103,30 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     remove(&tree.join(".ckptfs"));
 }
 
-fn snapshots(world: &World<'_>, served: &Served, nodes: &[NodeId], name: (&str, &str), report: &mut Report) {
-    let (mut op, mut first, mut again, mut copied) = (Op::default(), Samples::default(), Samples::default(), Samples::default());
+fn snapshots(
+    world: &World<'_>,
+    served: &Served,
+    nodes: &[NodeId],
+    name: (&str, &str),
+    report: &mut Report,
+) {
+    let (mut op, mut first, mut again, mut copied) = (
+        Op::default(),
+        Samples::default(),
+        Samples::default(),
+        Samples::default(),
+    );
     let copy = world.path().join("jvs-copy");
     served.checkpoint();
     for round in world.options.rounds(100, 4) {
         nodes.iter().for_each(|node| served.write(*node, round));
         let made = op.run(|| served.checkpoint());
-        assert!(made.dirty >= nodes.len() as u64, "{} of {} files are known as changed", made.dirty, nodes.len());
+        assert!(
+            made.dirty >= nodes.len() as u64,
+            "{} of {} files are known as changed",
+            made.dirty,
+            nodes.len()
+        );
         first.time(|| nodes.iter().for_each(|node| served.write(*node, round + 1)));
         again.time(|| nodes.iter().for_each(|node| served.write(*node, round + 2)));
     }
@@ -87,7 +136,13 @@ fn snapshots(world: &World<'_>, served: &Served, nodes: &[NodeId], name: (&str, 
     }
     remove(&copy);
     tell(world, report, TITLE, name, &op, |row| {
-        let row = row.cell("then the first write to each (captures)", Value::Time(first)).cell("the same writes again", Value::Time(again));
-        row.rival("`cp -a --reflink=auto`", &copied).why("a checkpoint is one record; nothing is read")
+        let row = row
+            .cell(
+                "then the first write to each (captures)",
+                Value::Time(first),
+            )
+            .cell("the same writes again", Value::Time(again));
+        row.rival("`cp -a --reflink=auto`", &copied)
+            .why("a checkpoint is one record; nothing is read")
     });
 }

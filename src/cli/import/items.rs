@@ -43,24 +43,43 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
     let mut items = Vec::new();
     for given in dirs {
         let path = copies::destination(cwd, given);
-        let real = path.canonicalize().map_err(|cause| io_error(path.display(), cause))?;
+        let real = path
+            .canonicalize()
+            .map_err(|cause| io_error(path.display(), cause))?;
         if !real.is_dir() {
-            return Err(hinted("not-a-directory", format!("{} is not a directory", path.display()), "name the directory that is to be imported"));
+            return Err(hinted(
+                "not-a-directory",
+                format!("{} is not a directory", path.display()),
+                "name the directory that is to be imported",
+            ));
         }
         let dir = Arc::new(sys::open_root(&real).map_err(|cause| io_error(path.display(), cause))?);
         let series = match how {
             As::Trees => Vec::new(),
             As::Series => snapshots::find(&dir).map_err(|cause| io_error(path.display(), cause))?,
             // What cannot be listed is told when it is read.
-            As::Found => snapshots::find(&dir).ok().filter(|found| looks_like_series(&dir, found)).unwrap_or_default(),
+            As::Found => snapshots::find(&dir)
+                .ok()
+                .filter(|found| looks_like_series(&dir, found))
+                .unwrap_or_default(),
         };
         if series.is_empty() && how == As::Series {
             let hint = "each snapshot is a directory of its own in DIR; snapper's are N/snapshot with N/info.xml";
-            return Err(hinted("not-found", format!("there are no snapshots in {}", path.display()), hint));
+            return Err(hinted(
+                "not-found",
+                format!("there are no snapshots in {}", path.display()),
+                hint,
+            ));
         }
         if series.is_empty() {
             let (dir, below) = (Arc::clone(&dir), Vec::new());
-            items.push(Item { name: path.display().to_string(), path: real.clone(), dir, below, snapshot: None });
+            items.push(Item {
+                name: path.display().to_string(),
+                path: real.clone(),
+                dir,
+                below,
+                snapshot: None,
+            });
         }
         let item = |snapshot: Snapshot| Item {
             name: snapshot.name.clone(),
@@ -74,21 +93,27 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
     Ok(items)
 }
 
-/// Snapper's with what it says of them; or nothing but directories with dates, or numbers, for names.
+/// Snapper's with what it says of them; or nothing but directories with dates, or numbers, for
+/// names.
 fn looks_like_series(dir: &OwnedFd, found: &[Snapshot]) -> bool {
     let snapper = |snapshot: &Snapshot| snapshot.path.ends_with(b"/snapshot");
     if found.is_empty() || found.iter().any(snapper) {
         return !found.is_empty();
     }
-    let Ok(names) = sys::list_dir(dir) else { return false };
+    let Ok(names) = sys::list_dir(dir) else {
+        return false;
+    };
     let only_dirs = names.iter().all(|entry| {
         let hidden = entry.name.starts_with(b".");
-        hidden || sys::stat_at(dir, &entry.name).is_ok_and(|stat| matches!(stat.kind, Kind::Dir | Kind::Symlink))
+        hidden
+            || sys::stat_at(dir, &entry.name)
+                .is_ok_and(|stat| matches!(stat.kind, Kind::Dir | Kind::Symlink))
     });
     only_dirs && found.len() > 1 && found.iter().all(|snapshot| is_dated(&snapshot.name))
 }
 
-/// A number, or something with a date in it: four digits, two and two, with or without something between.
+/// A number, or something with a date in it: four digits, two and two, with or without something
+/// between.
 fn is_dated(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if digits(name) {
@@ -120,8 +145,10 @@ mod tests {
             }
             root
         };
-        let kinds =
-            |root: &Path, how| find(Path::new("/"), &[root.to_owned()], how).map(|items| items.iter().filter(|item| item.snapshot.is_some()).count());
+        let kinds = |root: &Path, how| {
+            find(Path::new("/"), &[root.to_owned()], how)
+                .map(|items| items.iter().filter(|item| item.snapshot.is_some()).count())
+        };
         let dated = make(&["2026-01-01", "2026-01-02T10:00", "host.20260103"]);
         assert_eq!(kinds(&dated, As::Found), Ok(3));
         assert_eq!(kinds(&dated, As::Trees), Ok(0));
@@ -131,10 +158,19 @@ mod tests {
         let plain = make(&["src", "docs"]);
         assert_eq!(kinds(&plain, As::Found), Ok(0));
         assert_eq!(kinds(&plain, As::Series), Ok(2));
-        assert_eq!(kinds(&make(&["2026"]), As::Found), Ok(0), "one directory is no series");
+        assert_eq!(
+            kinds(&make(&["2026"]), As::Found),
+            Ok(0),
+            "one directory is no series"
+        );
         let snapper = make(&["7/snapshot"]);
         std::fs::write(snapper.join("7/info.xml"), "<num>7</num>").expect("info");
         assert_eq!(kinds(&snapper, As::Found), Ok(1));
-        assert_eq!(kinds(&make(&[".hidden"]), As::Series).expect_err("none").code, "not-found");
+        assert_eq!(
+            kinds(&make(&[".hidden"]), As::Series)
+                .expect_err("none")
+                .code,
+            "not-found"
+        );
     }
 }

@@ -12,7 +12,9 @@ use super::with::Project;
 use crate::cli::context::Context;
 use crate::cli::error::{Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
-use crate::engine::api::{ChangeTags, CheckpointInfo, CheckpointOptions, GetStatus, ShowCheckpoint, Status, VerbResult};
+use crate::engine::api::{
+    ChangeTags, CheckpointInfo, CheckpointOptions, GetStatus, ShowCheckpoint, Status, VerbResult,
+};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, OpenKind, Time};
 use crate::transfer::import::bring::{Bring, Brought};
@@ -85,12 +87,22 @@ pub struct Made {
 impl Made {
     /// Of an item of which nothing is known yet.
     pub fn new(item: &Item) -> Made {
-        Made { snapshot: item.name.clone(), date: item.snapshot.as_ref().and_then(|snapshot| snapshot.date.clone()), ..Made::default() }
+        Made {
+            snapshot: item.name.clone(),
+            date: item
+                .snapshot
+                .as_ref()
+                .and_then(|snapshot| snapshot.date.clone()),
+            ..Made::default()
+        }
     }
 
     /// Something of the source is missing.
     pub fn misses(&self) -> usize {
-        self.left_out.iter().filter(|left| left.why.is_missed()).count()
+        self.left_out
+            .iter()
+            .filter(|left| left.why.is_missed())
+            .count()
     }
 
     fn add(&mut self, writer: &Writer, brought: &Brought) {
@@ -98,7 +110,10 @@ impl Made {
         (self.made, self.removed) = (get(&writer.made), get(&writer.removed));
         self.copied_bytes = get(&writer.inodes.copied_bytes);
         self.shared_bytes = get(&writer.inodes.bytes).saturating_sub(self.copied_bytes);
-        (self.owners_lost, self.xattrs_lost) = (get(&writer.inodes.owners_lost), get(&writer.inodes.xattrs_lost));
+        (self.owners_lost, self.xattrs_lost) = (
+            get(&writer.inodes.owners_lost),
+            get(&writer.inodes.xattrs_lost),
+        );
         let why = match Errno(writer.inodes.no_reflink.load(Ordering::Relaxed)) {
             Errno::EXDEV => "the source is on another filesystem",
             Errno(0) => "they may not be shared",
@@ -134,28 +149,63 @@ impl Source {
             Err(cause) => return Err(cannot(cause)),
         };
         let scan = scan::scan(&root, threads).map_err(cannot)?;
-        Ok(Source { root, scan: if stranger.is_some() { scan.of_stranger() } else { scan }, begun, stranger })
+        Ok(Source {
+            root,
+            scan: if stranger.is_some() {
+                scan.of_stranger()
+            } else {
+                scan
+            },
+            begun,
+            stranger,
+        })
     }
 }
 
 /// Imports an item.
-pub fn import(item: &Item, target: &mut Target, how: &How, last: bool, context: &Context) -> Outcome<Made> {
+pub fn import(
+    item: &Item,
+    target: &mut Target,
+    how: &How,
+    last: bool,
+    context: &Context,
+) -> Outcome<Made> {
     let started = Instant::now();
-    let store = if target.state == State::Tree { Some(target.store()?) } else { None };
+    let store = if target.state == State::Tree {
+        Some(target.store()?)
+    } else {
+        None
+    };
     let (source, kept) = std::thread::scope(|scope| {
-        let reading = store.as_ref().map(|store| scope.spawn(move || Kept::read(store)));
+        let reading = store
+            .as_ref()
+            .map(|store| scope.spawn(move || Kept::read(store)));
         let source = Source::read(item, how.threads);
-        (source, reading.and_then(|reading| reading.join().ok()).unwrap_or_default())
+        (
+            source,
+            reading
+                .and_then(|reading| reading.join().ok())
+                .unwrap_or_default(),
+        )
     });
     let source = source?;
     if let Some(owner) = source.stranger {
         let what = "owners, set-id bits, devices and the system's attributes";
-        context.out.warn(&format!("{} is a filesystem of user {owner}: what it says of {what} is not taken over", item.path.display()));
+        context.out.warn(&format!(
+            "{} is a filesystem of user {owner}: what it says of {what} is not taken over",
+            item.path.display()
+        ));
     }
-    let mut made = Made { count: source.scan.count(), left_out: source.scan.left.clone(), ..Made::new(item) };
+    let mut made = Made {
+        count: source.scan.count(),
+        left_out: source.scan.left.clone(),
+        ..Made::new(item)
+    };
     let tag = how.tag.as_ref().filter(|_| last);
     let done = match target.state {
-        State::Empty | State::Unfinished => first(item, &source, target, how, tag, &mut made, context),
+        State::Empty | State::Unfinished => {
+            first(item, &source, target, how, tag, &mut made, context)
+        }
         State::Tree => again(item, &source, target, how, (tag, kept), &mut made, context),
     };
     done?;
@@ -164,23 +214,47 @@ pub fn import(item: &Item, target: &mut Target, how: &How, last: bool, context: 
 }
 
 /// Into a directory that is no tree yet: nothing in it has a past.
-fn first(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Option<&String>, made: &mut Made, context: &Context) -> Outcome {
+fn first(
+    item: &Item,
+    source: &Source,
+    target: &mut Target,
+    how: &How,
+    tag: Option<&String>,
+    made: &mut Made,
+    context: &Context,
+) -> Outcome {
     let path = target.path.clone();
     let cannot = |cause: Errno| io_error(path.display(), cause);
-    let dir = target.backing()?.try_clone().map_err(|cause| io_error("a descriptor", cause))?;
+    let dir = target
+        .backing()?
+        .try_clone()
+        .map_err(|cause| io_error("a descriptor", cause))?;
     keep::begin(&dir, item.path.as_os_str().as_encoded_bytes()).map_err(cannot)?;
     let (plan, before) = if target.state == State::Empty {
         (Plan::all(&source.scan), Before::Nothing)
     } else {
         let there = scan::scan(&dir, how.threads).map_err(cannot)?;
-        let sides = Sides { source: &source.root, source_scan: &source.scan, there: &dir, there_scan: &there };
-        (with_root(sides.plan(plan::everything(&source.scan, &there)), source), Before::Copy)
+        let sides = Sides {
+            source: &source.root,
+            source_scan: &source.scan,
+            there: &dir,
+            there_scan: &there,
+        };
+        (
+            with_root(sides.plan(plan::everything(&source.scan, &there)), source),
+            Before::Copy,
+        )
     };
-    let mut writer = Writer::new(dir.try_clone().map_err(|cause| io_error("a descriptor", cause))?, before);
+    let mut writer = Writer::new(
+        dir.try_clone()
+            .map_err(|cause| io_error("a descriptor", cause))?,
+        before,
+    );
     writer.inodes.contents = contents(source, &dir, how, None)?;
     writer.prepare().map_err(cannot)?;
     let brought = bring(source, &writer, &plan, how, context, || {
-        keep::make_store(&dir).map_err(|cause| error("io", format!("the store of {}: {cause}", path.display())))
+        keep::make_store(&dir)
+            .map_err(|cause| error("io", format!("the store of {}: {cause}", path.display())))
     })?;
     keep::end(&dir).map_err(cannot)?;
     target.state = State::Tree;
@@ -192,11 +266,19 @@ fn first(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Opti
 }
 
 /// What is known of contents before anything is read, if files are hashed.
-fn contents(source: &Source, tree: &OwnedFd, how: &How, record: Option<&Record>) -> VerbResult<Option<Contents>> {
+fn contents(
+    source: &Source,
+    tree: &OwnedFd,
+    how: &How,
+    record: Option<&Record>,
+) -> VerbResult<Option<Contents>> {
     if !how.hash {
         return Ok(None);
     }
-    let dup = |fd: &OwnedFd| fd.try_clone().map_err(|cause| io_error("a descriptor", cause));
+    let dup = |fd: &OwnedFd| {
+        fd.try_clone()
+            .map_err(|cause| io_error("a descriptor", cause))
+    };
     let mut contents = Contents::new(dup(&source.root)?, dup(tree)?);
     if let Some(record) = record {
         contents.learn(None, record);
@@ -207,8 +289,16 @@ fn contents(source: &Source, tree: &OwnedFd, how: &How, record: Option<&Record>)
     Ok(Some(contents))
 }
 
-/// Brings in what a plan says. `ready`: called when nothing but attributes of directories is to be done.
-fn bring(source: &Source, writer: &Writer, plan: &Plan, how: &How, context: &Context, ready: impl FnOnce() -> VerbResult<()>) -> VerbResult<Brought> {
+/// Brings in what a plan says. `ready`: called when nothing but attributes of directories is to be
+/// done.
+fn bring(
+    source: &Source,
+    writer: &Writer,
+    plan: &Plan,
+    how: &How,
+    context: &Context,
+    ready: impl FnOnce() -> VerbResult<()>,
+) -> VerbResult<Brought> {
     let bar = Bar::files(&context.out, "importing");
     let total = plan.others.len() as u64;
     let progress = |done| bar.at(done, total);
@@ -241,14 +331,21 @@ fn again(
     let path = target.path.clone();
     let cannot = |cause: Errno| io_error(path.display(), cause);
     let served = target.served_by();
-    if let Some(id) = kept.checkpoint.filter(|_| !how.each && served.as_ref().is_some_and(|(status, name)| is_known(&kept, source, status, name))) {
+    if let Some(id) = kept.checkpoint.filter(|_| {
+        !how.each
+            && served
+                .as_ref()
+                .is_some_and(|(status, name)| is_known(&kept, source, status, name))
+    }) {
         (made.checkpoint, made.unchanged) = (Some(id), true);
         return tag.map_or(Ok(()), |tag| give_tag(target, id, tag));
     }
     loop {
         let there = scan::scan(target.backing()?, how.threads).map_err(cannot)?;
-        let suspects =
-            kept.record.as_ref().map_or_else(|| plan::everything(&source.scan, &there), |record| plan::suspects(record, &source.scan, &there));
+        let suspects = kept.record.as_ref().map_or_else(
+            || plan::everything(&source.scan, &there),
+            |record| plan::suspects(record, &source.scan, &there),
+        );
         if let Some(id) = kept.checkpoint.filter(|_| suspects.is_empty() && !how.each) {
             (made.checkpoint, made.unchanged) = (Some(id), true);
             if let Some((_, name)) = served {
@@ -263,14 +360,28 @@ fn again(
             continue;
         }
         let backing = target.backing()?;
-        let plan = Sides { source: &source.root, source_scan: &source.scan, there: backing, there_scan: &there }.plan(suspects);
+        let plan = Sides {
+            source: &source.root,
+            source_scan: &source.scan,
+            there: backing,
+            there_scan: &there,
+        }
+        .plan(suspects);
         let mut brought = Brought::default();
         if !plan.is_empty() {
             made.guard = guard(item, target)?;
             let (mut writer, staged) = target.writer()?;
-            writer.inodes.contents = contents(source, target.backing()?, how, kept.record.as_ref())?;
+            writer.inodes.contents =
+                contents(source, target.backing()?, how, kept.record.as_ref())?;
             writer.prepare().map_err(cannot)?;
-            brought = bring(source, &writer, &with_root(plan, source), how, context, || Ok(()))?;
+            brought = bring(
+                source,
+                &writer,
+                &with_root(plan, source),
+                how,
+                context,
+                || Ok(()),
+            )?;
             made.add(&writer, &brought);
             if let Some(error) = staged.failed() {
                 return Err(error.into());
@@ -280,84 +391,173 @@ fn again(
         (made.checkpoint, made.unchanged) = (Some(info.id), info.unchanged);
         let bytes = write_record(source, target, how, &brought, kept.record.take().as_ref())?;
         note_checkpoint(target, &bytes, info.id)?;
-        return tag.filter(|_| info.unchanged).map_or(Ok(()), |tag| give_tag(target, info.id, tag));
+        return tag
+            .filter(|_| info.unchanged)
+            .map_or(Ok(()), |tag| give_tag(target, info.id, tag));
     }
 }
 
 /// Nothing has changed, and the tree need not be read to know that: its daemon says so.
 fn is_known(kept: &Kept, source: &Source, status: &Status, daemon: &str) -> bool {
     let as_imported = |record| plan::is_as_imported(record, &source.scan);
-    kept.is_known_to(daemon) && status.base == kept.checkpoint && status.dirty.is_empty() && kept.record.as_ref().is_some_and(as_imported)
+    kept.is_known_to(daemon)
+        && status.base == kept.checkpoint
+        && status.dirty.is_empty()
+        && kept.record.as_ref().is_some_and(as_imported)
 }
 
 /// What is in the tree and in no checkpoint gets one.
 fn guard(item: &Item, target: &mut Target) -> Outcome<Option<CheckpointId>> {
     let client = target.client()?;
     // What cannot be compared may have changed.
-    if client.ask(GetStatus).is_ok_and(|status| status.base.is_some() && status.dirty.is_empty()) {
+    if client
+        .ask(GetStatus)
+        .is_ok_and(|status| status.base.is_some() && status.dirty.is_empty())
+    {
         return Ok(None);
     }
     let note = format!("before importing {}", item.name);
-    Ok(Some(client.ask(CheckpointOptions { note, ..CheckpointOptions::default() })?.id))
+    Ok(Some(
+        client
+            .ask(CheckpointOptions {
+                note,
+                ..CheckpointOptions::default()
+            })?
+            .id,
+    ))
 }
 
 fn give_tag(target: &mut Target, id: CheckpointId, tag: &str) -> Outcome {
     let client = target.client()?;
     let state = crate::engine::api::StateName(id.to_string());
-    if client.ask(ShowCheckpoint { state: state.clone() })?.tags.iter().any(|has| has == tag) {
+    if client
+        .ask(ShowCheckpoint {
+            state: state.clone(),
+        })?
+        .tags
+        .iter()
+        .any(|has| has == tag)
+    {
         return Ok(());
     }
-    let retag = crate::engine::api::Retag { add: vec![tag.to_owned()], ..crate::engine::api::Retag::default() };
+    let retag = crate::engine::api::Retag {
+        add: vec![tag.to_owned()],
+        ..crate::engine::api::Retag::default()
+    };
     Ok(client.ask(ChangeTags { state, retag }).map(drop)?)
 }
 
 /// Keeps what was imported; without it the next import compares everything.
-fn write_record(source: &Source, target: &Target, how: &How, brought: &Brought, old: Option<&Record>) -> VerbResult<Vec<u8>> {
-    let there = scan::scan(target.backing()?, how.threads).map_err(|cause| io_error(target.path.display(), cause))?;
+fn write_record(
+    source: &Source,
+    target: &Target,
+    how: &How,
+    brought: &Brought,
+    old: Option<&Record>,
+) -> VerbResult<Vec<u8>> {
+    let there = scan::scan(target.backing()?, how.threads)
+        .map_err(|cause| io_error(target.path.display(), cause))?;
     let record = plan::record(&source.scan, &there, source.begun, brought, old);
-    keep::write(target.store()?, &record).map_err(|cause| io_error("the record of the import", cause))
+    keep::write(target.store()?, &record)
+        .map_err(|cause| io_error("the record of the import", cause))
 }
 
 fn note_checkpoint(target: &Target, bytes: &[u8], id: CheckpointId) -> Outcome {
-    Ok(keep::write_checkpoint(target.store()?, bytes, id).map_err(|cause| io_error("the record of the import", cause))?)
+    Ok(keep::write_checkpoint(target.store()?, bytes, id)
+        .map_err(|cause| io_error("the record of the import", cause))?)
 }
 
-fn checkpoint(item: &Item, target: &mut Target, tag: Option<&String>, if_changed: bool) -> Outcome<CheckpointInfo> {
+fn checkpoint(
+    item: &Item,
+    target: &mut Target,
+    tag: Option<&String>,
+    if_changed: bool,
+) -> Outcome<CheckpointInfo> {
     let mut note = match &item.snapshot {
         Some(snapshot) => {
-            let mut note = snapshot.description.clone().unwrap_or_else(|| format!("imported {}", snapshot.name));
+            let mut note = snapshot
+                .description
+                .clone()
+                .unwrap_or_else(|| format!("imported {}", snapshot.name));
             note.push_str(&format!("\n\nSnapshot: {}", snapshot.name));
             note
         }
-        None => format!("imported {}\n\nImported: {}", item.name, item.path.display()),
+        None => format!(
+            "imported {}\n\nImported: {}",
+            item.name,
+            item.path.display()
+        ),
     };
-    if let Some(date) = item.snapshot.as_ref().and_then(|snapshot| snapshot.date.as_ref()) {
+    if let Some(date) = item
+        .snapshot
+        .as_ref()
+        .and_then(|snapshot| snapshot.date.as_ref())
+    {
         note.push_str(&format!("\nDate: {date}"));
     }
     if note.len() > 4096 {
-        return Err(Failure::Verb(error("bad-note", format!("what is said of {} is too long", item.name))));
+        return Err(Failure::Verb(error(
+            "bad-note",
+            format!("what is said of {} is too long", item.name),
+        )));
     }
     let tags = tag.into_iter().cloned().collect();
     let of_ns = item.snapshot.as_ref().and_then(Snapshot::made_ns);
-    Ok(target.client()?.ask(CheckpointOptions { note, tags, if_changed, of_ns, ..CheckpointOptions::default() })?)
+    Ok(target.client()?.ask(CheckpointOptions {
+        note,
+        tags,
+        if_changed,
+        of_ns,
+        ..CheckpointOptions::default()
+    })?)
 }
 
-/// What an import would do: how much would be made and removed, in the tree, or in what it would be after the item `before`.
-pub fn look(item: &Item, before: Option<&Item>, target: Option<&Target>, how: &How) -> VerbResult<Made> {
+/// What an import would do: how much would be made and removed, in the tree, or in what it would be
+/// after the item `before`.
+pub fn look(
+    item: &Item,
+    before: Option<&Item>,
+    target: Option<&Target>,
+    how: &How,
+) -> VerbResult<Made> {
     let source = Source::read(item, how.threads)?;
-    let mut made = Made { count: source.scan.count(), left_out: source.scan.left.clone(), ..Made::new(item) };
-    let before = before.map(|before| Source::read(before, how.threads)).transpose()?;
+    let mut made = Made {
+        count: source.scan.count(),
+        left_out: source.scan.left.clone(),
+        ..Made::new(item)
+    };
+    let before = before
+        .map(|before| Source::read(before, how.threads))
+        .transpose()?;
     let plan = match (before, target.filter(|target| target.state != State::Empty)) {
-        (Some(before), _) => Sides { source: &source.root, source_scan: &source.scan, there: &before.root, there_scan: &before.scan }
-            .plan(plan::everything(&source.scan, &before.scan)),
+        (Some(before), _) => Sides {
+            source: &source.root,
+            source_scan: &source.scan,
+            there: &before.root,
+            there_scan: &before.scan,
+        }
+        .plan(plan::everything(&source.scan, &before.scan)),
         (None, None) => Plan::all(&source.scan),
         (None, Some(target)) => {
             let backing = target.backing()?;
-            let there = scan::scan(backing, how.threads).map_err(|cause| io_error(target.path.display(), cause))?;
-            let record = if target.state == State::Tree { Kept::read(target.store()?).record } else { None };
-            let suspects =
-                record.as_ref().map_or_else(|| plan::everything(&source.scan, &there), |record| plan::suspects(record, &source.scan, &there));
-            Sides { source: &source.root, source_scan: &source.scan, there: backing, there_scan: &there }.plan(suspects)
+            let there = scan::scan(backing, how.threads)
+                .map_err(|cause| io_error(target.path.display(), cause))?;
+            let record = if target.state == State::Tree {
+                Kept::read(target.store()?).record
+            } else {
+                None
+            };
+            let suspects = record.as_ref().map_or_else(
+                || plan::everything(&source.scan, &there),
+                |record| plan::suspects(record, &source.scan, &there),
+            );
+            Sides {
+                source: &source.root,
+                source_scan: &source.scan,
+                there: backing,
+                there_scan: &there,
+            }
+            .plan(suspects)
         }
     };
     made.made = (plan.dirs.len() + plan.others.len()) as u64;

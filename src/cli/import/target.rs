@@ -1,4 +1,5 @@
-//! Where an import goes: a directory that is to become a tree, or a tree that is there, with or without a daemon.
+//! Where an import goes: a directory that is to become a tree, or a tree that is there, with or
+//! without a daemon.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -63,14 +64,18 @@ struct Daemon {
 }
 
 impl Target {
-    /// Looks at it, and makes it if it is not there; `only_look`: it is not made, `None` stands for a directory that is not there or empty.
+    /// Looks at it, and makes it if it is not there; `only_look`: it is not made, `None` stands for
+    /// a directory that is not there or empty.
     ///
-    /// A daemon that an import started which was killed may be about to mount it, or to end: that is waited for.
+    /// A daemon that an import started which was killed may be about to mount it, or to end: that
+    /// is waited for.
     pub fn open(path: &Path, only_look: bool) -> VerbResult<Option<Target>> {
         let until = Instant::now() + SETTLES;
         loop {
             match Target::open_now(path, only_look) {
-                Err(error) if error.code == "not-mounted" && Instant::now() < until => std::thread::sleep(PAUSE),
+                Err(error) if error.code == "not-mounted" && Instant::now() < until => {
+                    std::thread::sleep(PAUSE)
+                }
                 opened => return opened,
             }
         }
@@ -81,13 +86,26 @@ impl Target {
         if path.is_dir() {
             match locate::locate(path.clone())? {
                 Located::Served(served) if served.root == path => {
-                    let mut target = Target { path, state: State::Tree, daemon: None, dir: None, _lock: None };
+                    let mut target = Target {
+                        path,
+                        state: State::Tree,
+                        daemon: None,
+                        dir: None,
+                        _lock: None,
+                    };
                     target.serve(served, false)?;
                     return target.locked().map(Some);
                 }
                 Located::Store { root, .. } if root == path && !is_unfinished(&path) => {
-                    let dir = sys::open_root(&path).map_err(|cause| io_error(path.display(), cause))?;
-                    let target = Target { path, state: State::Tree, daemon: None, dir: Some(dir), _lock: None };
+                    let dir =
+                        sys::open_root(&path).map_err(|cause| io_error(path.display(), cause))?;
+                    let target = Target {
+                        path,
+                        state: State::Tree,
+                        daemon: None,
+                        dir: Some(dir),
+                        _lock: None,
+                    };
                     return target.locked().map(Some);
                 }
                 stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
@@ -104,16 +122,33 @@ impl Target {
             State::Empty
         } else {
             let hint = "import into a directory that does not exist or is empty, or into a tree of ckptfs; to give this one a history: ckptfs mount";
-            return Err(hinted("not-empty", format!("{} is not empty", path.display()), hint));
+            return Err(hinted(
+                "not-empty",
+                format!("{} is not empty", path.display()),
+                hint,
+            ));
         };
-        Ok(Some(Target { path, state, daemon: None, dir: Some(dir), _lock: None }))
+        Ok(Some(Target {
+            path,
+            state,
+            daemon: None,
+            dir: Some(dir),
+            _lock: None,
+        }))
     }
 
     fn locked(self) -> VerbResult<Target> {
         let store = self.store()?;
         match keep::lock(&store).map_err(|cause| io_error(self.path.display(), cause))? {
-            Some(lock) => Ok(Target { _lock: Some(lock), ..self }),
-            None => Err(hinted("busy", format!("another import writes to {}", self.path.display()), "wait until it has ended")),
+            Some(lock) => Ok(Target {
+                _lock: Some(lock),
+                ..self
+            }),
+            None => Err(hinted(
+                "busy",
+                format!("another import writes to {}", self.path.display()),
+                "wait until it has ended",
+            )),
         }
     }
 
@@ -121,15 +156,25 @@ impl Target {
     pub fn store(&self) -> VerbResult<OwnedFd> {
         let cannot = |cause: std::io::Error| io_error(self.path.join(STORE_NAME).display(), cause);
         let dup = |store: &Store| store.dir().try_clone().map_err(cannot);
-        match self.daemon.as_ref().and_then(|daemon| daemon.client.store()) {
+        match self
+            .daemon
+            .as_ref()
+            .and_then(|daemon| daemon.client.store())
+        {
             Some(store) => dup(store),
-            None => dup(&Store::of(&self.path).map_err(|cause| cannot(cause.into()))?.ok_or_else(|| cannot(Errno::EPERM.into()))?),
+            None => dup(&Store::of(&self.path)
+                .map_err(|cause| cannot(cause.into()))?
+                .ok_or_else(|| cannot(Errno::EPERM.into()))?),
         }
     }
 
     /// The directory itself, also where something is mounted over it.
     pub fn backing(&self) -> VerbResult<&OwnedFd> {
-        let dir = self.daemon.as_ref().map(|daemon| &daemon.backing).or(self.dir.as_ref());
+        let dir = self
+            .daemon
+            .as_ref()
+            .map(|daemon| &daemon.backing)
+            .or(self.dir.as_ref());
         dir.ok_or_else(|| io_error(self.path.display(), Errno::EIO))
     }
 
@@ -138,9 +183,17 @@ impl Target {
         self.daemon.is_some()
     }
 
-    /// What the daemon says that serves the tree, and what tells it from any other; `None`: none does, or it is ours and ends with us, or cannot say.
+    /// What the daemon says that serves the tree, and what tells it from any other; `None`: none
+    /// does, or it is ours and ends with us, or cannot say.
     pub fn served_by(&mut self) -> Option<(Status, String)> {
-        let Some(Daemon { client, ours: false, .. }) = &mut self.daemon else { return None };
+        let Some(Daemon {
+            client,
+            ours: false,
+            ..
+        }) = &mut self.daemon
+        else {
+            return None;
+        };
         let status = client.ask(GetStatus).ok()?;
         let name = format!("{} {}", status.daemon.pid, status.daemon.started);
         Some((status, name))
@@ -151,7 +204,9 @@ impl Target {
         if self.daemon.is_none() {
             // One checkpoint for each item, however much goes from one to the next.
             copies::own_verb("mount", &self.path, &[("CKPTFS_TRIPWIRE", "off")])?;
-            if let Err(error) = locate::served(Some(&self.path)).and_then(|served| self.serve(served, true)) {
+            if let Err(error) =
+                locate::served(Some(&self.path)).and_then(|served| self.serve(served, true))
+            {
                 copies::own_verb("umount", &self.path, &[])?;
                 return Err(error.into());
             }
@@ -166,28 +221,61 @@ impl Target {
         let cannot = |cause: Errno| io_error(self.path.display(), cause);
         let mount = sys::open_dir_at(served.open_mount()?.1, b".").map_err(cannot)?;
         let (_, fds) = served.client.ask_with_files(ImportAsk::Begin)?;
-        let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else { return Err(cannot(Errno::EMFILE)) };
+        let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
+            return Err(cannot(Errno::EMFILE));
+        };
         let client = served.client;
         let store = client.store().ok_or_else(|| cannot(Errno::ENOTCONN))?;
         // The directory that was looked at may have been exchanged for another.
-        let same = self.dir.as_ref().map_or(Ok(true), |dir| is_same(dir, &backing)).map_err(cannot)?;
-        if !(same && store.is_in(&backing).map_err(cannot)? && store.has(STAGE, &stage).map_err(cannot)?) {
-            let message = format!("the daemon of {} gave descriptors of other directories than were asked for", self.path.display());
+        let same = self
+            .dir
+            .as_ref()
+            .map_or(Ok(true), |dir| is_same(dir, &backing))
+            .map_err(cannot)?;
+        if !(same
+            && store.is_in(&backing).map_err(cannot)?
+            && store.has(STAGE, &stage).map_err(cannot)?)
+        {
+            let message = format!(
+                "the daemon of {} gave descriptors of other directories than were asked for",
+                self.path.display()
+            );
             return Err(error("protocol", message));
         }
-        self.daemon = Some(Daemon { client, mount, backing, stage, ours });
+        self.daemon = Some(Daemon {
+            client,
+            mount,
+            backing,
+            stage,
+            ours,
+        });
         Ok(())
     }
 
-    /// A writer into the tree that the daemon serves, and what it will not do by itself: [`Staged::failed`].
+    /// A writer into the tree that the daemon serves, and what it will not do by itself:
+    /// [`Staged::failed`].
     pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<Staged>)> {
         let lost = || io_error(self.path.display(), Errno::ENOTCONN);
         let daemon = self.daemon.as_ref().ok_or_else(lost)?;
-        let root = daemon.mount.try_clone().map_err(|cause| io_error("a descriptor", cause))?;
+        let root = daemon
+            .mount
+            .try_clone()
+            .map_err(|cause| io_error("a descriptor", cause))?;
         let client = daemon.client.again().ok_or_else(lost)?;
-        let dir = daemon.stage.try_clone().map_err(|cause| io_error("a descriptor", cause))?;
-        let staged = std::sync::Arc::new(Staged { dir, client: Mutex::new(client), waiting: Mutex::default(), done: Mutex::default() });
-        Ok((Writer::staged(root, Box::new(std::sync::Arc::clone(&staged))), staged))
+        let dir = daemon
+            .stage
+            .try_clone()
+            .map_err(|cause| io_error("a descriptor", cause))?;
+        let staged = std::sync::Arc::new(Staged {
+            dir,
+            client: Mutex::new(client),
+            waiting: Mutex::default(),
+            done: Mutex::default(),
+        });
+        Ok((
+            Writer::staged(root, Box::new(std::sync::Arc::clone(&staged))),
+            staged,
+        ))
     }
 
     /// Everything was done: what was mounted for it is mounted no longer.
@@ -195,7 +283,11 @@ impl Target {
         let ours = self.daemon.as_ref().is_some_and(|daemon| daemon.ours);
         // What is open in the mount would keep it.
         drop(self.daemon);
-        if ours { copies::own_verb("umount", &self.path, &[]) } else { Ok(()) }
+        if ours {
+            copies::own_verb("umount", &self.path, &[])
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -246,7 +338,11 @@ impl Stage for std::sync::Arc<Staged> {
         let full = {
             let mut waiting = self.waiting.lock();
             waiting.push((name, TreePath(path.to_vec())));
-            if waiting.len() < PUT_AT_ONCE { Vec::new() } else { std::mem::take(&mut *waiting) }
+            if waiting.len() < PUT_AT_ONCE {
+                Vec::new()
+            } else {
+                std::mem::take(&mut *waiting)
+            }
         };
         self.send(full)
     }

@@ -25,31 +25,63 @@ pub struct Project {
 }
 
 /// Reads what is known of trees; one of which nothing is known is hashed.
-pub fn read(cwd: &Path, dirs: &[PathBuf], threads: usize, context: &Context) -> VerbResult<Vec<Project>> {
-    dirs.iter().map(|dir| one(&copies::destination(cwd, dir), threads, context)).collect()
+pub fn read(
+    cwd: &Path,
+    dirs: &[PathBuf],
+    threads: usize,
+    context: &Context,
+) -> VerbResult<Vec<Project>> {
+    dirs.iter()
+        .map(|dir| one(&copies::destination(cwd, dir), threads, context))
+        .collect()
 }
 
 fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
     let cannot = |cause: Errno| io_error(path.display(), cause);
-    let real = path.canonicalize().map_err(|cause| io_error(path.display(), cause))?;
+    let real = path
+        .canonicalize()
+        .map_err(|cause| io_error(path.display(), cause))?;
     let (root, known) = match locate::locate(real.clone())? {
         Located::Served(mut served) if served.root == real => {
             let (_, fds) = served.client.ask_with_files(ImportAsk::Look)?;
-            let root = fds.into_iter().next().ok_or_else(|| cannot(Errno::EMFILE))?;
-            let store = served.client.store().filter(|store| store.is_in(&root).unwrap_or(false)).ok_or_else(|| cannot(Errno::ESTALE))?;
+            let root = fds
+                .into_iter()
+                .next()
+                .ok_or_else(|| cannot(Errno::EMFILE))?;
+            let store = served
+                .client
+                .store()
+                .filter(|store| store.is_in(&root).unwrap_or(false))
+                .ok_or_else(|| cannot(Errno::ESTALE))?;
             (root, Kept::read(store.dir()).record)
         }
         stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
-        Located::Store { root, store } if root == real => (sys::open_root(&real).map_err(cannot)?, Kept::read(store.dir()).record),
+        Located::Store { root, store } if root == real => (
+            sys::open_root(&real).map_err(cannot)?,
+            Kept::read(store.dir()).record,
+        ),
         // What somebody else says of the contents of their files is not believed.
         _ => (sys::open_root(&real).map_err(cannot)?, None),
     };
-    if let Some(record) = known.filter(|record| record.dirs.values().flatten().any(|known| known.hash.is_some())) {
+    if let Some(record) = known.filter(|record| {
+        record
+            .dirs
+            .values()
+            .flatten()
+            .any(|known| known.hash.is_some())
+    }) {
         return Ok(Project { root, record });
     }
     let spinner = Spinner::start(&context.out, "hashing");
-    let hashed = scan::scan(&root, threads).and_then(|scan| contents::hash_all(&root, &scan, threads));
+    let hashed =
+        scan::scan(&root, threads).and_then(|scan| contents::hash_all(&root, &scan, threads));
     spinner.stop();
-    let record = hashed.map_err(|cause| hinted("io", format!("{}: {cause}", path.display()), "name a tree, or leave it away"))?;
+    let record = hashed.map_err(|cause| {
+        hinted(
+            "io",
+            format!("{}: {cause}", path.display()),
+            "name a tree, or leave it away",
+        )
+    })?;
     Ok(Project { root, record })
 }

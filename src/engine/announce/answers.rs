@@ -14,7 +14,8 @@ pub(super) const NOBODY: u32 = 0;
 /// There is an event thread, and it has not yet made itself known.
 pub(super) const UNKNOWN: u32 = u32::MAX;
 
-/// Set in the number of every dummy inode; with it all dummy inodes have the bit of control nodes, and no other of these has both.
+/// Set in the number of every dummy inode; with it all dummy inodes have the bit of control nodes,
+/// and no other of these has both.
 const DUMMY: u64 = CONTROL | 1 << 59;
 /// Set in the number of a dummy inode that is a directory.
 const DIR: u64 = 1;
@@ -41,18 +42,30 @@ pub(in super::super) fn is_dummy(node: NodeId) -> bool {
 impl Announcer {
     /// The next requests of the event thread are to be those of this step.
     pub(super) fn expect(&self, step: &Step) {
-        *self.expected.lock() = Some(Expected { dir: step.dir, name: step.name.clone(), node: step.node, what: step.what, asked: false });
+        *self.expected.lock() = Some(Expected {
+            dir: step.dir,
+            name: step.name.clone(),
+            node: step.node,
+            what: step.what,
+            asked: false,
+        });
     }
 
-    /// Nothing is expected any more; whether the kernel has asked for the name since [`Announcer::expect`].
+    /// Nothing is expected any more; whether the kernel has asked for the name since
+    /// [`Announcer::expect`].
     pub(super) fn expect_nothing(&self) -> bool {
-        self.expected.lock().take().is_some_and(|expected| expected.asked)
+        self.expected
+            .lock()
+            .take()
+            .is_some_and(|expected| expected.asked)
     }
 
-    /// A request of the event thread, or of that of a worker that has died: the kernel gives us what it had asked for, and it must not be done.
+    /// A request of the event thread, or of that of a worker that has died: the kernel gives us
+    /// what it had asked for, and it must not be done.
     fn is_event_thread(&self, caller: Caller) -> bool {
         let event_thread = self.event_thread.load(Ordering::Acquire);
-        (event_thread != NOBODY && event_thread != UNKNOWN && event_thread == caller.pid) || self.is_dead_event_thread(caller)
+        (event_thread != NOBODY && event_thread != UNKNOWN && event_thread == caller.pid)
+            || self.is_dead_event_thread(caller)
     }
 
     fn is_dead_event_thread(&self, caller: Caller) -> bool {
@@ -62,19 +75,30 @@ impl Announcer {
     /// What the event thread is expected to do to a name.
     fn expected(&self, dir: NodeId, name: &[u8]) -> Option<(What, Option<Slot>)> {
         let mut expected = self.expected.lock();
-        let expected = expected.as_mut().filter(|expected| expected.dir.0 == dir.0 && expected.name.as_bytes() == name)?;
+        let expected = expected
+            .as_mut()
+            .filter(|expected| expected.dir.0 == dir.0 && expected.name.as_bytes() == name)?;
         expected.asked = true;
         Some((expected.what, expected.node))
     }
 
     /// Answers a look-up, if it is one of a step of the event thread.
-    pub(in super::super) fn lookup(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<Looked>> {
+    pub(in super::super) fn lookup(
+        &self,
+        caller: Caller,
+        dir: NodeId,
+        name: &[u8],
+    ) -> Option<SysResult<Looked>> {
         let event_thread = self.event_thread.load(Ordering::Acquire);
         if event_thread == NOBODY || (event_thread != UNKNOWN && event_thread != caller.pid) {
             return None;
         }
         if self.is_alias(dir, name) {
-            return Some(Ok(if self.is_replaced() { Looked::Found(self.dummy(false)) } else { Looked::Absent(Duration::ZERO) }));
+            return Some(Ok(if self.is_replaced() {
+                Looked::Found(self.dummy(false))
+            } else {
+                Looked::Absent(Duration::ZERO)
+            }));
         }
         let (what, node) = self.expected(dir, name)?;
         if event_thread == UNKNOWN {
@@ -82,39 +106,63 @@ impl Announcer {
             if let Some(ledger) = &self.ledger {
                 ledger.note(NOTE_VOICE, caller.pid.into());
             }
-            self.event_thread.store(if caller.pid == 0 { UNKNOWN } else { caller.pid }, Ordering::Release);
+            self.event_thread.store(
+                if caller.pid == 0 { UNKNOWN } else { caller.pid },
+                Ordering::Release,
+            );
             return Some(Ok(Looked::Absent(Duration::ZERO)));
         }
         let there = self.live.inodes.kind_at(Slot(dir.0), &Name::new(name));
         let dummy = match what {
             What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
             What::Written => (there == Ok(Kind::File)).then_some(false),
-            // What a dummy inode is renamed over must not be there: the kernel would count a link of it less.
+            // What a dummy inode is renamed over must not be there: the kernel would count a link
+            // of it less.
             What::Come(_) | What::Replaced | What::Hello => None,
-            What::Dead => return Some(Ok(node.and_then(|node| self.dead(node)).map_or(Looked::Absent(Duration::ZERO), Looked::Found))),
+            What::Dead => {
+                return Some(Ok(node
+                    .and_then(|node| self.dead(node))
+                    .map_or(Looked::Absent(Duration::ZERO), Looked::Found)));
+            }
             What::Content | What::Attributes => return None,
         };
-        Some(Ok(dummy.map_or(Looked::Absent(Duration::ZERO), |dir| Looked::Found(self.dummy(dir)))))
+        Some(Ok(dummy.map_or(Looked::Absent(Duration::ZERO), |dir| {
+            Looked::Found(self.dummy(dir))
+        })))
     }
 
     /// Answers the removal of a name, if the event thread asks for it.
-    pub(in super::super) fn remove(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<()>> {
+    pub(in super::super) fn remove(
+        &self,
+        caller: Caller,
+        dir: NodeId,
+        name: &[u8],
+    ) -> Option<SysResult<()>> {
         if !self.is_event_thread(caller) {
             return None;
         }
         let is_so = match self.expected(dir, name) {
-            Some((What::Gone { now, .. }, _)) => self.live.inodes.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT),
+            Some((What::Gone { now, .. }, _)) => {
+                self.live.inodes.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT)
+            }
             _ => false,
         };
         Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
     }
 
     /// Answers a rename, if the event thread asks for it.
-    pub(in super::super) fn rename(&self, caller: Caller, from: (NodeId, &[u8]), to: (NodeId, &[u8])) -> Option<SysResult<()>> {
+    pub(in super::super) fn rename(
+        &self,
+        caller: Caller,
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
+    ) -> Option<SysResult<()>> {
         if !self.is_event_thread(caller) {
             return None;
         }
-        let is_so = self.is_alias(from.0, from.1) && self.expected(to.0, to.1).is_some() && self.is_replaced();
+        let is_so = self.is_alias(from.0, from.1)
+            && self.expected(to.0, to.1).is_some()
+            && self.is_replaced();
         Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
     }
 
@@ -122,25 +170,45 @@ impl Announcer {
         dir == SNAPDIR && name == self.alias.as_bytes()
     }
 
-    /// Whether a name that was replaced is about to be announced, and still leads to something that is no directory.
+    /// Whether a name that was replaced is about to be announced, and still leads to something that
+    /// is no directory.
     fn is_replaced(&self) -> bool {
-        let replaced = |expected: &Expected| (expected.what == What::Replaced).then(|| (expected.dir, expected.name.clone()));
+        let replaced = |expected: &Expected| {
+            (expected.what == What::Replaced).then(|| (expected.dir, expected.name.clone()))
+        };
         let expected = self.expected.lock().as_ref().and_then(replaced);
-        expected.is_some_and(|(dir, name)| self.live.inodes.kind_at(dir, &name).is_ok_and(|kind| kind != Kind::Dir))
+        expected.is_some_and(|(dir, name)| {
+            self.live
+                .inodes
+                .kind_at(dir, &name)
+                .is_ok_and(|kind| kind != Kind::Dir)
+        })
     }
 
     /// Answers the making of a name, if the event thread asks for it.
-    pub(in super::super) fn make(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<Entry>> {
+    pub(in super::super) fn make(
+        &self,
+        caller: Caller,
+        dir: NodeId,
+        name: &[u8],
+    ) -> Option<SysResult<Entry>> {
         if !self.is_event_thread(caller) {
             return None;
         }
-        let Some((What::Come(kind), _)) = self.expected(dir, name) else { return Some(Err(Errno::EEXIST)) };
+        let Some((What::Come(kind), _)) = self.expected(dir, name) else {
+            return Some(Err(Errno::EEXIST));
+        };
         let is_so = self.live.inodes.kind_at(Slot(dir.0), &Name::new(name)) == Ok(kind);
-        Some(if is_so { Ok(self.dummy(kind == Kind::Dir)) } else { Err(Errno::EEXIST) })
+        Some(if is_so {
+            Ok(self.dummy(kind == Kind::Dir))
+        } else {
+            Err(Errno::EEXIST)
+        })
     }
 
-    /// Answers an open, if it is of a dummy inode or by the event thread. ESTALE makes the kernel look the name up again, which is how the event thread comes to its
-    /// dummy inode where the kernel remembers the file.
+    /// Answers an open, if it is of a dummy inode or by the event thread. ESTALE makes the kernel
+    /// look the name up again, which is how the event thread comes to its dummy inode where the
+    /// kernel remembers the file.
     pub(in super::super) fn open(&self, caller: Caller, node: NodeId) -> Option<SysResult<Opened>> {
         if self.is_dead_event_thread(caller) {
             // ESTALE would have it try once more.
@@ -153,7 +221,8 @@ impl Announcer {
         }
     }
 
-    /// Whether a request for new attributes comes from the event thread: it is answered with those that the node has.
+    /// Whether a request for new attributes comes from the event thread: it is answered with those
+    /// that the node has.
     pub(in super::super) fn sets_nothing(&self, caller: Caller, node: NodeId) -> bool {
         is_dummy(node) || self.is_event_thread(caller)
     }
@@ -161,25 +230,48 @@ impl Announcer {
     /// An inode without a name that the kernel knows.
     fn dead(&self, slot: Slot) -> Option<Entry> {
         let (generation, stat) = self.live.nodes.look_up_dead(slot)?;
-        Some(Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: Duration::ZERO })
+        Some(Entry {
+            node: NodeId(slot.0),
+            generation,
+            stat: Stat {
+                ino: slot.0,
+                ..stat
+            },
+            ttl: Duration::ZERO,
+        })
     }
 
     /// A new dummy inode. Nothing of it may be remembered.
     fn dummy(&self, dir: bool) -> Entry {
         let number = self.dummies.fetch_add(1, Ordering::Relaxed) % (1 << 58);
         let node = NodeId(DUMMY | number << 1 | if dir { DIR } else { 0 });
-        Entry { node, generation: 0, stat: stat(node), ttl: Duration::ZERO }
+        Entry {
+            node,
+            generation: 0,
+            stat: stat(node),
+            ttl: Duration::ZERO,
+        }
     }
 }
 
 /// Attributes of a dummy inode.
 pub(in super::super) fn attr(node: NodeId) -> Attr {
-    Attr { stat: stat(node), ttl: Duration::ZERO }
+    Attr {
+        stat: stat(node),
+        ttl: Duration::ZERO,
+    }
 }
 
 /// The handle of an open dummy inode: never passed through, never cached.
 pub(in super::super) fn opened() -> Opened {
-    Opened { fh: DUMMY_HANDLE, keep_cache: false, direct_io: true, no_flush: true, passthrough: None, by: 0 }
+    Opened {
+        fh: DUMMY_HANDLE,
+        keep_cache: false,
+        direct_io: true,
+        no_flush: true,
+        passthrough: None,
+        by: 0,
+    }
 }
 
 fn stat(node: NodeId) -> Stat {
@@ -213,7 +305,16 @@ mod tests {
 
     #[test]
     fn dummies_are_told_from_all_other_nodes() {
-        for node in [1, 2, (1 << 59) | 131, PAST, PAST | DUMMY & !CONTROL, SNAPDIR.0, store_link().0, CONTROL | 1 << 60 | 0xff_ffff_ffff_ffff] {
+        for node in [
+            1,
+            2,
+            (1 << 59) | 131,
+            PAST,
+            PAST | DUMMY & !CONTROL,
+            SNAPDIR.0,
+            store_link().0,
+            CONTROL | 1 << 60 | 0xff_ffff_ffff_ffff,
+        ] {
             assert!(!is_dummy(NodeId(node)), "{node:x}");
         }
         assert!(is_dummy(NodeId(DUMMY)) && is_dummy(NodeId(DUMMY | 7)));

@@ -1,7 +1,8 @@
 //! The event thread: operations on our own mount, for the events that the kernel makes of them.
 //!
-//! Everything here runs in a thread that has left the daemon's descriptors ([`sys::leave_descriptors`]): it must not use or drop one of theirs, so
-//! it works with what it opened itself, and only reads memory of the announcer.
+//! Everything here runs in a thread that has left the daemon's descriptors
+//! ([`sys::leave_descriptors`]): it must not use or drop one of theirs, so it works with what it
+//! opened itself, and only reads memory of the announcer.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -13,19 +14,23 @@ use crate::store::ids::Slot;
 use crate::sys::host::open_dir_path;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
-/// Others look at a name all the time, and have the kernel remember it anew: so often it is made to forget.
+/// Others look at a name all the time, and have the kernel remember it anew: so often it is made to
+/// forget.
 const ATTEMPTS_MAX: u32 = 20;
 
 /// Takes the steps.
 pub(super) fn speak(announcer: &Announcer, mounted: &Mounted, all: &[Told]) {
     std::thread::scope(|scope| {
-        let event_thread = std::thread::Builder::new().name("announcer-events".into()).spawn_scoped(scope, || {
-            let _end = End(announcer);
-            let spoken = sys::leave_descriptors().and_then(|()| EventThread { announcer }.speak(mounted, all));
-            if let Err(errno) = spoken {
-                tracing::debug!(%errno, "a restore is not announced, or in part");
-            }
-        });
+        let event_thread = std::thread::Builder::new()
+            .name("announcer-events".into())
+            .spawn_scoped(scope, || {
+                let _end = End(announcer);
+                let spoken = sys::leave_descriptors()
+                    .and_then(|()| EventThread { announcer }.speak(mounted, all));
+                if let Err(errno) = spoken {
+                    tracing::debug!(%errno, "a restore is not announced, or in part");
+                }
+            });
         if let Err(error) = event_thread {
             tracing::warn!(%error, "a restore is not announced");
         }
@@ -54,10 +59,15 @@ impl EventThread<'_> {
             return Err(Errno::ENODEV);
         }
         self.make_known(&root)?;
-        // Without it nothing is told of what was replaced: who has no `.snapshots` that the daemon may write to hears of the rest.
+        // Without it nothing is told of what was replaced: who has no `.snapshots` that the daemon
+        // may write to hears of the rest.
         let aliases = sys::open_beneath(&root, SNAPDIR_NAME, OpenKind::Path).ok();
         for told in all {
-            let dir = if told.path.is_empty() { None } else { Some(sys::open_beneath(&root, &told.path, OpenKind::Path)) };
+            let dir = if told.path.is_empty() {
+                None
+            } else {
+                Some(sys::open_beneath(&root, &told.path, OpenKind::Path))
+            };
             let dir = match &dir {
                 None => &root,
                 Some(Ok(dir)) => dir,
@@ -80,9 +90,16 @@ impl EventThread<'_> {
 
     /// Looks up a name that nobody else knows: whose request that is, is the event thread.
     fn make_known(&self, root: &OwnedFd) -> SysResult<()> {
-        let hello = Step { dir: Slot::ROOT, name: super::secret_name(), node: None, what: What::Hello };
+        let hello = Step {
+            dir: Slot::ROOT,
+            name: super::secret_name(),
+            node: None,
+            what: What::Hello,
+        };
         self.announcer.expect(&hello);
-        self.announcer.event_thread.store(UNKNOWN, Ordering::Release);
+        self.announcer
+            .event_thread
+            .store(UNKNOWN, Ordering::Release);
         let looked = self.act(root, None, &hello).err();
         self.announcer.expect_nothing();
         match (looked, self.announcer.event_thread.load(Ordering::Acquire)) {
@@ -93,8 +110,8 @@ impl EventThread<'_> {
         }
     }
 
-    /// Takes one step. What somebody has the kernel remember of a name can keep it from asking us, even that the name is missing; then it is made to
-    /// ask, and the step is tried again.
+    /// Takes one step. What somebody has the kernel remember of a name can keep it from asking us,
+    /// even that the name is missing; then it is made to ask, and the step is tried again.
     ///
     /// # Errors
     /// The mount is gone.
@@ -104,7 +121,8 @@ impl EventThread<'_> {
         for attempt in 0..ATTEMPTS_MAX {
             self.announcer.expect(step);
             if attempt > 0 {
-                // It must not be there, so the kernel asks whether it is, whatever it remembers: and is told of the dummy inode.
+                // It must not be there, so the kernel asks whether it is, whatever it remembers:
+                // and is told of the dummy inode.
                 let there = sys::mkdir_at(dir, name, 0o700);
                 debug_assert!(there.is_err(), "what goes is not made");
                 self.announcer.expect(step);
@@ -119,8 +137,12 @@ impl EventThread<'_> {
             Err(errno) => tracing::debug!(?step, %errno, "a change is not announced"),
             Ok(()) => {}
         }
-        // What the kernel has of the name now is a dummy inode, or that a dummy inode went: the truth takes its place.
-        if matches!(step.what, What::Gone { .. } | What::Come(_) | What::Written | What::Replaced) {
+        // What the kernel has of the name now is a dummy inode, or that a dummy inode went: the
+        // truth takes its place.
+        if matches!(
+            step.what,
+            What::Gone { .. } | What::Come(_) | What::Written | What::Replaced
+        ) {
             let _ = sys::stat_at(dir, name);
         }
         Ok(())
@@ -135,10 +157,24 @@ impl EventThread<'_> {
             What::Come(Kind::Dir) => sys::mkdir_at(dir, name, 0o700),
             What::Come(Kind::File) => sys::create_file_at(dir, name, Open::WRITE, 0o600).map(drop),
             What::Come(_) => sys::mknod_at(dir, name, Kind::File, 0o600, 0),
-            What::Written => sys::open_file_at(dir, name, Open { truncate: true, ..Open::WRITE }).map(drop),
+            What::Written => sys::open_file_at(
+                dir,
+                name,
+                Open {
+                    truncate: true,
+                    ..Open::WRITE
+                },
+            )
+            .map(drop),
             What::Replaced => {
                 let aliases = aliases.ok_or(Errno::ENOENT)?;
-                sys::rename_at(aliases, self.announcer.alias.as_bytes(), dir, name, RenameMode::Replace)
+                sys::rename_at(
+                    aliases,
+                    self.announcer.alias.as_bytes(),
+                    dir,
+                    name,
+                    RenameMode::Replace,
+                )
             }
             What::Content => sys::touch_at(dir, name, true),
             What::Attributes => sys::touch_at(dir, name, false),

@@ -1,21 +1,28 @@
 //! The announcer: tells whoever watches the mount (inotify(7)) what a restore has changed.
 //!
-//! A restore changes the backing tree, and the kernel is told to forget; that makes no events but IN_DELETE_SELF
-//! ([`Caches::delete_entry`](super::request::Caches::delete_entry)). The kernel makes events for operations on the mount, so after a restore a thread of
-//! ours, the **event thread**, makes such operations, and the requests that come of them are answered without doing anything (docs/adr/0006-announcing.md).
+//! A restore changes the backing tree, and the kernel is told to forget; that makes no events but
+//! IN_DELETE_SELF ([`Caches::delete_entry`](super::request::Caches::delete_entry)). The kernel
+//! makes events for operations on the mount, so after a restore a thread of ours, the **event
+//! thread**, makes such operations, and the requests that come of them are answered without doing
+//! anything (docs/adr/0006-announcing.md).
 //!
-//! **Dummy inodes.** What the event thread creates, removes and writes to is a node that exists for that one operation, never the inode that was restored, so
-//! nothing that the kernel notes of it (link count, size, a dead directory) can be wrong of anything. Names and attributes of dummy inodes expire at
-//! once: whoever else meets one asks again, and is told the truth. Only where the inode itself has changed and stayed is it touched, by a request
-//! for new times that is answered with the times it has.
+//! **Dummy inodes.** What the event thread creates, removes and writes to is a node that exists for
+//! that one operation, never the inode that was restored, so nothing that the kernel notes of it
+//! (link count, size, a dead directory) can be wrong of anything. Names and attributes of dummy
+//! inodes expire at once: whoever else meets one asks again, and is told the truth. Only where the
+//! inode itself has changed and stayed is it touched, by a request for new times that is answered
+//! with the times it has.
 //!
-//! **Invariants.** No request of the event thread ever changes the tree: those that are expected are answered here, all others of a kind that changes
-//! something fail. An event is made only if it is still true when the request comes, while the kernel holds the directory's lock: a name is
+//! **Invariants.** No request of the event thread ever changes the tree: those that are expected
+//! are answered here, all others of a kind that changes something fail. An event is made only if it
+//! is still true when the request comes, while the kernel holds the directory's lock: a name is
 //! announced as gone only while it is gone, as come only while it is there.
 //!
-//! **Threads.** The *planner* finds out who watches what and prepares the steps; it uses descriptors of the daemon. The *event thread* makes requests to our
-//! own mount and so has a table of descriptors of its own ([`sys::leave_descriptors`]). Both end when there is nothing to tell. Nobody waits for them but
-//! [`Announcer::hush`], for a moment; they wait for session threads, and hold no lock meanwhile.
+//! **Threads.** The *planner* finds out who watches what and prepares the steps; it uses
+//! descriptors of the daemon. The *event thread* makes requests to our own mount and so has a table
+//! of descriptors of its own ([`sys::leave_descriptors`]). Both end when there is nothing to tell.
+//! Nobody waits for them but [`Announcer::hush`], for a moment; they wait for session threads, and
+//! hold no lock meanwhile.
 
 mod answers;
 mod event_thread;
@@ -35,8 +42,9 @@ use crate::sys::{self, Kind, Ledger, Watched};
 
 pub(super) use answers::{attr, is_dummy, opened};
 
-/// Events of one restore that are made one by one. The queue of a watcher has room for 16,384 (`max_queued_events`), and one change can be three
-/// of them; directories that are left get one for all that happened in them.
+/// Events of one restore that are made one by one. The queue of a watcher has room for 16,384
+/// (`max_queued_events`), and one change can be three of them; directories that are left get one
+/// for all that happened in them.
 const STEPS_MAX: usize = 5_000;
 
 /// How long [`Announcer::hush`] waits for the event thread to let go of the mount.
@@ -69,8 +77,8 @@ pub(super) enum What {
     Content,
     /// The inode has other attributes.
     Attributes,
-    /// The inode (`node`) lost its last name, and the kernel was told so but may have forgotten the name: it is given another, which nobody knows and
-    /// which is taken away at once.
+    /// The inode (`node`) lost its last name, and the kernel was told so but may have forgotten the
+    /// name: it is given another, which nobody knows and which is taken away at once.
     Dead,
     /// Nothing: this is how the event thread makes itself known.
     Hello,
@@ -103,7 +111,8 @@ struct Queue {
 pub(super) struct Announcer {
     live: Arc<Live>,
     ledger: Option<Arc<Ledger>>,
-    /// The event thread of a worker that has died, as a request names its caller: what it asked for is not for us to do. 0: none.
+    /// The event thread of a worker that has died, as a request names its caller: what it asked for
+    /// is not for us to do. 0: none.
     dead_voice: u32,
     mounted: OnceLock<Mounted>,
     /// The event thread, as its requests name their caller; or `NOBODY`, or `UNKNOWN`.
@@ -111,8 +120,8 @@ pub(super) struct Announcer {
     /// What the event thread is about to do. A leaf.
     expected: Mutex<Option<answers::Expected>>,
     dummies: AtomicU64,
-    /// A name in `.snapshots` that nobody else knows: from there a dummy inode is renamed over a name ([`What::Replaced`]), and who watches the directory of
-    /// that name hears of no other.
+    /// A name in `.snapshots` that nobody else knows: from there a dummy inode is renamed over a
+    /// name ([`What::Replaced`]), and who watches the directory of that name hears of no other.
     alias: Name,
     queue: Mutex<Queue>,
     quiet: Condvar,
@@ -139,10 +148,22 @@ impl Announcer {
 
     /// The tree is mounted at `at`. Makes no request: the table of mounts says which device it is.
     pub(super) fn mounted(&self, at: &std::path::Path, caches: Arc<dyn Caches>) {
-        let device = sys::mounts().ok().and_then(|table| table.iter().rev().find(|mount| mount.at == at).map(|mount| mount.dev));
+        let device = sys::mounts().ok().and_then(|table| {
+            table
+                .iter()
+                .rev()
+                .find(|mount| mount.at == at)
+                .map(|mount| mount.dev)
+        });
         match device {
-            Some(device) => drop(self.mounted.set(Mounted { at: at.to_owned(), device, caches })),
-            None => tracing::debug!("the mount is not in the table of mounts; restores are not announced"),
+            Some(device) => drop(self.mounted.set(Mounted {
+                at: at.to_owned(),
+                device,
+                caches,
+            })),
+            None => tracing::debug!(
+                "the mount is not in the table of mounts; restores are not announced"
+            ),
         }
     }
 
@@ -158,7 +179,10 @@ impl Announcer {
         }
         self.hushed.store(false, Ordering::Relaxed);
         let announcer = Arc::clone(self);
-        match std::thread::Builder::new().name("announcer".into()).spawn(move || announcer.plan()) {
+        match std::thread::Builder::new()
+            .name("announcer".into())
+            .spawn(move || announcer.plan())
+        {
             Ok(_) => queue.running = true,
             Err(error) => {
                 tracing::warn!(%error, "a restore is not announced");
@@ -167,14 +191,16 @@ impl Announcer {
         }
     }
 
-    /// Drops what there is to tell, and waits a moment until the mount is no longer in use by the event thread.
+    /// Drops what there is to tell, and waits a moment until the mount is no longer in use by the
+    /// event thread.
     pub(super) fn hush(&self) {
         let mut queue = self.queue.lock();
         queue.jobs.clear();
         self.hushed.store(queue.running, Ordering::Relaxed);
         let end = Instant::now() + HUSH_TIMEOUT;
         while queue.running && Instant::now() < end {
-            self.quiet.wait_for(&mut queue, end.saturating_duration_since(Instant::now()));
+            self.quiet
+                .wait_for(&mut queue, end.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -215,37 +241,61 @@ impl Announcer {
                 return;
             }
         };
-        let steps: Vec<Step> = steps.into_iter().filter(|step| self.is_heard(step, &watched)).collect();
+        let steps: Vec<Step> = steps
+            .into_iter()
+            .filter(|step| self.is_heard(step, &watched))
+            .collect();
         tracing::debug!(steps = steps.len(), "announcing a restore");
         let todo = self.by_dir(shortened(steps));
         if todo.is_empty() {
             return;
         }
         event_thread::speak(self, mounted, &todo);
-        for step in todo.iter().flat_map(|told| &told.steps).filter(|step| step.what == What::Dead) {
+        for step in todo
+            .iter()
+            .flat_map(|told| &told.steps)
+            .filter(|step| step.what == What::Dead)
+        {
             if let Some(dead) = step.node {
-                mounted.caches.delete_entry(NodeId(step.dir.0), NodeId(dead.0), step.name.as_bytes());
+                mounted.caches.delete_entry(
+                    NodeId(step.dir.0),
+                    NodeId(dead.0),
+                    step.name.as_bytes(),
+                );
             }
         }
     }
 
     fn is_heard(&self, step: &Step, watched: &Watched) -> bool {
         if step.what == What::Dead {
-            return step.node.is_some_and(|dead| watched.has(dead.0) && self.live.nodes.is_dead_and_closed(dead));
+            return step.node.is_some_and(|dead| {
+                watched.has(dead.0) && self.live.nodes.is_dead_and_closed(dead)
+            });
         }
-        let above = || if step.name.as_bytes() == b"." { self.live.nodes.parent(step.dir) } else { None };
+        let above = || {
+            if step.name.as_bytes() == b"." {
+                self.live.nodes.parent(step.dir)
+            } else {
+                None
+            }
+        };
         let has = |slot: Option<Slot>| slot.is_some_and(|slot| watched.has(slot.0));
         has(Some(step.dir)) || has(step.node) || has(above())
     }
 
-    /// Steps by directory, in the order in which the directories first come; without those of directories that are gone again.
+    /// Steps by directory, in the order in which the directories first come; without those of
+    /// directories that are gone again.
     fn by_dir(&self, steps: Vec<Step>) -> Vec<Told> {
         let mut told: Vec<Told> = Vec::new();
         let mut places: HashMap<Slot, Option<usize>> = HashMap::new();
         for step in steps {
             let place = places.entry(step.dir).or_insert_with(|| {
                 let path = self.path(step.dir)?;
-                told.push(Told { dir: step.dir, path, steps: Vec::new() });
+                told.push(Told {
+                    dir: step.dir,
+                    path,
+                    steps: Vec::new(),
+                });
                 Some(told.len() - 1)
             });
             if let Some(told) = place.and_then(|place| told.get_mut(place)) {
@@ -265,23 +315,49 @@ impl Announcer {
             names.push(place.name);
             at = place.parent;
         }
-        Some(names.iter().rev().map(Name::as_bytes).collect::<Vec<_>>().join(&b'/'))
+        Some(
+            names
+                .iter()
+                .rev()
+                .map(Name::as_bytes)
+                .collect::<Vec<_>>()
+                .join(&b'/'),
+        )
     }
 }
 
 /// A name that nobody else will ask for.
 pub(super) fn secret_name() -> Name {
-    Name::new(format!(".ckptfs-{:016x}", RandomState::new().build_hasher().finish()).as_bytes())
+    Name::new(
+        format!(
+            ".ckptfs-{:016x}",
+            RandomState::new().build_hasher().finish()
+        )
+        .as_bytes(),
+    )
 }
 
-/// The first [`STEPS_MAX`], and one for each directory of the rest. Inodes that died are as many as are watched, and no events of a directory.
+/// The first [`STEPS_MAX`], and one for each directory of the rest. Inodes that died are as many as
+/// are watched, and no events of a directory.
 fn shortened(steps: Vec<Step>) -> Vec<Step> {
-    let (mut steps, dead): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| step.what != What::Dead);
+    let (mut steps, dead): (Vec<Step>, Vec<Step>) =
+        steps.into_iter().partition(|step| step.what != What::Dead);
     if steps.len() > STEPS_MAX {
         let rest = steps.split_off(STEPS_MAX);
         let mut seen = std::collections::HashSet::new();
-        let dirs = rest.into_iter().map(|step| step.dir).filter(|dir| seen.insert(*dir));
-        steps.extend(dirs.map(|dir| Step { dir, name: Name::new(b"."), node: Some(dir), what: What::Attributes }).take(STEPS_MAX));
+        let dirs = rest
+            .into_iter()
+            .map(|step| step.dir)
+            .filter(|dir| seen.insert(*dir));
+        steps.extend(
+            dirs.map(|dir| Step {
+                dir,
+                name: Name::new(b"."),
+                node: Some(dir),
+                what: What::Attributes,
+            })
+            .take(STEPS_MAX),
+        );
     }
     steps.extend(dead);
     steps
@@ -292,7 +368,12 @@ mod tests {
     use super::*;
 
     fn step(dir: u64, name: usize) -> Step {
-        Step { dir: Slot(dir), name: Name::new(name.to_string().as_bytes()), node: None, what: What::Written }
+        Step {
+            dir: Slot(dir),
+            name: Name::new(name.to_string().as_bytes()),
+            node: None,
+            what: What::Written,
+        }
     }
 
     #[test]
@@ -302,7 +383,16 @@ mod tests {
         let more = [exactly, vec![step(8, 0), step(9, 0), step(8, 1)]].concat();
         let short = shortened(more);
         assert_eq!(short.len(), STEPS_MAX + 2);
-        let last: Vec<_> = short[STEPS_MAX..].iter().map(|step| (step.dir, step.name.as_bytes(), step.what)).collect();
-        assert_eq!(last, [(Slot(8), b".".as_slice(), What::Attributes), (Slot(9), b".".as_slice(), What::Attributes)]);
+        let last: Vec<_> = short[STEPS_MAX..]
+            .iter()
+            .map(|step| (step.dir, step.name.as_bytes(), step.what))
+            .collect();
+        assert_eq!(
+            last,
+            [
+                (Slot(8), b".".as_slice(), What::Attributes),
+                (Slot(9), b".".as_slice(), What::Attributes)
+            ]
+        );
     }
 }

@@ -49,9 +49,25 @@ impl Place {
 impl Item {
     pub(super) fn open(&self, dedup: &Dedup) -> SysResult<Arc<File>> {
         match &self.place {
-            Place::Captured(object) => dedup.live.timeline().store().layers.open(*object).map(Arc::new).map_err(|error| error.errno()),
+            Place::Captured(object) => dedup
+                .live
+                .timeline()
+                .store()
+                .layers
+                .open(*object)
+                .map(Arc::new)
+                .map_err(|error| error.errno()),
             // That such a file is as it was is told by what it shares with its capture.
-            Place::Live(trail) if dedup.live.timeline().epochs.data_now(trail.slot).is_some_and(|data| data.provisional) => Err(Errno::EBUSY),
+            Place::Live(trail)
+                if dedup
+                    .live
+                    .timeline()
+                    .epochs
+                    .data_now(trail.slot)
+                    .is_some_and(|data| data.provisional) =>
+            {
+                Err(Errno::EBUSY)
+            }
             Place::Live(trail) => dedup.live.inodes.open_quietly(trail).map(Arc::new),
         }
     }
@@ -78,11 +94,18 @@ pub(super) struct Opener<'a> {
 
 impl Files for Opener<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<File>> {
-        self.items.get(number).ok_or(Errno::ENOENT)?.open(self.dedup)
+        self.items
+            .get(number)
+            .ok_or(Errno::ENOENT)?
+            .open(self.dedup)
     }
 
     fn way(&self, source: usize, target: usize) -> Way {
-        match (self.dedup.live.reflink(), self.clone_at(source), self.clone_at(target)) {
+        match (
+            self.dedup.live.reflink(),
+            self.clone_at(source),
+            self.clone_at(target),
+        ) {
             (true, _, _) => Way::Extents,
             (false, Some(_), Some(_)) => Way::Link,
             (false, _, _) => Way::Never,
@@ -90,7 +113,9 @@ impl Files for Opener<'_> {
     }
 
     fn link(&mut self, source: usize, target: usize) -> SysResult<bool> {
-        let (Some(source), Some(target)) = (self.clone_at(source), self.clone_at(target)) else { return Err(Errno::EOPNOTSUPP) };
+        let (Some(source), Some(target)) = (self.clone_at(source), self.clone_at(target)) else {
+            return Err(Errno::EOPNOTSUPP);
+        };
         self.dedup.live.timeline().store().link_same(source, target)
     }
 

@@ -1,14 +1,18 @@
 //! `dedup`: the same content once.
 //!
-//! Files with the same hash, captured versions of closed epochs and (if asked) live ones, come to share their extents; the kernel compares before it
-//! shares ([`crate::store::extents`]), so no hash, index or writer can make it change a byte, and no time changes. Where files cannot share
+//! Files with the same hash, captured versions of closed epochs and (if asked) live ones, come to
+//! share their extents; the kernel compares before it shares ([`crate::store::extents`]), so no
+//! hash, index or writer can make it change a byte, and no time changes. Where files cannot share
 //! extents, captured clones become names of one file (`store::link`).
 //!
-//! As `gc` it works for a moment and is asked again: who stops asking stops it, and what was shared stays so. What was hashed is on record (captured) or in the index
-//! (live), so the next run goes on from there. Its reads and writes wait until nobody else's do. It takes no lock that a change waits for.
+//! As `gc` it works for a moment and is asked again: who stops asking stops it, and what was shared
+//! stays so. What was hashed is on record (captured) or in the index (live), so the next run goes
+//! on from there. Its reads and writes wait until nobody else's do. It takes no lock that a change
+//! waits for.
 //!
-//! A run lists, then hashes those of which another has the same size, then shares. Asked with `keep`, it stays when it is finished, for whoever wants to share with
-//! another project: `contents` tells what it has, and `files` gives descriptors.
+//! A run lists, then hashes those of which another has the same size, then shares. Asked with
+//! `keep`, it stays when it is finished, for whoever wants to share with another project:
+//! `contents` tells what it has, and `files` gives descriptors.
 
 mod files;
 mod run;
@@ -85,7 +89,8 @@ pub enum LeftWhy {
     OtherFilesystem,
     /// The filesystem cannot share what it holds.
     NoReflink,
-    /// Somebody has it open for writing, and it has not changed yet: whether it does is told by where its data is.
+    /// Somebody has it open for writing, and it has not changed yet: whether it does is told by
+    /// where its data is.
     InUse,
     /// What it shares already has all the names that it can have.
     TooManyLinks,
@@ -136,7 +141,13 @@ pub struct Content {
 impl Content {
     /// What has this hash.
     pub fn new(number: u64, size: u64, hash: Hash, path: TreePath, captured: bool) -> Content {
-        Content { number, size, hash: blake3::Hash::from_bytes(hash).to_hex().to_string(), path, captured }
+        Content {
+            number,
+            size,
+            hash: blake3::Hash::from_bytes(hash).to_hex().to_string(),
+            path,
+            captured,
+        }
     }
 }
 
@@ -195,28 +206,49 @@ pub(super) struct Dedup {
 
 impl Dedup {
     pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Dedup {
-        Dedup { live: Arc::clone(&checkpoints.live), checkpoints, dedup_runs: Runs::default() }
+        Dedup {
+            live: Arc::clone(&checkpoints.live),
+            checkpoints,
+            dedup_runs: Runs::default(),
+        }
     }
 
-    pub(super) fn dedup_for_a_while(&self, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> VerbResult<DedupReport> {
+    pub(super) fn dedup_for_a_while(
+        &self,
+        options: &DedupOptions,
+        files: &mut Vec<Arc<File>>,
+    ) -> VerbResult<DedupReport> {
         if options.live && !self.live.reflink() {
             return Err(VerbError {
                 code: "no-reflink".into(),
                 message: "live files cannot share their data on this filesystem".into(),
-                hint: Some("captured versions can be names of one file: ckptfs dedup, without --live".into()),
+                hint: Some(
+                    "captured versions can be names of one file: ckptfs dedup, without --live"
+                        .into(),
+                ),
             });
         }
         let mut run = match options.run {
             Some(run) => self.dedup_runs.take(run)?,
-            None => Box::new(Run::new(self, options).map_err(|errno| error::failed("the history cannot be read", errno))?),
+            None => Box::new(
+                Run::new(self, options)
+                    .map_err(|errno| error::failed("the history cannot be read", errno))?,
+            ),
         };
-        let report = if run.is_finished() { Ok(self.tell_kept(&mut run, options, files)) } else { self.work_idle(&mut run).map(|()| run.tell()) };
+        let report = if run.is_finished() {
+            Ok(self.tell_kept(&mut run, options, files))
+        } else {
+            self.work_idle(&mut run).map(|()| run.tell())
+        };
         let report = report?;
         if report.finished && !options.keep {
             if options.live && !options.dry_run {
                 self.checkpoints.drop_kept();
             }
-            return Ok(DedupReport { run: options.run.unwrap_or(0), ..report });
+            return Ok(DedupReport {
+                run: options.run.unwrap_or(0),
+                ..report
+            });
         }
         let run = self.dedup_runs.put(options.run, run);
         Ok(DedupReport { run, ..report })
@@ -237,8 +269,12 @@ impl Dedup {
             Ok(())
         };
         let worked = std::thread::scope(|scope| {
-            let spawned = std::thread::Builder::new().name("dedup".into()).spawn_scoped(scope, work);
-            spawned.map_err(|cause| error::failed("a thread cannot be started", cause.into())).map(std::thread::ScopedJoinHandle::join)
+            let spawned = std::thread::Builder::new()
+                .name("dedup".into())
+                .spawn_scoped(scope, work);
+            spawned
+                .map_err(|cause| error::failed("a thread cannot be started", cause.into()))
+                .map(std::thread::ScopedJoinHandle::join)
         })?;
         let failed = |errno| error::failed("the files cannot be looked at", errno);
         match worked {
@@ -247,7 +283,12 @@ impl Dedup {
         }
     }
 
-    fn tell_kept(&self, run: &mut Run, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> DedupReport {
+    fn tell_kept(
+        &self,
+        run: &mut Run,
+        options: &DedupOptions,
+        files: &mut Vec<Arc<File>>,
+    ) -> DedupReport {
         let mut report = run.tell();
         if let Some(from) = options.contents {
             report.contents = run.contents(from, CONTENTS_AT_ONCE);

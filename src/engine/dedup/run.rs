@@ -21,7 +21,8 @@ const PART_PATH_BYTES: usize = 1 << 20;
 const RECORD_OBJECTS_MAX: usize = 512;
 /// With less space left no hashes are recorded: what is left is for captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
-/// A file that has changed within so many nanoseconds may change again without looking other, where times are coarse: what it holds is not kept.
+/// A file that has changed within so many nanoseconds may change again without looking other, where
+/// times are coarse: what it holds is not kept.
 const SETTLED_NS: i64 = 1_000_000_000;
 
 /// A run under way, or a finished one that stays. See the module above.
@@ -48,15 +49,27 @@ pub(in crate::engine) struct Run {
 
 enum Work {
     Listing,
-    Hashing { left: Vec<usize>, now: Option<(usize, Arc<File>, Box<Hashing>)> },
-    Sharing { left: Vec<(u64, Vec<usize>)>, now: Option<Box<Same>> },
+    Hashing {
+        left: Vec<usize>,
+        now: Option<(usize, Arc<File>, Box<Hashing>)>,
+    },
+    Sharing {
+        left: Vec<(u64, Vec<usize>)>,
+        now: Option<Box<Same>>,
+    },
     Finished,
 }
 
 impl Run {
     pub(super) fn new(dedup: &Dedup, options: &DedupOptions) -> SysResult<Run> {
         let open = dedup.live.timeline().epochs.epoch();
-        let mut epochs = dedup.live.timeline().store().layers.epochs().map_err(|error| error.errno())?;
+        let mut epochs = dedup
+            .live
+            .timeline()
+            .store()
+            .layers
+            .epochs()
+            .map_err(|error| error.errno())?;
         // Captures of the open epoch can still be taken back.
         epochs.retain(|epoch| *epoch < open);
         epochs.reverse();
@@ -65,11 +78,19 @@ impl Run {
             keep: options.keep,
             min_size: options.min_size.max(1),
             hashers: Hashers::new(options.threads),
-            report: DedupReport { dry_run: options.dry_run, total: epochs.len() as u64, ..DedupReport::default() },
+            report: DedupReport {
+                dry_run: options.dry_run,
+                total: epochs.len() as u64,
+                ..DedupReport::default()
+            },
             left_out: Vec::new(),
             items: Vec::new(),
             epochs,
-            dirs: if options.live { vec![Trail::root()] } else { Vec::new() },
+            dirs: if options.live {
+                vec![Trail::root()]
+            } else {
+                Vec::new()
+            },
             slots: HashSet::new(),
             work: Work::Listing,
             sealed: BTreeMap::new(),
@@ -92,33 +113,63 @@ impl Run {
             bytes += left.path.0.len();
             bytes <= PART_PATH_BYTES
         };
-        let count = self.left_out.iter().take(PART_LEFT_MAX).take_while(|left| fits(left)).count().max(1).min(self.left_out.len());
+        let count = self
+            .left_out
+            .iter()
+            .take(PART_LEFT_MAX)
+            .take_while(|left| fits(left))
+            .count()
+            .max(1)
+            .min(self.left_out.len());
         let rest = self.left_out.split_off(count);
         let left_out = std::mem::replace(&mut self.left_out, rest);
-        DedupReport { finished: self.is_finished() && self.left_out.is_empty(), left_out, ..self.report.clone() }
+        DedupReport {
+            finished: self.is_finished() && self.left_out.is_empty(),
+            left_out,
+            ..self.report.clone()
+        }
     }
 
     /// What it has, from number `from` on; nothing: that is all.
     pub(super) fn contents(&self, from: u64, limit: usize) -> Vec<Content> {
         let from = usize::try_from(from).unwrap_or(usize::MAX);
-        let known =
-            self.items.iter().enumerate().skip(from).filter(|(_, item)| !item.left).filter_map(|(number, item)| Some((number, item, item.hash?)));
-        let tell =
-            |(number, item, hash): (usize, &Item, Hash)| Content::new(number as u64, item.size, hash, item.place.path(), item.place.is_captured());
+        let known = self
+            .items
+            .iter()
+            .enumerate()
+            .skip(from)
+            .filter(|(_, item)| !item.left)
+            .filter_map(|(number, item)| Some((number, item, item.hash?)));
+        let tell = |(number, item, hash): (usize, &Item, Hash)| {
+            Content::new(
+                number as u64,
+                item.size,
+                hash,
+                item.place.path(),
+                item.place.is_captured(),
+            )
+        };
         let mut bytes = 0;
         let mut fits = |content: &Content| {
             bytes += content.path.0.len();
             bytes <= PART_PATH_BYTES
         };
         let mut contents: Vec<Content> = known.take(limit).map(tell).collect();
-        let count = contents.iter().take_while(|content| fits(content)).count().max(1);
+        let count = contents
+            .iter()
+            .take_while(|content| fits(content))
+            .count()
+            .max(1);
         contents.truncate(count);
         contents
     }
 
     /// One of its files.
     pub(super) fn open(&self, dedup: &Dedup, number: u64) -> Option<Arc<File>> {
-        self.items.get(usize::try_from(number).ok()?)?.open(dedup).ok()
+        self.items
+            .get(usize::try_from(number).ok()?)?
+            .open(dedup)
+            .ok()
     }
 
     /// Does a little more; `false`: it is finished.
@@ -150,7 +201,9 @@ impl Run {
                     self.work = Work::Sharing { left, now };
                 }
                 None => {
-                    let Some((size, numbers)) = left.pop() else { return Ok(false) };
+                    let Some((size, numbers)) = left.pop() else {
+                        return Ok(false);
+                    };
                     let now = Some(Box::new(Same::new(size, numbers, self.dry_run)));
                     self.work = Work::Sharing { left, now };
                 }
@@ -197,8 +250,15 @@ impl Run {
         if objects.is_empty() {
             return Ok(());
         }
-        let known: HashMap<ObjectId, ObjectHash> =
-            dedup.live.timeline().contents.sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
+        let known: HashMap<ObjectId, ObjectHash> = dedup
+            .live
+            .timeline()
+            .contents
+            .sealed(epoch)?
+            .0
+            .into_iter()
+            .map(|sealed| (sealed.object, sealed))
+            .collect();
         for object in objects {
             let (size, hash) = match known.get(&object) {
                 Some(sealed) => (sealed.size, Some(sealed.hash)),
@@ -208,7 +268,13 @@ impl Run {
                     Err(error) => return Err(error.errno()),
                 },
             };
-            self.add(Item { place: Place::Captured(object), size, hash, look: None, left: false });
+            self.add(Item {
+                place: Place::Captured(object),
+                size,
+                hash,
+                look: None,
+                left: false,
+            });
         }
         Ok(())
     }
@@ -218,8 +284,21 @@ impl Run {
             Ok(stat) if stat.kind == Kind::File => {
                 let look = Look::of(&stat);
                 // A hint that cannot be read is none.
-                let hash = dedup.live.timeline().store().index.seen(trail.slot, &look).ok().flatten();
-                self.add(Item { place: Place::Live(trail), size: stat.size, hash, look: Some(look), left: false });
+                let hash = dedup
+                    .live
+                    .timeline()
+                    .store()
+                    .index
+                    .seen(trail.slot, &look)
+                    .ok()
+                    .flatten();
+                self.add(Item {
+                    place: Place::Live(trail),
+                    size: stat.size,
+                    hash,
+                    look: Some(look),
+                    left: false,
+                });
             }
             Ok(_) | Err(Errno::ENOENT | Errno::ESTALE) => {}
             Err(errno) => self.leave_out(&Place::Live(trail), why_of(errno), Some(errno)),
@@ -230,7 +309,11 @@ impl Run {
         if item.size == 0 {
             return;
         }
-        let count = if item.place.is_captured() { &mut self.report.captured } else { &mut self.report.live };
+        let count = if item.place.is_captured() {
+            &mut self.report.captured
+        } else {
+            &mut self.report.live
+        };
         count.add(item.size);
         if item.size < self.min_size {
             self.leave_out(&item.place, LeftWhy::TooSmall, None);
@@ -242,17 +325,35 @@ impl Run {
     /// Only what has the size of another can be the same.
     fn begin_hashing(&mut self) {
         let mut sizes: HashMap<u64, u64> = HashMap::new();
-        self.items.iter().for_each(|item| *sizes.entry(item.size).or_insert(0) += 1);
-        let wanted = |item: &Item| item.hash.is_none() && (self.keep || sizes.get(&item.size).is_some_and(|count| *count > 1));
-        let mut left: Vec<usize> = (0..self.items.len()).filter(|at| self.items.get(*at).is_some_and(wanted)).collect();
+        self.items
+            .iter()
+            .for_each(|item| *sizes.entry(item.size).or_insert(0) += 1);
+        let wanted = |item: &Item| {
+            item.hash.is_none()
+                && (self.keep || sizes.get(&item.size).is_some_and(|count| *count > 1))
+        };
+        let mut left: Vec<usize> = (0..self.items.len())
+            .filter(|at| self.items.get(*at).is_some_and(wanted))
+            .collect();
         left.reverse();
-        let total = left.iter().filter_map(|at| self.items.get(*at)).fold(0_u64, |sum, item| sum.saturating_add(item.size));
+        let total = left
+            .iter()
+            .filter_map(|at| self.items.get(*at))
+            .fold(0_u64, |sum, item| sum.saturating_add(item.size));
         (self.report.stage, self.report.done, self.report.total) = (DedupStage::Hashing, 0, total);
         self.work = Work::Hashing { left, now: None };
     }
 
-    fn begin_hash(&mut self, dedup: &Dedup, number: usize) -> Option<(usize, Arc<File>, Box<Hashing>)> {
-        let opened = self.items.get(number).ok_or(Errno::ENOENT).and_then(|item| item.open(dedup));
+    fn begin_hash(
+        &mut self,
+        dedup: &Dedup,
+        number: usize,
+    ) -> Option<(usize, Arc<File>, Box<Hashing>)> {
+        let opened = self
+            .items
+            .get(number)
+            .ok_or(Errno::ENOENT)
+            .and_then(|item| item.open(dedup));
         match opened {
             Ok(file) => Some((number, file, Box::new(Hashing::new()))),
             Err(errno) => {
@@ -262,9 +363,21 @@ impl Run {
         }
     }
 
-    fn hash(&mut self, dedup: &Dedup, number: usize, file: Arc<File>, mut hashing: Box<Hashing>) -> Option<(usize, Arc<File>, Box<Hashing>)> {
+    fn hash(
+        &mut self,
+        dedup: &Dedup,
+        number: usize,
+        file: Arc<File>,
+        mut hashing: Box<Hashing>,
+    ) -> Option<(usize, Arc<File>, Box<Hashing>)> {
         let before = hashing.done();
-        let stepped = hashing.step(&file, &self.hashers, self.items.get(number).is_some_and(|item| item.place.is_captured()));
+        let stepped = hashing.step(
+            &file,
+            &self.hashers,
+            self.items
+                .get(number)
+                .is_some_and(|item| item.place.is_captured()),
+        );
         self.report.done += hashing.done() - before;
         match stepped {
             Ok(None) => return Some((number, file, hashing)),
@@ -275,9 +388,13 @@ impl Run {
     }
 
     fn hashed(&mut self, dedup: &Dedup, number: usize, file: &File, size: u64, hash: Hash) {
-        let Some(item) = self.items.get_mut(number) else { return };
+        let Some(item) = self.items.get_mut(number) else {
+            return;
+        };
         self.report.hashed.add(size);
-        let look = item.look.map(|before| (before, sys::stat_fd(file).map(|stat| Look::of(&stat))));
+        let look = item
+            .look
+            .map(|before| (before, sys::stat_fd(file).map(|stat| Look::of(&stat))));
         if size != item.size || look.is_some_and(|(before, now)| now != Ok(before)) {
             return self.left(number, LeftWhy::Differs, None);
         }
@@ -308,11 +425,21 @@ impl Run {
             tracing::debug!(%error, "hashes of live files are not kept");
         }
         let sealed = std::mem::take(&mut self.sealed);
-        if self.dry_run || store.layers.free_bytes().is_ok_and(|free| free < SPACE_KEPT_BYTES) {
+        if self.dry_run
+            || store
+                .layers
+                .free_bytes()
+                .is_ok_and(|free| free < SPACE_KEPT_BYTES)
+        {
             return;
         }
         for (epoch, objects) in sealed {
-            if let Err(errno) = dedup.live.timeline().contents.add_hashes(epoch, objects, false) {
+            if let Err(errno) = dedup
+                .live
+                .timeline()
+                .contents
+                .add_hashes(epoch, objects, false)
+            {
                 tracing::warn!(%errno, "hashes are not recorded");
                 return;
             }
@@ -328,12 +455,23 @@ impl Run {
             }
         }
         groups.retain(|_, numbers| numbers.len() > 1);
-        let mut left: Vec<(u64, Vec<usize>)> = groups.into_iter().map(|((size, _), numbers)| (size, numbers)).collect();
+        let mut left: Vec<(u64, Vec<usize>)> = groups
+            .into_iter()
+            .map(|((size, _), numbers)| (size, numbers))
+            .collect();
         // The largest first: they are popped from the end.
-        left.sort_by_key(|(size, numbers)| (size.saturating_mul(numbers.len() as u64), numbers.first().copied()));
+        left.sort_by_key(|(size, numbers)| {
+            (
+                size.saturating_mul(numbers.len() as u64),
+                numbers.first().copied(),
+            )
+        });
         let total = left.iter().map(|(_, numbers)| numbers.len() as u64).sum();
         (self.report.stage, self.report.done, self.report.total) = (DedupStage::Sharing, 0, total);
-        let among: HashSet<usize> = left.iter().flat_map(|(_, numbers)| numbers.iter().copied()).collect();
+        let among: HashSet<usize> = left
+            .iter()
+            .flat_map(|(_, numbers)| numbers.iter().copied())
+            .collect();
         for (number, item) in self.items.iter().enumerate() {
             if !item.left && !among.contains(&number) {
                 self.report.unique.add(item.size);
@@ -343,12 +481,17 @@ impl Run {
     }
 
     fn share(&mut self, dedup: &Dedup, mut same: Box<Same>) -> Option<Box<Same>> {
-        match same.step(&mut Opener { dedup, items: &self.items }) {
+        match same.step(&mut Opener {
+            dedup,
+            items: &self.items,
+        }) {
             Done::Some => {}
             Done::All => return None,
             Done::Fate(number, fate) => {
                 self.note(number, fate);
-                if let (Fate::Shared { .. } | Fate::Linked { .. }, false, Some(item)) = (fate, self.dry_run, self.items.get(number)) {
+                if let (Fate::Shared { .. } | Fate::Linked { .. }, false, Some(item)) =
+                    (fate, self.dry_run, self.items.get(number))
+                {
                     dedup.live.sharing.counts().add(item.size);
                 }
             }
@@ -392,11 +535,19 @@ impl Run {
 
     fn leave_out(&mut self, place: &Place, why: LeftWhy, errno: Option<Errno>) {
         *self.report.left.entry(why).or_insert(0) += 1;
-        self.left_out.push(LeftOut { path: place.path(), captured: place.is_captured(), why, error: errno.map(|errno| errno.to_string()) });
+        self.left_out.push(LeftOut {
+            path: place.path(),
+            captured: place.is_captured(),
+            why,
+            error: errno.map(|errno| errno.to_string()),
+        });
     }
 }
 
 /// It will look other when it changes.
 fn is_settled(look: &Look) -> bool {
-    sys::now().nanoseconds().saturating_sub(look.ctime.nanoseconds()) > SETTLED_NS
+    sys::now()
+        .nanoseconds()
+        .saturating_sub(look.ctime.nanoseconds())
+        > SETTLED_NS
 }

@@ -1,4 +1,5 @@
-//! What `export` asks and answers: a checkpoint's tree in parts, each with the descriptors of the files in it.
+//! What `export` asks and answers: a checkpoint's tree in parts, each with the descriptors of the
+//! files in it.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,17 +16,20 @@ pub enum ExportAsk {
     Begin {
         /// Which.
         state: StateName,
-        /// Only what differs from this one. If it is not kept any more the answer says `from: None`, and is everything.
+        /// Only what differs from this one. If it is not kept any more the answer says
+        /// `from: None`, and is everything.
         from: Option<CheckpointId>,
     },
     /// Go on.
     Next {
         /// The export, by the number that an answer gave.
         run: u64,
-        /// Parts whose files were copied: now it is proven that they were still what they were at the checkpoint, or they are given again.
+        /// Parts whose files were copied: now it is proven that they were still what they were at
+        /// the checkpoint, or they are given again.
         done: Vec<u64>,
     },
-    /// As [`ExportAsk::Next`], while the part before is still being copied: where there is nothing to tell yet, that is answered at once.
+    /// As [`ExportAsk::Next`], while the part before is still being copied: where there is nothing
+    /// to tell yet, that is answered at once.
     Ahead {
         /// The export.
         run: u64,
@@ -53,16 +57,19 @@ pub struct ExportPart {
     pub store: String,
     /// Number of this part, to be confirmed; 0: there is nothing in it.
     pub part: u64,
-    /// Paths to be removed, with everything below, before anything of this part or a later one is made.
+    /// Paths to be removed, with everything below, before anything of this part or a later one is
+    /// made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removed: Vec<TreePath>,
-    /// What to make, directories before what is in them; of a difference: also what to make anew in the place of what is there.
+    /// What to make, directories before what is in them; of a difference: also what to make anew in
+    /// the place of what is there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<ExportEntry>,
     /// What the checkpoint cannot show.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<Refused>,
-    /// Paths of the parts that were confirmed which were changed while they were copied: they are told again, in this part or a later one.
+    /// Paths of the parts that were confirmed which were changed while they were copied: they are
+    /// told again, in this part or a later one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unproven: Vec<TreePath>,
     /// Entries in all parts, where that is known in advance.
@@ -90,7 +97,8 @@ pub enum ExportData {
     None,
     /// From the next descriptor that came with the part.
     File,
-    /// It is what it was in the state that this is a difference from: only attributes are to be set.
+    /// It is what it was in the state that this is a difference from: only attributes are to be
+    /// set.
     Kept,
     /// It is the inode at another path, whose content is kept: one more name for it.
     Link(TreePath),
@@ -144,7 +152,8 @@ pub struct ExportEntry {
     /// Content.
     #[serde(rename = "d", default, skip_serializing_if = "ExportData::is_none")]
     pub data: ExportData,
-    /// It was given before, and the file was changed while it was copied: what was made of it is to be made again.
+    /// It was given before, and the file was changed while it was copied: what was made of it is to
+    /// be made again.
     #[serde(rename = "a", default, skip_serializing_if = "std::ops::Not::not")]
     pub again: bool,
 }
@@ -158,8 +167,19 @@ fn is_zero(number: &u64) -> bool {
 
 impl ExportEntry {
     /// An entry without content, and without what ckptfs notes of inodes.
-    pub fn new(path: Vec<u8>, stat: &Stat, inode: u64, target: Option<Vec<u8>>, xattrs: Xattrs) -> ExportEntry {
-        let times = [stat.atime.sec, i64::from(stat.atime.nsec), stat.mtime.sec, i64::from(stat.mtime.nsec)];
+    pub fn new(
+        path: Vec<u8>,
+        stat: &Stat,
+        inode: u64,
+        target: Option<Vec<u8>>,
+        xattrs: Xattrs,
+    ) -> ExportEntry {
+        let times = [
+            stat.atime.sec,
+            i64::from(stat.atime.nsec),
+            stat.mtime.sec,
+            i64::from(stat.mtime.nsec),
+        ];
         ExportEntry {
             path: TreePath(path),
             kind: stat.kind,
@@ -172,14 +192,19 @@ impl ExportEntry {
             inode,
             nlink: stat.nlink,
             target: target.map(TreePath),
-            xattrs: xattrs.into_iter().filter(|(name, _)| !is_own_xattr(name)).map(|(name, value)| (TreePath(name), TreePath(value))).collect(),
+            xattrs: xattrs
+                .into_iter()
+                .filter(|(name, _)| !is_own_xattr(name))
+                .map(|(name, value)| (TreePath(name), TreePath(value)))
+                .collect(),
             data: ExportData::None,
             again: false,
         }
     }
 
-    /// What is told by a filesystem that somebody else answers for is worth no more than their own files are: it belongs to the caller, is set-id for
-    /// nobody, and has no attribute that only the system or root sets.
+    /// What is told by a filesystem that somebody else answers for is worth no more than their own
+    /// files are: it belongs to the caller, is set-id for nobody, and has no attribute that only
+    /// the system or root sets.
     ///
     /// # Errors
     /// EPERM of a device node.
@@ -189,24 +214,36 @@ impl ExportEntry {
         }
         (self.uid, self.gid) = sys::ids();
         self.mode &= !SET_ID;
-        self.xattrs.retain(|(name, _)| name.0.starts_with(b"user.") || name.0.starts_with(b"system."));
+        self.xattrs
+            .retain(|(name, _)| name.0.starts_with(b"user.") || name.0.starts_with(b"system."));
         Ok(self)
     }
 
     /// Last access.
     pub fn atime(&self) -> Time {
-        Time { sec: self.times[0], nsec: u32::try_from(self.times[1]).unwrap_or(0) }
+        Time {
+            sec: self.times[0],
+            nsec: u32::try_from(self.times[1]).unwrap_or(0),
+        }
     }
 
     /// Last change of content.
     pub fn mtime(&self) -> Time {
-        Time { sec: self.times[2], nsec: u32::try_from(self.times[3]).unwrap_or(0) }
+        Time {
+            sec: self.times[2],
+            nsec: u32::try_from(self.times[3]).unwrap_or(0),
+        }
     }
 
     /// Bytes that it takes in a message, about.
     pub fn weight(&self) -> usize {
-        let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.0.len() + value.0.len() + 32).sum();
-        200 + 2 * (self.path.0.len() + self.target.as_ref().map_or(0, |target| target.0.len()) + xattrs)
+        let xattrs: usize = self
+            .xattrs
+            .iter()
+            .map(|(name, value)| name.0.len() + value.0.len() + 32)
+            .sum();
+        200 + 2
+            * (self.path.0.len() + self.target.as_ref().map_or(0, |target| target.0.len()) + xattrs)
     }
 
     /// The inode has other names, or may have: all of them are to be one.

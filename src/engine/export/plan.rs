@@ -1,7 +1,9 @@
-//! What must be done to a copy of one checkpoint to make it one of another: a [walk](crate::tree::states) along the names that were recorded between the two.
+//! What must be done to a copy of one checkpoint to make it one of another: a
+//! [walk](crate::tree::states) along the names that were recorded between the two.
 //!
-//! What was recorded is enough: it is a superset of what differs, and nothing is compared. A file whose content was not recorded keeps what it has and
-//! gets its attributes only. Whoever has the copy knows paths and no inodes, so what has moved goes here and comes there.
+//! What was recorded is enough: it is a superset of what differs, and nothing is compared. A file
+//! whose content was not recorded keeps what it has and gets its attributes only. Whoever has the
+//! copy knows paths and no inodes, so what has moved goes here and comes there.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -46,7 +48,15 @@ pub(super) struct Between<'a> {
 impl<'a> Between<'a> {
     pub(super) fn new(from: View<'a>, to: View<'a>, touched: &'a Touched) -> Between<'a> {
         let passed = HashSet::from([Slot::ROOT]);
-        Between { from, to, touched, plan: tree::plan::Plan::default(), passed, worked_in: HashSet::new(), told: Plan::default() }
+        Between {
+            from,
+            to,
+            touched,
+            plan: tree::plan::Plan::default(),
+            passed,
+            worked_in: HashSet::new(),
+            told: Plan::default(),
+        }
     }
 
     /// The plan.
@@ -56,7 +66,12 @@ impl<'a> Between<'a> {
     pub(super) fn plan(mut self) -> SysResult<Plan> {
         self.all()?;
         for dir in &self.plan.dirs {
-            add_dir(&self.plan, dir, self.worked_in.contains(&dir.want.slot), &mut self.told);
+            add_dir(
+                &self.plan,
+                dir,
+                self.worked_in.contains(&dir.want.slot),
+                &mut self.told,
+            );
         }
         self.told.kept = kept(&self.told.works);
         Ok(self.told)
@@ -67,7 +82,9 @@ impl<'a> Between<'a> {
 fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut Plan) {
     let (path, before) = (dir.want.path(), (told.works.len(), told.removed.len()));
     for planned in &dir.names {
-        let (Some(change), path) = (plan.change(planned), join(&path, &planned.name)) else { continue };
+        let (Some(change), path) = (plan.change(planned), join(&path, &planned.name)) else {
+            continue;
+        };
         if matches!(change, Change::Goes(_) | Change::Exchanged(..)) {
             told.removed.push(path.clone());
         }
@@ -76,14 +93,26 @@ fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut P
             Change::Stays(Content::Attributes) => How::Kept,
             _ => How::Whole,
         };
-        let Some((child, trail)) = &planned.want else { continue };
+        let Some((child, trail)) = &planned.want else {
+            continue;
+        };
         let trail = Arc::clone(trail);
-        told.works.push(if child.kind == Kind::Dir { Work::List { path, trail } } else { Work::one(path, *child, trail, how) });
+        told.works.push(if child.kind == Kind::Dir {
+            Work::List { path, trail }
+        } else {
+            Work::one(path, *child, trail, how)
+        });
     }
     // What is done in a directory changes its times, also where its own entry did not change.
     if dir.with_attrs || worked_in || before != (told.works.len(), told.removed.len()) {
-        let child = Child { slot: dir.want.slot, kind: Kind::Dir };
-        told.works.insert(before.0, Work::one(path, child, Arc::clone(&dir.want), How::Kept));
+        let child = Child {
+            slot: dir.want.slot,
+            kind: Kind::Dir,
+        };
+        told.works.insert(
+            before.0,
+            Work::one(path, child, Arc::clone(&dir.want), How::Kept),
+        );
     }
 }
 
@@ -103,19 +132,28 @@ impl States for Between<'_> {
                 }
             };
             // What it was cannot be told: then whatever is there goes.
-            let have = live.map_or(Ok(None), |live| self.from.child(live, name)).unwrap_or_else(|_| {
-                self.told.removed.push(join(&dir, name));
-                self.worked_in.insert(want.slot);
-                None
+            let have = live
+                .map_or(Ok(None), |live| self.from.child(live, name))
+                .unwrap_or_else(|_| {
+                    self.told.removed.push(join(&dir, name));
+                    self.worked_in.insert(want.slot);
+                    None
+                });
+            names.push(NamePlan {
+                name: name.clone(),
+                want: new,
+                have,
             });
-            names.push(NamePlan { name: name.clone(), want: new, have });
         }
         Ok(names)
     }
 
     /// Only what is where it was is there: the copy is one of paths.
     fn find(&mut self, _child: Child, want: &Arc<Trail>, here: bool) -> SysResult<Option<Place>> {
-        let place = want.up.as_ref().filter(|_| here).map(|up| Place { parent: up.slot, name: want.name.clone() });
+        let place = want.up.as_ref().filter(|_| here).map(|up| Place {
+            parent: up.slot,
+            name: want.name.clone(),
+        });
         Ok(place)
     }
 
@@ -145,7 +183,12 @@ impl States for Between<'_> {
 fn kept(works: &[Work]) -> HashMap<Slot, Vec<u8>> {
     let mut kept: HashMap<Slot, Vec<u8>> = HashMap::new();
     for work in works {
-        if let Work::One { path, child, how: How::Kept, .. } = work
+        if let Work::One {
+            path,
+            child,
+            how: How::Kept,
+            ..
+        } = work
             && child.kind != Kind::Dir
         {
             kept.entry(child.slot).or_insert_with(|| path.clone());

@@ -1,4 +1,5 @@
-//! What is told of an inode, as the live tree has it where nothing was recorded of it, else as history tells it; and the proof that it was so.
+//! What is told of an inode, as the live tree has it where nothing was recorded of it, else as
+//! history tells it; and the proof that it was so.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -20,12 +21,30 @@ impl Exporter<'_> {
     pub(super) fn confirm(&self, job: &Job, done: &[u64]) -> Vec<(TreePath, Work)> {
         let given: Vec<Given> = {
             let mut progress = job.progress.lock();
-            done.iter().filter_map(|part| progress.given.remove(part)).flatten().collect()
+            done.iter()
+                .filter_map(|part| progress.given.remove(part))
+                .flatten()
+                .collect()
         };
         // Asked before the files are: who changes one afterwards has copied nothing of it.
         let quiet = self.engine.live.timeline().epochs.recordings() == job.recordings;
-        let changed = given.into_iter().filter(|given| !self.is_proven(job, given, quiet).unwrap_or(false));
-        let again = |Given { path, child, trail, .. }| (TreePath(path.clone()), Work::One { path, child, trail, how: How::Whole, again: true });
+        let changed = given
+            .into_iter()
+            .filter(|given| !self.is_proven(job, given, quiet).unwrap_or(false));
+        let again = |Given {
+                         path, child, trail, ..
+                     }| {
+            (
+                TreePath(path.clone()),
+                Work::One {
+                    path,
+                    child,
+                    trail,
+                    how: How::Whole,
+                    again: true,
+                },
+            )
+        };
         changed.map(again).collect()
     }
 
@@ -43,27 +62,60 @@ impl Exporter<'_> {
         if given.file.is_some() && timeline.lookup.data_at(slot, job.at)?.is_some() {
             return Ok(false);
         }
-        Ok(!given.unrecorded || (timeline.lookup.attr_at(slot, job.at)?.is_none() && timeline.lookup.xattrs_at(slot, job.at)?.is_none()))
+        Ok(!given.unrecorded
+            || (timeline.lookup.attr_at(slot, job.at)?.is_none()
+                && timeline.lookup.xattrs_at(slot, job.at)?.is_none()))
     }
 
     /// Adds what there is to tell to a part; gives what comes next, the last first.
     pub(super) fn tell(&self, job: &Job, work: Work, building: &mut Building) -> Vec<Work> {
         match work {
-            Work::One { path, child, trail, how, again } => {
+            Work::One {
+                path,
+                child,
+                trail,
+                how,
+                again,
+            } => {
                 self.tell_one(job, path, child, &trail, &how, again, building);
                 Vec::new()
             }
             Work::List { path, trail } => {
-                let child = Child { slot: trail.slot, kind: Kind::Dir };
+                let child = Child {
+                    slot: trail.slot,
+                    kind: Kind::Dir,
+                };
                 let first = job.progress.lock().listed.insert(trail.slot);
-                match if first { self.list_at(job, &trail) } else { Err(Errno::EIO) } {
-                    Ok(Known { names, unknown, partial }) => {
-                        self.tell_one(job, path.clone(), child, &trail, &How::Whole, false, building);
-                        unknown.iter().for_each(|name| building.refuse(join(&path, name), Errno::EIO));
+                match if first {
+                    self.list_at(job, &trail)
+                } else {
+                    Err(Errno::EIO)
+                } {
+                    Ok(Known {
+                        names,
+                        unknown,
+                        partial,
+                    }) => {
+                        self.tell_one(
+                            job,
+                            path.clone(),
+                            child,
+                            &trail,
+                            &How::Whole,
+                            false,
+                            building,
+                        );
+                        unknown
+                            .iter()
+                            .for_each(|name| building.refuse(join(&path, name), Errno::EIO));
                         if partial {
                             building.refuse(path.clone(), Errno::EIO);
                         }
-                        vec![Work::Rest { path, trail, names: names.into_iter() }]
+                        vec![Work::Rest {
+                            path,
+                            trail,
+                            names: names.into_iter(),
+                        }]
                     }
                     Err(errno) => {
                         building.refuse(path, errno);
@@ -71,22 +123,41 @@ impl Exporter<'_> {
                     }
                 }
             }
-            Work::Rest { path, trail, mut names } => {
+            Work::Rest {
+                path,
+                trail,
+                mut names,
+            } => {
                 let dir = self.engine.live.inodes.dir(&trail).ok();
                 let mut below = Vec::new();
                 while !building.is_full() {
-                    let Some((name, child)) = names.next() else { break };
+                    let Some((name, child)) = names.next() else {
+                        break;
+                    };
                     let (path, trail) = (join(&path, &name), trail.step(&name, child.slot));
                     if child.kind == Kind::Dir {
                         below.push(Work::List { path, trail });
-                    } else if let Some((entry, file, given)) = dir.as_deref().and_then(|dir| self.exported_live(job, dir, &path, child, &trail)) {
+                    } else if let Some((entry, file, given)) = dir
+                        .as_deref()
+                        .and_then(|dir| self.exported_live(job, dir, &path, child, &trail))
+                    {
                         if job.from.is_some() && entry.is_linked() {
-                            building.linked.push(Linked { path, child, trail, nlink: entry.nlink });
+                            building.linked.push(Linked {
+                                path,
+                                child,
+                                trail,
+                                nlink: entry.nlink,
+                            });
                         } else {
                             building.add(entry, file, Some(given));
                         }
                     } else if let Some(nlink) = self.links_of(job, child, &trail) {
-                        building.linked.push(Linked { path, child, trail, nlink });
+                        building.linked.push(Linked {
+                            path,
+                            child,
+                            trail,
+                            nlink,
+                        });
                     } else {
                         self.tell_one(job, path, child, &trail, &How::Whole, false, building);
                     }
@@ -104,30 +175,57 @@ impl Exporter<'_> {
         if job.from.is_none() || job.kept.contains_key(&child.slot) {
             return None;
         }
-        self.engine.states.view(State::At(job.at)).attr(trail).ok().map(|attr| attr.stat.nlink).filter(|nlink| *nlink > 1)
+        self.engine
+            .states
+            .view(State::At(job.at))
+            .attr(trail)
+            .ok()
+            .map(|attr| attr.stat.nlink)
+            .filter(|nlink| *nlink > 1)
     }
 
-    /// Its last change was after the checkpoint, and has no record: it was changed behind our back, or a moment ago.
+    /// Its last change was after the checkpoint, and has no record: it was changed behind our back,
+    /// or a moment ago.
     fn looks_changed(&self, job: &Job, ctime: Time) -> bool {
-        self.engine.live.timeline().absences.changed_unseen(ctime, job.at) || self.engine.live.timeline().absences.changed_in_absence(ctime, job.at)
+        self.engine
+            .live
+            .timeline()
+            .absences
+            .changed_unseen(ctime, job.at)
+            || self
+                .engine
+                .live
+                .timeline()
+                .absences
+                .changed_in_absence(ctime, job.at)
     }
 
     /// The names of a directory, as far as they can be told.
     pub(super) fn list_at(&self, job: &Job, dir: &Arc<Trail>) -> SysResult<Known> {
         if job.is_untouched(dir.slot) && !job.touched.names.contains_key(&dir.slot) {
-            let ctime = self.engine.live.inodes.dir(dir).and_then(|fd| sys::stat_fd(&fd)).map(|stat| stat.ctime);
+            let ctime = self
+                .engine
+                .live
+                .inodes
+                .dir(dir)
+                .and_then(|fd| sys::stat_fd(&fd))
+                .map(|stat| stat.ctime);
             if ctime.is_ok_and(|ctime| !self.looks_changed(job, ctime))
                 && let Ok(mut names) = self.engine.live.inodes.list(dir)
                 && self.engine.live.timeline().epochs.recordings() == job.recordings
             {
                 names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-                return Ok(Known { names, ..Known::default() });
+                return Ok(Known {
+                    names,
+                    ..Known::default()
+                });
             }
         }
         self.engine.states.view(State::At(job.at)).list_known(dir)
     }
 
-    /// An inode that is no directory and has no record, as it is in the live tree; `None`: history must be asked.
+    /// An inode that is no directory and has no record, as it is in the live tree; `None`: history
+    /// must be asked.
     fn exported_live(
         &self,
         job: &Job,
@@ -142,27 +240,63 @@ impl Exporter<'_> {
         let name = trail.name.as_bytes();
         let (stat, target, xattrs, file) = if child.kind == Kind::File {
             let file = sys::open_file_at(dir, name, Open::READ).ok()?;
-            (sys::stat_fd(&file).ok()?, None, sys::file_xattrs(&file).ok()?, Some(file))
+            (
+                sys::stat_fd(&file).ok()?,
+                None,
+                sys::file_xattrs(&file).ok()?,
+                Some(file),
+            )
         } else {
             let fd = sys::open_path_at(dir, name).ok()?;
-            let target = if child.kind == Kind::Symlink { Some(sys::readlink_fd(&fd).ok()?) } else { None };
-            (sys::stat_fd(&fd).ok()?, target, sys::all_xattrs(&fd).ok()?, None)
+            let target = if child.kind == Kind::Symlink {
+                Some(sys::readlink_fd(&fd).ok()?)
+            } else {
+                None
+            };
+            (
+                sys::stat_fd(&fd).ok()?,
+                target,
+                sys::all_xattrs(&fd).ok()?,
+                None,
+            )
         };
-        if self.engine.live.inodes.slot_of(&stat) != Ok(child.slot) || stat.kind != child.kind || self.looks_changed(job, stat.ctime) {
+        if self.engine.live.inodes.slot_of(&stat) != Ok(child.slot)
+            || stat.kind != child.kind
+            || self.looks_changed(job, stat.ctime)
+        {
             return None;
         }
         let mut entry = ExportEntry::new(path.to_vec(), &stat, child.slot.0, target, xattrs);
         let file = file.map(Arc::new);
         let kept = file.as_ref().map(|file| (Arc::clone(file), stat.ctime));
         let sent = file.filter(|_| stat.size > 0);
-        entry.data = if sent.is_some() { ExportData::File } else { ExportData::None };
-        let given = Given { path: path.to_vec(), child, trail: Arc::clone(trail), file: kept, unrecorded: true };
+        entry.data = if sent.is_some() {
+            ExportData::File
+        } else {
+            ExportData::None
+        };
+        let given = Given {
+            path: path.to_vec(),
+            child,
+            trail: Arc::clone(trail),
+            file: kept,
+            unrecorded: true,
+        };
         Some((entry, sent, given))
     }
 
     /// One inode, as history tells it.
     #[allow(clippy::too_many_arguments)]
-    fn tell_one(&self, job: &Job, path: Vec<u8>, child: Child, trail: &Arc<Trail>, how: &How, again: bool, building: &mut Building) {
+    fn tell_one(
+        &self,
+        job: &Job,
+        path: Vec<u8>,
+        child: Child,
+        trail: &Arc<Trail>,
+        how: &How,
+        again: bool,
+        building: &mut Building,
+    ) {
         match self.exported_past(job, &path, child, trail, how) {
             Ok((mut entry, file, given)) => {
                 entry.again = again;
@@ -177,7 +311,11 @@ impl Exporter<'_> {
                 if child.kind == Kind::Dir
                     && let Ok(attr) = self.engine.states.view(State::At(job.at)).attr(trail)
                 {
-                    building.add(ExportEntry::new(path.clone(), &attr.stat, child.slot.0, None, Vec::new()), None, None);
+                    building.add(
+                        ExportEntry::new(path.clone(), &attr.stat, child.slot.0, None, Vec::new()),
+                        None,
+                        None,
+                    );
                 }
                 building.refuse(path, errno);
             }
@@ -194,7 +332,13 @@ impl Exporter<'_> {
     ) -> SysResult<(ExportEntry, Option<Arc<File>>, Option<Given>)> {
         let view = self.engine.states.view(State::At(job.at));
         let attr = view.attr(trail)?;
-        let mut entry = ExportEntry::new(path.to_vec(), &attr.stat, child.slot.0, attr.target, view.xattrs(trail)?);
+        let mut entry = ExportEntry::new(
+            path.to_vec(),
+            &attr.stat,
+            child.slot.0,
+            attr.target,
+            view.xattrs(trail)?,
+        );
         match how {
             How::Kept => entry.data = ExportData::Kept,
             How::Link(to) => entry.data = ExportData::Link(TreePath(to.clone())),
@@ -204,7 +348,9 @@ impl Exporter<'_> {
             }
             How::Whole if child.kind == Kind::File => {
                 let (source, file) = view.open(trail)?;
-                let Some(file) = file.map(Arc::new) else { return Ok((entry, None, None)) };
+                let Some(file) = file.map(Arc::new) else {
+                    return Ok((entry, None, None));
+                };
                 let mut given = None;
                 if source == Source::Live {
                     let ctime = sys::stat_fd(&*file)?.ctime;
@@ -213,7 +359,13 @@ impl Exporter<'_> {
                         return self.exported_past(job, path, child, trail, how);
                     }
                     let file = Some((Arc::clone(&file), ctime));
-                    given = Some(Given { path: path.to_vec(), child, trail: Arc::clone(trail), file, unrecorded: false });
+                    given = Some(Given {
+                        path: path.to_vec(),
+                        child,
+                        trail: Arc::clone(trail),
+                        file,
+                        unrecorded: false,
+                    });
                 }
                 entry.data = ExportData::File;
                 return Ok((entry, Some(file), given));

@@ -1,4 +1,5 @@
-//! What is kept for a while whatever the rules say: the way back from what was undone or deleted not long ago.
+//! What is kept for a while whatever the rules say: the way back from what was undone or deleted
+//! not long ago.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,9 +12,11 @@ use crate::store::ids::CheckpointId;
 use crate::store::operation::Deed;
 use crate::store::record::{Kept, Reason, Trigger};
 
-/// How long what `undo` and `redo` need is not freed by retention, if `retention.keep-undone` does not say otherwise.
+/// How long what `undo` and `redo` need is not freed by retention, if `retention.keep-undone` does
+/// not say otherwise.
 const UNDONE_KEPT: Duration = Duration::from_secs(24 * 3600);
-/// How long a mark of the tripwire stays whatever follows, if `tripwire.keep` does not say otherwise.
+/// How long a mark of the tripwire stays whatever follows, if `tripwire.keep` does not say
+/// otherwise.
 const MARK_KEPT: Duration = Duration::from_secs(3600);
 /// Guards of so many of the newest operations stay however old they are.
 const GUARDS_KEPT: usize = 10;
@@ -32,14 +35,17 @@ impl Held {
     pub(super) fn needs(&self, kept: &Kept) -> bool {
         match &kept.reason {
             _ if kept.hidden => self.hidden.contains(&kept.id),
-            Reason::Auto { trigger: Trigger::Tripwire } => kept.created_ns >= self.marks_since_ns,
+            Reason::Auto {
+                trigger: Trigger::Tripwire,
+            } => kept.created_ns >= self.marks_since_ns,
             _ => self.guards.contains(&kept.id),
         }
     }
 }
 
 impl Collector {
-    /// What is not to be freed yet. `automatic`: nobody asks for anything to be freed, so what was deleted or undone not long ago stays too.
+    /// What is not to be freed yet. `automatic`: nobody asks for anything to be freed, so what was
+    /// deleted or undone not long ago stays too.
     pub(super) fn held(&self, automatic: bool) -> VerbResult<Held> {
         let (settings, now_ns) = (self.serving.settings(), crate::history::append::now_ns());
         let since = |key: &str, otherwise: Duration| {
@@ -47,11 +53,24 @@ impl Collector {
             now_ns.saturating_sub(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX))
         };
         let since_ns = since("retention.keep-undone", UNDONE_KEPT);
-        let mut held = Held { guards: HashSet::new(), hidden: HashSet::new(), marks_since_ns: since("tripwire.keep", MARK_KEPT) };
+        let mut held = Held {
+            guards: HashSet::new(),
+            hidden: HashSet::new(),
+            marks_since_ns: since("tripwire.keep", MARK_KEPT),
+        };
         let (mut before, mut seen) = (None, 0);
         loop {
-            let told = self.live.timeline().operations.operations(before, READ_AT_ONCE);
-            let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
+            let told = self
+                .live
+                .timeline()
+                .operations
+                .operations(before, READ_AT_ONCE);
+            let told = told.map_err(|errno| {
+                error::failed(
+                    "the journal cannot be read; `ckptfs verify` says more",
+                    errno,
+                )
+            })?;
             for Told { operation, .. } in &told {
                 seen += 1;
                 let young = operation.at_ns >= since_ns;

@@ -1,8 +1,11 @@
-//! What a run drops by tiers ([`Tier`]): versions of some paths that checkpoints show still, which then say so.
+//! What a run drops by tiers ([`Tier`]): versions of some paths that checkpoints show still, which
+//! then say so.
 //!
-//! A version goes when all that is so: a checkpoint that shows it no more, because the file was changed or removed before, was made longer ago than the tier
-//! keeps things, so the change was; at every checkpoint that shows it, all its names were in a tier that says so; and none of these checkpoints is pinned.
-//! What only hidden checkpoints show, which go in the same run, is not asked for.
+//! A version goes when all that is so: a checkpoint that shows it no more, because the file was
+//! changed or removed before, was made longer ago than the tier keeps things, so the change was; at
+//! every checkpoint that shows it, all its names were in a tier that says so; and none of these
+//! checkpoints is pinned. What only hidden checkpoints show, which go in the same run, is not asked
+//! for.
 
 use std::collections::HashMap;
 
@@ -60,18 +63,33 @@ impl Matching {
         held: &Held,
     ) -> VerbResult<Matching> {
         let now_ns = now_ns();
-        let wrong = |why: String| VerbError { code: "bad-value".into(), message: format!("tiers: {why}"), hint: None };
+        let wrong = |why: String| VerbError {
+            code: "bad-value".into(),
+            message: format!("tiers: {why}"),
+            hint: None,
+        };
         if retention.tiers.len() > TIERS_MAX {
             return Err(wrong(format!("there are more than {TIERS_MAX}")));
         }
         let ready = |tier: &Tier| {
-            let keep_ns = i64::try_from(tier.keep_ms).unwrap_or(i64::MAX).saturating_mul(1_000_000);
-            tier.matcher().map(|matcher| (matcher, now_ns.saturating_sub(keep_ns))).map_err(wrong)
+            let keep_ns = i64::try_from(tier.keep_ms)
+                .unwrap_or(i64::MAX)
+                .saturating_mul(1_000_000);
+            tier.matcher()
+                .map(|matcher| (matcher, now_ns.saturating_sub(keep_ns)))
+                .map_err(wrong)
         };
-        let matchers = retention.tiers.iter().map(ready).collect::<VerbResult<Vec<_>>>()?;
+        let matchers = retention
+            .tiers
+            .iter()
+            .map(ready)
+            .collect::<VerbResult<Vec<_>>>()?;
         let of = super::known(&census, &checkpoints, held);
         let known: Vec<Known> = of.iter().map(|(_, known)| *known).collect();
-        let (order, sure) = order(&known, &rules(&known, retention, now_ns, &TimeZone::system()));
+        let (order, sure) = order(
+            &known,
+            &rules(&known, retention, now_ns, &TimeZone::system()),
+        );
         let mut stays = vec![true; census.kept.len()];
         order.iter().take(sure).for_each(|at| {
             if let Some(stays) = stays.get_mut(*at) {
@@ -79,7 +97,16 @@ impl Matching {
             }
         });
         let pinned = known.iter().map(|one| one.pinned).collect();
-        Ok(Matching { census, measured, space, checkpoints, fates: Vec::new(), matchers, stays, pinned })
+        Ok(Matching {
+            census,
+            measured,
+            space,
+            checkpoints,
+            fates: Vec::new(),
+            matchers,
+            stays,
+            pinned,
+        })
     }
 
     pub(super) fn progress(&self) -> (u64, u64) {
@@ -90,7 +117,9 @@ impl Matching {
 impl Collector {
     /// Looks at the next version; `false`: there is no further.
     pub(super) fn match_next(&self, matching: &mut Matching) -> SysResult<bool> {
-        let Some(at) = matching.measured.get(matching.fates.len()) else { return Ok(false) };
+        let Some(at) = matching.measured.get(matching.fates.len()) else {
+            return Ok(false);
+        };
         let fate = match matching.census.versions.get(*at) {
             Some(version) => self.fate(matching, version)?,
             None => Fate::Stays,
@@ -105,42 +134,82 @@ impl Collector {
             return Ok(Fate::Stays);
         }
         if self.live.timeline().dropped.is_dropped(version.object)? {
-            let there = self.live.timeline().store().layers.stat(version.object).map_err(|error| error.errno())?;
-            return Ok(if there.is_some_and(|stat| stat.size > 0) { Fate::Left } else { Fate::Stays });
+            let there = self
+                .live
+                .timeline()
+                .store()
+                .layers
+                .stat(version.object)
+                .map_err(|error| error.errno())?;
+            return Ok(if there.is_some_and(|stat| stat.size > 0) {
+                Fate::Left
+            } else {
+                Fate::Stays
+            });
         }
         // Changed before the first checkpoint that does not show it.
-        let Some(changed_ns) = matching.census.made_ns.get(by.end).copied() else { return Ok(Fate::Stays) };
-        let all_young = matching.matchers.iter().all(|(_, old_ns)| changed_ns > *old_ns);
-        let pinned = matching.pinned.get(by.clone()).is_none_or(|pinned| pinned.contains(&true));
+        let Some(changed_ns) = matching.census.made_ns.get(by.end).copied() else {
+            return Ok(Fate::Stays);
+        };
+        let all_young = matching
+            .matchers
+            .iter()
+            .all(|(_, old_ns)| changed_ns > *old_ns);
+        let pinned = matching
+            .pinned
+            .get(by.clone())
+            .is_none_or(|pinned| pinned.contains(&true));
         if all_young || pinned {
             return Ok(Fate::Stays);
         }
         let (mut at, mut fate) = (by.start, Fate::Stays);
         while at < by.end {
-            let (Some(id), Some(stays)) = (matching.census.kept.get(at), matching.stays.get(at)) else { break };
+            let (Some(id), Some(stays)) = (matching.census.kept.get(at), matching.stays.get(at))
+            else {
+                break;
+            };
             if !stays {
                 at += 1;
                 continue;
             }
-            let Some(path) = self.live.timeline().lookup.path_at(version.slot, *id)? else { return Ok(Fate::Stays) };
-            let Some(attr) = self.live.timeline().lookup.attr_at(version.slot, *id)? else { return Ok(Fate::Stays) };
+            let Some(path) = self.live.timeline().lookup.path_at(version.slot, *id)? else {
+                return Ok(Fate::Stays);
+            };
+            let Some(attr) = self.live.timeline().lookup.attr_at(version.slot, *id)? else {
+                return Ok(Fate::Stays);
+            };
             if attr.before.stat.kind != Kind::File || attr.before.stat.size == 0 {
                 return Ok(Fate::Stays);
             }
-            let tier = matching.matchers.iter().position(|(matcher, _)| matcher.unit(&path.path).is_some());
-            let old = |tier: &usize| matching.matchers.get(*tier).is_some_and(|(_, old_ns)| changed_ns <= *old_ns);
-            let Some(tier) = tier.filter(old) else { return Ok(Fate::Stays) };
+            let tier = matching
+                .matchers
+                .iter()
+                .position(|(matcher, _)| matcher.unit(&path.path).is_some());
+            let old = |tier: &usize| {
+                matching
+                    .matchers
+                    .get(*tier)
+                    .is_some_and(|(_, old_ns)| changed_ns <= *old_ns)
+            };
+            let Some(tier) = tier.filter(old) else {
+                return Ok(Fate::Stays);
+            };
             if attr.before.stat.nlink > 1 {
                 return Ok(Fate::Linked(tier));
             }
             fate = Fate::Goes(tier);
             let until = path.until.min(attr.epoch);
-            at = matching.census.kept.partition_point(|id| id.epoch() < until).max(at + 1);
+            at = matching
+                .census
+                .kept
+                .partition_point(|id| id.epoch() < until)
+                .max(at + 1);
         }
         Ok(fate)
     }
 
-    /// Records that versions are dropped, those apart that somebody pinned since the plan was made; gives the ones that are.
+    /// Records that versions are dropped, those apart that somebody pinned since the plan was made;
+    /// gives the ones that are.
     pub(super) fn drop_planned(
         &self,
         tier: &GcTier,
@@ -162,34 +231,65 @@ impl Collector {
         let mut going = Vec::new();
         for version in versions {
             let shown = plan_kept.get(version.by.clone()).unwrap_or_default();
-            let (Some(first), Some(last)) = (shown.first(), shown.last()) else { continue };
-            if shown.iter().any(|id| *known.entry(*id).or_insert_with(|| pinned(*id))) {
+            let (Some(first), Some(last)) = (shown.first(), shown.last()) else {
+                continue;
+            };
+            if shown
+                .iter()
+                .any(|id| *known.entry(*id).or_insert_with(|| pinned(*id)))
+            {
                 continue;
             }
             let failed = |errno| error::failed("a version cannot be looked at", errno);
-            let size = self.live.timeline().lookup.data_at(version.slot, *last).map_err(failed)?.map_or(0, |data| data.before.size);
-            dropped.push(Dropped { object: version.object, size, first: *first, last: *last });
+            let size = self
+                .live
+                .timeline()
+                .lookup
+                .data_at(version.slot, *last)
+                .map_err(failed)?
+                .map_or(0, |data| data.before.size);
+            dropped.push(Dropped {
+                object: version.object,
+                size,
+                first: *first,
+                last: *last,
+            });
             going.push(version);
         }
-        self.live.timeline().dropped.add(&tier.paths, dropped).map_err(|errno| error::failed("nothing was dropped", errno))?;
+        self.live
+            .timeline()
+            .dropped
+            .add(&tier.paths, dropped)
+            .map_err(|errno| error::failed("nothing was dropped", errno))?;
         Ok(going)
     }
 
-    /// Removes the content of a version that is on record as dropped. One that was moved stays, empty, so that its number is not given away while checkpoints
-    /// know it by that; it is left for the next run if somebody has it open.
+    /// Removes the content of a version that is on record as dropped. One that was moved stays,
+    /// empty, so that its number is not given away while checkpoints know it by that; it is left
+    /// for the next run if somebody has it open.
     pub(super) fn remove_content(&self, object: ObjectId) {
         if object.origin == ObjectOrigin::Cloned {
             return self.remove_version(object);
         }
         match self.empty_object(object) {
             Ok(true) | Err(Errno::ENOENT) => {}
-            Ok(false) => tracing::info!(?object, "a dropped version is open; the next run frees it"),
-            Err(errno) => tracing::warn!(%errno, ?object, "a dropped version was not freed; the next run tries again"),
+            Ok(false) => {
+                tracing::info!(?object, "a dropped version is open; the next run frees it")
+            }
+            Err(errno) => {
+                tracing::warn!(%errno, ?object, "a dropped version was not freed; the next run tries again")
+            }
         }
     }
 
     fn empty_object(&self, object: ObjectId) -> SysResult<bool> {
-        let (dir, name) = self.live.timeline().store().layers.location(object).map_err(|error| error.errno())?;
+        let (dir, name) = self
+            .live
+            .timeline()
+            .store()
+            .layers
+            .location(object)
+            .map_err(|error| error.errno())?;
         if sys::stat_at(&*dir, name.as_bytes())?.kind != Kind::File {
             return Err(Errno::EINVAL);
         }

@@ -1,5 +1,5 @@
-//! The live tree as a plan is carried out on it: with the operations that serve the kernel, so that every step keeps the past, and with what the kernel must
-//! forget noted.
+//! The live tree as a plan is carried out on it: with the operations that serve the kernel, so that
+//! every step keeps the past, and with what the kernel must forget noted.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,12 +32,27 @@ struct LiveSink<'a> {
     stale: Stale,
 }
 
-/// Carries out a plan, with what was made for it. The caller holds the freeze lock and the tree for writing.
+/// Carries out a plan, with what was made for it. The caller holds the freeze lock and the tree for
+/// writing.
 pub(super) fn apply(engine: &Engine, plan: &Plan, stage: Stage<'_>) -> SysResult<Stale> {
-    let mut sink = LiveSink { engine, plan, stage, swaps: Vec::new(), places: HashSet::new(), stale: Stale::default() };
+    let mut sink = LiveSink {
+        engine,
+        plan,
+        stage,
+        swaps: Vec::new(),
+        places: HashSet::new(),
+        stale: Stale::default(),
+    };
     let dirs = crate::tree::apply::apply(&plan.tree, &mut sink)?;
-    let here = |dir: &DirPlan| dir.live.as_ref().map(|live| live.slot).or_else(|| dirs.get(&dir.want.slot).copied());
-    sink.stale.nodes.extend(plan.tree.dirs.iter().filter_map(here));
+    let here = |dir: &DirPlan| {
+        dir.live
+            .as_ref()
+            .map(|live| live.slot)
+            .or_else(|| dirs.get(&dir.want.slot).copied())
+    };
+    sink.stale
+        .nodes
+        .extend(plan.tree.dirs.iter().filter_map(here));
     sink.stage.clear();
     sink.clean_staging()?;
     Ok(sink.stale.without_twice())
@@ -52,7 +67,9 @@ pub(super) fn all_of(plan: &Plan) -> Stale {
         for name in &dir.names {
             stale.names.push((here, name.name.clone()));
             stale.nodes.extend(name.have.map(|have| have.slot));
-            stale.nodes.extend(name.want.as_ref().map(|(child, _)| child.slot));
+            stale
+                .nodes
+                .extend(name.want.as_ref().map(|(child, _)| child.slot));
         }
     }
     stale
@@ -78,7 +95,8 @@ impl LiveSink<'_> {
         }
     }
 
-    /// A name has lost its inode, for which that may have been the last. If not it has fewer names than the kernel thinks.
+    /// A name has lost its inode, for which that may have been the last. If not it has fewer names
+    /// than the kernel thinks.
     fn lost(&mut self, dir: Slot, name: &Name, slot: Slot) {
         // Only what the kernel knows can be dead: the tables hold nothing else.
         if self.live().nodes.is_dead(slot) {
@@ -88,11 +106,16 @@ impl LiveSink<'_> {
         }
     }
 
-    /// Whether a name beside the tree leads to an inode. A restore that was interrupted may have left it; what else it has left there goes.
+    /// Whether a name beside the tree leads to an inode. A restore that was interrupted may have
+    /// left it; what else it has left there goes.
     fn is_left_at(&self, staged: &Place, slot: Slot) -> SysResult<bool> {
         match sys::stat_at(self.live().staging(), staged.name.as_bytes()) {
             Ok(stat) if self.live().inodes.slot_of(&stat) == Ok(slot) => Ok(true),
-            Ok(_) => self.live().removal.remove_in(At::from(Slot::STAGING), &staged.name, false).map(|_| false),
+            Ok(_) => self
+                .live()
+                .removal
+                .remove_in(At::from(Slot::STAGING), &staged.name, false)
+                .map(|_| false),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(errno),
         }
@@ -110,7 +133,11 @@ impl LiveSink<'_> {
         let mut open = vec![(Arc::clone(dir), name.clone(), have, false)];
         while let Some((dir, name, child, emptied)) = open.pop() {
             if child.kind != Kind::Dir || emptied {
-                let slot = engine.live.removal.remove_in(At::from(&dir), &name, child.kind == Kind::Dir)?;
+                let slot = engine.live.removal.remove_in(
+                    At::from(&dir),
+                    &name,
+                    child.kind == Kind::Dir,
+                )?;
                 self.lost(dir.slot, &name, slot);
                 continue;
             }
@@ -123,9 +150,14 @@ impl LiveSink<'_> {
         Ok(())
     }
 
-    /// What an interrupted restore has left here and this one did not want: removed like anything else, so that the guard can still see it.
+    /// What an interrupted restore has left here and this one did not want: removed like anything
+    /// else, so that the guard can still see it.
     fn clean_staging(&mut self) -> SysResult<()> {
-        let staging = Arc::new(Trail { slot: Slot::STAGING, name: Name::new(b""), up: None });
+        let staging = Arc::new(Trail {
+            slot: Slot::STAGING,
+            name: Name::new(b""),
+            up: None,
+        });
         for (name, child) in self.engine.states.view(State::Live).list(&staging)? {
             self.remove_below(&staging, &name, child)?;
         }
@@ -134,33 +166,70 @@ impl LiveSink<'_> {
 }
 
 impl Sink for LiveSink<'_> {
-    /// Of one with several names, history may know only one that it has lost; then it is where it was when the plan was made.
+    /// Of one with several names, history may know only one that it has lost; then it is where it
+    /// was when the plan was made.
     fn locate(&self, child: Child, want: Option<&Arc<Trail>>) -> SysResult<Place> {
-        match self.live().inodes.locate(want.map_or_else(|| At::from(child.slot), At::from), child.kind) {
-            Err(Errno::ESTALE) => self.plan.tree.found.get(&child.slot).cloned().ok_or(Errno::ESTALE),
+        match self.live().inodes.locate(
+            want.map_or_else(|| At::from(child.slot), At::from),
+            child.kind,
+        ) {
+            Err(Errno::ESTALE) => self
+                .plan
+                .tree
+                .found
+                .get(&child.slot)
+                .cloned()
+                .ok_or(Errno::ESTALE),
             place => place,
         }
     }
 
-    /// All of the tree is restored, and the inode had this name alone: whatever others it has now go.
+    /// All of the tree is restored, and the inode had this name alone: whatever others it has now
+    /// go.
     fn has_one_name(&self, want: &Arc<Trail>) -> bool {
-        self.plan.whole && self.plan.unknown.is_empty() && self.then().attr(want).is_ok_and(|attr| attr.stat.nlink == 1)
+        self.plan.whole
+            && self.plan.unknown.is_empty()
+            && self
+                .then()
+                .attr(want)
+                .is_ok_and(|attr| attr.stat.nlink == 1)
     }
 
     fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()> {
         let view = self.then();
         if content == Content::InPlace {
             let (_, source) = view.open(want)?;
-            self.live().attrs.rewrite_in(At::from(want), source.as_ref(), view.attr(want)?.stat.size)?;
+            self.live().attrs.rewrite_in(
+                At::from(want),
+                source.as_ref(),
+                view.attr(want)?.stat.size,
+            )?;
         }
-        self.live().attrs.apply_attrs_in(At::from(want), &view.attr(want)?, &view.xattrs(want)?, self.keeps_times())?;
+        self.live().attrs.apply_attrs_in(
+            At::from(want),
+            &view.attr(want)?,
+            &view.xattrs(want)?,
+            self.keeps_times(),
+        )?;
         self.stale.nodes.push(child.slot);
         Ok(())
     }
 
-    fn rename(&mut self, child: Child, from: &Place, to: &Place, mode: RenameMode) -> SysResult<()> {
-        let ends = ((At::from(from.parent), &from.name), (At::from(to.parent), &to.name));
-        let replaced = self.live().names.rename_in(ends.0, ends.1, mode, Turn::default())?;
+    fn rename(
+        &mut self,
+        child: Child,
+        from: &Place,
+        to: &Place,
+        mode: RenameMode,
+    ) -> SysResult<()> {
+        let ends = (
+            (At::from(from.parent), &from.name),
+            (At::from(to.parent), &to.name),
+        );
+        let replaced = self
+            .live()
+            .names
+            .rename_in(ends.0, ends.1, mode, Turn::default())?;
         self.stale.nodes.push(child.slot);
         self.renamed(from);
         self.renamed(to);
@@ -188,8 +257,21 @@ impl Sink for LiveSink<'_> {
 
     fn make_dir(&mut self, want: &Arc<Trail>, at: &Place) -> SysResult<Slot> {
         let stat = self.then().attr(want)?.stat;
-        let make = Make { kind: Kind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"", uid: stat.uid, gid: stat.gid, open: None, again: false };
-        let made = self.live().names.make_in(At::from(at.parent), &at.name, &make, 0)?;
+        let make = Make {
+            kind: Kind::Dir,
+            mode: 0o700,
+            umask: 0,
+            rdev: 0,
+            target: b"",
+            uid: stat.uid,
+            gid: stat.gid,
+            open: None,
+            again: false,
+        };
+        let made = self
+            .live()
+            .names
+            .make_in(At::from(at.parent), &at.name, &make, 0)?;
         self.renamed(at);
         Ok(made.slot)
     }
@@ -199,12 +281,17 @@ impl Sink for LiveSink<'_> {
     }
 
     fn put(&mut self, child: Child, at: &Place) -> SysResult<bool> {
-        let Some(staged) = self.stage.take(child.slot)? else { return Ok(false) };
+        let Some(staged) = self.stage.take(child.slot)? else {
+            return Ok(false);
+        };
         if self.places.contains(at) || self.swaps.len() == SWAPS_MAX {
             self.flush()?;
         }
         self.places.insert(at.clone());
-        self.swaps.push(Swap { staged, to: at.clone() });
+        self.swaps.push(Swap {
+            staged,
+            to: at.clone(),
+        });
         self.stale.nodes.push(child.slot);
         Ok(true)
     }
@@ -214,10 +301,19 @@ impl Sink for LiveSink<'_> {
         self.places.clear();
         let swaps = std::mem::take(&mut self.swaps);
         let replaced = self.live().swaps.put_in_place(&swaps)?;
-        for (Swap { to: Place { parent, name }, .. }, replaced) in swaps.into_iter().zip(replaced) {
+        for (
+            Swap {
+                to: Place { parent, name },
+                ..
+            },
+            replaced,
+        ) in swaps.into_iter().zip(replaced)
+        {
             match replaced {
                 // With its inode the kernel forgets the name.
-                Some(dead) if self.live().nodes.is_dead(dead) => self.stale.dead.push((parent, name, dead)),
+                Some(dead) if self.live().nodes.is_dead(dead) => {
+                    self.stale.dead.push((parent, name, dead))
+                }
                 replaced => {
                     self.stale.nodes.extend(replaced);
                     self.stale.names.push((parent, name));
@@ -228,14 +324,27 @@ impl Sink for LiveSink<'_> {
     }
 
     fn arrived(&mut self, child: Child) -> SysResult<()> {
-        if self.keeps_times() { Ok(()) } else { self.live().attrs.renew_in(At::from(child.slot)) }
+        if self.keeps_times() {
+            Ok(())
+        } else {
+            self.live().attrs.renew_in(At::from(child.slot))
+        }
     }
 
     fn apply_attrs(&mut self, dir: &DirPlan, here: Slot) -> SysResult<()> {
-        let at = if here == dir.want.slot { At::from(&dir.want) } else { At::from(here) };
+        let at = if here == dir.want.slot {
+            At::from(&dir.want)
+        } else {
+            At::from(here)
+        };
         let view = self.then();
         let (attr, xattrs) = (view.attr(&dir.want)?, view.xattrs(&dir.want)?);
-        if self.live().attrs.apply_attrs_in(at, &attr, &xattrs, self.keeps_times())? && dir.live.is_some() {
+        if self
+            .live()
+            .attrs
+            .apply_attrs_in(at, &attr, &xattrs, self.keeps_times())?
+            && dir.live.is_some()
+        {
             self.stale.attrs_changed.push(here);
         }
         Ok(())

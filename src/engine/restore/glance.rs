@@ -1,8 +1,9 @@
 //! The live tree, at each inode of which is looked once.
 //!
-//! What was seen is kept, so that all who compare and plan see the same, and threads look ahead. What changes meanwhile is not seen: whoever plans with it
-//! then knows that nothing has changed, or plans again. Of a state of the past it is exact whatever happens: there a live answer counts only where
-//! no record is found after it, and a change has one.
+//! What was seen is kept, so that all who compare and plan see the same, and threads look ahead.
+//! What changes meanwhile is not seen: whoever plans with it then knows that nothing has changed,
+//! or plans again. Of a state of the past it is exact whatever happens: there a live answer counts
+//! only where no record is found after it, and a change has one.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -38,7 +39,10 @@ struct Seen {
 
 impl Seen {
     fn note(&mut self, dir: Slot, name: &Name, found: Option<(Child, Stat)>) {
-        self.names.entry(dir).or_default().insert(name.clone(), found.map(|(child, _)| child));
+        self.names
+            .entry(dir)
+            .or_default()
+            .insert(name.clone(), found.map(|(child, _)| child));
         if let Some((child, stat)) = found.filter(|(child, _)| child.kind != Kind::Symlink) {
             self.stats.insert(child.slot, stat);
         }
@@ -47,17 +51,37 @@ impl Seen {
 
 impl<'a> Glance<'a> {
     pub(super) fn new(live: &'a Live) -> Glance<'a> {
-        Glance { live, seen: Mutex::default() }
+        Glance {
+            live,
+            seen: Mutex::default(),
+        }
     }
 
     /// Looks at all that was recorded. What cannot be seen so is looked at when it is asked for.
     pub(super) fn look_ahead(&self, touched: &Touched) {
-        let dirs: Vec<(Slot, Vec<&Name>)> = touched.names.iter().map(|(dir, names)| (*dir, names.iter().collect())).collect();
-        let jobs: Vec<(Slot, &[&Name])> = dirs.iter().flat_map(|(dir, names)| names.chunks(NAMES_AT_ONCE).map(|names| (*dir, names))).collect();
+        let dirs: Vec<(Slot, Vec<&Name>)> = touched
+            .names
+            .iter()
+            .map(|(dir, names)| (*dir, names.iter().collect()))
+            .collect();
+        let jobs: Vec<(Slot, &[&Name])> = dirs
+            .iter()
+            .flat_map(|(dir, names)| names.chunks(NAMES_AT_ONCE).map(|names| (*dir, names)))
+            .collect();
         let look = |(dir, names): &(Slot, &[&Name])| {
-            let found: Vec<_> = names.iter().filter_map(|name| Some((*name, self.live.inodes.stat_child(At::from(*dir), name).ok()?))).collect();
+            let found: Vec<_> = names
+                .iter()
+                .filter_map(|name| {
+                    Some((
+                        *name,
+                        self.live.inodes.stat_child(At::from(*dir), name).ok()?,
+                    ))
+                })
+                .collect();
             let mut seen = self.seen.lock();
-            found.into_iter().for_each(|(name, found)| seen.note(*dir, name, found));
+            found
+                .into_iter()
+                .for_each(|(name, found)| seen.note(*dir, name, found));
             Ok(())
         };
         let _ = threads::each(&jobs, ("look", PARTS_FROM), look);
@@ -66,7 +90,13 @@ impl<'a> Glance<'a> {
 
 impl Present for Glance<'_> {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        if let Some(known) = self.seen.lock().names.get(&dir.slot).and_then(|names| names.get(name)) {
+        if let Some(known) = self
+            .seen
+            .lock()
+            .names
+            .get(&dir.slot)
+            .and_then(|names| names.get(name))
+        {
             return Ok(*known);
         }
         let found = self.live.inodes.stat_child(dir.into(), name)?;
@@ -80,7 +110,10 @@ impl Present for Glance<'_> {
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
         if let Some(stat) = self.seen.lock().stats.get(&node.slot) {
-            return Ok(AttrState { stat: *stat, target: None });
+            return Ok(AttrState {
+                stat: *stat,
+                target: None,
+            });
         }
         let attr = self.live.inodes.attr(node)?;
         if attr.target.is_none() {

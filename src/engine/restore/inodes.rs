@@ -1,4 +1,5 @@
-//! What becomes of a wanted inode: whether it is in the live tree, where it may be taken from, and what is to be done for it.
+//! What becomes of a wanted inode: whether it is in the live tree, where it may be taken from, and
+//! what is to be done for it.
 
 use std::sync::Arc;
 
@@ -26,7 +27,12 @@ impl Planner<'_> {
             if matches!(at.parent, Slot::ROOT | Slot::STAGING) {
                 break;
             }
-            at = match self.engine.live.inodes.locate(At::from(at.parent), Kind::Dir) {
+            at = match self
+                .engine
+                .live
+                .inodes
+                .locate(At::from(at.parent), Kind::Dir)
+            {
                 Err(Errno::ESTALE) => break,
                 up => up?,
             };
@@ -34,15 +40,31 @@ impl Planner<'_> {
         Ok(false)
     }
 
-    /// Where a file has a name that is not to be restored, and that it had at the checkpoint: they were one file, and will be again. A name that it got
-    /// since is none: what is written there would be seen here.
-    pub(super) fn name_outside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Option<Place>> {
+    /// Where a file has a name that is not to be restored, and that it had at the checkpoint: they
+    /// were one file, and will be again. A name that it got since is none: what is written there
+    /// would be seen here.
+    pub(super) fn name_outside(
+        &self,
+        child: Child,
+        trail: &Arc<Trail>,
+    ) -> SysResult<Option<Place>> {
         // What cannot be told of the file stops nothing: it is made anew then.
-        if self.view.attr(trail).map_or(true, |attr| attr.stat.nlink < 2) {
+        if self
+            .view
+            .attr(trail)
+            .map_or(true, |attr| attr.stat.nlink < 2)
+        {
             return Ok(None);
         }
-        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
-            let Some(dir) = self.engine.live.inodes.path_of(place.parent) else { continue };
+        for place in self
+            .engine
+            .live
+            .inodes
+            .locate_all(At::from(trail), child.kind)?
+        {
+            let Some(dir) = self.engine.live.inodes.path_of(place.parent) else {
+                continue;
+            };
             let then = self.view.walk(&join(&dir, &place.name)).unwrap_or(None);
             if then.is_some_and(|(then, _)| then.slot == child.slot) {
                 return Ok(Some(place));
@@ -54,7 +76,12 @@ impl Planner<'_> {
     /// The places where the live inode is that are to be restored.
     pub(super) fn names_inside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Vec<Place>> {
         let mut inside = Vec::new();
-        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
+        for place in self
+            .engine
+            .live
+            .inodes
+            .locate_all(At::from(trail), child.kind)?
+        {
             if self.is_below_paths(&place)? {
                 inside.push(place);
             }
@@ -62,21 +89,27 @@ impl Planner<'_> {
         Ok(inside)
     }
 
-    /// The live inode has, or may have, names that are not to be restored: what is done to it would be seen there.
+    /// The live inode has, or may have, names that are not to be restored: what is done to it would
+    /// be seen there.
     fn has_names_outside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
         if self.paths.is_empty() && self.spared_places.is_empty() {
             return Ok(false);
         }
         let mut inside = 0;
-        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
+        for place in self
+            .engine
+            .live
+            .inodes
+            .locate_all(At::from(trail), child.kind)?
+        {
             let restored = self.paths.is_empty() || self.is_below_paths(&place)?;
             inside += u64::from(restored && !self.is_spared(&place)?);
         }
         Ok(u64::from(self.engine.live.inodes.stat(At::from(trail))?.nlink) > inside)
     }
 
-    /// A place of the live tree is at or below one of the paths. What was found out about a directory is remembered: a deep tree would be climbed
-    /// for each of its directories.
+    /// A place of the live tree is at or below one of the paths. What was found out about a
+    /// directory is remembered: a deep tree would be climbed for each of its directories.
     fn is_below_paths(&self, place: &Place) -> SysResult<bool> {
         if self.exact {
             return Ok(self.roots.contains(place));
@@ -93,12 +126,19 @@ impl Planner<'_> {
                 break *known;
             }
             climbed.push(at.parent);
-            at = match self.engine.live.inodes.locate(At::from(at.parent), Kind::Dir) {
+            at = match self
+                .engine
+                .live
+                .inodes
+                .locate(At::from(at.parent), Kind::Dir)
+            {
                 Err(Errno::ESTALE) => break false,
                 up => up?,
             };
         };
-        self.inside.borrow_mut().extend(climbed.into_iter().map(|slot| (slot, below)));
+        self.inside
+            .borrow_mut()
+            .extend(climbed.into_iter().map(|slot| (slot, below)));
         Ok(below)
     }
 
@@ -111,7 +151,12 @@ impl Planner<'_> {
         self.view.xattrs(trail).map(drop)
     }
 
-    pub(super) fn content_known(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
+    pub(super) fn content_known(
+        &self,
+        child: Child,
+        trail: &Arc<Trail>,
+        alive: bool,
+    ) -> SysResult<Content> {
         if !alive {
             return Ok(Content::New);
         }
@@ -120,27 +165,50 @@ impl Planner<'_> {
         }
         self.view.attr(trail)?;
         if child.kind == Kind::File && self.has_other_data(child, trail)? {
-            let in_place = self.view.attr(trail)?.stat.nlink > 1 && !self.has_names_outside(child, trail)? && !self.would_empower(trail)?;
-            return Ok(if in_place { Content::InPlace } else { Content::New });
+            let in_place = self.view.attr(trail)?.stat.nlink > 1
+                && !self.has_names_outside(child, trail)?
+                && !self.would_empower(trail)?;
+            return Ok(if in_place {
+                Content::InPlace
+            } else {
+                Content::New
+            });
         }
-        if has_attrs((&self.view, trail), (&self.now, trail), self.plan.times == Times::Kept)? {
+        if has_attrs(
+            (&self.view, trail),
+            (&self.now, trail),
+            self.plan.times == Times::Kept,
+        )? {
             return Ok(Content::Same);
         }
-        let anew = self.has_names_outside(child, trail)? || (child.kind == Kind::File && self.would_empower(trail)?);
-        Ok(if anew { Content::New } else { Content::Attributes })
+        let anew = self.has_names_outside(child, trail)?
+            || (child.kind == Kind::File && self.would_empower(trail)?);
+        Ok(if anew {
+            Content::New
+        } else {
+            Content::Attributes
+        })
     }
 
-    /// The file is to get set-id bits or capabilities back while somebody can write to it, who could put there what is then run with them.
+    /// The file is to get set-id bits or capabilities back while somebody can write to it, who
+    /// could put there what is then run with them.
     fn would_empower(&self, trail: &Arc<Trail>) -> SysResult<bool> {
         let set_id = self.view.attr(trail)?.stat.mode & 0o6000 != 0;
-        let powerful = set_id || self.view.xattrs(trail)?.iter().any(|(name, _)| name == b"security.capability");
+        let powerful = set_id
+            || self
+                .view
+                .xattrs(trail)?
+                .iter()
+                .any(|(name, _)| name == b"security.capability");
         Ok(powerful && self.engine.live.inodes.may_be_written(At::from(trail)))
     }
 
-    /// The live file has other content than it had. That its content was recorded does not say so: a file that is open for writing is captured
-    /// before anything is written to it, and what was written may have been what was there.
+    /// The live file has other content than it had. That its content was recorded does not say so:
+    /// a file that is open for writing is captured before anything is written to it, and what was
+    /// written may have been what was there.
     fn has_other_data(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
-        if !self.touched.data.contains(&child.slot) || self.view.source(child.slot)? == Source::Live {
+        if !self.touched.data.contains(&child.slot) || self.view.source(child.slot)? == Source::Live
+        {
             return Ok(false);
         }
         let (then, now) = (self.view.attr(trail)?, self.now.attr(trail)?);

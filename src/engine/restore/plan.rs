@@ -1,4 +1,5 @@
-//! The plan of a restore: what becomes of names and inodes ([`tree::plan`]), and what of them cannot be told. `planner` makes it, `apply` carries it out.
+//! The plan of a restore: what becomes of names and inodes ([`tree::plan`]), and what of them
+//! cannot be told. `planner` makes it, `apply` carries it out.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -39,20 +40,39 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Everything that no list of changes tells is so already: which names are one file, and the times of directories.
+    /// Everything that no list of changes tells is so already: which names are one file, and the
+    /// times of directories.
     pub(super) fn is_so(&self, engine: &Engine) -> SysResult<bool> {
-        let (then, now) = (engine.states.view(State::At(self.target)), engine.states.view(State::Live));
+        let (then, now) = (
+            engine.states.view(State::At(self.target)),
+            engine.states.view(State::Live),
+        );
         let (mut stands_for, mut stood_for) = (HashMap::new(), HashMap::new());
         for dir in &self.tree.dirs {
-            let Some((_, here)) = now.walk(&dir.want.path())?.filter(|(child, _)| child.kind == Kind::Dir) else { return Ok(false) };
-            if dir.with_attrs && !has_attrs((&then, &dir.want), (&now, &here), self.times == Times::Kept)? {
+            let Some((_, here)) = now
+                .walk(&dir.want.path())?
+                .filter(|(child, _)| child.kind == Kind::Dir)
+            else {
+                return Ok(false);
+            };
+            if dir.with_attrs
+                && !has_attrs((&then, &dir.want), (&now, &here), self.times == Times::Kept)?
+            {
                 return Ok(false);
             }
             for name in &dir.names {
-                let Some((want, _)) = name.want.as_ref().filter(|(want, _)| want.kind != Kind::Dir) else { continue };
-                let Some(have) = now.child(&here, &name.name)? else { return Ok(false) };
-                let one =
-                    *stands_for.entry(want.slot).or_insert(have.slot) == have.slot && *stood_for.entry(have.slot).or_insert(want.slot) == want.slot;
+                let Some((want, _)) = name
+                    .want
+                    .as_ref()
+                    .filter(|(want, _)| want.kind != Kind::Dir)
+                else {
+                    continue;
+                };
+                let Some(have) = now.child(&here, &name.name)? else {
+                    return Ok(false);
+                };
+                let one = *stands_for.entry(want.slot).or_insert(have.slot) == have.slot
+                    && *stood_for.entry(have.slot).or_insert(want.slot) == want.slot;
                 if !one {
                     return Ok(false);
                 }
@@ -61,19 +81,30 @@ impl Plan {
         Ok(true)
     }
 
-    /// Paths that come back as files of their own, though at the checkpoint they were one with others that are not restored.
+    /// Paths that come back as files of their own, though at the checkpoint they were one with
+    /// others that are not restored.
     pub(super) fn split(&self, engine: &Engine) -> Vec<TreePath> {
         let view = engine.states.view(State::At(self.target));
-        let wanted = || self.tree.dirs.iter().flat_map(|dir| dir.names.iter().filter_map(move |name| Some((dir, name, name.want.as_ref()?))));
+        let wanted = || {
+            self.tree.dirs.iter().flat_map(|dir| {
+                dir.names
+                    .iter()
+                    .filter_map(move |name| Some((dir, name, name.want.as_ref()?)))
+            })
+        };
         let mut names: HashMap<Slot, u64> = HashMap::new();
         wanted().for_each(|(_, _, (child, _))| *names.entry(child.slot).or_default() += 1);
         let is_split = |child: &Child, trail: &Arc<Trail>| {
             let known = names.get(&child.slot).copied().unwrap_or(0);
             child.kind == Kind::File
                 && self.tree.contents.get(&child.slot) == Some(&Content::New)
-                && view.attr(trail).is_ok_and(|attr| u64::from(attr.stat.nlink) > known)
+                && view
+                    .attr(trail)
+                    .is_ok_and(|attr| u64::from(attr.stat.nlink) > known)
         };
         let split = wanted().filter(|(_, _, (child, trail))| is_split(child, trail));
-        split.map(|(dir, name, _)| TreePath(join(&dir.want.path(), &name.name))).collect()
+        split
+            .map(|(dir, name, _)| TreePath(join(&dir.want.path(), &name.name)))
+            .collect()
     }
 }

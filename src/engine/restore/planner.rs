@@ -1,4 +1,5 @@
-//! Makes the plan of a restore: compares the live tree with a checkpoint, where something was recorded since.
+//! Makes the plan of a restore: compares the live tree with a checkpoint, where something was
+//! recorded since.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -77,7 +78,14 @@ enum Step<'p> {
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
     pub(super) fn make(ground: Ground<'_>, which: Which<'_>) -> SysResult<Plan> {
-        let Ground { engine, target, touched, spared, times, .. } = ground;
+        let Ground {
+            engine,
+            target,
+            touched,
+            spared,
+            times,
+            ..
+        } = ground;
         let (paths, exact) = match which {
             Which::Below(paths) => (paths, false),
             Which::Only(paths) => (paths, true),
@@ -100,12 +108,27 @@ impl Plan {
             spared_places.extend(live_place(&now, path)?);
         }
         let inside = RefCell::default();
-        let mut planner =
-            Planner { engine, view, now, touched, paths, roots, exact, inside, spared: spared.clone(), spared_places, passed: HashSet::new(), plan };
+        let mut planner = Planner {
+            engine,
+            view,
+            now,
+            touched,
+            paths,
+            roots,
+            exact,
+            inside,
+            spared: spared.clone(),
+            spared_places,
+            passed: HashSet::new(),
+            plan,
+        };
         if paths.is_empty() && !exact {
             planner.all()?;
         }
-        let mut split: Vec<Vec<Name>> = paths.iter().map(|path| path.split(|byte| *byte == b'/').map(Name::new).collect()).collect();
+        let mut split: Vec<Vec<Name>> = paths
+            .iter()
+            .map(|path| path.split(|byte| *byte == b'/').map(Name::new).collect())
+            .collect();
         split.sort();
         let split: Vec<&[Name]> = split.iter().map(Vec::as_slice).collect();
         if exact {
@@ -116,7 +139,11 @@ impl Plan {
         let mut plan = planner.plan;
         let lost = std::mem::take(&mut plan.lost);
         for dir in &mut plan.tree.dirs {
-            dir.names.retain(|name| name.want.as_ref().is_none_or(|(child, _)| child.kind == Kind::Dir || !lost.contains(&child.slot)));
+            dir.names.retain(|name| {
+                name.want
+                    .as_ref()
+                    .is_none_or(|(child, _)| child.kind == Kind::Dir || !lost.contains(&child.slot))
+            });
         }
         Ok(plan)
     }
@@ -125,9 +152,15 @@ impl Plan {
 /// The place that a path names in the live tree, if the directory is there.
 fn live_place(now: &View<'_>, path: &[u8]) -> SysResult<Option<Place>> {
     let end = path.iter().rposition(|byte| *byte == b'/');
-    let (dir, name) = (path.get(..end.unwrap_or(0)).unwrap_or_default(), path.get(end.map_or(0, |end| end + 1)..).unwrap_or_default());
+    let (dir, name) = (
+        path.get(..end.unwrap_or(0)).unwrap_or_default(),
+        path.get(end.map_or(0, |end| end + 1)..).unwrap_or_default(),
+    );
     let found = now.walk(dir)?.filter(|(child, _)| child.kind == Kind::Dir);
-    Ok(found.map(|(child, _)| Place { parent: child.slot, name: Name::new(name) }))
+    Ok(found.map(|(child, _)| Place {
+        parent: child.slot,
+        name: Name::new(name),
+    }))
 }
 
 impl States for Planner<'_> {
@@ -137,16 +170,31 @@ impl States for Planner<'_> {
 
     fn names(&mut self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<Vec<NamePlan>> {
         let mut names: BTreeSet<Name> = match live {
-            Some(_) => self.touched.names.get(&want.slot).cloned().unwrap_or_default(),
+            Some(_) => self
+                .touched
+                .names
+                .get(&want.slot)
+                .cloned()
+                .unwrap_or_default(),
             None => {
                 let known = self.view.list_known(want)?;
-                self.plan.unknown.extend(known.unknown.iter().map(|name| join(&want.path(), name)).chain(known.partial.then(|| want.path())));
+                self.plan.unknown.extend(
+                    known
+                        .unknown
+                        .iter()
+                        .map(|name| join(&want.path(), name))
+                        .chain(known.partial.then(|| want.path())),
+                );
                 known.names.into_iter().map(|(name, _)| name).collect()
             }
         };
         if !self.spared.is_empty() {
             let path = want.path();
-            let spared: Vec<Name> = names.iter().filter(|name| self.spared.has(&join(&path, name))).cloned().collect();
+            let spared: Vec<Name> = names
+                .iter()
+                .filter(|name| self.spared.has(&join(&path, name)))
+                .cloned()
+                .collect();
             for name in spared {
                 self.rescue(&join(&path, &name), &name, live)?;
                 names.remove(&name);
@@ -169,7 +217,11 @@ impl States for Planner<'_> {
                 None => None,
             };
             if wanted.is_some() || have.is_some() {
-                plans.push(NamePlan { name, want: wanted, have });
+                plans.push(NamePlan {
+                    name,
+                    want: wanted,
+                    have,
+                });
             }
         }
         Ok(plans)
@@ -177,8 +229,13 @@ impl States for Planner<'_> {
 
     fn find(&mut self, child: Child, trail: &Arc<Trail>, here: bool) -> SysResult<Option<Place>> {
         let whole = self.paths.is_empty() && !self.exact;
-        if let Some(up) = trail.up.as_ref().filter(|_| whole && here && self.spared.is_empty() && !self.engine.live.nodes.is_dead(child.slot)) {
-            return Ok(Some(Place { parent: up.slot, name: trail.name.clone() }));
+        if let Some(up) = trail.up.as_ref().filter(|_| {
+            whole && here && self.spared.is_empty() && !self.engine.live.nodes.is_dead(child.slot)
+        }) {
+            return Ok(Some(Place {
+                parent: up.slot,
+                name: trail.name.clone(),
+            }));
         }
         let found = if whole {
             match self.engine.live.inodes.locate(At::from(trail), child.kind) {
@@ -200,10 +257,15 @@ impl States for Planner<'_> {
     }
 
     fn enters(&mut self, want: &Arc<Trail>, _alive: bool) -> SysResult<bool> {
-        if self.passed.insert(want.slot) { Ok(true) } else { Err(Errno::EIO) }
+        if self.passed.insert(want.slot) {
+            Ok(true)
+        } else {
+            Err(Errno::EIO)
+        }
     }
 
-    /// One of which it cannot be told what it was stays as it is; if it is gone it does not come back.
+    /// One of which it cannot be told what it was stays as it is; if it is gone it does not come
+    /// back.
     fn content(&mut self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
         let content = self.content_known(child, trail, alive).and_then(|content| {
             if matches!(content, Content::New | Content::InPlace) {
@@ -234,79 +296,147 @@ impl States for Planner<'_> {
 }
 
 impl Planner<'_> {
-    /// What is at and below the given paths, split into names and sorted. Depth first, without recursion: a tree can be deeper than the stack.
+    /// What is at and below the given paths, split into names and sorted. Depth first, without
+    /// recursion: a tree can be deeper than the stack.
     fn paths(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
         let mut open = vec![Step::Way(Some(Trail::root()), Some(Trail::root()), paths)];
         while let Some(step) = open.pop() {
             match step {
-                Step::Way(live, then, paths) => open.extend(self.some(live, then, &paths)?.into_iter().rev()),
+                Step::Way(live, then, paths) => {
+                    open.extend(self.some(live, then, &paths)?.into_iter().rev())
+                }
                 Step::Wanted(child, trail) => self.below(vec![(child, trail, false)])?,
             }
         }
         Ok(())
     }
 
-    /// The paths below one directory, each without the names that lead to it, sorted; gives what is to be done below. Directories on the way are gone
-    /// to by name, in the live tree; where one is missing it comes back too, with nothing else in it.
-    fn some<'p>(&mut self, live: Option<Arc<Trail>>, then: Option<Arc<Trail>>, paths: &[&'p [Name]]) -> SysResult<Vec<Step<'p>>> {
-        let Some(want) = live.clone().or_else(|| then.clone()) else { return Ok(Vec::new()) };
+    /// The paths below one directory, each without the names that lead to it, sorted; gives what is
+    /// to be done below. Directories on the way are gone to by name, in the live tree; where one is
+    /// missing it comes back too, with nothing else in it.
+    fn some<'p>(
+        &mut self,
+        live: Option<Arc<Trail>>,
+        then: Option<Arc<Trail>>,
+        paths: &[&'p [Name]],
+    ) -> SysResult<Vec<Step<'p>>> {
+        let Some(want) = live.clone().or_else(|| then.clone()) else {
+            return Ok(Vec::new());
+        };
         let (mut names, mut below) = (Vec::new(), Vec::new());
         for group in paths.chunk_by(|a, b| a.first() == b.first()) {
-            let Some((name, rest)) = group.first().and_then(|path| path.split_first()) else { continue };
-            let have = live.as_ref().map_or(Ok(None), |dir| self.now.step(dir, name))?;
-            let want = then.as_ref().map_or(Ok(None), |dir| self.view.step(dir, name))?;
+            let Some((name, rest)) = group.first().and_then(|path| path.split_first()) else {
+                continue;
+            };
+            let have = live
+                .as_ref()
+                .map_or(Ok(None), |dir| self.now.step(dir, name))?;
+            let want = then
+                .as_ref()
+                .map_or(Ok(None), |dir| self.view.step(dir, name))?;
             if rest.is_empty() && self.stays(live.as_ref().or(then.as_ref()), name) {
                 continue;
             }
-            let plan = NamePlan { name: name.clone(), want: want.clone(), have: have.as_ref().map(|(child, _)| *child) };
+            let plan = NamePlan {
+                name: name.clone(),
+                want: want.clone(),
+                have: have.as_ref().map(|(child, _)| *child),
+            };
             if rest.is_empty() {
                 names.push(plan);
                 below.extend(want.map(|(child, trail)| Step::Wanted(child, trail)));
                 continue;
             }
             let is_dir = |found: &(Child, Arc<Trail>)| found.0.kind == Kind::Dir;
-            let (have, want) = (have.filter(is_dir).map(|found| found.1), want.filter(is_dir).map(|found| found.1));
+            let (have, want) = (
+                have.filter(is_dir).map(|found| found.1),
+                want.filter(is_dir).map(|found| found.1),
+            );
             if have.is_none() && want.is_some() {
                 names.push(plan);
             }
-            below.push(Step::Way(have, want, group.iter().filter_map(|path| path.get(1..)).collect()));
+            below.push(Step::Way(
+                have,
+                want,
+                group.iter().filter_map(|path| path.get(1..)).collect(),
+            ));
         }
-        // Parents come before children. One that is there keeps its attributes: it was not asked for.
+        // Parents come before children. One that is there keeps its attributes: it was not asked
+        // for.
         let with_attrs = live.is_none() && self.with_attrs(&want)?;
-        self.plan.tree.dirs.push(DirPlan { want, with_attrs, live, names });
+        self.plan.tree.dirs.push(DirPlan {
+            want,
+            with_attrs,
+            live,
+            names,
+        });
         Ok(below)
     }
 
-    /// The given paths alone, split into names and sorted. A directory is gone to as it was, which may be somewhere else now, and where it was not as it is.
+    /// The given paths alone, split into names and sorted. A directory is gone to as it was, which
+    /// may be somewhere else now, and where it was not as it is.
     fn only(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
         let mut open = vec![(Some(Trail::root()), Some(Trail::root()), false, paths)];
         self.plan.tree.alive_dirs.insert(Slot::ROOT);
         while let Some((live, then, with_attrs, paths)) = open.pop() {
-            let Some(want) = then.clone().or_else(|| live.clone()) else { continue };
+            let Some(want) = then.clone().or_else(|| live.clone()) else {
+                continue;
+            };
             let (mut names, mut below) = (Vec::new(), Vec::new());
             for group in paths.chunk_by(|a, b| a.first() == b.first()) {
-                let Some(name) = group.first().and_then(|path| path.first()) else { continue };
+                let Some(name) = group.first().and_then(|path| path.first()) else {
+                    continue;
+                };
                 let chosen = group.iter().any(|path| path.len() == 1);
-                let rest: Vec<&[Name]> = group.iter().filter_map(|path| path.get(1..)).filter(|rest| !rest.is_empty()).collect();
-                let have = live.as_ref().map_or(Ok(None), |dir| self.now.step(dir, name))?;
-                let wanted = then.as_ref().map_or(Ok(None), |dir| self.view.step(dir, name))?;
+                let rest: Vec<&[Name]> = group
+                    .iter()
+                    .filter_map(|path| path.get(1..))
+                    .filter(|rest| !rest.is_empty())
+                    .collect();
+                let have = live
+                    .as_ref()
+                    .map_or(Ok(None), |dir| self.now.step(dir, name))?;
+                let wanted = then
+                    .as_ref()
+                    .map_or(Ok(None), |dir| self.view.step(dir, name))?;
                 let chosen = chosen && !self.stays(then.as_ref().or(live.as_ref()), name);
                 if chosen {
                     if let Some(live) = &live {
-                        self.roots.insert(Place { parent: live.slot, name: name.clone() });
+                        self.roots.insert(Place {
+                            parent: live.slot,
+                            name: name.clone(),
+                        });
                     }
                     let have = have.as_ref().map(|(child, _)| *child);
-                    names.push(NamePlan { name: name.clone(), want: wanted.clone(), have });
+                    names.push(NamePlan {
+                        name: name.clone(),
+                        want: wanted.clone(),
+                        have,
+                    });
                 }
                 below.push((chosen, have, wanted, rest));
             }
-            self.plan.tree.dirs.push(DirPlan { want, with_attrs, live, names });
+            self.plan.tree.dirs.push(DirPlan {
+                want,
+                with_attrs,
+                live,
+                names,
+            });
             for (chosen, have, wanted, rest) in below.into_iter().rev() {
-                let have = have.filter(|(child, _)| child.kind == Kind::Dir).map(|(_, trail)| trail);
+                let have = have
+                    .filter(|(child, _)| child.kind == Kind::Dir)
+                    .map(|(_, trail)| trail);
                 match wanted {
-                    Some((child, trail)) if chosen => open.extend(self.chosen(child, trail)?.map(|(live, then)| (live, Some(then), true, rest))),
-                    Some((child, trail)) if child.kind == Kind::Dir && !rest.is_empty() => open.push((have, Some(trail), false, rest)),
-                    _ if !chosen && have.is_some() && !rest.is_empty() => open.push((have, None, false, rest)),
+                    Some((child, trail)) if chosen => open.extend(
+                        self.chosen(child, trail)?
+                            .map(|(live, then)| (live, Some(then), true, rest)),
+                    ),
+                    Some((child, trail)) if child.kind == Kind::Dir && !rest.is_empty() => {
+                        open.push((have, Some(trail), false, rest))
+                    }
+                    _ if !chosen && have.is_some() && !rest.is_empty() => {
+                        open.push((have, None, false, rest))
+                    }
                     _ => {}
                 }
             }
@@ -326,23 +456,54 @@ impl Planner<'_> {
         Ok(is_dir.then(|| (alive.then(|| Arc::clone(&trail)), trail)))
     }
 
-    /// What is at a path that stays, and would go with the directory that it is in: it comes to the directory that is planned next, unless that has
-    /// something there. A restore that was interrupted may have put it aside.
+    /// What is at a path that stays, and would go with the directory that it is in: it comes to the
+    /// directory that is planned next, unless that has something there. A restore that was
+    /// interrupted may have put it aside.
     fn rescue(&mut self, path: &[u8], name: &Name, live: Option<&Arc<Trail>>) -> SysResult<()> {
-        if live.map_or(Ok(None), |live| self.now.child(live, name))?.is_some() {
+        if live
+            .map_or(Ok(None), |live| self.now.child(live, name))?
+            .is_some()
+        {
             return Ok(());
         }
-        let number = self.spared.paths().position(|spared| spared == path).unwrap_or_default();
-        let aside = Place { parent: Slot::STAGING, name: Name::new(format!("kept-{number}").as_bytes()) };
+        let number = self
+            .spared
+            .paths()
+            .position(|spared| spared == path)
+            .unwrap_or_default();
+        let aside = Place {
+            parent: Slot::STAGING,
+            name: Name::new(format!("kept-{number}").as_bytes()),
+        };
         let found = match self.now.walk(path)? {
-            Some((child, trail)) => trail.up.as_ref().map(|up| (child, Place { parent: up.slot, name: trail.name.clone() })),
+            Some((child, trail)) => trail.up.as_ref().map(|up| {
+                (
+                    child,
+                    Place {
+                        parent: up.slot,
+                        name: trail.name.clone(),
+                    },
+                )
+            }),
             None => {
-                let beside = Arc::new(Trail { slot: Slot::STAGING, name: Name::new(b""), up: None });
-                self.now.child(&beside, &aside.name)?.map(|child| (child, aside.clone()))
+                let beside = Arc::new(Trail {
+                    slot: Slot::STAGING,
+                    name: Name::new(b""),
+                    up: None,
+                });
+                self.now
+                    .child(&beside, &aside.name)?
+                    .map(|child| (child, aside.clone()))
             }
         };
         let dir = self.plan.tree.dirs.len();
-        self.plan.tree.kept.extend(found.map(|(child, from)| Kept { dir, name: name.clone(), child, from, aside }));
+        self.plan.tree.kept.extend(found.map(|(child, from)| Kept {
+            dir,
+            name: name.clone(),
+            child,
+            from,
+            aside,
+        }));
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! What is found out and made before a restore changes anything: with nothing held, if the tree stands still for so long; else in the freeze.
+//! What is found out and made before a restore changes anything: with nothing held, if the tree
+//! stands still for so long; else in the freeze.
 
 use std::collections::HashSet;
 
@@ -54,8 +55,9 @@ const BOTH_FROM: usize = 256;
 const RELEASED_FROM: usize = 4096;
 
 impl<'a> Restorer<'a> {
-    /// Freezes the tree with all prepared that can be prepared before. What was planned is as it was then if nothing has changed since; else it is planned
-    /// again, at last in the freeze. What was made for it stays.
+    /// Freezes the tree with all prepared that can be prepared before. What was planned is as it
+    /// was then if nothing has changed since; else it is planned again, at last in the freeze. What
+    /// was made for it stays.
     pub(super) fn prepared(
         self,
         target: CheckpointId,
@@ -68,9 +70,14 @@ impl<'a> Restorer<'a> {
             stage.still_wanted()?;
             let seen = self.look_around().map_err(failed)?;
             // What fails here may fail because something changes meanwhile.
-            let Ok(prepared) = self.prepare(target, choice, times, |slot| self.engine.live.busy.await_free(slot)) else { break };
+            let Ok(prepared) = self.prepare(target, choice, times, |slot| {
+                self.engine.live.busy.await_free(slot)
+            }) else {
+                break;
+            };
             if prepared.touched.len() > RELEASED_FROM {
-                // What was compared is many small pieces, of several threads, which each allocator's arena would keep to itself.
+                // What was compared is many small pieces, of several threads, which each
+                // allocator's arena would keep to itself.
                 sys::release_memory();
             }
             if stage.fill(&prepared.plan, false).is_err() {
@@ -89,33 +96,72 @@ impl<'a> Restorer<'a> {
             }
         }
         let (freeze, flushed) = self.engine.checkpoints.freeze().map_err(failed)?;
-        let prepared = self.prepare(target, choice, times, |slot| self.engine.live.busy.probe_frozen(slot))?;
+        let prepared = self.prepare(target, choice, times, |slot| {
+            self.engine.live.busy.probe_frozen(slot)
+        })?;
         self.clear_way(&prepared.plan).map_err(failed)?;
         stage.still_wanted()?;
         stage.fill(&prepared.plan, true).map_err(failed)?;
         Ok((prepared, freeze, flushed))
     }
 
-    /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept locked by some process: `await_free` sees to it.
-    fn prepare(&self, target: CheckpointId, choice: Choice<'_>, times: Times, await_free: impl Fn(Slot) -> SysResult<()>) -> VerbResult<Prepared> {
+    /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept
+    /// locked by some process: `await_free` sees to it.
+    fn prepare(
+        &self,
+        target: CheckpointId,
+        choice: Choice<'_>,
+        times: Times,
+        await_free: impl Fn(Slot) -> SysResult<()>,
+    ) -> VerbResult<Prepared> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         let touched = self.engine.states.touched(target, None).map_err(failed)?;
-        touched.data.iter().try_for_each(|slot| await_free(*slot)).map_err(failed)?;
+        touched
+            .data
+            .iter()
+            .try_for_each(|slot| await_free(*slot))
+            .map_err(failed)?;
         let (mut chosen, which) = match choice {
             Choice::Below(paths) => (Selection::default(), Some(Which::Below(paths))),
-            Choice::By(options, who) => (self.engine.states.selection(target, &touched, options, who)?, None),
-            Choice::Names(names) => {
-                (Selection { names: names.to_vec(), ..self.engine.states.selection_of(target, &touched, names).map_err(failed)? }, None)
-            }
+            Choice::By(options, who) => (
+                self.engine
+                    .states
+                    .selection(target, &touched, options, who)?,
+                None,
+            ),
+            Choice::Names(names) => (
+                Selection {
+                    names: names.to_vec(),
+                    ..self
+                        .engine
+                        .states
+                        .selection_of(target, &touched, names)
+                        .map_err(failed)?
+                },
+                None,
+            ),
         };
         let which = which.unwrap_or(Which::Only(&chosen.paths));
         let spared = self.spared(target, which).map_err(failed)?;
         let glance = Glance::new(&self.engine.live);
-        let ground = Ground { engine: self.engine, present: &glance, target, touched: &touched, spared: &spared, times };
+        let ground = Ground {
+            engine: self.engine,
+            present: &glance,
+            target,
+            touched: &touched,
+            spared: &spared,
+            times,
+        };
         if matches!(which, Which::Below([])) {
             glance.look_ahead(&touched);
         }
-        let compare = || if let Choice::Below(paths) = choice { self.changes_to(ground, paths) } else { Ok(Vec::new()) };
+        let compare = || {
+            if let Choice::Below(paths) = choice {
+                self.changes_to(ground, paths)
+            } else {
+                Ok(Vec::new())
+            }
+        };
         let plan = || Plan::make(ground, which);
         let found = if touched.nodes.len() < BOTH_FROM {
             compare().and_then(|changes| Ok((changes, plan()?)))
@@ -124,7 +170,13 @@ impl<'a> Restorer<'a> {
         };
         let (mut changes, plan) = found.map_err(failed)?;
         changes.append(&mut chosen.changes);
-        Ok(Prepared { plan, changes: spared.filter(changes), spared, chosen, touched: touched.data })
+        Ok(Prepared {
+            plan,
+            changes: spared.filter(changes),
+            spared,
+            chosen,
+            touched: touched.data,
+        })
     }
 
     /// What is as it is for as long as nothing changes.
@@ -145,16 +197,33 @@ impl<'a> Restorer<'a> {
         })
     }
 
-    /// In the freeze: nothing has changed since. Of files that may be mapped and written to it cannot be told what was stored when.
+    /// In the freeze: nothing has changed since. Of files that may be mapped and written to it
+    /// cannot be told what was stored when.
     fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
-        self.seen().is_ok_and(|now| now == *seen) && !self.engine.live.hot.mapped().iter().any(|slot| touched.contains(slot))
+        self.seen().is_ok_and(|now| now == *seen)
+            && !self
+                .engine
+                .live
+                .hot
+                .mapped()
+                .iter()
+                .any(|slot| touched.contains(slot))
     }
 
-    /// Looks whether some process is in the way of a plan, so that it fails before it has done anything.
+    /// Looks whether some process is in the way of a plan, so that it fails before it has done
+    /// anything.
     fn clear_way(&self, plan: &Plan) -> SysResult<()> {
-        plan.tree.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
-            let mut slots = name.have.iter().map(|have| have.slot).chain(name.want.iter().map(|(child, _)| child.slot));
-            slots.try_for_each(|slot| self.engine.live.busy.probe_frozen(slot))
-        })
+        plan.tree
+            .dirs
+            .iter()
+            .flat_map(|dir| &dir.names)
+            .try_for_each(|name| {
+                let mut slots = name
+                    .have
+                    .iter()
+                    .map(|have| have.slot)
+                    .chain(name.want.iter().map(|(child, _)| child.slot));
+                slots.try_for_each(|slot| self.engine.live.busy.probe_frozen(slot))
+            })
     }
 }

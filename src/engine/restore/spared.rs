@@ -1,8 +1,10 @@
 //! What a restore leaves as it is because a tier has dropped something of it.
 //!
-//! The content of a dropped version is not there, and half of a `node_modules` of then among files of now would be worse than either. So the whole **unit**
-//! (the topmost path that the tier's patterns match) is left alone where anything in it was dropped from the checkpoint: what is there stays, what is
-//! not there does not come. Who asks for paths inside a unit gets those that are whole.
+//! The content of a dropped version is not there, and half of a `node_modules` of then among files
+//! of now would be worse than either. So the whole **unit** (the topmost path that the tier's
+//! patterns match) is left alone where anything in it was dropped from the checkpoint: what is
+//! there stays, what is not there does not come. Who asks for paths inside a unit gets those that
+//! are whole.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -29,7 +31,8 @@ pub(in crate::engine) struct DroppedPath {
 
 /// `path` is `above`, or below it.
 pub(super) fn is_at_or_below(path: &[u8], above: &[u8]) -> bool {
-    path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || above.is_empty() || rest.starts_with(b"/"))
+    path.strip_prefix(above)
+        .is_some_and(|rest| rest.is_empty() || above.is_empty() || rest.starts_with(b"/"))
 }
 
 impl Spared {
@@ -48,8 +51,13 @@ impl Spared {
 
     /// It is spared, or something above it is.
     pub(super) fn covers(&self, path: &[u8]) -> bool {
-        let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').filter_map(|(end, _)| path.get(..end));
-        !self.0.is_empty() && (self.0.contains(path) || above.into_iter().any(|above| self.0.contains(above)))
+        let above = path
+            .iter()
+            .enumerate()
+            .filter(|(_, byte)| **byte == b'/')
+            .filter_map(|(end, _)| path.get(..end));
+        !self.0.is_empty()
+            && (self.0.contains(path) || above.into_iter().any(|above| self.0.contains(above)))
     }
 
     /// As people are told.
@@ -63,14 +71,23 @@ impl Spared {
             return changes;
         }
         let kept = changes.into_iter().filter_map(|mut change| {
-            let from_spared = change.from.as_ref().is_some_and(|from| self.covers(&from.0));
+            let from_spared = change
+                .from
+                .as_ref()
+                .is_some_and(|from| self.covers(&from.0));
             match (self.covers(&change.path.0), change.from.clone()) {
                 (false, Some(_)) if from_spared => {
                     // What is there stays, and it is made here.
                     (change.change, change.from) = (ChangeKind::Added, None);
                     Some(change)
                 }
-                (true, Some(from)) if !from_spared => Some(Change { path: from, change: ChangeKind::Deleted, from: None, size: None, ..change }),
+                (true, Some(from)) if !from_spared => Some(Change {
+                    path: from,
+                    change: ChangeKind::Deleted,
+                    from: None,
+                    size: None,
+                    ..change
+                }),
                 (true, _) => None,
                 (false, _) => Some(change),
             }
@@ -90,28 +107,55 @@ impl Restorer<'_> {
             if view.source(slot)? != Source::Object(dropped.object) {
                 continue;
             }
-            let Some(at) = self.engine.live.timeline().lookup.path_at(slot, id)? else { continue };
-            let matcher = matchers.entry(list.paths.clone()).or_insert_with_key(|paths| Matcher::new(paths).ok());
-            let unit = matcher.as_ref().and_then(|matcher| matcher.unit(&at.path)).unwrap_or(&at.path).to_vec();
+            let Some(at) = self.engine.live.timeline().lookup.path_at(slot, id)? else {
+                continue;
+            };
+            let matcher = matchers
+                .entry(list.paths.clone())
+                .or_insert_with_key(|paths| Matcher::new(paths).ok());
+            let unit = matcher
+                .as_ref()
+                .and_then(|matcher| matcher.unit(&at.path))
+                .unwrap_or(&at.path)
+                .to_vec();
             // A checkpoint may be older than the file, and not show it at all.
-            if view.walk(&at.path)?.is_none_or(|(child, _)| child.slot != slot) {
+            if view
+                .walk(&at.path)?
+                .is_none_or(|(child, _)| child.slot != slot)
+            {
                 continue;
             }
-            found.push(DroppedPath { path: at.path, unit, size: dropped.size });
+            found.push(DroppedPath {
+                path: at.path,
+                unit,
+                size: dropped.size,
+            });
         }
         Ok(found)
     }
 
     /// What tiers have dropped of a checkpoint; `None`: nothing.
-    pub(in crate::engine) fn dropped_info(&self, id: CheckpointId) -> VerbResult<Option<Box<DroppedInfo>>> {
+    pub(in crate::engine) fn dropped_info(
+        &self,
+        id: CheckpointId,
+    ) -> VerbResult<Option<Box<DroppedInfo>>> {
         let failed = |errno| error::failed("what was dropped cannot be read", errno);
         if !self.engine.live.timeline().dropped.shows(id) {
             return Ok(None);
         }
         let found = self.dropped_paths(id).map_err(failed)?;
-        let (files, bytes) = (found.len() as u64, found.iter().map(|found| found.size).sum());
+        let (files, bytes) = (
+            found.len() as u64,
+            found.iter().map(|found| found.size).sum(),
+        );
         let paths: BTreeSet<Vec<u8>> = found.into_iter().map(|found| found.unit).collect();
-        Ok(Some(DroppedInfo { paths: paths.into_iter().map(TreePath).collect(), files, bytes }).filter(|info| info.files > 0).map(Box::new))
+        Ok(Some(DroppedInfo {
+            paths: paths.into_iter().map(TreePath).collect(),
+            files,
+            bytes,
+        })
+        .filter(|info| info.files > 0)
+        .map(Box::new))
     }
 
     /// What a restore leaves as it is.
@@ -125,10 +169,26 @@ impl Restorer<'_> {
                 Which::Below([]) => vec![unit],
                 // Of a path inside the unit only that is in question.
                 Which::Below(paths) => {
-                    let inside = paths.iter().filter(|asked| is_at_or_below(asked, &unit) && is_at_or_below(&path, asked)).cloned();
-                    inside.chain(paths.iter().filter(|asked| is_at_or_below(&unit, asked)).map(|_| unit.clone())).collect()
+                    let inside = paths
+                        .iter()
+                        .filter(|asked| {
+                            is_at_or_below(asked, &unit) && is_at_or_below(&path, asked)
+                        })
+                        .cloned();
+                    inside
+                        .chain(
+                            paths
+                                .iter()
+                                .filter(|asked| is_at_or_below(&unit, asked))
+                                .map(|_| unit.clone()),
+                        )
+                        .collect()
                 }
-                Which::Only(paths) => paths.iter().filter(|asked| **asked == path).cloned().collect(),
+                Which::Only(paths) => paths
+                    .iter()
+                    .filter(|asked| **asked == path)
+                    .cloned()
+                    .collect(),
             };
             spared.extend(asked);
         }
@@ -143,13 +203,21 @@ mod tests {
 
     fn change(path: &str, kind: ChangeKind, from: Option<&str>) -> Change {
         let of = |text: &str| TreePath(text.as_bytes().to_vec());
-        Change { from: from.map(of), ..Change::new(path.as_bytes().to_vec(), kind, Kind::File) }
+        Change {
+            from: from.map(of),
+            ..Change::new(path.as_bytes().to_vec(), kind, Kind::File)
+        }
     }
 
     #[test]
     fn what_is_left_alone_is_not_told_as_changed() {
         let spared = Spared(BTreeSet::from([b"a/target".to_vec()]));
-        assert!(spared.covers(b"a/target") && spared.covers(b"a/target/x") && !spared.covers(b"a/targets") && !spared.covers(b"a"));
+        assert!(
+            spared.covers(b"a/target")
+                && spared.covers(b"a/target/x")
+                && !spared.covers(b"a/targets")
+                && !spared.covers(b"a")
+        );
         let changes = vec![
             change("a/target/x", ChangeKind::Modified, None),
             change("a/targets", ChangeKind::Modified, None),
@@ -157,8 +225,11 @@ mod tests {
             change("a/target/c", ChangeKind::Renamed, Some("c")),
             change("a/target/e", ChangeKind::Renamed, Some("a/target/d")),
         ];
-        let expected =
-            vec![change("a/targets", ChangeKind::Modified, None), change("b", ChangeKind::Added, None), change("c", ChangeKind::Deleted, None)];
+        let expected = vec![
+            change("a/targets", ChangeKind::Modified, None),
+            change("b", ChangeKind::Added, None),
+            change("c", ChangeKind::Deleted, None),
+        ];
         assert_eq!(spared.filter(changes), expected);
     }
 }

@@ -1,7 +1,9 @@
-//! Making again what is to come back, before anything is changed: with threads, and with nothing held where that can be.
+//! Making again what is to come back, before anything is changed: with threads, and with nothing
+//! held where that can be.
 //!
-//! What an inode was at a checkpoint does not change, so what was made stays right whatever is done to the tree meanwhile. Only content that is still in a
-//! live file can change while it is cloned: that waits for the freeze.
+//! What an inode was at a checkpoint does not change, so what was made stays right whatever is done
+//! to the tree meanwhile. Only content that is still in a live file can change while it is cloned:
+//! that waits for the freeze.
 
 use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
@@ -27,7 +29,8 @@ const AT_ONCE: usize = 1024;
 /// Fewer than this are not worth another thread.
 const THREADS_FROM: usize = 32;
 
-/// Inodes in the staging directory that nobody knows, by what they stand for. Those that are not taken are removed.
+/// Inodes in the staging directory that nobody knows, by what they stand for. Those that are not
+/// taken are removed.
 pub(super) struct Stage<'a> {
     engine: &'a Engine,
     requester: &'a Requester,
@@ -38,7 +41,11 @@ type Job<'p> = (Child, &'p Arc<Trail>);
 
 impl<'a> Stage<'a> {
     pub(super) fn new(engine: &'a Engine, requester: &'a Requester) -> Stage<'a> {
-        Stage { engine, requester, made: HashMap::new() }
+        Stage {
+            engine,
+            requester,
+            made: HashMap::new(),
+        }
     }
 
     /// # Errors
@@ -47,11 +54,21 @@ impl<'a> Stage<'a> {
         self.requester.still_wants()
     }
 
-    /// Makes what a plan needs and is not there; ends early, with less, when nobody wants it any more. `frozen`: nothing changes meanwhile.
+    /// Makes what a plan needs and is not there; ends early, with less, when nobody wants it any
+    /// more. `frozen`: nothing changes meanwhile.
     pub(super) fn fill(&mut self, plan: &Plan, frozen: bool) -> SysResult<()> {
         let mut known: HashSet<Slot> = self.made.keys().copied().collect();
-        let wanted = plan.tree.wanted().map(|(_, _, child, trail, _)| (child, trail));
-        let new = wanted.filter(|(child, _)| child.kind != Kind::Dir && matches!(plan.tree.contents.get(&child.slot), Some(Content::New) | None));
+        let wanted = plan
+            .tree
+            .wanted()
+            .map(|(_, _, child, trail, _)| (child, trail));
+        let new = wanted.filter(|(child, _)| {
+            child.kind != Kind::Dir
+                && matches!(
+                    plan.tree.contents.get(&child.slot),
+                    Some(Content::New) | None
+                )
+        });
         let jobs: Vec<Job<'_>> = new.filter(|(child, _)| known.insert(child.slot)).collect();
         for jobs in jobs.chunks(AT_ONCE) {
             if self.still_wanted().is_err() {
@@ -64,14 +81,21 @@ impl<'a> Stage<'a> {
 
     fn make_all(&mut self, plan: &Plan, frozen: bool, jobs: &[Job<'_>]) -> SysResult<()> {
         let engine = self.engine;
-        let one = |(child, trail): &Job<'_>| Ok(make(engine, plan, *child, trail, frozen)?.map(|staged| (child.slot, staged)));
+        let one = |(child, trail): &Job<'_>| {
+            Ok(make(engine, plan, *child, trail, frozen)?.map(|staged| (child.slot, staged)))
+        };
         let (made, result) = threads::each(jobs, ("stage", THREADS_FROM), one);
         self.made.extend(made.into_iter().flatten());
         result
     }
 
     /// Makes what stands for an inode, unless it is made. The caller has frozen the tree.
-    pub(super) fn complete(&mut self, plan: &Plan, child: Child, trail: &Arc<Trail>) -> SysResult<()> {
+    pub(super) fn complete(
+        &mut self,
+        plan: &Plan,
+        child: Child,
+        trail: &Arc<Trail>,
+    ) -> SysResult<()> {
         if let Entry::Vacant(vacant) = self.made.entry(child.slot) {
             vacant.insert(make(self.engine, plan, child, trail, true)?.ok_or(Errno::EIO)?);
         }
@@ -80,14 +104,18 @@ impl<'a> Stage<'a> {
 
     /// Gives what stands for an inode, once: it is in the tables then.
     pub(super) fn take(&mut self, slot: Slot) -> SysResult<Option<Staged>> {
-        let Some(staged) = self.made.remove(&slot) else { return Ok(None) };
+        let Some(staged) = self.made.remove(&slot) else {
+            return Ok(None);
+        };
         self.engine.live.staged.adopt(&staged)?;
         Ok(Some(staged))
     }
 
     /// Removes what was not taken.
     pub(super) fn clear(&mut self) {
-        self.made.drain().for_each(|(_, staged)| self.engine.live.staged.unstage(&staged));
+        self.made
+            .drain()
+            .for_each(|(_, staged)| self.engine.live.staged.unstage(&staged));
     }
 }
 
@@ -98,19 +126,35 @@ impl Drop for Stage<'_> {
 }
 
 /// Makes an inode as it was; `None`: it must wait for the freeze.
-fn make(engine: &Engine, plan: &Plan, child: Child, trail: &Arc<Trail>, frozen: bool) -> SysResult<Option<Staged>> {
+fn make(
+    engine: &Engine,
+    plan: &Plan,
+    child: Child,
+    trail: &Arc<Trail>,
+    frozen: bool,
+) -> SysResult<Option<Staged>> {
     let view = engine.states.view(State::At(plan.target));
     let attr = view.attr(trail)?;
     if attr.stat.kind != child.kind {
         return Err(Errno::EIO);
     }
-    let (from, source) = if child.kind == Kind::File { view.open(trail)? } else { (Source::Empty, None) };
+    let (from, source) = if child.kind == Kind::File {
+        view.open(trail)?
+    } else {
+        (Source::Empty, None)
+    };
     if from == Source::Live && !frozen {
         return Ok(None);
     }
     let xattrs = view.xattrs(trail)?;
     let name = Name::new(format!("{STAGED_PREFIX}{}", child.slot.0).as_bytes());
     let still = from != Source::Live;
-    let wanted = Wanted { attr: &attr, xattrs: &xattrs, source: source.as_ref(), still, times: plan.times == Times::Kept };
+    let wanted = Wanted {
+        attr: &attr,
+        xattrs: &xattrs,
+        source: source.as_ref(),
+        still,
+        times: plan.times == Times::Kept,
+    };
     engine.live.staged.stage(name, &wanted).map(Some)
 }

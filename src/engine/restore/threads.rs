@@ -8,8 +8,13 @@ use crate::sys::{Errno, SysResult};
 /// The filesystem has one log: more threads wait for each other.
 const THREADS_MAX: usize = 4;
 
-/// Does all jobs, with threads if there are at least `many`. Gives what was done, in any order, and what failed first: then not all was.
-pub(super) fn each<J: Sync, R: Send>(jobs: &[J], (name, many): (&str, usize), work: impl Fn(&J) -> SysResult<R> + Sync) -> (Vec<R>, SysResult<()>) {
+/// Does all jobs, with threads if there are at least `many`. Gives what was done, in any order, and
+/// what failed first: then not all was.
+pub(super) fn each<J: Sync, R: Send>(
+    jobs: &[J],
+    (name, many): (&str, usize),
+    work: impl Fn(&J) -> SysResult<R> + Sync,
+) -> (Vec<R>, SysResult<()>) {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
@@ -24,14 +29,27 @@ pub(super) fn each<J: Sync, R: Send>(jobs: &[J], (name, many): (&str, usize), wo
         }
         (done, Ok(()))
     };
-    let threads = if jobs.len() < many { 1 } else { thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX) };
+    let threads = if jobs.len() < many {
+        1
+    } else {
+        thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(THREADS_MAX)
+    };
     thread::scope(|scope| {
         // Where one cannot be had the others do it all.
-        let others = (1..threads).filter_map(|_| thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, work).ok());
+        let others = (1..threads).filter_map(|_| {
+            thread::Builder::new()
+                .name(name.to_owned())
+                .spawn_scoped(scope, work)
+                .ok()
+        });
         let others: Vec<_> = others.collect();
         let (mut all, mut failed) = work();
         for other in others {
-            let (done, result) = other.join().unwrap_or_else(|_| (Vec::new(), Err(Errno::EIO)));
+            let (done, result) = other
+                .join()
+                .unwrap_or_else(|_| (Vec::new(), Err(Errno::EIO)));
             all.extend(done);
             failed = failed.and(result);
         }
@@ -40,11 +58,20 @@ pub(super) fn each<J: Sync, R: Send>(jobs: &[J], (name, many): (&str, usize), wo
 }
 
 /// Does two things at once, if a thread can be had for one of them.
-pub(super) fn both<A: Send, B>(name: &str, first: impl Fn() -> SysResult<A> + Sync, second: impl FnOnce() -> SysResult<B>) -> SysResult<(A, B)> {
+pub(super) fn both<A: Send, B>(
+    name: &str,
+    first: impl Fn() -> SysResult<A> + Sync,
+    second: impl FnOnce() -> SysResult<B>,
+) -> SysResult<(A, B)> {
     thread::scope(|scope| {
-        let beside = thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, &first);
+        let beside = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn_scoped(scope, &first);
         let second = second();
-        let first = beside.map_or_else(|_| first(), |beside| beside.join().unwrap_or(Err(Errno::EIO)));
+        let first = beside.map_or_else(
+            |_| first(),
+            |beside| beside.join().unwrap_or(Err(Errno::EIO)),
+        );
         Ok((first?, second?))
     })
 }

@@ -1,12 +1,15 @@
 //! The configuration: which keys there are, what a file may say, and where each value comes from.
 //!
-//! There are two files. `.ckptfs/ckptfs.toml` belongs to the store: the daemon reads it, and every verb. `~/.config/ckptfs/config.toml` belongs to a
-//! user: only the programs that this user starts read it, and only keys that the user could have written on their command lines
-//! ([`Files::Both`]). So a user's file never makes a daemon of somebody else do anything. A value on the command line goes before the store's, and
-//! that before the user's.
+//! There are two files. `.ckptfs/ckptfs.toml` belongs to the store: the daemon reads it, and every
+//! verb. `~/.config/ckptfs/config.toml` belongs to a user: only the programs that this user starts
+//! read it, and only keys that the user could have written on their command lines
+//! ([`Files::Both`]). So a user's file never makes a daemon of somebody else do anything. A value
+//! on the command line goes before the store's, and that before the user's.
 //!
-//! The daemon looks at its file when it needs a value, and reads it again when it was changed (by its inode, size, mtime and ctime). It reads only a regular file of its own
-//! user that nobody else can write. A file with a mistake changes nothing: what was read last goes on to count, and `status` says so.
+//! The daemon looks at its file when it needs a value, and reads it again when it was changed (by
+//! its inode, size, mtime and ctime). It reads only a regular file of its own user that nobody else
+//! can write. A file with a mistake changes nothing: what was read last goes on to count, and
+//! `status` says so.
 
 mod parse;
 mod store_file;
@@ -52,7 +55,14 @@ impl Kind {
             Kind::Count => "a whole number".into(),
             Kind::Bytes => "a size such as \"10G\" or 1048576".into(),
             Kind::Span => "a length of time such as \"30d\" or \"1h 30m\"".into(),
-            Kind::Word(words) => format!("one of {}", words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(", ")),
+            Kind::Word(words) => format!(
+                "one of {}",
+                words
+                    .iter()
+                    .map(|word| format!("{word:?}"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
             Kind::Mode => "an octal mode up to 1777 as text, such as \"0700\"".into(),
         }
     }
@@ -72,24 +82,89 @@ pub struct Key {
 }
 
 const fn key(name: &'static str, kind: Kind, files: Files, about: &'static str) -> Key {
-    Key { name, kind, files, about }
+    Key {
+        name,
+        kind,
+        files,
+        about,
+    }
 }
 
 /// Every key, in the order in which `config show` has them.
 pub const KEYS: &[Key] = &[
-    key("retention.keep-last", Kind::Count, Files::Both, "keep so many of the newest checkpoints"),
-    key("retention.keep-within", Kind::Span, Files::Both, "keep what is not older"),
-    key("retention.keep-hourly", Kind::Count, Files::Both, "keep one for each of so many hours that have one"),
-    key("retention.keep-daily", Kind::Count, Files::Both, "keep one for each of so many days that have one"),
-    key("retention.keep-weekly", Kind::Count, Files::Both, "keep one for each of so many weeks that have one"),
-    key("retention.max-size", Kind::Bytes, Files::Both, "free the oldest until the history takes no more"),
-    key("retention.auto", Kind::Span, Files::Store, "how often the daemon does this by itself"),
-    key("retention.keep-undone", Kind::Span, Files::Store, "how long what undo and redo need is not freed by itself (1d)"),
-    key("tripwire.count", Kind::Count, Files::Store, "destructive operations of one process tree that make a checkpoint; 0: never"),
+    key(
+        "retention.keep-last",
+        Kind::Count,
+        Files::Both,
+        "keep so many of the newest checkpoints",
+    ),
+    key(
+        "retention.keep-within",
+        Kind::Span,
+        Files::Both,
+        "keep what is not older",
+    ),
+    key(
+        "retention.keep-hourly",
+        Kind::Count,
+        Files::Both,
+        "keep one for each of so many hours that have one",
+    ),
+    key(
+        "retention.keep-daily",
+        Kind::Count,
+        Files::Both,
+        "keep one for each of so many days that have one",
+    ),
+    key(
+        "retention.keep-weekly",
+        Kind::Count,
+        Files::Both,
+        "keep one for each of so many weeks that have one",
+    ),
+    key(
+        "retention.max-size",
+        Kind::Bytes,
+        Files::Both,
+        "free the oldest until the history takes no more",
+    ),
+    key(
+        "retention.auto",
+        Kind::Span,
+        Files::Store,
+        "how often the daemon does this by itself",
+    ),
+    key(
+        "retention.keep-undone",
+        Kind::Span,
+        Files::Store,
+        "how long what undo and redo need is not freed by itself (1d)",
+    ),
+    key(
+        "tripwire.count",
+        Kind::Count,
+        Files::Store,
+        "destructive operations of one process tree that make a checkpoint; 0: never",
+    ),
     key("tripwire.within", Kind::Span, Files::Store, "in which time"),
-    key("tripwire.keep", Kind::Span, Files::Store, "how long that checkpoint is kept whatever follows (1h)"),
-    key("auto.every", Kind::Span, Files::Store, "make a checkpoint so often, if something changed"),
-    key("auto.quiet", Kind::Span, Files::Store, "make a checkpoint when nothing was written for so long"),
+    key(
+        "tripwire.keep",
+        Kind::Span,
+        Files::Store,
+        "how long that checkpoint is kept whatever follows (1h)",
+    ),
+    key(
+        "auto.every",
+        Kind::Span,
+        Files::Store,
+        "make a checkpoint so often, if something changed",
+    ),
+    key(
+        "auto.quiet",
+        Kind::Span,
+        Files::Store,
+        "make a checkpoint when nothing was written for so long",
+    ),
     key(
         "auto.absence",
         Kind::Word(&["on", "off"]),
@@ -102,21 +177,66 @@ pub const KEYS: &[Key] = &[
         Files::Store,
         "checkpoints that mkdir in .snapshots may have made for a user; for all users four times as many",
     ),
-    key("snapdir.per-minute", Kind::Count, Files::Store, "how many of them in a minute"),
-    key("hooks.timeout", Kind::Span, Files::Store, "how long a hook may take"),
+    key(
+        "snapdir.per-minute",
+        Kind::Count,
+        Files::Store,
+        "how many of them in a minute",
+    ),
+    key(
+        "hooks.timeout",
+        Kind::Span,
+        Files::Store,
+        "how long a hook may take",
+    ),
     key(
         "umount.keep",
         Kind::Word(&["some", "none", "all"]),
         Files::Store,
         "content that an unmount keeps, for it may be changed while nothing is mounted: what can be cloned in two seconds (some), or none, or all",
     ),
-    key("mount.io", Kind::Word(&["auto", "passthrough", "daemon"]), Files::Both, "mount --io"),
-    key("mount.others-io", Kind::Word(&["daemon", "kernel"]), Files::Both, "mount --others-io"),
-    key("mount.writes", Kind::Word(&["auto", "daemon"]), Files::Both, "mount --writes"),
-    key("mount.xattrs", Kind::Word(&["all", "user", "off"]), Files::Both, "mount --xattrs"),
-    key("mount.snapdir", Kind::Word(&["hidden", "visible"]), Files::Both, "mount --snapdir"),
-    key("mount.snapdir-mode", Kind::Mode, Files::Both, "mount --snapdir-mode"),
-    key("mount.seal", Kind::Word(&["off", "hash", "full"]), Files::Both, "mount --seal"),
+    key(
+        "mount.io",
+        Kind::Word(&["auto", "passthrough", "daemon"]),
+        Files::Both,
+        "mount --io",
+    ),
+    key(
+        "mount.others-io",
+        Kind::Word(&["daemon", "kernel"]),
+        Files::Both,
+        "mount --others-io",
+    ),
+    key(
+        "mount.writes",
+        Kind::Word(&["auto", "daemon"]),
+        Files::Both,
+        "mount --writes",
+    ),
+    key(
+        "mount.xattrs",
+        Kind::Word(&["all", "user", "off"]),
+        Files::Both,
+        "mount --xattrs",
+    ),
+    key(
+        "mount.snapdir",
+        Kind::Word(&["hidden", "visible"]),
+        Files::Both,
+        "mount --snapdir",
+    ),
+    key(
+        "mount.snapdir-mode",
+        Kind::Mode,
+        Files::Both,
+        "mount --snapdir-mode",
+    ),
+    key(
+        "mount.seal",
+        Kind::Word(&["off", "hash", "full"]),
+        Files::Both,
+        "mount --seal",
+    ),
     key("mount.readers", Kind::Count, Files::Both, "mount --readers"),
 ];
 
@@ -133,11 +253,16 @@ pub fn nearest_of<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
 /// The key whose name is most like this one, if one is.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let names: Vec<String> = KEYS.iter().map(|key| key.name.to_owned()).collect();
-    let found = super::error::nearest(name, &names).map(String::as_str).or_else(|| {
-        // The right word in another table, or in none.
-        let last = name.rsplit('.').next().unwrap_or(name);
-        names.iter().find(|known| known.rsplit('.').next() == Some(last)).map(String::as_str)
-    });
+    let found = super::error::nearest(name, &names)
+        .map(String::as_str)
+        .or_else(|| {
+            // The right word in another table, or in none.
+            let last = name.rsplit('.').next().unwrap_or(name);
+            names
+                .iter()
+                .find(|known| known.rsplit('.').next() == Some(last))
+                .map(String::as_str)
+        });
     found.and_then(find).map(|key| key.name)
 }
 

@@ -27,7 +27,8 @@ struct Known {
 }
 
 impl StoreFile {
-    /// What the file in `store` says now, and what is wrong with it, if something is: then what it said before goes on to count.
+    /// What the file in `store` says now, and what is wrong with it, if something is: then what it
+    /// said before goes on to count.
     pub fn look(&self, store: impl AsFd) -> (Settings, Option<String>) {
         let stamp = match sys::stat_at(&store, STORE_FILE.as_bytes()) {
             Ok(stat) => Some((stat.ino, stat.size, stat.mtime, stat.ctime)),
@@ -38,7 +39,8 @@ impl StoreFile {
             match read_store(&store) {
                 Ok(settings) => (known.settings, known.wrong) = (settings, None),
                 Err(error) => {
-                    let next = "what was read before goes on to count; `ckptfs config check` tells more";
+                    let next =
+                        "what was read before goes on to count; `ckptfs config check` tells more";
                     known.wrong = Some(format!("{STORE_FILE}: {error}; {next}"));
                 }
             }
@@ -51,12 +53,17 @@ impl StoreFile {
 /// What the file in `store` says; nothing if there is none.
 ///
 /// # Errors
-/// As [`parse`]; a file that cannot be read, is no regular file, is somebody else's, can be written by others, or is too long.
+/// As [`parse`]; a file that cannot be read, is no regular file, is somebody else's, can be written
+/// by others, or is too long.
 pub fn read_store(store: impl AsFd) -> Result<Settings, ConfigError> {
     match text_in(store, STORE_FILE) {
         Ok(text) => parse(&text, Origin::Store),
         Err(Unread::Missing) => Ok(Settings::default()),
-        Err(Unread::Refused(message, hint)) => Err(ConfigError { line: 0, message, hint }),
+        Err(Unread::Refused(message, hint)) => Err(ConfigError {
+            line: 0,
+            message,
+            hint,
+        }),
     }
 }
 
@@ -64,11 +71,19 @@ pub fn read_store(store: impl AsFd) -> Result<Settings, ConfigError> {
 ///
 /// # Errors
 /// As of [`read_store`].
-pub fn store_with(store: impl AsFd, key: &Key, value: Option<&Value>) -> Result<String, ConfigError> {
+pub fn store_with(
+    store: impl AsFd,
+    key: &Key,
+    value: Option<&Value>,
+) -> Result<String, ConfigError> {
     match text_in(store, STORE_FILE) {
         Ok(text) => text_with(&text, Origin::Store, key, value),
         Err(Unread::Missing) => text_with("", Origin::Store, key, value),
-        Err(Unread::Refused(message, hint)) => Err(ConfigError { line: 0, message, hint }),
+        Err(Unread::Refused(message, hint)) => Err(ConfigError {
+            line: 0,
+            message,
+            hint,
+        }),
     }
 }
 
@@ -76,7 +91,12 @@ pub fn store_with(store: impl AsFd, key: &Key, value: Option<&Value>) -> Result<
 ///
 /// # Errors
 /// As of [`parse`].
-pub fn text_with(text: &str, origin: Origin, key: &Key, value: Option<&Value>) -> Result<String, ConfigError> {
+pub fn text_with(
+    text: &str,
+    origin: Origin,
+    key: &Key,
+    value: Option<&Value>,
+) -> Result<String, ConfigError> {
     parse(text, origin)?;
     let text = set(text, key, value)?;
     parse(&text, origin).map(|_| text)
@@ -89,7 +109,9 @@ enum Unread {
 }
 
 fn text_in(dir: impl AsFd, name: &str) -> Result<String, Unread> {
-    let refused = |message: &str, hint: Option<&str>| Unread::Refused(message.to_owned(), hint.map(str::to_owned));
+    let refused = |message: &str, hint: Option<&str>| {
+        Unread::Refused(message.to_owned(), hint.map(str::to_owned))
+    };
     let failed = |errno: Errno| match errno {
         Errno::ENOENT => Unread::Missing,
         errno => Unread::Refused(format!("it cannot be read: {errno}"), None),
@@ -100,9 +122,17 @@ fn text_in(dir: impl AsFd, name: &str) -> Result<String, Unread> {
     }
     let file = sys::open_file_at(&dir, name.as_bytes(), Open::READ).map_err(failed)?;
     let stat = sys::stat_fd(&file).map_err(failed)?;
-    check_owner(&stat).map_err(|message| refused(message, Some("chown it to the daemon's user, and chmod 600")))?;
+    check_owner(&stat).map_err(|message| {
+        refused(
+            message,
+            Some("chown it to the daemon's user, and chmod 600"),
+        )
+    })?;
     if stat.kind != Kind::File || stat.size > FILE_BYTES_MAX {
-        return Err(Unread::Refused(format!("it is no regular file of at most {FILE_BYTES_MAX} bytes"), None));
+        return Err(Unread::Refused(
+            format!("it is no regular file of at most {FILE_BYTES_MAX} bytes"),
+            None,
+        ));
     }
     let mut bytes = vec![0; usize::try_from(FILE_BYTES_MAX).unwrap_or(0)];
     let read = sys::read_full_at(&file, &mut bytes, 0).map_err(failed)?;

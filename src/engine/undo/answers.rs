@@ -99,7 +99,8 @@ pub struct UndoOptions {
     /// Leave out what cannot be undone.
     #[serde(default)]
     pub skip: bool,
-    /// With [`UndoWalk::Undo`]: hide checkpoints that somebody asked for too, and walk although the tripwire has caught something since.
+    /// With [`UndoWalk::Undo`]: hide checkpoints that somebody asked for too, and walk although the
+    /// tripwire has caught something since.
     #[serde(default)]
     pub force: bool,
     /// Only tell what would be done.
@@ -124,7 +125,8 @@ pub struct UndoneStep {
     /// Of a restore: how many paths this changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changes: Option<u64>,
-    /// Of a restore: paths that were changed while nothing was mounted; nobody knows what they were, and they stay as they are.
+    /// Of a restore: paths that were changed while nothing was mounted; nobody knows what they
+    /// were, and they stay as they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<TreePath>,
     /// Why it was left out.
@@ -137,7 +139,8 @@ pub struct UndoneStep {
 pub struct Undone {
     /// In this order.
     pub steps: Vec<UndoneStep>,
-    /// How the tree became what it was right after the operation that was named, if it was not so already and that is known.
+    /// How the tree became what it was right after the operation that was named, if it was not so
+    /// already and that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Restored>,
     /// Why the rest was not.

@@ -1,8 +1,9 @@
 //! A baseline is brought up to date by what changed since it was written, and not by a walk.
 //!
-//! Which keys those are history says ([`crate::history::since`]); what they hold is looked at: a name by its directory, an inode by its slot. A directory that is
-//! not known to the baseline, or in which changes made no records, is walked. An inode that cannot be found, and of which nobody knows that it is gone, is at
-//! a name that nobody knows: then all of the tree is walked.
+//! Which keys those are history says ([`crate::history::since`]); what they hold is looked at: a
+//! name by its directory, an inode by its slot. A directory that is not known to the baseline, or
+//! in which changes made no records, is walked. An inode that cannot be found, and of which nobody
+//! knows that it is gone, is at a name that nobody knows: then all of the tree is walked.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -37,14 +38,21 @@ struct Advance<'a> {
 }
 
 impl Baselines {
-    /// Brings the baseline up to date, so that it counts as long as the journal ends at `end`; without, the tree is served. Says how many files
-    /// there were when it was written, about. `None`: there is none that could be, or a walk is to be made instead.
+    /// Brings the baseline up to date, so that it counts as long as the journal ends at `end`;
+    /// without, the tree is served. Says how many files there were when it was written, about.
+    /// `None`: there is none that could be, or a walk is to be made instead.
     ///
     /// # Errors
     /// ENOSPC, EIO.
-    pub(in crate::live) fn advance_baseline(&self, end: Option<Address>, keeper: Option<&Keeper<'_>>) -> SysResult<Option<u64>> {
+    pub(in crate::live) fn advance_baseline(
+        &self,
+        end: Option<Address>,
+        keeper: Option<&Keeper<'_>>,
+    ) -> SysResult<Option<u64>> {
         let layout = &self.timeline.store().layout;
-        let Some(since) = self.timeline.baseline.changed_since() else { return Ok(None) };
+        let Some(since) = self.timeline.baseline.changed_since() else {
+            return Ok(None);
+        };
         let baseline = match Baseline::open_any(layout) {
             Ok(Some(baseline)) => baseline,
             Ok(None) => return Ok(None),
@@ -57,14 +65,26 @@ impl Baselines {
             return Ok(None);
         }
         let files = baseline.files().unwrap_or(0);
-        let mut advance = Advance { baselines: self, baseline, since, keeper, served: end.is_none(), seen: HashSet::new(), walked: HashSet::new() };
+        let mut advance = Advance {
+            baselines: self,
+            baseline,
+            since,
+            keeper,
+            served: end.is_none(),
+            seen: HashSet::new(),
+            walked: HashSet::new(),
+        };
         let advanced = advance.all().and_then(|()| {
             let mut baseline = advance.baseline;
-            baseline.changes.set_gone(&self.timeline.baseline.gone_now());
+            baseline
+                .changes
+                .set_gone(&self.timeline.baseline.gone_now());
             self.kept.unsettle_kept()?;
             match end {
                 Some(end) => baseline.write(layout, end),
-                None => baseline.write_changes(layout, None).map(|()| baseline.changes.len()),
+                None => baseline
+                    .write_changes(layout, None)
+                    .map(|()| baseline.changes.len()),
             }
             .map_err(errno)
         });
@@ -85,7 +105,9 @@ impl Baselines {
             return Ok(());
         }
         let layout = &self.timeline.store().layout;
-        let baseline = Baseline::open(layout, end).map_err(errno)?.ok_or(Errno::ENODATA)?;
+        let baseline = Baseline::open(layout, end)
+            .map_err(errno)?
+            .ok_or(Errno::ENODATA)?;
         let mut wrong = Vec::new();
         let root = self.inodes.root_node()?;
         if is_other(&root, &baseline.root().map_err(errno)?) {
@@ -97,12 +119,17 @@ impl Baselines {
             let mut known: BTreeMap<Name, Node> = match baseline.names(&node) {
                 Ok(names) => names.into_iter().collect(),
                 Err(error) => {
-                    wrong.push(format!("{}: {error}", String::from_utf8_lossy(&trail.path())));
+                    wrong.push(format!(
+                        "{}: {error}",
+                        String::from_utf8_lossy(&trail.path())
+                    ));
                     continue;
                 }
             };
             for name in names_of(trail.slot, &fd)? {
-                let Ok(now) = self.inodes.node_at(&fd, &name) else { continue };
+                let Ok(now) = self.inodes.node_at(&fd, &name) else {
+                    continue;
+                };
                 let trail = trail.step(&name, now.child.slot);
                 match known.remove(&name) {
                     Some(then) if !is_other(&now, &then) => {
@@ -110,14 +137,43 @@ impl Baselines {
                             open.push_back((trail, then));
                         }
                     }
-                    then => wrong.push(format!("{}: {now:?}, and not {then:?}", String::from_utf8_lossy(&trail.path()))),
+                    then => wrong.push(format!(
+                        "{}: {now:?}, and not {then:?}",
+                        String::from_utf8_lossy(&trail.path())
+                    )),
                 }
             }
-            wrong.extend(known.keys().map(|name| format!("{}/{name:?} is gone", String::from_utf8_lossy(&trail.path()))));
+            wrong.extend(known.keys().map(|name| {
+                format!(
+                    "{}/{name:?} is gone",
+                    String::from_utf8_lossy(&trail.path())
+                )
+            }));
         }
-        let lines = if wrong.is_empty() { "right\n".to_owned() } else { wrong.join("\n") };
-        let file = sys::create_file_at(layout.dir(), b"baseline.compared", sys::Open { truncate: true, ..sys::Open::READ_WRITE }, 0o600)
-            .or_else(|_| sys::open_file_at(layout.dir(), b"baseline.compared", sys::Open { truncate: true, ..sys::Open::READ_WRITE }))?;
+        let lines = if wrong.is_empty() {
+            "right\n".to_owned()
+        } else {
+            wrong.join("\n")
+        };
+        let file = sys::create_file_at(
+            layout.dir(),
+            b"baseline.compared",
+            sys::Open {
+                truncate: true,
+                ..sys::Open::READ_WRITE
+            },
+            0o600,
+        )
+        .or_else(|_| {
+            sys::open_file_at(
+                layout.dir(),
+                b"baseline.compared",
+                sys::Open {
+                    truncate: true,
+                    ..sys::Open::READ_WRITE
+                },
+            )
+        })?;
         sys::write_all_at(&file, lines.as_bytes(), 0)
     }
 }
@@ -145,11 +201,21 @@ impl Advance<'_> {
     /// What a name leads to now.
     fn name(&mut self, dir: Slot, fd: &OwnedFd, name: &Name) -> SysResult<()> {
         if let Some(keeper) = self.keeper {
-            self.baseline.at(dir, name).map_err(errno)?.iter().for_each(|old| keeper.doubt(old));
+            self.baseline
+                .at(dir, name)
+                .map_err(errno)?
+                .iter()
+                .for_each(|old| keeper.doubt(old));
         }
         let node = match self.baselines.inodes.node_at(fd, name) {
             // Nothing is there, or another filesystem, which is no part of the tree.
-            Err(Errno::ENOENT | Errno::EXDEV) => return self.baseline.changes.put_name(dir, name, None).map_err(errno),
+            Err(Errno::ENOENT | Errno::EXDEV) => {
+                return self
+                    .baseline
+                    .changes
+                    .put_name(dir, name, None)
+                    .map_err(errno);
+            }
             node => node?,
         };
         if self.put_at(dir, fd, name, &node)? {
@@ -160,12 +226,17 @@ impl Advance<'_> {
 
     /// What is at a name is this; `true`: it is a directory that is to be walked.
     fn put_at(&mut self, dir: Slot, fd: &OwnedFd, name: &Name, node: &Node) -> SysResult<bool> {
-        self.baseline.changes.put_name(dir, name, Some(node.child)).map_err(errno)?;
+        self.baseline
+            .changes
+            .put_name(dir, name, Some(node.child))
+            .map_err(errno)?;
         self.put(node)?;
         if let Some(keeper) = self.keeper {
             keeper.keep(fd, name, node);
         }
-        Ok(node.child.kind == Kind::Dir && !self.knows(node)? && self.walked.insert(node.child.slot))
+        Ok(node.child.kind == Kind::Dir
+            && !self.knows(node)?
+            && self.walked.insert(node.child.slot))
     }
 
     fn put(&mut self, node: &Node) -> SysResult<()> {
@@ -193,7 +264,10 @@ impl Advance<'_> {
                 // It will be found where it is by what moved it.
                 Err(errno) if is_elsewhere(errno) && self.served => {
                     if let Some(up) = &trail.up {
-                        self.baselines.timeline.baseline.note_missed(up.slot, &trail.name);
+                        self.baselines
+                            .timeline
+                            .baseline
+                            .note_missed(up.slot, &trail.name);
                     }
                     continue;
                 }
@@ -205,13 +279,19 @@ impl Advance<'_> {
                 let node = match self.baselines.inodes.node_at(&fd, &name) {
                     Err(Errno::EXDEV) => continue,
                     Err(Errno::ENOENT) if self.served => {
-                        self.baselines.timeline.baseline.note_missed(trail.slot, &name);
+                        self.baselines
+                            .timeline
+                            .baseline
+                            .note_missed(trail.slot, &name);
                         continue;
                     }
                     node => node?,
                 };
                 if self.put_at(trail.slot, &fd, &name, &node)? {
-                    open.push_back((trail.step(&name, node.child.slot), generation_of(&node.attr.stat)));
+                    open.push_back((
+                        trail.step(&name, node.child.slot),
+                        generation_of(&node.attr.stat),
+                    ));
                 }
             }
         }
@@ -231,8 +311,20 @@ impl Advance<'_> {
         if stat.nlink == 0 {
             return Ok(());
         }
-        let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(&fd)?) } else { None };
-        let node = Node { child: Child { slot, kind: stat.kind }, attr: AttrState { stat, target }, xattrs: sys::all_xattrs(&fd)?, number: 0 };
+        let target = if stat.kind == Kind::Symlink {
+            Some(sys::readlink_fd(&fd)?)
+        } else {
+            None
+        };
+        let node = Node {
+            child: Child {
+                slot,
+                kind: stat.kind,
+            },
+            attr: AttrState { stat, target },
+            xattrs: sys::all_xattrs(&fd)?,
+            number: 0,
+        };
         if !crate::store::baseline::fits(&node.xattrs) {
             return Err(Errno::E2BIG);
         }
@@ -249,7 +341,14 @@ fn is_other(now: &Node, then: &Node) -> bool {
     let same = |node: &Node| {
         let mut stat = node.attr.stat;
         (stat.atime, stat.blocks) = (stat.mtime, 0);
-        (node.child, AttrState { stat, target: node.attr.target.clone() }, node.xattrs.clone())
+        (
+            node.child,
+            AttrState {
+                stat,
+                target: node.attr.target.clone(),
+            },
+            node.xattrs.clone(),
+        )
     };
     same(now) != same(then)
 }

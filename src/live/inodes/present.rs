@@ -22,14 +22,22 @@ impl Present for Inodes {
 
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         let (entries, _) = self.read_dir(dir.into(), 0, usize::MAX)?;
-        let ours = |name: &[u8]| matches!(name, b"." | b"..") || (dir.slot == Slot::ROOT && name == STORE_NAME);
+        let ours = |name: &[u8]| {
+            matches!(name, b"." | b"..") || (dir.slot == Slot::ROOT && name == STORE_NAME)
+        };
         let names = entries.into_iter().filter(|(entry, _)| !ours(&entry.name));
-        Ok(names.map(|(entry, child)| (Name::new(&entry.name), child)).collect())
+        Ok(names
+            .map(|(entry, child)| (Name::new(&entry.name), child))
+            .collect())
     }
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
         let stat = self.stat(node)?;
-        let target = if stat.kind == sys::Kind::Symlink { Some(self.read_link(node)?) } else { None };
+        let target = if stat.kind == sys::Kind::Symlink {
+            Some(self.read_link(node)?)
+        } else {
+            None
+        };
         Ok(AttrState { stat, target })
     }
 
@@ -38,7 +46,8 @@ impl Present for Inodes {
     }
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
-        self.open_file(At::from(node), sys::Open::READ).map(|(file, _)| file)
+        self.open_file(At::from(node), sys::Open::READ)
+            .map(|(file, _)| file)
     }
 
     fn renames(&self) -> Option<u64> {
@@ -51,7 +60,9 @@ impl Inodes {
     pub fn path_of(&self, slot: Slot) -> Option<Vec<u8>> {
         let (mut names, mut at) = (Vec::new(), slot);
         while at != Slot::ROOT {
-            let place = self.likeliest_place(at).filter(|_| names.len() < PATH_NAMES_MAX)?;
+            let place = self
+                .likeliest_place(at)
+                .filter(|_| names.len() < PATH_NAMES_MAX)?;
             names.push(place.name);
             at = place.parent;
         }
@@ -73,11 +84,17 @@ impl Inodes {
         sys::readlink_at(&found.dir, found.name.as_bytes())
     }
 
-    /// Names of a directory from a place on, as [`sys::read_dir`] does; what is gone meanwhile is left out.
+    /// Names of a directory from a place on, as [`sys::read_dir`] does; what is gone meanwhile is
+    /// left out.
     ///
     /// # Errors
     /// ESTALE if the directory cannot be found.
-    pub fn read_dir(&self, at: At<'_>, from: u64, count: usize) -> SysResult<(Vec<(DirEntry, Child)>, bool)> {
+    pub fn read_dir(
+        &self,
+        at: At<'_>,
+        from: u64,
+        count: usize,
+    ) -> SysResult<(Vec<(DirEntry, Child)>, bool)> {
         let fd = self.dir(at)?;
         let (entries, last) = sys::read_dir(&fd, from, count)?;
         let mut names = Vec::with_capacity(entries.len());
@@ -90,7 +107,10 @@ impl Inodes {
                     Err(errno) => return Err(errno),
                 },
             };
-            let child = Child { slot: Slot(entry.ino), kind };
+            let child = Child {
+                slot: Slot(entry.ino),
+                kind,
+            };
             names.push((entry, child));
         }
         Ok((names, last))
@@ -125,7 +145,13 @@ impl Inodes {
         }
         let fd = self.dir(dir)?;
         match sys::stat_at(&fd, name.as_bytes()) {
-            Ok(stat) => Ok(Some((Child { slot: self.slot_of(&stat)?, kind: stat.kind }, stat))),
+            Ok(stat) => Ok(Some((
+                Child {
+                    slot: self.slot_of(&stat)?,
+                    kind: stat.kind,
+                },
+                stat,
+            ))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(errno),
         }
@@ -136,7 +162,10 @@ impl Inodes {
     /// # Errors
     /// As [`Present::open`].
     pub fn open_quietly(&self, node: &Arc<Trail>) -> SysResult<File> {
-        let quietly = sys::Open { noatime: true, ..sys::Open::READ };
+        let quietly = sys::Open {
+            noatime: true,
+            ..sys::Open::READ
+        };
         match self.open_file(At::from(node), quietly) {
             Err(Errno::EPERM) => self.open_file(At::from(node), sys::Open::READ),
             opened => opened,
@@ -144,7 +173,8 @@ impl Inodes {
         .map(|(file, _)| file)
     }
 
-    /// The space that a file takes; `None` if it is not there, is no regular file, or the filesystem cannot tell.
+    /// The space that a file takes; `None` if it is not there, is no regular file, or the
+    /// filesystem cannot tell.
     pub fn allocation(&self, slot: Slot) -> Option<sys::Allocation> {
         let (file, _) = self.open_file(At::from(slot), sys::Open::READ).ok()?;
         sys::allocation(&file).ok()
@@ -162,10 +192,14 @@ impl Inodes {
         if found.stat.kind != kind {
             return Err(Errno::ESTALE);
         }
-        Ok(Place { parent: found.parent, name: found.name })
+        Ok(Place {
+            parent: found.parent,
+            name: found.name,
+        })
     }
 
-    /// Every known place where an inode of this kind is now; a file may have names that are not known.
+    /// Every known place where an inode of this kind is now; a file may have names that are not
+    /// known.
     ///
     /// # Errors
     /// That of stat(2), if it may be at a place that cannot be looked at.
@@ -175,8 +209,13 @@ impl Inodes {
         }
         let mut found = Vec::new();
         for place in self.places(at) {
-            match self.dir(place.parent).and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())) {
-                Ok(stat) if stat.kind == kind && self.slot_of(&stat) == Ok(at.slot) => found.push(place),
+            match self
+                .dir(place.parent)
+                .and_then(|dir| sys::stat_at(&dir, place.name.as_bytes()))
+            {
+                Ok(stat) if stat.kind == kind && self.slot_of(&stat) == Ok(at.slot) => {
+                    found.push(place)
+                }
                 Ok(_) => {}
                 Err(errno) if is_elsewhere(errno) => {}
                 Err(errno) => return Err(errno),
@@ -194,6 +233,9 @@ impl Inodes {
 
     /// Somebody has a file open, or mapped, to write to it, or it cannot be known that nobody has.
     pub fn may_be_written(&self, at: At<'_>) -> bool {
-        !self.open_file(at, Open::READ).and_then(|(file, _)| sys::lease_free(&file)).unwrap_or(false)
+        !self
+            .open_file(at, Open::READ)
+            .and_then(|(file, _)| sys::lease_free(&file))
+            .unwrap_or(false)
     }
 }

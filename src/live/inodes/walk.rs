@@ -14,14 +14,31 @@ use crate::sys::{self, Errno, Kind, SysResult};
 
 impl Inodes {
     /// Goes through the files of the tree, until `call` says that it is enough; `false`: then.
-    pub(in crate::live) fn each_file(&self, mut call: impl FnMut(&OwnedFd, &Name, &Node) -> bool) -> SysResult<bool> {
+    pub(in crate::live) fn each_file(
+        &self,
+        mut call: impl FnMut(&OwnedFd, &Name, &Node) -> bool,
+    ) -> SysResult<bool> {
         let (mut open, mut above) = (VecDeque::from([Trail::root()]), None);
         while let Some(trail) = open.pop_front() {
-            let Some(fd) = self.listed_dir(&trail, &mut above)? else { continue };
+            let Some(fd) = self.listed_dir(&trail, &mut above)? else {
+                continue;
+            };
             for name in names_of(trail.slot, &fd)? {
-                let Ok(stat) = sys::stat_at(&fd, name.as_bytes()) else { continue };
-                let Ok(slot) = self.slot_of(&stat) else { continue };
-                let node = Node { child: Child { slot, kind: stat.kind }, attr: AttrState { stat, target: None }, xattrs: Vec::new(), number: 0 };
+                let Ok(stat) = sys::stat_at(&fd, name.as_bytes()) else {
+                    continue;
+                };
+                let Ok(slot) = self.slot_of(&stat) else {
+                    continue;
+                };
+                let node = Node {
+                    child: Child {
+                        slot,
+                        kind: stat.kind,
+                    },
+                    attr: AttrState { stat, target: None },
+                    xattrs: Vec::new(),
+                    number: 0,
+                };
                 if stat.kind == Kind::Dir {
                     open.push_back(trail.step(&name, slot));
                 } else if !call(&fd, &name, &node) {
@@ -32,10 +49,17 @@ impl Inodes {
         Ok(true)
     }
 
-    /// Opens a directory that is to be listed; `None`: it is somewhere else, or nowhere. `above` is the directory that the last one was in. While the tree is
-    /// served this is done by a thread that may be kept from running: so the locks that everybody needs are not taken for each.
-    pub(in crate::live) fn listed_dir(&self, trail: &Arc<Trail>, above: &mut Option<(Slot, Arc<OwnedFd>)>) -> SysResult<Option<Arc<OwnedFd>>> {
-        let Some(up) = &trail.up else { return Ok(Some(Arc::clone(&self.root))) };
+    /// Opens a directory that is to be listed; `None`: it is somewhere else, or nowhere. `above` is
+    /// the directory that the last one was in. While the tree is served this is done by a thread
+    /// that may be kept from running: so the locks that everybody needs are not taken for each.
+    pub(in crate::live) fn listed_dir(
+        &self,
+        trail: &Arc<Trail>,
+        above: &mut Option<(Slot, Arc<OwnedFd>)>,
+    ) -> SysResult<Option<Arc<OwnedFd>>> {
+        let Some(up) = &trail.up else {
+            return Ok(Some(Arc::clone(&self.root)));
+        };
         if above.as_ref().is_none_or(|(slot, _)| *slot != up.slot) {
             *above = self.dir(up).ok().map(|fd| (up.slot, fd));
         }
@@ -57,26 +81,44 @@ impl Inodes {
     /// What is at a name.
     pub(in crate::live) fn node_at(&self, dir: &OwnedFd, name: &Name) -> SysResult<Node> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
-        let child = Child { slot: self.slot_of(&stat)?, kind: stat.kind };
-        let target = if stat.kind == Kind::Symlink { Some(sys::readlink_at(dir, name.as_bytes())?) } else { None };
+        let child = Child {
+            slot: self.slot_of(&stat)?,
+            kind: stat.kind,
+        };
+        let target = if stat.kind == Kind::Symlink {
+            Some(sys::readlink_at(dir, name.as_bytes())?)
+        } else {
+            None
+        };
         let xattrs = sys::all_xattrs_at(dir, name.as_bytes())?;
         if !baseline::fits(&xattrs) {
             return Err(Errno::E2BIG);
         }
-        Ok(Node { child, attr: AttrState { stat, target }, xattrs, number: 0 })
+        Ok(Node {
+            child,
+            attr: AttrState { stat, target },
+            xattrs,
+            number: 0,
+        })
     }
 
     pub(in crate::live) fn root_node(&self) -> SysResult<Node> {
         Ok(Node {
-            child: Child { slot: Slot::ROOT, kind: Kind::Dir },
-            attr: AttrState { stat: sys::stat_fd(&self.root)?, target: None },
+            child: Child {
+                slot: Slot::ROOT,
+                kind: Kind::Dir,
+            },
+            attr: AttrState {
+                stat: sys::stat_fd(&self.root)?,
+                target: None,
+            },
             xattrs: sys::all_xattrs(&self.root)?,
             number: ROOT,
         })
     }
 
-    /// A directory that is about to be listed is noted if what changes in it makes no record. The tree is locked for a moment: whoever has just made it
-    /// shall have said so.
+    /// A directory that is about to be listed is noted if what changes in it makes no record. The
+    /// tree is locked for a moment: whoever has just made it shall have said so.
     pub(in crate::live) fn note_born(&self, dir: Slot) {
         drop(self.locks.tree.read());
         if self.timeline.epochs.is_born(dir) {
@@ -88,7 +130,10 @@ impl Inodes {
 /// Names of a directory that are part of the tree, sorted.
 pub(in crate::live) fn names_of(slot: Slot, fd: &OwnedFd) -> SysResult<Vec<Name>> {
     let names = sys::list_dir(fd)?.into_iter().map(|entry| entry.name);
-    let mut names: Vec<Name> = names.filter(|name| slot != Slot::ROOT || name != STORE_NAME.as_bytes()).map(|name| Name::new(&name)).collect();
+    let mut names: Vec<Name> = names
+        .filter(|name| slot != Slot::ROOT || name != STORE_NAME.as_bytes())
+        .map(|name| Name::new(&name))
+        .collect();
     names.sort_unstable();
     Ok(names)
 }

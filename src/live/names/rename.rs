@@ -19,11 +19,23 @@ impl Names {
     /// Those of rename(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     ///
     /// A worker that died may have done it, if the turn says so.
-    pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
+    pub fn rename(
+        &self,
+        from: (Slot, &Name),
+        to: (Slot, &Name),
+        how: RenameMode,
+        turn: Turn,
+    ) -> SysResult<Option<Slot>> {
         self.busy.patiently(|| self.rename_now(from, to, how, turn))
     }
 
-    fn rename_now(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
+    fn rename_now(
+        &self,
+        from: (Slot, &Name),
+        to: (Slot, &Name),
+        how: RenameMode,
+        turn: Turn,
+    ) -> SysResult<Option<Slot>> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         if self.nodes.is_dead(to.0) {
@@ -40,7 +52,13 @@ impl Names {
     }
 
     /// As [`Names::rename`]; the caller holds the freeze lock and the tree.
-    pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
+    pub fn rename_in(
+        &self,
+        from: (At<'_>, &Name),
+        to: (At<'_>, &Name),
+        how: RenameMode,
+        turn: Turn,
+    ) -> SysResult<Option<Slot>> {
         let _renaming = self.locks.begin_rename();
         let (from_dir, to_dir) = (self.inodes.dir(from.0)?, self.inodes.dir(to.0)?);
         let source = self.removal.target(from.0, &from_dir, from.1)?;
@@ -51,14 +69,20 @@ impl Names {
         };
         match (&target, how) {
             (None, RenameMode::Exchange) => return Err(Errno::ENOENT),
-            (Some(_), RenameMode::NoReplace | RenameMode::NoReplaceWhiteout) => return Err(Errno::EEXIST),
+            (Some(_), RenameMode::NoReplace | RenameMode::NoReplaceWhiteout) => {
+                return Err(Errno::EEXIST);
+            }
             (Some(target), _) if target.slot == source.slot => return Ok(None),
-            (Some(target), RenameMode::Replace | RenameMode::Whiteout) => self.check_replace(&source, target)?,
+            (Some(target), RenameMode::Replace | RenameMode::Whiteout) => {
+                self.check_replace(&source, target)?
+            }
             _ => {}
         }
         self.busy.probe_first_for_name(source.slot)?;
         match &target {
-            Some(target) if how == RenameMode::Exchange => self.busy.probe_first_for_name(target.slot)?,
+            Some(target) if how == RenameMode::Exchange => {
+                self.busy.probe_first_for_name(target.slot)?
+            }
             Some(target) => self.removal.removal_first(target)?,
             None => {}
         }
@@ -66,10 +90,17 @@ impl Names {
         self.captures.keep_dir(from.0, &from_dir, &mut undo)?;
         self.captures.keep_dir(to.0, &to_dir, &mut undo)?;
         self.keep_moved(&source, &mut undo)?;
-        self.captures.keep_entry(to.0.slot, to.1, target.as_ref().map(Target::child), &mut undo);
+        self.captures.keep_entry(
+            to.0.slot,
+            to.1,
+            target.as_ref().map(Target::child),
+            &mut undo,
+        );
         self.touch_renamed((&source, from), to, target.as_ref(), how);
         match target {
-            Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo, turn).map(|()| None),
+            Some(target) if how == RenameMode::Exchange => {
+                self.exchange(&source, &target, undo, turn).map(|()| None)
+            }
             Some(target) => {
                 self.replace(&source, &target, undo, how)?;
                 self.own_whiteout(&source, how, turn);
@@ -78,58 +109,104 @@ impl Names {
             None => {
                 let more = self.moved(&[(&source, place(to.0.slot, to.1))]);
                 self.timeline.epochs.record(undo, more)?;
-                let how = if how.leaves_whiteout() { RenameMode::NoReplaceWhiteout } else { RenameMode::NoReplace };
+                let how = if how.leaves_whiteout() {
+                    RenameMode::NoReplaceWhiteout
+                } else {
+                    RenameMode::NoReplace
+                };
                 self.durability
                     .order_names()
-                    .and_then(|()| sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), how))
+                    .and_then(|()| {
+                        sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), how)
+                    })
                     .inspect_err(|_| self.not_moved(&[&source]))?;
-                self.timeline.epochs.count(i64::from(!self.timeline.epochs.is_born(source.slot)));
-                self.nodes.lock().move_link(source.slot, &source.place(), &place(to.0.slot, to.1));
+                self.timeline
+                    .epochs
+                    .count(i64::from(!self.timeline.epochs.is_born(source.slot)));
+                self.nodes
+                    .lock()
+                    .move_link(source.slot, &source.place(), &place(to.0.slot, to.1));
                 self.own_whiteout(&source, how, turn);
                 Ok(None)
             }
         }
     }
 
-    /// A rename has left a whiteout, if it was to: whoever asked has it now. Where that cannot be, it is there all the same.
+    /// A rename has left a whiteout, if it was to: whoever asked has it now. Where that cannot be,
+    /// it is there all the same.
     fn own_whiteout(&self, from: &Target<'_>, how: RenameMode, turn: Turn) {
         if !how.leaves_whiteout() {
             return;
         }
-        match self.own(from.parent, from.dir, from.name, &whiteout(turn), 0, None, 1) {
+        match self.own(
+            from.parent,
+            from.dir,
+            from.name,
+            &whiteout(turn),
+            0,
+            None,
+            1,
+        ) {
             Ok(made) => self.nodes.forget(made.slot, 1),
             Err(errno) => tracing::warn!(%errno, "a whiteout cannot be given to its owner"),
         }
     }
 
-    /// A rename that was asked for again has been done. The kernel has both directories locked, so what is there tells.
-    fn is_renamed(&self, turn: Turn, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode) -> SysResult<bool> {
-        let at = |(dir, name): (Slot, &Name)| match sys::stat_at(self.inodes.dir(dir)?, name.as_bytes()) {
-            Ok(stat) => self.inodes.slot_of(&stat).map(Some),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(errno),
-        };
+    /// A rename that was asked for again has been done. The kernel has both directories locked, so
+    /// what is there tells.
+    fn is_renamed(
+        &self,
+        turn: Turn,
+        from: (Slot, &Name),
+        to: (Slot, &Name),
+        how: RenameMode,
+    ) -> SysResult<bool> {
+        let at =
+            |(dir, name): (Slot, &Name)| match sys::stat_at(self.inodes.dir(dir)?, name.as_bytes())
+            {
+                Ok(stat) => self.inodes.slot_of(&stat).map(Some),
+                Err(Errno::ENOENT) => Ok(None),
+                Err(errno) => Err(errno),
+            };
         if how != RenameMode::Exchange {
-            let left = at(from)?.is_none() || how.leaves_whiteout() && self.inodes.is_whiteout(from)?;
+            let left =
+                at(from)?.is_none() || how.leaves_whiteout() && self.inodes.is_whiteout(from)?;
             return Ok(left && at(to)?.is_some());
         }
-        Ok(self.handover.exchange_begun(turn).is_some_and(|slot| at(from) == Ok(Some(slot))))
+        Ok(self
+            .handover
+            .exchange_begun(turn)
+            .is_some_and(|slot| at(from) == Ok(Some(slot))))
     }
 
     /// Notes for the record who changes which names by a rename.
-    fn touch_renamed(&self, (source, from): (&Target<'_>, (At<'_>, &Name)), to: (At<'_>, &Name), target: Option<&Target<'_>>, how: RenameMode) {
+    fn touch_renamed(
+        &self,
+        (source, from): (&Target<'_>, (At<'_>, &Name)),
+        to: (At<'_>, &Name),
+        target: Option<&Target<'_>>,
+        how: RenameMode,
+    ) {
         let exchanged = how == RenameMode::Exchange;
-        self.timeline.processes.touch_moved(source.slot, source.stat.kind == Kind::Dir);
+        self.timeline
+            .processes
+            .touch_moved(source.slot, source.stat.kind == Kind::Dir);
         if let Some(target) = target.filter(|_| exchanged) {
-            self.timeline.processes.touch_moved(target.slot, target.stat.kind == Kind::Dir);
+            self.timeline
+                .processes
+                .touch_moved(target.slot, target.stat.kind == Kind::Dir);
         }
         let left = match how {
             RenameMode::Exchange => NameTouch::Moved,
             how if how.leaves_whiteout() => NameTouch::Made,
             _ => NameTouch::Removed,
         };
-        self.timeline.processes.touch_name(from.0.slot, from.1, left);
-        self.timeline.processes.touch_name(to.0.slot, to.1, NameTouch::Moved);
+        self.timeline
+            .processes
+            .touch_name(from.0.slot, from.1, left);
+        self.timeline
+            .processes
+            .touch_name(to.0.slot, to.1, NameTouch::Moved);
         if let Some(target) = target.filter(|target| !exchanged && target.is_last()) {
             self.timeline.processes.touch_gone(target.slot);
         }
@@ -137,18 +214,24 @@ impl Names {
 
     /// Records name, attributes and place of an inode that is to be renamed.
     fn keep_moved(&self, moving: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
-        self.captures.keep_entry(moving.parent.slot, moving.name, Some(moving.child()), undo);
+        self.captures
+            .keep_entry(moving.parent.slot, moving.name, Some(moving.child()), undo);
         let target = target_of(&moving.stat, moving.dir, moving.name)?;
-        self.captures.keep_attr(moving.slot, &moving.stat, target, undo);
+        self.captures
+            .keep_attr(moving.slot, &moving.stat, target, undo);
         if self.timeline.epochs.needs(&Key::Home(moving.slot)) {
-            undo.push(Undo::Home { slot: moving.slot, before: moving.place() });
+            undo.push(Undo::Home {
+                slot: moving.slot,
+                before: moving.place(),
+            });
             self.captures.keep_homes(moving.parent, undo);
         }
         Ok(())
     }
 
-    /// The records of new places for inodes with a past. A directory that was made in the open epoch has none, but something with a past may be below
-    /// it: its place is recorded too, and before that the old one, which is true still if the rename never happens.
+    /// The records of new places for inodes with a past. A directory that was made in the open
+    /// epoch has none, but something with a past may be below it: its place is recorded too, and
+    /// before that the old one, which is true still if the rename never happens.
     fn moved(&self, moves: &[(&Target<'_>, Place)]) -> Vec<Record> {
         let (mut before, mut places) = (Vec::new(), Vec::new());
         for (moving, to) in moves {
@@ -156,31 +239,56 @@ impl Names {
                 if moving.stat.kind != Kind::Dir {
                     continue;
                 }
-                self.removal.keep_place(moving.slot, moving.place(), &mut before);
+                self.removal
+                    .keep_place(moving.slot, moving.place(), &mut before);
             }
             self.removal.keep_way(to.parent, &mut before);
             places.push((moving.slot, to.clone()));
         }
-        [before, places].into_iter().filter(|places| !places.is_empty()).map(|places| Record::Moved { places }).collect()
+        [before, places]
+            .into_iter()
+            .filter(|places| !places.is_empty())
+            .map(|places| Record::Moved { places })
+            .collect()
     }
 
     /// A rename that was recorded has failed: everything is where it was.
     fn not_moved(&self, moves: &[&Target<'_>]) {
-        let places: Vec<_> =
-            moves.iter().filter(|moving| self.timeline.lookup.place(moving.slot).is_some()).map(|at| (at.slot, at.place())).collect();
+        let places: Vec<_> = moves
+            .iter()
+            .filter(|moving| self.timeline.lookup.place(moving.slot).is_some())
+            .map(|at| (at.slot, at.place()))
+            .collect();
         if !places.is_empty() {
             self.timeline.epochs.put_places(places);
         }
     }
 
-    fn exchange(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>, turn: Turn) -> SysResult<()> {
+    fn exchange(
+        &self,
+        source: &Target<'_>,
+        target: &Target<'_>,
+        mut undo: Vec<Undo>,
+        turn: Turn,
+    ) -> SysResult<()> {
         self.keep_moved(target, &mut undo)?;
         let (there, here) = (target.place(), source.place());
-        self.timeline.epochs.record(undo, self.moved(&[(source, there.clone()), (target, here.clone())]))?;
+        self.timeline.epochs.record(
+            undo,
+            self.moved(&[(source, there.clone()), (target, here.clone())]),
+        )?;
         self.handover.leave_exchange(turn, source.slot, target.slot);
         self.durability
             .order_names()
-            .and_then(|()| sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange))
+            .and_then(|()| {
+                sys::rename_at(
+                    source.dir,
+                    source.name.as_bytes(),
+                    target.dir,
+                    target.name.as_bytes(),
+                    RenameMode::Exchange,
+                )
+            })
             .inspect_err(|_| self.not_moved(&[source, target]))?;
         self.timeline.epochs.count(2);
         let mut nodes = self.nodes.lock();
@@ -189,15 +297,26 @@ impl Names {
         Ok(())
     }
 
-    /// A rename over an existing inode. One with a past is not lost: the two change places in one step, then it is moved into the layer from the
-    /// old name of the other. A crash between the two is finished at the next mount ([`Record::Replacing`]).
-    fn replace(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>, how: RenameMode) -> SysResult<()> {
+    /// A rename over an existing inode. One with a past is not lost: the two change places in one
+    /// step, then it is moved into the layer from the old name of the other. A crash between the
+    /// two is finished at the next mount ([`Record::Replacing`]).
+    fn replace(
+        &self,
+        source: &Target<'_>,
+        target: &Target<'_>,
+        mut undo: Vec<Undo>,
+        how: RenameMode,
+    ) -> SysResult<()> {
         let _stripe = self.locks.stripe(target.slot);
         let (there, here) = (target.place(), source.place());
         let mut more = self.moved(&[(source, there)]);
         let fate = self.removal.plan_unlink(target, &mut undo, &mut more)?;
         if let Fate::Move(object) = fate {
-            more.push(Record::Replacing { slot: target.slot, place: here, object });
+            more.push(Record::Replacing {
+                slot: target.slot,
+                place: here,
+                object,
+            });
         }
         let held = self.removal.hold(target, fate)?;
         self.timeline.epochs.record(undo, more)?;
@@ -217,12 +336,20 @@ impl Names {
         let past = !self.timeline.epochs.is_born(target.slot);
         self.nodes.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
-        let rename = |how| self.captures.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
+        let rename = |how| {
+            self.captures
+                .with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how))
+        };
         let ordered = self.removal.order_removal(target);
         match fate {
             Fate::Move(object) => {
-                ordered.and_then(|()| rename(RenameMode::Exchange)).inspect_err(|_| self.not_replaced(source, target))?;
-                if let Err(errno) = self.removal.move_away(source.dir, source.name, object, how.leaves_whiteout()) {
+                ordered
+                    .and_then(|()| rename(RenameMode::Exchange))
+                    .inspect_err(|_| self.not_replaced(source, target))?;
+                if let Err(errno) =
+                    self.removal
+                        .move_away(source.dir, source.name, object, how.leaves_whiteout())
+                {
                     match rename(RenameMode::Exchange) {
                         Ok(()) => self.not_replaced(source, target),
                         Err(again) => self.half_replaced(source, target, again),
@@ -230,7 +357,9 @@ impl Names {
                     return Err(errno);
                 }
             }
-            Fate::Free => ordered.and_then(|()| rename(how)).inspect_err(|_| self.not_moved(&[source]))?,
+            Fate::Free => ordered
+                .and_then(|()| rename(how))
+                .inspect_err(|_| self.not_moved(&[source]))?,
         }
         self.timeline.epochs.count(i64::from(past));
         self.removal.lost_name(target, held);
@@ -244,12 +373,16 @@ impl Names {
         self.not_moved(&[source]);
     }
 
-    /// A rename over an existing inode has failed half-way, and the way back too: the two have changed places, and nothing is lost.
+    /// A rename over an existing inode has failed half-way, and the way back too: the two have
+    /// changed places, and nothing is lost.
     fn half_replaced(&self, source: &Target<'_>, target: &Target<'_>, errno: Errno) {
         let (there, here) = (target.place(), source.place());
         tracing::error!(?here, ?there, %errno, "a rename failed half-way: the two names have changed places");
         self.removal.take_back(target.slot);
-        self.timeline.epochs.put_places(vec![(source.slot, there.clone()), (target.slot, here.clone())]);
+        self.timeline.epochs.put_places(vec![
+            (source.slot, there.clone()),
+            (target.slot, here.clone()),
+        ]);
         self.timeline.epochs.count(2);
         let mut nodes = self.nodes.lock();
         nodes.move_link(source.slot, &here, &there);
@@ -261,13 +394,19 @@ impl Names {
         match (source.stat.kind == Kind::Dir, target.stat.kind == Kind::Dir) {
             (false, true) => Err(Errno::EISDIR),
             (true, false) => Err(Errno::ENOTDIR),
-            (true, true) if !sys::list_dir(sys::open_path_at(target.dir, target.name.as_bytes())?)?.is_empty() => Err(self.not_empty()),
+            (true, true)
+                if !sys::list_dir(sys::open_path_at(target.dir, target.name.as_bytes())?)?
+                    .is_empty() =>
+            {
+                Err(self.not_empty())
+            }
             _ => Ok(()),
         }
     }
 
-    /// The error of a rename over a directory in which something is: rename(2) permits two, and XFS has EEXIST. The filesystem is asked once, with
-    /// directories of its own in the staging directory.
+    /// The error of a rename over a directory in which something is: rename(2) permits two, and XFS
+    /// has EEXIST. The filesystem is asked once, with directories of its own in the staging
+    /// directory.
     fn not_empty(&self) -> Errno {
         const NAMES: [&[u8]; 2] = [b"empty", b"full"];
         *self.not_empty.get_or_init(|| {
@@ -277,10 +416,19 @@ impl Names {
                 made => made,
             };
             let ask = || {
-                NAMES.iter().try_for_each(|name| make(&self.staging, name))?;
+                NAMES
+                    .iter()
+                    .try_for_each(|name| make(&self.staging, name))?;
                 let inner = sys::open_dir_at(&*self.staging, full)?;
                 make(&inner, empty)?;
-                let refused = sys::rename_at(&*self.staging, empty, &*self.staging, full, RenameMode::Replace).err();
+                let refused = sys::rename_at(
+                    &*self.staging,
+                    empty,
+                    &*self.staging,
+                    full,
+                    RenameMode::Replace,
+                )
+                .err();
                 sys::rmdir_at(&inner, empty)?;
                 Ok::<_, Errno>(refused)
             };
@@ -293,8 +441,19 @@ impl Names {
     }
 }
 
-/// What a rename leaves behind for an overlay: it says that there is nothing (`WHITEOUT_MODE`, `WHITEOUT_DEV` in linux/fs.h).
+/// What a rename leaves behind for an overlay: it says that there is nothing (`WHITEOUT_MODE`,
+/// `WHITEOUT_DEV` in linux/fs.h).
 fn whiteout(turn: Turn) -> Make<'static> {
     let (uid, gid) = turn.owner;
-    Make { kind: Kind::CharDev, mode: 0, umask: 0, rdev: 0, target: b"", uid, gid, open: None, again: false }
+    Make {
+        kind: Kind::CharDev,
+        mode: 0,
+        umask: 0,
+        rdev: 0,
+        target: b"",
+        uid,
+        gid,
+        open: None,
+        again: false,
+    }
 }

@@ -10,7 +10,8 @@ use crate::store::forget::Forgotten;
 use crate::store::ids::Slot;
 use crate::sys;
 
-/// sled's files take some three times what is in them; with more than so many times that, and so many bytes, they are written anew.
+/// sled's files take some three times what is in them; with more than so many times that, and so
+/// many bytes, they are written anew.
 const SHRINK_FACTOR: u64 = 4;
 pub(super) const SHRINK_BYTES: u64 = 512 << 10;
 /// How long is waited for the place of the database, and how long it is left to readers then.
@@ -20,8 +21,8 @@ const SWAP_PAUSE: Duration = Duration::from_millis(20);
 const KEYS_AT_ONCE: usize = 64;
 
 impl Index {
-    /// Leaves out of the runs what `needs` says, if that is a twentieth of what they hold or more; whether it did. It takes its time: for a helper thread. It
-    /// is durable on return.
+    /// Leaves out of the runs what `needs` says, if that is a twentieth of what they hold or more;
+    /// whether it did. It takes its time: for a helper thread. It is durable on return.
     ///
     /// Errors: as [`Index::merge`].
     pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<bool> {
@@ -31,10 +32,17 @@ impl Index {
                 let (key, _): (sled::IVec, sled::IVec) = entry?;
                 Ok(key.get(1..).and_then(keys::owner))
             };
-            let ahead = parts.db.scan_prefix(keys::ahead_prefix()).filter_map(|entry| owner(entry).transpose());
-            parts.runs.compact(needs, end, &ahead.collect::<Result<Vec<_>, _>>()?, stop)
+            let ahead = parts
+                .db
+                .scan_prefix(keys::ahead_prefix())
+                .filter_map(|entry| owner(entry).transpose());
+            parts
+                .runs
+                .compact(needs, end, &ahead.collect::<Result<Vec<_>, _>>()?, stop)
         });
-        let Some(merge) = self.if_there_is_room(made)? else { return Ok(false) };
+        let Some(merge) = self.if_there_is_room(made)? else {
+            return Ok(false);
+        };
         let applying = self.applying.lock();
         self.with_parts("list", |parts| put_merged(parts, merge))?;
         drop(applying);
@@ -46,7 +54,9 @@ impl Index {
     ///
     /// Errors: `Io`, `Index`.
     pub fn has_forgettable(&self, needs: &Needs<'_>) -> StoreResult<bool> {
-        let known = self.with("count", |db| Ok(db.scan_prefix(keys::checkpoints_prefix()).count()))?;
+        let known = self.with("count", |db| {
+            Ok(db.scan_prefix(keys::checkpoints_prefix()).count())
+        })?;
         Ok(known > needs.kept.len() + needs.kept.len() / 20 + 1)
     }
 
@@ -60,16 +70,22 @@ impl Index {
         self.flush_durable()
     }
 
-    /// Writes the database anew if its files are much larger than what it holds: sled gives nothing back. Readers go on in the old one until the new one is
-    /// open. It takes its time: for a helper thread. It is durable on return.
+    /// Writes the database anew if its files are much larger than what it holds: sled gives nothing
+    /// back. Readers go on in the old one until the new one is open. It takes its time: for a
+    /// helper thread. It is durable on return.
     ///
-    /// Errors: `Io`, `Index`, `IndexPanic`. If the place cannot be taken the index is closed (`IndexClosed`), and the next opening makes it anew.
+    /// Errors: `Io`, `Index`, `IndexPanic`. If the place cannot be taken the index is closed
+    /// (`IndexClosed`), and the next opening makes it anew.
     pub fn shrink(&self) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let copied = self.with("copy", |db| {
-            let Some(disk) = db.disk() else { return Ok(None) };
-            let is_wasteful = disk.size_on_disk()? > SHRINK_BYTES.saturating_add(held(disk)?.saturating_mul(SHRINK_FACTOR));
-            // sled has its file open, and looks for blobs by path: with some, what is renamed cannot be read.
+            let Some(disk) = db.disk() else {
+                return Ok(None);
+            };
+            let is_wasteful = disk.size_on_disk()?
+                > SHRINK_BYTES.saturating_add(held(disk)?.saturating_mul(SHRINK_FACTOR));
+            // sled has its file open, and looks for blobs by path: with some, what is renamed
+            // cannot be read.
             if !is_wasteful || self.home.has_blobs()? {
                 return Ok(None);
             }
@@ -81,7 +97,8 @@ impl Index {
             return Ok(());
         }
         let new = self.home.replace().and_then(|()| self.home.open());
-        // Who waits to write keeps those away that come to read, and somebody may be reading for long.
+        // Who waits to write keeps those away that come to read, and somebody may be reading for
+        // long.
         let mut slot = loop {
             match sys::awake(|| self.db.try_write_for(SWAP_WAIT)) {
                 Some(slot) => break slot,

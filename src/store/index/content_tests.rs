@@ -11,8 +11,17 @@ use crate::sys::fault::{self, Call, Plan};
 use crate::sys::{Errno, Time};
 
 fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> ObjectHash {
-    let object = ObjectId { epoch: Epoch(epoch), slot: Slot(slot), serial: 1, origin: ObjectOrigin::Cloned };
-    ObjectHash { object, size, hash: [hash; 32] }
+    let object = ObjectId {
+        epoch: Epoch(epoch),
+        slot: Slot(slot),
+        serial: 1,
+        origin: ObjectOrigin::Cloned,
+    };
+    ObjectHash {
+        object,
+        size,
+        hash: [hash; 32],
+    }
 }
 
 #[test]
@@ -21,10 +30,22 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
     let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
     let (journal, _) = Journal::open(&layout).unwrap();
     let (index, _) = Index::open(&layout).unwrap();
-    let objects = [sealed(0, 10, 5, 7), sealed(0, 11, 6, 8), sealed(0, 12, 0, 7)];
+    let objects = [
+        sealed(0, 10, 5, 7),
+        sealed(0, 11, 6, 8),
+        sealed(0, 12, 0, 7),
+    ];
     let records = [
-        Record::Hashes { epoch: Epoch(0), objects: objects.to_vec(), whole: true },
-        Record::Hashes { epoch: Epoch(1), objects: vec![sealed(1, 10, 5, 7)], whole: false },
+        Record::Hashes {
+            epoch: Epoch(0),
+            objects: objects.to_vec(),
+            whole: true,
+        },
+        Record::Hashes {
+            epoch: Epoch(1),
+            objects: vec![sealed(1, 10, 5, 7)],
+            whole: false,
+        },
     ];
     let mut batch = Batch::new();
     for (record, at) in records.iter().zip(journal.append(&records).unwrap()) {
@@ -42,7 +63,10 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
     };
     // An empty object has no content.
     let both = vec![(objects[0].object, 5), (sealed(1, 10, 5, 7).object, 5)];
-    assert_eq!((of(7), of(8), of(9)), (both.clone(), vec![(objects[1].object, 6)], vec![]));
+    assert_eq!(
+        (of(7), of(8), of(9)),
+        (both.clone(), vec![(objects[1].object, 6)], vec![])
+    );
     let mut first = Vec::new();
     index
         .each_content(&[7; 32], |object, _| {
@@ -55,20 +79,64 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
     let grown = index.dump().unwrap();
     index.rebuild(&journal, None).unwrap();
     assert_eq!((of(7), index.dump().unwrap()), (both.clone(), grown));
-    // What is gone goes when the runs are put together, and need not be known; of what is there nothing does.
+    // What is gone goes when the runs are put together, and need not be known; of what is there
+    // nothing does.
     let upto = journal.position();
     let is_gone = |object: ObjectId| object.epoch == Epoch(0);
     let mut more = Batch::after(None);
     for epoch in 1..=40 {
-        let before = crate::store::record::DataState { object: None, size: epoch, provisional: false };
-        let undo = vec![Undo::Data { slot: Slot(10), before }];
-        let gone = Record::Deleted { id: CheckpointId(epoch) };
-        let records = [Record::Undo { epoch: Epoch(epoch), undo }, Record::Checkpoint(checkpoint(epoch)), gone];
-        journal.append(&records).unwrap().into_iter().zip(&records).for_each(|(at, record)| more.add(at, record).unwrap());
+        let before = crate::store::record::DataState {
+            object: None,
+            size: epoch,
+            provisional: false,
+        };
+        let undo = vec![Undo::Data {
+            slot: Slot(10),
+            before,
+        }];
+        let gone = Record::Deleted {
+            id: CheckpointId(epoch),
+        };
+        let records = [
+            Record::Undo {
+                epoch: Epoch(epoch),
+                undo,
+            },
+            Record::Checkpoint(checkpoint(epoch)),
+            gone,
+        ];
+        journal
+            .append(&records)
+            .unwrap()
+            .into_iter()
+            .zip(&records)
+            .for_each(|(at, record)| more.add(at, record).unwrap());
     }
     index.apply(&mut more).unwrap();
-    assert!(!index.compact(&Needs { kept: &[], is_gone: &is_gone, upto }, &|| false).unwrap());
-    assert!(index.compact(&Needs { kept: &[], is_gone: &is_gone, upto: journal.position() }, &|| false).unwrap());
+    assert!(
+        !index
+            .compact(
+                &Needs {
+                    kept: &[],
+                    is_gone: &is_gone,
+                    upto
+                },
+                &|| false
+            )
+            .unwrap()
+    );
+    assert!(
+        index
+            .compact(
+                &Needs {
+                    kept: &[],
+                    is_gone: &is_gone,
+                    upto: journal.position()
+                },
+                &|| false
+            )
+            .unwrap()
+    );
     assert_eq!(of(7), both[1..]);
     assert!(index.compare(&journal).unwrap().is_none());
 }
@@ -80,11 +148,25 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
     let (journal, _) = Journal::open(&layout).unwrap();
     let (index, _) = Index::open(&layout).unwrap();
     let time = |nsec| Time { sec: -1, nsec };
-    let look = Look { size: 4, mtime: time(1), ctime: time(2) };
+    let look = Look {
+        size: 4,
+        mtime: time(1),
+        ctime: time(2),
+    };
     let before = index.dump().unwrap();
     index.note_seen(&[(Slot(5), look, [3; 32])]).unwrap();
     assert_eq!(index.seen(Slot(5), &look).unwrap(), Some([3; 32]));
-    for other in [Look { size: 5, ..look }, Look { mtime: time(2), ..look }, Look { ctime: time(3), ..look }] {
+    for other in [
+        Look { size: 5, ..look },
+        Look {
+            mtime: time(2),
+            ..look
+        },
+        Look {
+            ctime: time(3),
+            ..look
+        },
+    ] {
         assert_eq!(index.seen(Slot(5), &other).unwrap(), None);
     }
     assert_eq!(index.seen(Slot(6), &look).unwrap(), None);
@@ -98,32 +180,54 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
 /// Where so many records of hashes are, all but the first of which were forgotten.
 fn with_forgotten(bench: &Bench, index: &Index, count: u64) {
     for first in (0..count).step_by(1000) {
-        let records: Vec<_> = (first..first + 1000).map(|_| Record::Hashes { epoch: Epoch(1), objects: vec![], whole: false }).collect();
+        let records: Vec<_> = (first..first + 1000)
+            .map(|_| Record::Hashes {
+                epoch: Epoch(1),
+                objects: vec![],
+                whole: false,
+            })
+            .collect();
         let mut batch = Batch::new();
         let at = bench.journal.append(&records).unwrap();
-        at.iter().zip(&records).for_each(|(at, record)| batch.add(*at, record).unwrap());
+        at.iter()
+            .zip(&records)
+            .for_each(|(at, record)| batch.add(*at, record).unwrap());
         index.apply(&mut batch).unwrap();
-        let gone: Vec<_> = at.into_iter().skip(usize::from(first == 0)).map(|at| (Epoch(1), at)).collect();
+        let gone: Vec<_> = at
+            .into_iter()
+            .skip(usize::from(first == 0))
+            .map(|at| (Epoch(1), at))
+            .collect();
         index.apply(&mut Batch::forget_hashes(&gone)).unwrap();
     }
     index.flush_durable().unwrap();
 }
 
 fn disk_bytes(index: &Index) -> u64 {
-    index.with("measure", |db| Ok(db.disk().unwrap().size_on_disk()?)).unwrap()
+    index
+        .with("measure", |db| Ok(db.disk().unwrap().size_on_disk()?))
+        .unwrap()
 }
 
 #[test]
 fn files_that_hold_little_are_written_anew() {
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let look = Look { size: 4, mtime: Time { sec: 1, nsec: 0 }, ctime: Time { sec: 2, nsec: 0 } };
+    let look = Look {
+        size: 4,
+        mtime: Time { sec: 1, nsec: 0 },
+        ctime: Time { sec: 2, nsec: 0 },
+    };
     index.note_seen(&[(Slot(5), look, [3; 32])]).unwrap();
     with_forgotten(&bench, &index, 100_000);
     let (before, held) = (disk_bytes(&index), index.dump().unwrap());
     assert!(before > super::compact::SHRINK_BYTES, "{before}");
     index.shrink().unwrap();
-    assert!(disk_bytes(&index) < 1 << 20, "{} of {before}", disk_bytes(&index));
+    assert!(
+        disk_bytes(&index) < 1 << 20,
+        "{} of {before}",
+        disk_bytes(&index)
+    );
     assert!(index.dump().unwrap() == held && index.seen(Slot(5), &look).unwrap() == Some([3; 32]));
     drop(index);
     let (index, opening) = bench.index();
@@ -158,7 +262,10 @@ fn writing_it_anew_can_fail_at_every_call() {
         if opening != Opening::Ready {
             index.rebuild(&bench.journal, None).unwrap();
         }
-        assert_eq!(index.catalogue().seals(Epoch(1)).unwrap().first(), first.first());
+        assert_eq!(
+            index.catalogue().seals(Epoch(1)).unwrap().first(),
+            first.first()
+        );
         if opening != Opening::Ready {
             with_forgotten(&bench, &index, 60_000);
         }
@@ -172,20 +279,43 @@ fn without_room_runs_are_not_put_together() {
     let bench = Bench::new();
     let (index, _) = bench.index();
     for epoch in 1..=8 {
-        let before = crate::store::record::DataState { object: None, size: epoch, provisional: false };
-        let record = Record::Undo { epoch: Epoch(epoch), undo: vec![Undo::Data { slot: Slot(10), before }] };
+        let before = crate::store::record::DataState {
+            object: None,
+            size: epoch,
+            provisional: false,
+        };
+        let record = Record::Undo {
+            epoch: Epoch(epoch),
+            undo: vec![Undo::Data {
+                slot: Slot(10),
+                before,
+            }],
+        };
         let mut batch = Batch::new();
-        batch.add(bench.journal.append(std::slice::from_ref(&record)).unwrap()[0], &record).unwrap();
+        batch
+            .add(
+                bench.journal.append(std::slice::from_ref(&record)).unwrap()[0],
+                &record,
+            )
+            .unwrap();
         index.apply(&mut batch).unwrap();
     }
     let (held, upto) = (index.dump().unwrap(), bench.journal.position());
-    let needs = Needs { kept: &[], is_gone: &|_| true, upto };
+    let needs = Needs {
+        kept: &[],
+        is_gone: &|_| true,
+        upto,
+    };
     for call in [Call::Create, Call::Write, Call::Sync] {
         fault::arm_thread(Plan::nth(1, Errno::ENOSPC).only(call).lasting());
         let merged = index.merge(&|| false);
         let compacted = index.compact(&needs, &|| false);
         assert!(fault::disarm_thread().failed >= 2, "{call:?}");
-        assert_eq!((merged.is_ok(), compacted.is_ok()), (true, true), "{call:?}");
+        assert_eq!(
+            (merged.is_ok(), compacted.is_ok()),
+            (true, true),
+            "{call:?}"
+        );
         assert!(index.dump().unwrap() == held && !index.is_in_memory());
     }
     index.merge(&|| false).unwrap();

@@ -1,7 +1,8 @@
 //! Hashes of live files, as they were seen: which file, what it looked like then, and what it held.
 //!
-//! They are hints. A file that looks as it did then holds, most probably, what it held; who shares what two files hold has the kernel compare them. The
-//! journal does not tell of them: a rebuild of the index begins without, and one in memory has none.
+//! They are hints. A file that looks as it did then holds, most probably, what it held; who shares
+//! what two files hold has the kernel compare them. The journal does not tell of them: a rebuild of
+//! the index begins without, and one in memory has none.
 //!
 //! ```text
 //! tree "seen" of index/; each value is followed by its checksum, as in the default tree
@@ -30,7 +31,11 @@ pub struct Look {
 impl Look {
     /// Of a file with these attributes.
     pub fn of(stat: &Stat) -> Look {
-        Look { size: stat.size, mtime: stat.mtime, ctime: stat.ctime }
+        Look {
+            size: stat.size,
+            mtime: stat.mtime,
+            ctime: stat.ctime,
+        }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -51,8 +56,12 @@ impl Index {
     pub fn seen(&self, slot: Slot, look: &Look) -> StoreResult<Option<Hash>> {
         self.with("look up", |db| {
             let key = slot.0.to_be_bytes();
-            let Some(disk) = db.disk() else { return Ok(None) };
-            let Some(value) = disk.open_tree(TREE)?.get(key)? else { return Ok(None) };
+            let Some(disk) = db.disk() else {
+                return Ok(None);
+            };
+            let Some(value) = disk.open_tree(TREE)?.get(key)? else {
+                return Ok(None);
+            };
             let known = keys::unseal(&key, &value).and_then(|value| value.split_last_chunk::<32>());
             Ok(known.and_then(|(was, hash)| (was == look.bytes()).then_some(*hash)))
         })

@@ -29,7 +29,8 @@ impl Edits {
     }
 }
 
-/// See the module. One in memory lasts as long as the mount; the one on disk stays as it is meanwhile, and is behind.
+/// See the module. One in memory lasts as long as the mount; the one on disk stays as it is
+/// meanwhile, and is behind.
 pub(super) enum Db {
     Disk(sled::Db),
     Memory(RwLock<BTreeMap<Vec<u8>, Vec<u8>>>),
@@ -51,7 +52,9 @@ impl Db {
         match self {
             Db::Disk(db) => Box::new(db.range(range)),
             Db::Memory(map) => {
-                let pair = |(key, value): (&Vec<u8>, &Vec<u8>)| Ok((key.as_slice().into(), value.as_slice().into()));
+                let pair = |(key, value): (&Vec<u8>, &Vec<u8>)| {
+                    Ok((key.as_slice().into(), value.as_slice().into()))
+                };
                 let found: Vec<_> = map.read().range(range).map(pair).collect();
                 Box::new(found.into_iter())
             }

@@ -1,4 +1,5 @@
-//! The index as files: opening sled so that it cannot take the process with it, setting a bad index aside, and making it durable.
+//! The index as files: opening sled so that it cannot take the process with it, setting a bad index
+//! aside, and making it durable.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,11 +19,13 @@ use crate::sys::fault::{self, Call};
 
 const NAME: &str = "index";
 const ASIDE: &str = "index.bad-";
-/// One that is being made to take the place of the index; left over, it is deleted as any that was set aside.
+/// One that is being made to take the place of the index; left over, it is deleted as any that was
+/// set aside.
 const NEW: &str = "index.bad-new";
 /// Bytes that sled may cache; it is no bound on its memory.
 const CACHE_BYTES: u64 = 16 << 20;
-/// How often, and how long apart, opening is tried while the last user of the files in this process lets go of them.
+/// How often, and how long apart, opening is tried while the last user of the files in this process
+/// lets go of them.
 const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
@@ -33,7 +36,10 @@ pub(super) struct Home {
 }
 
 /// Calls sled, and turns its panics into errors: it panics on some damage instead of reporting it.
-pub(super) fn guarded<T>(what: &'static str, call: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
+pub(super) fn guarded<T>(
+    what: &'static str,
+    call: impl FnOnce() -> StoreResult<T>,
+) -> StoreResult<T> {
     fault::check(Call::Index).map_err(StoreError::io(what, NAME))?;
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(StoreError::IndexPanic { what }))
 }
@@ -62,15 +68,18 @@ impl Home {
         }
     }
 
-    /// Opens the database, and makes it if there is none. It must be a directory, with nothing in it that leads elsewhere: sled opens by path, follows
-    /// links, and waits for ever for somebody to write into a FIFO.
+    /// Opens the database, and makes it if there is none. It must be a directory, with nothing in
+    /// it that leads elsewhere: sled opens by path, follows links, and waits for ever for somebody
+    /// to write into a FIFO.
     pub fn open(&self) -> StoreResult<Db> {
         at::make_dir(&self.dir, NAME).map_err(StoreError::io("make", NAME))?;
         self.check_files()?;
         let mut tries = 0;
         loop {
             match guarded("open", || Ok(self.config().open()?)) {
-                Err(StoreError::Index(sled::Error::Io(error))) if is_lock(&error) && tries < LOCK_TRIES => {
+                Err(StoreError::Index(sled::Error::Io(error)))
+                    if is_lock(&error) && tries < LOCK_TRIES =>
+                {
                     tries += 1;
                     std::thread::sleep(LOCK_PAUSE);
                 }
@@ -87,7 +96,9 @@ impl Home {
     fn restrict_files(&self) {
         let restrict = || -> io::Result<()> {
             let dir = at::open_dir(&self.dir, NAME)?;
-            at::names(&dir)?.iter().try_for_each(|name| at::restrict(&dir, name))?;
+            at::names(&dir)?
+                .iter()
+                .try_for_each(|name| at::restrict(&dir, name))?;
             self.each_file(at::restrict)
         };
         if let Err(error) = restrict() {
@@ -104,14 +115,17 @@ impl Home {
                 continue;
             }
             let below = at::open_dir(&dir, std::str::from_utf8(&name).map_err(|_| Errno::INVAL)?)?;
-            at::names(&below)?.iter().try_for_each(|name| call(&below, name))?;
+            at::names(&below)?
+                .iter()
+                .try_for_each(|name| call(&below, name))?;
         }
         Ok(())
     }
 
     /// Writes another database that holds what this one does. It is closed.
     pub fn copy(&self, db: &sled::Db) -> StoreResult<()> {
-        at::remove_tree(&self.dir, NEW.as_bytes()).map_err(StoreError::io("remove an old", NAME))?;
+        at::remove_tree(&self.dir, NEW.as_bytes())
+            .map_err(StoreError::io("remove an old", NAME))?;
         let new = self.config().path(self.path.join(NEW)).open()?;
         new.import(db.export());
         new.flush()?;
@@ -122,7 +136,9 @@ impl Home {
 
     /// The database has values in files of their own.
     pub fn has_blobs(&self) -> StoreResult<bool> {
-        let names = at::open_dir(&self.dir, NAME).and_then(|dir| at::open_dir(&dir, "blobs")).and_then(at::names);
+        let names = at::open_dir(&self.dir, NAME)
+            .and_then(|dir| at::open_dir(&dir, "blobs"))
+            .and_then(at::names);
         match names {
             Ok(names) => Ok(!names.is_empty()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -135,9 +151,16 @@ impl Home {
         self.remove(NEW);
     }
 
-    /// The copy takes the place of the index, with its runs. The copy is closed; the index may be read on, for it has its files open. Not durable on return.
+    /// The copy takes the place of the index, with its runs. The copy is closed; the index may be
+    /// read on, for it has its files open. Not durable on return.
     pub fn replace(&self) -> StoreResult<()> {
-        let runs = || at::move_to(at::open_dir(&self.dir, NAME)?, super::runs::NAME, at::open_dir(&self.dir, NEW)?);
+        let runs = || {
+            at::move_to(
+                at::open_dir(&self.dir, NAME)?,
+                super::runs::NAME,
+                at::open_dir(&self.dir, NEW)?,
+            )
+        };
         runs().map_err(StoreError::io("move the runs of", NAME))?;
         self.set_aside()?;
         at::rename(self.dir.as_fd(), NEW, NAME).map_err(StoreError::io("replace", NAME))
@@ -154,14 +177,21 @@ impl Home {
         }
     }
 
-    /// Refuses a database in which there is anything but files of its own, and one level of directories with such.
+    /// Refuses a database in which there is anything but files of its own, and one level of
+    /// directories with such.
     fn check_files(&self) -> StoreResult<()> {
-        self.each_file(|dir, name| at::check_own_file(dir, name)).map_err(StoreError::io("trust", NAME))
+        self.each_file(|dir, name| at::check_own_file(dir, name))
+            .map_err(StoreError::io("trust", NAME))
     }
 
-    /// Nothing is flushed behind our back: sled's own flush reaches no disk, and its thread would fail where nobody looks.
+    /// Nothing is flushed behind our back: sled's own flush reaches no disk, and its thread would
+    /// fail where nobody looks.
     fn config(&self) -> sled::Config {
-        sled::Config::new().path(self.path.join(NAME)).cache_capacity(CACHE_BYTES).flush_every_ms(None).print_profile_on_drop(false)
+        sled::Config::new()
+            .path(self.path.join(NAME))
+            .cache_capacity(CACHE_BYTES)
+            .flush_every_ms(None)
+            .print_profile_on_drop(false)
     }
 
     /// The directory of the runs, which is made if it is not there.
@@ -177,7 +207,9 @@ impl Home {
     /// Gives a bad index another name. The database is closed.
     pub fn set_aside(&self) -> StoreResult<()> {
         let taken = self.asides()?;
-        let number = (1u64..).find(|number| !taken.contains(&aside_name(*number))).unwrap_or(0);
+        let number = (1u64..)
+            .find(|number| !taken.contains(&aside_name(*number)))
+            .unwrap_or(0);
         match rustix::fs::renameat(&self.dir, NAME, &self.dir, aside_name(number)) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(StoreError::io("set aside", NAME)(error)),
@@ -194,10 +226,14 @@ impl Home {
 
     fn asides(&self) -> StoreResult<Vec<Vec<u8>>> {
         let names = at::names(&self.dir).map_err(StoreError::io("list the place of", NAME))?;
-        Ok(names.into_iter().filter(|name| name.starts_with(ASIDE.as_bytes())).collect())
+        Ok(names
+            .into_iter()
+            .filter(|name| name.starts_with(ASIDE.as_bytes()))
+            .collect())
     }
 
-    /// fsync of every file of the database and of its directories: sled writes them, and does not do this.
+    /// fsync of every file of the database and of its directories: sled writes them, and does not
+    /// do this.
     pub fn sync(&self) -> StoreResult<()> {
         self.restrict_files();
         let sync = || -> io::Result<()> {
@@ -222,7 +258,12 @@ fn sync_files(dir: &OwnedFd) -> io::Result<()> {
             continue;
         }
         // sled removes old snapshots in its own time: one that went meanwhile is missed by nobody.
-        let file = match rustix::fs::openat(dir.as_fd(), name, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, rustix::fs::Mode::empty()) {
+        let file = match rustix::fs::openat(
+            dir.as_fd(),
+            name,
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        ) {
             Ok(file) => file,
             Err(Errno::NOENT) => continue,
             Err(error) => return Err(error.into()),
@@ -238,5 +279,6 @@ fn aside_name(number: u64) -> Vec<u8> {
 
 /// sled reports a lock that is held as this, among its own words.
 fn is_lock(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock || error.to_string().contains("could not acquire lock")
+    error.kind() == io::ErrorKind::WouldBlock
+        || error.to_string().contains("could not acquire lock")
 }

@@ -11,8 +11,10 @@ use crate::sys::fuzz::config;
 
 fn key() -> impl Strategy<Value = Key> {
     prop_oneof![
-        (0..3_u64, vec(0..3_u8, 0..4)).prop_map(|(slot, name)| Key::Entry(Slot(slot), Name::new(&name))),
-        (any::<u64>(), vec(any::<u8>(), 0..40)).prop_map(|(slot, name)| Key::Entry(Slot(slot), Name::new(&name))),
+        (0..3_u64, vec(0..3_u8, 0..4))
+            .prop_map(|(slot, name)| Key::Entry(Slot(slot), Name::new(&name))),
+        (any::<u64>(), vec(any::<u8>(), 0..40))
+            .prop_map(|(slot, name)| Key::Entry(Slot(slot), Name::new(&name))),
         any::<u64>().prop_map(|slot| Key::Attr(Slot(slot))),
         any::<u64>().prop_map(|slot| Key::Data(Slot(slot))),
     ]

@@ -1,6 +1,7 @@
 //! Keys and values of the index as bytes. See the parent module for the table.
 //!
-//! Invariant: keys sort as (kind, slot, name, epoch), whatever bytes a name holds, so that one range holds a directory, a name, or a key's later epochs.
+//! Invariant: keys sort as (kind, slot, name, epoch), whatever bytes a name holds, so that one
+//! range holds a directory, a name, or a key's later epochs.
 
 use super::runs::Line;
 use crate::store::error::CodecError;
@@ -133,7 +134,11 @@ pub(super) fn operation_value(at: Address, undoes: Option<u64>) -> Vec<u8> {
 pub(super) fn parse_operation(key: &[u8], value: &[u8]) -> Option<(u64, Address, Option<u64>)> {
     let (at, undoes) = take_address(value)?;
     let undoes = u64::from_le_bytes(undoes.try_into().ok()?);
-    Some((parse_epoch(key)?.0, at, Some(undoes).filter(|undoes| *undoes > 0)))
+    Some((
+        parse_epoch(key)?.0,
+        at,
+        Some(undoes).filter(|undoes| *undoes > 0),
+    ))
 }
 
 /// The key of a time in which nobody served the tree, by its end (nanoseconds since 1970).
@@ -157,7 +162,8 @@ pub(super) fn absence_value(from_ns: i64, told: bool) -> Vec<u8> {
     [&from_ns.to_le_bytes()[..], &[u8::from(told)]].concat()
 }
 
-/// When an absence began, and whether all that was changed in it is on record; the value is unsealed.
+/// When an absence began, and whether all that was changed in it is on record; the value is
+/// unsealed.
 pub(super) fn parse_absence_value(value: &[u8]) -> Option<(i64, bool)> {
     let (from, told) = value.split_first_chunk::<8>()?;
     Some((i64::from_le_bytes(*from), told == [1]))
@@ -180,7 +186,10 @@ pub(super) fn hashes_prefix(epoch: Epoch) -> Vec<u8> {
 pub(super) fn parse_seal(key: &[u8]) -> Option<Address> {
     let (_, rest) = key.split_first_chunk::<9>()?;
     let (segment, offset) = rest.split_first_chunk::<4>()?;
-    Some(Address { segment: u32::from_be_bytes(*segment), offset: u32::from_be_bytes(offset.try_into().ok()?) })
+    Some(Address {
+        segment: u32::from_be_bytes(*segment),
+        offset: u32::from_be_bytes(offset.try_into().ok()?),
+    })
 }
 
 /// The key of a record of dropped versions, by the layer that they are in and where it is.
@@ -202,11 +211,19 @@ pub(super) fn dropped_value(first: CheckpointId, last: CheckpointId) -> Vec<u8> 
 }
 
 /// Layer, place of the record, first and last checkpoint; the value is unsealed.
-pub(super) fn parse_dropped(key: &[u8], value: &[u8]) -> Option<(Epoch, Address, CheckpointId, CheckpointId)> {
+pub(super) fn parse_dropped(
+    key: &[u8],
+    value: &[u8],
+) -> Option<(Epoch, Address, CheckpointId, CheckpointId)> {
     let epoch: [u8; 8] = key.get(1..9)?.try_into().ok()?;
     let (first, last) = value.split_first_chunk::<8>()?;
     let last = u64::from_le_bytes(last.try_into().ok()?);
-    Some((Epoch(u64::from_be_bytes(epoch)), parse_seal(key)?, CheckpointId(u64::from_le_bytes(*first)), CheckpointId(last)))
+    Some((
+        Epoch(u64::from_be_bytes(epoch)),
+        parse_seal(key)?,
+        CheckpointId(u64::from_le_bytes(*first)),
+        CheckpointId(last),
+    ))
 }
 
 /// Bytes of a hash that a key has: who finds an object by it compares.
@@ -227,7 +244,9 @@ pub(super) fn content_key(hash: &Hash, object: ObjectId) -> Vec<u8> {
         ObjectOrigin::Cloned => 0,
         ObjectOrigin::Moved => 1,
     };
-    [object.slot.0, u64::from(object.serial), origin].iter().for_each(|number| codec::encode_uint(*number, &mut key));
+    [object.slot.0, u64::from(object.serial), origin]
+        .iter()
+        .for_each(|number| codec::encode_uint(*number, &mut key));
     key
 }
 
@@ -236,7 +255,8 @@ pub(super) fn is_content(key: &[u8]) -> bool {
     key.first() == Some(&TAG_CONTENT)
 }
 
-/// What a hash leads to is a hint, and so are hashes themselves, and what was captured ahead: nothing is missing where it is not.
+/// What a hash leads to is a hint, and so are hashes themselves, and what was captured ahead:
+/// nothing is missing where it is not.
 pub(super) fn is_hint(key: &[u8]) -> bool {
     matches!(key.first(), Some(&(TAG_CONTENT | TAG_AHEAD | TAG_SEAL)))
 }
@@ -246,16 +266,25 @@ pub(super) fn is_place(key: &[u8]) -> bool {
     key.first() == Some(&TAG_PLACE)
 }
 
-/// The inode that a key tells the place of: by its home's record, or by a place; `None`: it is another key.
+/// The inode that a key tells the place of: by its home's record, or by a place; `None`: it is
+/// another key.
 pub(super) fn placed_slot(key: &[u8]) -> Option<Slot> {
-    key.first().is_some_and(|tag| [TAG_HOME, TAG_PLACE].contains(tag)).then(|| owner(key)).flatten()
+    key.first()
+        .is_some_and(|tag| [TAG_HOME, TAG_PLACE].contains(tag))
+        .then(|| owner(key))
+        .flatten()
 }
 
 /// The inode that the record of a name says it led to.
 ///
 /// Errors: it cannot be decoded.
 pub(super) fn entry_child(key: &[u8], value: &[u8]) -> Result<Option<Slot>, CodecError> {
-    let (Some(name), Some(dir)) = (entry_name(key).filter(|_| key.first() == Some(&TAG_ENTRY)), owner(key)) else { return Ok(None) };
+    let (Some(name), Some(dir)) = (
+        entry_name(key).filter(|_| key.first() == Some(&TAG_ENTRY)),
+        owner(key),
+    ) else {
+        return Ok(None);
+    };
     match codec::decode_before(Key::Entry(dir, name), value)? {
         Undo::Entry { before, .. } => Ok(before.map(|child| child.slot)),
         _ => Ok(None),
@@ -272,7 +301,12 @@ pub(super) fn parse_content(key: &[u8], epoch: Epoch) -> Option<ObjectId> {
         1 => ObjectOrigin::Moved,
         _ => return None,
     };
-    rest.is_empty().then_some(ObjectId { epoch, slot, serial, origin })
+    rest.is_empty().then_some(ObjectId {
+        epoch,
+        slot,
+        serial,
+        origin,
+    })
 }
 
 /// All keys of checkpoints begin with this.
@@ -280,7 +314,8 @@ pub(super) fn checkpoints_prefix() -> [u8; 1] {
     [TAG_CHECKPOINT]
 }
 
-/// A zero byte becomes `00 ff`, and `00 00` ends the name: a shorter name sorts before all that it is a prefix of, and no name is a prefix of another key.
+/// A zero byte becomes `00 ff`, and `00 00` ends the name: a shorter name sorts before all that it
+/// is a prefix of, and no name is a prefix of another key.
 fn push_name(key: &mut Vec<u8>, name: &Name) {
     for &byte in name.as_bytes() {
         key.push(byte);
@@ -315,7 +350,10 @@ pub(super) fn entry_name(key: &[u8]) -> Option<Name> {
 /// The slot of a data record's key; `None` if it is another key.
 pub(super) fn data_slot(key: &[u8]) -> Option<Slot> {
     let (tag, slot) = key.split_first()?;
-    (*tag == TAG_DATA).then(|| slot.try_into().ok()).flatten().map(|slot| Slot(u64::from_be_bytes(slot)))
+    (*tag == TAG_DATA)
+        .then(|| slot.try_into().ok())
+        .flatten()
+        .map(|slot| Slot(u64::from_be_bytes(slot)))
 }
 
 /// Of which inode's data or attributes the key of a record is.
@@ -336,17 +374,27 @@ pub(super) fn is_attr(key: &[u8]) -> bool {
 
 /// It is that of an undo record.
 pub(super) fn is_undo(key: &[u8]) -> bool {
-    matches!(key.first(), Some(&(TAG_ENTRY | TAG_ATTR | TAG_XATTRS | TAG_DATA | TAG_HOME)))
+    matches!(
+        key.first(),
+        Some(&(TAG_ENTRY | TAG_ATTR | TAG_XATTRS | TAG_DATA | TAG_HOME))
+    )
 }
 
-/// The key that a filter has of several keys: of all names in a directory, and of all objects with a hash.
+/// The key that a filter has of several keys: of all names in a directory, and of all objects with
+/// a hash.
 pub(super) fn group(key: &[u8]) -> Option<&[u8]> {
-    key.first().is_some_and(|tag| [TAG_ENTRY, TAG_CONTENT].contains(tag)).then(|| key.split_at_checked(GROUP_BYTES)).flatten().map(|(group, _)| group)
+    key.first()
+        .is_some_and(|tag| [TAG_ENTRY, TAG_CONTENT].contains(tag))
+        .then(|| key.split_at_checked(GROUP_BYTES))
+        .flatten()
+        .map(|(group, _)| group)
 }
 
 /// The inode that the key of an undo record is of; of an entry, the directory.
 pub(super) fn owner(key: &[u8]) -> Option<Slot> {
-    key.get(1..)?.first_chunk::<8>().map(|slot| Slot(u64::from_be_bytes(*slot)))
+    key.get(1..)?
+        .first_chunk::<8>()
+        .map(|slot| Slot(u64::from_be_bytes(*slot)))
 }
 
 /// The key of what is in a run and its epoch, from both in one; `None`: it is another key.
@@ -380,10 +428,17 @@ pub(super) fn run_value(line: &Line) -> Vec<u8> {
 /// What a run's key and value say; the value is unsealed.
 pub(super) fn parse_run(key: &[u8], value: &[u8]) -> Option<Line> {
     let (segment, offset) = key.get(1..)?.split_first_chunk::<4>()?;
-    let from = Address { segment: u32::from_be_bytes(*segment), offset: u32::from_be_bytes(offset.try_into().ok()?) };
+    let from = Address {
+        segment: u32::from_be_bytes(*segment),
+        offset: u32::from_be_bytes(offset.try_into().ok()?),
+    };
     let (number, level) = value.split_first_chunk::<8>()?;
     let [level] = level else { return None };
-    Some(Line { from, number: u64::from_le_bytes(*number), level: *level })
+    Some(Line {
+        from,
+        number: u64::from_le_bytes(*number),
+        level: *level,
+    })
 }
 
 /// Where the last record that was applied begins, and where it ends.
@@ -416,7 +471,10 @@ pub(super) fn struck_value(upto: Address) -> Vec<u8> {
 pub(super) fn parse_struck(key: &[u8], value: &[u8]) -> Option<((Epoch, Slot), Address)> {
     let (epoch, slot) = key.get(1..)?.split_first_chunk::<8>()?;
     let slot = Slot(u64::from_be_bytes(slot.try_into().ok()?));
-    Some(((Epoch(u64::from_be_bytes(*epoch)), slot), take_address(value)?.0))
+    Some((
+        (Epoch(u64::from_be_bytes(*epoch)), slot),
+        take_address(value)?.0,
+    ))
 }
 
 /// It says which runs there are, and not what the journal does.
@@ -426,7 +484,14 @@ pub(super) fn is_list(key: &[u8]) -> bool {
 
 /// What the index has of things that nobody can ask for any more.
 pub(super) fn of_forgotten(forgotten: &Forgotten) -> Vec<Vec<u8>> {
-    let Forgotten { checkpoints, lineage, operations, absences, dropped, .. } = forgotten;
+    let Forgotten {
+        checkpoints,
+        lineage,
+        operations,
+        absences,
+        dropped,
+        ..
+    } = forgotten;
     let mut keys: Vec<Vec<u8>> = lineage.iter().map(|child| lineage_key(*child)).collect();
     keys.extend(operations.iter().map(|number| operation_key(*number)));
     keys.extend(absences.iter().map(|to_ns| absence_key(*to_ns)));
@@ -438,7 +503,8 @@ pub(super) fn of_forgotten(forgotten: &Forgotten) -> Vec<Vec<u8>> {
 
 /// The number at the end of a key.
 pub(super) fn parse_epoch(key: &[u8]) -> Option<Epoch> {
-    key.split_last_chunk::<8>().map(|(_, epoch)| Epoch(u64::from_be_bytes(*epoch)))
+    key.split_last_chunk::<8>()
+        .map(|(_, epoch)| Epoch(u64::from_be_bytes(*epoch)))
 }
 
 /// The id in a checkpoint's key.
@@ -448,13 +514,17 @@ pub(super) fn parse_checkpoint(key: &[u8]) -> Option<CheckpointId> {
 
 fn sum(key: &[u8], value: &[u8]) -> [u8; SUM] {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&(key.len() as u32).to_le_bytes()).update(key).update(value);
+    hasher
+        .update(&(key.len() as u32).to_le_bytes())
+        .update(key)
+        .update(value);
     let mut sum = [0; SUM];
     hasher.finalize_xof().fill(&mut sum);
     sum
 }
 
-/// Appends the checksum, which covers the key too: a value under the wrong key is as bad as a changed one.
+/// Appends the checksum, which covers the key too: a value under the wrong key is as bad as a
+/// changed one.
 pub(super) fn seal(key: &[u8], mut value: Vec<u8>) -> Vec<u8> {
     let sum = sum(key, &value);
     value.extend_from_slice(&sum);
@@ -483,7 +553,13 @@ pub(super) fn applied_value((last, end): (Address, Address)) -> Vec<u8> {
 pub(super) fn take_address(value: &[u8]) -> Option<(Address, &[u8])> {
     let (segment, rest) = value.split_first_chunk::<4>()?;
     let (offset, rest) = rest.split_first_chunk::<4>()?;
-    Some((Address { segment: u32::from_le_bytes(*segment), offset: u32::from_le_bytes(*offset) }, rest))
+    Some((
+        Address {
+            segment: u32::from_le_bytes(*segment),
+            offset: u32::from_le_bytes(*offset),
+        },
+        rest,
+    ))
 }
 
 /// The value of what was captured ahead: its frame and its number there.

@@ -1,18 +1,23 @@
 //! The index: the undo records by key, and where in the journal everything else is.
 //!
-//! It is a cache and nothing more. All of it follows from the journal, and [`Index::rebuild`] makes it so. It may be behind the journal
-//! ([`Index::applied`] says how far it is); it may never be ahead of it, and what it says is never believed unchecked.
+//! It is a cache and nothing more. All of it follows from the journal, and [`Index::rebuild`] makes
+//! it so. It may be behind the journal ([`Index::applied`] says how far it is); it may never be
+//! ahead of it, and what it says is never believed unchecked.
 //!
 //! Invariants:
 //! - a batch goes in whole or not at all, and with it the place up to which the journal is applied;
-//! - each value ends in a checksum over its key and itself: sled serves flipped bits as they are. One that does not match fails with `IndexDamaged`,
-//!   and the caller rebuilds;
-//! - sled is called under `catch_unwind` only, with `flush_every_ms(None)`; nothing is durable but by [`Index::flush_durable`], and nothing depends on it;
-//! - a bad index is renamed, never repaired; what was set aside is deleted once an index was opened without doubt;
-//! - where the filesystem has no room for it, it is in memory for as long as the store is open. What is on disk is no worse for that: it stays as it is.
+//! - each value ends in a checksum over its key and itself: sled serves flipped bits as they are.
+//!   One that does not match fails with `IndexDamaged`, and the caller rebuilds;
+//! - sled is called under `catch_unwind` only, with `flush_every_ms(None)`; nothing is durable but
+//!   by [`Index::flush_durable`], and nothing depends on it;
+//! - a bad index is renamed, never repaired; what was set aside is deleted once an index was opened
+//!   without doubt;
+//! - where the filesystem has no room for it, it is in memory for as long as the store is open.
+//!   What is on disk is no worse for that: it stays as it is.
 //!
-//! Locking: `db` is read-locked for each call and write-locked while the database is replaced. Batches are applied by one thread at a time
-//! (`applying`, taken before `db`): two that both see a key missing would both set it.
+//! Locking: `db` is read-locked for each call and write-locked while the database is replaced.
+//! Batches are applied by one thread at a time (`applying`, taken before `db`): two that both see a
+//! key missing would both set it.
 //!
 //! ```text
 //! index/           sled 0.34, default tree; numbers in keys are big-endian u64, in values little-endian
@@ -39,7 +44,8 @@
 //! other keys in runs: 'P' slot: the place (`codec`) at which an inode with a past is since that epoch; 'K' 8 B of hash, uint slot, uint serial, uint origin (0
 //! cloned, 1 moved): the size of an object of that epoch, by what it holds; it may be gone
 //! ```
-//! Another tree, "seen", holds hashes of live files (module `seen`): no record tells of them, and nothing is lost with them.
+//! Another tree, "seen", holds hashes of live files (module `seen`): no record tells of them, and
+//! nothing is lost with them.
 
 mod batch;
 mod catalogue;
@@ -127,20 +133,34 @@ pub struct Index {
 
 impl Index {
     fn new(layout: &Layout, home: Home) -> Index {
-        let (reserve, db) = (Arc::clone(layout.reserve()), RwLock::ranked(Rank::Database, None));
-        Index { home, id: layout.id(), reserve, applying: Mutex::ranked(Rank::Applying, ()), db }
+        let (reserve, db) = (
+            Arc::clone(layout.reserve()),
+            RwLock::ranked(Rank::Database, None),
+        );
+        Index {
+            home,
+            id: layout.id(),
+            reserve,
+            applying: Mutex::ranked(Rank::Applying, ()),
+            db,
+        }
     }
 
-    /// Opens the index of a store. One that cannot be trusted is set aside, and a new one is opened: in memory, if there is no room for it on disk.
+    /// Opens the index of a store. One that cannot be trusted is set aside, and a new one is
+    /// opened: in memory, if there is no room for it on disk.
     ///
-    /// Errors: `Io`, `Index`, `IndexPanic` if a new one cannot be made either; `ReadOnly`; `NoIndexPath`.
+    /// Errors: `Io`, `Index`, `IndexPanic` if a new one cannot be made either; `ReadOnly`;
+    /// `NoIndexPath`.
     pub fn open(layout: &Layout) -> StoreResult<(Index, Opening)> {
         let index = Index::new(layout, Home::of(layout)?);
         let doubt = if index.home.exists()? {
             match index.open_parts(false) {
                 Ok(Ok(parts)) => {
                     if let Err(error) = index.home.delete_asides() {
-                        tracing::debug!(error = &error as &dyn std::error::Error, "an old index cannot be deleted");
+                        tracing::debug!(
+                            error = &error as &dyn std::error::Error,
+                            "an old index cannot be deleted"
+                        );
                     }
                     *index.db.write() = Some(parts);
                     return Ok((index, Opening::Ready));
@@ -148,12 +168,18 @@ impl Index {
                 Ok(Err(doubt)) => doubt,
                 Err(StoreError::IndexDamaged) => Doubt::Damaged,
                 Err(error) if index.is_for_want_of_room(&error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "there is no room for the index: it is in memory");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "there is no room for the index: it is in memory"
+                    );
                     *index.db.write() = Some(in_memory(index.id)?);
                     return Ok((index, Opening::Rebuild(Doubt::NoRoom)));
                 }
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the index cannot be opened");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the index cannot be opened"
+                    );
                     Doubt::Unreadable
                 }
             }
@@ -195,9 +221,16 @@ impl Index {
 
     /// Sets aside what is on disk, and makes a new one; in memory, if there is no room.
     fn fresh(&self) -> StoreResult<Parts> {
-        match self.home.set_aside().and_then(|()| begin(&self.home, self.id)) {
+        match self
+            .home
+            .set_aside()
+            .and_then(|()| begin(&self.home, self.id))
+        {
             Err(error) if self.is_for_want_of_room(&error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "there is no room for an index: it is in memory");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "there is no room for an index: it is in memory"
+                );
                 self.home.discard();
                 in_memory(self.id)
             }
@@ -205,7 +238,8 @@ impl Index {
         }
     }
 
-    /// Opens the index of a store that nobody serves, to check it; why it cannot be used, if so. Nothing is set aside. (sled itself may mend its files.)
+    /// Opens the index of a store that nobody serves, to check it; why it cannot be used, if so.
+    /// Nothing is set aside. (sled itself may mend its files.)
     ///
     /// Errors: `Io`, `NoIndexPath`.
     pub fn open_to_check(layout: &Layout) -> StoreResult<Result<Index, Doubt>> {
@@ -225,10 +259,12 @@ impl Index {
         })
     }
 
-    /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers wait meanwhile. One in memory, and one for which
-    /// there is no room on disk, is made in memory.
+    /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers
+    /// wait meanwhile. One in memory, and one for which there is no room on disk, is made in
+    /// memory.
     ///
-    /// Errors: what reading the journal gives (`JournalDamaged` ...), after which the index is closed (`IndexClosed`) until a rebuild succeeds.
+    /// Errors: what reading the journal gives (`JournalDamaged` ...), after which the index is
+    /// closed (`IndexClosed`) until a rebuild succeeds.
     pub fn rebuild(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let mut slot = self.db.write();
@@ -236,7 +272,11 @@ impl Index {
         if let Some(parts) = slot.take() {
             close(parts.db);
         }
-        let parts = if on_disk { self.fresh()? } else { in_memory(self.id)? };
+        let parts = if on_disk {
+            self.fresh()?
+        } else {
+            in_memory(self.id)?
+        };
         *slot = Some(self.filled(parts, journal, end)?);
         Ok(())
     }
@@ -264,7 +304,8 @@ impl Index {
         }
     }
 
-    /// Makes the index anew in memory, as [`Index::rebuild`] does, and leaves what is on disk as it is.
+    /// Makes the index anew in memory, as [`Index::rebuild`] does, and leaves what is on disk as it
+    /// is.
     pub fn rebuild_in_memory(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let mut slot = self.db.write();
@@ -282,10 +323,14 @@ impl Index {
 
     /// It is not on disk: the filesystem had no room for it.
     pub fn is_in_memory(&self) -> bool {
-        self.db.read().as_ref().is_some_and(|parts| parts.db.disk().is_none())
+        self.db
+            .read()
+            .as_ref()
+            .is_some_and(|parts| parts.db.disk().is_none())
     }
 
-    /// Applies a batch, whole or not at all, and empties it. Not durable on return. If it fails the batch is as before.
+    /// Applies a batch, whole or not at all, and empties it. Not durable on return. If it fails the
+    /// batch is as before.
     pub fn apply(&self, batch: &mut Batch) -> StoreResult<()> {
         if batch.is_empty() {
             return Ok(());
@@ -296,12 +341,16 @@ impl Index {
         Ok(())
     }
 
-    /// Merges runs, so that a look-up asks few, until none is due or `stop` says so. It takes its time: for a helper thread.
+    /// Merges runs, so that a look-up asks few, until none is due or `stop` says so. It takes its
+    /// time: for a helper thread.
     ///
     /// Errors: `Io`, `Index`, `IndexDamaged`; then what is listed is what was before.
     pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<()> {
-        // Whoever applies something does not wait for a merge, which has the time of an idle thread.
-        while let Some(merge) = self.if_there_is_room(self.with_parts("merge", |parts| parts.runs.merge(stop)))? {
+        // Whoever applies something does not wait for a merge, which has the time of an idle
+        // thread.
+        while let Some(merge) =
+            self.if_there_is_room(self.with_parts("merge", |parts| parts.runs.merge(stop)))?
+        {
             let _applying = self.applying.lock();
             if self.with_parts("list", |parts| put_merged(parts, merge))? {
                 self.flush_durable()?;
@@ -310,14 +359,18 @@ impl Index {
         Ok(())
     }
 
-    /// What was made to make the index smaller or faster; nothing, if there was no room for it: it is as good as before.
+    /// What was made to make the index smaller or faster; nothing, if there was no room for it: it
+    /// is as good as before.
     fn if_there_is_room<T>(&self, made: StoreResult<Option<T>>) -> StoreResult<Option<T>> {
         made.or_else(|error| {
             if !self.is_for_want_of_room(&error) {
                 return Err(error);
             }
             self.home.discard_copy();
-            tracing::debug!(error = &error as &dyn std::error::Error, "there is no room to make the index anew");
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "there is no room to make the index anew"
+            );
             Ok(None)
         })
     }
@@ -329,7 +382,8 @@ impl Index {
         self.with_parts("list", |parts| {
             keys::CAPTURES.iter().try_for_each(|tag| {
                 parts.runs.each_below(&[*tag], |key, epoch, value| {
-                    let undo = keys::capture(key).and_then(|key| codec::decode_before(key, value).ok());
+                    let undo =
+                        keys::capture(key).and_then(|key| codec::decode_before(key, value).ok());
                     call(epoch, undo.ok_or(StoreError::IndexDamaged)?);
                     Ok(())
                 })
@@ -337,24 +391,41 @@ impl Index {
         })
     }
 
-    /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`: nothing changed since.
-    pub fn first_after(&self, key: &Key, checkpoint: CheckpointId) -> StoreResult<Option<(Epoch, Undo)>> {
-        let Some(first) = checkpoint.0.checked_add(1) else { return Ok(None) };
+    /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`:
+    /// nothing changed since.
+    pub fn first_after(
+        &self,
+        key: &Key,
+        checkpoint: CheckpointId,
+    ) -> StoreResult<Option<(Epoch, Undo)>> {
+        let Some(first) = checkpoint.0.checked_add(1) else {
+            return Ok(None);
+        };
         self.with_parts("look up", |parts| parts.runs.first_from(key, Epoch(first)))
     }
 
     /// Whether a key has an undo record of this epoch.
     pub fn has_record(&self, key: &Key, epoch: Epoch) -> StoreResult<bool> {
-        Ok(self.with_parts("look up", |parts| parts.runs.first_from(key, epoch))?.is_some_and(|(found, _)| found == epoch))
+        Ok(self
+            .with_parts("look up", |parts| parts.runs.first_from(key, epoch))?
+            .is_some_and(|(found, _)| found == epoch))
     }
 
-    /// For each name in a directory that has an undo record after a checkpoint, the first of them; in order of the names.
-    pub fn entries_after(&self, dir: Slot, checkpoint: CheckpointId) -> StoreResult<BTreeMap<Name, (Epoch, Undo)>> {
-        let Some(first) = checkpoint.0.checked_add(1).map(Epoch) else { return Ok(BTreeMap::new()) };
+    /// For each name in a directory that has an undo record after a checkpoint, the first of them;
+    /// in order of the names.
+    pub fn entries_after(
+        &self,
+        dir: Slot,
+        checkpoint: CheckpointId,
+    ) -> StoreResult<BTreeMap<Name, (Epoch, Undo)>> {
+        let Some(first) = checkpoint.0.checked_add(1).map(Epoch) else {
+            return Ok(BTreeMap::new());
+        };
         self.with_parts("list", |parts| parts.runs.entries_from(dir, first))
     }
 
-    /// Where an inode with a past was seen last. `None` if the journal never told: it had no past, or it is the root.
+    /// Where an inode with a past was seen last. `None` if the journal never told: it had no past,
+    /// or it is the root.
     pub fn place(&self, slot: Slot) -> StoreResult<Option<Place>> {
         self.with_parts("look up", |parts| parts.runs.last_place(slot))
     }
@@ -364,12 +435,18 @@ impl Index {
         self.with_parts("look up", |parts| parts.runs.has_place(slot, epoch))
     }
 
-    /// Calls with objects that may hold what has this hash, and their sizes, until it says `false`: their hash begins as this one does, and they may be gone.
-    pub fn each_content(&self, hash: &Hash, call: impl FnMut(ObjectId, u64) -> bool) -> StoreResult<()> {
+    /// Calls with objects that may hold what has this hash, and their sizes, until it says `false`:
+    /// their hash begins as this one does, and they may be gone.
+    pub fn each_content(
+        &self,
+        hash: &Hash,
+        call: impl FnMut(ObjectId, u64) -> bool,
+    ) -> StoreResult<()> {
         self.with_parts("list", |parts| parts.runs.each_content(hash, call))
     }
 
-    /// Up to where the journal is applied: the end of the last record that is, so a scan from here gives those that are not.
+    /// Up to where the journal is applied: the end of the last record that is, so a scan from here
+    /// gives those that are not.
     pub fn applied(&self) -> StoreResult<Address> {
         Ok(self.last_applied()?.map_or(Address::START, |(_, end)| end))
     }
@@ -379,23 +456,31 @@ impl Index {
         self.with("look up", applied_in)
     }
 
-    /// Makes the index durable, so that the next opening need not read the journal again. It takes its time: for a helper thread.
+    /// Makes the index durable, so that the next opening need not read the journal again. It takes
+    /// its time: for a helper thread.
     pub fn flush_durable(&self) -> StoreResult<()> {
         if self.is_in_memory() {
             return Ok(());
         }
-        self.with("flush", |db| Ok(db.disk().map_or(Ok(0), |disk| disk.flush()).map(drop)?))?;
+        self.with("flush", |db| {
+            Ok(db.disk().map_or(Ok(0), |disk| disk.flush()).map(drop)?)
+        })?;
         self.home.sync()?;
         self.with_parts("tidy", |parts| parts.runs.remove_replaced())
     }
 
-    /// Removes what is on disk, if the index is in memory: the last room that there is. True if there was something.
+    /// Removes what is on disk, if the index is in memory: the last room that there is. True if
+    /// there was something.
     pub fn give_up(&self) -> bool {
-        self.is_in_memory() && self.home.exists().unwrap_or(false) && {
-            tracing::warn!("the filesystem is full: the index on disk is given up; the next mount makes it anew");
-            self.home.discard();
-            true
-        }
+        self.is_in_memory()
+            && self.home.exists().unwrap_or(false)
+            && {
+                tracing::warn!(
+                    "the filesystem is full: the index on disk is given up; the next mount makes it anew"
+                );
+                self.home.discard();
+                true
+            }
     }
 
     /// Sets the index aside, so that the next opening makes it anew. What is open stays so.
@@ -404,14 +489,20 @@ impl Index {
             return;
         }
         if let Err(error) = self.home.set_aside() {
-            tracing::warn!(error = &error as &dyn std::error::Error, "an index that failed cannot be set aside");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "an index that failed cannot be set aside"
+            );
         }
     }
 
     /// All that is in the index, in order of the keys: two indexes with the same dump are equal.
     pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
         self.with_parts("list", |parts| {
-            let pairs = parts.db.range(..).map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
+            let pairs = parts
+                .db
+                .range(..)
+                .map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
             let mut all: Vec<_> = pairs.collect::<Result<_, _>>()?;
             all.retain(|(key, _)| !keys::is_list(key));
             parts.runs.each_below(&[], |key, epoch, value| {
@@ -423,11 +514,19 @@ impl Index {
         })
     }
 
-    fn with<T>(&self, what: &'static str, call: impl FnOnce(&Db) -> StoreResult<T>) -> StoreResult<T> {
+    fn with<T>(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(&Db) -> StoreResult<T>,
+    ) -> StoreResult<T> {
         self.with_parts(what, |parts| call(&parts.db))
     }
 
-    fn with_parts<T>(&self, what: &'static str, call: impl FnOnce(&Parts) -> StoreResult<T>) -> StoreResult<T> {
+    fn with_parts<T>(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(&Parts) -> StoreResult<T>,
+    ) -> StoreResult<T> {
         let parts = self.db.read();
         let parts = parts.as_ref().ok_or(StoreError::IndexClosed)?;
         guarded(what, || call(parts))
@@ -444,7 +543,9 @@ impl Drop for Index {
 
 impl fmt::Debug for Index {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Index").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Index")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
     }
 }
 
@@ -459,7 +560,11 @@ impl KnownCheckpoint {
     fn parse(value: &[u8]) -> Option<KnownCheckpoint> {
         let (deleted, rest) = value.split_first()?;
         let (at, rest) = keys::take_address(rest)?;
-        Some(KnownCheckpoint { deleted: *deleted != 0, at, kept: codec::decode_kept(rest).ok()? })
+        Some(KnownCheckpoint {
+            deleted: *deleted != 0,
+            at,
+            kept: codec::decode_kept(rest).ok()?,
+        })
     }
 
     fn bytes(&self) -> StoreResult<Vec<u8>> {
@@ -473,21 +578,37 @@ impl KnownCheckpoint {
 /// A value that was checked, without its checksum.
 fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
     match db.get(key)? {
-        Some(value) => Ok(Some(keys::unseal(key, &value).ok_or(StoreError::IndexDamaged)?.to_vec())),
+        Some(value) => Ok(Some(
+            keys::unseal(key, &value)
+                .ok_or(StoreError::IndexDamaged)?
+                .to_vec(),
+        )),
         None => Ok(None),
     }
 }
 
 fn applied_in(db: &Db) -> StoreResult<Option<(Address, Address)>> {
-    let Some(value) = get(db, keys::META_APPLIED)? else { return Ok(None) };
-    Ok(Some(keys::parse_applied(&value).ok_or(StoreError::IndexDamaged)?))
+    let Some(value) = get(db, keys::META_APPLIED)? else {
+        return Ok(None);
+    };
+    Ok(Some(
+        keys::parse_applied(&value).ok_or(StoreError::IndexDamaged)?,
+    ))
 }
 
 /// See [`Index::last_checkpoint`].
 fn last_checkpoint(db: &Db) -> StoreResult<Option<CheckpointId>> {
-    let Some((key, value)) = db.scan_prefix(keys::checkpoints_prefix()).next_back().transpose()? else { return Ok(None) };
+    let Some((key, value)) = db
+        .scan_prefix(keys::checkpoints_prefix())
+        .next_back()
+        .transpose()?
+    else {
+        return Ok(None);
+    };
     keys::unseal(&key, &value).ok_or(StoreError::IndexDamaged)?;
-    keys::parse_checkpoint(&key).map(Some).ok_or(StoreError::IndexDamaged)
+    keys::parse_checkpoint(&key)
+        .map(Some)
+        .ok_or(StoreError::IndexDamaged)
 }
 
 /// Bytes of all keys and values.
@@ -510,7 +631,9 @@ fn identity(id: StoreId) -> Vec<u8> {
 }
 
 fn is_older(identity: &[u8], id: StoreId) -> bool {
-    identity.split_first_chunk().is_some_and(|(version, of)| u32::from_le_bytes(*version) < keys::VERSION && of == id.0)
+    identity
+        .split_first_chunk()
+        .is_some_and(|(version, of)| u32::from_le_bytes(*version) < keys::VERSION && of == id.0)
 }
 
 fn verify(db: &Db, id: StoreId) -> StoreResult<Option<Doubt>> {
@@ -528,14 +651,25 @@ fn close(db: Db) {
         Ok(())
     });
     if let Err(error) = closed {
-        tracing::warn!(error = &error as &dyn std::error::Error, "the index did not close well");
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "the index did not close well"
+        );
     }
 }
 
-/// The value of a checkpoint after a change; `stored`: the value before. Both without their checksum.
-fn checkpoint_after(stored: Option<Vec<u8>>, change: &CheckpointChange) -> StoreResult<Option<Vec<u8>>> {
+/// The value of a checkpoint after a change; `stored`: the value before. Both without their
+/// checksum.
+fn checkpoint_after(
+    stored: Option<Vec<u8>>,
+    change: &CheckpointChange,
+) -> StoreResult<Option<Vec<u8>>> {
     let base = match (&change.made, stored) {
-        (Some((kept, at)), _) => KnownCheckpoint { deleted: false, at: *at, kept: kept.clone() },
+        (Some((kept, at)), _) => KnownCheckpoint {
+            deleted: false,
+            at: *at,
+            kept: kept.clone(),
+        },
         (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
         (None, None) => {
             // It is gone from the journal, and this is to follow.

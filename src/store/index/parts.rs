@@ -1,4 +1,5 @@
-//! The two parts of an index, the database and the runs: what one batch changes in both, and how they are made.
+//! The two parts of an index, the database and the runs: what one batch changes in both, and how
+//! they are made.
 
 use super::batch::{Batch, Change};
 use super::db::{Db, Edits};
@@ -23,7 +24,10 @@ impl Parts {
             Db::Memory(map) => Db::Memory(RwLock::new(map.read().clone())),
             Db::Disk(_) => Db::in_memory(),
         };
-        Parts { db, runs: self.runs.copy() }
+        Parts {
+            db,
+            runs: self.runs.copy(),
+        }
     }
 }
 
@@ -46,7 +50,9 @@ pub(super) fn listed(db: &Db) -> StoreResult<(Vec<Line>, runs::Struck)> {
 /// Opens a new database and says whose it is.
 pub(super) fn begin(home: &Home, id: StoreId) -> StoreResult<Parts> {
     let db = home.open()?;
-    match guarded("begin", || say_whose(&db, id)).and_then(|()| Runs::open(home.runs()?, &[], runs::Struck::new(), false)) {
+    match guarded("begin", || say_whose(&db, id))
+        .and_then(|()| Runs::open(home.runs()?, &[], runs::Struck::new(), false))
+    {
         Ok(runs) => Ok(Parts { db, runs }),
         Err(error) => {
             close(db);
@@ -65,10 +71,17 @@ fn say_whose(db: &Db, id: StoreId) -> StoreResult<()> {
 pub(super) fn in_memory(id: StoreId) -> StoreResult<Parts> {
     let db = Db::in_memory();
     say_whose(&db, id)?;
-    Ok(Parts { db, runs: Runs::in_memory() })
+    Ok(Parts {
+        db,
+        runs: Runs::in_memory(),
+    })
 }
 
-pub(super) fn filled_in_memory(id: StoreId, journal: &Journal, end: Option<Address>) -> StoreResult<Parts> {
+pub(super) fn filled_in_memory(
+    id: StoreId,
+    journal: &Journal,
+    end: Option<Address>,
+) -> StoreResult<Parts> {
     let parts = in_memory(id)?;
     fill(&parts, journal, end)?;
     Ok(parts)
@@ -91,7 +104,11 @@ pub(super) fn fill(parts: &Parts, journal: &Journal, end: Option<Address>) -> St
 
 fn fill_in(parts: &Parts, batch: &Batch) -> StoreResult<()> {
     apply(parts, batch)?;
-    if merge(parts)? { parts.runs.remove_replaced() } else { Ok(()) }
+    if merge(parts)? {
+        parts.runs.remove_replaced()
+    } else {
+        Ok(())
+    }
 }
 
 /// Applies a batch, whole or not at all.
@@ -148,7 +165,10 @@ impl Listing {
                 struck.insert((*epoch, slot), from);
             }
         }
-        Ok(Listing { made: parts.runs.prepare(&entries, from)?, struck })
+        Ok(Listing {
+            made: parts.runs.prepare(&entries, from)?,
+            struck,
+        })
     }
 }
 
@@ -167,8 +187,14 @@ pub(super) fn put_merged(parts: &Parts, mut merge: Merge) -> StoreResult<bool> {
         return Ok(false);
     }
     let mut edits = Edits::default();
-    merge.old.iter().for_each(|old| edits.remove(keys::run_key(old.from)));
-    edits.put(keys::run_key(merge.made.from), keys::run_value(&merge.made.line()));
+    merge
+        .old
+        .iter()
+        .for_each(|old| edits.remove(keys::run_key(old.from)));
+    edits.put(
+        keys::run_key(merge.made.from),
+        keys::run_value(&merge.made.line()),
+    );
     for ((epoch, slot), _, upto) in &merge.clean {
         let key = keys::struck_key(*epoch, *slot);
         match upto {

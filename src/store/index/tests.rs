@@ -19,7 +19,11 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
         let (journal, _) = Journal::open(&layout).unwrap();
-        Bench { dir, layout, journal }
+        Bench {
+            dir,
+            layout,
+            journal,
+        }
     }
 
     pub fn index(&self) -> (Index, Opening) {
@@ -31,11 +35,16 @@ impl Bench {
     }
 
     fn asides(&self) -> usize {
-        let names = fs::read_dir(self.dir.path().join(".ckptfs")).unwrap().map(|entry| entry.unwrap().file_name());
-        names.filter(|name| name.to_string_lossy().starts_with("index.bad-")).count()
+        let names = fs::read_dir(self.dir.path().join(".ckptfs"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
+        names
+            .filter(|name| name.to_string_lossy().starts_with("index.bad-"))
+            .count()
     }
 
-    /// Writes records to the journal and applies them in batches of `size`; returns where each begins.
+    /// Writes records to the journal and applies them in batches of `size`; returns where each
+    /// begins.
     fn put(&self, index: &Index, records: &[Record], size: usize) -> Vec<Address> {
         let mut places = Vec::new();
         let mut batch = Batch::new();
@@ -54,7 +63,10 @@ impl Bench {
 const DIR: Slot = Slot(100);
 
 fn undo(epoch: u64, undo: Vec<Undo>) -> Record {
-    Record::Undo { epoch: Epoch(epoch), undo }
+    Record::Undo {
+        epoch: Epoch(epoch),
+        undo,
+    }
 }
 
 fn entry(name: &[u8]) -> Undo {
@@ -62,37 +74,73 @@ fn entry(name: &[u8]) -> Undo {
 }
 
 fn entry_in(dir: Slot, name: &[u8]) -> Undo {
-    Undo::Entry { dir, name: Name::new(name), before: Some(Child { slot: Slot(7), kind: Kind::File }) }
+    Undo::Entry {
+        dir,
+        name: Name::new(name),
+        before: Some(Child {
+            slot: Slot(7),
+            kind: Kind::File,
+        }),
+    }
 }
 
 /// The size tells which record it is.
 fn data(slot: u64, size: u64) -> Undo {
-    Undo::Data { slot: Slot(slot), before: DataState { object: None, size, provisional: true } }
+    Undo::Data {
+        slot: Slot(slot),
+        before: DataState {
+            object: None,
+            size,
+            provisional: true,
+        },
+    }
 }
 
 fn place(name: &[u8]) -> Place {
-    Place { parent: DIR, name: Name::new(name) }
+    Place {
+        parent: DIR,
+        name: Name::new(name),
+    }
 }
 
 fn home(slot: u64, name: &[u8]) -> Undo {
-    Undo::Home { slot: Slot(slot), before: place(name) }
+    Undo::Home {
+        slot: Slot(slot),
+        before: place(name),
+    }
 }
 
 fn moved(slot: u64, name: &[u8]) -> Record {
-    Record::Moved { places: vec![(Slot(slot), place(name))] }
+    Record::Moved {
+        places: vec![(Slot(slot), place(name))],
+    }
 }
 
 fn void(epoch: u64, slot: u64) -> Record {
-    Record::Void { epoch: Epoch(epoch), slot: Slot(slot) }
+    Record::Void {
+        epoch: Epoch(epoch),
+        slot: Slot(slot),
+    }
 }
 
 pub(super) fn checkpoint(id: u64) -> Checkpoint {
     let tags = vec![format!("tag-{id}")];
-    Checkpoint { id: CheckpointId(id), tags, note: String::new(), created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked }
+    Checkpoint {
+        id: CheckpointId(id),
+        tags,
+        note: String::new(),
+        created_ns: 1,
+        atomic: true,
+        dirty: 0,
+        reason: Reason::Asked,
+    }
 }
 
 fn after(index: &Index, key: Key, n: u64) -> Option<(u64, Undo)> {
-    index.first_after(&key, CheckpointId(n)).unwrap().map(|(epoch, undo)| (epoch.0, undo))
+    index
+        .first_after(&key, CheckpointId(n))
+        .unwrap()
+        .map(|(epoch, undo)| (epoch.0, undo))
 }
 
 fn data_after(index: &Index, slot: u64, n: u64) -> Option<(u64, u64)> {
@@ -126,7 +174,11 @@ fn the_first_record_of_a_key_in_an_epoch_wins_within_and_across_batches() {
             assert_eq!(data_after(&index, 7, u64::MAX), None);
             assert_eq!(data_after(&index, 8, 0), Some((2, 5)));
             assert_eq!(data_after(&index, 6, 0), None);
-            assert_eq!(after(&index, Key::Attr(Slot(7)), 0), None, "another kind of key");
+            assert_eq!(
+                after(&index, Key::Attr(Slot(7)), 0),
+                None,
+                "another kind of key"
+            );
             assert_eq!(index.applied().unwrap(), bench.journal.position());
             index.merge(&|| false).unwrap();
         }
@@ -156,7 +208,11 @@ fn a_void_removes_and_a_later_record_counts() {
             }
             for merged in [false, true] {
                 assert_eq!(data_after(&index, 7, 0), Some((1, 1)));
-                assert_eq!(data_after(&index, 7, 1), Some((3, 4)), "batches of {size}, {merged}");
+                assert_eq!(
+                    data_after(&index, 7, 1),
+                    Some((3, 4)),
+                    "batches of {size}, {merged}"
+                );
                 index.merge(&|| false).unwrap();
             }
         }
@@ -165,19 +221,45 @@ fn a_void_removes_and_a_later_record_counts() {
 
 #[test]
 fn entries_of_a_directory_come_once_each_and_in_order() {
-    // Names that are prefixes of each other, that hold what keys are made of, and a directory whose number follows.
+    // Names that are prefixes of each other, that hold what keys are made of, and a directory whose
+    // number follows.
     let long = [b'n'; 255];
-    let names: [&[u8]; 13] =
-        [b"\x01", b"\x01\x01", b"\x01\xff", b"a", b"a\x01", b"a\xff", b"aa", b"ab", b"b", &long, b"\xc3\xa9", b"\xff", b"\xff\xff"];
+    let names: [&[u8]; 13] = [
+        b"\x01",
+        b"\x01\x01",
+        b"\x01\xff",
+        b"a",
+        b"a\x01",
+        b"a\xff",
+        b"aa",
+        b"ab",
+        b"b",
+        &long,
+        b"\xc3\xa9",
+        b"\xff",
+        b"\xff\xff",
+    ];
     let mut sorted = names.map(Name::new).to_vec();
     sorted.sort();
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let (mut records, mut later) =
-        (vec![], vec![undo(3, vec![entry_in(Slot(99), b"zz"), entry_in(Slot(101), b"a"), entry_in(Slot(100 << 8), b"a")])]);
+    let (mut records, mut later) = (
+        vec![],
+        vec![undo(
+            3,
+            vec![
+                entry_in(Slot(99), b"zz"),
+                entry_in(Slot(101), b"a"),
+                entry_in(Slot(100 << 8), b"a"),
+            ],
+        )],
+    );
     for (n, name) in names.iter().enumerate() {
         records.push(undo(1, vec![data(1, 0), entry(name)]));
-        later.extend([undo(3 + n as u64 % 2, vec![entry(name)]), undo(8, vec![entry(name)])]);
+        later.extend([
+            undo(3 + n as u64 % 2, vec![entry(name)]),
+            undo(8, vec![entry(name)]),
+        ]);
     }
     later.sort_by_key(|record| matches!(record, Record::Undo { epoch, .. } if epoch.0 == 8));
     records.extend(later);
@@ -185,17 +267,38 @@ fn entries_of_a_directory_come_once_each_and_in_order() {
     let list = |n| index.entries_after(DIR, CheckpointId(n)).unwrap();
     for n in [0, 1, 2, 3, 4, 7] {
         let found = list(n);
-        assert_eq!(found.keys().cloned().collect::<Vec<_>>(), sorted, "after {n}");
+        assert_eq!(
+            found.keys().cloned().collect::<Vec<_>>(),
+            sorted,
+            "after {n}"
+        );
         for (name, (epoch, undo)) in found {
-            let i = names.iter().position(|other| *other == name.as_bytes()).unwrap() as u64;
-            assert_eq!(Some((epoch.0, undo)), after(&index, Key::Entry(DIR, name), n));
+            let i = names
+                .iter()
+                .position(|other| *other == name.as_bytes())
+                .unwrap() as u64;
+            assert_eq!(
+                Some((epoch.0, undo)),
+                after(&index, Key::Entry(DIR, name), n)
+            );
             let epochs = [1, 3 + i % 2, 8];
             assert_eq!(epochs.into_iter().find(|epoch| *epoch > n), Some(epoch.0));
         }
     }
     assert!(list(8).is_empty() && list(u64::MAX).is_empty());
-    assert_eq!(index.entries_after(Slot(99), CheckpointId(0)).unwrap().len(), 1);
-    assert!(index.entries_after(Slot(102), CheckpointId(0)).unwrap().is_empty());
+    assert_eq!(
+        index
+            .entries_after(Slot(99), CheckpointId(0))
+            .unwrap()
+            .len(),
+        1
+    );
+    assert!(
+        index
+            .entries_after(Slot(102), CheckpointId(0))
+            .unwrap()
+            .is_empty()
+    );
     // Such a name cannot come from a kernel, and must do no harm either.
     let key = keys::undo_prefix(&Key::Entry(DIR, Name::new(b"a\0\0b")));
     assert_eq!(keys::entry_name(&key), Some(Name::new(b"a\0\0b")));
@@ -205,16 +308,26 @@ fn entries_of_a_directory_come_once_each_and_in_order() {
 fn names_with_many_epochs_are_passed_over() {
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let records: Vec<_> = (1..=100).map(|epoch| undo(epoch, vec![entry(b"a"), entry(b"ab"), entry(b"b")])).collect();
+    let records: Vec<_> = (1..=100)
+        .map(|epoch| undo(epoch, vec![entry(b"a"), entry(b"ab"), entry(b"b")]))
+        .collect();
     bench.put(&index, &records, 100);
     for n in [0, 1, 15, 16, 17, 18, 50, 82, 83, 84, 98, 99] {
         let found = index.entries_after(DIR, CheckpointId(n)).unwrap();
         assert_eq!(
-            found.iter().map(|(name, (epoch, _))| (name.as_bytes(), epoch.0)).collect::<Vec<_>>(),
+            found
+                .iter()
+                .map(|(name, (epoch, _))| (name.as_bytes(), epoch.0))
+                .collect::<Vec<_>>(),
             [(&b"a"[..], n + 1), (b"ab", n + 1), (b"b", n + 1)]
         );
     }
-    assert!(index.entries_after(DIR, CheckpointId(100)).unwrap().is_empty());
+    assert!(
+        index
+            .entries_after(DIR, CheckpointId(100))
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]
@@ -222,28 +335,72 @@ fn the_place_seen_last_counts() {
     let bench = Bench::new();
     let (index, _) = bench.index();
     assert_eq!(index.place(Slot(1)).unwrap(), None);
-    bench.put(&index, &[undo(1, vec![home(7, b"first")]), moved(7, b"second")], 2);
+    bench.put(
+        &index,
+        &[undo(1, vec![home(7, b"first")]), moved(7, b"second")],
+        2,
+    );
     assert_eq!(index.place(Slot(7)).unwrap(), Some(place(b"second")));
     bench.put(&index, &[undo(2, vec![home(7, b"third")])], 1);
     assert_eq!(index.place(Slot(7)).unwrap(), Some(place(b"third")));
-    assert!(after(&index, Key::Home(Slot(7)), 1).is_some(), "a home is an undo record too");
+    assert!(
+        after(&index, Key::Home(Slot(7)), 1).is_some(),
+        "a home is an undo record too"
+    );
 }
 
 #[test]
 fn checkpoints_keep_tags_and_deletions_within_and_across_batches() {
-    let tags = |id, tag: &str| Record::Tags { id: CheckpointId(id), tags: vec![tag.into()] };
-    let delete = |id| Record::Deleted { id: CheckpointId(id) };
-    let mut records: Vec<_> = (1..=11).map(|id| Record::Checkpoint(checkpoint(id))).collect();
-    records.extend([tags(3, "x"), tags(3, "y"), delete(11), delete(2), tags(2, "z"), tags(77, "never made"), delete(78)]);
+    let tags = |id, tag: &str| Record::Tags {
+        id: CheckpointId(id),
+        tags: vec![tag.into()],
+    };
+    let delete = |id| Record::Deleted {
+        id: CheckpointId(id),
+    };
+    let mut records: Vec<_> = (1..=11)
+        .map(|id| Record::Checkpoint(checkpoint(id)))
+        .collect();
+    records.extend([
+        tags(3, "x"),
+        tags(3, "y"),
+        delete(11),
+        delete(2),
+        tags(2, "z"),
+        tags(77, "never made"),
+        delete(78),
+    ]);
     for size in [1, 3, 100] {
         let bench = Bench::new();
         let (index, _) = bench.index();
         let at = bench.put(&index, &records, size);
         let found = index.catalogue().checkpoints().unwrap();
-        assert_eq!(found.iter().map(|(checkpoint, _)| checkpoint.id.0).collect::<Vec<_>>(), [1, 3, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!(found[1], (Kept::new(Checkpoint { tags: vec!["y".into()], ..checkpoint(3) }, None), at[2]));
+        assert_eq!(
+            found
+                .iter()
+                .map(|(checkpoint, _)| checkpoint.id.0)
+                .collect::<Vec<_>>(),
+            [1, 3, 4, 5, 6, 7, 8, 9, 10]
+        );
+        assert_eq!(
+            found[1],
+            (
+                Kept::new(
+                    Checkpoint {
+                        tags: vec!["y".into()],
+                        ..checkpoint(3)
+                    },
+                    None
+                ),
+                at[2]
+            )
+        );
         assert_eq!(found[0], (Kept::new(checkpoint(1), None), at[0]));
-        assert_eq!(index.catalogue().last_checkpoint().unwrap(), Some(CheckpointId(11)), "a number is not given again");
+        assert_eq!(
+            index.catalogue().last_checkpoint().unwrap(),
+            Some(CheckpointId(11)),
+            "a number is not given again"
+        );
     }
 }
 
@@ -252,7 +409,14 @@ fn story() -> Vec<Record> {
     for epoch in 1..=30u64 {
         for n in 0..20u64 {
             let name = format!("name-{}", n * epoch % 17);
-            records.push(undo(epoch, vec![entry(name.as_bytes()), data(n % 7, n), home(2 + n % 5, name.as_bytes())]));
+            records.push(undo(
+                epoch,
+                vec![
+                    entry(name.as_bytes()),
+                    data(n % 7, n),
+                    home(2 + n % 5, name.as_bytes()),
+                ],
+            ));
             if n % 6 == 0 {
                 records.push(void(epoch, n % 7));
             }
@@ -262,7 +426,9 @@ fn story() -> Vec<Record> {
         }
         records.push(Record::Checkpoint(checkpoint(epoch)));
         if epoch % 4 == 0 {
-            records.push(Record::Deleted { id: CheckpointId(epoch - 1) });
+            records.push(Record::Deleted {
+                id: CheckpointId(epoch - 1),
+            });
         }
     }
     records
@@ -294,7 +460,10 @@ fn one_in_memory_is_equal_to_one_on_disk() {
         index.flush_durable().unwrap();
         let before = index.dump().unwrap();
         index.rebuild_in_memory(&bench.journal, None).unwrap();
-        assert!(index.is_in_memory() && before == index.dump().unwrap(), "batches of {size}");
+        assert!(
+            index.is_in_memory() && before == index.dump().unwrap(),
+            "batches of {size}"
+        );
         bench.put(&index, &story[half..], size);
         let (after, applied) = (index.dump().unwrap(), index.applied().unwrap());
         assert_eq!(applied, bench.journal.position());
@@ -331,13 +500,27 @@ fn one_that_cannot_be_read_is_set_aside_and_deleted_later() {
     index.flush_durable().unwrap();
     let before = index.dump().unwrap();
     drop(index);
-    for file in fs::read_dir(bench.files()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+    for file in fs::read_dir(bench.files())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
+    {
         let mut bytes = fs::read(&file).unwrap();
-        bytes.iter_mut().skip(3).step_by(40).for_each(|b| *b ^= 0x55);
+        bytes
+            .iter_mut()
+            .skip(3)
+            .step_by(40)
+            .for_each(|b| *b ^= 0x55);
         fs::write(&file, bytes).unwrap();
     }
     let (index, opening) = bench.index();
-    assert!(matches!(opening, Opening::Rebuild(Doubt::Unreadable | Doubt::Foreign | Doubt::Damaged)), "{opening:?}");
+    assert!(
+        matches!(
+            opening,
+            Opening::Rebuild(Doubt::Unreadable | Doubt::Foreign | Doubt::Damaged)
+        ),
+        "{opening:?}"
+    );
     assert_eq!(bench.asides(), 1);
     assert_eq!(index.applied().unwrap(), Address::START);
     index.rebuild(&bench.journal, None).unwrap();
@@ -351,11 +534,17 @@ fn one_that_cannot_be_read_is_set_aside_and_deleted_later() {
 fn a_file_or_link_in_its_place_is_set_aside() {
     let bench = Bench::new();
     fs::write(bench.files(), "not a directory").unwrap();
-    assert!(matches!(bench.index().1, Opening::Rebuild(Doubt::Unreadable)));
+    assert!(matches!(
+        bench.index().1,
+        Opening::Rebuild(Doubt::Unreadable)
+    ));
     fs::remove_dir_all(bench.files()).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path(), bench.files()).unwrap();
-    assert!(matches!(bench.index().1, Opening::Rebuild(Doubt::Unreadable)));
+    assert!(matches!(
+        bench.index().1,
+        Opening::Rebuild(Doubt::Unreadable)
+    ));
     assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
     assert_eq!(bench.asides(), 2);
 }
@@ -374,9 +563,15 @@ fn the_index_of_another_store_is_foreign() {
 fn a_changed_value_is_found() {
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let records = [undo(1, vec![data(7, 0), entry(b"a"), home(7, b"a")]), Record::Checkpoint(checkpoint(1))];
+    let records = [
+        undo(1, vec![data(7, 0), entry(b"a"), home(7, b"a")]),
+        Record::Checkpoint(checkpoint(1)),
+    ];
     bench.put(&index, &records, 9);
-    let keys = [keys::checkpoint_key(CheckpointId(1)), keys::META_APPLIED.to_vec()];
+    let keys = [
+        keys::checkpoint_key(CheckpointId(1)),
+        keys::META_APPLIED.to_vec(),
+    ];
     for key in &keys {
         let db = index.db.read();
         let db = db.as_ref().unwrap().db.disk().unwrap();
@@ -395,52 +590,143 @@ fn a_changed_value_is_found() {
 #[test]
 fn a_panic_is_an_error() {
     let failed = guarded("look up", || -> StoreResult<()> { panic!("as sled does") });
-    assert!(matches!(failed, Err(StoreError::IndexPanic { what: "look up" })));
+    assert!(matches!(
+        failed,
+        Err(StoreError::IndexPanic { what: "look up" })
+    ));
 }
 
 #[test]
 fn a_rebuild_from_a_damaged_journal_closes_the_index_until_one_succeeds() {
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let at = bench.put(&index, &[undo(1, vec![data(7, 1)]), Record::Checkpoint(checkpoint(1)), undo(2, vec![data(7, 2)])], 3);
+    let at = bench.put(
+        &index,
+        &[
+            undo(1, vec![data(7, 1)]),
+            Record::Checkpoint(checkpoint(1)),
+            undo(2, vec![data(7, 2)]),
+        ],
+        3,
+    );
     let segment = bench.dir.path().join(".ckptfs/journal/00000001");
     let whole = fs::read(&segment).unwrap();
     let mut bytes = whole.clone();
     bytes[at[2].offset as usize + 60] ^= 1;
     fs::write(&segment, &bytes).unwrap();
-    assert!(matches!(index.rebuild(&bench.journal, None), Err(StoreError::JournalDamaged { .. })));
+    assert!(matches!(
+        index.rebuild(&bench.journal, None),
+        Err(StoreError::JournalDamaged { .. })
+    ));
     assert!(matches!(index.applied(), Err(StoreError::IndexClosed)));
     fs::write(&segment, &whole).unwrap();
     index.rebuild(&bench.journal, None).unwrap();
     assert_eq!(data_after(&index, 7, 1), Some((2, 2)));
 }
 
-/// Who asked for a checkpoint is told by the record before it, also where a batch ends between the two.
+/// Who asked for a checkpoint is told by the record before it, also where a batch ends between the
+/// two.
 #[test]
 fn who_asked_pins_and_lineage_are_kept_within_and_across_batches() {
-    let by = |uid| Record::By { at_ns: 1, actor: Actor { uid, gid: 0, pid: 7, process: "sh".into() } };
-    let pin = |reason: Option<&str>| Record::Pinned { id: CheckpointId(2), reason: reason.map(str::to_owned) };
-    let restore = |target, guard, paths| Record::RestoreBegin { target: CheckpointId(target), guard: CheckpointId(guard), paths };
-    let hide = |id, hidden| Record::Hidden { id: CheckpointId(id), hidden };
+    let by = |uid| Record::By {
+        at_ns: 1,
+        actor: Actor {
+            uid,
+            gid: 0,
+            pid: 7,
+            process: "sh".into(),
+        },
+    };
+    let pin = |reason: Option<&str>| Record::Pinned {
+        id: CheckpointId(2),
+        reason: reason.map(str::to_owned),
+    };
+    let restore = |target, guard, paths| Record::RestoreBegin {
+        target: CheckpointId(target),
+        guard: CheckpointId(guard),
+        paths,
+    };
+    let hide = |id, hidden| Record::Hidden {
+        id: CheckpointId(id),
+        hidden,
+    };
     let operation = |number, undoes| {
-        let actor = Actor { uid: 0, gid: 0, pid: 7, process: String::new() };
-        Record::Operation(Operation { number, at_ns: 1, by: actor, undoes, deed: Deed::Revived { id: CheckpointId(1) } })
+        let actor = Actor {
+            uid: 0,
+            gid: 0,
+            pid: 7,
+            process: String::new(),
+        };
+        Record::Operation(Operation {
+            number,
+            at_ns: 1,
+            by: actor,
+            undoes,
+            deed: Deed::Revived {
+                id: CheckpointId(1),
+            },
+        })
     };
     let made = |id| Record::Checkpoint(checkpoint(id));
-    let mut records = vec![by(5), made(1), by(6), hide(1, true), made(2), pin(Some("a")), pin(None), pin(Some("b")), operation(1, None)];
-    records.extend([made(3), restore(1, 3, vec![]), made(4), restore(2, 4, vec![b"p".to_vec()]), made(5), operation(2, Some(1))]);
+    let mut records = vec![
+        by(5),
+        made(1),
+        by(6),
+        hide(1, true),
+        made(2),
+        pin(Some("a")),
+        pin(None),
+        pin(Some("b")),
+        operation(1, None),
+    ];
+    records.extend([
+        made(3),
+        restore(1, 3, vec![]),
+        made(4),
+        restore(2, 4, vec![b"p".to_vec()]),
+        made(5),
+        operation(2, Some(1)),
+    ]);
     records.extend([hide(3, true), hide(3, false)]);
     for size in [1, 2, 5, 100] {
         let bench = Bench::new();
         let (index, _) = bench.index();
         let at = bench.put(&index, &records, size);
         let found = index.catalogue().checkpoints().unwrap();
-        let told: Vec<_> = found.iter().map(|(kept, _)| (kept.id.0, kept.by.as_ref().map(|by| by.uid), kept.pinned.clone(), kept.hidden)).collect();
+        let told: Vec<_> = found
+            .iter()
+            .map(|(kept, _)| {
+                (
+                    kept.id.0,
+                    kept.by.as_ref().map(|by| by.uid),
+                    kept.pinned.clone(),
+                    kept.hidden,
+                )
+            })
+            .collect();
         let plain = |id| (id, None, None, false);
-        assert_eq!(told, [(1, Some(5), None, true), (2, None, Some("b".into()), false), plain(3), plain(4), plain(5)]);
+        assert_eq!(
+            told,
+            [
+                (1, Some(5), None, true),
+                (2, None, Some("b".into()), false),
+                plain(3),
+                plain(4),
+                plain(5)
+            ]
+        );
         let lineage = index.catalogue().lineage().unwrap();
-        let parents: Vec<_> = (1..=5).map(|id| lineage.parent(CheckpointId(id), Some).map(|parent| parent.0)).collect();
+        let parents: Vec<_> = (1..=5)
+            .map(|id| {
+                lineage
+                    .parent(CheckpointId(id), Some)
+                    .map(|parent| parent.0)
+            })
+            .collect();
         assert_eq!(parents, [None, Some(1), Some(2), Some(1), Some(4)]);
-        assert_eq!(index.catalogue().operations().unwrap(), [(1, at[8], None), (2, at[14], Some(1))]);
+        assert_eq!(
+            index.catalogue().operations().unwrap(),
+            [(1, at[8], None), (2, at[14], Some(1))]
+        );
     }
 }

@@ -1,9 +1,11 @@
 //! The payload of a frame: a [`Record`] as bytes, and back.
 //!
-//! Compact and canonical: a record has exactly one encoding, so that equal journals are equal files.
+//! Compact and canonical: a record has exactly one encoding, so that equal journals are equal
+//! files.
 //!
-//! Invariants: decoding is total (an error for any bytes that are no record, never a panic, never more memory than the bytes justify), and
-//! `decode(encode(r)) == r` for each record that encodes. Names are checked both ways: nothing that comes out can climb out of a directory.
+//! Invariants: decoding is total (an error for any bytes that are no record, never a panic, never
+//! more memory than the bytes justify), and `decode(encode(r)) == r` for each record that encodes.
+//! Names are checked both ways: nothing that comes out can climb out of a directory.
 //!
 //! ```text
 //! uint      LEB128, low seven bits first, at most 10 bytes
@@ -23,12 +25,16 @@
 //! checkpoint  uint id, list text tags, text note, int created_ns, bool atomic, uint dirty, u8 reason (0 asked, 1 guard: uint restored,
 //!             2 directory: text, 3 automatic: u8 trigger (0 tripwire, 1 interval, 2 quiet, 3 unmount, 4 absence), 4 imported: int of_ns)
 //! ```
-//! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved `list (uint slot, place)`; 4 Checkpoint `checkpoint`;
-//! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
-//! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`;
-//! 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 ObjectHash `uint epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash),
-//! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden `uint id, bool hidden`;
-//! 17 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text process, option uint undoes, deed`, where
+//! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved
+//! `list (uint slot, place)`; 4 Checkpoint `checkpoint`; 5 Tags `uint id, list text`; 6 Deleted
+//! `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin
+//! `uint target, uint guard, list bytes`; 9 RestoreEnd; 10 Mounted
+//! `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`; 12 By
+//! `int at_ns, uint uid, uint gid, uint pid, text process`; 13 ObjectHash `uint epoch, list (uint
+//! slot, uint serial, u8 origin, uint size, 32 B hash), bool whole`; 14 Ahead
+//! `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden
+//! `uint id, bool hidden`; 17 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text
+//! process, option uint undoes, deed`, where
 //! ```text
 //! deed      u8 tag: 0 Made     uint id
 //!                   1 Restored uint target, uint guard, list bytes paths
@@ -38,12 +44,17 @@
 //!                   5 Pinned   uint id, option text before, option text after
 //!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
 //! ```
-//! 18 and 19: see `codec_attribution`; 21 Comparing: see `comparing`; 22 Told `int from_ns, int to_ns`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial, u8 origin, uint size, uint first, uint last)`.
+//! 18 and 19: see `codec_attribution`; 21 Comparing: see `comparing`; 22 Told
+//! `int from_ns, int to_ns`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial,
+//! u8 origin, uint size, uint first, uint last)`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::layout::STORE_NAME;
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, Key, ObjectHash, Place, Reason, Record, Trigger, Undo};
+use crate::store::record::{
+    Actor, AttrState, Checkpoint, Child, DataState, Dropped, Key, ObjectHash, Place, Reason,
+    Record, Trigger, Undo,
+};
 use crate::sys::{Kind, Stat, Time, Xattrs};
 
 /// Most bytes of a name in a directory.
@@ -80,7 +91,8 @@ pub(super) const KIND_MAX: u16 = 22;
 
 type Coded<T> = Result<T, CodecError>;
 
-/// Appends the payload of `record` to `out` and returns the frame's kind. On failure `out` ends in rubbish that the caller cuts off.
+/// Appends the payload of `record` to `out` and returns the frame's kind. On failure `out` ends in
+/// rubbish that the caller cuts off.
 pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
     let begin = out.len();
     let mut w = Writer(out);
@@ -94,18 +106,30 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             2
         }
         Record::Moved { places } => {
-            w.list(places, PAYLOAD_MAX, |w, (slot, place)| w.placed(*slot, place))?;
+            w.list(places, PAYLOAD_MAX, |w, (slot, place)| {
+                w.placed(*slot, place)
+            })?;
             3
         }
-        Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. } | Record::Pinned { .. } | Record::Hidden { .. } => {
-            encode_of_checkpoint(&mut w, record)?
-        }
-        Record::Replacing { slot, place, object } => {
+        Record::Checkpoint(_)
+        | Record::Tags { .. }
+        | Record::Deleted { .. }
+        | Record::Pinned { .. }
+        | Record::Hidden { .. } => encode_of_checkpoint(&mut w, record)?,
+        Record::Replacing {
+            slot,
+            place,
+            object,
+        } => {
             w.placed(*slot, place)?;
             w.object(*object);
             7
         }
-        Record::RestoreBegin { target, guard, paths } => {
+        Record::RestoreBegin {
+            target,
+            guard,
+            paths,
+        } => {
             w.uints([target.0, guard.0]);
             w.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
             8
@@ -123,7 +147,11 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             w.actor(*at_ns, actor)?;
             12
         }
-        Record::Hashes { epoch, objects, whole } => {
+        Record::Hashes {
+            epoch,
+            objects,
+            whole,
+        } => {
             w.sealed(*epoch, objects, *whole)?;
             13
         }
@@ -132,8 +160,14 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             w.operation(operation)?;
             17
         }
-        Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => w.who(record)?,
-        Record::Dropped { epoch, paths, objects } => w.dropped(*epoch, paths, objects)?,
+        Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {
+            w.who(record)?
+        }
+        Record::Dropped {
+            epoch,
+            paths,
+            objects,
+        } => w.dropped(*epoch, paths, objects)?,
         Record::Comparing(comparing) => w.comparing(comparing.as_ref()),
         Record::Told { from_ns, to_ns } => {
             [from_ns, to_ns].into_iter().for_each(|time| w.int(*time));
@@ -163,7 +197,9 @@ fn encode_of_checkpoint(w: &mut Writer<'_>, record: &Record) -> Coded<u16> {
         }
         Record::Pinned { id, reason } => {
             w.uint(id.0);
-            w.option(reason.as_ref(), |w, reason| w.bytes(reason.as_bytes(), NOTE_MAX))?;
+            w.option(reason.as_ref(), |w, reason| {
+                w.bytes(reason.as_bytes(), NOTE_MAX)
+            })?;
             15
         }
         Record::Hidden { id, hidden } => {
@@ -179,15 +215,32 @@ fn encode_of_checkpoint(w: &mut Writer<'_>, record: &Record) -> Coded<u16> {
 pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
     let mut r = Reader(payload);
     let record = match kind {
-        1 => Record::Undo { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)? },
-        2 => Record::Void { epoch: Epoch(r.uint()?), slot: Slot(r.uint()?) },
-        3 => Record::Moved { places: r.list(PAYLOAD_MAX, Reader::placed)? },
+        1 => Record::Undo {
+            epoch: Epoch(r.uint()?),
+            undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?,
+        },
+        2 => Record::Void {
+            epoch: Epoch(r.uint()?),
+            slot: Slot(r.uint()?),
+        },
+        3 => Record::Moved {
+            places: r.list(PAYLOAD_MAX, Reader::placed)?,
+        },
         4 => Record::Checkpoint(r.checkpoint()?),
-        5 => Record::Tags { id: CheckpointId(r.uint()?), tags: r.tags()? },
-        6 => Record::Deleted { id: CheckpointId(r.uint()?) },
+        5 => Record::Tags {
+            id: CheckpointId(r.uint()?),
+            tags: r.tags()?,
+        },
+        6 => Record::Deleted {
+            id: CheckpointId(r.uint()?),
+        },
         7 => {
             let (slot, place) = r.placed()?;
-            Record::Replacing { slot, place, object: r.object()? }
+            Record::Replacing {
+                slot,
+                place,
+                object: r.object()?,
+            }
         }
         8 => Record::RestoreBegin {
             target: CheckpointId(r.uint()?),
@@ -205,20 +258,42 @@ pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
             Record::Mounted { at_ns, stopped_ns }
         }
         11 => Record::Unmounted { at_ns: r.int()? },
-        12 => Record::By { at_ns: r.int()?, actor: r.actor()? },
+        12 => Record::By {
+            at_ns: r.int()?,
+            actor: r.actor()?,
+        },
         13 => {
             let epoch = Epoch(r.uint()?);
-            Record::Hashes { epoch, objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?, whole: r.bool()? }
+            Record::Hashes {
+                epoch,
+                objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?,
+                whole: r.bool()?,
+            }
         }
-        14 => Record::Ahead { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?, upto: Epoch(r.uint()?) },
-        15 => Record::Pinned { id: CheckpointId(r.uint()?), reason: r.option(|r| r.text(NOTE_MAX))? },
+        14 => Record::Ahead {
+            epoch: Epoch(r.uint()?),
+            undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?,
+            upto: Epoch(r.uint()?),
+        },
+        15 => Record::Pinned {
+            id: CheckpointId(r.uint()?),
+            reason: r.option(|r| r.text(NOTE_MAX))?,
+        },
         17 => Record::Operation(r.operation()?),
-        16 => Record::Hidden { id: CheckpointId(r.uint()?), hidden: r.bool()? },
+        16 => Record::Hidden {
+            id: CheckpointId(r.uint()?),
+            hidden: r.bool()?,
+        },
         18 => r.who()?,
         20 => r.dropped()?,
         21 => Record::Comparing(r.comparing()?),
-        22 => Record::Told { from_ns: r.int()?, to_ns: r.int()? },
-        19 => Record::RestoreOnly { paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? },
+        22 => Record::Told {
+            from_ns: r.int()?,
+            to_ns: r.int()?,
+        },
+        19 => Record::RestoreOnly {
+            paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
+        },
         _ => return Err(CodecError::Unknown),
     };
     r.end()?;
@@ -240,16 +315,27 @@ pub(super) fn take_uint(bytes: &mut &[u8]) -> Coded<u64> {
 
 /// The store is no part of the tree: no name leads there.
 fn check_place(dir: Slot, name: &Name) -> Coded<()> {
-    if dir == Slot::ROOT && name.as_bytes() == STORE_NAME.as_bytes() { Err(CodecError::Reserved) } else { Ok(()) }
+    if dir == Slot::ROOT && name.as_bytes() == STORE_NAME.as_bytes() {
+        Err(CodecError::Reserved)
+    } else {
+        Ok(())
+    }
 }
 
 /// Nothing is in itself, and the root is in nothing.
 fn check_below(dir: Slot, child: Slot) -> Coded<()> {
-    if child == dir || child == Slot::ROOT || child == Slot::STAGING { Err(CodecError::Circle) } else { Ok(()) }
+    if child == dir || child == Slot::ROOT || child == Slot::STAGING {
+        Err(CodecError::Circle)
+    } else {
+        Ok(())
+    }
 }
 
 pub(in crate::store) fn is_name(bytes: &[u8]) -> bool {
-    (1..=NAME_MAX).contains(&bytes.len()) && bytes != b"." && bytes != b".." && !bytes.iter().any(|b| matches!(b, 0 | b'/'))
+    (1..=NAME_MAX).contains(&bytes.len())
+        && bytes != b"."
+        && bytes != b".."
+        && !bytes.iter().any(|b| matches!(b, 0 | b'/'))
 }
 
 struct Writer<'a>(&'a mut Vec<u8>);
@@ -315,7 +401,12 @@ impl Writer<'_> {
         self.bytes(name.as_bytes(), NAME_MAX)
     }
 
-    fn list<T>(&mut self, items: &[T], limit: usize, mut item: impl FnMut(&mut Self, &T) -> Coded<()>) -> Coded<()> {
+    fn list<T>(
+        &mut self,
+        items: &[T],
+        limit: usize,
+        mut item: impl FnMut(&mut Self, &T) -> Coded<()>,
+    ) -> Coded<()> {
         if items.len() > limit {
             return Err(CodecError::Limit);
         }
@@ -323,7 +414,11 @@ impl Writer<'_> {
         items.iter().try_for_each(|one| item(self, one))
     }
 
-    fn option<T>(&mut self, value: Option<&T>, mut some: impl FnMut(&mut Self, &T) -> Coded<()>) -> Coded<()> {
+    fn option<T>(
+        &mut self,
+        value: Option<&T>,
+        mut some: impl FnMut(&mut Self, &T) -> Coded<()>,
+    ) -> Coded<()> {
         self.byte(u8::from(value.is_some()));
         value.map_or(Ok(()), |value| some(self, value))
     }
@@ -395,7 +490,9 @@ impl Writer<'_> {
 
     fn dropped(&mut self, epoch: Epoch, paths: &[String], objects: &[Dropped]) -> Coded<u16> {
         self.uint(epoch.0);
-        self.list(paths, TIER_PATHS_MAX, |w, path| w.bytes(path.as_bytes(), TIER_PATH_MAX))?;
+        self.list(paths, TIER_PATHS_MAX, |w, path| {
+            w.bytes(path.as_bytes(), TIER_PATH_MAX)
+        })?;
         self.list(objects, DROPPED_MAX, |w, dropped| {
             if dropped.object.epoch != epoch {
                 return Err(CodecError::Range);
@@ -462,7 +559,9 @@ impl Writer<'_> {
             }
             Undo::Attr { before, .. } => {
                 self.stat(&before.stat)?;
-                self.option(before.target.as_ref(), |w, target| w.bytes(target, PATH_BYTES_MAX))
+                self.option(before.target.as_ref(), |w, target| {
+                    w.bytes(target, PATH_BYTES_MAX)
+                })
             }
             Undo::Xattrs { before, .. } => self.list(before, PAYLOAD_MAX, |w, (name, value)| {
                 w.bytes(name, XATTR_NAME_MAX)?;
@@ -528,7 +627,11 @@ struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn end(&self) -> Coded<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(CodecError::Trailing) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(CodecError::Trailing)
+        }
     }
 
     fn byte(&mut self) -> Coded<u8> {
@@ -550,7 +653,8 @@ impl<'a> Reader<'a> {
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
             let bits = u64::from(byte & 0x7f);
-            // The tenth byte has room for one bit, and a last byte of zero would be a second spelling of the same number.
+            // The tenth byte has room for one bit, and a last byte of zero would be a second
+            // spelling of the same number.
             if (shift == 63 && bits > 1) || (byte == 0 && shift > 0) {
                 return Err(CodecError::Range);
             }
@@ -583,16 +687,27 @@ impl<'a> Reader<'a> {
 
     fn text(&mut self, limit: usize) -> Coded<String> {
         let bytes = self.bytes(limit)?;
-        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| CodecError::Text)
+        std::str::from_utf8(bytes)
+            .map(str::to_owned)
+            .map_err(|_| CodecError::Text)
     }
 
     fn name(&mut self) -> Coded<Name> {
         let bytes = self.bytes(NAME_MAX)?;
-        if is_name(bytes) { Ok(Name::new(bytes)) } else { Err(CodecError::Name) }
+        if is_name(bytes) {
+            Ok(Name::new(bytes))
+        } else {
+            Err(CodecError::Name)
+        }
     }
 
-    /// Each item takes at least one byte, so a count above the bytes left is a lie, and is found before memory is taken for it.
-    fn list<T>(&mut self, limit: usize, mut item: impl FnMut(&mut Self) -> Coded<T>) -> Coded<Vec<T>> {
+    /// Each item takes at least one byte, so a count above the bytes left is a lie, and is found
+    /// before memory is taken for it.
+    fn list<T>(
+        &mut self,
+        limit: usize,
+        mut item: impl FnMut(&mut Self) -> Coded<T>,
+    ) -> Coded<Vec<T>> {
         let count = usize::try_from(self.uint()?).map_err(|_| CodecError::Range)?;
         if count > limit {
             return Err(CodecError::Limit);
@@ -608,7 +723,11 @@ impl<'a> Reader<'a> {
     }
 
     fn option<T>(&mut self, mut some: impl FnMut(&mut Self) -> Coded<T>) -> Coded<Option<T>> {
-        if self.bool()? { some(self).map(Some) } else { Ok(None) }
+        if self.bool()? {
+            some(self).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     fn kind(&mut self) -> Coded<Kind> {
@@ -625,7 +744,10 @@ impl<'a> Reader<'a> {
     }
 
     fn place(&mut self) -> Coded<Place> {
-        let place = Place { parent: Slot(self.uint()?), name: self.name()? };
+        let place = Place {
+            parent: Slot(self.uint()?),
+            name: self.name()?,
+        };
         check_place(place.parent, &place.name)?;
         Ok(place)
     }
@@ -642,14 +764,23 @@ impl<'a> Reader<'a> {
     }
 
     fn actor(&mut self) -> Coded<Actor> {
-        Ok(Actor { uid: self.small()?, gid: self.small()?, pid: self.small()?, process: self.text(PROCESS_MAX)? })
+        Ok(Actor {
+            uid: self.small()?,
+            gid: self.small()?,
+            pid: self.small()?,
+            process: self.text(PROCESS_MAX)?,
+        })
     }
 
     fn sealed(&mut self, epoch: Epoch) -> Coded<ObjectHash> {
         let (object, size) = (self.object_in_epoch(epoch)?, self.uint()?);
         let (hash, rest) = self.0.split_first_chunk::<32>().ok_or(CodecError::Short)?;
         self.0 = rest;
-        Ok(ObjectHash { object, size, hash: *hash })
+        Ok(ObjectHash {
+            object,
+            size,
+            hash: *hash,
+        })
     }
 
     fn dropped(&mut self) -> Coded<Record> {
@@ -657,9 +788,18 @@ impl<'a> Reader<'a> {
         let paths = self.list(TIER_PATHS_MAX, |r| r.text(TIER_PATH_MAX))?;
         let objects = self.list(DROPPED_MAX, |r| {
             let (object, size) = (r.object_in_epoch(epoch)?, r.uint()?);
-            Ok(Dropped { object, size, first: CheckpointId(r.uint()?), last: CheckpointId(r.uint()?) })
+            Ok(Dropped {
+                object,
+                size,
+                first: CheckpointId(r.uint()?),
+                last: CheckpointId(r.uint()?),
+            })
         })?;
-        Ok(Record::Dropped { epoch, paths, objects })
+        Ok(Record::Dropped {
+            epoch,
+            paths,
+            objects,
+        })
     }
 
     fn object_in_epoch(&mut self, epoch: Epoch) -> Coded<ObjectId> {
@@ -677,7 +817,11 @@ impl<'a> Reader<'a> {
 
     fn time(&mut self) -> Coded<Time> {
         let (sec, nsec) = (self.int()?, self.small()?);
-        if nsec < NSEC_PER_SEC { Ok(Time { sec, nsec }) } else { Err(CodecError::Range) }
+        if nsec < NSEC_PER_SEC {
+            Ok(Time { sec, nsec })
+        } else {
+            Err(CodecError::Range)
+        }
     }
 
     fn stat(&mut self) -> Coded<Stat> {
@@ -701,7 +845,12 @@ impl<'a> Reader<'a> {
     }
 
     fn xattrs(&mut self) -> Coded<Xattrs> {
-        self.list(PAYLOAD_MAX, |r| Ok((r.bytes(XATTR_NAME_MAX)?.to_vec(), r.bytes(PAYLOAD_MAX)?.to_vec())))
+        self.list(PAYLOAD_MAX, |r| {
+            Ok((
+                r.bytes(XATTR_NAME_MAX)?.to_vec(),
+                r.bytes(PAYLOAD_MAX)?.to_vec(),
+            ))
+        })
     }
 
     fn undo(&mut self) -> Coded<Undo> {
@@ -713,7 +862,11 @@ impl<'a> Reader<'a> {
             }
             1..=4 => {
                 let slot = Slot(self.uint()?);
-                [Key::Attr, Key::Xattrs, Key::Data, Key::Home].map(|of| of(slot)).into_iter().nth(usize::from(tag) - 1).ok_or(CodecError::Unknown)?
+                [Key::Attr, Key::Xattrs, Key::Data, Key::Home]
+                    .map(|of| of(slot))
+                    .into_iter()
+                    .nth(usize::from(tag) - 1)
+                    .ok_or(CodecError::Unknown)?
             }
             _ => return Err(CodecError::Unknown),
         };
@@ -725,18 +878,31 @@ impl<'a> Reader<'a> {
         Ok(match key {
             Key::Entry(dir, name) => {
                 let before = self.option(|r| {
-                    let child = Child { slot: Slot(r.uint()?), kind: r.kind()? };
+                    let child = Child {
+                        slot: Slot(r.uint()?),
+                        kind: r.kind()?,
+                    };
                     check_below(dir, child.slot).map(|()| child)
                 })?;
                 Undo::Entry { dir, name, before }
             }
             Key::Attr(slot) => {
-                let before = AttrState { stat: self.stat()?, target: self.option(|r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? };
+                let before = AttrState {
+                    stat: self.stat()?,
+                    target: self.option(|r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
+                };
                 Undo::Attr { slot, before }
             }
-            Key::Xattrs(slot) => Undo::Xattrs { slot, before: self.xattrs()? },
+            Key::Xattrs(slot) => Undo::Xattrs {
+                slot,
+                before: self.xattrs()?,
+            },
             Key::Data(slot) => {
-                let before = DataState { object: self.option(Reader::object)?, size: self.uint()?, provisional: self.bool()? };
+                let before = DataState {
+                    object: self.option(Reader::object)?,
+                    size: self.uint()?,
+                    provisional: self.bool()?,
+                };
                 Undo::Data { slot, before }
             }
             Key::Home(slot) => {
@@ -772,9 +938,15 @@ impl<'a> Reader<'a> {
             dirty: self.uint()?,
             reason: match self.byte()? {
                 0 => Reason::Asked,
-                1 => Reason::Guard { restored: CheckpointId(self.uint()?) },
-                2 => Reason::Directory { name: self.text(TAG_MAX)? },
-                3 => Reason::Auto { trigger: self.trigger()? },
+                1 => Reason::Guard {
+                    restored: CheckpointId(self.uint()?),
+                },
+                2 => Reason::Directory {
+                    name: self.text(TAG_MAX)?,
+                },
+                3 => Reason::Auto {
+                    trigger: self.trigger()?,
+                },
                 4 => Reason::Imported { of_ns: self.int()? },
                 _ => return Err(CodecError::Unknown),
             },
@@ -790,7 +962,8 @@ mod index;
 mod operation;
 
 pub(in crate::store) use self::index::{
-    decode_before, decode_kept, decode_place, decode_uint, encode_before, encode_kept, encode_place, encode_uint,
+    decode_before, decode_kept, decode_place, decode_uint, encode_before, encode_kept,
+    encode_place, encode_uint,
 };
 
 #[cfg(test)]

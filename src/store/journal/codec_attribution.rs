@@ -6,7 +6,8 @@
 //!           u8 1 Data  uint by, slot          u8 2 Attr  uint by, slot         u8 3 Made  uint by, slot
 //!           u8 4 Gone  uint slot              u8 5 Left  uint by, slot
 //! ```
-//! 18 `u8 0, list (uint number, process), list touch`, or `u8 1, uint checkpoint, list (bytes path, process), uint more`; 19 RestoreOnly `list bytes`.
+//! 18 `u8 0, list (uint number, process), list touch`, or `u8 1, uint checkpoint, list (bytes path,
+//! process), uint more`; 19 RestoreOnly `list bytes`.
 
 use super::{Coded, PATH_BYTES_MAX, PAYLOAD_MAX, PROCESS_MAX, Reader, Writer};
 use crate::store::error::CodecError;
@@ -102,12 +103,31 @@ impl Reader<'_> {
 
     fn touch(&mut self) -> Coded<Touch> {
         Ok(match self.byte()? {
-            0 => Touch::Name { by: self.small()?, dir: Slot(self.uint()?), name: self.name()?, how: self.name_touch()? },
-            1 => Touch::Data { by: self.small()?, slot: Slot(self.uint()?) },
-            2 => Touch::Attr { by: self.small()?, slot: Slot(self.uint()?) },
-            3 => Touch::Made { by: self.small()?, slot: Slot(self.uint()?) },
-            4 => Touch::Gone { slot: Slot(self.uint()?) },
-            5 => Touch::Left { by: self.small()?, slot: Slot(self.uint()?) },
+            0 => Touch::Name {
+                by: self.small()?,
+                dir: Slot(self.uint()?),
+                name: self.name()?,
+                how: self.name_touch()?,
+            },
+            1 => Touch::Data {
+                by: self.small()?,
+                slot: Slot(self.uint()?),
+            },
+            2 => Touch::Attr {
+                by: self.small()?,
+                slot: Slot(self.uint()?),
+            },
+            3 => Touch::Made {
+                by: self.small()?,
+                slot: Slot(self.uint()?),
+            },
+            4 => Touch::Gone {
+                slot: Slot(self.uint()?),
+            },
+            5 => Touch::Left {
+                by: self.small()?,
+                slot: Slot(self.uint()?),
+            },
             _ => return Err(CodecError::Unknown),
         })
     }
@@ -129,7 +149,9 @@ impl Reader<'_> {
             },
             1 => Record::OpenAt {
                 id: CheckpointId(self.uint()?),
-                open: self.list(PAYLOAD_MAX, |r| Ok((r.bytes(PATH_BYTES_MAX)?.to_vec(), r.process()?)))?,
+                open: self.list(PAYLOAD_MAX, |r| {
+                    Ok((r.bytes(PATH_BYTES_MAX)?.to_vec(), r.process()?))
+                })?,
                 more: self.uint()?,
             },
             _ => return Err(CodecError::Unknown),

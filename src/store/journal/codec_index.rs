@@ -3,13 +3,15 @@
 use super::{Coded, NOTE_MAX, Reader, Writer};
 use crate::store::record::{Kept, Key, Place, Undo};
 
-/// A checkpoint as the index keeps it: as in a frame of kind 4, then `bool hidden, option text pinned, option (uint uid, uint gid, uint pid,
-/// text process)`. Where it comes from is kept apart.
+/// A checkpoint as the index keeps it: as in a frame of kind 4, then `bool hidden, option text
+/// pinned, option (uint uid, uint gid, uint pid, text process)`. Where it comes from is kept apart.
 pub(in crate::store) fn encode_kept(kept: &Kept, out: &mut Vec<u8>) -> Coded<()> {
     let mut w = Writer(out);
     w.checkpoint(&kept.checkpoint)?;
     w.byte(u8::from(kept.hidden));
-    w.option(kept.pinned.as_ref(), |w, reason| w.bytes(reason.as_bytes(), NOTE_MAX))?;
+    w.option(kept.pinned.as_ref(), |w, reason| {
+        w.bytes(reason.as_bytes(), NOTE_MAX)
+    })?;
     w.option(kept.by.as_ref(), Writer::asker)
 }
 

@@ -44,7 +44,10 @@ pub(super) struct Header {
 impl Header {
     /// What the frame continues.
     pub fn before(&self) -> Link {
-        Link { seq: self.seq.saturating_sub(1), hash: self.prev }
+        Link {
+            seq: self.seq.saturating_sub(1),
+            hash: self.prev,
+        }
     }
 
     /// Hash of the frame with this payload; `raw` is for its bytes.
@@ -66,7 +69,9 @@ impl Header {
         ];
         let mut rest = bytes.as_mut_slice();
         for field in fields {
-            if let Some((space, after)) = std::mem::take(&mut rest).split_at_mut_checked(field.len()) {
+            if let Some((space, after)) =
+                std::mem::take(&mut rest).split_at_mut_checked(field.len())
+            {
                 space.copy_from_slice(field);
                 rest = after;
             }
@@ -94,12 +99,17 @@ impl Header {
 
     /// Whether it can be a header at all: most rubbish cannot, and is told without a hash.
     pub fn plausible(&self) -> bool {
-        self.flags == 0 && (1..=codec::KIND_MAX).contains(&self.kind) && self.len as usize <= codec::PAYLOAD_MAX && self.durable < self.seq
+        self.flags == 0
+            && (1..=codec::KIND_MAX).contains(&self.kind)
+            && self.len as usize <= codec::PAYLOAD_MAX
+            && self.durable < self.seq
     }
 
     /// Bytes of the whole frame; `None` if it is larger than any frame.
     pub fn total(&self) -> Option<usize> {
-        (self.len as usize).checked_add(OVERHEAD).filter(|total| *total <= FRAME_MAX)
+        (self.len as usize)
+            .checked_add(OVERHEAD)
+            .filter(|total| *total <= FRAME_MAX)
     }
 }
 
@@ -133,27 +143,53 @@ pub(super) fn look<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Seen<'a> {
     if head.iter().all(|b| *b == 0) {
         return Seen::Nothing;
     }
-    let Some(header) = Header::parse(bytes).filter(Header::plausible) else { return Seen::Rubbish };
-    let whole = header.total().and_then(|total| bytes.get(..total)).and_then(|frame| frame.split_last_chunk::<HASH>());
-    let Some((body, hash)) = whole else { return Seen::Rubbish };
+    let Some(header) = Header::parse(bytes).filter(Header::plausible) else {
+        return Seen::Rubbish;
+    };
+    let whole = header
+        .total()
+        .and_then(|total| bytes.get(..total))
+        .and_then(|frame| frame.split_last_chunk::<HASH>());
+    let Some((body, hash)) = whole else {
+        return Seen::Rubbish;
+    };
     let hash = Hash::from_bytes(*hash);
     match body.get(HEADER..) {
-        Some(payload) if blake3::keyed_hash(key, body) == hash => Seen::Frame(header, payload, hash),
+        Some(payload) if blake3::keyed_hash(key, body) == hash => {
+            Seen::Frame(header, payload, hash)
+        }
         _ => Seen::Rubbish,
     }
 }
 
-/// Appends the frame of a record that continues `link`, and returns the new end of the chain. `out` is as before if it fails.
-pub(super) fn push(out: &mut Vec<u8>, key: &[u8; 32], link: Link, durable: u64, record: &Record) -> Result<Link, CodecError> {
+/// Appends the frame of a record that continues `link`, and returns the new end of the chain. `out`
+/// is as before if it fails.
+pub(super) fn push(
+    out: &mut Vec<u8>,
+    key: &[u8; 32],
+    link: Link,
+    durable: u64,
+    record: &Record,
+) -> Result<Link, CodecError> {
     let begin = out.len();
     out.resize(begin + HEADER, 0);
     let kind = codec::encode(record, out).inspect_err(|_| out.truncate(begin))?;
     let len = u32::try_from(out.len() - begin - HEADER).map_err(|_| CodecError::Limit)?;
-    let header = Header { len, kind, flags: 0, seq: link.seq.saturating_add(1), durable, prev: link.hash };
+    let header = Header {
+        len,
+        kind,
+        flags: 0,
+        seq: link.seq.saturating_add(1),
+        durable,
+        prev: link.hash,
+    };
     if let Some(space) = out.get_mut(begin..begin + HEADER) {
         space.copy_from_slice(&header.bytes());
     }
     let hash = blake3::keyed_hash(key, out.get(begin..).unwrap_or_default());
     out.extend_from_slice(hash.as_bytes());
-    Ok(Link { seq: header.seq, hash })
+    Ok(Link {
+        seq: header.seq,
+        hash,
+    })
 }

@@ -1,4 +1,5 @@
-//! Properties of the journal's bytes: whatever is written comes back, and whatever else is read is an error, within bounds of memory.
+//! Properties of the journal's bytes: whatever is written comes back, and whatever else is read is
+//! an error, within bounds of memory.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -10,13 +11,14 @@ use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
 use crate::store::record::{
-    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch, ObjectHash, Place, Process, Reason, Record, Touch, Trigger,
-    Undo,
+    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch,
+    ObjectHash, Place, Process, Reason, Record, Touch, Trigger, Undo,
 };
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Stat, Time};
 
-/// Bytes of memory that one byte of a payload may take: an undo record of three bytes is a large struct, in a list that doubles as it grows.
+/// Bytes of memory that one byte of a payload may take: an undo record of three bytes is a large
+/// struct, in a list that doubles as it grows.
 const MEMORY_PER_BYTE: usize = 400;
 /// And what any takes.
 const MEMORY: usize = 512 << 10;
@@ -28,17 +30,30 @@ fn number() -> impl Strategy<Value = u64> {
 }
 
 fn kind() -> impl Strategy<Value = Kind> {
-    proptest::sample::select(vec![Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev])
+    proptest::sample::select(vec![
+        Kind::File,
+        Kind::Dir,
+        Kind::Symlink,
+        Kind::Fifo,
+        Kind::Socket,
+        Kind::CharDev,
+        Kind::BlockDev,
+    ])
 }
 
 fn name() -> impl Strategy<Value = Name> {
     let byte = || any::<u8>().prop_filter("no name", |byte| !matches!(byte, 0 | b'/'));
     let bytes = prop_oneof![vec(byte(), 1..20), vec(byte(), NAME_MAX)];
-    bytes.prop_filter("no name", |name| name != b"." && name != b"..").prop_map(|name| Name::new(&name))
+    bytes
+        .prop_filter("no name", |name| name != b"." && name != b"..")
+        .prop_map(|name| Name::new(&name))
 }
 
 fn text(limit: usize) -> impl Strategy<Value = String> {
-    prop_oneof![vec(any::<char>(), 0..20).prop_map(String::from_iter), Just("x".repeat(limit))]
+    prop_oneof![
+        vec(any::<char>(), 0..20).prop_map(String::from_iter),
+        Just("x".repeat(limit))
+    ]
 }
 
 fn time() -> impl Strategy<Value = Time> {
@@ -47,30 +62,51 @@ fn time() -> impl Strategy<Value = Time> {
 
 fn stat() -> impl Strategy<Value = Stat> {
     let large = (number(), number(), number(), number(), number());
-    let small = (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>());
-    (large, small, kind(), (time(), time(), time(), option::of(time()))).prop_map(|(large, small, kind, times)| Stat {
-        dev: large.0,
-        ino: large.1,
-        kind,
-        mode: small.0,
-        nlink: small.1,
-        uid: small.2,
-        gid: small.3,
-        rdev: large.2,
-        size: large.3,
-        blocks: large.4,
-        blksize: small.4,
-        atime: times.0,
-        mtime: times.1,
-        ctime: times.2,
-        btime: times.3,
-    })
+    let small = (
+        any::<u32>(),
+        any::<u32>(),
+        any::<u32>(),
+        any::<u32>(),
+        any::<u32>(),
+    );
+    (
+        large,
+        small,
+        kind(),
+        (time(), time(), time(), option::of(time())),
+    )
+        .prop_map(|(large, small, kind, times)| Stat {
+            dev: large.0,
+            ino: large.1,
+            kind,
+            mode: small.0,
+            nlink: small.1,
+            uid: small.2,
+            gid: small.3,
+            rdev: large.2,
+            size: large.3,
+            blocks: large.4,
+            blksize: small.4,
+            atime: times.0,
+            mtime: times.1,
+            ctime: times.2,
+            btime: times.3,
+        })
 }
 
 fn object() -> impl Strategy<Value = ObjectId> {
     (number(), slot(), any::<u32>(), any::<bool>()).prop_map(|(epoch, slot, serial, moved)| {
-        let origin = if moved { ObjectOrigin::Moved } else { ObjectOrigin::Cloned };
-        ObjectId { epoch: Epoch(epoch), slot, serial, origin }
+        let origin = if moved {
+            ObjectOrigin::Moved
+        } else {
+            ObjectOrigin::Cloned
+        };
+        ObjectId {
+            epoch: Epoch(epoch),
+            slot,
+            serial,
+            origin,
+        }
     })
 }
 
@@ -87,11 +123,26 @@ fn undo() -> impl Strategy<Value = Undo> {
     let child = (slot(), kind()).prop_map(|(slot, kind)| Child { slot, kind });
     let target = option::of(vec(any::<u8>(), 0..50));
     prop_oneof![
-        (slot(), name(), option::of(child)).prop_map(|(dir, name, before)| Undo::Entry { dir, name, before }),
-        (slot(), stat(), target).prop_map(|(slot, stat, target)| Undo::Attr { slot, before: AttrState { stat, target } }),
+        (slot(), name(), option::of(child)).prop_map(|(dir, name, before)| Undo::Entry {
+            dir,
+            name,
+            before
+        }),
+        (slot(), stat(), target).prop_map(|(slot, stat, target)| Undo::Attr {
+            slot,
+            before: AttrState { stat, target }
+        }),
         (slot(), xattrs).prop_map(|(slot, before)| Undo::Xattrs { slot, before }),
-        (slot(), option::of(object()), number(), any::<bool>())
-            .prop_map(|(slot, object, size, provisional)| Undo::Data { slot, before: DataState { object, size, provisional } }),
+        (slot(), option::of(object()), number(), any::<bool>()).prop_map(
+            |(slot, object, size, provisional)| Undo::Data {
+                slot,
+                before: DataState {
+                    object,
+                    size,
+                    provisional
+                }
+            }
+        ),
         (slot(), place()).prop_map(|(slot, before)| Undo::Home { slot, before }),
     ]
 }
@@ -104,34 +155,82 @@ fn tags() -> impl Strategy<Value = Vec<String>> {
 pub fn checkpoint() -> impl Strategy<Value = Checkpoint> {
     let reason = prop_oneof![
         Just(Reason::Asked),
-        number().prop_map(|id| Reason::Guard { restored: CheckpointId(id) }),
+        number().prop_map(|id| Reason::Guard {
+            restored: CheckpointId(id)
+        }),
         any::<i64>().prop_map(|of_ns| Reason::Imported { of_ns }),
         text(TAG_MAX).prop_map(|name| Reason::Directory { name }),
-        prop::sample::select(vec![Trigger::Tripwire, Trigger::Interval, Trigger::Quiet, Trigger::Unmount, Trigger::Absence])
-            .prop_map(|trigger| Reason::Auto { trigger }),
+        prop::sample::select(vec![
+            Trigger::Tripwire,
+            Trigger::Interval,
+            Trigger::Quiet,
+            Trigger::Unmount,
+            Trigger::Absence
+        ])
+        .prop_map(|trigger| Reason::Auto { trigger }),
     ];
-    (number(), tags(), text(NOTE_MAX), any::<i64>(), any::<bool>(), number(), reason).prop_map(
-        |(id, tags, note, created_ns, atomic, dirty, reason)| Checkpoint { id: CheckpointId(id), tags, note, created_ns, atomic, dirty, reason },
+    (
+        number(),
+        tags(),
+        text(NOTE_MAX),
+        any::<i64>(),
+        any::<bool>(),
+        number(),
+        reason,
     )
+        .prop_map(
+            |(id, tags, note, created_ns, atomic, dirty, reason)| Checkpoint {
+                id: CheckpointId(id),
+                tags,
+                note,
+                created_ns,
+                atomic,
+                dirty,
+                reason,
+            },
+        )
 }
 
 fn sealed() -> impl Strategy<Value = Record> {
-    (number(), vec((object(), number(), any::<[u8; 32]>()), 0..5), any::<bool>()).prop_map(|(epoch, objects, whole)| {
-        let seal = |(object, size, hash)| ObjectHash { object: ObjectId { epoch: Epoch(epoch), ..object }, size, hash };
-        Record::Hashes { epoch: Epoch(epoch), objects: objects.into_iter().map(seal).collect(), whole }
-    })
+    (
+        number(),
+        vec((object(), number(), any::<[u8; 32]>()), 0..5),
+        any::<bool>(),
+    )
+        .prop_map(|(epoch, objects, whole)| {
+            let seal = |(object, size, hash)| ObjectHash {
+                object: ObjectId {
+                    epoch: Epoch(epoch),
+                    ..object
+                },
+                size,
+                hash,
+            };
+            Record::Hashes {
+                epoch: Epoch(epoch),
+                objects: objects.into_iter().map(seal).collect(),
+                whole,
+            }
+        })
 }
 
 fn dropped() -> impl Strategy<Value = Record> {
     let objects = vec((object(), number(), number(), number()), 0..5);
     (number(), vec("[a-z*/]{0,20}", 0..3), objects).prop_map(|(epoch, paths, objects)| {
         let of = |(object, size, first, last)| Dropped {
-            object: ObjectId { epoch: Epoch(epoch), ..object },
+            object: ObjectId {
+                epoch: Epoch(epoch),
+                ..object
+            },
             size,
             first: CheckpointId(first),
             last: CheckpointId(last),
         };
-        Record::Dropped { epoch: Epoch(epoch), paths, objects: objects.into_iter().map(of).collect() }
+        Record::Dropped {
+            epoch: Epoch(epoch),
+            paths,
+            objects: objects.into_iter().map(of).collect(),
+        }
     })
 }
 
@@ -140,43 +239,70 @@ fn operation(by: impl Strategy<Value = Actor>) -> impl Strategy<Value = Operatio
     let reason = || option::of("[a-z]{0,20}");
     let deed = prop_oneof![
         id().prop_map(|id| Deed::Made { id }),
-        (id(), id(), vec(vec(any::<u8>(), 0..30), 0..5), any::<bool>()).prop_map(|(target, guard, paths, only)| Deed::Restored {
-            target,
-            guard,
-            paths,
-            only
-        }),
+        (
+            id(),
+            id(),
+            vec(vec(any::<u8>(), 0..30), 0..5),
+            any::<bool>()
+        )
+            .prop_map(|(target, guard, paths, only)| Deed::Restored {
+                target,
+                guard,
+                paths,
+                only
+            }),
         (id(), any::<bool>()).prop_map(|(id, freed)| Deed::Deleted { id, freed }),
         id().prop_map(|id| Deed::Revived { id }),
-        vec((id(), tags(), tags()).prop_map(|(id, lost, got)| Retagged { id, lost, got }), 0..4).prop_map(|changes| Deed::Tagged { changes }),
-        (id(), reason(), reason()).prop_map(|(id, before, after)| Deed::Pinned { id, before, after }),
+        vec(
+            (id(), tags(), tags()).prop_map(|(id, lost, got)| Retagged { id, lost, got }),
+            0..4
+        )
+        .prop_map(|changes| Deed::Tagged { changes }),
+        (id(), reason(), reason()).prop_map(|(id, before, after)| Deed::Pinned {
+            id,
+            before,
+            after
+        }),
     ];
-    (number(), any::<i64>(), by, option::of(number()), deed).prop_map(|(number, at_ns, by, undoes, deed)| Operation {
-        number,
-        at_ns,
-        by,
-        undoes,
-        deed,
-    })
+    (number(), any::<i64>(), by, option::of(number()), deed).prop_map(
+        |(number, at_ns, by, undoes, deed)| Operation {
+            number,
+            at_ns,
+            by,
+            undoes,
+            deed,
+        },
+    )
 }
 
 fn process() -> impl Strategy<Value = Process> {
     let word = || vec(any::<char>(), 0..4).prop_map(String::from_iter);
-    (any::<[u32; 4]>(), any::<u64>(), word(), word()).prop_map(|([pid, uid, parent, session], start, name, cgroup)| Process {
-        pid,
-        start,
-        uid,
-        parent,
-        session,
-        name,
-        cgroup,
-    })
+    (any::<[u32; 4]>(), any::<u64>(), word(), word()).prop_map(
+        |([pid, uid, parent, session], start, name, cgroup)| Process {
+            pid,
+            start,
+            uid,
+            parent,
+            session,
+            name,
+            cgroup,
+        },
+    )
 }
 
 fn touch() -> impl Strategy<Value = Touch> {
-    let how = prop_oneof![Just(NameTouch::Removed), Just(NameTouch::Made), Just(NameTouch::Moved)];
+    let how = prop_oneof![
+        Just(NameTouch::Removed),
+        Just(NameTouch::Made),
+        Just(NameTouch::Moved)
+    ];
     prop_oneof![
-        (any::<u32>(), place(), how).prop_map(|(by, place, how)| Touch::Name { by, dir: place.parent, name: place.name, how }),
+        (any::<u32>(), place(), how).prop_map(|(by, place, how)| Touch::Name {
+            by,
+            dir: place.parent,
+            name: place.name,
+            how
+        }),
         (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Data { by, slot }),
         (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Attr { by, slot }),
         (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Made { by, slot }),
@@ -187,18 +313,28 @@ fn touch() -> impl Strategy<Value = Touch> {
 
 /// Any that can be true by itself.
 fn record() -> impl Strategy<Value = Record> {
-    any_record()
-        .prop_filter("it cannot be true", |record| !matches!(codec::encode(record, &mut Vec::new()), Err(CodecError::Reserved | CodecError::Circle)))
+    any_record().prop_filter("it cannot be true", |record| {
+        !matches!(
+            codec::encode(record, &mut Vec::new()),
+            Err(CodecError::Reserved | CodecError::Circle)
+        )
+    })
 }
 
 fn any_record() -> impl Strategy<Value = Record> {
     let id = || number().prop_map(CheckpointId);
-    let actor = (any::<u32>(), any::<u32>(), any::<u32>(), vec(any::<char>(), 0..4)).prop_map(|(uid, gid, pid, process)| Actor {
-        uid,
-        gid,
-        pid,
-        process: String::from_iter(process),
-    });
+    let actor = (
+        any::<u32>(),
+        any::<u32>(),
+        any::<u32>(),
+        vec(any::<char>(), 0..4),
+    )
+        .prop_map(|(uid, gid, pid, process)| Actor {
+            uid,
+            gid,
+            pid,
+            process: String::from_iter(process),
+        });
     prop_oneof![
         8 => (number(), vec(undo(), 0..20)).prop_map(|(epoch, undo)| Record::Undo { epoch: Epoch(epoch), undo }),
         1 => (number(), slot()).prop_map(|(epoch, slot)| Record::Void { epoch: Epoch(epoch), slot }),
@@ -227,8 +363,13 @@ fn any_record() -> impl Strategy<Value = Record> {
 
 fn comparing() -> impl Strategy<Value = Comparing> {
     let apart = prop::sample::select(vec![Apart::No, Apart::Unclosed, Apart::Closed]);
-    let place = (any::<u32>(), any::<u32>()).prop_map(|(segment, offset)| crate::store::Address { segment, offset });
-    (place, any::<i64>(), apart).prop_map(|(baseline, left_ns, apart)| Comparing { baseline, left_ns, apart })
+    let place = (any::<u32>(), any::<u32>())
+        .prop_map(|(segment, offset)| crate::store::Address { segment, offset });
+    (place, any::<i64>(), apart).prop_map(|(baseline, left_ns, apart)| Comparing {
+        baseline,
+        left_ns,
+        apart,
+    })
 }
 
 fn encoded(record: &Record) -> (u16, Vec<u8>) {
@@ -237,19 +378,31 @@ fn encoded(record: &Record) -> (u16, Vec<u8>) {
     (kind, bytes)
 }
 
-/// Decodes; whatever comes of it takes no more memory than the bytes justify, and encodes to the same bytes.
+/// Decodes; whatever comes of it takes no more memory than the bytes justify, and encodes to the
+/// same bytes.
 fn decode(kind: u16, payload: &[u8]) -> Option<Record> {
     let (decoded, peak) = peak_of(|| codec::decode(kind, payload).ok());
-    assert!(peak <= MEMORY + MEMORY_PER_BYTE * payload.len(), "{peak} bytes for {}", payload.len());
+    assert!(
+        peak <= MEMORY + MEMORY_PER_BYTE * payload.len(),
+        "{peak} bytes for {}",
+        payload.len()
+    );
     if let Some(record) = &decoded {
-        assert_eq!(encoded(record), (kind, payload.to_vec()), "one encoding for one record");
+        assert_eq!(
+            encoded(record),
+            (kind, payload.to_vec()),
+            "one encoding for one record"
+        );
     }
     decoded
 }
 
 fn framed(records: &[Record]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut link = Link { seq: 0, hash: blake3::keyed_hash(&KEY, b"") };
+    let mut link = Link {
+        seq: 0,
+        hash: blake3::keyed_hash(&KEY, b""),
+    };
     for record in records {
         link = frame::push(&mut bytes, &KEY, link, link.seq, record).expect("within the limits");
     }
@@ -264,8 +417,14 @@ fn mutated(mut bytes: Vec<u8>, changes: &[(usize, u8, u8)]) -> Vec<u8> {
             0 => bytes.truncate(at),
             1 => bytes.insert(at.min(bytes.len()), *value),
             2 => bytes.extend_from_within(at.min(bytes.len())..),
-            3 => bytes.get_mut(at).into_iter().for_each(|byte| *byte = *value),
-            _ => bytes.get_mut(at).into_iter().for_each(|byte| *byte ^= 1 << (value % 8)),
+            3 => bytes
+                .get_mut(at)
+                .into_iter()
+                .for_each(|byte| *byte = *value),
+            _ => bytes
+                .get_mut(at)
+                .into_iter()
+                .for_each(|byte| *byte ^= 1 << (value % 8)),
         }
     }
     bytes

@@ -1,29 +1,40 @@
 //! The journal: every change to the past, in the order in which it happened.
 //!
-//! It is the truth of the store. The index can be made from it; it can be made from nothing. Frames are appended, in groups of one write each. A closed
-//! segment is packed (modules `pack` and `packing`): compressed, and without what nobody needs any more. Each frame names the hash of the one before, so that
-//! nothing can be changed, left out or put in unseen.
+//! It is the truth of the store. The index can be made from it; it can be made from nothing. Frames
+//! are appended, in groups of one write each. A closed segment is packed (modules `pack` and
+//! `packing`): compressed, and without what nobody needs any more. Each frame names the hash of the
+//! one before, so that nothing can be changed, left out or put in unseen.
 //!
 //! Invariants:
-//! - frames are numbered 1, 2, 3 ... over all segments, and each carries the hash of the one before it; the first carries the hash of nothing;
+//! - frames are numbered 1, 2, 3 ... over all segments, and each carries the hash of the one before
+//!   it; the first carries the hash of nothing;
 //! - a frame lies in one segment, whole;
 //! - behind the last frame there are only zeros, or the file ends;
-//! - what [`Journal::append`] returned survives a `kill -9`: it is in the kernel. It survives a power cut after [`Journal::sync`];
-//! - after a failed write or sync nothing is appended any more ("latched"): the kernel may have dropped pages and told so only once, so that trying
-//!   again proves nothing. The exceptions left nothing behind: no space for the next segment, and no space for a write that could be cut off again;
-//! - the last of the space that was allocated ahead is kept for records that mount, unmount and free ([`Record::has_last_room`]).
+//! - what [`Journal::append`] returned survives a `kill -9`: it is in the kernel. It survives a
+//!   power cut after [`Journal::sync`];
+//! - after a failed write or sync nothing is appended any more ("latched"): the kernel may have
+//!   dropped pages and told so only once, so that trying again proves nothing. The exceptions left
+//!   nothing behind: no space for the next segment, and no space for a write that could be cut off
+//!   again;
+//! - the last of the space that was allocated ahead is kept for records that mount, unmount and
+//!   free ([`Record::has_last_room`]).
 //!
-//! **Torn or damaged.** Frames are written without waiting for the disk, so a power cut can lose the last of them, and because the kernel writes pages
-//! in any order, some lost ones may lie before some that were saved. That is no damage: nothing was promised. But a frame that was promised and is
-//! gone must be told. Two facts tell them apart. Each frame says up to which number all were on disk when it was written (`durable`): where a
-//! later frame says that about a lost one, it is damage. And what a power cut loses in preallocated or fresh space reads as zeros up to the end of a
-//! sector: where a frame is broken and frames follow, but no sector's end between is zero, it is damage. All else is a torn end: opening
-//! for writing saves what follows to `torn-<segment>-<offset>` and writes zeros over it, so that it cannot come back, and reports it.
-//! (A broken frame with no frame after it counts as torn: DESIGN.md. A frame lost to bit rot at the very end cannot be told from one that was never
-//! written, except by the index, which [`crate::store::Store::open`] compares.)
+//! **Torn or damaged.** Frames are written without waiting for the disk, so a power cut can lose
+//! the last of them, and because the kernel writes pages in any order, some lost ones may lie
+//! before some that were saved. That is no damage: nothing was promised. But a frame that was
+//! promised and is gone must be told. Two facts tell them apart. Each frame says up to which number
+//! all were on disk when it was written (`durable`): where a later frame says that about a lost
+//! one, it is damage. And what a power cut loses in preallocated or fresh space reads as zeros up
+//! to the end of a sector: where a frame is broken and frames follow, but no sector's end between
+//! is zero, it is damage. All else is a torn end: opening for writing saves what follows to
+//! `torn-<segment>-<offset>` and writes zeros over it, so that it cannot come back, and reports it.
+//! (A broken frame with no frame after it counts as torn: DESIGN.md. A frame lost to bit rot at the
+//! very end cannot be told from one that was never written, except by the index, which
+//! [`crate::store::Store::open`] compares.)
 //!
-//! Locking: `writer` is held while frames are encoded and written; `syncing` over a sync, taken before `writer`; `making` while a segment
-//! is made, taken after either. `readers` is held for a look-up only and nothing is taken under it. No lock is held while the caller runs.
+//! Locking: `writer` is held while frames are encoded and written; `syncing` over a sync, taken
+//! before `writer`; `making` while a segment is made, taken after either. `readers` is held for a
+//! look-up only and nothing is taken under it. No lock is held while the caller runs.
 //!
 //! ```text
 //! journal/00000001, 00000002, ...   segments, 8 MiB of preallocated zeros each, where the filesystem can do that
@@ -41,7 +52,8 @@
 //!           len B         payload, see `codec`
 //!           32 B hash     of all of the above
 //! ```
-//! Numbers are little-endian. Hashes are BLAKE3 keyed with `derive_key("ckptfs journal v1", store id)`: what a user writes into a name or an extended
+//! Numbers are little-endian. Hashes are BLAKE3 keyed with
+//! `derive_key("ckptfs journal v1", store id)`: what a user writes into a name or an extended
 //! attribute, or what an older store left on the disk, can never pass for a frame.
 
 pub mod codec;
@@ -88,14 +100,21 @@ const READ_FIRST: usize = 1024;
 
 impl Address {
     /// Where the first frame of a journal is.
-    pub const START: Address = Address { segment: 1, offset: SEGMENT_HEADER };
+    pub const START: Address = Address {
+        segment: 1,
+        offset: SEGMENT_HEADER,
+    };
 
     /// Where the frame of `record` ends if it begins here. Fails if the record cannot be encoded.
     pub fn after(self, record: &Record) -> Result<Address, CodecError> {
         let mut bytes = Vec::with_capacity(256);
         codec::encode(record, &mut bytes)?;
-        let total = u32::try_from(bytes.len().saturating_add(frame::OVERHEAD)).map_err(|_| CodecError::Limit)?;
-        Ok(Address { segment: self.segment, offset: self.offset.checked_add(total).ok_or(CodecError::Limit)? })
+        let total = u32::try_from(bytes.len().saturating_add(frame::OVERHEAD))
+            .map_err(|_| CodecError::Limit)?;
+        Ok(Address {
+            segment: self.segment,
+            offset: self.offset.checked_add(total).ok_or(CodecError::Limit)?,
+        })
     }
 }
 
@@ -116,12 +135,18 @@ pub(super) struct Identity {
 
 impl Identity {
     fn new(id: StoreId) -> Identity {
-        Identity { id, key: blake3::derive_key("ckptfs journal v1", &id.0) }
+        Identity {
+            id,
+            key: blake3::derive_key("ckptfs journal v1", &id.0),
+        }
     }
 
     /// What the first frame continues.
     fn genesis(&self) -> Link {
-        Link { seq: 0, hash: blake3::keyed_hash(&self.key, b"") }
+        Link {
+            seq: 0,
+            hash: blake3::keyed_hash(&self.key, b""),
+        }
     }
 }
 
@@ -178,10 +203,12 @@ struct Appended {
 }
 
 impl Journal {
-    /// Opens the journal of a store: finds its end and, unless the store is read-only, repairs a torn one and makes all that was found durable.
+    /// Opens the journal of a store: finds its end and, unless the store is read-only, repairs a
+    /// torn one and makes all that was found durable.
     ///
-    /// Errors: `JournalDamaged` where a frame is broken that cannot have been lost in a power cut; `Io`. Only as much of the journal is read
-    /// as is not known to have been on disk when later frames were written; damage before that is found when it is read.
+    /// Errors: `JournalDamaged` where a frame is broken that cannot have been lost in a power cut;
+    /// `Io`. Only as much of the journal is read as is not known to have been on disk when later
+    /// frames were written; damage before that is found when it is read.
     pub fn open(layout: &Layout) -> StoreResult<(Journal, Opening)> {
         Journal::open_with(layout, SEGMENT_BYTES)
     }
@@ -191,33 +218,74 @@ impl Journal {
         Ok(segment::list(layout.journal_dir())?.0.is_empty())
     }
 
-    pub(super) fn open_with(layout: &Layout, segment_bytes: u32) -> StoreResult<(Journal, Opening)> {
-        let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
+    pub(super) fn open_with(
+        layout: &Layout,
+        segment_bytes: u32,
+    ) -> StoreResult<(Journal, Opening)> {
+        let dir = layout
+            .journal_dir()
+            .try_clone_to_owned()
+            .map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
         let noted = layout.noted_end().and_then(|(_, last)| last);
         let found = opening::open(&dir, &identity, segment_bytes, noted, !layout.read_only())?;
-        let opening = Opening { torn: found.torn, end: found.end };
+        let opening = Opening {
+            torn: found.torn,
+            end: found.end,
+        };
         Ok((Journal::of(dir, identity, segment_bytes, found)?, opening))
     }
 
-    /// Opens the journal of a store to check it: its chain is followed from the beginning, and if something in it is damaged the journal holds what
-    /// is whole before that. Nothing is written.
+    /// Opens the journal of a store to check it: its chain is followed from the beginning, and if
+    /// something in it is damaged the journal holds what is whole before that. Nothing is written.
     ///
     /// Errors: `Io`.
     pub fn open_to_check(layout: &Layout) -> StoreResult<(Journal, Opening, Option<StoreError>)> {
-        let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
+        let dir = layout
+            .journal_dir()
+            .try_clone_to_owned()
+            .map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
         let (found, damage) = opening::open_to_check(&dir, &identity)?;
-        let opening = Opening { torn: found.torn, end: found.end };
-        Ok((Journal::of(dir, identity, SEGMENT_BYTES, found)?, opening, damage))
+        let opening = Opening {
+            torn: found.torn,
+            end: found.end,
+        };
+        Ok((
+            Journal::of(dir, identity, SEGMENT_BYTES, found)?,
+            opening,
+            damage,
+        ))
     }
 
-    fn of(dir: OwnedFd, identity: Identity, segment_bytes: u32, found: opening::Found) -> StoreResult<Journal> {
-        let durable = if found.file.is_some() { found.link.seq } else { 0 };
+    fn of(
+        dir: OwnedFd,
+        identity: Identity,
+        segment_bytes: u32,
+        found: opening::Found,
+    ) -> StoreResult<Journal> {
+        let durable = if found.file.is_some() {
+            found.link.seq
+        } else {
+            0
+        };
         let (end, link) = (found.end, found.link);
-        let tail = Tail::new(dir.try_clone().map_err(StoreError::io("open", "journal"))?, found.tails);
+        let tail = Tail::new(
+            dir.try_clone().map_err(StoreError::io("open", "journal"))?,
+            found.tails,
+        );
         let room = found.file.as_ref().map_or(0, |file| segment::size(file));
-        let writer = Writer { file: found.file, end, last: found.last, room, link, durable, unsynced: Vec::new(), buffer: Vec::new(), tail };
+        let writer = Writer {
+            file: found.file,
+            end,
+            last: found.last,
+            room,
+            link,
+            durable,
+            unsynced: Vec::new(),
+            buffer: Vec::new(),
+            tail,
+        };
         Ok(Journal {
             dir,
             identity,
@@ -233,11 +301,12 @@ impl Journal {
         })
     }
 
-    /// Appends records, all with one write, and returns where each begins. They survive a `kill -9` on return, and a power cut after
-    /// [`Journal::sync`]. Nothing is appended if it fails.
+    /// Appends records, all with one write, and returns where each begins. They survive a `kill -9`
+    /// on return, and a power cut after [`Journal::sync`]. Nothing is appended if it fails.
     ///
-    /// Errors: `Encode` and `TooBig` if the records are beyond the limits; `Io` with ENOSPC if there is no space, after which appending may be tried
-    /// again; any other failed write latches the journal, and every later call fails with `Latched`.
+    /// Errors: `Encode` and `TooBig` if the records are beyond the limits; `Io` with ENOSPC if
+    /// there is no space, after which appending may be tried again; any other failed write latches
+    /// the journal, and every later call fails with `Latched`.
     pub fn append(&self, records: &[Record]) -> StoreResult<Vec<Address>> {
         sys::awake(|| self.append_to(records, false))
     }
@@ -252,13 +321,27 @@ impl Journal {
         let mut sizes = Vec::with_capacity(records.len());
         for record in records {
             let begin = writer.buffer.len();
-            link = frame::push(&mut writer.buffer, &self.identity.key, link, writer.durable, record)?;
+            link = frame::push(
+                &mut writer.buffer,
+                &self.identity.key,
+                link,
+                writer.durable,
+                record,
+            )?;
             sizes.push(writer.buffer.len() - begin);
         }
         let bytes = writer.buffer.len();
-        let total = u32::try_from(bytes).ok().filter(|total| *total <= self.segment_bytes.saturating_sub(SEGMENT_HEADER));
+        let total = u32::try_from(bytes)
+            .ok()
+            .filter(|total| *total <= self.segment_bytes.saturating_sub(SEGMENT_HEADER));
         let total = total.ok_or(StoreError::TooBig { bytes })?;
-        if next || writer.end.offset.checked_add(total).is_none_or(|end| end > self.segment_bytes) {
+        if next
+            || writer
+                .end
+                .offset
+                .checked_add(total)
+                .is_none_or(|end| end > self.segment_bytes)
+        {
             self.roll(writer)?;
         }
         if !records.iter().any(Record::has_last_room) {
@@ -281,12 +364,16 @@ impl Journal {
         Ok(places)
     }
 
-    /// Makes all that was appended before the call durable, and then, when half of the segment is used, makes the next one ahead of need.
+    /// Makes all that was appended before the call durable, and then, when half of the segment is
+    /// used, makes the next one ahead of need.
     ///
-    /// Errors: a failed sync latches the journal: it is not known what is on disk, and never will be. A next segment that cannot be made is no error.
+    /// Errors: a failed sync latches the journal: it is not known what is on disk, and never will
+    /// be. A next segment that cannot be made is no error.
     pub fn sync(&self) -> StoreResult<()> {
         let syncing = self.syncing.lock();
-        let Some(appended) = self.appended()? else { return Ok(()) };
+        let Some(appended) = self.appended()? else {
+            return Ok(());
+        };
         for file in appended.closed.iter().chain(&appended.file) {
             if let Err(errno) = sys::fdatasync(&**file) {
                 self.latch();
@@ -299,7 +386,11 @@ impl Journal {
         if end.offset > self.segment_bytes / 2 {
             let next = end.segment.saturating_add(1);
             if let Err(error) = self.segment_for_writing(next) {
-                tracing::debug!(error = &error as &dyn std::error::Error, next, "the next segment cannot be made ahead");
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    next,
+                    "the next segment cannot be made ahead"
+                );
             }
         }
         Ok(())
@@ -314,15 +405,27 @@ impl Journal {
         }
         let end = writer.end;
         let tails = writer.tail.turn(end);
-        Ok(Some(Appended { closed: writer.unsynced.clone(), file: writer.file.clone(), seq: writer.link.seq, end, tails }))
+        Ok(Some(Appended {
+            closed: writer.unsynced.clone(),
+            file: writer.file.clone(),
+            seq: writer.link.seq,
+            end,
+            tails,
+        }))
     }
 
-    /// That is on the disk. A segment that was closed since has frames that are not, so it stays to be synced.
+    /// That is on the disk. A segment that was closed since has frames that are not, so it stays to
+    /// be synced.
     fn synced(&self, appended: Appended) {
         {
             let mut writer = self.writer.lock();
             writer.durable = writer.durable.max(appended.seq);
-            writer.unsynced.retain(|file| !appended.closed.iter().any(|synced| Arc::ptr_eq(synced, file)));
+            writer.unsynced.retain(|file| {
+                !appended
+                    .closed
+                    .iter()
+                    .any(|synced| Arc::ptr_eq(synced, file))
+            });
         }
         let stay = tail::remove(&self.dir, appended.tails);
         if !stay.is_empty() {
@@ -342,17 +445,22 @@ impl Journal {
 
     /// Where the first frame is.
     pub fn start(&self) -> Address {
-        Address { segment: self.first, offset: SEGMENT_HEADER }
+        Address {
+            segment: self.first,
+            offset: SEGMENT_HEADER,
+        }
     }
 
-    /// Up to where the tree that was on disk when the journal was opened goes. It is the end, but after a power cut: of what later frames speak of,
-    /// nothing was done then (on btrfs: but what applications had synced). See `tail`.
+    /// Up to where the tree that was on disk when the journal was opened goes. It is the end, but
+    /// after a power cut: of what later frames speak of, nothing was done then (on btrfs: but what
+    /// applications had synced). See `tail`.
     pub fn witness(&self) -> Address {
         self.witness
     }
 
-    /// When the last daemon last appended something, nanoseconds since 1970, if there was a tail when the journal was opened. Other than the times of
-    /// segments, which a power cut may have left behind, it is not before any change that was recorded.
+    /// When the last daemon last appended something, nanoseconds since 1970, if there was a tail
+    /// when the journal was opened. Other than the times of segments, which a power cut may have
+    /// left behind, it is not before any change that was recorded.
     pub fn tail_written_ns(&self) -> Option<i64> {
         self.tail_written_ns
     }
@@ -362,16 +470,21 @@ impl Journal {
         self.latched.load(Ordering::Acquire)
     }
 
-    /// Takes nothing more: something that the journal speaks of, or its own end, may not be on disk, and no later sync would tell.
+    /// Takes nothing more: something that the journal speaks of, or its own end, may not be on
+    /// disk, and no later sync would tell.
     pub fn latch(&self) {
         self.latched.store(true, Ordering::Release);
     }
 
     /// The record of the frame that begins here; its hash is checked.
     ///
-    /// Errors: `JournalDamaged` if there is no whole frame, `BadRecord` if it cannot be decoded, `Io`.
+    /// Errors: `JournalDamaged` if there is no whole frame, `BadRecord` if it cannot be decoded,
+    /// `Io`.
     pub fn read(&self, at: Address) -> StoreResult<Record> {
-        self.read_if_needed(at)?.ok_or(StoreError::JournalDamaged { segment: at.segment, offset: at.offset })
+        self.read_if_needed(at)?.ok_or(StoreError::JournalDamaged {
+            segment: at.segment,
+            offset: at.offset,
+        })
     }
 
     /// As [`Journal::read`]; `None`: it was left out when its segment was packed.
@@ -382,18 +495,23 @@ impl Journal {
             Source::File(file) => file,
             Source::Pack(pack) => return self.decode(at, pack.look(at.offset)),
         };
-        let failed = || StoreError::io("read the journal's segment", segment::file_name(at.segment));
+        let failed =
+            || StoreError::io("read the journal's segment", segment::file_name(at.segment));
         let mut first = [0; READ_FIRST];
-        let filled = segment::read_up_to(&file, &mut first, u64::from(at.offset)).map_err(failed())?;
+        let filled =
+            segment::read_up_to(&file, &mut first, u64::from(at.offset)).map_err(failed())?;
         let have = first.get(..filled).unwrap_or_default();
         let header = frame::Header::parse(have).filter(frame::Header::plausible);
-        let Some(total) = header.and_then(|header| header.total()) else { return self.decode(at, Seen::Rubbish) };
+        let Some(total) = header.and_then(|header| header.total()) else {
+            return self.decode(at, Seen::Rubbish);
+        };
         let mut whole = Vec::new();
         let bytes = if total <= have.len() {
             have
         } else {
             whole.resize(total, 0);
-            let filled = segment::read_up_to(&file, &mut whole, u64::from(at.offset)).map_err(failed())?;
+            let filled =
+                segment::read_up_to(&file, &mut whole, u64::from(at.offset)).map_err(failed())?;
             whole.get(..filled).unwrap_or_default()
         };
         self.decode(at, frame::look(bytes, &self.identity.key))
@@ -401,23 +519,34 @@ impl Journal {
 
     fn decode(&self, at: Address, seen: Seen<'_>) -> StoreResult<Option<Record>> {
         match seen {
-            Seen::Frame(header, payload, _) => codec::decode(header.kind, payload).map(Some).map_err(|source| StoreError::BadRecord { at, source }),
+            Seen::Frame(header, payload, _) => codec::decode(header.kind, payload)
+                .map(Some)
+                .map_err(|source| StoreError::BadRecord { at, source }),
             Seen::Gap(_) => Ok(None),
-            Seen::Nothing | Seen::Rubbish => Err(StoreError::JournalDamaged { segment: at.segment, offset: at.offset }),
+            Seen::Nothing | Seen::Rubbish => Err(StoreError::JournalDamaged {
+                segment: at.segment,
+                offset: at.offset,
+            }),
         }
     }
 
-    /// The records from one place up to another, or up to the end as it is now. Each frame's hash and the chain between them are checked. After
-    /// an error it ends.
+    /// The records from one place up to another, or up to the end as it is now. Each frame's hash
+    /// and the chain between them are checked. After an error it ends.
     pub fn scan(&self, from: Address, to: Option<Address>) -> Scan<'_> {
-        Scan::new(self, from.max(self.start()), to.unwrap_or_else(|| self.position()))
+        Scan::new(
+            self,
+            from.max(self.start()),
+            to.unwrap_or_else(|| self.position()),
+        )
     }
 
-    /// Writes the buffer to the end: as metadata, so that no later change can be on disk without it, and into the segment.
+    /// Writes the buffer to the end: as metadata, so that no later change can be on disk without
+    /// it, and into the segment.
     fn write(&self, writer: &mut Writer) -> StoreResult<()> {
         let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
         let ordered = writer.tail.put(writer.end, &writer.buffer);
-        if let Err(errno) = sys::write_all_at(&**file, &writer.buffer, u64::from(writer.end.offset)) {
+        if let Err(errno) = sys::write_all_at(&**file, &writer.buffer, u64::from(writer.end.offset))
+        {
             writer.tail.take_back(writer.end, &writer.buffer);
             return Err(self.write_failed(writer, errno));
         }
@@ -436,29 +565,45 @@ impl Journal {
     }
 
     fn check_latch(&self) -> StoreResult<()> {
-        if self.is_latched() { Err(StoreError::Latched) } else { Ok(()) }
+        if self.is_latched() {
+            Err(StoreError::Latched)
+        } else {
+            Ok(())
+        }
     }
 
     /// Goes on in the next segment. Nothing has changed if that cannot be made.
     fn roll(&self, writer: &mut Writer) -> StoreResult<()> {
         let old = writer.file.clone().ok_or(StoreError::ReadOnly)?;
-        let next = writer.end.segment.checked_add(1).ok_or(StoreError::TooBig { bytes: 0 })?;
+        let next = writer
+            .end
+            .segment
+            .checked_add(1)
+            .ok_or(StoreError::TooBig { bytes: 0 })?;
         let file = self.segment_for_writing(next)?;
         if writer.durable < writer.link.seq {
             writer.unsynced.push(old);
         }
         writer.room = segment::size(&file);
         writer.file = Some(Arc::new(file));
-        writer.end = Address { segment: next, offset: SEGMENT_HEADER };
+        writer.end = Address {
+            segment: next,
+            offset: SEGMENT_HEADER,
+        };
         Ok(())
     }
 
-    /// Sees to it that behind `total` bytes more there is space left for records that mount and free, when there is none on the disk.
+    /// Sees to it that behind `total` bytes more there is space left for records that mount and
+    /// free, when there is none on the disk.
     ///
     /// Errors: `Io` with ENOSPC if there is not; nothing has changed then.
     fn keep_headroom(&self, writer: &mut Writer, total: u32) -> StoreResult<()> {
         let headroom = HEADROOM.min(self.segment_bytes / 64);
-        let wanted = writer.end.offset.saturating_add(total).saturating_add(headroom);
+        let wanted = writer
+            .end
+            .offset
+            .saturating_add(total)
+            .saturating_add(headroom);
         if wanted <= writer.room {
             return Ok(());
         }
@@ -469,14 +614,17 @@ impl Journal {
             return Ok(());
         }
         let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
-        writer.room = segment::extend(file, wanted, self.segment_bytes).map_err(StoreError::io("make room in", "the journal"))?;
+        writer.room = segment::extend(file, wanted, self.segment_bytes)
+            .map_err(StoreError::io("make room in", "the journal"))?;
         Ok(())
     }
 
     fn segment_for_writing(&self, number: u32) -> StoreResult<File> {
         let _making = self.making.lock();
         match segment::open(&self.dir, &self.identity, number, true) {
-            Err(error) if error.errno() == Errno::ENOENT => segment::make(&self.dir, &self.identity, number, self.segment_bytes),
+            Err(error) if error.errno() == Errno::ENOENT => {
+                segment::make(&self.dir, &self.identity, number, self.segment_bytes)
+            }
             result => result,
         }
     }
@@ -497,10 +645,15 @@ impl Journal {
         Ok(source)
     }
 
-    /// What a failed write leaves is not known, so nothing may follow it. With the disk full it may be cut off, and then nothing is left of it.
+    /// What a failed write leaves is not known, so nothing may follow it. With the disk full it may
+    /// be cut off, and then nothing is left of it.
     fn write_failed(&self, writer: &Writer, errno: Errno) -> StoreError {
         let full = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
-        let cut = full && writer.file.as_ref().is_some_and(|file| sys::truncate(&**file, u64::from(writer.end.offset)).is_ok());
+        let cut = full
+            && writer
+                .file
+                .as_ref()
+                .is_some_and(|file| sys::truncate(&**file, u64::from(writer.end.offset)).is_ok());
         if !cut {
             self.latch();
         }
@@ -511,8 +664,17 @@ impl Journal {
 impl Readers {
     /// Keeps one open, and closes others if they are too many.
     fn keep(&mut self, number: u32, source: Source) {
-        let others = |packed| self.open.iter().filter(move |(_, other)| other.is_packed() == packed).map(|(number, _)| *number);
-        let max = if source.is_packed() { PACKS_MAX } else { READERS_MAX };
+        let others = |packed| {
+            self.open
+                .iter()
+                .filter(move |(_, other)| other.is_packed() == packed)
+                .map(|(number, _)| *number)
+        };
+        let max = if source.is_packed() {
+            PACKS_MAX
+        } else {
+            READERS_MAX
+        };
         if others(source.is_packed()).count() >= max
             && let Some(first) = others(source.is_packed()).next()
         {
@@ -524,7 +686,10 @@ impl Readers {
 
 impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").field("end", &self.position()).field("latched", &self.is_latched()).finish_non_exhaustive()
+        f.debug_struct("Journal")
+            .field("end", &self.position())
+            .field("latched", &self.is_latched())
+            .finish_non_exhaustive()
     }
 }
 

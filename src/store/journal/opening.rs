@@ -1,4 +1,5 @@
-//! Finding the end of the journal, and telling a torn end from damage. The parent module says by what.
+//! Finding the end of the journal, and telling a torn end from damage. The parent module says by
+//! what.
 
 use std::fs::File;
 use std::io;
@@ -16,12 +17,14 @@ use crate::sys;
 
 /// What a power cut loses, it loses in whole sectors of at least this many bytes.
 const SECTOR: usize = 512;
-/// Frames in rubbish are believed only if their number is less than this above the last: what is further away is not of this journal.
+/// Frames in rubbish are believed only if their number is less than this above the last: what is
+/// further away is not of this journal.
 const SEQ_AHEAD_MAX: u64 = 1 << 32;
 /// Most bytes of a segment file that are looked through for frames.
 const SURVEY_BYTES_MAX: u64 = 64 << 20;
 
-/// Most bytes of a segment that are hashed to find frames: each of them once, and much more for what claims falsely to be a frame.
+/// Most bytes of a segment that are hashed to find frames: each of them once, and much more for
+/// what claims falsely to be a frame.
 const SURVEY_HASHED_MAX: usize = 1 << 30;
 
 /// The end of a journal.
@@ -46,14 +49,25 @@ pub(super) struct Found {
     pub tails: Vec<String>,
 }
 
-/// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and makes everything durable.
+/// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and
+/// makes everything durable.
 ///
-/// `noted`: where the last frame begins that the last orderly end left. All before it was on disk, so the search begins there: damage before it is found when
-/// it is read.
-pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, noted: Option<Address>, write: bool) -> StoreResult<Found> {
+/// `noted`: where the last frame begins that the last orderly end left. All before it was on disk,
+/// so the search begins there: damage before it is found when it is read.
+pub(super) fn open(
+    dir: &OwnedFd,
+    identity: &Identity,
+    segment_bytes: u32,
+    noted: Option<Address>,
+    write: bool,
+) -> StoreResult<Found> {
     let search = Search::new(dir, identity)?;
     let Some(&first) = search.segments.first() else {
-        let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
+        let file = if write {
+            Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?))
+        } else {
+            None
+        };
         return Ok(Found {
             first: 1,
             file,
@@ -69,7 +83,10 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, noted
     // Pairs, and no counting up: the last number that there is has none after it.
     for (one, next) in search.segments.iter().zip(search.segments.iter().skip(1)) {
         if one.checked_add(1) != Some(*next) {
-            return Err(StoreError::JournalDamaged { segment: one.saturating_add(1), offset: 0 });
+            return Err(StoreError::JournalDamaged {
+                segment: one.saturating_add(1),
+                offset: 0,
+            });
         }
     }
     let start = search.starting_segment()?;
@@ -82,25 +99,54 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, noted
     let rest = search.survey(end, link)?;
     let (witness, tail_written_ns) = (tail.witness, tail.written_ns);
     if !write {
-        return Ok(Found { first, file: None, end, link, last, torn: rest.torn(), witness, tail_written_ns, tails: Vec::new() });
+        return Ok(Found {
+            first,
+            file: None,
+            end,
+            link,
+            last,
+            torn: rest.torn(),
+            witness,
+            tail_written_ns,
+            tails: Vec::new(),
+        });
     }
     search.repair(end, &rest)?;
     // What a crash left beside its pack.
-    search.packed.iter().try_for_each(|number| pack::remove_raw(dir, *number))?;
+    search
+        .packed
+        .iter()
+        .try_for_each(|number| pack::remove_raw(dir, *number))?;
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
-    Ok(Found { first, file: Some(file), end, link, last, torn: rest.torn(), witness, tail_written_ns, tails: tail.names })
+    Ok(Found {
+        first,
+        file: Some(file),
+        end,
+        link,
+        last,
+        torn: rest.torn(),
+        witness,
+        tail_written_ns,
+        tails: tail.names,
+    })
 }
 
-/// As [`open`] of a store that is read-only, for a check: follows the whole chain from the beginning to where it breaks or ends, and gives the damage
-/// beside what is whole before it.
-pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(Found, Option<StoreError>)> {
+/// As [`open`] of a store that is read-only, for a check: follows the whole chain from the
+/// beginning to where it breaks or ends, and gives the damage beside what is whole before it.
+pub(super) fn open_to_check(
+    dir: &OwnedFd,
+    identity: &Identity,
+) -> StoreResult<(Found, Option<StoreError>)> {
     let search = Search::new(dir, identity)?;
     let first = search.segments.first().copied().unwrap_or(1);
     let mut found = Found {
         first,
         file: None,
-        end: Address { segment: first, ..Address::START },
+        end: Address {
+            segment: first,
+            ..Address::START
+        },
         link: identity.genesis(),
         last: None,
         torn: false,
@@ -108,12 +154,23 @@ pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(
         tail_written_ns: None,
         tails: Vec::new(),
     };
-    let gap = (first..).zip(&search.segments).find(|(expected, number)| expected != *number);
+    let gap = (first..)
+        .zip(&search.segments)
+        .find(|(expected, number)| expected != *number);
     let walked = match gap {
         _ if search.segments.is_empty() => return Ok((found, None)),
-        Some((missing, _)) => Err(StoreError::JournalDamaged { segment: missing, offset: 0 }),
-        None if first != 1 => Err(StoreError::JournalDamaged { segment: 1, offset: 0 }),
-        None => search.walk(Address { segment: first, offset: SEGMENT_HEADER }),
+        Some((missing, _)) => Err(StoreError::JournalDamaged {
+            segment: missing,
+            offset: 0,
+        }),
+        None if first != 1 => Err(StoreError::JournalDamaged {
+            segment: 1,
+            offset: 0,
+        }),
+        None => search.walk(Address {
+            segment: first,
+            offset: SEGMENT_HEADER,
+        }),
     };
     let damage = match walked {
         Ok((end, link, last)) => {
@@ -158,16 +215,26 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(dir: &'a OwnedFd, identity: &'a Identity) -> StoreResult<Search<'a>> {
         let (segments, packed) = segment::list(dir)?;
-        Ok(Search { dir, identity, segments, packed })
+        Ok(Search {
+            dir,
+            identity,
+            segments,
+            packed,
+        })
     }
 }
 
 impl Search<'_> {
     fn window(&self, number: u32) -> StoreResult<Window> {
-        Ok(Window::new(Source::open(self.dir, self.identity, number)?, number, u32::MAX))
+        Ok(Window::new(
+            Source::open(self.dir, self.identity, number)?,
+            number,
+            u32::MAX,
+        ))
     }
 
-    /// See [`Window::first`]. A segment without a header has none: whether that is damage, the survey tells.
+    /// See [`Window::first`]. A segment without a header has none: whether that is damage, the
+    /// survey tells.
     fn first_frame(&self, number: u32) -> StoreResult<Option<(Link, u64)>> {
         match self.window(number) {
             Ok(mut window) => window.first(&self.identity.key),
@@ -180,42 +247,63 @@ impl Search<'_> {
         self.packed.binary_search(&number).is_ok()
     }
 
-    /// The last segment before which all frames are known to have been on disk: damage before it is not the power cut's, and is found when it is read.
+    /// The last segment before which all frames are known to have been on disk: damage before it is
+    /// not the power cut's, and is found when it is read.
     fn starting_segment(&self) -> StoreResult<u32> {
         let mut durable = None;
         for &number in self.segments.iter().rev() {
-            let Some((before, said)) = self.first_frame(number)? else { continue };
+            let Some((before, said)) = self.first_frame(number)? else {
+                continue;
+            };
             // What is packed was on disk.
-            if before.seq <= *durable.get_or_insert(said) || self.is_packed(number.saturating_sub(1)) {
+            if before.seq <= *durable.get_or_insert(said)
+                || self.is_packed(number.saturating_sub(1))
+            {
                 return Ok(number);
             }
         }
         Ok(self.segments.first().copied().unwrap_or(1))
     }
 
-    /// As [`Search::walk`], from the frame that was noted as the last, if it is there and in no segment before `start`.
-    fn walk_from(&self, noted: Option<Address>, start: u32) -> StoreResult<(Address, Link, Option<Address>)> {
-        if let Some(noted) = noted.filter(|noted| noted.segment >= start && !self.is_packed(noted.segment) && self.segments.contains(&noted.segment))
-        {
+    /// As [`Search::walk`], from the frame that was noted as the last, if it is there and in no
+    /// segment before `start`.
+    fn walk_from(
+        &self,
+        noted: Option<Address>,
+        start: u32,
+    ) -> StoreResult<(Address, Link, Option<Address>)> {
+        if let Some(noted) = noted.filter(|noted| {
+            noted.segment >= start
+                && !self.is_packed(noted.segment)
+                && self.segments.contains(&noted.segment)
+        }) {
             let found = self.walk(noted)?;
             if found.2.is_some() {
                 return Ok(found);
             }
         }
-        self.walk(Address { segment: start, offset: SEGMENT_HEADER })
+        self.walk(Address {
+            segment: start,
+            offset: SEGMENT_HEADER,
+        })
     }
 
-    /// Follows the chain from a frame to where it ends. Says where that is, what the next frame continues, and where the last one begins.
+    /// Follows the chain from a frame to where it ends. Says where that is, what the next frame
+    /// continues, and where the last one begins.
     fn walk(&self, from: Address) -> StoreResult<(Address, Link, Option<Address>)> {
         let (mut at, mut last) = (from, None);
         let mut window = self.window(from.segment)?;
-        // The chain before a later frame is not known; it is believed, as all before it was on disk.
+        // The chain before a later frame is not known; it is believed, as all before it was on
+        // disk.
         let mut link = (from == Address::START).then(|| self.identity.genesis());
         loop {
             match window.look(at.offset, &self.identity.key)? {
                 Seen::Frame(header, _, hash) if link.is_none_or(|link| link == header.before()) => {
                     last = Some(at);
-                    link = Some(Link { seq: header.seq, hash });
+                    link = Some(Link {
+                        seq: header.seq,
+                        hash,
+                    });
                     at = window.end_of(at.offset, &header);
                     continue;
                 }
@@ -228,42 +316,72 @@ impl Search<'_> {
             }
             let next = at.segment.saturating_add(1);
             let follows = match self.segments.binary_search(&next) {
-                Ok(_) => self.first_frame(next)?.is_some_and(|(before, _)| link == Some(before)),
+                Ok(_) => self
+                    .first_frame(next)?
+                    .is_some_and(|(before, _)| link == Some(before)),
                 Err(_) => false,
             };
             if !follows {
                 return Ok((at, link.unwrap_or(self.identity.genesis()), last));
             }
-            at = Address { segment: next, offset: SEGMENT_HEADER };
+            at = Address {
+                segment: next,
+                offset: SEGMENT_HEADER,
+            };
             window = self.window(next)?;
         }
     }
 
-    /// Looks at all that follows the end. Fails with `JournalDamaged` if it shows that frames are missing which were on disk.
+    /// Looks at all that follows the end. Fails with `JournalDamaged` if it shows that frames are
+    /// missing which were on disk.
     fn survey(&self, end: Address, link: Link) -> StoreResult<Rest> {
-        let damaged = StoreError::JournalDamaged { segment: end.segment, offset: end.offset };
+        let damaged = StoreError::JournalDamaged {
+            segment: end.segment,
+            offset: end.offset,
+        };
         // Something is always behind what is packed, and what is packed was on disk.
         if self.packed.last().is_some_and(|last| *last >= end.segment) {
             return Err(damaged);
         }
-        let mut rest = Rest { bytes: self.tail(end.segment, end.offset)?, segments: Vec::new() };
-        // Bytes that claim to hold more frames than there can be were made to keep us busy, and are no torn end.
-        let frames_in = |bytes: &[u8]| self.frames_in(bytes, link.seq).ok_or(StoreError::JournalDamaged { segment: end.segment, offset: end.offset });
+        let mut rest = Rest {
+            bytes: self.tail(end.segment, end.offset)?,
+            segments: Vec::new(),
+        };
+        // Bytes that claim to hold more frames than there can be were made to keep us busy, and are
+        // no torn end.
+        let frames_in = |bytes: &[u8]| {
+            self.frames_in(bytes, link.seq)
+                .ok_or(StoreError::JournalDamaged {
+                    segment: end.segment,
+                    offset: end.offset,
+                })
+        };
         let mut later = frames_in(&rest.bytes)?;
         let gap = later.first().map(|(gap, _)| *gap);
         for &number in self.segments.iter().filter(|number| **number > end.segment) {
             let bytes = self.tail(number, 0)?;
-            later.extend(frames_in(bytes.get(SEGMENT_HEADER as usize..).unwrap_or_default())?);
+            later.extend(frames_in(
+                bytes.get(SEGMENT_HEADER as usize..).unwrap_or_default(),
+            )?);
             let headed = segment::open(self.dir, self.identity, number, false).is_ok();
             if !headed || bytes.len() > SEGMENT_HEADER as usize {
                 rest.segments.push(number);
             }
         }
         let promised = later.iter().any(|(_, header)| header.durable > link.seq);
-        // The very next frame is there and does not continue the chain: nothing is missing, so something was changed.
-        let changed = later.iter().any(|(_, header)| header.seq == link.seq.saturating_add(1));
-        let broken = !later.is_empty() && !rest.bytes.is_empty() && !has_lost_sector(&rest.bytes, gap, end.offset);
-        if promised || changed || broken { Err(damaged) } else { Ok(rest) }
+        // The very next frame is there and does not continue the chain: nothing is missing, so
+        // something was changed.
+        let changed = later
+            .iter()
+            .any(|(_, header)| header.seq == link.seq.saturating_add(1));
+        let broken = !later.is_empty()
+            && !rest.bytes.is_empty()
+            && !has_lost_sector(&rest.bytes, gap, end.offset);
+        if promised || changed || broken {
+            Err(damaged)
+        } else {
+            Ok(rest)
+        }
     }
 
     /// The bytes of a segment from an offset to the last that is not zero.
@@ -271,7 +389,11 @@ impl Search<'_> {
         let name = segment::file_name(number);
         let read = || -> io::Result<Vec<u8>> {
             let file = at::open_file(self.dir, &name, OFlags::RDONLY)?;
-            let size = file.metadata()?.len().min(SURVEY_BYTES_MAX).saturating_sub(u64::from(offset));
+            let size = file
+                .metadata()?
+                .len()
+                .min(SURVEY_BYTES_MAX)
+                .saturating_sub(u64::from(offset));
             let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
             let filled = segment::read_up_to(&file, &mut bytes, u64::from(offset))?;
             bytes.truncate(used(bytes.get(..filled).unwrap_or_default()));
@@ -280,7 +402,8 @@ impl Search<'_> {
         read().map_err(StoreError::io("read the journal's segment", &name))
     }
 
-    /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their offsets; `None` if telling would take too long.
+    /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their
+    /// offsets; `None` if telling would take too long.
     fn frames_in(&self, bytes: &[u8], seq: u64) -> Option<Vec<(usize, Header)>> {
         // They were cut off after the last that is not zero: a frame's hash may end with some.
         let bytes = &[bytes, &[0; frame::HASH]].concat();
@@ -304,14 +427,19 @@ impl Search<'_> {
         Some(frames)
     }
 
-    /// Saves and clears away what follows the end, so that nothing of it can be taken for a frame later. Durable on return.
+    /// Saves and clears away what follows the end, so that nothing of it can be taken for a frame
+    /// later. Durable on return.
     fn repair(&self, end: Address, rest: &Rest) -> StoreResult<()> {
         if !rest.torn() {
             return Ok(());
         }
         let clear = || -> io::Result<()> {
             for &number in rest.segments.iter().rev() {
-                at::rename(self.dir, &segment::file_name(number), &format!("torn-{number:08}-0"))?;
+                at::rename(
+                    self.dir,
+                    &segment::file_name(number),
+                    &format!("torn-{number:08}-0"),
+                )?;
             }
             if !rest.bytes.is_empty() {
                 let saved = format!("torn-{:08}-{}", end.segment, end.offset);
@@ -328,36 +456,63 @@ impl Search<'_> {
         clear().map_err(StoreError::io("repair", "journal"))
     }
 
-    /// Makes the frames that were found durable, so that later ones may say so; those before `start` are.
+    /// Makes the frames that were found durable, so that later ones may say so; those before
+    /// `start` are.
     fn settle(&self, start: u32, end: Address, last: &File) -> StoreResult<()> {
-        let settle = || -> io::Result<()> {
-            for &number in self.segments.iter().filter(|number| (start..end.segment).contains(number) && !self.is_packed(**number)) {
-                sys::fdatasync(at::open_file(self.dir.as_fd(), &segment::file_name(number), OFlags::RDONLY)?)?;
-            }
-            sys::fdatasync(last)?;
-            at::sync_dir(self.dir)
-        };
+        let settle =
+            || -> io::Result<()> {
+                for &number in self.segments.iter().filter(|number| {
+                    (start..end.segment).contains(number) && !self.is_packed(**number)
+                }) {
+                    sys::fdatasync(at::open_file(
+                        self.dir.as_fd(),
+                        &segment::file_name(number),
+                        OFlags::RDONLY,
+                    )?)?;
+                }
+                sys::fdatasync(last)?;
+                at::sync_dir(self.dir)
+            };
         settle().map_err(StoreError::io("sync", "journal"))
     }
 }
 
-/// How many bytes there are up to the last that is not zero. Most of a segment are zeros that were made ahead: they are compared a sector at a time.
+/// How many bytes there are up to the last that is not zero. Most of a segment are zeros that were
+/// made ahead: they are compared a sector at a time.
 fn used(bytes: &[u8]) -> usize {
-    let sector = bytes.chunks(SECTOR).rposition(|sector| ![0; SECTOR].starts_with(sector)).unwrap_or(0);
-    let rest = bytes.get(..bytes.len().min((sector + 1) * SECTOR)).unwrap_or_default();
-    rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+    let sector = bytes
+        .chunks(SECTOR)
+        .rposition(|sector| ![0; SECTOR].starts_with(sector))
+        .unwrap_or(0);
+    let rest = bytes
+        .get(..bytes.len().min((sector + 1) * SECTOR))
+        .unwrap_or_default();
+    rest.iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(0, |last| last + 1)
 }
 
-/// Whether a power cut lost a part of the broken frame at the beginning of these bytes, which stand at `offset` of a file: some sector holds only zeros
-/// where the frame should be. It reaches to the next whole frame, at `gap`; if there is none, as far as its own header says.
+/// Whether a power cut lost a part of the broken frame at the beginning of these bytes, which stand
+/// at `offset` of a file: some sector holds only zeros where the frame should be. It reaches to the
+/// next whole frame, at `gap`; if there is none, as far as its own header says.
 fn has_lost_sector(bytes: &[u8], gap: Option<usize>, offset: u32) -> bool {
-    let said = || Header::parse(bytes).filter(Header::plausible).and_then(|header| header.total());
+    let said = || {
+        Header::parse(bytes)
+            .filter(Header::plausible)
+            .and_then(|header| header.total())
+    };
     let until = gap.or_else(said).unwrap_or(bytes.len());
     let mut from = 0;
     while from < until {
         let to = (from + SECTOR - (offset as usize + from) % SECTOR).min(until);
         // What is beyond the bytes is zeros: they were cut off there.
-        if bytes.get(from..).unwrap_or_default().iter().take(to - from).all(|b| *b == 0) {
+        if bytes
+            .get(from..)
+            .unwrap_or_default()
+            .iter()
+            .take(to - from)
+            .all(|b| *b == 0)
+        {
             return true;
         }
         from = to;

@@ -1,9 +1,13 @@
-//! What the records of a journal must be to each other: of the epoch that is open where they stand, and never of a later one.
+//! What the records of a journal must be to each other: of the epoch that is open where they stand,
+//! and never of a later one.
 //!
-//! A frame with a right hash may still hold what nobody wrote: a store may come from a stranger, who knows its id and can chain any frames. Every reading in order goes
-//! through this, so whoever replays, indexes or verifies sees one epoch after the other, checkpoints that count up by one, and operations that undo earlier ones only.
+//! A frame with a right hash may still hold what nobody wrote: a store may come from a stranger,
+//! who knows its id and can chain any frames. Every reading in order goes through this, so whoever
+//! replays, indexes or verifies sees one epoch after the other, checkpoints that count up by one,
+//! and operations that undo earlier ones only.
 //!
-//! Where a pack has frames no more, checkpoints may be among them: there the count may jump, by as many as frames are gone and no further.
+//! Where a pack has frames no more, checkpoints may be among them: there the count may jump, by as
+//! many as frames are gone and no further.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
@@ -23,7 +27,11 @@ pub(super) struct Order {
 impl Order {
     /// Of a reading from the beginning.
     pub fn of_all() -> Order {
-        Order { open: Some(Epoch(1)), gone: 0, operation: Some(0) }
+        Order {
+            open: Some(Epoch(1)),
+            gone: 0,
+            operation: Some(0),
+        }
     }
 
     /// So many frames are gone here.
@@ -45,17 +53,28 @@ impl Order {
                 self.tell(epoch.next());
                 fits
             }
-            Record::Void { epoch, .. } | Record::Hashes { epoch, .. } | Record::Dropped { epoch, .. } => self.has_begun(*epoch),
-            Record::Ahead { epoch, undo, upto } => self.has_begun(*epoch.max(upto)) && objects(undo).all(|object| object.epoch <= *epoch),
-            Record::Replacing { object, .. } => self.has_begun(object.epoch),
-            Record::Tags { id, .. } | Record::Deleted { id } | Record::Pinned { id, .. } | Record::Hidden { id, .. } | Record::OpenAt { id, .. } => {
-                self.was_made(*id)
+            Record::Void { epoch, .. }
+            | Record::Hashes { epoch, .. }
+            | Record::Dropped { epoch, .. } => self.has_begun(*epoch),
+            Record::Ahead { epoch, undo, upto } => {
+                self.has_begun(*epoch.max(upto))
+                    && objects(undo).all(|object| object.epoch <= *epoch)
             }
+            Record::Replacing { object, .. } => self.has_begun(object.epoch),
+            Record::Tags { id, .. }
+            | Record::Deleted { id }
+            | Record::Pinned { id, .. }
+            | Record::Hidden { id, .. }
+            | Record::OpenAt { id, .. } => self.was_made(*id),
             Record::RestoreBegin { target, guard, .. } => self.was_made(*target.max(guard)),
             Record::Operation(operation) => {
-                let later = self.operation.is_none_or(|last| operation.number > last) && operation.number < u64::MAX;
+                let later = self.operation.is_none_or(|last| operation.number > last)
+                    && operation.number < u64::MAX;
                 self.operation = Some(operation.number);
-                later && operation.undoes.is_none_or(|undone| undone < operation.number)
+                later
+                    && operation
+                        .undoes
+                        .is_none_or(|undone| undone < operation.number)
             }
             Record::Moved { .. }
             | Record::RestoreEnd
@@ -67,7 +86,11 @@ impl Order {
             | Record::Told { .. }
             | Record::Touched { .. } => true,
         };
-        if fits { Ok(()) } else { Err(CodecError::OutOfTime) }
+        if fits {
+            Ok(())
+        } else {
+            Err(CodecError::OutOfTime)
+        }
     }
 
     /// The open epoch is this one.
@@ -80,17 +103,22 @@ impl Order {
     }
 
     fn has_begun(&self, epoch: Epoch) -> bool {
-        self.open.is_none_or(|open| epoch.0 <= open.0.saturating_add(self.gone))
+        self.open
+            .is_none_or(|open| epoch.0 <= open.0.saturating_add(self.gone))
     }
 
     fn was_made(&self, id: CheckpointId) -> bool {
-        self.open.is_none_or(|open| id.epoch().0 < open.0.saturating_add(self.gone))
+        self.open
+            .is_none_or(|open| id.epoch().0 < open.0.saturating_add(self.gone))
     }
 }
 
 fn objects(undo: &[Undo]) -> impl Iterator<Item = ObjectId> {
     undo.iter().filter_map(|item| match item {
-        Undo::Data { before: DataState { object, .. }, .. } => *object,
+        Undo::Data {
+            before: DataState { object, .. },
+            ..
+        } => *object,
         _ => None,
     })
 }

@@ -1,7 +1,8 @@
 //! A packed segment: a closed one, compressed, without the frames that nobody needs any more.
 //!
-//! It keeps the places of its frames, so whatever leads to one leads there still, and the chain: of frames that are as they were written the hashes are
-//! computed anew when it is read, of others they are in it, and the last must be the one that it names.
+//! It keeps the places of its frames, so whatever leads to one leads there still, and the chain: of
+//! frames that are as they were written the hashes are computed anew when it is read, of others
+//! they are in it, and the last must be the one that it names.
 //!
 //! ```text
 //! pack    "ckptpack", u32 version = 1, u32 number, 16 B store id, u32 where its last frame ended,
@@ -80,9 +81,12 @@ struct Item {
 }
 
 impl Pack {
-    /// Opens and reads a pack; `None`: there is none. Fails with `JournalDamaged` at offset 0 if it is not that of this segment of this store, or not whole.
+    /// Opens and reads a pack; `None`: there is none. Fails with `JournalDamaged` at offset 0 if it
+    /// is not that of this segment of this store, or not whole.
     pub fn open(journal: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Option<Pack>> {
-        let Some(dir) = dir(journal)? else { return Ok(None) };
+        let Some(dir) = dir(journal)? else {
+            return Ok(None);
+        };
         let name = file_name(number);
         let file = match at::open_file(dir, &name, OFlags::RDONLY) {
             Ok(file) => file,
@@ -90,7 +94,12 @@ impl Pack {
             Err(error) => return Err(StoreError::io("open the journal's segment", name)(error)),
         };
         let bytes = read(&file).map_err(StoreError::io("read the journal's segment", name))?;
-        Pack::parse(&bytes, identity, number).map(Some).ok_or(StoreError::JournalDamaged { segment: number, offset: 0 })
+        Pack::parse(&bytes, identity, number)
+            .map(Some)
+            .ok_or(StoreError::JournalDamaged {
+                segment: number,
+                offset: 0,
+            })
     }
 
     fn parse(bytes: &[u8], identity: &Identity, number: u32) -> Option<Pack> {
@@ -108,8 +117,16 @@ impl Pack {
         if body_len > BODY_MAX || end > SEGMENT_BYTES {
             return None;
         }
-        let body = zstd::bulk::decompress(body, body_len).ok().filter(|body| body.len() == body_len)?;
-        let mut pack = Pack { first, last, end, items: Vec::new(), bytes: Vec::new() };
+        let body = zstd::bulk::decompress(body, body_len)
+            .ok()
+            .filter(|body| body.len() == body_len)?;
+        let mut pack = Pack {
+            first,
+            last,
+            end,
+            items: Vec::new(),
+            bytes: Vec::new(),
+        };
         pack.unfold(&body, &identity.key)?;
         pack.items.shrink_to_fit();
         pack.bytes.shrink_to_fit();
@@ -124,13 +141,25 @@ impl Pack {
             let what = take(&mut body)?;
             let item = if what == 0 {
                 let (bytes, count) = (take(&mut body)?, take(&mut body)?);
-                // No more are gone than there was room for: the order of records goes by their number.
+                // No more are gone than there was room for: the order of records goes by their
+                // number.
                 if count == 0 || count > bytes / OVERHEAD as u64 {
                     return None;
                 }
-                let link = Link { seq: link.seq.checked_add(count)?, hash: take_hash(&mut body)? };
+                let link = Link {
+                    seq: link.seq.checked_add(count)?,
+                    hash: take_hash(&mut body)?,
+                };
                 let end = at.checked_add(u32::try_from(bytes).ok()?)?;
-                Item { at, end, kind: 0, changed: false, durable: 0, link, payload: 0..0 }
+                Item {
+                    at,
+                    end,
+                    kind: 0,
+                    changed: false,
+                    durable: 0,
+                    link,
+                    payload: 0..0,
+                }
             } else {
                 let durable = link.seq.checked_sub(take(&mut body)?)?;
                 let len = usize::try_from(take(&mut body)?).ok()?;
@@ -141,13 +170,31 @@ impl Pack {
                 let (total, hash) = if changed {
                     (u32::try_from(take(&mut body)?).ok()?, take_hash(&mut body)?)
                 } else {
-                    let header = Header { len: u32::try_from(payload.len()).ok()?, kind, flags: 0, seq, durable, prev: link.hash };
+                    let header = Header {
+                        len: u32::try_from(payload.len()).ok()?,
+                        kind,
+                        flags: 0,
+                        seq,
+                        durable,
+                        prev: link.hash,
+                    };
                     raw.clear();
-                    (u32::try_from(header.total()?).ok()?, header.hash(payload, key, &mut raw))
+                    (
+                        u32::try_from(header.total()?).ok()?,
+                        header.hash(payload, key, &mut raw),
+                    )
                 };
                 let from = self.bytes.len();
                 self.bytes.extend_from_slice(payload);
-                Item { at, end: at.checked_add(total)?, kind, changed, durable, link: Link { seq, hash }, payload: from..self.bytes.len() }
+                Item {
+                    at,
+                    end: at.checked_add(total)?,
+                    kind,
+                    changed,
+                    durable,
+                    link: Link { seq, hash },
+                    payload: from..self.bytes.len(),
+                }
             };
             if item.end < at.checked_add(OVERHEAD as u32)? || item.end > self.end {
                 return None;
@@ -163,18 +210,40 @@ impl Pack {
         self.first
     }
 
-    /// What is at an offset; a gap also where one of the frames was that are gone. The header of a frame that was changed tells the length that it had.
+    /// What is at an offset; a gap also where one of the frames was that are gone. The header of a
+    /// frame that was changed tells the length that it had.
     pub fn look(&self, offset: u32) -> Seen<'_> {
         if offset == self.end {
             return Seen::Nothing;
         }
-        let Some(number) = self.items.partition_point(|item| item.at <= offset).checked_sub(1) else { return Seen::Rubbish };
-        let before = number.checked_sub(1).and_then(|last| self.items.get(last)).map_or(self.first, |item| item.link);
-        let Some(item) = self.items.get(number).filter(|item| item.at == offset || item.kind == 0 && offset < item.end) else { return Seen::Rubbish };
+        let Some(number) = self
+            .items
+            .partition_point(|item| item.at <= offset)
+            .checked_sub(1)
+        else {
+            return Seen::Rubbish;
+        };
+        let before = number
+            .checked_sub(1)
+            .and_then(|last| self.items.get(last))
+            .map_or(self.first, |item| item.link);
+        let Some(item) = self
+            .items
+            .get(number)
+            .filter(|item| item.at == offset || item.kind == 0 && offset < item.end)
+        else {
+            return Seen::Rubbish;
+        };
         if item.kind == 0 {
-            return Seen::Gap(Gap { before, after: item.link, end: item.end });
+            return Seen::Gap(Gap {
+                before,
+                after: item.link,
+                end: item.end,
+            });
         }
-        let Some(payload) = self.bytes.get(item.payload.clone()) else { return Seen::Rubbish };
+        let Some(payload) = self.bytes.get(item.payload.clone()) else {
+            return Seen::Rubbish;
+        };
         let header = Header {
             len: (item.end - item.at).saturating_sub(OVERHEAD as u32),
             kind: item.kind,
@@ -202,7 +271,14 @@ pub(super) struct Packer {
 impl Packer {
     /// Of a segment whose first frame continues `first`.
     pub fn new(first: Link) -> Packer {
-        Packer { first, last: first, end: SEGMENT_HEADER, body: Vec::new(), gap: (0, 0), is_less: false }
+        Packer {
+            first,
+            last: first,
+            end: SEGMENT_HEADER,
+            body: Vec::new(),
+            gap: (0, 0),
+            is_less: false,
+        }
     }
 
     /// The link of the last frame.
@@ -246,20 +322,35 @@ impl Packer {
     /// Passes frames that are gone.
     pub fn pass_gap(&mut self, offset: u32, gap: &Gap) {
         let count = gap.after.seq.saturating_sub(gap.before.seq);
-        self.gap = (self.gap.0.saturating_add(gap.end.saturating_sub(offset)), self.gap.1.saturating_add(count));
+        self.gap = (
+            self.gap.0.saturating_add(gap.end.saturating_sub(offset)),
+            self.gap.1.saturating_add(count),
+        );
         (self.end, self.last) = (gap.end, gap.after);
     }
 
     fn frame(&mut self, header: &Header, payload: &[u8], changed: bool) {
-        codec::put_uint(&mut self.body, u64::from(header.kind) * 2 + u64::from(changed));
-        codec::put_uint(&mut self.body, header.seq.saturating_sub(1).saturating_sub(header.durable));
+        codec::put_uint(
+            &mut self.body,
+            u64::from(header.kind) * 2 + u64::from(changed),
+        );
+        codec::put_uint(
+            &mut self.body,
+            header.seq.saturating_sub(1).saturating_sub(header.durable),
+        );
         codec::put_uint(&mut self.body, payload.len() as u64);
         self.body.extend_from_slice(payload);
     }
 
     fn pass(&mut self, header: &Header, hash: Hash) {
-        self.end = self.end.saturating_add(header.len).saturating_add(OVERHEAD as u32);
-        self.last = Link { seq: header.seq, hash };
+        self.end = self
+            .end
+            .saturating_add(header.len)
+            .saturating_add(OVERHEAD as u32);
+        self.last = Link {
+            seq: header.seq,
+            hash,
+        };
     }
 
     fn end_gap(&mut self) {
@@ -277,8 +368,12 @@ impl Packer {
     /// Errors: `TooBig`, `Io`.
     pub fn finish(mut self, identity: &Identity, number: u32) -> StoreResult<Vec<u8>> {
         self.end_gap();
-        let body_len = u32::try_from(self.body.len()).ok().filter(|len| *len as usize <= BODY_MAX);
-        let body_len = body_len.ok_or(StoreError::TooBig { bytes: self.body.len() })?;
+        let body_len = u32::try_from(self.body.len())
+            .ok()
+            .filter(|len| *len as usize <= BODY_MAX);
+        let body_len = body_len.ok_or(StoreError::TooBig {
+            bytes: self.body.len(),
+        })?;
         let mut bytes = head(identity, number);
         bytes.extend_from_slice(&self.end.to_le_bytes());
         for link in [self.first, self.last] {
@@ -286,7 +381,8 @@ impl Packer {
             bytes.extend_from_slice(link.hash.as_bytes());
         }
         bytes.extend_from_slice(&body_len.to_le_bytes());
-        let packed = zstd::bulk::compress(&self.body, LEVEL).map_err(StoreError::io("compress", file_name(number)))?;
+        let packed = zstd::bulk::compress(&self.body, LEVEL)
+            .map_err(StoreError::io("compress", file_name(number)))?;
         bytes.extend_from_slice(&packed);
         let hash = blake3::keyed_hash(&identity.key, &bytes);
         bytes.extend_from_slice(hash.as_bytes());
@@ -299,8 +395,14 @@ pub(super) fn is_whole(bytes: &[u8], identity: &Identity, number: u32) -> bool {
     Pack::parse(bytes, identity, number).is_some()
 }
 
-/// Puts a pack in the place of what the segment was, which goes. Durable on return. Nothing has changed if this fails.
-pub(super) fn put(journal: impl AsFd, identity: &Identity, number: u32, bytes: &[u8]) -> StoreResult<()> {
+/// Puts a pack in the place of what the segment was, which goes. Durable on return. Nothing has
+/// changed if this fails.
+pub(super) fn put(
+    journal: impl AsFd,
+    identity: &Identity,
+    number: u32,
+    bytes: &[u8],
+) -> StoreResult<()> {
     let (journal, name) = (journal.as_fd(), file_name(number));
     if at::make_dir(journal, DIR).map_err(StoreError::io("make", "journal/packs"))? {
         // A new directory comes to the disk with the one that it is in.
@@ -309,7 +411,11 @@ pub(super) fn put(journal: impl AsFd, identity: &Identity, number: u32, bytes: &
     let dir = &dir(journal)?.ok_or(StoreError::NotAStore)?;
     let unfinished = format!("{name}.new");
     let made = (|| -> io::Result<bool> {
-        let file = at::open_file(dir, &unfinished, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
+        let file = at::open_file(
+            dir,
+            &unfinished,
+            OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
+        )?;
         sys::write_all_at(&file, bytes, 0)?;
         sys::fsync(&file)?;
         // What is about to be removed is not needed only if this one can be read.
@@ -325,7 +431,10 @@ pub(super) fn put(journal: impl AsFd, identity: &Identity, number: u32, bytes: &
     }
     match made {
         Ok(true) => remove_raw(journal, number),
-        Ok(false) => Err(StoreError::JournalDamaged { segment: number, offset: 0 }),
+        Ok(false) => Err(StoreError::JournalDamaged {
+            segment: number,
+            offset: 0,
+        }),
         Err(error) => Err(StoreError::io("write the journal's segment", name)(error)),
     }
 }
@@ -333,12 +442,16 @@ pub(super) fn put(journal: impl AsFd, identity: &Identity, number: u32, bytes: &
 /// Removes the segment of which there is a pack.
 pub(super) fn remove_raw(journal: impl AsFd, number: u32) -> StoreResult<()> {
     let name = super::segment::file_name(number);
-    at::remove_tree(journal, name.as_bytes()).map_err(StoreError::io("remove the journal's segment", name))
+    at::remove_tree(journal, name.as_bytes())
+        .map_err(StoreError::io("remove the journal's segment", name))
 }
 
 fn read(file: &File) -> io::Result<Vec<u8>> {
     let size = file.metadata()?.len();
-    let size = usize::try_from(size).ok().filter(|size| *size <= 2 * BODY_MAX).ok_or(io::ErrorKind::FileTooLarge)?;
+    let size = usize::try_from(size)
+        .ok()
+        .filter(|size| *size <= 2 * BODY_MAX)
+        .ok_or(io::ErrorKind::FileTooLarge)?;
     let mut bytes = vec![0; size];
     let filled = sys::read_full_at(file, &mut bytes, 0)?;
     bytes.truncate(filled);
@@ -346,13 +459,25 @@ fn read(file: &File) -> io::Result<Vec<u8>> {
 }
 
 fn head(identity: &Identity, number: u32) -> Vec<u8> {
-    [&MAGIC[..], &VERSION.to_le_bytes(), &number.to_le_bytes(), &identity.id.0].concat()
+    [
+        &MAGIC[..],
+        &VERSION.to_le_bytes(),
+        &number.to_le_bytes(),
+        &identity.id.0,
+    ]
+    .concat()
 }
 
 fn take_link(bytes: &[u8]) -> Option<(Link, &[u8])> {
     let (seq, rest) = bytes.split_first_chunk::<8>()?;
     let (hash, rest) = rest.split_first_chunk::<HASH>()?;
-    Some((Link { seq: u64::from_le_bytes(*seq), hash: Hash::from_bytes(*hash) }, rest))
+    Some((
+        Link {
+            seq: u64::from_le_bytes(*seq),
+            hash: Hash::from_bytes(*hash),
+        },
+        rest,
+    ))
 }
 
 fn take(bytes: &mut &[u8]) -> Option<u64> {

@@ -1,7 +1,8 @@
 //! Packing closed segments. See `pack` for the bytes.
 //!
-//! Only what is on disk is packed, and never the segment that is written: so recovery, which looks at the end, finds segments as they were. Whoever reads a
-//! segment while it is packed goes on in the old file.
+//! Only what is on disk is packed, and never the segment that is written: so recovery, which looks
+//! at the end, finds segments as they were. Whoever reads a segment while it is packed goes on in
+//! the old file.
 
 use super::frame::{Link, Seen};
 use super::pack::{self, Packer};
@@ -35,10 +36,15 @@ impl Journal {
     pub fn closed(&self) -> StoreResult<Vec<(u32, bool)>> {
         let (all, packed) = super::segment::list(&self.dir)?;
         let end = self.position().segment;
-        Ok(all.into_iter().filter(|number| *number < end).map(|number| (number, packed.binary_search(&number).is_ok())).collect())
+        Ok(all
+            .into_iter()
+            .filter(|number| *number < end)
+            .map(|number| (number, packed.binary_search(&number).is_ok()))
+            .collect())
     }
 
-    /// Closes the segment that is written, if it holds more than `bytes`, so that it can be packed. What it appends says nothing.
+    /// Closes the segment that is written, if it holds more than `bytes`, so that it can be packed.
+    /// What it appends says nothing.
     ///
     /// Errors: those of [`Journal::append`].
     pub fn close_segment(&self, bytes: u32) -> StoreResult<()> {
@@ -51,16 +57,27 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes the pack of a closed segment of what `judge` says of its records; nothing is written. `None`: it is packed, and all of it stays.
+    /// Makes the pack of a closed segment of what `judge` says of its records; nothing is written.
+    /// `None`: it is packed, and all of it stays.
     ///
     /// Errors: `JournalDamaged`, `BadRecord`, `Io`, and what the judge returns.
-    pub fn pack(&self, number: u32, judge: &mut dyn FnMut(Address, Record) -> StoreResult<Verdict>) -> StoreResult<Option<Packed>> {
+    pub fn pack(
+        &self,
+        number: u32,
+        judge: &mut dyn FnMut(Address, Record) -> StoreResult<Verdict>,
+    ) -> StoreResult<Option<Packed>> {
         let key = &self.identity.key;
         let source = self.segment_for_reading(number)?;
         let was_packed = source.is_packed();
         let mut window = Window::new(source, number, u32::MAX);
-        let mut at = Address { segment: number, offset: SEGMENT_HEADER };
-        let damaged = |at: Address| StoreError::JournalDamaged { segment: at.segment, offset: at.offset };
+        let mut at = Address {
+            segment: number,
+            offset: SEGMENT_HEADER,
+        };
+        let damaged = |at: Address| StoreError::JournalDamaged {
+            segment: at.segment,
+            offset: at.offset,
+        };
         let (first, _) = window.first(key)?.ok_or(damaged(at))?;
         let mut packer = Packer::new(first);
         loop {
@@ -69,7 +86,8 @@ impl Journal {
                     if packer.last() != header.before() {
                         return Err(damaged(at));
                     }
-                    let record = codec::decode(header.kind, payload).map_err(|source| StoreError::BadRecord { at, source })?;
+                    let record = codec::decode(header.kind, payload)
+                        .map_err(|source| StoreError::BadRecord { at, source })?;
                     match judge(at, record)? {
                         Verdict::Keep => packer.keep(&header, payload, hash),
                         Verdict::Less(record) => packer.change(&header, &record, hash)?,
@@ -92,10 +110,14 @@ impl Journal {
         if was_packed && !packer.is_less {
             return Ok(None);
         }
-        Ok(Some(Packed { number, bytes: packer.finish(&self.identity, number)? }))
+        Ok(Some(Packed {
+            number,
+            bytes: packer.finish(&self.identity, number)?,
+        }))
     }
 
-    /// Puts a pack in the place of its segment, when all that was appended before the call is on the disk. Durable on return; nothing has changed if it fails.
+    /// Puts a pack in the place of its segment, when all that was appended before the call is on
+    /// the disk. Durable on return; nothing has changed if it fails.
     ///
     /// Errors: `Io`, `Latched`.
     pub fn put_packed(&self, packed: &Packed) -> StoreResult<()> {
@@ -110,6 +132,10 @@ impl Journal {
 
     /// What the first frame of a segment continues, if it has one.
     fn first_link(&self, number: u32) -> StoreResult<Option<Link>> {
-        Ok(Window::new(self.segment_for_reading(number)?, number, u32::MAX).first(&self.identity.key)?.map(|(before, _)| before))
+        Ok(
+            Window::new(self.segment_for_reading(number)?, number, u32::MAX)
+                .first(&self.identity.key)?
+                .map(|(before, _)| before),
+        )
     }
 }

@@ -19,8 +19,19 @@ pub struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     pub(super) fn new(journal: &'a Journal, from: Address, to: Address) -> Scan<'a> {
-        let order = if from == journal.start() { Order::of_all() } else { Order::default() };
-        Scan { journal, at: from, to, window: None, link: None, order }
+        let order = if from == journal.start() {
+            Order::of_all()
+        } else {
+            Order::default()
+        };
+        Scan {
+            journal,
+            at: from,
+            to,
+            window: None,
+            link: None,
+            order,
+        }
     }
 
     /// Where the record that was returned last ends: a scan from here returns the one after it.
@@ -31,22 +42,41 @@ impl<'a> Scan<'a> {
     fn step(&mut self) -> StoreResult<Option<(Address, Record)>> {
         while self.at < self.to {
             let at = self.at;
-            let mut window = match self.window.take().filter(|window| window.number() == at.segment) {
+            let mut window = match self
+                .window
+                .take()
+                .filter(|window| window.number() == at.segment)
+            {
                 Some(window) => window,
                 None => {
-                    let end = if at.segment == self.to.segment { self.to.offset } else { u32::MAX };
-                    Window::new(self.journal.segment_for_reading(at.segment)?, at.segment, end)
+                    let end = if at.segment == self.to.segment {
+                        self.to.offset
+                    } else {
+                        u32::MAX
+                    };
+                    Window::new(
+                        self.journal.segment_for_reading(at.segment)?,
+                        at.segment,
+                        end,
+                    )
                 }
             };
-            let damaged = StoreError::JournalDamaged { segment: at.segment, offset: at.offset };
+            let damaged = StoreError::JournalDamaged {
+                segment: at.segment,
+                offset: at.offset,
+            };
             match window.look(at.offset, &self.journal.identity.key)? {
                 Seen::Frame(header, payload, hash) => {
                     if self.link.is_some_and(|link| link != header.before()) {
                         return Err(damaged);
                     }
-                    let record = codec::decode(header.kind, payload).and_then(|record| self.order.take(&record).map(|()| record));
+                    let record = codec::decode(header.kind, payload)
+                        .and_then(|record| self.order.take(&record).map(|()| record));
                     let record = record.map_err(|source| StoreError::BadRecord { at, source })?;
-                    self.link = Some(Link { seq: header.seq, hash });
+                    self.link = Some(Link {
+                        seq: header.seq,
+                        hash,
+                    });
                     self.at = window.end_of(at.offset, &header);
                     self.window = Some(window);
                     return Ok(Some((at, record)));
@@ -55,13 +85,17 @@ impl<'a> Scan<'a> {
                     if self.link.is_some_and(|link| link != gap.before) {
                         return Err(damaged);
                     }
-                    self.order.pass(gap.after.seq.saturating_sub(gap.before.seq));
+                    self.order
+                        .pass(gap.after.seq.saturating_sub(gap.before.seq));
                     self.link = Some(gap.after);
                     self.at.offset = gap.end;
                     self.window = Some(window);
                 }
                 Seen::Nothing if at.segment < self.to.segment => {
-                    self.at = Address { segment: at.segment.saturating_add(1), offset: SEGMENT_HEADER };
+                    self.at = Address {
+                        segment: at.segment.saturating_add(1),
+                        offset: SEGMENT_HEADER,
+                    };
                 }
                 Seen::Nothing | Seen::Rubbish => return Err(damaged),
             }

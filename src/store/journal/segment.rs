@@ -1,4 +1,5 @@
-//! Segment files: making, opening, listing, and reading them in large blocks. See the parent module for the bytes.
+//! Segment files: making, opening, listing, and reading them in large blocks. See the parent module
+//! for the bytes.
 
 use std::fs::File;
 use std::io;
@@ -30,7 +31,8 @@ pub(super) fn file_name(number: u32) -> String {
     format!("{number:08}")
 }
 
-/// Numbers of the segments there are, in order, and of those that are packed. Files with other names are not ours to judge.
+/// Numbers of the segments there are, in order, and of those that are packed. Files with other
+/// names are not ours to judge.
 pub(super) fn list(dir: impl AsFd) -> StoreResult<(Vec<u32>, Vec<u32>)> {
     let numbers = |dir: BorrowedFd<'_>| -> StoreResult<Vec<u32>> {
         let names = at::names(dir).map_err(StoreError::io("list", "journal"))?;
@@ -45,7 +47,10 @@ pub(super) fn list(dir: impl AsFd) -> StoreResult<(Vec<u32>, Vec<u32>)> {
     };
     // In this order: one that is packed meanwhile is in one of the two.
     let mut all = numbers(dir.as_fd())?;
-    let packed = pack::dir(dir.as_fd())?.map(|packs| numbers(packs.as_fd())).transpose()?.unwrap_or_default();
+    let packed = pack::dir(dir.as_fd())?
+        .map(|packs| numbers(packs.as_fd()))
+        .transpose()?
+        .unwrap_or_default();
     all.extend(&packed);
     all.sort_unstable();
     all.dedup();
@@ -63,13 +68,23 @@ fn header(identity: &Identity, number: u32) -> Vec<u8> {
     bytes
 }
 
-/// Opens a segment. Fails with `JournalDamaged` at offset 0 if its header is not that of this segment of this store.
-pub(super) fn open(dir: impl AsFd, identity: &Identity, number: u32, write: bool) -> StoreResult<File> {
+/// Opens a segment. Fails with `JournalDamaged` at offset 0 if its header is not that of this
+/// segment of this store.
+pub(super) fn open(
+    dir: impl AsFd,
+    identity: &Identity,
+    number: u32,
+    write: bool,
+) -> StoreResult<File> {
     let name = file_name(number);
     let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
-    let file = at::open_file(dir, &name, flags).map_err(StoreError::io("open the journal's segment", &name))?;
+    let file = at::open_file(dir, &name, flags)
+        .map_err(StoreError::io("open the journal's segment", &name))?;
     let mut found = [0; SEGMENT_HEADER as usize];
-    let damaged = StoreError::JournalDamaged { segment: number, offset: 0 };
+    let damaged = StoreError::JournalDamaged {
+        segment: number,
+        offset: 0,
+    };
     match read_up_to(&file, &mut found, 0) {
         Ok(_) if found.as_slice() == header(identity, number) => Ok(file),
         Ok(_) => Err(damaged),
@@ -77,13 +92,23 @@ pub(super) fn open(dir: impl AsFd, identity: &Identity, number: u32, write: bool
     }
 }
 
-/// Makes a segment: space for `bytes` where the filesystem can promise it, and the header. Name, size and header are durable on return, so that
-/// what is written into it later needs no more than fdatasync. Nothing of it is seen if this fails.
-pub(super) fn make(dir: impl AsFd, identity: &Identity, number: u32, bytes: u32) -> StoreResult<File> {
+/// Makes a segment: space for `bytes` where the filesystem can promise it, and the header. Name,
+/// size and header are durable on return, so that what is written into it later needs no more than
+/// fdatasync. Nothing of it is seen if this fails.
+pub(super) fn make(
+    dir: impl AsFd,
+    identity: &Identity,
+    number: u32,
+    bytes: u32,
+) -> StoreResult<File> {
     let dir = dir.as_fd();
     let (name, unfinished) = (file_name(number), format!("new-{number:08}"));
     let made = (|| -> io::Result<File> {
-        let file = at::open_file(dir, &unfinished, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
+        let file = at::open_file(
+            dir,
+            &unfinished,
+            OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
+        )?;
         sys::write_in_place(&file);
         preallocate(&file, bytes)?;
         sys::write_all_at(&file, &header(identity, number), 0)?;
@@ -99,19 +124,26 @@ pub(super) fn make(dir: impl AsFd, identity: &Identity, number: u32, bytes: u32)
     })
 }
 
-/// Brings new names in the journal's directory to the disk. To sync it alone brings a new tail file there before other changes of that moment, on btrfs: the
-/// witness would be there, and not the tree.
+/// Brings new names in the journal's directory to the disk. To sync it alone brings a new tail file
+/// there before other changes of that moment, on btrfs: the witness would be there, and not the
+/// tree.
 pub(super) fn sync_names(dir: BorrowedFd<'_>) -> io::Result<()> {
-    if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "btrfs") { Ok(sys::syncfs(dir)?) } else { at::sync_dir(dir) }
+    if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "btrfs") {
+        Ok(sys::syncfs(dir)?)
+    } else {
+        at::sync_dir(dir)
+    }
 }
 
-/// Takes space that reads as zeros; on a filesystem that is nearly full, as much as there is. Where the filesystem cannot, the segment simply grows
-/// as it is written.
+/// Takes space that reads as zeros; on a filesystem that is nearly full, as much as there is. Where
+/// the filesystem cannot, the segment simply grows as it is written.
 fn preallocate(file: &File, bytes: u32) -> io::Result<()> {
     let mut bytes = bytes;
     loop {
         match preallocate_all(file, bytes) {
-            Err(error) if error.raw_os_error() == Some(Errno::ENOSPC.0) && bytes > PREALLOCATED_MIN => {
+            Err(error)
+                if error.raw_os_error() == Some(Errno::ENOSPC.0) && bytes > PREALLOCATED_MIN =>
+            {
                 sys::truncate(file, 0)?;
                 bytes = (bytes / 4).max(PREALLOCATED_MIN);
             }
@@ -122,10 +154,13 @@ fn preallocate(file: &File, bytes: u32) -> io::Result<()> {
 
 /// Bytes of a segment's file.
 pub(super) fn size(file: &File) -> u32 {
-    file.metadata().map_or(0, |metadata| u32::try_from(metadata.len()).unwrap_or(u32::MAX))
+    file.metadata().map_or(0, |metadata| {
+        u32::try_from(metadata.len()).unwrap_or(u32::MAX)
+    })
 }
 
-/// Takes more space, up to `wanted` or somewhat more, but not above `max`; says up to where there is some. Where the filesystem cannot, there is no end.
+/// Takes more space, up to `wanted` or somewhat more, but not above `max`; says up to where there
+/// is some. Where the filesystem cannot, there is no end.
 pub(super) fn extend(file: &File, wanted: u32, max: u32) -> io::Result<u32> {
     let generous = wanted.next_multiple_of(PREALLOCATED_MIN).min(max);
     for upto in [generous, wanted] {
@@ -161,10 +196,13 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Opens a segment, packed or not. Fails with `JournalDamaged` at offset 0 if it is not that of this segment of this store.
+    /// Opens a segment, packed or not. Fails with `JournalDamaged` at offset 0 if it is not that of
+    /// this segment of this store.
     pub fn open(dir: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Source> {
         let dir = dir.as_fd();
-        let packed = || -> StoreResult<Option<Source>> { Ok(Pack::open(dir, identity, number)?.map(|pack| Source::Pack(Arc::new(pack)))) };
+        let packed = || -> StoreResult<Option<Source>> {
+            Ok(Pack::open(dir, identity, number)?.map(|pack| Source::Pack(Arc::new(pack))))
+        };
         if let Some(pack) = packed()? {
             return Ok(pack);
         }
@@ -204,7 +242,13 @@ struct Blocks {
 impl Window {
     pub fn new(source: Source, number: u32, end: u32) -> Window {
         let from = match source {
-            Source::File(file) => From::File(Blocks { file, number, begin: 0, end, bytes: Vec::new() }),
+            Source::File(file) => From::File(Blocks {
+                file,
+                number,
+                begin: 0,
+                end,
+                bytes: Vec::new(),
+            }),
             Source::Pack(pack) => From::Pack(pack),
         };
         Window { number, from }
@@ -221,13 +265,17 @@ impl Window {
             From::Pack(pack) => Ok(pack.look(offset)),
             From::File(blocks) => {
                 let header = Header::parse(blocks.bytes(offset, frame::HEADER)?);
-                let need = header.filter(Header::plausible).and_then(|header| header.total()).unwrap_or(frame::HEADER);
+                let need = header
+                    .filter(Header::plausible)
+                    .and_then(|header| header.total())
+                    .unwrap_or(frame::HEADER);
                 Ok(frame::look(blocks.bytes(offset, need)?, key))
             }
         }
     }
 
-    /// What the first frame continues, and up to which number all frames were on disk when it was written; `None`: there is no whole one.
+    /// What the first frame continues, and up to which number all frames were on disk when it was
+    /// written; `None`: there is no whole one.
     pub fn first(&mut self, key: &[u8; 32]) -> StoreResult<Option<(Link, u64)>> {
         // Only what is on disk is packed.
         if let From::Pack(pack) = &self.from {
@@ -241,8 +289,14 @@ impl Window {
 
     /// Where the frame at `offset` ends.
     pub fn end_of(&self, offset: u32, header: &Header) -> Address {
-        let total = header.total().and_then(|total| u32::try_from(total).ok()).unwrap_or(u32::MAX);
-        Address { segment: self.number, offset: offset.saturating_add(total) }
+        let total = header
+            .total()
+            .and_then(|total| u32::try_from(total).ok())
+            .unwrap_or(u32::MAX);
+        Address {
+            segment: self.number,
+            offset: offset.saturating_add(total),
+        }
     }
 }
 
@@ -251,11 +305,25 @@ impl Blocks {
     fn bytes(&mut self, offset: u32, need: usize) -> StoreResult<&[u8]> {
         let from = offset.checked_sub(self.begin).map(|from| from as usize);
         let from = match from {
-            Some(from) if self.bytes.len().checked_sub(from).is_some_and(|have| have >= need) => from,
+            Some(from)
+                if self
+                    .bytes
+                    .len()
+                    .checked_sub(from)
+                    .is_some_and(|have| have >= need) =>
+            {
+                from
+            }
             _ => {
-                self.bytes.resize(need.max(BLOCK.min(self.end.saturating_sub(offset) as usize)), 0);
+                self.bytes.resize(
+                    need.max(BLOCK.min(self.end.saturating_sub(offset) as usize)),
+                    0,
+                );
                 let filled = read_up_to(&self.file, &mut self.bytes, u64::from(offset));
-                let filled = filled.map_err(StoreError::io("read the journal's segment", file_name(self.number)))?;
+                let filled = filled.map_err(StoreError::io(
+                    "read the journal's segment",
+                    file_name(self.number),
+                ))?;
                 self.bytes.truncate(filled);
                 self.begin = offset;
                 0

@@ -1,12 +1,16 @@
 //! The tail: what was appended since the last sync, a second time, in extended attributes.
 //!
-//! Frames are file data, and the changes that follow them are metadata. XFS and btrfs bring metadata to the disk in the order in which it was made,
-//! but data whenever it suits them: a power cut could leave a rename and not the record that was made before it, and a view would show what it should
-//! not, with nothing to tell. Extended attributes are metadata. So each append puts its bytes there too: whatever change is on the disk, its record is.
+//! Frames are file data, and the changes that follow them are metadata. XFS and btrfs bring
+//! metadata to the disk in the order in which it was made, but data whenever it suits them: a power
+//! cut could leave a rename and not the record that was made before it, and a view would show what
+//! it should not, with nothing to tell. Extended attributes are metadata. So each append puts its
+//! bytes there too: whatever change is on the disk, its record is.
 //!
-//! A sync begins a new tail file and removes the ones before once the frames in them are on disk. The name of a tail file says where the journal
-//! ended when it was made: together with what is in it, it is the **witness**, the place up to which the tree that is on disk goes. Of
-//! operations whose frames lie beyond it nothing is on disk (but on btrfs, what an application has synced itself).
+//! A sync begins a new tail file and removes the ones before once the frames in them are on disk.
+//! The name of a tail file says where the journal ended when it was made: together with what is in
+//! it, it is the **witness**, the place up to which the tree that is on disk goes. Of operations
+//! whose frames lie beyond it nothing is on disk (but on btrfs, what an application has synced
+//! itself).
 //!
 //! ```text
 //! journal/tail-SSSSSSSS-OOOOOOOO     segment and offset, hexadecimal; empty, mode 0600
@@ -25,7 +29,8 @@ use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::sys::{self, Errno};
 
-/// Bytes of one attribute: XFS keeps values of more than 3,072 outside of its log, and ext4 has room for about 4,000 in all.
+/// Bytes of one attribute: XFS keeps values of more than 3,072 outside of its log, and ext4 has
+/// room for about 4,000 in all.
 const CHUNK_BYTES: usize = 2000;
 /// An append of more than so many bytes is synced instead.
 const APPEND_BYTES_MAX: usize = 256 * 1024;
@@ -51,27 +56,50 @@ pub(super) fn file_name(at: Address) -> String {
 }
 
 pub(super) fn chunk_name(at: Address) -> Vec<u8> {
-    [NAME_PREFIX, format!("{:08x}{:08x}", at.segment, at.offset).as_bytes()].concat()
+    [
+        NAME_PREFIX,
+        format!("{:08x}{:08x}", at.segment, at.offset).as_bytes(),
+    ]
+    .concat()
 }
 
 fn parse(digits: &[u8]) -> Option<u32> {
-    let text = std::str::from_utf8(digits).ok().filter(|text| text.len() == 8 && !text.starts_with('+'))?;
+    let text = std::str::from_utf8(digits)
+        .ok()
+        .filter(|text| text.len() == 8 && !text.starts_with('+'))?;
     u32::from_str_radix(text, 16).ok()
 }
 
 /// The pieces of an append, with where each begins.
 fn chunks(at: Address, bytes: &[u8]) -> impl Iterator<Item = (Address, &[u8])> {
     let offsets = (at.offset..).step_by(CHUNK_BYTES);
-    offsets.zip(bytes.chunks(CHUNK_BYTES)).map(move |(offset, chunk)| (Address { segment: at.segment, offset }, chunk))
+    offsets
+        .zip(bytes.chunks(CHUNK_BYTES))
+        .map(move |(offset, chunk)| {
+            (
+                Address {
+                    segment: at.segment,
+                    offset,
+                },
+                chunk,
+            )
+        })
 }
 
 impl Tail {
-    /// The tail of the journal in `dir`, whose old tail files have been read and are of no more use once `names` are removed by the next sync.
+    /// The tail of the journal in `dir`, whose old tail files have been read and are of no more use
+    /// once `names` are removed by the next sync.
     pub(super) fn new(dir: OwnedFd, names: Vec<String>) -> Tail {
-        Tail { dir, current: None, names, unsupported: sys::host::left_out("tail") }
+        Tail {
+            dir,
+            current: None,
+            names,
+            unsupported: sys::host::left_out("tail"),
+        }
     }
 
-    /// Puts what is appended at `at`; `false`: it cannot, and the append must be synced to be as safe.
+    /// Puts what is appended at `at`; `false`: it cannot, and the append must be synced to be as
+    /// safe.
     pub(super) fn put(&mut self, at: Address, bytes: &[u8]) -> bool {
         if self.unsupported {
             return true;
@@ -86,26 +114,43 @@ impl Tail {
                 true
             }
             // One file is full (ext4): the next.
-            Err(Errno::ENOSPC | Errno::E2BIG | Errno::ERANGE) if self.begin(at).is_ok() => self.try_put(at, bytes).is_ok(),
+            Err(Errno::ENOSPC | Errno::E2BIG | Errno::ERANGE) if self.begin(at).is_ok() => {
+                self.try_put(at, bytes).is_ok()
+            }
             Err(_) => false,
         }
     }
 
     fn try_put(&mut self, at: Address, bytes: &[u8]) -> Result<(), Errno> {
-        if self.current.as_ref().is_none_or(|(_, count)| *count >= CHUNKS_MAX) {
+        if self
+            .current
+            .as_ref()
+            .is_none_or(|(_, count)| *count >= CHUNKS_MAX)
+        {
             self.begin(at)?;
         }
         let (file, count) = self.current.as_mut().ok_or(Errno::EIO)?;
         *count += bytes.len().div_ceil(CHUNK_BYTES);
-        chunks(at, bytes).try_for_each(|(at, chunk)| sys::set_file_xattr(file, &chunk_name(at), chunk))
+        chunks(at, bytes)
+            .try_for_each(|(at, chunk)| sys::set_file_xattr(file, &chunk_name(at), chunk))
     }
 
     /// Begins a new file: the journal ends at `at`.
     fn begin(&mut self, at: Address) -> Result<(), Errno> {
         // One that ext4 filled has the name already.
-        let name = (0..).map(|turn| if turn == 0 { file_name(at) } else { format!("{}-{turn}", file_name(at)) });
-        let name = name.take(64).find(|name| !self.names.contains(name)).ok_or(Errno::EEXIST)?;
-        let file = at::open_file(&self.dir, &name, OFlags::RDWR | OFlags::CREATE).map_err(Errno::from)?;
+        let name = (0..).map(|turn| {
+            if turn == 0 {
+                file_name(at)
+            } else {
+                format!("{}-{turn}", file_name(at))
+            }
+        });
+        let name = name
+            .take(64)
+            .find(|name| !self.names.contains(name))
+            .ok_or(Errno::EEXIST)?;
+        let file =
+            at::open_file(&self.dir, &name, OFlags::RDWR | OFlags::CREATE).map_err(Errno::from)?;
         self.current = Some((file, 0));
         self.names.push(name);
         Ok(())
@@ -113,7 +158,9 @@ impl Tail {
 
     /// Takes back what was put for an append that failed.
     pub(super) fn take_back(&self, at: Address, bytes: &[u8]) {
-        let Some((file, _)) = &self.current else { return };
+        let Some((file, _)) = &self.current else {
+            return;
+        };
         for (at, _) in chunks(at, bytes) {
             let _ = sys::remove_file_xattr(file, &chunk_name(at));
         }
@@ -125,7 +172,8 @@ impl Tail {
         std::mem::take(&mut self.names)
     }
 
-    /// A sync begins with the journal ending at `at`: what comes goes to a new file. Returns those that can be removed after the sync.
+    /// A sync begins with the journal ending at `at`: what comes goes to a new file. Returns those
+    /// that can be removed after the sync.
     pub(super) fn turn(&mut self, at: Address) -> Vec<String> {
         if self.unsupported || self.begin(at).is_err() {
             return Vec::new();
@@ -143,7 +191,12 @@ impl Tail {
 
 /// Removes tail files; returns those that are still there.
 pub(super) fn remove(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
-    let stays = |name: &String| !matches!(rustix::fs::unlinkat(&dir, name, AtFlags::empty()), Ok(()) | Err(rustix::io::Errno::NOENT));
+    let stays = |name: &String| {
+        !matches!(
+            rustix::fs::unlinkat(&dir, name, AtFlags::empty()),
+            Ok(()) | Err(rustix::io::Errno::NOENT)
+        )
+    };
     names.into_iter().filter(stays).collect()
 }
 
@@ -154,7 +207,8 @@ pub(super) struct Found {
     pub(super) names: Vec<String>,
     /// Up to where the tree that is on disk goes, if there is a tail.
     pub(super) witness: Option<Address>,
-    /// When the last of them was changed, nanoseconds since 1970. Each append changes an attribute and so the ctime, in one with what it was made for.
+    /// When the last of them was changed, nanoseconds since 1970. Each append changes an attribute
+    /// and so the ctime, in one with what it was made for.
     pub(super) written_ns: Option<i64>,
     /// Bytes of the journal by where they begin.
     chunks: Vec<(Address, Vec<u8>)>,
@@ -163,26 +217,50 @@ pub(super) struct Found {
 /// Reads the tail files.
 pub(super) fn read(dir: impl AsFd) -> StoreResult<Found> {
     let mut found = Found::default();
-    let mut names: Vec<(Address, String)> =
-        at::names(&dir).map_err(StoreError::io("list", "journal"))?.iter().filter_map(|name| parse_file(name)).collect();
+    let mut names: Vec<(Address, String)> = at::names(&dir)
+        .map_err(StoreError::io("list", "journal"))?
+        .iter()
+        .filter_map(|name| parse_file(name))
+        .collect();
     names.sort();
     for (made, name) in names {
         found.witness = found.witness.max(Some(made));
-        let file = at::open_file(&dir, &name, OFlags::RDONLY).map_err(StoreError::io("open", &name))?;
-        let ctime = sys::stat_fd(&file).map_err(|errno| StoreError::io("stat", &name)(std::io::Error::from(errno)))?.ctime;
+        let file =
+            at::open_file(&dir, &name, OFlags::RDONLY).map_err(StoreError::io("open", &name))?;
+        let ctime = sys::stat_fd(&file)
+            .map_err(|errno| StoreError::io("stat", &name)(std::io::Error::from(errno)))?
+            .ctime;
         let ctime_ns = ctime.nanoseconds();
         found.written_ns = found.written_ns.max(Some(ctime_ns));
-        let attributes = sys::all_xattrs(&file).map_err(|errno| StoreError::io("read", &name)(std::io::Error::from(errno)))?;
+        let attributes = sys::all_xattrs(&file)
+            .map_err(|errno| StoreError::io("read", &name)(std::io::Error::from(errno)))?;
         for (attribute, bytes) in attributes {
-            let Some(digits) = attribute.strip_prefix(NAME_PREFIX).filter(|digits| digits.len() == 16) else { continue };
-            let (Some(segment), Some(offset)) = (digits.get(..8).and_then(parse), digits.get(8..).and_then(parse)) else { continue };
-            let Some(end) = u32::try_from(bytes.len()).ok().and_then(|len| offset.checked_add(len)).filter(|end| *end <= SEGMENT_BYTES) else {
+            let Some(digits) = attribute
+                .strip_prefix(NAME_PREFIX)
+                .filter(|digits| digits.len() == 16)
+            else {
+                continue;
+            };
+            let (Some(segment), Some(offset)) = (
+                digits.get(..8).and_then(parse),
+                digits.get(8..).and_then(parse),
+            ) else {
+                continue;
+            };
+            let Some(end) = u32::try_from(bytes.len())
+                .ok()
+                .and_then(|len| offset.checked_add(len))
+                .filter(|end| *end <= SEGMENT_BYTES)
+            else {
                 continue;
             };
             if offset < SEGMENT_HEADER || bytes.is_empty() {
                 continue;
             }
-            found.witness = found.witness.max(Some(Address { segment, offset: end }));
+            found.witness = found.witness.max(Some(Address {
+                segment,
+                offset: end,
+            }));
             found.chunks.push((Address { segment, offset }, bytes));
         }
         found.names.push(name);
@@ -193,19 +271,35 @@ pub(super) fn read(dir: impl AsFd) -> StoreResult<Found> {
 fn parse_file(name: &[u8]) -> Option<(Address, String)> {
     let text = std::str::from_utf8(name).ok()?;
     let digits = text.strip_prefix(FILE_PREFIX)?.as_bytes();
-    let (segment, offset) = (digits.get(..8).and_then(parse)?, digits.get(9..17).and_then(parse)?);
+    let (segment, offset) = (
+        digits.get(..8).and_then(parse)?,
+        digits.get(9..17).and_then(parse)?,
+    );
     (digits.get(8) == Some(&b'-')).then(|| (Address { segment, offset }, text.to_owned()))
 }
 
 impl Found {
-    /// Writes into the segments what they lack from `end` on; `true` if there was something. What is before it is whole.
+    /// Writes into the segments what they lack from `end` on; `true` if there was something. What
+    /// is before it is whole.
     pub(super) fn fill(&self, dir: impl AsFd, end: Address) -> StoreResult<bool> {
         let mut filled = false;
         for (at, bytes) in &self.chunks {
             // What is before the end is whole: it is not written to, whatever the tail says.
-            let before = if at.segment == end.segment { end.offset.saturating_sub(at.offset) as usize } else { 0 };
-            let Some(bytes) = bytes.get(before..).filter(|bytes| !bytes.is_empty() && at.segment >= end.segment) else { continue };
-            let at = Address { segment: at.segment, offset: at.offset + before as u32 };
+            let before = if at.segment == end.segment {
+                end.offset.saturating_sub(at.offset) as usize
+            } else {
+                0
+            };
+            let Some(bytes) = bytes
+                .get(before..)
+                .filter(|bytes| !bytes.is_empty() && at.segment >= end.segment)
+            else {
+                continue;
+            };
+            let at = Address {
+                segment: at.segment,
+                offset: at.offset + before as u32,
+            };
             let name = segment::file_name(at.segment);
             let failed = || StoreError::io("mend the journal's segment", &name);
             let file = match at::open_file(&dir, &name, OFlags::RDWR) {
@@ -214,7 +308,8 @@ impl Found {
                 Err(error) => return Err(failed()(error)),
             };
             let mut there = vec![0; bytes.len()];
-            let read = segment::read_up_to(&file, &mut there, u64::from(at.offset)).map_err(failed())?;
+            let read =
+                segment::read_up_to(&file, &mut there, u64::from(at.offset)).map_err(failed())?;
             if there.get(..read) != Some(bytes) {
                 let written = sys::write_all_at(&file, bytes, u64::from(at.offset));
                 written.map_err(|errno| failed()(std::io::Error::from(errno)))?;

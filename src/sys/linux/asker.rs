@@ -1,15 +1,19 @@
-//! Doing something as whoever asked for it would: the kernel clears set-id bits by the groups and capabilities of the calling thread (inode(7)).
+//! Doing something as whoever asked for it would: the kernel clears set-id bits by the groups and
+//! capabilities of the calling thread (inode(7)).
 //!
-//! Threads that serve requests have no CAP_FSETID ([`give_up_set_id`]): what they change loses its bits unless whoever asked may keep them. It is in
-//! effect again for as long as a call takes, which is made only for inodes with such bits.
+//! Threads that serve requests have no CAP_FSETID ([`give_up_set_id`]): what they change loses its
+//! bits unless whoever asked may keep them. It is in effect again for as long as a call takes,
+//! which is made only for inodes with such bits.
 
 use rustix::process::{Gid, getgroups};
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
+};
 
 use super::super::types::{Asker, SysResult};
 
-/// The first user namespace (`PROC_USER_INIT_INO` in linux/proc_ns.h): capabilities in any other do not count for files (`capable` in
-/// kernel/capability.c).
+/// The first user namespace (`PROC_USER_INIT_INO` in linux/proc_ns.h): capabilities in any other do
+/// not count for files (`capable` in kernel/capability.c).
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 
 /// The groups and the capabilities in effect of a thread that waits for us.
@@ -19,16 +23,18 @@ struct Credentials {
     capabilities: CapabilitySet,
 }
 
-/// Takes CAP_FSETID from the calling thread and from those that it starts. Nothing, where it does not have it.
+/// Takes CAP_FSETID from the calling thread and from those that it starts. Nothing, where it does
+/// not have it.
 pub fn give_up_set_id() {
     if let Some(lowered) = SetId::effective(false) {
         std::mem::forget(lowered);
     }
 }
 
-/// Does something that may clear set-id bits as the kernel does it for `asker`; without one, for ourselves, so that they stay as far as this process may
-/// keep them. Of a thread that cannot be looked at it is believed that it has the group it was sent with and no other, and no capability. A
-/// process that may not take on groups (that of an ordinary user) acts with its own.
+/// Does something that may clear set-id bits as the kernel does it for `asker`; without one, for
+/// ourselves, so that they stay as far as this process may keep them. Of a thread that cannot be
+/// looked at it is believed that it has the group it was sent with and no other, and no capability.
+/// A process that may not take on groups (that of an ordinary user) acts with its own.
 pub fn act_for<T>(asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
     // To look at a thread that has it we need it too (ptrace(2), "access mode checking").
     let raised = SetId::effective(true);
@@ -50,13 +56,19 @@ pub fn may_administer(asker: Asker) -> bool {
 }
 
 impl Credentials {
-    const NONE: Credentials = Credentials { groups: Vec::new(), capabilities: CapabilitySet::empty() };
+    const NONE: Credentials = Credentials {
+        groups: Vec::new(),
+        capabilities: CapabilitySet::empty(),
+    };
 
-    /// Those of a thread, unless they are not what it asks with: it may act for somebody else itself (an overlay filesystem, io_uring).
+    /// Those of a thread, unless they are not what it asks with: it may act for somebody else
+    /// itself (an overlay filesystem, io_uring).
     fn of(asker: Asker) -> SysResult<Credentials> {
         let status = std::fs::read(format!("/proc/{}/status", asker.thread))?;
-        let mut known = Credentials::parse(&String::from_utf8_lossy(&status), asker).unwrap_or(Credentials::NONE);
-        let first = std::fs::read_link(format!("/proc/{}/ns/user", asker.thread)).is_ok_and(|link| link.as_os_str() == FIRST_USER_NAMESPACE);
+        let mut known = Credentials::parse(&String::from_utf8_lossy(&status), asker)
+            .unwrap_or(Credentials::NONE);
+        let first = std::fs::read_link(format!("/proc/{}/ns/user", asker.thread))
+            .is_ok_and(|link| link.as_os_str() == FIRST_USER_NAMESPACE);
         if !first {
             known.capabilities = CapabilitySet::empty();
         }
@@ -65,27 +77,47 @@ impl Credentials {
 
     /// From `/proc/PID/status` (proc_pid_status(5)).
     fn parse(status: &str, asker: Asker) -> Option<Credentials> {
-        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let line = |name: &str| {
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        };
         // Real, effective, saved, and the one for files.
-        let for_files = |name: &str| line(name)?.split_ascii_whitespace().nth(3)?.parse::<u32>().ok();
+        let for_files = |name: &str| {
+            line(name)?
+                .split_ascii_whitespace()
+                .nth(3)?
+                .parse::<u32>()
+                .ok()
+        };
         if for_files("Uid")? != asker.uid || for_files("Gid")? != asker.gid {
             return None;
         }
         Some(Credentials {
-            groups: line("Groups")?.split_ascii_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?,
-            capabilities: CapabilitySet::from_bits_retain(u64::from_str_radix(line("CapEff")?.trim(), 16).ok()?),
+            groups: line("Groups")?
+                .split_ascii_whitespace()
+                .map(str::parse)
+                .collect::<Result<_, _>>()
+                .ok()?,
+            capabilities: CapabilitySet::from_bits_retain(
+                u64::from_str_radix(line("CapEff")?.trim(), 16).ok()?,
+            ),
         })
     }
 }
 
-/// Gives a thread the capabilities back that it had, when dropped, also when the call between panics.
+/// Gives a thread the capabilities back that it had, when dropped, also when the call between
+/// panics.
 struct SetId(CapabilitySets);
 
 impl SetId {
-    /// Whether CAP_FSETID is in effect, until the result is dropped; `None` when there is nothing to give back.
+    /// Whether CAP_FSETID is in effect, until the result is dropped; `None` when there is nothing
+    /// to give back.
     fn effective(wanted: bool) -> Option<SetId> {
         let sets = capabilities(None).ok()?;
-        if sets.effective.contains(CapabilitySet::FSETID) == wanted || !sets.permitted.contains(CapabilitySet::FSETID) {
+        if sets.effective.contains(CapabilitySet::FSETID) == wanted
+            || !sets.permitted.contains(CapabilitySet::FSETID)
+        {
             return None;
         }
         let mut effective = sets.effective;
@@ -114,7 +146,10 @@ impl Groups {
         let before = getgroups().ok()?;
         let further: Vec<Gid> = further.iter().map(|gid| Gid::from_raw(*gid)).collect();
         set_thread_groups(&further).ok()?;
-        Some(Groups { group: set_group_for_files(group), further: before })
+        Some(Groups {
+            group: set_group_for_files(group),
+            further: before,
+        })
     }
 }
 
@@ -143,7 +178,11 @@ mod tests {
 
     fn myself() -> Asker {
         let (uid, gid) = crate::sys::ids();
-        Asker { uid, gid, thread: own_thread().cast_unsigned() }
+        Asker {
+            uid,
+            gid,
+            thread: own_thread().cast_unsigned(),
+        }
     }
 
     #[test]
@@ -154,7 +193,10 @@ mod tests {
             assert!(!has_set_id());
             assert_eq!(act_for(None, has_set_id), whole, "for ourselves");
             assert!(!has_set_id());
-            assert!(!std::thread::spawn(has_set_id).join().expect("thread"), "nor have those that it starts");
+            assert!(
+                !std::thread::spawn(has_set_id).join().expect("thread"),
+                "nor have those that it starts"
+            );
         })
         .join()
         .expect("thread");
@@ -165,13 +207,27 @@ mod tests {
     fn a_call_has_the_groups_of_whoever_asks_and_then_its_own() {
         let groups = || getgroups().expect("groups");
         let (before, whole) = (groups(), has_set_id());
-        let gone = Asker { uid: 4001, gid: 4002, thread: i32::MAX.cast_unsigned() };
-        assert!(!act_for(Some(gone), has_set_id), "of a thread that is gone nothing is believed");
+        let gone = Asker {
+            uid: 4001,
+            gid: 4002,
+            thread: i32::MAX.cast_unsigned(),
+        };
+        assert!(
+            !act_for(Some(gone), has_set_id),
+            "of a thread that is gone nothing is believed"
+        );
         assert_eq!((groups(), has_set_id()), (before.clone(), whole));
-        assert_eq!(act_for(Some(myself()), has_set_id), whole, "a thread like ours may do what we may");
+        assert_eq!(
+            act_for(Some(myself()), has_set_id),
+            whole,
+            "a thread like ours may do what we may"
+        );
         let for_files = || set_group_for_files(u32::MAX);
         if whole {
-            assert_eq!(act_for(Some(gone), || (groups(), for_files())), (Vec::new(), 4002));
+            assert_eq!(
+                act_for(Some(gone), || (groups(), for_files())),
+                (Vec::new(), 4002)
+            );
         }
         assert_eq!((groups(), for_files()), (before, myself().gid));
     }
@@ -179,16 +235,58 @@ mod tests {
     #[test]
     fn what_a_thread_is_said_to_be_counts_only_if_it_asks_as_that() {
         let status = "Name:\tGroups:\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapEff:\t0000000000200010\n";
-        let known = Credentials::parse(status, Asker { uid: 4, gid: 8, thread: 1 }).expect("it is understood");
+        let known = Credentials::parse(
+            status,
+            Asker {
+                uid: 4,
+                gid: 8,
+                thread: 1,
+            },
+        )
+        .expect("it is understood");
         assert_eq!(known.groups, [9, 10]);
-        assert_eq!(known.capabilities, CapabilitySet::FSETID | CapabilitySet::SYS_ADMIN);
-        assert_eq!(Credentials::parse(status, Asker { uid: 2, gid: 8, thread: 1 }), None);
-        assert_eq!(Credentials::parse(status, Asker { uid: 4, gid: 5, thread: 1 }), None);
-        assert_eq!(Credentials::parse("Uid:\t1\n", Asker { uid: 4, gid: 8, thread: 1 }), None);
+        assert_eq!(
+            known.capabilities,
+            CapabilitySet::FSETID | CapabilitySet::SYS_ADMIN
+        );
+        assert_eq!(
+            Credentials::parse(
+                status,
+                Asker {
+                    uid: 2,
+                    gid: 8,
+                    thread: 1
+                }
+            ),
+            None
+        );
+        assert_eq!(
+            Credentials::parse(
+                status,
+                Asker {
+                    uid: 4,
+                    gid: 5,
+                    thread: 1
+                }
+            ),
+            None
+        );
+        assert_eq!(
+            Credentials::parse(
+                "Uid:\t1\n",
+                Asker {
+                    uid: 4,
+                    gid: 8,
+                    thread: 1
+                }
+            ),
+            None
+        );
         assert!(may_administer(myself()) == crate::sys::has_sys_admin() || !first_namespace());
     }
 
     fn first_namespace() -> bool {
-        std::fs::read_link("/proc/self/ns/user").is_ok_and(|link| link.as_os_str() == FIRST_USER_NAMESPACE)
+        std::fs::read_link("/proc/self/ns/user")
+            .is_ok_and(|link| link.as_os_str() == FIRST_USER_NAMESPACE)
     }
 }

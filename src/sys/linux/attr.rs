@@ -1,8 +1,12 @@
-//! Attributes of inodes and filesystems, on descriptors of every kind, and the two calls that make names out of them.
+//! Attributes of inodes and filesystems, on descriptors of every kind, and the two calls that make
+//! names out of them.
 
 use std::os::fd::AsFd;
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Nsecs, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Nsecs, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps,
+    UTIME_NOW, UTIME_OMIT, Uid,
+};
 
 use super::super::args::{FsInfo, SetTime};
 use super::super::fault::Call;
@@ -15,20 +19,35 @@ use super::open::proc_path;
 const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
 /// Names by magic number (statfs(2)), of the filesystems that this program tells apart.
-const FS_NAMES: [(u64, &str); 6] =
-    [(0x5846_5342, "xfs"), (0x9123_683e, "btrfs"), (0xef53, "ext4"), (0x0102_1994, "tmpfs"), (0x794c_7630, "overlayfs"), (0x6573_5546, "fuse")];
+const FS_NAMES: [(u64, &str); 6] = [
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0xef53, "ext4"),
+    (0x0102_1994, "tmpfs"),
+    (0x794c_7630, "overlayfs"),
+    (0x6573_5546, "fuse"),
+];
 
 /// Attributes of `name` in `dir`, of a link itself, without setting off an automount (statx(2)).
 pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     let name = component(name)?;
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    let statx = retry(Call::Stat, || rustix::fs::statx(&dir, name, flags, STATX_MASK))?;
+    let statx = retry(Call::Stat, || {
+        rustix::fs::statx(&dir, name, flags, STATX_MASK)
+    })?;
     stat_of(&statx)
 }
 
 /// Attributes of what a descriptor names, `O_PATH` ones included (`AT_EMPTY_PATH`).
 pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
-    let statx = retry(Call::Stat, || rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW, STATX_MASK))?;
+    let statx = retry(Call::Stat, || {
+        rustix::fs::statx(
+            &fd,
+            c"",
+            AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW,
+            STATX_MASK,
+        )
+    })?;
     stat_of(&statx)
 }
 
@@ -56,82 +75,138 @@ fn stat_of(statx: &Statx) -> SysResult<Stat> {
 
 /// Our time of the kernel's.
 fn time_of(time: &StatxTimestamp) -> Time {
-    Time { sec: time.tv_sec, nsec: time.tv_nsec }
+    Time {
+        sec: time.tv_sec,
+        nsec: time.tv_nsec,
+    }
 }
 
-/// Makes an inode of any kind but directory and symbolic link (mknod(2)), EINVAL for those; devices need CAP_MKNOD.
-/// `mode` is masked by the process's umask; `rdev` is as in [`Stat::rdev`] and counts for devices only.
+/// Makes an inode of any kind but directory and symbolic link (mknod(2)), EINVAL for those; devices
+/// need CAP_MKNOD. `mode` is masked by the process's umask; `rdev` is as in [`Stat::rdev`] and
+/// counts for devices only.
 pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -> SysResult<()> {
     let name = component(name)?;
     if matches!(kind, Kind::Dir | Kind::Symlink) {
         return Err(Errno::EINVAL);
     }
-    let rdev = if matches!(kind, Kind::CharDev | Kind::BlockDev) { rdev } else { 0 };
+    let rdev = if matches!(kind, Kind::CharDev | Kind::BlockDev) {
+        rdev
+    } else {
+        0
+    };
     let file_type = FileType::from_raw_mode(mode_bits(kind, 0));
-    retry(Call::Make, || rustix::fs::mknodat(&dir, name, file_type, permissions(mode), rdev))
+    retry(Call::Make, || {
+        rustix::fs::mknodat(&dir, name, file_type, permissions(mode), rdev)
+    })
 }
 
-/// Gives what a descriptor names the further name `name` in `dir`; of a symbolic link, the link itself.
-/// ENOENT once its last name is gone (but for an `O_TMPFILE` file).
+/// Gives what a descriptor names the further name `name` in `dir`; of a symbolic link, the link
+/// itself. ENOENT once its last name is gone (but for an `O_TMPFILE` file).
 pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
-    match retry(Call::Link, || rustix::fs::linkat(&fd, c"", &dir, name, AtFlags::EMPTY_PATH)) {
+    match retry(Call::Link, || {
+        rustix::fs::linkat(&fd, c"", &dir, name, AtFlags::EMPTY_PATH)
+    }) {
         // linkat(2): AT_EMPTY_PATH without CAP_DAC_READ_SEARCH is ENOENT, and /proc the way round.
         Err(Errno::ENOENT) => {
             let path = proc_path(&fd);
-            retry(Call::Link, || rustix::fs::linkat(CWD, path.as_str(), &dir, name, AtFlags::SYMLINK_FOLLOW))
+            retry(Call::Link, || {
+                rustix::fs::linkat(CWD, path.as_str(), &dir, name, AtFlags::SYMLINK_FOLLOW)
+            })
         }
         result => result,
     }
 }
 
-/// Sets the permission bits, set-id and sticky bits included; EOPNOTSUPP for a symbolic link, which has none.
+/// Sets the permission bits, set-id and sticky bits included; EOPNOTSUPP for a symbolic link, which
+/// has none.
 pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
-    // Kernels before 6.6 let some filesystems change a link's mode and then report an error, or none.
+    // Kernels before 6.6 let some filesystems change a link's mode and then report an error, or
+    // none.
     if stat_fd(&fd)?.kind == Kind::Symlink {
         return Err(Errno::EOPNOTSUPP);
     }
     let path = proc_path(&fd);
-    let set = || retry(Call::SetAttributes, || rustix::fs::chmodat(CWD, path.as_str(), permissions(mode), AtFlags::empty()));
+    let set = || {
+        retry(Call::SetAttributes, || {
+            rustix::fs::chmodat(CWD, path.as_str(), permissions(mode), AtFlags::empty())
+        })
+    };
     // Of a group that is not ours the bit needs CAP_FSETID, and is left out without a word.
-    if mode & 0o2000 != 0 { act_for(None, set) } else { set() }
+    if mode & 0o2000 != 0 {
+        act_for(None, set)
+    } else {
+        set()
+    }
 }
 
 /// Sets owner and group, each where given; also of a symbolic link (fchownat(2), `AT_EMPTY_PATH`).
 ///
-/// The kernel clears set-id bits and `security.capability` of a file. EINVAL for the id 2^32-1, which means "none".
+/// The kernel clears set-id bits and `security.capability` of a file. EINVAL for the id 2^32-1,
+/// which means "none".
 pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<()> {
     if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
         return Err(Errno::EINVAL);
     }
     let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-    retry(Call::SetAttributes, || rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW))
+    retry(Call::SetAttributes, || {
+        rustix::fs::chownat(
+            &fd,
+            c"",
+            uid,
+            gid,
+            AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW,
+        )
+    })
 }
 
-/// Sets the times of access and change; also of a symbolic link (utimensat(2), `AT_EMPTY_PATH` since 5.8).
-/// EINVAL unless nanoseconds are below 1,000,000,000.
+/// Sets the times of access and change; also of a symbolic link (utimensat(2), `AT_EMPTY_PATH`
+/// since 5.8). EINVAL unless nanoseconds are below 1,000,000,000.
 pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()> {
-    let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
-    match retry(Call::SetAttributes, || rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)) {
+    let times = Timestamps {
+        last_access: timespec(atime)?,
+        last_modification: timespec(mtime)?,
+    };
+    match retry(Call::SetAttributes, || {
+        rustix::fs::utimensat(
+            &fd,
+            c"",
+            &times,
+            AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW,
+        )
+    }) {
         Err(Errno::EINVAL) => {
             let path = proc_path(&fd);
-            retry(Call::SetAttributes, || rustix::fs::utimensat(CWD, path.as_str(), &times, AtFlags::empty()))
+            retry(Call::SetAttributes, || {
+                rustix::fs::utimensat(CWD, path.as_str(), &times, AtFlags::empty())
+            })
         }
         result => result,
     }
 }
 
-/// What utimensat(2) takes for `time`. Its special values are nanoseconds out of range, so real ones are checked.
+/// What utimensat(2) takes for `time`. Its special values are nanoseconds out of range, so real
+/// ones are checked.
 pub(super) fn timespec(time: SetTime) -> SysResult<Timespec> {
     Ok(match time {
-        SetTime::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as Nsecs },
-        SetTime::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as Nsecs },
-        SetTime::At(time) if time.nsec < 1_000_000_000 => Timespec { tv_sec: time.sec, tv_nsec: time.nsec as Nsecs },
+        SetTime::Omit => Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT as Nsecs,
+        },
+        SetTime::Now => Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW as Nsecs,
+        },
+        SetTime::At(time) if time.nsec < 1_000_000_000 => Timespec {
+            tv_sec: time.sec,
+            tv_nsec: time.nsec as Nsecs,
+        },
         SetTime::At(_) => return Err(Errno::EINVAL),
     })
 }
 
-/// Size and free space of the filesystem that holds what the descriptor names, `O_PATH` ones included (fstatfs(2)).
+/// Size and free space of the filesystem that holds what the descriptor names, `O_PATH` ones
+/// included (fstatfs(2)).
 pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
     let info = retry(Call::Stat, || rustix::fs::fstatfs(&fd))?;
     let bsize = info.f_bsize as u32;
@@ -142,14 +217,22 @@ pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
         files: info.f_files as u64,
         ffree: info.f_ffree as u64,
         bsize,
-        frsize: if info.f_frsize == 0 { bsize } else { info.f_frsize as u32 },
+        frsize: if info.f_frsize == 0 {
+            bsize
+        } else {
+            info.f_frsize as u32
+        },
         namelen: info.f_namelen as u32,
         // Magic numbers have 32 bits; the field is a signed word.
         fs_type: u64::from(info.f_type as u32),
     })
 }
 
-/// The usual name of a filesystem by its magic number, `unknown` where it makes no difference here. ext2 and ext3 are `ext4`.
+/// The usual name of a filesystem by its magic number, `unknown` where it makes no difference here.
+/// ext2 and ext3 are `ext4`.
 pub fn fs_name(magic: u64) -> &'static str {
-    FS_NAMES.iter().find(|(number, _)| *number == magic).map_or("unknown", |(_, name)| name)
+    FS_NAMES
+        .iter()
+        .find(|(number, _)| *number == magic)
+        .map_or("unknown", |(_, name)| name)
 }

@@ -1,4 +1,5 @@
-//! Reflink: the upper rung of the ladder (ioctl_ficlone(2)), and the same of what is there twice (ioctl_fideduperange(2)).
+//! Reflink: the upper rung of the ladder (ioctl_ficlone(2)), and the same of what is there twice
+//! (ioctl_fideduperange(2)).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -12,8 +13,8 @@ use super::open::create_file_at;
 
 /// Makes `dst`, open for writing, share all of `src`'s data, in place of its own; attributes stay.
 ///
-/// Dirty pages of `src` are written back first. Not durable when it returns.
-/// Errors: EOPNOTSUPP (EXDEV across filesystems, EINVAL for what is no regular file) where only a copy will do.
+/// Dirty pages of `src` are written back first. Not durable when it returns. Errors: EOPNOTSUPP
+/// (EXDEV across filesystems, EINVAL for what is no regular file) where only a copy will do.
 pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
     fault::check(Call::Clone)?;
     loop {
@@ -24,38 +25,57 @@ pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
     }
 }
 
-/// Whether files can share their data on the filesystem of this one, which is open for writing: asked without anything being made or changed.
+/// Whether files can share their data on the filesystem of this one, which is open for writing:
+/// asked without anything being made or changed.
 ///
-/// Of itself a file is no clone (EINVAL) where there are such, else there is no such call: do_clone_file_range in fs/remap_range.c.
+/// Of itself a file is no clone (EINVAL) where there are such, else there is no such call:
+/// do_clone_file_range in fs/remap_range.c.
 pub fn can_share(file: &File) -> bool {
-    matches!(rustix::fs::ioctl_ficlone(file, file), Ok(()) | Err(rustix::io::Errno::INVAL))
+    matches!(
+        rustix::fs::ioctl_ficlone(file, file),
+        Ok(()) | Err(rustix::io::Errno::INVAL)
+    )
 }
 
-/// Makes the new file `name` in `dir`, mode 0600, share all of `src`'s data, and gives it open for reading and writing.
+/// Makes the new file `name` in `dir`, mode 0600, share all of `src`'s data, and gives it open for
+/// reading and writing.
 ///
-/// EEXIST when the name is taken; other errors as [`clone_file`]. After a failure the name is not there.
+/// EEXIST when the name is taken; other errors as [`clone_file`]. After a failure the name is not
+/// there.
 pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     let dst = create_file_at(&dir, name, Open::READ_WRITE, 0o600)?;
     match clone_file(src, &dst) {
         Ok(()) => Ok(dst),
         Err(errno) => {
-            // What went wrong first is what the caller must know; an empty file that stays is found by fsck.
+            // What went wrong first is what the caller must know; an empty file that stays is found
+            // by fsck.
             let _ = unlink_at(&dir, name);
             Err(errno)
         }
     }
 }
 
-/// Makes the empty `dst`, open for writing, share the first `len` bytes of `src`, a multiple of the filesystem's blocks. Only dirty pages among them are written
-/// back first. Errors: as [`clone_file`]; EINVAL for what is no multiple.
+/// Makes the empty `dst`, open for writing, share the first `len` bytes of `src`, a multiple of the
+/// filesystem's blocks. Only dirty pages among them are written back first. Errors: as
+/// [`clone_file`]; EINVAL for what is no multiple.
 pub fn clone_head(src: &File, dst: &File, len: u64) -> SysResult<()> {
-    let range = libc::file_clone_range { src_fd: src.as_raw_fd().into(), src_offset: 0, src_length: len, dest_offset: 0 };
+    let range = libc::file_clone_range {
+        src_fd: src.as_raw_fd().into(),
+        src_offset: 0,
+        src_length: len,
+        dest_offset: 0,
+    };
     fault::check(Call::Clone)?;
-    // SAFETY: `range` has the kernel's layout and is only read; both descriptors are borrowed through the call.
-    check_retry(|| unsafe { libc::ioctl(dst.as_raw_fd(), libc::FICLONERANGE as _, &raw const range) }).map(drop)
+    // SAFETY: `range` has the kernel's layout and is only read; both descriptors are borrowed
+    // through the call.
+    check_retry(|| unsafe {
+        libc::ioctl(dst.as_raw_fd(), libc::FICLONERANGE as _, &raw const range)
+    })
+    .map(drop)
 }
 
-/// `FIDEDUPERANGE` of linux/fs.h: `_IOWR(0x94, 54, struct file_dedupe_range)`, with the 24 bytes before the targets.
+/// `FIDEDUPERANGE` of linux/fs.h: `_IOWR(0x94, 54, struct file_dedupe_range)`, with the 24 bytes
+/// before the targets.
 const FIDEDUPERANGE: u32 = 0xc018_9436;
 /// `FILE_DEDUPE_RANGE_DIFFERS`: the bytes are not the same, and nothing was done.
 const RANGE_DIFFERS: i32 = 1;
@@ -75,13 +95,21 @@ struct DedupeRange {
     reserved: u32,
 }
 
-/// Makes `len` bytes of `dst` at `offset` share the extents of the same bytes of `src`, if they are the same: the kernel compares them, with both files
-/// locked. Gives how many bytes share now, which may be fewer than asked, and none where there is nothing to share; `None`: they differ, and nothing was done.
+/// Makes `len` bytes of `dst` at `offset` share the extents of the same bytes of `src`, if they are
+/// the same: the kernel compares them, with both files locked. Gives how many bytes share now,
+/// which may be fewer than asked, and none where there is nothing to share; `None`: they differ,
+/// and nothing was done.
 ///
-/// Neither the bytes nor the times of either file change. A range ends at a block, or at the end of both files; btrfs takes 16 MiB at most in one call. `dst`
-/// may be open for reading only, by its owner or with CAP_SYS_ADMIN. Errors: EOPNOTSUPP or EINVAL where the filesystem cannot, EXDEV across filesystems,
-/// EPERM.
-pub fn dedupe_range(src: impl AsFd, dst: impl AsFd, offset: u64, len: u64) -> SysResult<Option<u64>> {
+/// Neither the bytes nor the times of either file change. A range ends at a block, or at the end of
+/// both files; btrfs takes 16 MiB at most in one call. `dst` may be open for reading only, by its
+/// owner or with CAP_SYS_ADMIN. Errors: EOPNOTSUPP or EINVAL where the filesystem cannot, EXDEV
+/// across filesystems, EPERM.
+pub fn dedupe_range(
+    src: impl AsFd,
+    dst: impl AsFd,
+    offset: u64,
+    len: u64,
+) -> SysResult<Option<u64>> {
     fault::check(Call::Clone)?;
     let mut range = DedupeRange {
         src_offset: offset,
@@ -97,7 +125,8 @@ pub fn dedupe_range(src: impl AsFd, dst: impl AsFd, offset: u64, len: u64) -> Sy
     };
     let fd = src.as_fd().as_raw_fd();
     let range_ptr: *mut DedupeRange = &raw mut range;
-    // SAFETY: `range_ptr` points to a structure of the kernel's layout with the one target that it says it has; it and both descriptors live through the call.
+    // SAFETY: `range_ptr` points to a structure of the kernel's layout with the one target that it
+    // says it has; it and both descriptors live through the call.
     check_retry(|| unsafe { libc::ioctl(fd, FIDEDUPERANGE as _, range_ptr) })?;
     match range.status {
         RANGE_DIFFERS => Ok(None),

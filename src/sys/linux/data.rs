@@ -10,50 +10,80 @@ use super::super::name::{check_retry, last_errno, retry};
 use super::super::types::{Errno, SysResult};
 use super::attr::stat_fd;
 
-/// Has an empty file written in place, where its filesystem would write elsewhere (btrfs: FS_NOCOW_FL of ioctl_iflags(2)): what is allocated can be written to
-/// without more space. Best effort.
+/// Has an empty file written in place, where its filesystem would write elsewhere (btrfs:
+/// FS_NOCOW_FL of ioctl_iflags(2)): what is allocated can be written to without more space. Best
+/// effort.
 pub fn write_in_place(file: &File) {
     if let Ok(flags) = rustix::fs::ioctl_getflags(file) {
         let _ = rustix::fs::ioctl_setflags(file, flags | rustix::fs::IFlags::NOCOW);
     }
 }
 
-/// Allocates, punches, zeroes or shifts `len` bytes at `offset`; `mode` has the bits of fallocate(2).
+/// Allocates, punches, zeroes or shifts `len` bytes at `offset`; `mode` has the bits of
+/// fallocate(2).
 pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult<()> {
     let mode = u32::try_from(mode).map_err(|_| Errno::EINVAL)?;
-    retry(Call::Allocate, || rustix::fs::fallocate(&file, FallocateFlags::from_bits_retain(mode), offset, len))
+    retry(Call::Allocate, || {
+        rustix::fs::fallocate(&file, FallocateFlags::from_bits_retain(mode), offset, len)
+    })
 }
 
-/// Copies up to `len` bytes inside the kernel and moves both offsets on; gives how many bytes, 0 at the end of `src`.
+/// Copies up to `len` bytes inside the kernel and moves both offsets on; gives how many bytes, 0 at
+/// the end of `src`.
 ///
-/// Filesystems with reflink may share the extents. Errors: EXDEV, EINVAL, ENOSYS or EOPNOTSUPP where reading and writing
-/// must do (copy_file_range(2)).
-pub fn copy_file_range(src: impl AsFd, src_offset: &mut u64, dst: impl AsFd, dst_offset: &mut u64, len: usize) -> SysResult<usize> {
-    retry(Call::Copy, || rustix::fs::copy_file_range(&src, Some(&mut *src_offset), &dst, Some(&mut *dst_offset), len))
+/// Filesystems with reflink may share the extents. Errors: EXDEV, EINVAL, ENOSYS or EOPNOTSUPP
+/// where reading and writing must do (copy_file_range(2)).
+pub fn copy_file_range(
+    src: impl AsFd,
+    src_offset: &mut u64,
+    dst: impl AsFd,
+    dst_offset: &mut u64,
+    len: usize,
+) -> SysResult<usize> {
+    retry(Call::Copy, || {
+        rustix::fs::copy_file_range(
+            &src,
+            Some(&mut *src_offset),
+            &dst,
+            Some(&mut *dst_offset),
+            len,
+        )
+    })
 }
 
 /// `RWF_NOWAIT` of linux/fs.h: EAGAIN instead of waiting for a lock or the disk.
 const NOWAIT: libc::c_int = 8;
 
-/// As [`read_full_at`](super::super::read_full_at), but without the lock that a write of somebody else holds, and on XFS a read: what is not to be had at once
-/// is read from the page cache as a mapping shows it, for which the kernel does not take that lock.
+/// As [`read_full_at`](super::super::read_full_at), but without the lock that a write of somebody
+/// else holds, and on XFS a read: what is not to be had at once is read from the page cache as a
+/// mapping shows it, for which the kernel does not take that lock.
 ///
-/// What is read while somebody writes may be of before and after, as with a mapping. Where the file becomes shorter meanwhile it ends there.
+/// What is read while somebody writes may be of before and after, as with a mapping. Where the file
+/// becomes shorter meanwhile it ends there.
 pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
     let fd = file.as_fd().as_raw_fd();
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        let vector = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let vector = libc::iovec {
+            iov_base: rest.as_mut_ptr().cast(),
+            iov_len: rest.len(),
+        };
         let at = libc::off_t::try_from(offset + filled as u64).map_err(|_| Errno::EINVAL)?;
         fault::check(Call::Read)?;
-        // SAFETY: `vector` is one buffer that is borrowed for writing through the call, and so is the descriptor.
+        // SAFETY: `vector` is one buffer that is borrowed for writing through the call, and so is
+        // the descriptor.
         let read = unsafe { libc::preadv2(fd, &raw const vector, 1, at, NOWAIT) };
-        match if read < 0 { Err(last_errno()) } else { Ok(read) } {
+        match if read < 0 {
+            Err(last_errno())
+        } else {
+            Ok(read)
+        } {
             Ok(0) => return Ok(filled),
             Ok(read) => filled += read.unsigned_abs(),
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
-                return read_mapped_at(&file, rest, offset + filled as u64).map(|read| filled + read);
+                return read_mapped_at(&file, rest, offset + filled as u64)
+                    .map(|read| filled + read);
             }
             Err(errno) => return Err(errno),
         }
@@ -61,23 +91,49 @@ pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysR
     Ok(filled)
 }
 
-/// Reads through a mapping, which the kernel copies from: where the file has become shorter that is an error, and no signal.
+/// Reads through a mapping, which the kernel copies from: where the file has become shorter that is
+/// an error, and no signal.
 fn read_mapped_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
     let left = stat_fd(&file)?.size.saturating_sub(offset);
-    let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+    let length = usize::try_from(left)
+        .unwrap_or(usize::MAX)
+        .min(buffer.len());
     if length == 0 {
         return Ok(0);
     }
     let begin = offset % rustix::param::page_size() as u64;
     let mapped = length + begin as usize;
     let (read, shared) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-    // SAFETY: a new mapping, at a place that the kernel chooses, that nobody but this function knows and that no reference is ever made into.
-    let place = unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, read, shared, &file, offset - begin) }?;
-    let into = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: length };
-    let from = libc::iovec { iov_base: place.wrapping_byte_add(begin as usize), iov_len: length };
-    // SAFETY: `into` is a buffer that is borrowed for writing, with room for `length` bytes; `from` is in the mapping, and is read by the kernel.
-    let copied = unsafe { libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0) };
-    let copied = if copied < 0 { Err(last_errno()) } else { Ok(copied.unsigned_abs()) };
+    // SAFETY: a new mapping, at a place that the kernel chooses, that nobody but this function
+    // knows and that no reference is ever made into.
+    let place = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            mapped,
+            read,
+            shared,
+            &file,
+            offset - begin,
+        )
+    }?;
+    let into = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: length,
+    };
+    let from = libc::iovec {
+        iov_base: place.wrapping_byte_add(begin as usize),
+        iov_len: length,
+    };
+    // SAFETY: `into` is a buffer that is borrowed for writing, with room for `length` bytes; `from`
+    // is in the mapping, and is read by the kernel.
+    let copied = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0)
+    };
+    let copied = if copied < 0 {
+        Err(last_errno())
+    } else {
+        Ok(copied.unsigned_abs())
+    };
     // SAFETY: it is the mapping made above, and nothing refers to it any more.
     unsafe { rustix::mm::munmap(place, mapped) }?;
     match copied {
@@ -89,34 +145,47 @@ fn read_mapped_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<
     }
 }
 
-/// Makes the whole filesystem durable that holds `fd` (syncfs(2)); an error since the last call on `fd` is reported once.
+/// Makes the whole filesystem durable that holds `fd` (syncfs(2)); an error since the last call on
+/// `fd` is reported once.
 pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     retry(Call::Sync, || rustix::fs::syncfs(&fd))
 }
 
 /// Lets the page cache forget clean pages of a file (`POSIX_FADV_DONTNEED`); best effort.
 pub fn drop_cached(file: impl AsFd, offset: u64, len: u64) {
-    let _ = rustix::fs::fadvise(&file, offset, std::num::NonZeroU64::new(len), rustix::fs::Advice::DontNeed);
+    let _ = rustix::fs::fadvise(
+        &file,
+        offset,
+        std::num::NonZeroU64::new(len),
+        rustix::fs::Advice::DontNeed,
+    );
 }
 
-/// Starts writing the file's dirty pages out, without waiting and without promise (sync_file_range(2)).
+/// Starts writing the file's dirty pages out, without waiting and without promise
+/// (sync_file_range(2)).
 pub fn start_writeback(file: impl AsFd) -> SysResult<()> {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the descriptor is borrowed through the call, and the other arguments are integers.
-    check_retry(|| unsafe { libc::sync_file_range(fd, 0, 0, libc::SYNC_FILE_RANGE_WRITE) }).map(|_| ())
+    check_retry(|| unsafe { libc::sync_file_range(fd, 0, 0, libc::SYNC_FILE_RANGE_WRITE) })
+        .map(|_| ())
 }
 
-/// Writes the file's dirty pages out and waits until they are written; no promise that they survive a power cut (sync_file_range(2)).
+/// Writes the file's dirty pages out and waits until they are written; no promise that they survive
+/// a power cut (sync_file_range(2)).
 pub fn finish_writeback(file: impl AsFd) -> SysResult<()> {
     let fd = file.as_fd().as_raw_fd();
-    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: the descriptor is borrowed through the call, and the other arguments are integers.
     check_retry(|| unsafe { libc::sync_file_range(fd, 0, 0, all) }).map(|_| ())
 }
 
-/// Has a pipe take more at a time, so that who writes and who reads wake each other more rarely; what is no pipe, or may not, stays as it is.
+/// Has a pipe take more at a time, so that who writes and who reads wake each other more rarely;
+/// what is no pipe, or may not, stays as it is.
 pub fn widen_pipe(pipe: impl AsFd) {
     const BYTES: libc::c_int = 1 << 20;
-    // SAFETY: fcntl(2) with F_SETPIPE_SZ takes integers only, and the descriptor is open through the call.
+    // SAFETY: fcntl(2) with F_SETPIPE_SZ takes integers only, and the descriptor is open through
+    // the call.
     let _ = unsafe { libc::fcntl(pipe.as_fd().as_raw_fd(), libc::F_SETPIPE_SZ, BYTES) };
 }

@@ -15,20 +15,25 @@ use super::open::reopen;
 /// Bytes asked of the kernel at once: some 800 names.
 const BUFFER_LEN: usize = 32 * 1024;
 
-/// All names of the directory that `fd` names (also an `O_PATH` descriptor) but `.` and `..`, in the filesystem's order.
+/// All names of the directory that `fd` names (also an `O_PATH` descriptor) but `.` and `..`, in
+/// the filesystem's order.
 ///
-/// It reads through a description of its own, so calls on the same descriptor do not disturb each other. Names that come
-/// or go meanwhile may be there or not (getdents(2)). A removed directory is empty.
+/// It reads through a description of its own, so calls on the same descriptor do not disturb each
+/// other. Names that come or go meanwhile may be there or not (getdents(2)). A removed directory is
+/// empty.
 pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
     let mut entries = read_dir(fd, 0, usize::MAX)?.0;
     entries.retain(|entry| entry.name != b"." && entry.name != b"..");
     Ok(entries)
 }
 
-/// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning; else [`DirEntry::next`]). At least `count`, unless
-/// it says that these are the last. Otherwise as [`list_dir`].
+/// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning;
+/// else [`DirEntry::next`]). At least `count`, unless it says that these are the last. Otherwise as
+/// [`list_dir`].
 pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
-    let dir = match retry(Call::Open, || rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())) {
+    let dir = match retry(Call::Open, || {
+        rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())
+    }) {
         // The name "." needs search permission; reading the names needs none.
         Err(Errno::EACCES) => reopen(&fd, Open::READ)?.into(),
         dir => dir?,
@@ -59,7 +64,12 @@ fn read_from(dir: impl AsFd, count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
             Err(errno) => return Err(errno.into()),
         };
         let name = entry.file_name().to_bytes().to_vec();
-        entries.push(DirEntry { name, ino: entry.ino(), kind: kind_of(entry.file_type()), next: entry.next_entry_cookie() });
+        entries.push(DirEntry {
+            name,
+            ino: entry.ino(),
+            kind: kind_of(entry.file_type()),
+            next: entry.next_entry_cookie(),
+        });
         if entries.len() >= count && reader.is_buffer_empty() {
             return Ok((entries, false));
         }

@@ -1,4 +1,5 @@
-//! What lets a process take over from another: memory and descriptors that outlive it, and word of its end.
+//! What lets a process take over from another: memory and descriptors that outlive it, and word of
+//! its end.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
@@ -11,14 +12,15 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
 use super::super::name::{check, last_errno};
 use super::super::types::{Errno, SysResult};
 
-/// Calls until no signal interrupts. These calls touch no file of anybody's, so no test makes them fail.
+/// Calls until no signal interrupts. These calls touch no file of anybody's, so no test makes them
+/// fail.
 fn uninterrupted<T>(call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
     rustix::io::retry_on_intr(call).map_err(Errno::from)
 }
@@ -33,7 +35,8 @@ pub struct SharedWords {
     count: usize,
 }
 
-// SAFETY: the mapping stays where it is until the value is dropped, and all that can be had of it are shared references to atomics.
+// SAFETY: the mapping stays where it is until the value is dropped, and all that can be had of it
+// are shared references to atomics.
 unsafe impl Send for SharedWords {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWords {}
@@ -41,35 +44,57 @@ unsafe impl Sync for SharedWords {}
 impl SharedWords {
     /// `count` words, all 0, that can neither shrink nor grow.
     pub fn create(count: usize) -> SysResult<SharedWords> {
-        let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or(Errno::EINVAL)? as u64;
-        let fd = uninterrupted(|| rustix::fs::memfd_create("ckptfs-ledger", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
+        let bytes = count
+            .checked_mul(size_of::<AtomicU64>())
+            .ok_or(Errno::EINVAL)? as u64;
+        let fd = uninterrupted(|| {
+            rustix::fs::memfd_create(
+                "ckptfs-ledger",
+                MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+            )
+        })?;
         uninterrupted(|| rustix::fs::ftruncate(&fd, bytes))?;
-        uninterrupted(|| rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL))?;
+        uninterrupted(|| {
+            rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        })?;
         SharedWords::open(fd)
     }
 
     /// The words of another process.
     ///
     /// # Errors
-    /// EINVAL if the file could become shorter: then to read a word could end this process (SIGBUS).
+    /// EINVAL if the file could become shorter: then to read a word could end this process
+    /// (SIGBUS).
     pub fn open(fd: OwnedFd) -> SysResult<SharedWords> {
         if !uninterrupted(|| rustix::fs::fcntl_get_seals(&fd))?.contains(SealFlags::SHRINK) {
             return Err(Errno::EINVAL);
         }
-        let bytes = usize::try_from(uninterrupted(|| rustix::fs::fstat(&fd))?.st_size).map_err(|_| Errno::EINVAL)?;
+        let bytes = usize::try_from(uninterrupted(|| rustix::fs::fstat(&fd))?.st_size)
+            .map_err(|_| Errno::EINVAL)?;
         let count = bytes / size_of::<AtomicU64>();
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: a new mapping at an address that the kernel chooses, of a file that is sealed against becoming shorter.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0) }?;
+        // SAFETY: a new mapping at an address that the kernel chooses, of a file that is sealed
+        // against becoming shorter.
+        let at = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &fd,
+                0,
+            )
+        }?;
         let at = NonNull::new(at.cast()).ok_or(Errno::EFAULT)?;
         Ok(SharedWords { fd, at, count })
     }
 
     /// The words.
     pub fn get(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has `count` words, is aligned to a page, lives as long as `self`, and every process accesses it by atomics only.
+        // SAFETY: the mapping has `count` words, is aligned to a page, lives as long as `self`, and
+        // every process accesses it by atomics only.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.count) }
     }
 }
@@ -83,30 +108,55 @@ impl AsFd for SharedWords {
 impl Drop for SharedWords {
     fn drop(&mut self) {
         // SAFETY: what `open` mapped; no reference into it outlives `self`.
-        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
+        let _ = unsafe {
+            rustix::mm::munmap(self.at.as_ptr().cast(), self.count * size_of::<AtomicU64>())
+        };
     }
 }
 
-/// Two ends of a connection that keeps messages whole and carries descriptors (unix(7), `SOCK_SEQPACKET`).
+/// Two ends of a connection that keeps messages whole and carries descriptors (unix(7),
+/// `SOCK_SEQPACKET`).
 pub fn message_pair() -> SysResult<(OwnedFd, OwnedFd)> {
-    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }
 
-/// Sends a message, with copies of descriptors. It never waits: EAGAIN when the other end does not read; EPIPE when it is gone.
+/// Sends a message, with copies of descriptors. It never waits: EAGAIN when the other end does not
+/// read; EPIPE when it is gone.
 pub fn send_message(to: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> SysResult<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::EINVAL);
     }
-    uninterrupted(|| rustix::net::sendmsg(&to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)).map(drop)
+    uninterrupted(|| {
+        rustix::net::sendmsg(
+            &to,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        )
+    })
+    .map(drop)
 }
 
-/// Receives a message of at most `buffer.len()` bytes and its descriptors, and waits for one; length 0: the other end is gone.
+/// Receives a message of at most `buffer.len()` bytes and its descriptors, and waits for one;
+/// length 0: the other end is gone.
 pub fn receive_message(from: impl AsFd, buffer: &mut [u8]) -> SysResult<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = uninterrupted(|| rustix::net::recvmsg(&from, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
+    let received = uninterrupted(|| {
+        rustix::net::recvmsg(
+            &from,
+            &mut [IoSliceMut::new(buffer)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
@@ -116,16 +166,27 @@ pub fn receive_message(from: impl AsFd, buffer: &mut [u8]) -> SysResult<(usize, 
     Ok((received.bytes, fds))
 }
 
-/// Makes the descriptor with the number of `number` be what `with` is (dup3(2)). Whoever owns `number` owns that then.
+/// Makes the descriptor with the number of `number` be what `with` is (dup3(2)). Whoever owns
+/// `number` owns that then.
 pub fn replace_descriptor(number: BorrowedFd<'_>, with: impl AsFd) -> SysResult<()> {
-    // SAFETY: both are open through the call. What `number` was is closed by it, and the number stays open, so that its owner still owns an open one.
-    check(unsafe { libc::dup3(with.as_fd().as_raw_fd(), number.as_raw_fd(), libc::O_CLOEXEC) }).map(|_| ())
+    // SAFETY: both are open through the call. What `number` was is closed by it, and the number
+    // stays open, so that its owner still owns an open one.
+    check(unsafe {
+        libc::dup3(
+            with.as_fd().as_raw_fd(),
+            number.as_raw_fd(),
+            libc::O_CLOEXEC,
+        )
+    })
+    .map(|_| ())
 }
 
-/// Calls `wrap`, one of a library's functions that make an owner of a registered number (`fuser`'s `wrap_backing`).
+/// Calls `wrap`, one of a library's functions that make an owner of a registered number (`fuser`'s
+/// `wrap_backing`).
 ///
-/// The library's condition is that the number is registered with this session and that it is not given back while the owner lives. A wrong number is
-/// refused by the kernel (ENOENT) when it is used or given back; memory is in no danger either way.
+/// The library's condition is that the number is registered with this session and that it is not
+/// given back while the owner lives. A wrong number is refused by the kernel (ENOENT) when it is
+/// used or given back; memory is in no danger either way.
 pub fn wrap_number<S, T>(wrap: unsafe fn(&S, u32) -> T, session: &S, number: u32) -> T {
     // SAFETY: see above: `wrap` only stores the number beside a reference to the session.
     unsafe { wrap(session, number) }
@@ -137,17 +198,21 @@ const BACKING_CLOSE: libc::Ioctl = 0x4004_e502;
 /// Gives a backing file's number back to the FUSE connection of `device`.
 pub fn backing_close(device: impl AsFd, number: u32) -> SysResult<()> {
     // SAFETY: the call reads 32 bits at the address, which lives through it.
-    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BACKING_CLOSE, &raw const number) }).map(|_| ())
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BACKING_CLOSE, &raw const number) })
+        .map(|_| ())
 }
 
-/// Signals that the process takes by reading them (signalfd(2)): those that ask it to end, and word of its children.
+/// Signals that the process takes by reading them (signalfd(2)): those that ask it to end, and word
+/// of its children.
 pub struct Signals(File);
 
 impl Signals {
-    /// From now on the signals wait in this process until they are read. No thread may have been started.
+    /// From now on the signals wait in this process until they are read. No thread may have been
+    /// started.
     pub fn new() -> SysResult<Signals> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigemptyset initialises the set; the other calls are given that set, which lives through them, and valid numbers.
+        // SAFETY: sigemptyset initialises the set; the other calls are given that set, which lives
+        // through them, and valid numbers.
         let fd = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGCHLD] {
@@ -170,7 +235,9 @@ impl Signals {
         let mut info = [0_u8; size_of::<libc::signalfd_siginfo>()];
         while self.0.read_exact(&mut info).is_ok() {
             // `ssi_signo` is the first field.
-            let number = info.first_chunk::<4>().map_or(0, |number| i32::from_ne_bytes(*number));
+            let number = info
+                .first_chunk::<4>()
+                .map_or(0, |number| i32::from_ne_bytes(*number));
             if number != libc::SIGCHLD {
                 return Some(number);
             }
@@ -186,10 +253,20 @@ impl AsFd for Signals {
 }
 
 /// Waits until one of the descriptors can be read, or is at its end; at most `limit`. Says which.
-pub fn wait_readable<const N: usize>(fds: [BorrowedFd<'_>; N], limit: Option<Duration>) -> SysResult<[bool; N]> {
-    let mut polled = fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
-    let limit = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
-    // SAFETY: `polled` has N records and lives through the call; the descriptors in it are borrowed through it.
+pub fn wait_readable<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    limit: Option<Duration>,
+) -> SysResult<[bool; N]> {
+    let mut polled = fds.map(|fd| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    let limit = limit.map_or(-1, |limit| {
+        i32::try_from(limit.as_millis()).unwrap_or(i32::MAX)
+    });
+    // SAFETY: `polled` has N records and lives through the call; the descriptors in it are borrowed
+    // through it.
     match check(unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, limit) }) {
         Ok(_) => Ok(polled.map(|polled| polled.revents != 0)),
         Err(Errno::EINTR) => Ok([false; N]),
@@ -228,7 +305,11 @@ mod tests {
         let (ours, theirs) = message_pair().expect("socketpair");
         let file = tempfile::tempfile().expect("file");
         replace_descriptor(ours.as_fd(), &file).expect("dup3");
-        assert_eq!(receive_message(&theirs, &mut [0; 1]).expect("receive").0, 0, "the other end of what it was is gone");
+        assert_eq!(
+            receive_message(&theirs, &mut [0; 1]).expect("receive").0,
+            0,
+            "the other end of what it was is gone"
+        );
         let mut same = File::from(ours);
         same.write_all(b"x").expect("write");
         assert_eq!(file.metadata().expect("stat").len(), 1);
@@ -237,7 +318,8 @@ mod tests {
     #[test]
     fn shared_words_are_shared_and_cannot_shrink() {
         let words = SharedWords::create(4).expect("memory");
-        let other = SharedWords::open(words.as_fd().try_clone_to_owned().expect("descriptor")).expect("opens");
+        let other = SharedWords::open(words.as_fd().try_clone_to_owned().expect("descriptor"))
+            .expect("opens");
         words.get()[3].store(7, Ordering::Release);
         assert_eq!(other.get()[3].load(Ordering::Acquire), 7);
         assert!(rustix::fs::ftruncate(words.as_fd(), 0).is_err());

@@ -1,7 +1,8 @@
-//! What only Linux does this way: `O_PATH` descriptors, openat2, statx, FICLONE, FIEMAP, leases, capabilities, mountinfo.
+//! What only Linux does this way: `O_PATH` descriptors, openat2, statx, FICLONE, FIEMAP, leases,
+//! capabilities, mountinfo.
 //!
-//! Where a call refuses an `O_PATH` descriptor, it goes through the link `/proc/self/fd/N`, which leads to the very inode,
-//! a symbolic link included, and not to its name (proc_pid_fd(5)).
+//! Where a call refuses an `O_PATH` descriptor, it goes through the link `/proc/self/fd/N`, which
+//! leads to the very inode, a symbolic link included, and not to its name (proc_pid_fd(5)).
 
 mod asker;
 mod attr;
@@ -19,22 +20,35 @@ mod watch;
 mod xattr;
 
 pub use asker::{act_for, give_up_set_id, may_administer};
-pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
+pub use attr::{
+    chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd,
+};
 pub use clone::{can_share, clone_file, clone_head, clone_to, dedupe_range};
-pub use data::{copy_file_range, drop_cached, fallocate, finish_writeback, read_unlocked_at, start_writeback, syncfs, widen_pipe, write_in_place};
+pub use data::{
+    copy_file_range, drop_cached, fallocate, finish_writeback, read_unlocked_at, start_writeback,
+    syncfs, widen_pipe, write_in_place,
+};
 pub use dir::{list_dir, list_new_dir, read_dir};
 pub use handover::{
-    SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,
+    SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor,
+    send_message, wait_readable, wrap_number,
 };
 pub use mount::{fuse_abort, fusermount_unmount, mount_of, mounts, mounts_of_all, unmount};
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{WHITEOUT, after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
-pub use probe::{allocation, dirty_pages, dirty_pages_before, extent_map, lease_free, shares_extents, truncate_unshared};
+pub use probe::{
+    allocation, dirty_pages, dirty_pages_before, extent_map, lease_free, shares_extents,
+    truncate_unshared,
+};
 pub use process::{
-    awake, facts_of, has_our_rights, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_session,
-    process_starttime, release_memory, runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
+    awake, facts_of, has_our_rights, has_sys_admin, own_memory, own_thread, peer_cred,
+    process_facts, process_name, process_session, process_starttime, release_memory,
+    runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
 };
 pub use same::same_ranges;
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
-pub use xattr::{all_xattrs, all_xattrs_at, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};
+pub use xattr::{
+    all_xattrs, all_xattrs_at, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr,
+    setxattr,
+};

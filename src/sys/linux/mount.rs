@@ -17,44 +17,72 @@ use super::super::types::{Errno, SysResult};
 /// The helpers that unmount for ordinary users, in the order they are tried.
 const FUSERMOUNT: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// All mounts that this process sees, lower ones before those that cover them (proc_pid_mountinfo(5)).
+/// All mounts that this process sees, lower ones before those that cover them
+/// (proc_pid_mountinfo(5)).
 pub fn mounts() -> SysResult<Vec<MountPoint>> {
     let text = std::fs::read("/proc/self/mountinfo")?;
-    text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(|line| parse_mount(line).ok_or(Errno::EIO)).collect()
+    text.split(|&byte| byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| parse_mount(line).ok_or(Errno::EIO))
+        .collect()
 }
 
-/// The mounts that `wanted` takes, of all processes that may be looked at, each with a process that sees it. Processes that share a table count once.
+/// The mounts that `wanted` takes, of all processes that may be looked at, each with a process that
+/// sees it. Processes that share a table count once.
 pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32, MountPoint)>> {
     let mut seen = std::collections::HashSet::new();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")?.map_while(Result::ok) {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // A table is of a namespace, seen from a root directory. A process that ends meanwhile has none.
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        // A table is of a namespace, seen from a root directory. A process that ends meanwhile has
+        // none.
         let at = |name: &str| std::fs::read_link(entry.path().join(name)).ok();
         if let Some(table) = at("ns/mnt").zip(at("root"))
             && !seen.insert(table)
         {
             continue;
         }
-        let Ok(text) = std::fs::read(entry.path().join("mountinfo")) else { continue };
+        let Ok(text) = std::fs::read(entry.path().join("mountinfo")) else {
+            continue;
+        };
         let lines = text.split(|&byte| byte == b'\n').filter_map(parse_mount);
-        found.extend(lines.filter(|mount| wanted(mount)).map(|mount| (pid, mount)));
+        found.extend(
+            lines
+                .filter(|mount| wanted(mount))
+                .map(|mount| (pid, mount)),
+        );
     }
     Ok(found)
 }
 
-/// The mount that the inode of `fd` is on, and whether it is its root; asked without a request to the filesystem (statx(2), since Linux 5.8).
+/// The mount that the inode of `fd` is on, and whether it is its root; asked without a request to
+/// the filesystem (statx(2), since Linux 5.8).
 ///
 /// # Errors
-/// EACCES: a FUSE mount of somebody who lets nobody else in. ENOENT: it is in no table that this process sees. ENOSYS before Linux 5.8.
+/// EACCES: a FUSE mount of somebody who lets nobody else in. ENOENT: it is in no table that this
+/// process sees. ENOSYS before Linux 5.8.
 pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
-    let stat = retry(Call::Probe, || rustix::fs::statx(&fd, "", flags, StatxFlags::MNT_ID))?;
+    let stat = retry(Call::Probe, || {
+        rustix::fs::statx(&fd, "", flags, StatxFlags::MNT_ID)
+    })?;
     if stat.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
         return Err(Errno::ENOSYS);
     }
-    let mount = mounts()?.into_iter().find(|mount| mount.id == stat.stx_mnt_id).ok_or(Errno::ENOENT)?;
-    Ok((mount, stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)))
+    let mount = mounts()?
+        .into_iter()
+        .find(|mount| mount.id == stat.stx_mnt_id)
+        .ok_or(Errno::ENOENT)?;
+    Ok((
+        mount,
+        stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+    ))
 }
 
 /// One line: `id parent major:minor root at options [optional ...] - type source options`.
@@ -63,15 +91,24 @@ fn parse_mount(line: &[u8]) -> Option<MountPoint> {
     let id = number(fields.next()?)?;
     let device = fields.nth(1)?;
     let colon = device.iter().position(|&byte| byte == b':')?;
-    let (major, minor) = (number(device.get(..colon)?)?, number(device.get(colon + 1..)?)?);
+    let (major, minor) = (
+        number(device.get(..colon)?)?,
+        number(device.get(colon + 1..)?)?,
+    );
     let (root, at) = (fields.next()?, fields.next()?);
-    let read_only = fields.next()?.split(|&byte| byte == b',').any(|option| option == b"ro");
+    let read_only = fields
+        .next()?
+        .split(|&byte| byte == b',')
+        .any(|option| option == b"ro");
     fields.find(|field| *field == b"-")?;
     let (fs_type, source) = (fields.next()?, fields.next()?);
     let options = fields.next().unwrap_or_default();
     let fs_type = String::from_utf8_lossy(&unescape(fs_type)).into_owned();
-    // Of FUSE the kernel writes it first, and nothing that the one who mounts can choose has a comma unescaped.
-    let owner = options.split(|&byte| byte == b',').find_map(|option| number(option.strip_prefix(b"user_id=")?));
+    // Of FUSE the kernel writes it first, and nothing that the one who mounts can choose has a
+    // comma unescaped.
+    let owner = options
+        .split(|&byte| byte == b',')
+        .find_map(|option| number(option.strip_prefix(b"user_id=")?));
     let owner = owner.filter(|_| fs_type.starts_with("fuse"));
     Some(MountPoint {
         id,
@@ -117,12 +154,15 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 
 /// The byte that three octal digits stand for.
 fn octal(digits: &[u8]) -> Option<u8> {
-    let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+    let digits = std::str::from_utf8(digits)
+        .ok()
+        .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
     u8::from_str_radix(digits, 8).ok()
 }
 
-/// Unmounts what is mounted at `path`, never following a link; `lazy` takes it out of sight now and ends it with its last
-/// user (umount2(2), `MNT_DETACH`). EBUSY while in use, EPERM for ordinary users: see [`fusermount_unmount`].
+/// Unmounts what is mounted at `path`, never following a link; `lazy` takes it out of sight now and
+/// ends it with its last user (umount2(2), `MNT_DETACH`). EBUSY while in use, EPERM for ordinary
+/// users: see [`fusermount_unmount`].
 pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
     let mut flags = UnmountFlags::NOFOLLOW;
     flags.set(UnmountFlags::DETACH, lazy);
@@ -131,11 +171,18 @@ pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
 
 /// Unmounts a FUSE mount of this user through the set-id helper fusermount3(1).
 ///
-/// Errors: ENOENT without the helper, EBUSY while in use, EINVAL when nothing of this user's is mounted there, EPERM otherwise.
+/// Errors: ENOENT without the helper, EBUSY while in use, EINVAL when nothing of this user's is
+/// mounted there, EPERM otherwise.
 pub fn fusermount_unmount(path: &Path, lazy: bool) -> SysResult<()> {
     for helper in FUSERMOUNT {
         let mut command = Command::new(helper);
-        command.env("LC_ALL", "C").arg("-u").args(lazy.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
+        command
+            .env("LC_ALL", "C")
+            .arg("-u")
+            .args(lazy.then_some("-z"))
+            .arg("--")
+            .arg(path)
+            .stdin(Stdio::null());
         match command.output() {
             Ok(output) if output.status.success() => return Ok(()),
             Ok(output) => return Err(helper_errno(&String::from_utf8_lossy(&output.stderr))),
@@ -157,11 +204,14 @@ fn helper_errno(message: &str) -> Errno {
     }
 }
 
-/// Ends the FUSE connection whose filesystem has the device minor `dev_minor`, even when its daemon hangs: every request
-/// fails with ENOTCONN from then on, and unsent data is lost (`/sys/fs/fuse/connections`). ENOENT when there is none.
+/// Ends the FUSE connection whose filesystem has the device minor `dev_minor`, even when its daemon
+/// hangs: every request fails with ENOTCONN from then on, and unsent data is lost
+/// (`/sys/fs/fuse/connections`). ENOENT when there is none.
 pub fn fuse_abort(dev_minor: u32) -> SysResult<()> {
     // Only `write`, never `create`: the file is the kernel's.
-    let mut abort = std::fs::OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{dev_minor}/abort"))?;
+    let mut abort = std::fs::OpenOptions::new()
+        .write(true)
+        .open(format!("/sys/fs/fuse/connections/{dev_minor}/abort"))?;
     std::io::Write::write_all(&mut abort, b"1").map_err(Errno::from)
 }
 
@@ -182,8 +232,14 @@ mod tests {
         let line = br"36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue";
         let mount = parse_mount(line).expect("parses");
         assert_eq!((mount.id, mount.dev), (36, make_device(98, 0)));
-        assert_eq!((mount.root, mount.at), (PathBuf::from("/mnt1"), PathBuf::from("/mnt 2")));
-        assert_eq!((mount.fs_type.as_str(), mount.source.as_str()), ("ext3", "/dev/root"));
+        assert_eq!(
+            (mount.root, mount.at),
+            (PathBuf::from("/mnt1"), PathBuf::from("/mnt 2"))
+        );
+        assert_eq!(
+            (mount.fs_type.as_str(), mount.source.as_str()),
+            ("ext3", "/dev/root")
+        );
         assert_eq!(mount.owner, None);
         let fuse = br"36 35 0:9 / /m rw - fuse.ckptfs ckptfs#/p,user_id=0 rw,user_id=1000,group_id=0,allow_other";
         assert_eq!(parse_mount(fuse).expect("parses").owner, Some(1000));
@@ -192,14 +248,28 @@ mod tests {
 
     #[test]
     fn own_mounts_hold_a_root() {
-        assert!(mounts().expect("mounts").iter().any(|mount| mount.at == Path::new("/")));
+        assert!(
+            mounts()
+                .expect("mounts")
+                .iter()
+                .any(|mount| mount.at == Path::new("/"))
+        );
     }
 
     #[test]
     fn helper_messages_become_errors() {
-        assert_eq!(helper_errno("fusermount3: failed to unmount /m: Device or resource busy"), Errno::EBUSY);
-        assert_eq!(helper_errno("fusermount3: entry for /m not found in /etc/mtab"), Errno::EINVAL);
-        assert_eq!(helper_errno("fusermount3: failed to unmount /m: Operation not permitted"), Errno::EPERM);
+        assert_eq!(
+            helper_errno("fusermount3: failed to unmount /m: Device or resource busy"),
+            Errno::EBUSY
+        );
+        assert_eq!(
+            helper_errno("fusermount3: entry for /m not found in /etc/mtab"),
+            Errno::EINVAL
+        );
+        assert_eq!(
+            helper_errno("fusermount3: failed to unmount /m: Operation not permitted"),
+            Errno::EPERM
+        );
     }
 
     #[test]

@@ -12,7 +12,8 @@ use super::super::path::{DIR_FLAGS, walk_beneath};
 use super::super::types::{Errno, SysResult};
 
 /// What makes a rename leave a whiteout (`RENAME_WHITEOUT` of renameat2(2)).
-pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> = Some(rustix::fs::RenameFlags::WHITEOUT);
+pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> =
+    Some(rustix::fs::RenameFlags::WHITEOUT);
 
 /// Flags of a descriptor that only names an inode.
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -42,25 +43,31 @@ pub(in super::super) fn after_open(fd: OwnedFd, _open: Open) -> SysResult<File> 
     Ok(File::from(fd))
 }
 
-/// Creates the file `name` in `dir`; EEXIST when the name is taken, even by a dangling link (`O_CREAT | O_EXCL`).
-/// `mode` is masked by the process's umask.
+/// Creates the file `name` in `dir`; EEXIST when the name is taken, even by a dangling link
+/// (`O_CREAT | O_EXCL`). `mode` is masked by the process's umask.
 pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
-    retry(Call::Create, || rustix::fs::openat(&dir, name, flags, permissions(mode))).map(File::from)
+    retry(Call::Create, || {
+        rustix::fs::openat(&dir, name, flags, permissions(mode))
+    })
+    .map(File::from)
 }
 
-/// Opens a descriptor that names `name` in `dir`, whatever it is, without opening it (`O_PATH`): it needs no permission on
-/// the inode, keeps it from being freed, and a link is itself.
+/// Opens a descriptor that names `name` in `dir`, whatever it is, without opening it (`O_PATH`): it
+/// needs no permission on the inode, keeps it from being freed, and a link is itself.
 pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
-    retry(Call::Open, || rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
+    retry(Call::Open, || {
+        rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty())
+    })
 }
 
 /// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link (openat2(2)).
 ///
-/// Errors: EXDEV for a path that leads out (absolute, or too many `..`), ELOOP for a link on the way. A link at the end is
-/// itself for [`OpenKind::Path`]. Where the kernel has no openat2, any `..` is EXDEV, and a link on the way may be ENOTDIR.
+/// Errors: EXDEV for a path that leads out (absolute, or too many `..`), ELOOP for a link on the
+/// way. A link at the end is itself for [`OpenKind::Path`]. Where the kernel has no openat2, any
+/// `..` is EXDEV, and a link on the way may be ENOTDIR.
 pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
     let flags = match kind {
         OpenKind::Path => PATH_FLAGS,
@@ -70,7 +77,9 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let mut tries = 0;
     loop {
-        match retry(Call::Open, || rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve)) {
+        match retry(Call::Open, || {
+            rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve)
+        }) {
             Err(Errno::EAGAIN) if tries < RESOLVE_TRIES_MAX => tries += 1,
             // Before 5.6, and in sandboxes that do not know it.
             Err(Errno::ENOSYS) => return walk_beneath(dir, path, kind),
@@ -79,11 +88,14 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
     }
 }
 
-/// Opens anew what a descriptor names, also an `O_PATH` one, with the permissions that its inode gives now.
-/// ELOOP when it is a symbolic link.
+/// Opens anew what a descriptor names, also an `O_PATH` one, with the permissions that its inode
+/// gives now. ELOOP when it is a symbolic link.
 pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
     let path = proc_path(&fd);
-    retry(Call::Open, || rustix::fs::openat(CWD, path.as_str(), open_flags(open), Mode::empty())).map(File::from)
+    retry(Call::Open, || {
+        rustix::fs::openat(CWD, path.as_str(), open_flags(open), Mode::empty())
+    })
+    .map(File::from)
 }
 
 /// The link that leads to a descriptor's inode.

@@ -1,4 +1,5 @@
-//! Questions about a file that no portable call answers: what is dirty, what is shared, who may still write.
+//! Questions about a file that no portable call answers: what is dirty, what is shared, who may
+//! still write.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -31,7 +32,8 @@ struct Cachestat {
 }
 
 /// Pages of the file in memory that are not on disk yet: dirty and under write-back (cachestat(2)).
-/// ENOSYS before Linux 6.5, EOPNOTSUPP for hugetlbfs, EPERM for files that are neither owned nor writable.
+/// ENOSYS before Linux 6.5, EOPNOTSUPP for hugetlbfs, EPERM for files that are neither owned nor
+/// writable.
 pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
     dirty_pages_before(file, 0)
 }
@@ -43,9 +45,15 @@ pub fn dirty_pages_before(file: impl AsFd, end: u64) -> SysResult<u64> {
     let mut stat = Cachestat::default();
     let fd = file.as_fd().as_raw_fd();
     loop {
-        // SAFETY: both structures have the kernel's layout and live through the call; the kernel only writes `stat`.
-        let returned = unsafe { libc::syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut stat, 0) };
-        match if returned == 0 { Ok(()) } else { Err(last_errno()) } {
+        // SAFETY: both structures have the kernel's layout and live through the call; the kernel
+        // only writes `stat`.
+        let returned =
+            unsafe { libc::syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut stat, 0) };
+        match if returned == 0 {
+            Ok(())
+        } else {
+            Err(last_errno())
+        } {
             Ok(()) => return Ok(stat.dirty.saturating_add(stat.writeback)),
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
@@ -53,7 +61,8 @@ pub fn dirty_pages_before(file: impl AsFd, end: u64) -> SysResult<u64> {
     }
 }
 
-/// Somebody who opens a file while we hold a lease on it makes the kernel send SIGIO, which would end the process.
+/// Somebody who opens a file while we hold a lease on it makes the kernel send SIGIO, which would
+/// end the process.
 fn ignore_sigio_once() {
     static SIGIO_IGNORED: Once = Once::new();
     SIGIO_IGNORED.call_once(|| {
@@ -62,12 +71,13 @@ fn ignore_sigio_once() {
     });
 }
 
-/// Whether no writable open and no writable mapping of the file is left, this process's own included.
+/// Whether no writable open and no writable mapping of the file is left, this process's own
+/// included.
 ///
-/// It takes a read lease and gives it back (fcntl(2), `F_SETLEASE`): exact also for mappings that outlive their
-/// descriptor. `file` must be open for reading only. Errors: EACCES unless owner or CAP_LEASE, EINVAL for what is no
-/// regular file. An open for writing that comes while the lease is held waits some microseconds. The first call
-/// ignores SIGIO for the process.
+/// It takes a read lease and gives it back (fcntl(2), `F_SETLEASE`): exact also for mappings that
+/// outlive their descriptor. `file` must be open for reading only. Errors: EACCES unless owner or
+/// CAP_LEASE, EINVAL for what is no regular file. An open for writing that comes while the lease is
+/// held waits some microseconds. The first call ignores SIGIO for the process.
 pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
     fault::check(Call::Probe)?;
     ignore_sigio_once();
@@ -82,11 +92,11 @@ pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
     check_retry(|| unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) }).map(|_| true)
 }
 
-/// Empties a file that nobody else has open or mapped, for reading or writing, other descriptors of this process included; `false`: somebody has, and
-/// nothing was done.
+/// Empties a file that nobody else has open or mapped, for reading or writing, other descriptors of
+/// this process included; `false`: somebody has, and nothing was done.
 ///
-/// It holds a write lease (fcntl(2), `F_SETLEASE`) meanwhile, so who opens the file then waits, and finds it empty. Errors: as [`lease_free`], and those of
-/// ftruncate(2).
+/// It holds a write lease (fcntl(2), `F_SETLEASE`) meanwhile, so who opens the file then waits, and
+/// finds it empty. Errors: as [`lease_free`], and those of ftruncate(2).
 pub fn truncate_unshared(file: impl AsFd) -> SysResult<bool> {
     fault::check(Call::Probe)?;
     ignore_sigio_once();
@@ -103,7 +113,8 @@ pub fn truncate_unshared(file: impl AsFd) -> SysResult<bool> {
     truncated.and(released).map(|_| true)
 }
 
-/// `FS_IOC_FIEMAP` of linux/fs.h: `_IOWR('f', 11, struct fiemap)`, with the 32 bytes before the extents.
+/// `FS_IOC_FIEMAP` of linux/fs.h: `_IOWR('f', 11, struct fiemap)`, with the 32 bytes before the
+/// extents.
 const FS_IOC_FIEMAP: u32 = 0xc020_660b;
 /// Flushes before mapping (`FIEMAP_FLAG_SYNC`).
 const FLAG_SYNC: u32 = 0x1;
@@ -111,14 +122,16 @@ const FLAG_SYNC: u32 = 0x1;
 const EXTENT_LAST: u32 = 0x1;
 /// Allocated and never written: reads as zeros, as a hole does.
 pub(super) const EXTENT_UNWRITTEN: u32 = 0x800;
-/// Somebody else uses some of it too, or did a moment ago (`FIEMAP_EXTENT_SHARED`); it does not say who.
+/// Somebody else uses some of it too, or did a moment ago (`FIEMAP_EXTENT_SHARED`); it does not say
+/// who.
 const EXTENT_SHARED: u32 = 0x2000;
-/// Flags of extents whose physical place does not tell their content: UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED,
-/// NOT_ALIGNED, DATA_INLINE, DATA_TAIL.
+/// Flags of extents whose physical place does not tell their content: UNKNOWN, DELALLOC, ENCODED,
+/// DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL.
 pub(super) const EXTENT_OPAQUE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
 /// Beside the inode's attributes (`FIEMAP_EXTENT_DATA_INLINE`): nothing else can have it there.
 const EXTENT_INLINE: u32 = 0x200;
-/// Of those, the extents that are nowhere yet, or at no place that could be compared; compressed ones are at one.
+/// Of those, the extents that are nowhere yet, or at no place that could be compared; compressed
+/// ones are at one.
 const EXTENT_NOWHERE: u32 = EXTENT_OPAQUE & !(EXTENT_INLINE | 0x8);
 /// Extents asked for at once.
 const EXTENTS_PER_CALL: usize = 128;
@@ -157,34 +170,49 @@ struct Extent {
     length: u64,
 }
 
-/// Whether two files of one filesystem have the same size and share all their data, so that their contents are equal.
+/// Whether two files of one filesystem have the same size and share all their data, so that their
+/// contents are equal.
 ///
-/// False also where the place on the device does not prove it: inline, compressed or encrypted extents, more than 2^18 of
-/// them, or different filesystems. Both files are flushed (`FIEMAP_FLAG_SYNC`); what is written meanwhile is seen or not.
-/// Errors: EOPNOTSUPP where the filesystem cannot tell.
+/// False also where the place on the device does not prove it: inline, compressed or encrypted
+/// extents, more than 2^18 of them, or different filesystems. Both files are flushed
+/// (`FIEMAP_FLAG_SYNC`); what is written meanwhile is seen or not. Errors: EOPNOTSUPP where the
+/// filesystem cannot tell.
 pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
     fault::check(Call::Probe)?;
     let (stat_a, stat_b) = (super::stat_fd(a)?, super::stat_fd(b)?);
     if stat_a.dev != stat_b.dev || stat_a.size != stat_b.size {
         return Ok(false);
     }
-    match (extents(a, stat_a.size, EXTENT_OPAQUE, 0)?, extents(b, stat_b.size, EXTENT_OPAQUE, 0)?) {
+    match (
+        extents(a, stat_a.size, EXTENT_OPAQUE, 0)?,
+        extents(b, stat_b.size, EXTENT_OPAQUE, 0)?,
+    ) {
         (Some(a), Some(b)) => Ok(a == b),
         _ => Ok(false),
     }
 }
 
-/// Where a file's data is, up to `size`: two files of one filesystem and size with the same map share all of it (of compressed extents that is no proof). What
-/// stands beside the inode's attributes has no place. `None` where the place does not tell: encrypted extents, or more than 2^18 of them. The file is flushed.
+/// Where a file's data is, up to `size`: two files of one filesystem and size with the same map
+/// share all of it (of compressed extents that is no proof). What stands beside the inode's
+/// attributes has no place. `None` where the place does not tell: encrypted extents, or more than
+/// 2^18 of them. The file is flushed.
 ///
 /// Errors: EOPNOTSUPP where the filesystem cannot tell.
 pub fn extent_map(file: impl AsFd, size: u64) -> SysResult<Option<ExtentMap>> {
     fault::check(Call::Probe)?;
     let found = extents(file, size, EXTENT_NOWHERE, EXTENT_INLINE)?;
-    Ok(found.map(|extents| ExtentMap(extents.iter().map(|extent| (extent.logical, extent.physical, extent.length)).collect())))
+    Ok(found.map(|extents| {
+        ExtentMap(
+            extents
+                .iter()
+                .map(|extent| (extent.logical, extent.physical, extent.length))
+                .collect(),
+        )
+    }))
 }
 
-/// Where the space is that a file takes (`FS_IOC_FIEMAP`). The file is flushed; what is written meanwhile is seen or not.
+/// Where the space is that a file takes (`FS_IOC_FIEMAP`). The file is flushed; what is written
+/// meanwhile is seen or not.
 ///
 /// Errors: EOPNOTSUPP where the filesystem cannot tell.
 pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
@@ -193,7 +221,11 @@ pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
     each_extent(file, u64::MAX, |extent| {
         let shared = extent.flags & EXTENT_SHARED != 0;
         if extent.flags & EXTENT_OPAQUE == 0 {
-            found.placed.push(Placed { physical: extent.physical, length: extent.length, shared });
+            found.placed.push(Placed {
+                physical: extent.physical,
+                length: extent.length,
+                shared,
+            });
         } else if !shared {
             found.unplaced_bytes = found.unplaced_bytes.saturating_add(extent.length);
         }
@@ -202,9 +234,14 @@ pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
     Ok(found)
 }
 
-/// The file's data extents up to `size`, neighbours joined, without those with a flag of `without`; `None` when one has a flag of `opaque`, or there are
-/// too many.
-fn extents(file: impl AsFd, size: u64, opaque: u32, without: u32) -> SysResult<Option<Vec<Extent>>> {
+/// The file's data extents up to `size`, neighbours joined, without those with a flag of `without`;
+/// `None` when one has a flag of `opaque`, or there are too many.
+fn extents(
+    file: impl AsFd,
+    size: u64,
+    opaque: u32,
+    without: u32,
+) -> SysResult<Option<Vec<Extent>>> {
     let mut found: Vec<Extent> = Vec::new();
     let whole = each_extent(file, size, |extent| {
         if extent.flags & without != 0 {
@@ -214,25 +251,40 @@ fn extents(file: impl AsFd, size: u64, opaque: u32, without: u32) -> SysResult<O
             return false;
         }
         if extent.flags & EXTENT_UNWRITTEN == 0 && extent.logical < size {
-            push_joined(&mut found, Extent { length: extent.length.min(size - extent.logical), ..Extent::from(*extent) });
+            push_joined(
+                &mut found,
+                Extent {
+                    length: extent.length.min(size - extent.logical),
+                    ..Extent::from(*extent)
+                },
+            );
         }
         found.len() <= EXTENTS_MAX
     })?;
     Ok(whole.then_some(found))
 }
 
-/// Shows `look` the file's extents, in order, up to one that goes over `size` or until it says `false`; `false` then, and if one is empty.
-pub(super) fn each_extent(file: impl AsFd, size: u64, mut look: impl FnMut(&FiemapExtent) -> bool) -> SysResult<bool> {
+/// Shows `look` the file's extents, in order, up to one that goes over `size` or until it says
+/// `false`; `false` then, and if one is empty.
+pub(super) fn each_extent(
+    file: impl AsFd,
+    size: u64,
+    mut look: impl FnMut(&FiemapExtent) -> bool,
+) -> SysResult<bool> {
     let mut start = 0;
     // SAFETY: every field is an integer or an array of integers, for which zero is valid.
     let mut map: Box<Fiemap> = Box::new(unsafe { MaybeUninit::zeroed().assume_init() });
     while start < size {
         let count = map_extents(&file, start, &mut map)?;
-        let Some(mapped) = map.extents.get(..count) else { return Err(Errno::EIO) };
+        let Some(mapped) = map.extents.get(..count) else {
+            return Err(Errno::EIO);
+        };
         if !mapped.iter().all(&mut look) {
             return Ok(false);
         }
-        let Some(last) = mapped.last().filter(|last| last.flags & EXTENT_LAST == 0) else { break };
+        let Some(last) = mapped.last().filter(|last| last.flags & EXTENT_LAST == 0) else {
+            break;
+        };
         if last.length == 0 {
             return Ok(false);
         }
@@ -241,8 +293,8 @@ pub(super) fn each_extent(file: impl AsFd, size: u64, mut look: impl FnMut(&Fiem
     Ok(true)
 }
 
-/// Asks for the extents from `start` on; gives how many there are in `map`. To find who shares one, btrfs keeps its transaction from being committed:
-/// an idle thread is not idle meanwhile.
+/// Asks for the extents from `start` on; gives how many there are in `map`. To find who shares one,
+/// btrfs keeps its transaction from being committed: an idle thread is not idle meanwhile.
 fn map_extents(file: impl AsFd, start: u64, map: &mut Fiemap) -> SysResult<usize> {
     map.start = start;
     map.length = u64::MAX - start;
@@ -252,23 +304,29 @@ fn map_extents(file: impl AsFd, start: u64, map: &mut Fiemap) -> SysResult<usize
     map.reserved = 0;
     let fd = file.as_fd().as_raw_fd();
     let map_ptr: *mut Fiemap = map;
-    // SAFETY: `map_ptr` points to a structure of the kernel's layout with room for `extent_count` extents; it lives through the call.
+    // SAFETY: `map_ptr` points to a structure of the kernel's layout with room for `extent_count`
+    // extents; it lives through the call.
     super::awake(|| check_retry(|| unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, map_ptr) }))?;
     Ok(map.mapped_extents as usize)
 }
 
 impl From<FiemapExtent> for Extent {
     fn from(extent: FiemapExtent) -> Self {
-        Extent { logical: extent.logical, physical: extent.physical, length: extent.length }
+        Extent {
+            logical: extent.logical,
+            physical: extent.physical,
+            length: extent.length,
+        }
     }
 }
 
-/// Adds an extent, as a part of the one before where it goes on in the file and on the device: how a filesystem splits a
-/// range is no difference.
+/// Adds an extent, as a part of the one before where it goes on in the file and on the device: how
+/// a filesystem splits a range is no difference.
 fn push_joined(extents: &mut Vec<Extent>, next: Extent) {
     match extents.last_mut() {
         Some(last)
-            if last.logical.checked_add(last.length) == Some(next.logical) && last.physical.checked_add(last.length) == Some(next.physical) =>
+            if last.logical.checked_add(last.length) == Some(next.logical)
+                && last.physical.checked_add(last.length) == Some(next.physical) =>
         {
             last.length = last.length.saturating_add(next.length);
         }

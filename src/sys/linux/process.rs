@@ -28,8 +28,9 @@ fn set_policy(thread: i32, policy: i32) -> SysResult<()> {
     check(unsafe { libc::sched_setscheduler(thread, policy, &param) }).map(|_| ())
 }
 
-/// Makes a call under whose lock everybody waits, as a thread that is not idle: on a busy machine one that is may be kept from going on for long. Without
-/// the privilege to come back from idle it is made as it is.
+/// Makes a call under whose lock everybody waits, as a thread that is not idle: on a busy machine
+/// one that is may be kept from going on for long. Without the privilege to come back from idle it
+/// is made as it is.
 pub fn awake<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: it takes and returns an integer; 0 names the calling thread.
     let is_idle = WAS_IDLE.get() && unsafe { libc::sched_getscheduler(0) } == libc::SCHED_IDLE;
@@ -51,8 +52,9 @@ const IOPRIO_WHO_PROCESS: libc::c_int = 1;
 /// `IOPRIO_CLASS_IDLE`, where the class is.
 const IOPRIO_IDLE: libc::c_int = 3 << 13;
 
-/// Lets the calling thread's reads and writes wait until nobody else's do (ioprio_set(2), the idle class); where the I/O scheduler knows no classes it says
-/// nothing. Its share of the processor stays.
+/// Lets the calling thread's reads and writes wait until nobody else's do (ioprio_set(2), the idle
+/// class); where the I/O scheduler knows no classes it says nothing. Its share of the processor
+/// stays.
 pub fn set_thread_io_idle() -> SysResult<()> {
     // SAFETY: ioprio_set(2) takes integers.
     match unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_IDLE) } {
@@ -66,7 +68,8 @@ pub fn own_thread() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Takes back what [`set_thread_idle`] did to a thread of this process: somebody waits for it now. A thread that has ended is no error.
+/// Takes back what [`set_thread_idle`] did to a thread of this process: somebody waits for it now.
+/// A thread that has ended is no error.
 pub fn set_thread_normal(thread: i32) -> SysResult<()> {
     RAISED.fetch_add(1, Ordering::SeqCst);
     match set_policy(thread, libc::SCHED_OTHER) {
@@ -75,28 +78,34 @@ pub fn set_thread_normal(thread: i32) -> SysResult<()> {
     }
 }
 
-/// Whether the calling thread has CAP_SYS_ADMIN. In a container it may be one that only counts there: a call that needs the
-/// machine's can still fail with EPERM.
+/// Whether the calling thread has CAP_SYS_ADMIN. In a container it may be one that only counts
+/// there: a call that needs the machine's can still fail with EPERM.
 pub fn has_sys_admin() -> bool {
-    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+    rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Whether a thread is in the user namespace of this process and has CAP_SYS_ADMIN if this process does (proc_pid_status(5), user_namespaces(7)). What
-/// cannot be told is no.
+/// Whether a thread is in the user namespace of this process and has CAP_SYS_ADMIN if this process
+/// does (proc_pid_status(5), user_namespaces(7)). What cannot be told is no.
 pub fn has_our_rights(thread: u32) -> bool {
     let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
     let is_admin = |of: &str| {
         let status = std::fs::read_to_string(format!("/proc/{of}/status")).ok()?;
-        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-        Some(CapabilitySet::from_bits_retain(u64::from_str_radix(effective.trim(), 16).ok()?).contains(CapabilitySet::SYS_ADMIN))
+        let effective = status
+            .lines()
+            .find_map(|line| line.strip_prefix("CapEff:"))?;
+        Some(
+            CapabilitySet::from_bits_retain(u64::from_str_radix(effective.trim(), 16).ok()?)
+                .contains(CapabilitySet::SYS_ADMIN),
+        )
     };
     let thread = thread.to_string();
     let same = namespace("self").is_some_and(|ours| namespace(&thread) == Some(ours));
     same && is_admin(&thread).is_some_and(|theirs| theirs || !has_sys_admin())
 }
 
-/// When process `pid` started, in clock ticks since boot: with the number, it names one process for good (proc_pid_stat(5)).
-/// ENOENT when there is none.
+/// When process `pid` started, in clock ticks since boot: with the number, it names one process for
+/// good (proc_pid_stat(5)). ENOENT when there is none.
 pub fn process_starttime(pid: i32) -> SysResult<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
     field(&stat, 22).ok_or(Errno::EIO)
@@ -108,21 +117,30 @@ pub fn process_session(pid: u32) -> SysResult<i32> {
     field(&stat, 6).ok_or(Errno::EIO)
 }
 
-/// The name of a process or thread, as the kernel knows it: at most 15 bytes, chosen by itself, here without what is not UTF-8 (proc_pid_comm(5)).
-/// `None` if there is none of this number, as in another namespace.
+/// The name of a process or thread, as the kernel knows it: at most 15 bytes, chosen by itself,
+/// here without what is not UTF-8 (proc_pid_comm(5)). `None` if there is none of this number, as in
+/// another namespace.
 pub fn process_name(pid: u32) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
-    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').chars().take(15).collect())
+    Some(
+        String::from_utf8_lossy(&name)
+            .trim_end_matches('\n')
+            .chars()
+            .take(15)
+            .collect(),
+    )
 }
 
-/// The process that a thread (or process) of this number belongs to. While the thread waits for an answer of ours it cannot end, and this is exact.
+/// The process that a thread (or process) of this number belongs to. While the thread waits for an
+/// answer of ours it cannot end, and this is exact.
 ///
 /// # Errors
 /// ENOENT or ESRCH if there is none; those of reading `/proc`.
 pub fn process_facts(thread: u32) -> SysResult<ProcessFacts> {
     let leader = |status: &[u8]| {
         let text = String::from_utf8_lossy(status);
-        text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse::<u32>().ok())
+        text.lines()
+            .find_map(|line| line.strip_prefix("Tgid:")?.trim().parse::<u32>().ok())
     };
     let status = std::fs::read(format!("/proc/{thread}/status"))?;
     facts_of(leader(&status).ok_or(Errno::EIO)?)
@@ -134,8 +152,14 @@ pub fn process_facts(thread: u32) -> SysResult<ProcessFacts> {
 /// As [`process_facts`].
 pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
-    let (from, to) = (stat.iter().position(|byte| *byte == b'('), stat.iter().rposition(|byte| *byte == b')'));
-    let name = from.zip(to).and_then(|(from, to)| stat.get(from + 1..to)).unwrap_or_default();
+    let (from, to) = (
+        stat.iter().position(|byte| *byte == b'('),
+        stat.iter().rposition(|byte| *byte == b')'),
+    );
+    let name = from
+        .zip(to)
+        .and_then(|(from, to)| stat.get(from + 1..to))
+        .unwrap_or_default();
     let cgroup = std::fs::read(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     Ok(ProcessFacts {
         pid,
@@ -150,27 +174,41 @@ pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
 /// The path in the unified hierarchy; where there is none, that in the first (cgroups(7)).
 fn cgroup_path(lines: &str) -> String {
     let unified = lines.lines().find_map(|line| line.strip_prefix("0::"));
-    let first = || lines.lines().next().and_then(|line| line.splitn(3, ':').nth(2));
+    let first = || {
+        lines
+            .lines()
+            .next()
+            .and_then(|line| line.splitn(3, ':').nth(2))
+    };
     unified.or_else(first).unwrap_or_default().to_owned()
 }
 
-/// A field by its number, from 3 on. The name in field 2 may hold blanks and parentheses, so the count starts after its last `)`.
+/// A field by its number, from 3 on. The name in field 2 may hold blanks and parentheses, so the
+/// count starts after its last `)`.
 fn field<T: std::str::FromStr>(stat: &[u8], number: usize) -> Option<T> {
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
+    rest.split_ascii_whitespace()
+        .nth(number.checked_sub(3)?)?
+        .parse()
+        .ok()
 }
 
-/// How often the calling thread has given up the CPU by itself, to wait for something (`ru_nvcsw` of getrusage(2)).
+/// How often the calling thread has given up the CPU by itself, to wait for something (`ru_nvcsw`
+/// of getrusage(2)).
 pub fn waits_of_thread() -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: `usage` has room for the struct and lives through the call; zeroed, it is valid whatever the call does.
-    let usage = unsafe { (libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) == 0).then(|| usage.assume_init()) };
+    // SAFETY: `usage` has room for the struct and lives through the call; zeroed, it is valid
+    // whatever the call does.
+    let usage = unsafe {
+        (libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) == 0).then(|| usage.assume_init())
+    };
     u64::try_from(usage?.ru_nvcsw).ok()
 }
 
-/// How often a thread of this process has been put on a CPU: one that waits for a lock is not, one that waits for the disk is, whenever that has done
-/// something (the third number of `schedstat`, Documentation/scheduler/sched-stats.rst). `None`: it has ended, or the kernel does not count.
+/// How often a thread of this process has been put on a CPU: one that waits for a lock is not, one
+/// that waits for the disk is, whenever that has done something (the third number of `schedstat`,
+/// Documentation/scheduler/sched-stats.rst). `None`: it has ended, or the kernel does not count.
 pub fn runs_of_thread(thread: i32) -> Option<u64> {
     let counts = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
     counts.split_ascii_whitespace().nth(2)?.parse().ok()
@@ -183,20 +221,27 @@ pub fn own_memory() -> SysResult<OwnMemory> {
 
 fn parse_memory(status: &str) -> Option<OwnMemory> {
     let field = |name: &str| {
-        let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let value = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         value.split_ascii_whitespace().next()?.parse::<u64>().ok()
     };
-    Some(OwnMemory { rss_bytes: field("VmRSS")?.checked_mul(1024)?, threads: field("Threads")? })
+    Some(OwnMemory {
+        rss_bytes: field("VmRSS")?.checked_mul(1024)?,
+        threads: field("Threads")?,
+    })
 }
 
-/// Gives memory that the allocator holds and nobody uses back to the system (malloc_trim(3)); nothing where there is no such call.
+/// Gives memory that the allocator holds and nobody uses back to the system (malloc_trim(3));
+/// nothing where there is no such call.
 pub fn release_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes an integer and may be called from any thread at any time.
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Who is at the other end of a socket: user, group and process at the time of connect(2) (`SO_PEERCRED`).
+/// Who is at the other end of a socket: user, group and process at the time of connect(2)
+/// (`SO_PEERCRED`).
 pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
     let cred = rustix::net::sockopt::socket_peercred(stream)?;
     Ok((cred.uid.as_raw(), cred.gid.as_raw(), cred.pid.as_raw_pid()))
@@ -215,16 +260,28 @@ mod tests {
 
     #[test]
     fn a_thread_is_led_to_its_process() {
-        let facts = std::thread::spawn(|| process_facts(own_thread() as u32)).join().expect("thread").expect("facts");
+        let facts = std::thread::spawn(|| process_facts(own_thread() as u32))
+            .join()
+            .expect("thread")
+            .expect("facts");
         assert_eq!(facts, facts_of(std::process::id()).expect("facts"));
-        assert_eq!((facts.pid, Ok(facts.start)), (std::process::id(), process_starttime(std::process::id() as i32)));
+        assert_eq!(
+            (facts.pid, Ok(facts.start)),
+            (
+                std::process::id(),
+                process_starttime(std::process::id() as i32)
+            )
+        );
         assert!(!facts.name.is_empty() && facts.parent > 0);
         assert!(facts_of(u32::MAX).is_err());
     }
 
     #[test]
     fn the_unified_group_counts_and_else_the_first() {
-        assert_eq!(cgroup_path("4:memory:/a\n0::/user.slice/x:y\n"), "/user.slice/x:y");
+        assert_eq!(
+            cgroup_path("4:memory:/a\n0::/user.slice/x:y\n"),
+            "/user.slice/x:y"
+        );
         assert_eq!(cgroup_path("4:memory:/a:b\n3:cpu:/c\n"), "/a:b");
         assert_eq!(cgroup_path(""), "");
     }
@@ -241,13 +298,21 @@ mod tests {
 
     #[test]
     fn this_process_has_its_own_rights() {
-        assert!(has_our_rights(own_thread() as u32) && !has_our_rights(0) && !has_our_rights(u32::MAX));
+        assert!(
+            has_our_rights(own_thread() as u32) && !has_our_rights(0) && !has_our_rights(u32::MAX)
+        );
     }
 
     #[test]
     fn memory_is_read_in_kibibytes() {
         let status = "Name:\tVmRSS: 1\nVmHWM:\t   900 kB\nVmRSS:\t   512 kB\nThreads:\t7\n";
-        assert_eq!(parse_memory(status), Some(OwnMemory { rss_bytes: 512 << 10, threads: 7 }));
+        assert_eq!(
+            parse_memory(status),
+            Some(OwnMemory {
+                rss_bytes: 512 << 10,
+                threads: 7
+            })
+        );
         assert_eq!(parse_memory("Threads:\t7\n"), None);
         let own = own_memory().expect("memory");
         assert!(own.rss_bytes > 100_000 && own.threads > 0, "{own:?}");
@@ -309,6 +374,8 @@ mod tests {
 
     #[test]
     fn idle_scheduling_is_granted() {
-        std::thread::spawn(|| assert_eq!(set_thread_idle(), Ok(()))).join().expect("thread");
+        std::thread::spawn(|| assert_eq!(set_thread_idle(), Ok(())))
+            .join()
+            .expect("thread");
     }
 }

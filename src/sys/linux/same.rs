@@ -23,7 +23,8 @@ struct FsXattr {
     padding: [u8; 8],
 }
 
-/// A range of a file that is no hole, and where it begins on the device; `None`: its place does not tell what is in it.
+/// A range of a file that is no hole, and where it begins on the device; `None`: its place does not
+/// tell what is in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     start: u64,
@@ -39,20 +40,29 @@ enum Held {
     Unknown,
 }
 
-/// The ranges of their first `size` bytes in which two files hold the same, because both have it at one place of the device or both have a hole; in order,
-/// none next to another. What is not in them may be the same all the same: what is inline, compressed or encrypted has no place that would tell.
+/// The ranges of their first `size` bytes in which two files hold the same, because both have it at
+/// one place of the device or both have a hole; in order, none next to another. What is not in them
+/// may be the same all the same: what is inline, compressed or encrypted has no place that would
+/// tell.
 ///
-/// It is a proof for files that nobody writes. Their data may be moved (shared with others, defragmented); both are open, so a place that one has is not used
-/// again before it is moved away, and that `a` is where it was is looked at again at the end. There are none on other filesystems than XFS and btrfs, nor
-/// on XFS's real-time device: an address must mean one place. None either for files of more than 2^18 extents. Both are flushed.
+/// It is a proof for files that nobody writes. Their data may be moved (shared with others,
+/// defragmented); both are open, so a place that one has is not used again before it is moved away,
+/// and that `a` is where it was is looked at again at the end. There are none on other filesystems
+/// than XFS and btrfs, nor on XFS's real-time device: an address must mean one place. None either
+/// for files of more than 2^18 extents. Both are flushed.
 ///
 /// Errors: those of the calls that ask.
 pub fn same_ranges(a: &File, b: &File, size: u64) -> SysResult<Vec<Range<u64>>> {
     fault::check(Call::Probe)?;
-    if super::stat_fd(a)?.dev != super::stat_fd(b)?.dev || !has_one_address_space(a)? || !has_one_address_space(b)? {
+    if super::stat_fd(a)?.dev != super::stat_fd(b)?.dev
+        || !has_one_address_space(a)?
+        || !has_one_address_space(b)?
+    {
         return Ok(Vec::new());
     }
-    let (Some(before), Some(other)) = (pieces(a, size)?, pieces(b, size)?) else { return Ok(Vec::new()) };
+    let (Some(before), Some(other)) = (pieces(a, size)?, pieces(b, size)?) else {
+        return Ok(Vec::new());
+    };
     if pieces(a, size)?.as_ref() != Some(&before) {
         return Ok(Vec::new());
     }
@@ -61,17 +71,24 @@ pub fn same_ranges(a: &File, b: &File, size: u64) -> SysResult<Vec<Range<u64>>> 
 
 /// Equal addresses of two such files of one filesystem are one place.
 fn has_one_address_space(file: &File) -> SysResult<bool> {
-    if !matches!(super::fs_name(super::statfs_fd(file)?.fs_type), "xfs" | "btrfs") {
+    if !matches!(
+        super::fs_name(super::statfs_fd(file)?.fs_type),
+        "xfs" | "btrfs"
+    ) {
         return Ok(false);
     }
     // SAFETY: every field is an integer or an array of integers, for which zero is valid.
     let mut attr: FsXattr = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: the descriptor is borrowed through the call, and the kernel writes a structure of this layout, which lives through it.
-    check_retry(|| unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FSGETXATTR as _, &raw mut attr) })?;
+    // SAFETY: the descriptor is borrowed through the call, and the kernel writes a structure of
+    // this layout, which lives through it.
+    check_retry(|| unsafe {
+        libc::ioctl(file.as_raw_fd(), FS_IOC_FSGETXATTR as _, &raw mut attr)
+    })?;
     Ok(attr.xflags & XFLAG_REALTIME == 0)
 }
 
-/// What is no hole up to `size`, in order; `None` if it is too much, or not in order. What is allocated and not written reads as a hole does.
+/// What is no hole up to `size`, in order; `None` if it is too much, or not in order. What is
+/// allocated and not written reads as a hole does.
 fn pieces(file: &File, size: u64) -> SysResult<Option<Vec<Piece>>> {
     let mut found: Vec<Piece> = Vec::new();
     let mut upto = 0;
@@ -116,7 +133,12 @@ fn held_at(rest: &mut &[Piece], at: u64, size: u64) -> (Held, u64) {
     match rest.first() {
         None => (Held::Hole, size),
         Some(next) if next.start > at => (Held::Hole, next.start),
-        Some(piece) => (piece.place.map_or(Held::Unknown, |place| Held::At(place.saturating_add(at - piece.start))), piece.end),
+        Some(piece) => (
+            piece.place.map_or(Held::Unknown, |place| {
+                Held::At(place.saturating_add(at - piece.start))
+            }),
+            piece.end,
+        ),
     }
 }
 
@@ -125,25 +147,67 @@ mod tests {
     use super::*;
 
     fn piece(start: u64, end: u64, place: u64) -> Piece {
-        Piece { start, end, place: Some(place) }
+        Piece {
+            start,
+            end,
+            place: Some(place),
+        }
     }
 
     #[test]
     fn what_is_at_one_place_or_a_hole_in_both_is_the_same_and_nothing_else() {
-        let a = [piece(0, 10, 100), piece(10, 20, 500), piece(30, 40, 700), Piece { start: 40, end: 50, place: None }];
-        assert_eq!(equal_ranges(&a, &a, 60), [0..40, 50..60], "the unknown is not even itself");
+        let a = [
+            piece(0, 10, 100),
+            piece(10, 20, 500),
+            piece(30, 40, 700),
+            Piece {
+                start: 40,
+                end: 50,
+                place: None,
+            },
+        ];
+        assert_eq!(
+            equal_ranges(&a, &a, 60),
+            [0..40, 50..60],
+            "the unknown is not even itself"
+        );
         assert_eq!(equal_ranges(&a, &a, 55), [0..40, 50..55]);
         let cases: [(&[Piece], &[Range<u64>]); 6] = [
             // One byte written anew in the middle.
-            (&[piece(0, 4, 100), piece(4, 5, 900), piece(5, 10, 105), piece(10, 20, 500), piece(30, 40, 700)], &[0..4, 5..40, 50..60]),
+            (
+                &[
+                    piece(0, 4, 100),
+                    piece(4, 5, 900),
+                    piece(5, 10, 105),
+                    piece(10, 20, 500),
+                    piece(30, 40, 700),
+                ],
+                &[0..4, 5..40, 50..60],
+            ),
             // The same places in another order, and a part of an extent at another offset.
-            (&[piece(0, 10, 500), piece(10, 20, 100), piece(30, 40, 701)], &[20..30, 50..60]),
+            (
+                &[piece(0, 10, 500), piece(10, 20, 100), piece(30, 40, 701)],
+                &[20..30, 50..60],
+            ),
             // What was a hole is data, and the other way around.
-            (&[piece(0, 10, 100), piece(20, 30, 500), piece(30, 40, 700)], &[0..10, 30..40, 50..60]),
+            (
+                &[piece(0, 10, 100), piece(20, 30, 500), piece(30, 40, 700)],
+                &[0..10, 30..40, 50..60],
+            ),
             // The device's neighbours as one extent.
-            (&[piece(0, 20, 100), piece(30, 40, 700)], &[0..10, 20..40, 50..60]),
+            (
+                &[piece(0, 20, 100), piece(30, 40, 700)],
+                &[0..10, 20..40, 50..60],
+            ),
             (&[], &[20..30, 50..60]),
-            (&[Piece { start: 0, end: 60, place: None }], &[]),
+            (
+                &[Piece {
+                    start: 0,
+                    end: 60,
+                    place: None,
+                }],
+                &[],
+            ),
         ];
         for (b, expected) in cases {
             assert_eq!(equal_ranges(&a, b, 60), expected, "{b:?}");

@@ -16,8 +16,9 @@ use super::attr::timespec;
 /// `CLOSE_RANGE_UNSHARE` of linux/close_range.h.
 const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;
 
-/// Inodes of the filesystem with device `dev` that somebody watches with inotify(7) or fanotify(7), as far as this process may see it: what
-/// `/proc/PID/fdinfo` says of the descriptors of every process (proc_pid_fdinfo(5)). No request is made to the filesystem.
+/// Inodes of the filesystem with device `dev` that somebody watches with inotify(7) or fanotify(7),
+/// as far as this process may see it: what `/proc/PID/fdinfo` says of the descriptors of every
+/// process (proc_pid_fdinfo(5)). No request is made to the filesystem.
 ///
 /// Errors: those of reading `/proc` itself; processes that may not be looked at are left out.
 pub fn watched(dev: u64) -> SysResult<Watched> {
@@ -25,7 +26,12 @@ pub fn watched(dev: u64) -> SysResult<Watched> {
     // As the kernel prints its own number of a device.
     let device = u64::from(device_major(dev)) << 20 | u64::from(device_minor(dev));
     for process in fs::read_dir("/proc")?.flatten() {
-        if process.file_name().as_bytes().first().is_some_and(u8::is_ascii_digit) {
+        if process
+            .file_name()
+            .as_bytes()
+            .first()
+            .is_some_and(u8::is_ascii_digit)
+        {
             watched_by(&process.path(), device, &mut found);
         }
     }
@@ -33,10 +39,16 @@ pub fn watched(dev: u64) -> SysResult<Watched> {
 }
 
 fn watched_by(process: &Path, device: u64, found: &mut Watched) {
-    let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return };
+    let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
+        return;
+    };
     for descriptor in descriptors.flatten() {
-        let watches =
-            fs::read_link(descriptor.path()).is_ok_and(|to| matches!(to.as_os_str().as_bytes(), b"anon_inode:inotify" | b"anon_inode:[fanotify]"));
+        let watches = fs::read_link(descriptor.path()).is_ok_and(|to| {
+            matches!(
+                to.as_os_str().as_bytes(),
+                b"anon_inode:inotify" | b"anon_inode:[fanotify]"
+            )
+        });
         if !watches {
             continue;
         }
@@ -46,7 +58,8 @@ fn watched_by(process: &Path, device: u64, found: &mut Watched) {
     }
 }
 
-/// A line such as `inotify wd:1 ino:83 sdev:2c mask:fff ...` or `fanotify ino:83 sdev:2c ...`; one of fanotify without `ino` is for all of it.
+/// A line such as `inotify wd:1 ino:83 sdev:2c mask:fff ...` or `fanotify ino:83 sdev:2c ...`; one
+/// of fanotify without `ino` is for all of it.
 fn add_watch(line: &str, device: u64, found: &mut Watched) {
     let mut words = line.split(' ');
     if !matches!(words.next(), Some("inotify" | "fanotify")) {
@@ -67,35 +80,58 @@ fn add_watch(line: &str, device: u64, found: &mut Watched) {
     }
 }
 
-/// Gives the calling thread a table of descriptors of its own, with 0, 1 and 2 in it and nothing else (close_range(2), Linux 5.9).
+/// Gives the calling thread a table of descriptors of its own, with 0, 1 and 2 in it and nothing
+/// else (close_range(2), Linux 5.9).
 ///
-/// A thread of a FUSE daemon that makes a request to its own mount needs this. It waits for the answer, and cannot be killed meanwhile; if it had
-/// `/dev/fuse` open, the connection would stay when the process is killed, and nobody would ever answer. **No descriptor of another thread means
-/// anything to it from then on**: it must neither use nor drop one.
+/// A thread of a FUSE daemon that makes a request to its own mount needs this. It waits for the
+/// answer, and cannot be killed meanwhile; if it had `/dev/fuse` open, the connection would stay
+/// when the process is killed, and nobody would ever answer. **No descriptor of another thread
+/// means anything to it from then on**: it must neither use nor drop one.
 pub fn leave_descriptors() -> SysResult<()> {
-    // SAFETY: the call takes integers only; the descriptors that it closes are copies that nothing in this thread knows.
-    if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, CLOSE_RANGE_UNSHARE) } == 0 { Ok(()) } else { Err(last_errno()) }
+    // SAFETY: the call takes integers only; the descriptors that it closes are copies that nothing
+    // in this thread knows.
+    if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, CLOSE_RANGE_UNSHARE) } == 0 {
+        Ok(())
+    } else {
+        Err(last_errno())
+    }
 }
 
 /// As [`leave_descriptors`], but keeps descriptor `number`: a copy of the process's.
 pub fn keep_descriptor(number: i32) -> SysResult<()> {
     let number = libc::c_uint::try_from(number).map_err(|_| Errno::EBADF)?;
-    for (first, last) in [(3, number.saturating_sub(1)), (number.saturating_add(1).max(3), u32::MAX)] {
+    for (first, last) in [
+        (3, number.saturating_sub(1)),
+        (number.saturating_add(1).max(3), u32::MAX),
+    ] {
         // SAFETY: as above; an empty range is left out.
-        if first <= last && unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_UNSHARE) } != 0 {
+        if first <= last
+            && unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_UNSHARE) }
+                != 0
+        {
             return Err(last_errno());
         }
     }
     Ok(())
 }
 
-/// Sets the times of `name` in `dir` (of a link itself) to now: those of content only, or both. Unlike [`super::utimens_fd`] it never goes
-/// through `/proc/self`, whose descriptors are another thread's in one that called [`leave_descriptors`].
+/// Sets the times of `name` in `dir` (of a link itself) to now: those of content only, or both.
+/// Unlike [`super::utimens_fd`] it never goes through `/proc/self`, whose descriptors are another
+/// thread's in one that called [`leave_descriptors`].
 pub fn touch_at(dir: impl AsFd, name: &[u8], content_only: bool) -> SysResult<()> {
     let name = component(name)?;
-    let last_access = timespec(if content_only { SetTime::Omit } else { SetTime::Now })?;
-    let times = Timestamps { last_access, last_modification: timespec(SetTime::Now)? };
-    retry(Call::SetAttributes, || rustix::fs::utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW))
+    let last_access = timespec(if content_only {
+        SetTime::Omit
+    } else {
+        SetTime::Now
+    })?;
+    let times = Timestamps {
+        last_access,
+        last_modification: timespec(SetTime::Now)?,
+    };
+    retry(Call::SetAttributes, || {
+        rustix::fs::utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)
+    })
 }
 
 #[cfg(test)]
@@ -104,7 +140,8 @@ mod tests {
 
     fn parsed(text: &str) -> (Vec<u64>, bool) {
         let mut found = Watched::default();
-        text.lines().for_each(|line| add_watch(line, 0x2c, &mut found));
+        text.lines()
+            .for_each(|line| add_watch(line, 0x2c, &mut found));
         let mut inodes: Vec<u64> = found.inodes.into_iter().collect();
         inodes.sort_unstable();
         (inodes, found.all)
@@ -117,7 +154,10 @@ mod tests {
             inotify wd:1 ino:84 sdev:2d mask:fff ignored_mask:0\n\
             fanotify flags:10 event-flags:0\nfanotify ino:ff sdev:2c mflags:0 mask:1 ignored_mask:40000000\n";
         assert_eq!(parsed(text), (vec![0x83, 0xff], false));
-        assert_eq!(parsed("fanotify sdev:2c mflags:0 mask:3b ignored_mask:0\n"), (vec![], true));
+        assert_eq!(
+            parsed("fanotify sdev:2c mflags:0 mask:3b ignored_mask:0\n"),
+            (vec![], true)
+        );
     }
 
     #[test]
@@ -126,11 +166,22 @@ mod tests {
         let stat = super::super::stat_fd(fs::File::open(dir.path()).expect("opens")).expect("stat");
         let is_watched = || watched(stat.dev).expect("/proc").has(stat.ino);
         assert!(!is_watched());
-        let inotify = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).expect("inotify");
-        rustix::fs::inotify::add_watch(&inotify, dir.path(), rustix::fs::inotify::WatchFlags::CREATE).expect("watch");
-        // Filesystems on several devices (btrfs, overlay) show one device to stat(2) and print another: only then it is not found.
+        let inotify =
+            rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).expect("inotify");
+        rustix::fs::inotify::add_watch(
+            &inotify,
+            dir.path(),
+            rustix::fs::inotify::WatchFlags::CREATE,
+        )
+        .expect("watch");
+        // Filesystems on several devices (btrfs, overlay) show one device to stat(2) and print
+        // another: only then it is not found.
         let device = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
-        let plain = device.contains(&format!(" {}:{} ", device_major(stat.dev), device_minor(stat.dev)));
+        let plain = device.contains(&format!(
+            " {}:{} ",
+            device_major(stat.dev),
+            device_minor(stat.dev)
+        ));
         assert!(is_watched() || !plain);
     }
 
@@ -140,7 +191,8 @@ mod tests {
         let file = fs::File::open("/proc/self/stat").expect("opens");
         let number = file.as_raw_fd();
         let there = |number: i32| {
-            // SAFETY: fcntl(2) with F_GETFD takes integers only; a number that is no descriptor is EBADF.
+            // SAFETY: fcntl(2) with F_GETFD takes integers only; a number that is no descriptor is
+            // EBADF.
             unsafe { libc::fcntl(number, libc::F_GETFD) != -1 }
         };
         assert!(there(number));

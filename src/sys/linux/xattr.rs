@@ -19,7 +19,8 @@ pub fn getxattr(fd: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
     read_growing(|buffer| rustix::fs::getxattr(path.as_str(), name, buffer))
 }
 
-/// Sets attribute `name`. EPERM for `user.` ones on anything but files and directories, and for `trusted.` without CAP_SYS_ADMIN.
+/// Sets attribute `name`. EPERM for `user.` ones on anything but files and directories, and for
+/// `trusted.` without CAP_SYS_ADMIN.
 pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> SysResult<()> {
     let flags = match mode {
         XattrMode::Any => XattrFlags::empty(),
@@ -27,18 +28,24 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
         XattrMode::Replace => XattrFlags::REPLACE,
     };
     let path = proc_path(&fd);
-    retry(Call::SetXattr, || rustix::fs::setxattr(path.as_str(), name, value, flags))
+    retry(Call::SetXattr, || {
+        rustix::fs::setxattr(path.as_str(), name, value, flags)
+    })
 }
 
 /// Removes attribute `name`; [`Errno::NO_XATTR`] when there is none.
 pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
     let path = proc_path(&fd);
-    retry(Call::SetXattr, || rustix::fs::removexattr(path.as_str(), name))
+    retry(Call::SetXattr, || {
+        rustix::fs::removexattr(path.as_str(), name)
+    })
 }
 
 /// Sets attribute `name` of a file that is open (no `O_PATH` descriptor), which is quicker.
 pub fn set_file_xattr(file: &std::fs::File, name: &[u8], value: &[u8]) -> SysResult<()> {
-    retry(Call::SetXattr, || rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()))
+    retry(Call::SetXattr, || {
+        rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())
+    })
 }
 
 /// Removes attribute `name` of a file that is open, as [`set_file_xattr`].
@@ -46,14 +53,19 @@ pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
     retry(Call::SetXattr, || rustix::fs::fremovexattr(file, name))
 }
 
-/// The names of the attributes that this process may see (`trusted.` ones need CAP_SYS_ADMIN), in the filesystem's order.
+/// The names of the attributes that this process may see (`trusted.` ones need CAP_SYS_ADMIN), in
+/// the filesystem's order.
 pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     let path = proc_path(&fd);
-    read_growing(|buffer| rustix::fs::listxattr(path.as_str(), buffer)).map(|list| split_list(&list))
+    read_growing(|buffer| rustix::fs::listxattr(path.as_str(), buffer))
+        .map(|list| split_list(&list))
 }
 
 fn split_list(list: &[u8]) -> Vec<Vec<u8>> {
-    list.split(|&byte| byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
+    list.split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(<[u8]>::to_vec)
+        .collect()
 }
 
 /// As [`all_xattrs`], of what a name in a directory leads to, and no further: without opening it.
@@ -61,7 +73,10 @@ pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
     let name = component(name)?;
     let path = [proc_path(&dir).as_bytes(), b"/", name].concat();
     collect(
-        || read_growing(|buffer| rustix::fs::llistxattr(path.as_slice(), buffer)).map(|list| split_list(&list)),
+        || {
+            read_growing(|buffer| rustix::fs::llistxattr(path.as_slice(), buffer))
+                .map(|list| split_list(&list))
+        },
         |name| read_growing(|buffer| rustix::fs::lgetxattr(path.as_slice(), name, buffer)),
     )
 }
@@ -72,7 +87,10 @@ pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
     collect(|| listxattr(&fd), |name| getxattr(&fd, name))
 }
 
-fn collect(list: impl FnOnce() -> SysResult<Vec<Vec<u8>>>, get: impl Fn(&[u8]) -> SysResult<Vec<u8>>) -> SysResult<Xattrs> {
+fn collect(
+    list: impl FnOnce() -> SysResult<Vec<Vec<u8>>>,
+    get: impl Fn(&[u8]) -> SysResult<Vec<u8>>,
+) -> SysResult<Xattrs> {
     let names = match list() {
         Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
         names => names?,
@@ -89,8 +107,11 @@ fn collect(list: impl FnOnce() -> SysResult<Vec<Vec<u8>>>, get: impl Fn(&[u8]) -
     Ok(xattrs)
 }
 
-/// Reads into a small buffer, and where that is too short (ERANGE) into the largest that can be needed.
-fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> SysResult<Vec<u8>> {
+/// Reads into a small buffer, and where that is too short (ERANGE) into the largest that can be
+/// needed.
+fn read_growing(
+    mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
+) -> SysResult<Vec<u8>> {
     let mut buffer = vec![0; FIRST_LEN];
     let mut result = retry(Call::GetXattr, || read(&mut buffer));
     if result == Err(Errno::ERANGE) {

@@ -1,13 +1,19 @@
-//! Attributes of inodes and filesystems, on descriptors of every kind, the calls that make names out of them, and listing.
+//! Attributes of inodes and filesystems, on descriptors of every kind, the calls that make names
+//! out of them, and listing.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Nsecs, RawMode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Gid, Nsecs, RawMode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
+    Uid,
+};
 
 use super::super::args::{DirEntry, FsInfo, Open, SetTime};
 use super::super::fault::Call;
-use super::super::name::{NAME_LEN_MAX, check_retry, component, kind_of, mode_bits, permissions, retry};
+use super::super::name::{
+    NAME_LEN_MAX, check_retry, component, kind_of, mode_bits, permissions, retry,
+};
 use super::super::path::unlink_at;
 use super::super::types::{Errno, Kind, Stat, SysResult, Time};
 use super::open::create_file_at;
@@ -15,7 +21,9 @@ use super::open::create_file_at;
 /// Attributes of `name` in `dir`, of a link itself (fstatat(2)).
 pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     let name = component(name)?;
-    stat_of(&retry(Call::Stat, || rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW))?)
+    stat_of(&retry(Call::Stat, || {
+        rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)
+    })?)
 }
 
 /// Attributes of what a descriptor names (fstat(2)).
@@ -37,15 +45,28 @@ fn stat_of(stat: &rustix::fs::Stat) -> SysResult<Stat> {
         size: u64::try_from(stat.st_size).map_err(|_| Errno::EOVERFLOW)?,
         blocks: u64::try_from(stat.st_blocks).map_err(|_| Errno::EOVERFLOW)?,
         blksize: stat.st_blksize as u32,
-        atime: Time { sec: stat.st_atime, nsec: stat.st_atime_nsec as u32 },
-        mtime: Time { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as u32 },
-        ctime: Time { sec: stat.st_ctime, nsec: stat.st_ctime_nsec as u32 },
-        btime: Some(Time { sec: stat.st_birthtime, nsec: stat.st_birthtime_nsec as u32 }),
+        atime: Time {
+            sec: stat.st_atime,
+            nsec: stat.st_atime_nsec as u32,
+        },
+        mtime: Time {
+            sec: stat.st_mtime,
+            nsec: stat.st_mtime_nsec as u32,
+        },
+        ctime: Time {
+            sec: stat.st_ctime,
+            nsec: stat.st_ctime_nsec as u32,
+        },
+        btime: Some(Time {
+            sec: stat.st_birthtime,
+            nsec: stat.st_birthtime_nsec as u32,
+        }),
     })
 }
 
-/// Makes an inode of any kind but directory and symbolic link (EINVAL) and socket (EOPNOTSUPP); devices need root.
-/// `mode` is masked by the process's umask; `rdev` is as in [`Stat::rdev`] and counts for devices only.
+/// Makes an inode of any kind but directory and symbolic link (EINVAL) and socket (EOPNOTSUPP);
+/// devices need root. `mode` is masked by the process's umask; `rdev` is as in [`Stat::rdev`] and
+/// counts for devices only.
 pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -> SysResult<()> {
     let rdev = match kind {
         Kind::Dir | Kind::Symlink => return Err(Errno::EINVAL),
@@ -61,12 +82,14 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
     check_retry(|| unsafe { libc::mknodat(dir, name.as_ptr(), mode, rdev) }).map(drop)
 }
 
-/// Gives what a descriptor names the further name `name` in `dir`, by the path it has now (F_GETPATH).
-/// ESTALE when that path has come to name something else; `name` is not there then.
+/// Gives what a descriptor names the further name `name` in `dir`, by the path it has now
+/// (F_GETPATH). ESTALE when that path has come to name something else; `name` is not there then.
 pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
     let path = retry(Call::Probe, || rustix::fs::getpath(&fd))?;
-    retry(Call::Link, || rustix::fs::linkat(CWD, path.as_c_str(), &dir, name, AtFlags::empty()))?;
+    retry(Call::Link, || {
+        rustix::fs::linkat(CWD, path.as_c_str(), &dir, name, AtFlags::empty())
+    })?;
     let (wanted, made) = (stat_fd(&fd)?, stat_at(&dir, name)?);
     if (wanted.dev, wanted.ino) != (made.dev, made.ino) {
         unlink_at(&dir, name)?;
@@ -75,15 +98,19 @@ pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     Ok(())
 }
 
-/// Sets the permission bits, set-id and sticky bits included; EOPNOTSUPP for a symbolic link, as on Linux.
+/// Sets the permission bits, set-id and sticky bits included; EOPNOTSUPP for a symbolic link, as on
+/// Linux.
 pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
     if stat_fd(&fd)?.kind == Kind::Symlink {
         return Err(Errno::EOPNOTSUPP);
     }
-    retry(Call::SetAttributes, || rustix::fs::fchmod(&fd, permissions(mode)))
+    retry(Call::SetAttributes, || {
+        rustix::fs::fchmod(&fd, permissions(mode))
+    })
 }
 
-/// Sets owner and group, each where given; also of a symbolic link. EINVAL for the id 2^32-1, which means "none".
+/// Sets owner and group, each where given; also of a symbolic link. EINVAL for the id 2^32-1, which
+/// means "none".
 pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<()> {
     if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
         return Err(Errno::EINVAL);
@@ -92,25 +119,40 @@ pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<
     retry(Call::SetAttributes, || rustix::fs::fchown(&fd, uid, gid))
 }
 
-/// Sets the times of access and change; also of a symbolic link (futimens(2)). EINVAL unless nanoseconds are below 1,000,000,000.
+/// Sets the times of access and change; also of a symbolic link (futimens(2)). EINVAL unless
+/// nanoseconds are below 1,000,000,000.
 pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()> {
-    let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
+    let times = Timestamps {
+        last_access: timespec(atime)?,
+        last_modification: timespec(mtime)?,
+    };
     retry(Call::SetAttributes, || rustix::fs::futimens(&fd, &times))
 }
 
-/// What futimens(2) takes for `time`. Its special values are nanoseconds out of range, so real ones are checked.
+/// What futimens(2) takes for `time`. Its special values are nanoseconds out of range, so real ones
+/// are checked.
 fn timespec(time: SetTime) -> SysResult<Timespec> {
     Ok(match time {
-        SetTime::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as Nsecs },
-        SetTime::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as Nsecs },
-        SetTime::At(time) if time.nsec < 1_000_000_000 => Timespec { tv_sec: time.sec, tv_nsec: Nsecs::from(time.nsec) },
+        SetTime::Omit => Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT as Nsecs,
+        },
+        SetTime::Now => Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW as Nsecs,
+        },
+        SetTime::At(time) if time.nsec < 1_000_000_000 => Timespec {
+            tv_sec: time.sec,
+            tv_nsec: Nsecs::from(time.nsec),
+        },
         SetTime::At(_) => return Err(Errno::EINVAL),
     })
 }
 
 /// Size and free space of the filesystem that holds what the descriptor names (fstatfs(2)).
 ///
-/// Filesystem types have no fixed numbers here: [`FsInfo::fs_type`] is the first 8 bytes of the type's name.
+/// Filesystem types have no fixed numbers here: [`FsInfo::fs_type`] is the first 8 bytes of the
+/// type's name.
 pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
     let info = retry(Call::Stat, || rustix::fs::fstatfs(&fd))?;
     let mut fs_type = [0; 8];
@@ -130,7 +172,8 @@ pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
     })
 }
 
-/// The usual name of a filesystem by what [`statfs_fd`] gives, `unknown` where it makes no difference here.
+/// The usual name of a filesystem by what [`statfs_fd`] gives, `unknown` where it makes no
+/// difference here.
 pub fn fs_name(magic: u64) -> &'static str {
     match &magic.to_le_bytes() {
         b"apfs\0\0\0\0" => "apfs",
@@ -147,23 +190,29 @@ pub fn list_new_dir(dir: &OwnedFd) -> SysResult<Vec<DirEntry>> {
 
 /// All names of the directory that `fd` names but `.` and `..`, in the filesystem's order.
 ///
-/// It reads through a description of its own, so calls on the same descriptor do not disturb each other. Names that come
-/// or go meanwhile may be there or not.
+/// It reads through a description of its own, so calls on the same descriptor do not disturb each
+/// other. Names that come or go meanwhile may be there or not.
 pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
     let mut entries = read_dir(fd, 0, usize::MAX)?.0;
     entries.retain(|entry| entry.name != b"." && entry.name != b"..");
     Ok(entries)
 }
 
-/// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning; else [`DirEntry::next`]), up to the end, and that it
-/// is the end. Places are counted here: a name that comes or goes meanwhile moves those after it.
+/// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning;
+/// else [`DirEntry::next`]), up to the end, and that it is the end. Places are counted here: a name
+/// that comes or goes meanwhile moves those after it.
 pub fn read_dir(fd: impl AsFd, from: u64, _count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
     let mut entries = Vec::new();
     for (entry, next) in retry(Call::List, || Dir::read_from(&fd))?.zip(1..) {
         let entry = entry?;
         if next > from {
             let name = entry.file_name().to_bytes().to_vec();
-            entries.push(DirEntry { name, ino: entry.ino(), kind: kind_of(entry.file_type()), next });
+            entries.push(DirEntry {
+                name,
+                ino: entry.ino(),
+                kind: kind_of(entry.file_type()),
+                next,
+            });
         }
     }
     Ok((entries, true))

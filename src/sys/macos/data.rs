@@ -17,15 +17,21 @@ const KEEP_SIZE: i32 = 1;
 /// `FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE` of Linux's fallocate(2).
 const PUNCH_HOLE: i32 = 3;
 
-/// Allocates or punches `len` bytes at `offset`; `mode` has the bits of Linux's fallocate(2), of which 0, KEEP_SIZE and
-/// PUNCH_HOLE | KEEP_SIZE are served. EOPNOTSUPP for others, EINVAL for a hole that is not aligned to blocks.
+/// Allocates or punches `len` bytes at `offset`; `mode` has the bits of Linux's fallocate(2), of
+/// which 0, KEEP_SIZE and PUNCH_HOLE | KEEP_SIZE are served. EOPNOTSUPP for others, EINVAL for a
+/// hole that is not aligned to blocks.
 pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult<()> {
     let fd = file.as_fd().as_raw_fd();
     let signed = |value: u64| libc::off_t::try_from(value).map_err(|_| Errno::EFBIG);
     let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
     match mode {
         PUNCH_HOLE => {
-            let hole = libc::fpunchhole_t { fp_flags: 0, reserved: 0, fp_offset: signed(offset)?, fp_length: signed(len)? };
+            let hole = libc::fpunchhole_t {
+                fp_flags: 0,
+                reserved: 0,
+                fp_offset: signed(offset)?,
+                fp_length: signed(len)?,
+            };
             // SAFETY: the descriptor is borrowed and `hole` lives through the call.
             check_retry(|| unsafe { libc::fcntl(fd, libc::F_PUNCHHOLE, &raw const hole) }).map(drop)
         }
@@ -39,7 +45,8 @@ pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult
                     fst_length: signed(end - size)?,
                     fst_bytesalloc: 0,
                 };
-                // SAFETY: the descriptor is borrowed and `store`, which the kernel changes, lives through the call.
+                // SAFETY: the descriptor is borrowed and `store`, which the kernel changes, lives
+                // through the call.
                 check_retry(|| unsafe { libc::fcntl(fd, libc::F_PREALLOCATE, &raw mut store) })?;
                 if mode == 0 {
                     retry(Call::Truncate, || rustix::fs::ftruncate(&file, end))?;
@@ -52,16 +59,24 @@ pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult
 }
 
 /// ENOSYS: the kernel copies between descriptors on Linux only.
-pub fn copy_file_range(_src: impl AsFd, _src_offset: &mut u64, _dst: impl AsFd, _dst_offset: &mut u64, _len: usize) -> SysResult<usize> {
+pub fn copy_file_range(
+    _src: impl AsFd,
+    _src_offset: &mut u64,
+    _dst: impl AsFd,
+    _dst_offset: &mut u64,
+    _len: usize,
+) -> SysResult<usize> {
     Err(Errno::ENOSYS)
 }
 
-/// As [`read_full_at`](super::super::read_full_at): nobody else can hold a lock that it waits for, for the kernel does no I/O of others here.
+/// As [`read_full_at`](super::super::read_full_at): nobody else can hold a lock that it waits for,
+/// for the kernel does no I/O of others here.
 pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
     super::super::read_full_at(file, buffer, offset)
 }
 
-/// Makes everything durable that was written before, on all filesystems, down to the drive's platter (`F_FULLFSYNC`).
+/// Makes everything durable that was written before, on all filesystems, down to the drive's
+/// platter (`F_FULLFSYNC`).
 pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     rustix::fs::sync();
     retry(Call::Sync, || rustix::fs::fcntl_fullfsync(&fd))
@@ -93,15 +108,25 @@ pub fn clone_file(_src: &File, _dst: &File) -> SysResult<()> {
     Err(Errno::EOPNOTSUPP)
 }
 
-/// Makes the new file `name` in `dir`, mode 0600, share all of `src`'s data, and gives it open for reading and writing.
-/// Times, extended attributes and flags come along (fclonefileat(2)).
+/// Makes the new file `name` in `dir`, mode 0600, share all of `src`'s data, and gives it open for
+/// reading and writing. Times, extended attributes and flags come along (fclonefileat(2)).
 ///
-/// EEXIST when the name is taken, EOPNOTSUPP or EXDEV where only a copy will do. After a failure the name is not there.
+/// EEXIST when the name is taken, EOPNOTSUPP or EXDEV where only a copy will do. After a failure
+/// the name is not there.
 pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     let checked = component(name)?;
-    retry(Call::Clone, || rustix::fs::fclonefileat(src, &dir, checked, CloneFlags::NOFOLLOW | CloneFlags::NOOWNERCOPY))?;
-    let opened = retry(Call::SetAttributes, || rustix::fs::chmodat(&dir, checked, Mode::RUSR | Mode::WUSR, AtFlags::empty()))
-        .and_then(|()| open_file_at(&dir, name, Open::READ_WRITE));
+    retry(Call::Clone, || {
+        rustix::fs::fclonefileat(
+            src,
+            &dir,
+            checked,
+            CloneFlags::NOFOLLOW | CloneFlags::NOOWNERCOPY,
+        )
+    })?;
+    let opened = retry(Call::SetAttributes, || {
+        rustix::fs::chmodat(&dir, checked, Mode::RUSR | Mode::WUSR, AtFlags::empty())
+    })
+    .and_then(|()| open_file_at(&dir, name, Open::READ_WRITE));
     if opened.is_err() {
         // What went wrong first is what the caller must know; a clone that stays is found by fsck.
         let _ = unlink_at(&dir, name);
@@ -140,7 +165,12 @@ pub fn same_ranges(_a: &File, _b: &File, _size: u64) -> SysResult<Vec<std::ops::
 }
 
 /// EOPNOTSUPP: two files that exist cannot be made to share here.
-pub fn dedupe_range(_src: impl AsFd, _dst: impl AsFd, _offset: u64, _len: u64) -> SysResult<Option<u64>> {
+pub fn dedupe_range(
+    _src: impl AsFd,
+    _dst: impl AsFd,
+    _offset: u64,
+    _len: u64,
+) -> SysResult<Option<u64>> {
     Err(Errno::EOPNOTSUPP)
 }
 

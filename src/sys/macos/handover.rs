@@ -85,6 +85,9 @@ impl AsFd for Signals {
 }
 
 /// Not to be had here: ENOSYS.
-pub fn wait_readable<const N: usize>(_fds: [BorrowedFd<'_>; N], _limit: Option<Duration>) -> SysResult<[bool; N]> {
+pub fn wait_readable<const N: usize>(
+    _fds: [BorrowedFd<'_>; N],
+    _limit: Option<Duration>,
+) -> SysResult<[bool; N]> {
     Err(Errno::ENOSYS)
 }

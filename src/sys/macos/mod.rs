@@ -1,8 +1,9 @@
-//! What only macOS does this way: `O_SYMLINK` descriptors, F_GETPATH, fclonefileat, getfsstat. Type-checked, never run
-//! (tests/check-macos.sh).
+//! What only macOS does this way: `O_SYMLINK` descriptors, F_GETPATH, fclonefileat, getfsstat.
+//! Type-checked, never run (tests/check-macos.sh).
 //!
-//! There is no `O_PATH`: a descriptor that names an inode is one that is open for reading, so it takes permission to read,
-//! and works with every f*() call. What only Linux has gives ENOSYS or EOPNOTSUPP.
+//! There is no `O_PATH`: a descriptor that names an inode is one that is open for reading, so it
+//! takes permission to read, and works with every f*() call. What only Linux has gives ENOSYS or
+//! EOPNOTSUPP.
 
 mod attr;
 mod data;
@@ -14,23 +15,32 @@ mod process;
 mod watch;
 mod xattr;
 
-pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, list_new_dir, mknod_at, read_dir, stat_at, stat_fd, statfs_fd, utimens_fd};
+pub use attr::{
+    chmod_fd, chown_fd, fs_name, link_fd, list_dir, list_new_dir, mknod_at, read_dir, stat_at,
+    stat_fd, statfs_fd, utimens_fd,
+};
 pub use data::{
-    allocation, can_share, clone_file, clone_head, clone_to, copy_file_range, dedupe_range, dirty_pages, dirty_pages_before, drop_cached, extent_map,
-    fallocate, finish_writeback, lease_free, read_unlocked_at, same_ranges, shares_extents, start_writeback, syncfs, truncate_unshared, widen_pipe,
-    write_in_place,
+    allocation, can_share, clone_file, clone_head, clone_to, copy_file_range, dedupe_range,
+    dirty_pages, dirty_pages_before, drop_cached, extent_map, fallocate, finish_writeback,
+    lease_free, read_unlocked_at, same_ranges, shares_extents, start_writeback, syncfs,
+    truncate_unshared, widen_pipe, write_in_place,
 };
 pub use handover::{
-    SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,
+    SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor,
+    send_message, wait_readable, wrap_number,
 };
 pub use mount::{fuse_abort, fusermount_unmount, mount_of, mounts, mounts_of_all, unmount};
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{WHITEOUT, after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use process::{
-    act_for, awake, facts_of, give_up_set_id, has_our_rights, has_sys_admin, may_administer, own_memory, own_thread, peer_cred, process_facts,
-    process_name, process_session, process_starttime, release_memory, runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal,
-    waits_of_thread,
+    act_for, awake, facts_of, give_up_set_id, has_our_rights, has_sys_admin, may_administer,
+    own_memory, own_thread, peer_cred, process_facts, process_name, process_session,
+    process_starttime, release_memory, runs_of_thread, set_thread_idle, set_thread_io_idle,
+    set_thread_normal, waits_of_thread,
 };
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
-pub use xattr::{all_xattrs, all_xattrs_at, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};
+pub use xattr::{
+    all_xattrs, all_xattrs_at, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr,
+    setxattr,
+};

@@ -14,24 +14,36 @@ use super::super::types::{Errno, SysResult};
 /// Room for mounts that come between counting and listing them.
 const SPARE_MOUNTS: usize = 16;
 
-/// All mounts (getfsstat(2)), without asking filesystems that may hang (`MNT_NOWAIT`). Numbers are positions in the list.
+/// All mounts (getfsstat(2)), without asking filesystems that may hang (`MNT_NOWAIT`). Numbers are
+/// positions in the list.
 pub fn mounts() -> SysResult<Vec<MountPoint>> {
     // SAFETY: without a buffer the call only counts.
     let count = check(unsafe { libc::getfsstat(std::ptr::null_mut(), 0, libc::MNT_NOWAIT) })?;
     let capacity = usize::try_from(count).map_err(|_| Errno::EIO)? + SPARE_MOUNTS;
     let mut list: Vec<libc::statfs> = Vec::with_capacity(capacity);
-    let len = libc::c_int::try_from(capacity * size_of::<libc::statfs>()).map_err(|_| Errno::EOVERFLOW)?;
+    let len = libc::c_int::try_from(capacity * size_of::<libc::statfs>())
+        .map_err(|_| Errno::EOVERFLOW)?;
     // SAFETY: the buffer has room for `len` bytes and lives through the call.
     let filled = check(unsafe { libc::getfsstat(list.as_mut_ptr(), len, libc::MNT_NOWAIT) })?;
-    let filled = usize::try_from(filled).map_err(|_| Errno::EIO)?.min(capacity);
+    let filled = usize::try_from(filled)
+        .map_err(|_| Errno::EIO)?
+        .min(capacity);
     // SAFETY: the kernel has filled so many records, and there is room for them.
     unsafe { list.set_len(filled) };
-    Ok(list.iter().zip(0..).map(|(info, id)| point_of(info, id)).collect())
+    Ok(list
+        .iter()
+        .zip(0..)
+        .map(|(info, id)| point_of(info, id))
+        .collect())
 }
 
 /// The mounts that `wanted` takes: all processes have one table.
 pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32, MountPoint)>> {
-    Ok(mounts()?.into_iter().filter(wanted).map(|mount| (0, mount)).collect())
+    Ok(mounts()?
+        .into_iter()
+        .filter(wanted)
+        .map(|mount| (0, mount))
+        .collect())
 }
 
 /// Our record of the kernel's.
@@ -44,7 +56,10 @@ fn point_of(info: &libc::statfs, id: u64) -> MountPoint {
         read_only: info.f_flags & libc::MNT_RDONLY as u32 != 0,
         fs_type: String::from_utf8_lossy(&text(&info.f_fstypename)).into_owned(),
         source: String::from_utf8_lossy(&text(&info.f_mntfromname)).into_owned(),
-        owner: text(&info.f_fstypename).windows(4).any(|part| part == b"fuse").then_some(info.f_owner),
+        owner: text(&info.f_fstypename)
+            .windows(4)
+            .any(|part| part == b"fuse")
+            .then_some(info.f_owner),
     }
 }
 
@@ -63,17 +78,22 @@ pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
 /// The device of a filesystem id: its first word (statfs(2)).
 fn device_of(fsid: &libc::fsid_t) -> u32 {
     let words: *const libc::fsid_t = fsid;
-    // SAFETY: `fsid_t` is two 32-bit integers (sys/_types/_fsid_t.h), whose field libc keeps private; the first is read.
+    // SAFETY: `fsid_t` is two 32-bit integers (sys/_types/_fsid_t.h), whose field libc keeps
+    // private; the first is read.
     unsafe { words.cast::<u32>().read() }
 }
 
 /// The bytes of a C string in a fixed field.
 fn text(field: &[libc::c_char]) -> Vec<u8> {
-    field.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect()
+    field
+        .iter()
+        .take_while(|&&byte| byte != 0)
+        .map(|&byte| byte as u8)
+        .collect()
 }
 
-/// Unmounts what is mounted at `path`. There is no lazy unmount here: `lazy` ends it even while in use (`MNT_FORCE`).
-/// EBUSY while in use, EPERM for other users' mounts.
+/// Unmounts what is mounted at `path`. There is no lazy unmount here: `lazy` ends it even while in
+/// use (`MNT_FORCE`). EBUSY while in use, EPERM for other users' mounts.
 pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
     let flags = if lazy { libc::MNT_FORCE } else { 0 };
@@ -84,12 +104,21 @@ pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
 /// Unmounts through umount(8). Errors: ENOENT without it, EBUSY while in use, EPERM otherwise.
 pub fn fusermount_unmount(path: &Path, lazy: bool) -> SysResult<()> {
     let mut command = Command::new("/sbin/umount");
-    let output = command.args(lazy.then_some("-f")).arg("--").arg(path).stdin(Stdio::null()).output()?;
+    let output = command
+        .args(lazy.then_some("-f"))
+        .arg("--")
+        .arg(path)
+        .stdin(Stdio::null())
+        .output()?;
     if output.status.success() {
         return Ok(());
     }
     let message = String::from_utf8_lossy(&output.stderr);
-    Err(if message.contains("busy") { Errno::EBUSY } else { Errno::EPERM })
+    Err(if message.contains("busy") {
+        Errno::EBUSY
+    } else {
+        Errno::EPERM
+    })
 }
 
 /// ENOSYS: connections cannot be ended from outside here.

@@ -21,6 +21,12 @@ pub fn mount_scratch(_at: &Path) -> SysResult<()> {
 }
 
 /// Not to be had here: ENOSYS.
-pub fn mount_overlay(_at: &Path, _lower: BorrowedFd<'_>, _upper: BorrowedFd<'_>, _work: BorrowedFd<'_>, _user: bool) -> SysResult<()> {
+pub fn mount_overlay(
+    _at: &Path,
+    _lower: BorrowedFd<'_>,
+    _upper: BorrowedFd<'_>,
+    _work: BorrowedFd<'_>,
+    _user: bool,
+) -> SysResult<()> {
     Err(Errno::ENOSYS)
 }

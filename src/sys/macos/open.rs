@@ -16,7 +16,10 @@ use super::attr::stat_fd;
 pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> = None;
 
 /// Flags of a descriptor that only names an inode, a symbolic link included.
-const PATH_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::SYMLINK).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+const PATH_FLAGS: OFlags = OFlags::RDONLY
+    .union(OFlags::SYMLINK)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::CLOEXEC);
 
 /// The flags of open(2) for `open`, all but `O_NOFOLLOW`.
 pub(in super::super) fn open_flags(open: Open) -> OFlags {
@@ -41,35 +44,47 @@ pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
     Ok(File::from(fd))
 }
 
-/// Creates the file `name` in `dir`; EEXIST when the name is taken, even by a dangling link (`O_CREAT | O_EXCL`).
-/// `mode` is masked by the process's umask.
+/// Creates the file `name` in `dir`; EEXIST when the name is taken, even by a dangling link
+/// (`O_CREAT | O_EXCL`). `mode` is masked by the process's umask.
 pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
-    let fd = retry(Call::Create, || rustix::fs::openat(&dir, name, flags, permissions(mode)))?;
+    let fd = retry(Call::Create, || {
+        rustix::fs::openat(&dir, name, flags, permissions(mode))
+    })?;
     after_open(fd, open)
 }
 
-/// Opens a descriptor that names `name` in `dir`, whatever it is; a link is itself. EOPNOTSUPP for sockets.
+/// Opens a descriptor that names `name` in `dir`, whatever it is; a link is itself. EOPNOTSUPP for
+/// sockets.
 pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
-    retry(Call::Open, || rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
+    retry(Call::Open, || {
+        rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty())
+    })
 }
 
 /// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link.
 ///
-/// Errors: EXDEV for a path that leads out (absolute, or any `..`), ELOOP or ENOTDIR for a link on the way.
+/// Errors: EXDEV for a path that leads out (absolute, or any `..`), ELOOP or ENOTDIR for a link on
+/// the way.
 pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
     walk_beneath(dir, path, kind)
 }
 
-/// Opens anew what a descriptor names, with the permissions that its inode gives now, by the path it has now (F_GETPATH).
-/// ELOOP when it is a symbolic link, ESTALE when the path has come to name something else.
+/// Opens anew what a descriptor names, with the permissions that its inode gives now, by the path
+/// it has now (F_GETPATH). ELOOP when it is a symbolic link, ESTALE when the path has come to name
+/// something else.
 pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
     let path = retry(Call::Probe, || rustix::fs::getpath(&fd))?;
     // Emptying the file must wait until it is known to be the right one.
-    let flags = open_flags(Open { truncate: false, ..open }) | OFlags::NOFOLLOW;
-    let opened = retry(Call::Open, || rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()))?;
+    let flags = open_flags(Open {
+        truncate: false,
+        ..open
+    }) | OFlags::NOFOLLOW;
+    let opened = retry(Call::Open, || {
+        rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty())
+    })?;
     let (before, after) = (stat_fd(&fd)?, stat_fd(&opened)?);
     if (before.dev, before.ino) != (after.dev, after.ino) {
         return Err(Errno::ESTALE);

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use super::super::name::{check, last_errno};
 use super::super::types::{Asker, Errno, OwnMemory, ProcessFacts, SysResult};
 
-/// Lets the calling thread run in the background only, for processor and disk (`PRIO_DARWIN_BG` of setpriority(2)).
+/// Lets the calling thread run in the background only, for processor and disk (`PRIO_DARWIN_BG` of
+/// setpriority(2)).
 pub fn set_thread_idle() -> SysResult<()> {
     // SAFETY: setpriority(2) takes integers; 0 names the calling thread.
     check(unsafe { libc::setpriority(libc::PRIO_DARWIN_THREAD, 0, libc::PRIO_DARWIN_BG) }).map(drop)
@@ -40,7 +41,8 @@ pub fn has_sys_admin() -> bool {
 /// Nothing: there is no capability to give up.
 pub fn give_up_set_id() {}
 
-/// Calls `act`: there is no capability to drop, and the kernel clears the bits for whoever is not root.
+/// Calls `act`: there is no capability to drop, and the kernel clears the bits for whoever is not
+/// root.
 pub fn act_for<T>(_asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
     act()
 }
@@ -60,20 +62,35 @@ pub fn process_session(pid: u32) -> SysResult<i32> {
     }
 }
 
-/// When process `pid` started, in microseconds since 1970: with the number, it names one process for good
-/// (proc_pidinfo, `PROC_PIDTBSDINFO`). ESRCH as ENOENT when there is none.
+/// When process `pid` started, in microseconds since 1970: with the number, it names one process
+/// for good (proc_pidinfo, `PROC_PIDTBSDINFO`). ESRCH as ENOENT when there is none.
 pub fn process_starttime(pid: i32) -> SysResult<u64> {
     let mut info = MaybeUninit::<libc::proc_bsdinfo>::zeroed();
     let len = size_of::<libc::proc_bsdinfo>() as libc::c_int;
     // SAFETY: `info` has room for `len` bytes and lives through the call.
-    let written = unsafe { libc::proc_pidinfo(pid, libc::PROC_PIDTBSDINFO, 0, info.as_mut_ptr().cast(), len) };
+    let written = unsafe {
+        libc::proc_pidinfo(
+            pid,
+            libc::PROC_PIDTBSDINFO,
+            0,
+            info.as_mut_ptr().cast(),
+            len,
+        )
+    };
     if written != len {
         let errno = last_errno();
-        return Err(if errno.0 == libc::ESRCH { Errno::ENOENT } else { errno });
+        return Err(if errno.0 == libc::ESRCH {
+            Errno::ENOENT
+        } else {
+            errno
+        });
     }
     // SAFETY: it was zeroed, which is valid for its integers, and then filled.
     let info = unsafe { info.assume_init() };
-    Ok(info.pbi_start_tvsec.saturating_mul(1_000_000).saturating_add(info.pbi_start_tvusec))
+    Ok(info
+        .pbi_start_tvsec
+        .saturating_mul(1_000_000)
+        .saturating_add(info.pbi_start_tvusec))
 }
 
 /// Not told here.
@@ -87,7 +104,11 @@ pub fn process_name(_pid: u32) -> Option<String> {
 /// ENOENT if there is none.
 pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
     let start = process_starttime(i32::try_from(pid).map_err(|_| Errno::ENOENT)?)?;
-    Ok(ProcessFacts { pid, start, ..ProcessFacts::default() })
+    Ok(ProcessFacts {
+        pid,
+        start,
+        ..ProcessFacts::default()
+    })
 }
 
 /// macFUSE tells the process, not the thread.
@@ -118,13 +139,24 @@ pub fn own_memory() -> SysResult<OwnMemory> {
     let mut info = MaybeUninit::<libc::proc_taskinfo>::zeroed();
     let len = size_of::<libc::proc_taskinfo>() as libc::c_int;
     // SAFETY: getpid(2) takes nothing; `info` has room for `len` bytes and lives through the call.
-    let written = unsafe { libc::proc_pidinfo(libc::getpid(), libc::PROC_PIDTASKINFO, 0, info.as_mut_ptr().cast(), len) };
+    let written = unsafe {
+        libc::proc_pidinfo(
+            libc::getpid(),
+            libc::PROC_PIDTASKINFO,
+            0,
+            info.as_mut_ptr().cast(),
+            len,
+        )
+    };
     if written != len {
         return Err(last_errno());
     }
     // SAFETY: it was zeroed, which is valid for its integers, and then filled.
     let info = unsafe { info.assume_init() };
-    Ok(OwnMemory { rss_bytes: info.pti_resident_size, threads: u64::try_from(info.pti_threadnum).unwrap_or(0) })
+    Ok(OwnMemory {
+        rss_bytes: info.pti_resident_size,
+        threads: u64::try_from(info.pti_threadnum).unwrap_or(0),
+    })
 }
 
 /// Nothing: the allocator here gives memory back by itself.
@@ -138,6 +170,14 @@ pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
     check(unsafe { libc::getpeereid(fd, &mut uid, &mut gid) })?;
     let mut len = size_of::<libc::pid_t>() as libc::socklen_t;
     // SAFETY: as above; `len` says how much room `pid` has.
-    check(unsafe { libc::getsockopt(fd, libc::SOL_LOCAL, libc::LOCAL_PEERPID, (&raw mut pid).cast(), &mut len) })?;
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_LOCAL,
+            libc::LOCAL_PEERPID,
+            (&raw mut pid).cast(),
+            &mut len,
+        )
+    })?;
     Ok((uid, gid, pid))
 }

@@ -1,4 +1,5 @@
-//! Watches are no business of the filesystem here: FSEvents are made by the kernel, and nobody can ask who listens.
+//! Watches are no business of the filesystem here: FSEvents are made by the kernel, and nobody can
+//! ask who listens.
 
 use std::os::fd::AsFd;
 

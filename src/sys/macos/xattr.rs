@@ -27,7 +27,9 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
         XattrMode::Create => XattrFlags::CREATE,
         XattrMode::Replace => XattrFlags::REPLACE,
     };
-    retry(Call::SetXattr, || rustix::fs::fsetxattr(&fd, name, value, flags))
+    retry(Call::SetXattr, || {
+        rustix::fs::fsetxattr(&fd, name, value, flags)
+    })
 }
 
 /// Removes attribute `name`; [`Errno::NO_XATTR`] when there is none.
@@ -48,7 +50,11 @@ pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
 /// The names of the attributes, in the filesystem's order.
 pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     let list = read_growing(|buffer| rustix::fs::flistxattr(&fd, buffer))?;
-    Ok(list.split(|&byte| byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
+    Ok(list
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(<[u8]>::to_vec)
+        .collect())
 }
 
 /// As [`all_xattrs`], of what a name in a directory leads to, and no further.
@@ -75,8 +81,11 @@ pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
     Ok(xattrs)
 }
 
-/// Reads into a small buffer, and while that is too short (ERANGE) into one of the length that the kernel says.
-fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> SysResult<Vec<u8>> {
+/// Reads into a small buffer, and while that is too short (ERANGE) into one of the length that the
+/// kernel says.
+fn read_growing(
+    mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
+) -> SysResult<Vec<u8>> {
     let mut buffer = vec![0; FIRST_LEN];
     for _ in 0..TRIES_MAX {
         match retry(Call::GetXattr, || read(&mut buffer)) {

@@ -50,9 +50,23 @@ pub struct Bring<'a> {
 }
 
 impl<'a> Bring<'a> {
-    /// From `source`, open for reading, through a writer. `stranger`: somebody else answers for what is there. `progress` is told how many paths were made.
-    pub fn new(source: &'a OwnedFd, stranger: bool, writer: &'a Writer, progress: &'a (dyn Fn(u64) + Sync)) -> Bring<'a> {
-        Bring { source, stranger, writer, left: Mutex::default(), seen: Mutex::default(), done: AtomicU64::new(0), progress }
+    /// From `source`, open for reading, through a writer. `stranger`: somebody else answers for
+    /// what is there. `progress` is told how many paths were made.
+    pub fn new(
+        source: &'a OwnedFd,
+        stranger: bool,
+        writer: &'a Writer,
+        progress: &'a (dyn Fn(u64) + Sync),
+    ) -> Bring<'a> {
+        Bring {
+            source,
+            stranger,
+            writer,
+            left: Mutex::default(),
+            seen: Mutex::default(),
+            done: AtomicU64::new(0),
+            progress,
+        }
     }
 
     /// Removes and makes; what is left is [`Bring::finish`].
@@ -71,7 +85,8 @@ impl<'a> Bring<'a> {
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 // Without another thread this one does it all.
-                let _ = std::thread::Builder::new().spawn_scoped(scope, || self.work(&plan.others, &next));
+                let _ = std::thread::Builder::new()
+                    .spawn_scoped(scope, || self.work(&plan.others, &next));
             }
             self.work(&plan.others, &next);
         });
@@ -90,14 +105,22 @@ impl<'a> Bring<'a> {
     }
 
     fn leave(&self, path: &[u8], why: Why) {
-        self.left.lock().push(Left { path: TreePath(path.to_vec()), why });
+        self.left.lock().push(Left {
+            path: TreePath(path.to_vec()),
+            why,
+        });
     }
 
     fn work(&self, items: &[Item], next: &AtomicUsize) {
         let (mut from, mut to) = (Parent::default(), Parent::default());
         loop {
             let at = next.fetch_add(TAKEN, Ordering::Relaxed);
-            let Some(taken) = items.get(at..items.len().min(at.saturating_add(TAKEN))).filter(|taken| !taken.is_empty()) else { return };
+            let Some(taken) = items
+                .get(at..items.len().min(at.saturating_add(TAKEN)))
+                .filter(|taken| !taken.is_empty())
+            else {
+                return;
+            };
             for (path, stat) in taken {
                 if let Err(why) = self.one(&mut from, &mut to, path, stat) {
                     self.leave(path, why);
@@ -112,18 +135,31 @@ impl<'a> Bring<'a> {
     fn dir(&self, path: &[u8], stat: &Stat) -> SysResult<()> {
         let fd = open_below(self.source, path, OpenKind::Path)?;
         let entry = ExportEntry::new(path.to_vec(), stat, stat.ino, None, sys::all_xattrs(&fd)?);
-        self.writer.put(&mut Parent::default(), self.believed(entry)?, None)
+        self.writer
+            .put(&mut Parent::default(), self.believed(entry)?, None)
     }
 
     fn believed(&self, entry: ExportEntry) -> SysResult<ExportEntry> {
-        if self.stranger { entry.of_stranger() } else { Ok(entry) }
+        if self.stranger {
+            entry.of_stranger()
+        } else {
+            Ok(entry)
+        }
     }
 
-    fn one(&self, from: &mut Parent, to: &mut Parent, path: &[u8], planned: &Stat) -> Result<(), Why> {
+    fn one(
+        &self,
+        from: &mut Parent,
+        to: &mut Parent,
+        path: &[u8],
+        planned: &Stat,
+    ) -> Result<(), Why> {
         let (above, name) = split(path).ok_or(Why::Error(Errno::EINVAL))?;
         let dir = from.existing(self.source, above).map_err(Why::of)?;
         if planned.kind != Kind::File {
-            let entry = read_other(dir, name, path, planned).and_then(|entry| self.believed(entry)).map_err(Why::of)?;
+            let entry = read_other(dir, name, path, planned)
+                .and_then(|entry| self.believed(entry))
+                .map_err(Why::of)?;
             return self.writer.put(to, entry, None).map_err(Why::of);
         }
         for copy in 0..COPIES_MAX {
@@ -133,14 +169,31 @@ impl<'a> Bring<'a> {
                 return Err(Why::Changing);
             }
             // By its inode in the source it is found which names are one file.
-            let entry = ExportEntry::new(path.to_vec(), &stat, stat.ino, None, sys::file_xattrs(&file).map_err(Why::of)?);
+            let entry = ExportEntry::new(
+                path.to_vec(),
+                &stat,
+                stat.ino,
+                None,
+                sys::file_xattrs(&file).map_err(Why::of)?,
+            );
             let mut entry = self.believed(entry).map_err(Why::of)?;
-            entry.data = if stat.size > 0 { ExportData::File } else { ExportData::None };
+            entry.data = if stat.size > 0 {
+                ExportData::File
+            } else {
+                ExportData::None
+            };
             entry.again = copy > 0;
-            self.writer.put(to, entry, Some(&file).filter(|_| stat.size > 0)).map_err(Why::of)?;
+            self.writer
+                .put(to, entry, Some(&file).filter(|_| stat.size > 0))
+                .map_err(Why::of)?;
             let after = sys::stat_fd(&file).map_err(Why::of)?;
             if (after.ctime, after.size) == (stat.ctime, stat.size) {
-                let hash = self.writer.inodes.contents.as_ref().and_then(|contents| contents.take(path));
+                let hash = self
+                    .writer
+                    .inodes
+                    .contents
+                    .as_ref()
+                    .and_then(|contents| contents.take(path));
                 if hash.is_some() || (stat.ino, stat.ctime) != (planned.ino, planned.ctime) {
                     self.seen.lock().insert(path.to_vec(), Seen { stat, hash });
                 }
@@ -157,6 +210,16 @@ fn read_other(dir: &OwnedFd, name: &[u8], path: &[u8], planned: &Stat) -> SysRes
     if stat.kind != planned.kind {
         return Err(Errno::ESTALE);
     }
-    let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(&fd)?) } else { None };
-    Ok(ExportEntry::new(path.to_vec(), &stat, stat.ino, target, sys::all_xattrs(&fd)?))
+    let target = if stat.kind == Kind::Symlink {
+        Some(sys::readlink_fd(&fd)?)
+    } else {
+        None
+    };
+    Ok(ExportEntry::new(
+        path.to_vec(),
+        &stat,
+        stat.ino,
+        target,
+        sys::all_xattrs(&fd)?,
+    ))
 }

@@ -1,10 +1,12 @@
 //! The same content once: files that hold what is known to be held by another get its extents.
 //!
-//! A file is read once, to be hashed, and what is known is cloned instead of it. What is known is a file whose attributes prove that it still holds what
-//! was hashed: they are looked at before the clone is made, and after. Where files cannot share extents they are copied: two files in a tree are
-//! never made one, for each may be changed.
+//! A file is read once, to be hashed, and what is known is cloned instead of it. What is known is a
+//! file whose attributes prove that it still holds what was hashed: they are looked at before the
+//! clone is made, and after. Where files cannot share extents they are copied: two files in a tree
+//! are never made one, for each may be changed.
 //!
-//! **Locking.** Two leaves, never both. A thread that hashes a content first claims it, and whoever has the same waits until it is made.
+//! **Locking.** Two leaves, never both. A thread that hashes a content first claims it, and whoever
+//! has the same waits until it is made.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,7 +20,8 @@ use crate::sys::{self, Kind, Open, OpenKind, SysResult};
 use crate::transfer::inode::Inodes;
 use crate::transfer::place::open_below;
 
-/// Bytes that are read at once; a file of at most so many is written from what was read, where it is not cloned.
+/// Bytes that are read at once; a file of at most so many is written from what was read, where it
+/// is not cloned.
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// A file that holds a known content.
@@ -51,7 +54,8 @@ pub struct Found {
     pub duplicate_files: u64,
     /// Their bytes.
     pub duplicate_bytes: u64,
-    /// Files that hold what was there before, in the tree or in another project, and got its extents.
+    /// Files that hold what was there before, in the tree or in another project, and got its
+    /// extents.
     pub known_files: u64,
     /// Their bytes.
     pub known_bytes: u64,
@@ -78,7 +82,8 @@ fn count(counter: &[AtomicU64; 2], bytes: u64) {
 /// Known contents.
 #[derive(Debug)]
 pub struct Contents {
-    /// The source, the tree, then other projects; each the directory itself, not what is mounted over it.
+    /// The source, the tree, then other projects; each the directory itself, not what is mounted
+    /// over it.
     roots: Vec<OwnedFd>,
     known: Mutex<HashMap<(Hash, u64), Known>>,
     made: Condvar,
@@ -113,9 +118,19 @@ impl Contents {
             None => TREE,
         };
         for (dir, names) in &record.dirs {
-            for known in names.iter().filter(|known| known.kind == Kind::File && known.there.size > 0) {
+            for known in names
+                .iter()
+                .filter(|known| known.kind == Kind::File && known.there.size > 0)
+            {
                 let Some(hash) = known.hash else { continue };
-                self.add(hash, Place { root, path: join(dir, &known.name), look: known.there });
+                self.add(
+                    hash,
+                    Place {
+                        root,
+                        path: join(dir, &known.name),
+                        look: known.there,
+                    },
+                );
             }
         }
     }
@@ -124,7 +139,10 @@ impl Contents {
     fn add(&self, hash: Hash, place: Place) {
         let size = place.look.size;
         let mut known = self.known.lock();
-        match known.entry((hash, size)).or_insert_with(|| Known::At(Vec::new())) {
+        match known
+            .entry((hash, size))
+            .or_insert_with(|| Known::At(Vec::new()))
+        {
             // A second place for when the first was changed.
             Known::At(places) if places.len() < 2 => places.push(place),
             _ => {}
@@ -145,7 +163,14 @@ impl Contents {
         if let Some(places) = &known {
             if places.iter().any(|place| self.clone_of(place, out)) {
                 let here = places.iter().all(|place| place.root == SOURCE);
-                count(if here { &self.counters.duplicate } else { &self.counters.known }, stat.size);
+                count(
+                    if here {
+                        &self.counters.duplicate
+                    } else {
+                        &self.counters.known
+                    },
+                    stat.size,
+                );
                 inodes.count_shared(stat.size);
                 return Ok(());
             }
@@ -154,7 +179,11 @@ impl Contents {
         let sparse = stat.blocks.saturating_mul(512) < stat.size;
         let filled = inodes.fill_plain(out, from, whole.as_deref().filter(|_| !sparse));
         if known.is_none() {
-            let place = Place { root: SOURCE, path: path.to_vec(), look: Trace::of(&stat) };
+            let place = Place {
+                root: SOURCE,
+                path: path.to_vec(),
+                look: Trace::of(&stat),
+            };
             let mut known = self.known.lock();
             if filled.is_ok() {
                 known.insert(key, Known::At(vec![place]));
@@ -183,10 +212,13 @@ impl Contents {
         }
     }
 
-    /// Clones a file that still holds what was hashed. Where the source cannot be cloned, what was made of it can.
+    /// Clones a file that still holds what was hashed. Where the source cannot be cloned, what was
+    /// made of it can.
     fn clone_of(&self, place: &Place, out: &File) -> bool {
         let try_at = |root: usize, proves: &dyn Fn(&Trace) -> bool| -> SysResult<bool> {
-            let Some(root) = self.roots.get(root) else { return Ok(false) };
+            let Some(root) = self.roots.get(root) else {
+                return Ok(false);
+            };
             let file = File::from(open_below(root, &place.path, OpenKind::File(Open::READ))?);
             let before = Trace::of(&sys::stat_fd(&file)?);
             if !proves(&before) {
@@ -216,9 +248,17 @@ impl Contents {
     pub fn found(&self) -> Found {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let both = |counter: &[AtomicU64; 2]| (get(&counter[0]), get(&counter[1]));
-        let Counters { hashed, new, duplicate, known, unshared } = &self.counters;
-        let ((new_contents, new_bytes), (duplicate_files, duplicate_bytes)) = (both(new), both(duplicate));
-        let ((known_files, known_bytes), (unshared_files, unshared_bytes)) = (both(known), both(unshared));
+        let Counters {
+            hashed,
+            new,
+            duplicate,
+            known,
+            unshared,
+        } = &self.counters;
+        let ((new_contents, new_bytes), (duplicate_files, duplicate_bytes)) =
+            (both(new), both(duplicate));
+        let ((known_files, known_bytes), (unshared_files, unshared_bytes)) =
+            (both(known), both(unshared));
         Found {
             hashed_files: get(hashed),
             new_contents,
@@ -252,7 +292,8 @@ fn read(file: &File) -> SysResult<(Hash, Option<Vec<u8>>)> {
     }
 }
 
-/// Hashes every file of a tree, as a record tells it. What cannot be read is left out: it is merely not shared.
+/// Hashes every file of a tree, as a record tells it. What cannot be read is left out: it is merely
+/// not shared.
 ///
 /// # Errors
 /// None at the moment.
@@ -261,8 +302,13 @@ pub fn hash_all(root: &OwnedFd, scan: &super::scan::Scan, threads: usize) -> Sys
     let done: Mutex<Vec<(Vec<u8>, Vec<super::record::Known>)>> = Mutex::default();
     let work = || {
         while let Some(dir) = scan.dirs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let files = dir.names.iter().filter(|found| found.stat.kind == Kind::File && found.stat.size > 0);
-            let names = files.filter_map(|found| hash_one(root, &dir.path, found)).collect();
+            let files = dir
+                .names
+                .iter()
+                .filter(|found| found.stat.kind == Kind::File && found.stat.size > 0);
+            let names = files
+                .filter_map(|found| hash_one(root, &dir.path, found))
+                .collect();
             done.lock().push((dir.path.clone(), names));
         }
     };
@@ -274,13 +320,28 @@ pub fn hash_all(root: &OwnedFd, scan: &super::scan::Scan, threads: usize) -> Sys
         work();
     });
     let dirs = std::mem::take(&mut *done.lock()).into_iter().collect();
-    Ok(Record { device: scan.root.dev, root: (Trace::of(&scan.root), Trace::of(&scan.root)), dirs })
+    Ok(Record {
+        device: scan.root.dev,
+        root: (Trace::of(&scan.root), Trace::of(&scan.root)),
+        dirs,
+    })
 }
 
-fn hash_one(root: &OwnedFd, dir: &[u8], found: &super::scan::Found) -> Option<super::record::Known> {
-    let file = File::from(open_below(root, &join(dir, &found.name), OpenKind::File(Open::READ)).ok()?);
+fn hash_one(
+    root: &OwnedFd,
+    dir: &[u8],
+    found: &super::scan::Found,
+) -> Option<super::record::Known> {
+    let file =
+        File::from(open_below(root, &join(dir, &found.name), OpenKind::File(Open::READ)).ok()?);
     let look = Trace::of(&sys::stat_fd(&file).ok()?);
     let (hash, _) = read(&file).ok()?;
     let same = Trace::of(&sys::stat_fd(&file).ok()?) == look;
-    same.then(|| super::record::Known { name: found.name.clone(), kind: Kind::File, source: look, there: look, hash: Some(hash) })
+    same.then(|| super::record::Known {
+        name: found.name.clone(),
+        kind: Kind::File,
+        source: look,
+        there: look,
+        hash: Some(hash),
+    })
 }

@@ -27,19 +27,31 @@ pub struct Kept {
 impl Kept {
     /// Reads it from a store. What is damaged is not there.
     pub fn read(store: impl AsFd) -> Kept {
-        let Ok(bytes) = read_file(&store, RECORD_NAME) else { return Kept::default() };
-        let checkpoint = read_file(&store, CHECKPOINT_NAME).ok().and_then(|text| Record::checkpoint_of(&bytes, &text));
+        let Ok(bytes) = read_file(&store, RECORD_NAME) else {
+            return Kept::default();
+        };
+        let checkpoint = read_file(&store, CHECKPOINT_NAME)
+            .ok()
+            .and_then(|text| Record::checkpoint_of(&bytes, &text));
         let record = Record::decode(&bytes);
         if record.is_none() {
             tracing::warn!("the record of the last import is damaged: everything is compared");
         }
         let daemon = read_file(&store, DAEMON_NAME).unwrap_or_default();
-        Kept { checkpoint: checkpoint.map(CheckpointId).filter(|_| record.is_some()), record, bytes, daemon }
+        Kept {
+            checkpoint: checkpoint.map(CheckpointId).filter(|_| record.is_some()),
+            record,
+            bytes,
+            daemon,
+        }
     }
 
-    /// This daemon has served the tree ever since it was compared with the record: what was done to it since, it knows.
+    /// This daemon has served the tree ever since it was compared with the record: what was done to
+    /// it since, it knows.
     pub fn is_known_to(&self, daemon: &str) -> bool {
-        self.checkpoint.is_some_and(|id| Record::daemon_text(&self.bytes, id.0, daemon).as_bytes() == self.daemon)
+        self.checkpoint.is_some_and(|id| {
+            Record::daemon_text(&self.bytes, id.0, daemon).as_bytes() == self.daemon
+        })
     }
 
     /// Notes that a daemon served the tree before it was compared with the record, and does.
@@ -48,7 +60,11 @@ impl Kept {
     /// Those of writing.
     pub fn write_daemon(&self, store: impl AsFd, daemon: &str) -> SysResult<()> {
         match self.checkpoint {
-            Some(id) if !self.is_known_to(daemon) => write_whole(store, DAEMON_NAME, Record::daemon_text(&self.bytes, id.0, daemon).as_bytes()),
+            Some(id) if !self.is_known_to(daemon) => write_whole(
+                store,
+                DAEMON_NAME,
+                Record::daemon_text(&self.bytes, id.0, daemon).as_bytes(),
+            ),
             _ => Ok(()),
         }
     }
@@ -81,7 +97,11 @@ pub fn write(store: impl AsFd, record: &Record) -> SysResult<Vec<u8>> {
 /// # Errors
 /// Those of writing.
 pub fn write_checkpoint(store: impl AsFd, bytes: &[u8], checkpoint: CheckpointId) -> SysResult<()> {
-    write_whole(store, CHECKPOINT_NAME, Record::checkpoint_text(bytes, checkpoint.0).as_bytes())
+    write_whole(
+        store,
+        CHECKPOINT_NAME,
+        Record::checkpoint_text(bytes, checkpoint.0).as_bytes(),
+    )
 }
 
 fn write_whole(store: impl AsFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
@@ -96,11 +116,12 @@ fn write_whole(store: impl AsFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
     sys::rename_at(&store, &new, &store, name, RenameMode::Replace)
 }
 
-/// In a store: what is in the directory is not the whole of what is imported. It holds the path of that, for people.
+/// In a store: what is in the directory is not the whole of what is imported. It holds the path of
+/// that, for people.
 const UNFINISHED_NAME: &[u8] = b"importing";
 
-/// Notes in the store of a directory, which is made if it is not there, that it is about to be made by an import; durable on return. Who may write to the
-/// directory may not write there.
+/// Notes in the store of a directory, which is made if it is not there, that it is about to be made
+/// by an import; durable on return. Who may write to the directory may not write there.
 ///
 /// # Errors
 /// EPERM: the store is somebody else's. Those of making it.
@@ -127,7 +148,10 @@ pub fn is_unfinished(store: impl AsFd) -> bool {
 /// # Errors
 /// Those of unlinkat(2).
 pub fn end(root: &OwnedFd) -> SysResult<()> {
-    match sys::unlink_at(sys::open_dir_at(root, STORE_NAME.as_bytes())?, UNFINISHED_NAME) {
+    match sys::unlink_at(
+        sys::open_dir_at(root, STORE_NAME.as_bytes())?,
+        UNFINISHED_NAME,
+    ) {
         Ok(()) | Err(Errno::ENOENT) => Ok(()),
         Err(errno) => Err(errno),
     }
@@ -141,7 +165,8 @@ pub fn make_store(root: &OwnedFd) -> Result<(), crate::store::StoreError> {
     Layout::open(root, true).map(drop)
 }
 
-/// Takes the lock of whoever imports into a tree, for as long as it lives; `None`: somebody else has it.
+/// Takes the lock of whoever imports into a tree, for as long as it lives; `None`: somebody else
+/// has it.
 ///
 /// # Errors
 /// Those of opening it.

@@ -45,7 +45,9 @@ impl Why {
     pub fn told(self) -> String {
         match self {
             Why::History => "belongs to ckptfs: only the files of the tree are imported".to_owned(),
-            Why::OtherFilesystem => "another filesystem is mounted there: import it for itself".to_owned(),
+            Why::OtherFilesystem => {
+                "another filesystem is mounted there: import it for itself".to_owned()
+            }
             Why::Changing => "was changed again and again while it was read".to_owned(),
             Why::Error(errno) => errno.to_string(),
         }

@@ -31,10 +31,20 @@ pub struct Plan {
 impl Plan {
     /// Everything, where nothing is yet.
     pub fn all(source: &Scan) -> Plan {
-        let mut plan = Plan { dirs: vec![(Vec::new(), source.root)], ..Plan::default() };
+        let mut plan = Plan {
+            dirs: vec![(Vec::new(), source.root)],
+            ..Plan::default()
+        };
         let unread = source.unread();
-        for (path, found) in source.paths().filter(|(path, _)| !unread.contains(path.as_slice())) {
-            let list = if found.stat.kind == Kind::Dir { &mut plan.dirs } else { &mut plan.others };
+        for (path, found) in source
+            .paths()
+            .filter(|(path, _)| !unread.contains(path.as_slice()))
+        {
+            let list = if found.stat.kind == Kind::Dir {
+                &mut plan.dirs
+            } else {
+                &mut plan.others
+            };
             list.push((path, found.stat));
         }
         plan.dirs.sort_by(|a, b| a.0.cmp(&b.0));
@@ -76,19 +86,31 @@ pub fn suspects(record: &Record, source: &Scan, there: &Scan) -> BTreeSet<Vec<u8
     let mut gone: HashSet<&[u8]> = there.dirs.iter().map(|dir| dir.path.as_slice()).collect();
     for listing in &source.dirs {
         gone.remove(listing.path.as_slice());
-        let known = record.dirs.get(&listing.path).map_or(&[] as &[Known], Vec::as_slice);
+        let known = record
+            .dirs
+            .get(&listing.path)
+            .map_or(&[] as &[Known], Vec::as_slice);
         let there = there.dir(&listing.path);
         let there_names = there.map_or(&[] as &[Found], |there| there.names.as_slice());
         if known.len() == listing.names.len() && names(there) == known.len() {
-            let same = |((known, one), other): ((&Known, &Found), &Found)| is_proven(known, one, other);
+            let same =
+                |((known, one), other): ((&Known, &Found), &Found)| is_proven(known, one, other);
             if known.iter().zip(&listing.names).zip(there_names).all(same) {
                 continue;
             }
         }
-        compare_names(&listing.path, known, &listing.names, there_names, &mut found);
+        compare_names(
+            &listing.path,
+            known,
+            &listing.names,
+            there_names,
+            &mut found,
+        );
     }
     for path in gone {
-        let Some(listing) = there.dir(path) else { continue };
+        let Some(listing) = there.dir(path) else {
+            continue;
+        };
         found.extend(listing.names.iter().map(|name| join(path, &name.name)));
     }
     found
@@ -96,13 +118,23 @@ pub fn suspects(record: &Record, source: &Scan, there: &Scan) -> BTreeSet<Vec<u8
 
 /// Everything in the source is as it was imported.
 pub fn is_as_imported(record: &Record, source: &Scan) -> bool {
-    let same = |known: &Known, one: &Found| known.name == one.name && known.kind == one.stat.kind && known.source == Trace::of(&one.stat);
+    let same = |known: &Known, one: &Found| {
+        known.name == one.name
+            && known.kind == one.stat.kind
+            && known.source == Trace::of(&one.stat)
+    };
     record.device == source.root.dev
         && record.root.0 == Trace::of(&source.root)
         && record.dirs.len() == source.dirs.len()
         && source.dirs.iter().all(|listing| {
             let known = record.dirs.get(&listing.path);
-            known.is_some_and(|known| known.len() == listing.names.len() && known.iter().zip(&listing.names).all(|(known, one)| same(known, one)))
+            known.is_some_and(|known| {
+                known.len() == listing.names.len()
+                    && known
+                        .iter()
+                        .zip(&listing.names)
+                        .all(|(known, one)| same(known, one))
+            })
         })
 }
 
@@ -114,17 +146,40 @@ fn is_proven(known: &Known, source: &Found, there: &Found) -> bool {
         && known.there == Trace::of(&there.stat)
 }
 
-fn compare_names(path: &[u8], known: &[Known], source: &[Found], there: &[Found], found: &mut BTreeSet<Vec<u8>>) {
-    let at = |name: &[u8]| known.binary_search_by(|known| known.name.as_slice().cmp(name)).ok().and_then(|at| known.get(at));
-    let other = |name: &[u8]| there.binary_search_by(|found| found.name.as_slice().cmp(name)).ok().and_then(|at| there.get(at));
+fn compare_names(
+    path: &[u8],
+    known: &[Known],
+    source: &[Found],
+    there: &[Found],
+    found: &mut BTreeSet<Vec<u8>>,
+) {
+    let at = |name: &[u8]| {
+        known
+            .binary_search_by(|known| known.name.as_slice().cmp(name))
+            .ok()
+            .and_then(|at| known.get(at))
+    };
+    let other = |name: &[u8]| {
+        there
+            .binary_search_by(|found| found.name.as_slice().cmp(name))
+            .ok()
+            .and_then(|at| there.get(at))
+    };
     for one in source {
-        let proven = at(&one.name).zip(other(&one.name)).is_some_and(|(known, there)| is_proven(known, one, there));
+        let proven = at(&one.name)
+            .zip(other(&one.name))
+            .is_some_and(|(known, there)| is_proven(known, one, there));
         if !proven {
             found.insert(join(path, &one.name));
         }
     }
     let named: HashSet<&[u8]> = source.iter().map(|one| one.name.as_slice()).collect();
-    found.extend(there.iter().filter(|there| !named.contains(there.name.as_slice())).map(|there| join(path, &there.name)));
+    found.extend(
+        there
+            .iter()
+            .filter(|there| !named.contains(there.name.as_slice()))
+            .map(|there| join(path, &there.name)),
+    );
 }
 
 /// Every path of both, where nothing is known.
@@ -138,12 +193,24 @@ impl Sides<'_> {
     pub fn plan(&self, mut suspects: BTreeSet<Vec<u8>>) -> Plan {
         let (source, there) = (Names::of(self.source_scan), Names::of(self.there_scan));
         // All names of an inode are looked at together.
-        let inodes: HashSet<u64> = suspects.iter().filter_map(|path| source.linked(path)).collect();
-        suspects.extend(inodes.iter().filter_map(|ino| source.links.get(ino)).flatten().cloned());
+        let inodes: HashSet<u64> = suspects
+            .iter()
+            .filter_map(|path| source.linked(path))
+            .collect();
+        suspects.extend(
+            inodes
+                .iter()
+                .filter_map(|ino| source.links.get(ino))
+                .flatten()
+                .cloned(),
+        );
         let mut plan = Plan::default();
         let mut touched: BTreeSet<Vec<u8>> = BTreeSet::new();
         let unread = self.source_scan.unread();
-        for path in suspects.iter().filter(|path| !unread.contains(path.as_slice())) {
+        for path in suspects
+            .iter()
+            .filter(|path| !unread.contains(path.as_slice()))
+        {
             let (one, other) = (source.stats.get(path), there.stats.get(path));
             if other.is_some_and(|other| one.is_none_or(|one| one.kind != other.kind)) {
                 if one.is_none() && is_unknown(path, &self.source_scan.left) {
@@ -154,7 +221,9 @@ impl Sides<'_> {
             }
             let Some(one) = one else { continue };
             let same = other.is_some_and(|other| {
-                let links = one.kind == Kind::Dir || (one.nlink < 2 && other.nlink < 2) || source.links_of(path) == there.links_of(path);
+                let links = one.kind == Kind::Dir
+                    || (one.nlink < 2 && other.nlink < 2)
+                    || source.links_of(path) == there.links_of(path);
                 one.kind == other.kind && links && self.is_same(path, one, other).unwrap_or(false)
             });
             if !same {
@@ -163,53 +232,95 @@ impl Sides<'_> {
                 if is_new || one.kind != Kind::Dir {
                     touched.extend(split(path).map(|(above, _)| above.to_vec()));
                 }
-                let list = if one.kind == Kind::Dir { &mut plan.dirs } else { &mut plan.others };
+                let list = if one.kind == Kind::Dir {
+                    &mut plan.dirs
+                } else {
+                    &mut plan.others
+                };
                 list.push((path.clone(), **one));
             }
         }
         self.finish(plan, &source, touched)
     }
 
-    /// All names of an inode are made together, and a directory in which something was made gets its times back.
+    /// All names of an inode are made together, and a directory in which something was made gets
+    /// its times back.
     fn finish(&self, mut plan: Plan, source: &Names<'_>, mut touched: BTreeSet<Vec<u8>>) -> Plan {
-        let mut making: HashSet<Vec<u8>> = plan.others.iter().map(|(path, _)| path.clone()).collect();
-        let inodes: HashSet<u64> = plan.others.iter().filter_map(|(path, _)| source.linked(path)).collect();
-        for path in inodes.iter().filter_map(|ino| source.links.get(ino)).flatten() {
-            if let Some(stat) = source.stats.get(path).filter(|_| making.insert(path.clone())) {
+        let mut making: HashSet<Vec<u8>> =
+            plan.others.iter().map(|(path, _)| path.clone()).collect();
+        let inodes: HashSet<u64> = plan
+            .others
+            .iter()
+            .filter_map(|(path, _)| source.linked(path))
+            .collect();
+        for path in inodes
+            .iter()
+            .filter_map(|ino| source.links.get(ino))
+            .flatten()
+        {
+            if let Some(stat) = source
+                .stats
+                .get(path)
+                .filter(|_| making.insert(path.clone()))
+            {
                 touched.extend(split(path).map(|(above, _)| above.to_vec()));
                 plan.others.push((path.clone(), **stat));
             }
         }
-        let with_attrs: HashSet<&[u8]> = plan.dirs.iter().map(|(path, _)| path.as_slice()).collect();
+        let with_attrs: HashSet<&[u8]> =
+            plan.dirs.iter().map(|(path, _)| path.as_slice()).collect();
         let more: Vec<Item> = touched
             .iter()
             .filter(|path| !with_attrs.contains(path.as_slice()))
-            .filter_map(|path| Some((path.clone(), **source.stats.get(path).filter(|stat| stat.kind == Kind::Dir)?)))
+            .filter_map(|path| {
+                Some((
+                    path.clone(),
+                    **source
+                        .stats
+                        .get(path)
+                        .filter(|stat| stat.kind == Kind::Dir)?,
+                ))
+            })
             .collect();
         plan.dirs.extend(more);
         plan.dirs.sort_by(|a, b| a.0.cmp(&b.0));
         plan.others.sort_by(|a, b| a.0.cmp(&b.0));
         // What is above goes with everything below.
         plan.removed.sort();
-        plan.removed.dedup_by(|below, above| below.starts_with(above) && below.get(above.len()) == Some(&b'/'));
+        plan.removed.dedup_by(|below, above| {
+            below.starts_with(above) && below.get(above.len()) == Some(&b'/')
+        });
         plan
     }
 
     /// Two inodes of one kind are the same in everything but their last access.
     fn is_same(&self, path: &[u8], one: &Stat, other: &Stat) -> SysResult<bool> {
         let owners = sys::ids().0 != 0 || (one.uid, one.gid) == (other.uid, other.gid);
-        let mode = one.kind == Kind::Symlink || mode_for((other.uid, other.gid), one.kind, one.mode, (one.uid, one.gid)) == other.mode;
+        let mode = one.kind == Kind::Symlink
+            || mode_for(
+                (other.uid, other.gid),
+                one.kind,
+                one.mode,
+                (one.uid, one.gid),
+            ) == other.mode;
         let device = !matches!(one.kind, Kind::CharDev | Kind::BlockDev) || one.rdev == other.rdev;
         let size = one.kind != Kind::File || one.size == other.size;
         if !owners || !mode || !device || !size || one.mtime != other.mtime {
             return Ok(false);
         }
         if one.kind == Kind::File {
-            let open = |root: &OwnedFd| open_below(root, path, OpenKind::File(Open::READ)).map(File::from);
+            let open =
+                |root: &OwnedFd| open_below(root, path, OpenKind::File(Open::READ)).map(File::from);
             let (one, other) = (open(self.source)?, open(self.there)?);
-            return Ok(kept(sys::file_xattrs(&one)?) == kept(sys::file_xattrs(&other)?) && same_bytes(&one, &other)?);
+            return Ok(
+                kept(sys::file_xattrs(&one)?) == kept(sys::file_xattrs(&other)?)
+                    && same_bytes(&one, &other)?,
+            );
         }
-        let (one_fd, other_fd) = (open_below(self.source, path, OpenKind::Path)?, open_below(self.there, path, OpenKind::Path)?);
+        let (one_fd, other_fd) = (
+            open_below(self.source, path, OpenKind::Path)?,
+            open_below(self.there, path, OpenKind::Path)?,
+        );
         if one.kind == Kind::Symlink && sys::readlink_fd(&one_fd)? != sys::readlink_fd(&other_fd)? {
             return Ok(false);
         }
@@ -222,11 +333,13 @@ fn kept(mut xattrs: Xattrs) -> Xattrs {
     xattrs
 }
 
-/// Whether a path may be in the source although it was not found: it, or something above it, could not be read.
+/// Whether a path may be in the source although it was not found: it, or something above it, could
+/// not be read.
 fn is_unknown(path: &[u8], left: &[Left]) -> bool {
     left.iter().filter(|left| left.why.is_missed()).any(|left| {
         let above = left.path.0.as_slice();
-        above.is_empty() || (path.starts_with(above) && matches!(path.get(above.len()), None | Some(b'/')))
+        above.is_empty()
+            || (path.starts_with(above) && matches!(path.get(above.len()), None | Some(b'/')))
     })
 }
 
@@ -238,11 +351,18 @@ struct Names<'a> {
 
 impl<'a> Names<'a> {
     fn of(scan: &'a Scan) -> Names<'a> {
-        let mut names = Names { stats: HashMap::new(), links: HashMap::new() };
+        let mut names = Names {
+            stats: HashMap::new(),
+            links: HashMap::new(),
+        };
         names.stats.insert(Vec::new(), &scan.root);
         for (path, found) in scan.paths() {
             if found.stat.kind != Kind::Dir && found.stat.nlink > 1 {
-                names.links.entry(found.stat.ino).or_default().insert(path.clone());
+                names
+                    .links
+                    .entry(found.stat.ino)
+                    .or_default()
+                    .insert(path.clone());
             }
             names.stats.insert(path, &found.stat);
         }
@@ -251,35 +371,75 @@ impl<'a> Names<'a> {
 
     /// The inode of a path, if it has several names.
     fn linked(&self, path: &[u8]) -> Option<u64> {
-        self.stats.get(path).filter(|stat| stat.kind != Kind::Dir && stat.nlink > 1).map(|stat| stat.ino)
+        self.stats
+            .get(path)
+            .filter(|stat| stat.kind != Kind::Dir && stat.nlink > 1)
+            .map(|stat| stat.ino)
     }
 
     fn links_of(&self, path: &[u8]) -> BTreeSet<Vec<u8>> {
-        let all = self.linked(path).and_then(|ino| self.links.get(&ino)).cloned();
+        let all = self
+            .linked(path)
+            .and_then(|ino| self.links.get(&ino))
+            .cloned();
         all.unwrap_or_else(|| BTreeSet::from([path.to_vec()]))
     }
 }
 
-/// The record of a tree that was made equal to its source. Left out, and so compared the next time, is what was changed since `begun`, and what is not
-/// in the tree as it should be.
-pub fn record(source: &Scan, there: &Scan, begun: Time, brought: &Brought, old: Option<&Record>) -> Record {
-    let left: HashSet<&[u8]> = brought.left.iter().chain(&source.left).map(|left| left.path.0.as_slice()).collect();
-    let mut record = Record { device: source.root.dev, root: (Trace::of(&source.root), Trace::of(&there.root)), ..Record::default() };
+/// The record of a tree that was made equal to its source. Left out, and so compared the next time,
+/// is what was changed since `begun`, and what is not in the tree as it should be.
+pub fn record(
+    source: &Scan,
+    there: &Scan,
+    begun: Time,
+    brought: &Brought,
+    old: Option<&Record>,
+) -> Record {
+    let left: HashSet<&[u8]> = brought
+        .left
+        .iter()
+        .chain(&source.left)
+        .map(|left| left.path.0.as_slice())
+        .collect();
+    let mut record = Record {
+        device: source.root.dev,
+        root: (Trace::of(&source.root), Trace::of(&there.root)),
+        ..Record::default()
+    };
     for listing in &source.dirs {
-        let Some(there) = there.dir(&listing.path) else { continue };
+        let Some(there) = there.dir(&listing.path) else {
+            continue;
+        };
         let mut names = Vec::with_capacity(listing.names.len());
         for one in &listing.names {
-            let Ok(at) = there.names.binary_search_by(|found| found.name.cmp(&one.name)) else { continue };
-            let Some(other) = there.names.get(at).map(|found| &found.stat) else { continue };
+            let Ok(at) = there
+                .names
+                .binary_search_by(|found| found.name.cmp(&one.name))
+            else {
+                continue;
+            };
+            let Some(other) = there.names.get(at).map(|found| &found.stat) else {
+                continue;
+            };
             let path = join(&listing.path, &one.name);
             let seen = brought.seen.get(&path);
             let stat = seen.map_or(&one.stat, |seen| &seen.stat);
             if stat.ctime >= begun || !is_made(stat, other) || left.contains(path.as_slice()) {
                 continue;
             }
-            let before = || old.and_then(|old| old.find(&listing.path, &one.name)).filter(|known| known.source == Trace::of(stat))?.hash;
+            let before = || {
+                old.and_then(|old| old.find(&listing.path, &one.name))
+                    .filter(|known| known.source == Trace::of(stat))?
+                    .hash
+            };
             let hash = seen.and_then(|seen| seen.hash).or_else(before);
-            names.push(Known { name: one.name.clone(), kind: stat.kind, source: Trace::of(stat), there: Trace::of(other), hash });
+            names.push(Known {
+                name: one.name.clone(),
+                kind: stat.kind,
+                source: Trace::of(stat),
+                there: Trace::of(other),
+                hash,
+            });
         }
         record.dirs.insert(listing.path.clone(), names);
     }

@@ -1,5 +1,6 @@
-//! What was imported last, so that the next import reads only what has changed: for each path what stat(2) said of it in the source, and of what was
-//! made of it in the tree. Both are proof as long as they are the same: any change of an inode changes its ctime, which nobody can set.
+//! What was imported last, so that the next import reads only what has changed: for each path what
+//! stat(2) said of it in the source, and of what was made of it in the tree. Both are proof as long
+//! as they are the same: any change of an inode changes its ctime, which nobody can set.
 //!
 //! A record is a cache. Without it, or if it is damaged, everything is compared.
 //!
@@ -31,12 +32,21 @@ use crate::sys::{Kind, Stat, Time};
 pub const RECORD_NAME: &[u8] = b"imported";
 /// Name of the file that says as which checkpoint.
 pub const CHECKPOINT_NAME: &[u8] = b"imported-as";
-/// Name of the file that says which daemon has served the tree since it was compared with the record.
+/// Name of the file that says which daemon has served the tree since it was compared with the
+/// record.
 pub const DAEMON_NAME: &[u8] = b"imported-in";
 const MAGIC: &[u8] = b"ckptfs imported 1\n";
 /// Bytes of a hash.
 const HASH_BYTES: usize = 32;
-const KINDS: [Kind; 7] = [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
+const KINDS: [Kind; 7] = [
+    Kind::File,
+    Kind::Dir,
+    Kind::Symlink,
+    Kind::Fifo,
+    Kind::Socket,
+    Kind::CharDev,
+    Kind::BlockDev,
+];
 
 /// A hash of a file's content.
 pub type Hash = [u8; HASH_BYTES];
@@ -58,7 +68,12 @@ impl Trace {
     /// Of an inode.
     pub fn of(stat: &Stat) -> Trace {
         let size = if stat.kind == Kind::Dir { 0 } else { stat.size };
-        Trace { ino: stat.ino, size, mtime: stat.mtime, ctime: stat.ctime }
+        Trace {
+            ino: stat.ino,
+            size,
+            mtime: stat.mtime,
+            ctime: stat.ctime,
+        }
     }
 }
 
@@ -104,7 +119,13 @@ impl Record {
             for known in names {
                 bytes.push(u8::try_from(known.name.len()).unwrap_or(0));
                 bytes.extend_from_slice(&known.name);
-                bytes.push(KINDS.iter().position(|kind| *kind == known.kind).and_then(|at| u8::try_from(at).ok()).unwrap_or(0));
+                bytes.push(
+                    KINDS
+                        .iter()
+                        .position(|kind| *kind == known.kind)
+                        .and_then(|at| u8::try_from(at).ok())
+                        .unwrap_or(0),
+                );
                 bytes.push(u8::from(known.hash.is_some()));
                 put_trace(&mut bytes, &known.source);
                 put_trace(&mut bytes, &known.there);
@@ -125,7 +146,11 @@ impl Record {
             return None;
         }
         let mut from = Reader(rest);
-        let mut record = Record { device: from.u64()?, root: (from.trace()?, from.trace()?), dirs: HashMap::new() };
+        let mut record = Record {
+            device: from.u64()?,
+            root: (from.trace()?, from.trace()?),
+            dirs: HashMap::new(),
+        };
         while !from.0.is_empty() {
             let length = from.length()?;
             let path = from.take(length)?.to_vec();
@@ -148,19 +173,31 @@ impl Record {
 
     /// The checkpoint that such a file names, if it is of this record.
     pub fn checkpoint_of(bytes: &[u8], text: &[u8]) -> Option<u64> {
-        let found = std::str::from_utf8(text).ok()?.split(' ').next()?.parse().ok()?;
+        let found = std::str::from_utf8(text)
+            .ok()?
+            .split(' ')
+            .next()?
+            .parse()
+            .ok()?;
         (Record::checkpoint_text(bytes, found).as_bytes() == text).then_some(found)
     }
 
-    /// The file that says that this daemon serves the tree, and did when it was what the record tells of.
+    /// The file that says that this daemon serves the tree, and did when it was what the record
+    /// tells of.
     pub fn daemon_text(bytes: &[u8], checkpoint: u64, daemon: &str) -> String {
-        format!("{} {daemon}\n", Record::checkpoint_text(bytes, checkpoint).trim_end())
+        format!(
+            "{} {daemon}\n",
+            Record::checkpoint_text(bytes, checkpoint).trim_end()
+        )
     }
 
     /// What was imported as a name in a directory.
     pub fn find(&self, dir: &[u8], name: &[u8]) -> Option<&Known> {
         let names = self.dirs.get(dir)?;
-        names.binary_search_by(|known| known.name.as_slice().cmp(name)).ok().and_then(|at| names.get(at))
+        names
+            .binary_search_by(|known| known.name.as_slice().cmp(name))
+            .ok()
+            .and_then(|at| names.get(at))
     }
 }
 
@@ -199,11 +236,19 @@ impl<'a> Reader<'a> {
     }
 
     fn time(&mut self) -> Option<Time> {
-        Some(Time { sec: self.bytes().map(i64::from_le_bytes)?, nsec: self.bytes().map(u32::from_le_bytes)? })
+        Some(Time {
+            sec: self.bytes().map(i64::from_le_bytes)?,
+            nsec: self.bytes().map(u32::from_le_bytes)?,
+        })
     }
 
     fn trace(&mut self) -> Option<Trace> {
-        Some(Trace { ino: self.u64()?, size: self.u64()?, mtime: self.time()?, ctime: self.time()? })
+        Some(Trace {
+            ino: self.u64()?,
+            size: self.u64()?,
+            mtime: self.time()?,
+            ctime: self.time()?,
+        })
     }
 
     fn known(&mut self) -> Option<Known> {
@@ -217,7 +262,13 @@ impl<'a> Reader<'a> {
             1 => Some(self.bytes()?),
             _ => return None,
         };
-        Some(Known { name, kind, source, there, hash })
+        Some(Known {
+            name,
+            kind,
+            source,
+            there,
+            hash,
+        })
     }
 }
 
@@ -226,23 +277,52 @@ mod tests {
     use super::*;
 
     fn sample() -> Record {
-        let time = |sec| Time { sec, nsec: 999_999_999 };
-        let trace = |ino| Trace { ino, size: 7, mtime: time(-1), ctime: time(5) };
-        let known = |name: &[u8], kind, hash| Known { name: name.to_vec(), kind, source: trace(1), there: trace(2), hash };
-        let names = vec![known(b"a", Kind::File, Some([3; 32])), known(&[0xff; 255], Kind::BlockDev, None)];
-        let dirs = [(Vec::new(), names), (b"a/b".to_vec(), Vec::new())].into_iter().collect();
-        Record { device: 9, root: (trace(4), trace(5)), dirs }
+        let time = |sec| Time {
+            sec,
+            nsec: 999_999_999,
+        };
+        let trace = |ino| Trace {
+            ino,
+            size: 7,
+            mtime: time(-1),
+            ctime: time(5),
+        };
+        let known = |name: &[u8], kind, hash| Known {
+            name: name.to_vec(),
+            kind,
+            source: trace(1),
+            there: trace(2),
+            hash,
+        };
+        let names = vec![
+            known(b"a", Kind::File, Some([3; 32])),
+            known(&[0xff; 255], Kind::BlockDev, None),
+        ];
+        let dirs = [(Vec::new(), names), (b"a/b".to_vec(), Vec::new())]
+            .into_iter()
+            .collect();
+        Record {
+            device: 9,
+            root: (trace(4), trace(5)),
+            dirs,
+        }
     }
 
     #[test]
     fn a_record_is_read_as_written_and_every_changed_byte_is_found() {
         let (record, bytes) = (sample(), sample().encode());
         assert_eq!(Record::decode(&bytes).as_ref(), Some(&record));
-        assert_eq!(record.find(b"", b"a").and_then(|known| known.hash), Some([3; 32]));
+        assert_eq!(
+            record.find(b"", b"a").and_then(|known| known.hash),
+            Some([3; 32])
+        );
         assert_eq!(record.find(b"a/b", b"a"), None);
         let text = Record::checkpoint_text(&bytes, 12);
         assert_eq!(Record::checkpoint_of(&bytes, text.as_bytes()), Some(12));
-        assert_eq!(Record::checkpoint_of(&[MAGIC, &[0; 40]].concat(), text.as_bytes()), None);
+        assert_eq!(
+            Record::checkpoint_of(&[MAGIC, &[0; 40]].concat(), text.as_bytes()),
+            None
+        );
         for at in 0..bytes.len() {
             let mut other = bytes.clone();
             other[at] ^= 0x40;
@@ -257,7 +337,8 @@ mod tests {
         for cut in MAGIC.len() + HASH_BYTES..whole.len() {
             let body = &whole[MAGIC.len() + HASH_BYTES..cut];
             let bytes = [MAGIC, blake3::hash(body).as_bytes(), body].concat();
-            // Whatever it is taken for, it is no panic; and only at the end of a directory it is a record.
+            // Whatever it is taken for, it is no panic; and only at the end of a directory it is a
+            // record.
             if let Some(record) = Record::decode(&bytes) {
                 assert!(record.dirs.len() < 2, "cut at {cut}");
             }

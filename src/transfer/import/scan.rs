@@ -48,24 +48,41 @@ pub struct Scan {
 impl Scan {
     /// Every path but the root's, in no order.
     pub fn paths(&self) -> impl Iterator<Item = (Vec<u8>, &Found)> {
-        self.dirs.iter().flat_map(|dir| dir.names.iter().map(|found| (join(&dir.path, &found.name), found)))
+        self.dirs.iter().flat_map(|dir| {
+            dir.names
+                .iter()
+                .map(|found| (join(&dir.path, &found.name), found))
+        })
     }
 
     /// The directory at a path.
     pub fn dir(&self, path: &[u8]) -> Option<&Listing> {
-        let at = self.dirs.binary_search_by(|dir| dir.path.as_slice().cmp(path)).ok()?;
+        let at = self
+            .dirs
+            .binary_search_by(|dir| dir.path.as_slice().cmp(path))
+            .ok()?;
         self.dirs.get(at)
     }
 
-    /// Directories that could not be listed: they stay as they are in the tree, with what is in them.
+    /// Directories that could not be listed: they stay as they are in the tree, with what is in
+    /// them.
     pub fn unread(&self) -> HashSet<&[u8]> {
-        self.left.iter().filter(|left| left.why.is_missed()).map(|left| left.path.0.as_slice()).collect()
+        self.left
+            .iter()
+            .filter(|left| left.why.is_missed())
+            .map(|left| left.path.0.as_slice())
+            .collect()
     }
 
-    /// Takes owners and set-id bits away, as [`ExportEntry::of_stranger`](crate::engine::export::parts::ExportEntry::of_stranger) does.
+    /// Takes owners and set-id bits away, as
+    /// [`ExportEntry::of_stranger`](crate::engine::export::parts::ExportEntry::of_stranger) does.
     pub fn of_stranger(mut self) -> Scan {
         let (uid, gid) = sys::ids();
-        let stats = self.dirs.iter_mut().flat_map(|dir| &mut dir.names).map(|found| &mut found.stat);
+        let stats = self
+            .dirs
+            .iter_mut()
+            .flat_map(|dir| &mut dir.names)
+            .map(|found| &mut found.stat);
         for stat in stats.chain([&mut self.root]) {
             (stat.uid, stat.gid, stat.mode) = (uid, gid, stat.mode & !SET_ID);
         }
@@ -74,7 +91,10 @@ impl Scan {
 
     /// How much of what there is.
     pub fn count(&self) -> Count {
-        let mut count = Count { dirs: 1, ..Count::default() };
+        let mut count = Count {
+            dirs: 1,
+            ..Count::default()
+        };
         for found in self.dirs.iter().flat_map(|dir| &dir.names) {
             match found.stat.kind {
                 Kind::Dir => count.dirs += 1,
@@ -104,7 +124,11 @@ pub struct Count {
 
 /// A path below a path.
 pub fn join(above: &[u8], name: &[u8]) -> Vec<u8> {
-    if above.is_empty() { name.to_vec() } else { [above, b"/", name].concat() }
+    if above.is_empty() {
+        name.to_vec()
+    } else {
+        [above, b"/", name].concat()
+    }
 }
 
 /// What several threads have still to list.
@@ -122,16 +146,25 @@ struct Scanning<'a> {
     done: Mutex<(Vec<Listing>, Vec<Left>)>,
 }
 
-/// Reads what is below `root`, which is open for reading. Nothing is followed that leads out of it, no other filesystem is entered, and the store of a
-/// tree of ours is left out, and its views.
+/// Reads what is below `root`, which is open for reading. Nothing is followed that leads out of it,
+/// no other filesystem is entered, and the store of a tree of ours is left out, and its views.
 ///
 /// # Errors
 /// Those of the root itself.
 pub fn scan(root: &OwnedFd, threads: usize) -> SysResult<Scan> {
     let stat = sys::stat_fd(root)?;
     sys::list_dir(&open_below(root, b"", OpenKind::Dir)?)?;
-    let queue = Queue { dirs: vec![Vec::new()], busy: 0 };
-    let scanning = Scanning { root, device: stat.dev, queue: Mutex::new(queue), more: Condvar::default(), done: Mutex::default() };
+    let queue = Queue {
+        dirs: vec![Vec::new()],
+        busy: 0,
+    };
+    let scanning = Scanning {
+        root,
+        device: stat.dev,
+        queue: Mutex::new(queue),
+        more: Condvar::default(),
+        done: Mutex::default(),
+    };
     std::thread::scope(|scope| {
         for _ in 1..threads {
             // Without another thread this one does it all.
@@ -142,7 +175,11 @@ pub fn scan(root: &OwnedFd, threads: usize) -> SysResult<Scan> {
     let (mut dirs, mut left) = std::mem::take(&mut *scanning.done.lock());
     dirs.sort_by(|a, b| a.path.cmp(&b.path));
     left.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(Scan { root: stat, dirs, left })
+    Ok(Scan {
+        root: stat,
+        dirs,
+        left,
+    })
 }
 
 impl Scanning<'_> {
@@ -152,7 +189,10 @@ impl Scanning<'_> {
             let mut below = Vec::new();
             match self.list(&path, &mut below, &mut left) {
                 Ok(listing) => listed.push(listing),
-                Err(errno) => left.push(Left { path: TreePath(path), why: Why::of(errno) }),
+                Err(errno) => left.push(Left {
+                    path: TreePath(path),
+                    why: Why::of(errno),
+                }),
             }
             self.give(below);
         }
@@ -185,11 +225,21 @@ impl Scanning<'_> {
         }
     }
 
-    fn list(&self, path: &[u8], below: &mut Vec<Vec<u8>>, left: &mut Vec<Left>) -> SysResult<Listing> {
+    fn list(
+        &self,
+        path: &[u8],
+        below: &mut Vec<Vec<u8>>,
+        left: &mut Vec<Left>,
+    ) -> SysResult<Listing> {
         let dir = open_below(self.root, path, OpenKind::Dir)?;
         let mut names = Vec::new();
         for entry in sys::list_new_dir(&dir)? {
-            let mut leave = |why| left.push(Left { path: TreePath(join(path, &entry.name)), why });
+            let mut leave = |why| {
+                left.push(Left {
+                    path: TreePath(join(path, &entry.name)),
+                    why,
+                })
+            };
             let stat = match sys::stat_at(&dir, &entry.name) {
                 // It was there a moment ago, and is no part of the tree any more.
                 Err(Errno::ENOENT) => continue,
@@ -210,10 +260,16 @@ impl Scanning<'_> {
                 }
                 below.push(join(path, &entry.name));
             }
-            names.push(Found { name: entry.name, stat });
+            names.push(Found {
+                name: entry.name,
+                stat,
+            });
         }
         names.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Listing { path: path.to_vec(), names })
+        Ok(Listing {
+            path: path.to_vec(),
+            names,
+        })
     }
 }
 
@@ -233,21 +289,71 @@ mod tests {
     #[test]
     fn a_tree_is_read_by_several_threads_without_what_is_ours() {
         let dir = tempfile::tempdir().expect("directory");
-        for path in ["a/b/c", "d", ".ckptfs", "d/.ckptfs", "e/.ckptfs", ".snapshots/1"] {
+        for path in [
+            "a/b/c",
+            "d",
+            ".ckptfs",
+            "d/.ckptfs",
+            "e/.ckptfs",
+            ".snapshots/1",
+        ] {
             std::fs::create_dir_all(dir.path().join(path)).expect("mkdir");
         }
-        for path in ["f", "a/g", "a/b/c/h", ".ckptfs/journal", "d/.ckptfs/format", "e/.ckptfs/mine"] {
+        for path in [
+            "f",
+            "a/g",
+            "a/b/c/h",
+            ".ckptfs/journal",
+            "d/.ckptfs/format",
+            "e/.ckptfs/mine",
+        ] {
             std::fs::write(dir.path().join(path), path).expect("write");
         }
         let root = sys::open_root(dir.path()).expect("open");
         let one = scan(&root, 1).expect("scan");
         for scan in [&one, &scan(&root, 4).expect("scan")] {
-            let mut paths: Vec<String> = scan.paths().map(|(path, _)| String::from_utf8(path).expect("text")).collect();
+            let mut paths: Vec<String> = scan
+                .paths()
+                .map(|(path, _)| String::from_utf8(path).expect("text"))
+                .collect();
             paths.sort();
-            assert_eq!(paths, ["a", "a/b", "a/b/c", "a/b/c/h", "a/g", "d", "e", "e/.ckptfs", "e/.ckptfs/mine", "f"]);
-            let left: Vec<(&[u8], &Why)> = scan.left.iter().map(|left| (left.path.0.as_slice(), &left.why)).collect();
-            assert_eq!(left, [(b".ckptfs".as_slice(), &Why::History), (b".snapshots", &Why::History), (b"d/.ckptfs", &Why::History)]);
-            assert_eq!(scan.count(), Count { files: 4, dirs: 7, others: 0, bytes: 1 + 3 + 7 + 14 });
+            assert_eq!(
+                paths,
+                [
+                    "a",
+                    "a/b",
+                    "a/b/c",
+                    "a/b/c/h",
+                    "a/g",
+                    "d",
+                    "e",
+                    "e/.ckptfs",
+                    "e/.ckptfs/mine",
+                    "f"
+                ]
+            );
+            let left: Vec<(&[u8], &Why)> = scan
+                .left
+                .iter()
+                .map(|left| (left.path.0.as_slice(), &left.why))
+                .collect();
+            assert_eq!(
+                left,
+                [
+                    (b".ckptfs".as_slice(), &Why::History),
+                    (b".snapshots", &Why::History),
+                    (b"d/.ckptfs", &Why::History)
+                ]
+            );
+            assert_eq!(
+                scan.count(),
+                Count {
+                    files: 4,
+                    dirs: 7,
+                    others: 0,
+                    bytes: 1 + 3 + 7 + 14
+                }
+            );
         }
     }
 }

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::apps::support::{Moment, PROGRAM_SECONDS, crates_named, missing, output, program, run, shell, variants};
+use crate::apps::support::{
+    Moment, PROGRAM_SECONDS, crates_named, missing, output, program, run, shell, variants,
+};
 use crate::common::{Variant, skip, stdout_of, succeeds};
 
 /// Crates without dependencies of their own.
@@ -12,11 +14,24 @@ const LEAVES: [&str; 3] = ["strsim-", "heck-", "utf8parse-"];
 
 /// cargo with a home of its own, so that it waits for nobody and reads nobody's settings.
 fn cargo(dir: &Path, home: &Path, arguments: &[&str]) -> Command {
-    let mut command = program(dir, &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()), arguments);
-    for name in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC_WRAPPER", "CARGO_INCREMENTAL"] {
+    let mut command = program(
+        dir,
+        &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()),
+        arguments,
+    );
+    for name in [
+        "CARGO_TARGET_DIR",
+        "CARGO_BUILD_TARGET",
+        "RUSTFLAGS",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "RUSTC_WRAPPER",
+        "CARGO_INCREMENTAL",
+    ] {
         command.env_remove(name);
     }
-    command.env("CARGO_HOME", home).env("CARGO_TERM_COLOR", "never");
+    command
+        .env("CARGO_HOME", home)
+        .env("CARGO_TERM_COLOR", "never");
     command
 }
 
@@ -37,22 +52,50 @@ fn make_crate(app: &Path, leaves: &[PathBuf], word: &str) {
 }
 
 fn cargo_build(v: Variant) {
-    let Some(leaves) = crates_named(&LEAVES, LEAVES.len()) else { return skip("cargo has not fetched the crates to build") };
+    let Some(leaves) = crates_named(&LEAVES, LEAVES.len()) else {
+        return skip("cargo has not fetched the crates to build");
+    };
     let rig = v.start();
     let home = rig.image.dir("cargo-home");
     let app = rig.path().join("app");
     make_crate(&app, &leaves, "one");
-    let build = || String::from_utf8_lossy(&succeeds(&mut cargo(&app, &home, &["build", "--offline"]), PROGRAM_SECONDS).stderr).into_owned();
-    let says = || stdout_of(&mut program(&app, app.join("target/debug/app").to_str().unwrap(), &[] as &[&str]), PROGRAM_SECONDS);
+    let build = || {
+        String::from_utf8_lossy(
+            &succeeds(
+                &mut cargo(&app, &home, &["build", "--offline"]),
+                PROGRAM_SECONDS,
+            )
+            .stderr,
+        )
+        .into_owned()
+    };
+    let says = || {
+        stdout_of(
+            &mut program(
+                &app,
+                app.join("target/debug/app").to_str().unwrap(),
+                &[] as &[&str],
+            ),
+            PROGRAM_SECONDS,
+        )
+    };
     assert!(build().contains("Compiling app"));
     assert_eq!(says(), "one 3 snake_case\n");
-    assert!(!build().contains("Compiling"), "a second build finds nothing to do");
+    assert!(
+        !build().contains("Compiling"),
+        "a second build finds nothing to do"
+    );
     let one = Moment::now(&rig, "one");
 
-    let source = fs::read_to_string(app.join("src/main.rs")).unwrap().replace("one", "two");
+    let source = fs::read_to_string(app.join("src/main.rs"))
+        .unwrap()
+        .replace("one", "two");
     fs::write(app.join("src/main.rs"), source).unwrap();
     let said = build();
-    assert!(said.contains("Compiling app") && !said.contains("Compiling strsim"), "{said}");
+    assert!(
+        said.contains("Compiling app") && !said.contains("Compiling strsim"),
+        "{said}"
+    );
     assert_eq!(says(), "two 3 snake_case\n");
     let two = Moment::now(&rig, "two");
 
@@ -62,7 +105,10 @@ fn cargo_build(v: Variant) {
         moment.restore(&rig);
         assert_eq!(says(), format!("{word} 3 snake_case\n"));
         let said = build();
-        assert!(!said.contains("Compiling"), "after a restore there is something to build:\n{said}");
+        assert!(
+            !said.contains("Compiling"),
+            "after a restore there is something to build:\n{said}"
+        );
     }
     one.is_seen(&rig);
     two.is_seen(&rig);
@@ -71,8 +117,19 @@ fn cargo_build(v: Variant) {
 /// npm without network, with everything it writes beside the mount.
 fn npm(dir: &Path, cache: &Path, arguments: &[&str]) -> Command {
     let mut command = program(dir, "npm", arguments);
-    command.args(["--offline", "--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--cache"]).arg(cache);
-    command.env("HOME", cache).env("NPM_CONFIG_USERCONFIG", "/dev/null");
+    command
+        .args([
+            "--offline",
+            "--no-audit",
+            "--no-fund",
+            "--no-update-notifier",
+            "--ignore-scripts",
+            "--cache",
+        ])
+        .arg(cache);
+    command
+        .env("HOME", cache)
+        .env("NPM_CONFIG_USERCONFIG", "/dev/null");
     command
 }
 
@@ -88,20 +145,44 @@ fn npm_install(v: Variant) {
         return skip("npm's own package, which is to be installed, is not where npm says");
     }
     // npm itself is a package of some two thousand files, its dependencies bundled.
-    succeeds(npm(&outside, &cache, &["pack"]).arg(global.join("npm")), PROGRAM_SECONDS);
-    let tarball = fs::read_dir(&outside).unwrap().next().expect("npm pack made a tarball").unwrap().path();
+    succeeds(
+        npm(&outside, &cache, &["pack"]).arg(global.join("npm")),
+        PROGRAM_SECONDS,
+    );
+    let tarball = fs::read_dir(&outside)
+        .unwrap()
+        .next()
+        .expect("npm pack made a tarball")
+        .unwrap()
+        .path();
     let project = rig.path().join("project");
     fs::create_dir(&project).unwrap();
-    fs::write(project.join("package.json"), "{\"name\":\"project\",\"version\":\"1.0.0\"}\n").unwrap();
+    fs::write(
+        project.join("package.json"),
+        "{\"name\":\"project\",\"version\":\"1.0.0\"}\n",
+    )
+    .unwrap();
     fs::copy(&tarball, project.join("x.tgz")).unwrap();
     let before = Moment::now(&rig, "before");
 
-    succeeds(&mut npm(&project, &cache, &["install", "./x.tgz"]), PROGRAM_SECONDS);
-    let version = || output(&project, "node", &["node_modules/npm/bin/npm-cli.js", "--version"]);
+    succeeds(
+        &mut npm(&project, &cache, &["install", "./x.tgz"]),
+        PROGRAM_SECONDS,
+    );
+    let version = || {
+        output(
+            &project,
+            "node",
+            &["node_modules/npm/bin/npm-cli.js", "--version"],
+        )
+    };
     let installed_version = version();
     let installed = Moment::now(&rig, "installed");
 
-    succeeds(&mut npm(&project, &cache, &["uninstall", "npm"]), PROGRAM_SECONDS);
+    succeeds(
+        &mut npm(&project, &cache, &["uninstall", "npm"]),
+        PROGRAM_SECONDS,
+    );
     assert!(!project.join("node_modules/npm").exists());
     installed.restore(&rig);
     assert_eq!(version(), installed_version);
@@ -127,12 +208,18 @@ fn make_with_times(v: Variant) {
     assert!(up_to_date());
     let built = Moment::now(&rig, "built");
 
-    shell(dir, "echo z >>src/a.txt; make; tail -n 2 log | paste -sd' ' | grep -qx 'out/a.o out/sum'");
+    shell(
+        dir,
+        "echo z >>src/a.txt; make; tail -n 2 log | paste -sd' ' | grep -qx 'out/a.o out/sum'",
+    );
     let again = Moment::now(&rig, "again");
     shell(dir, "touch src/b.txt; rm -r out");
     built.restore(&rig);
     assert!(up_to_date(), "after a restore make finds something to do");
-    assert_eq!(fs::read_to_string(dir.join("out/sum")).unwrap(), "a\nb\nc\nd\n");
+    assert_eq!(
+        fs::read_to_string(dir.join("out/sum")).unwrap(),
+        "a\nb\nc\nd\n"
+    );
     again.restore(&rig);
     assert!(up_to_date(), "after a restore make finds something to do");
     built.is_seen(&rig);

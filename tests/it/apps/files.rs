@@ -13,14 +13,29 @@ fn source(rig: &Rig) -> Option<std::path::PathBuf> {
     fs::create_dir(source.join("sample")).unwrap();
     sample_tree(&source.join("sample"));
     for (number, of) in crates.iter().take(1).enumerate() {
-        run(&source, "cp", &["-a".as_ref(), of.as_os_str(), format!("crate-{number}").as_ref()]);
+        run(
+            &source,
+            "cp",
+            &[
+                "-a".as_ref(),
+                of.as_os_str(),
+                format!("crate-{number}").as_ref(),
+            ],
+        );
     }
     Some(source)
 }
 
 #[track_caller]
 fn same(a: &Path, b: &Path) {
-    assert_same_tree(a, b, &TreeOpts { dir_mtime: true, ..TreeOpts::default() });
+    assert_same_tree(
+        a,
+        b,
+        &TreeOpts {
+            dir_mtime: true,
+            ..TreeOpts::default()
+        },
+    );
 }
 
 fn copying(v: Variant) {
@@ -28,10 +43,17 @@ fn copying(v: Variant) {
         return skip(&reason);
     }
     let rig = v.start();
-    let Some(source) = source(&rig) else { return skip("cargo has fetched no crates to copy") };
+    let Some(source) = source(&rig) else {
+        return skip("cargo has fetched no crates to copy");
+    };
     let (dir, from) = (rig.path(), source.to_str().unwrap());
     let tar = "tar --xattrs --xattrs-include='*' --acls";
-    shell(dir, &format!("{tar} -C {from} -cf ../x.tar . 2>/dev/null; mkdir untarred; {tar} --same-owner -C untarred -xpf ../x.tar"));
+    shell(
+        dir,
+        &format!(
+            "{tar} -C {from} -cf ../x.tar . 2>/dev/null; mkdir untarred; {tar} --same-owner -C untarred -xpf ../x.tar"
+        ),
+    );
     // Sockets are no business of tar.
     fs::remove_file(source.join("sample/socket")).unwrap();
     same(&dir.join("untarred/crate-0"), &source.join("crate-0"));
@@ -43,25 +65,63 @@ fn copying(v: Variant) {
     same(&dir.join("copied"), &source);
     let all = Moment::now(&rig, "all");
 
-    assert_eq!(output(dir, "rsync", &["-aHAXnci", "--delete", &format!("{from}/"), "synced/"]), "");
+    assert_eq!(
+        output(
+            dir,
+            "rsync",
+            &["-aHAXnci", "--delete", &format!("{from}/"), "synced/"]
+        ),
+        ""
+    );
     let listed = output(dir, "bash", &["-c", "find . | LC_ALL=C sort"]);
-    assert!(!listed.contains(".snapshots") && !listed.contains(".ckptfs"), "find walks into what is ours");
-    shell(dir, "rm -rf untarred synced; mv copied moved; find moved -name '*.rs' -newermt 2000-01-01 -delete; chmod -R go-rwx moved/crate-0");
+    assert!(
+        !listed.contains(".snapshots") && !listed.contains(".ckptfs"),
+        "find walks into what is ours"
+    );
+    shell(
+        dir,
+        "rm -rf untarred synced; mv copied moved; find moved -name '*.rs' -newermt 2000-01-01 -delete; chmod -R go-rwx moved/crate-0",
+    );
     let fewer = Moment::now(&rig, "fewer");
     for moment in [&untarred, &fewer, &all] {
         moment.restore(&rig);
     }
-    assert_eq!(output(dir, "bash", &["-c", "find . | LC_ALL=C sort"]), listed);
+    assert_eq!(
+        output(dir, "bash", &["-c", "find . | LC_ALL=C sort"]),
+        listed
+    );
     // What other tools say of a view and a plain copy made at that moment.
-    let (view, copy) = (rig.view(rig.mount.checkpoint()), rig.image.path().join("plain"));
+    let (view, copy) = (
+        rig.view(rig.mount.checkpoint()),
+        rig.image.path().join("plain"),
+    );
     copy_tree(dir, &copy);
     // diff takes special files of equal kind for different; rsync and tar know better.
     let special = "-x fifo -x socket -x block -x null";
-    shell(dir, &format!("diff -r --no-dereference {special} {}/untarred {}/untarred", view.display(), copy.display()));
-    let (view, copy) = (format!("{}/", view.display()), format!("{}/", copy.display()));
-    assert_eq!(output(dir, "rsync", &["-aHAXnci", "--delete", &view, &copy]), "");
+    shell(
+        dir,
+        &format!(
+            "diff -r --no-dereference {special} {}/untarred {}/untarred",
+            view.display(),
+            copy.display()
+        ),
+    );
+    let (view, copy) = (
+        format!("{}/", view.display()),
+        format!("{}/", copy.display()),
+    );
+    assert_eq!(
+        output(dir, "rsync", &["-aHAXnci", "--delete", &view, &copy]),
+        ""
+    );
     let archive = rig.image.path().join("plain.tar");
-    shell(dir, &format!("{tar} -C {copy} -cf {0} . 2>/dev/null; {tar} -C {view} -df {0}", archive.display()));
+    shell(
+        dir,
+        &format!(
+            "{tar} -C {copy} -cf {0} . 2>/dev/null; {tar} -C {view} -df {0}",
+            archive.display()
+        ),
+    );
 }
 
 fn editing(v: Variant) {
@@ -69,21 +129,37 @@ fn editing(v: Variant) {
         return skip(&reason);
     }
     let rig = v.start();
-    let Some(sources) = crates(1) else { return skip("cargo has fetched no crates to edit") };
+    let Some(sources) = crates(1) else {
+        return skip("cargo has fetched no crates to edit");
+    };
     let dir = rig.path();
-    run(dir, "cp", &["-r".as_ref(), sources[0].as_os_str(), "work".as_ref()]);
+    run(
+        dir,
+        "cp",
+        &["-r".as_ref(), sources[0].as_os_str(), "work".as_ref()],
+    );
     let fresh = Moment::now(&rig, "fresh");
 
-    shell(dir, "find work -path '*/backend/*' -name '*.rs' | xargs sed -i 's/pub fn/pub  fn/'");
+    shell(
+        dir,
+        "find work -path '*/backend/*' -name '*.rs' | xargs sed -i 's/pub fn/pub  fn/'",
+    );
     let edited = Moment::now(&rig, "edited");
     let view = rig.view(1);
-    shell(dir, &format!("diff -ru {}/work work >../the.patch || [ $? = 1 ]; test -s ../the.patch", view.display()));
+    shell(
+        dir,
+        &format!(
+            "diff -ru {}/work work >../the.patch || [ $? = 1 ]; test -s ../the.patch",
+            view.display()
+        ),
+    );
     fresh.restore(&rig);
     shell(dir, "patch -s -p1 -d work <../the.patch");
     shell(dir, &format!("diff -r {}/work work", rig.view(2).display()));
     let patched = Moment::now(&rig, "patched");
 
-    // As editors save: a new file renamed over the old one, the old one kept under another name first; and written in place.
+    // As editors save: a new file renamed over the old one, the old one kept under another name
+    // first; and written in place.
     shell(
         dir,
         "cd work; for f in Cargo.toml README.md src/lib.rs; do cp -p $f $f~; (cat $f; echo saved) >$f.new; mv $f.new $f; done
@@ -91,7 +167,10 @@ fn editing(v: Variant) {
     );
     let saved = Moment::now(&rig, "saved");
     if missing(&["python3"]).is_none() {
-        shell(dir, "python3 -m venv --without-pip env && env/bin/python -c 'import sys; assert sys.prefix.endswith(\"env\")'");
+        shell(
+            dir,
+            "python3 -m venv --without-pip env && env/bin/python -c 'import sys; assert sys.prefix.endswith(\"env\")'",
+        );
     }
     if missing(&["vim"]).is_none() {
         shell(

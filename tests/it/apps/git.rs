@@ -9,9 +9,14 @@ use crate::common::{Variant, skip, succeeds};
 /// Runs git in `dir`, away from the settings of whoever runs the tests, and returns what it prints.
 fn git(dir: &Path, arguments: &[&str]) -> String {
     let mut command = program(dir, "git", arguments);
-    command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null").env("HOME", "/nonexistent");
+    command
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_SYSTEM", "/dev/null")
+        .env("HOME", "/nonexistent");
     for who in ["AUTHOR", "COMMITTER"] {
-        command.env(format!("GIT_{who}_NAME"), "A Tester").env(format!("GIT_{who}_EMAIL"), "tester@example.invalid");
+        command
+            .env(format!("GIT_{who}_NAME"), "A Tester")
+            .env(format!("GIT_{who}_EMAIL"), "tester@example.invalid");
     }
     String::from_utf8_lossy(&succeeds(&mut command, PROGRAM_SECONDS).stdout).into_owned()
 }
@@ -19,7 +24,16 @@ fn git(dir: &Path, arguments: &[&str]) -> String {
 /// A repository of real sources with the tags v1, v2 and v3, in a directory that is not mounted.
 fn origin(at: &Path, sources: &[PathBuf]) {
     fs::create_dir(at).unwrap();
-    let add = |source: &Path, name: &str| succeeds(&mut program(at, "cp", &["-r".as_ref(), source.as_os_str(), name.as_ref()]), PROGRAM_SECONDS);
+    let add = |source: &Path, name: &str| {
+        succeeds(
+            &mut program(
+                at,
+                "cp",
+                &["-r".as_ref(), source.as_os_str(), name.as_ref()],
+            ),
+            PROGRAM_SECONDS,
+        )
+    };
     let commit = |tag: &str| {
         git(at, &["add", "-A"]);
         git(at, &["commit", "-q", "-m", tag]);
@@ -29,7 +43,17 @@ fn origin(at: &Path, sources: &[PathBuf]) {
     add(&sources[0], "first");
     add(&sources[1], "second");
     commit("v1");
-    succeeds(&mut program(at, "bash", &["-c", "grep -rl unsafe first | head -60 | xargs sed -i 's/unsafe/UNSAFE/g'"]), PROGRAM_SECONDS);
+    succeeds(
+        &mut program(
+            at,
+            "bash",
+            &[
+                "-c",
+                "grep -rl unsafe first | head -60 | xargs sed -i 's/unsafe/UNSAFE/g'",
+            ],
+        ),
+        PROGRAM_SECONDS,
+    );
     fs::remove_dir_all(at.join("second/src")).unwrap();
     add(&sources[2], "third");
     commit("v2");
@@ -40,14 +64,19 @@ fn origin(at: &Path, sources: &[PathBuf]) {
 }
 
 fn clone_checkout_gc(v: Variant) {
-    let Some(sources) = crates(4) else { return skip("cargo has fetched no crates to make a repository of") };
+    let Some(sources) = crates(4) else {
+        return skip("cargo has fetched no crates to make a repository of");
+    };
     if let Some(reason) = missing(&["git"]) {
         return skip(&reason);
     }
     let rig = v.start();
     let from = rig.image.path().join("origin");
     origin(&from, &sources);
-    git(rig.path(), &["clone", "-q", "--no-local", from.to_str().unwrap(), "work"]);
+    git(
+        rig.path(),
+        &["clone", "-q", "--no-local", from.to_str().unwrap(), "work"],
+    );
     let work = rig.path().join("work");
     assert_eq!(git(&work, &["status", "--porcelain"]), "");
     let cloned = Moment::now(&rig, "cloned");
@@ -58,7 +87,17 @@ fn clone_checkout_gc(v: Variant) {
     let old = Moment::now(&rig, "old");
 
     git(&work, &["checkout", "-q", "-b", "topic", "v2"]);
-    succeeds(&mut program(&work, "bash", &["-c", "grep -rl fn third | head -40 | xargs sed -i 's/fn /FN /'"]), PROGRAM_SECONDS);
+    succeeds(
+        &mut program(
+            &work,
+            "bash",
+            &[
+                "-c",
+                "grep -rl fn third | head -40 | xargs sed -i 's/fn /FN /'",
+            ],
+        ),
+        PROGRAM_SECONDS,
+    );
     git(&work, &["commit", "-q", "-a", "-m", "a change"]);
     git(&work, &["gc", "-q", "--prune=now"]);
     git(&work, &["fsck", "--strict"]);
@@ -69,7 +108,10 @@ fn clone_checkout_gc(v: Variant) {
     for (moment, head) in [(&cloned, "v3"), (&old, "v1"), (&collected, "topic")] {
         moment.restore(&rig);
         assert_eq!(git(&work, &["status", "--porcelain"]), "", "at {head}");
-        assert_eq!(git(&work, &["rev-parse", "HEAD"]), git(&work, &["rev-parse", head]));
+        assert_eq!(
+            git(&work, &["rev-parse", "HEAD"]),
+            git(&work, &["rev-parse", head])
+        );
         git(&work, &["fsck", "--strict"]);
     }
     for moment in [cloned, old, collected] {

@@ -1,4 +1,5 @@
-//! Real programs inside the mount: after each of them a checkpoint is what the tree was, and a restore brings it back.
+//! Real programs inside the mount: after each of them a checkpoint is what the tree was, and a
+//! restore brings it back.
 
 mod build;
 mod files;

@@ -1,4 +1,5 @@
-//! SQLite under write load: each view's database is whole, and holds every transaction that was acknowledged before the checkpoint.
+//! SQLite under write load: each view's database is whole, and holds every transaction that was
+//! acknowledged before the checkpoint.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -22,7 +23,8 @@ const ATOMIC_MIN: usize = 6;
 /// At most so many are made for that.
 const CHECKPOINTS_MAX: usize = 60;
 
-/// Moves money between accounts, logs each transfer, and prints the number of each transaction that was committed. Ends with its input.
+/// Moves money between accounts, logs each transfer, and prints the number of each transaction that
+/// was committed. Ends with its input.
 const WRITER: &str = r#"
 import sqlite3, sys, threading, time, random
 db = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
@@ -51,7 +53,8 @@ while not stop.is_set():
 db.close()
 "#;
 
-/// Prints what integrity_check says, the sum of all accounts, and the number and the highest number of the transactions.
+/// Prints what integrity_check says, the sum of all accounts, and the number and the highest number
+/// of the transactions.
 const READER: &str = r#"
 import sqlite3, sys
 db = sqlite3.connect(sys.argv[1])
@@ -68,16 +71,28 @@ struct Writer {
 impl Writer {
     fn start(database: &Path, mode: &str) -> Writer {
         let mut command = Command::new("python3");
-        command.args(["-c", WRITER]).arg(database).arg(mode).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["-c", WRITER])
+            .arg(database)
+            .arg(mode)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = command.spawn().expect("python3 runs");
         let committed = Arc::new(AtomicU64::new(0));
-        let (lines, counter) = (BufReader::new(child.stdout.take().expect("piped")).lines(), Arc::clone(&committed));
+        let (lines, counter) = (
+            BufReader::new(child.stdout.take().expect("piped")).lines(),
+            Arc::clone(&committed),
+        );
         let reader = thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 counter.store(line.parse().expect("a number"), Ordering::SeqCst);
             }
         });
-        Writer { child, committed, reader: Some(reader) }
+        Writer {
+            child,
+            committed,
+            reader: Some(reader),
+        }
     }
 
     fn committed(&self) -> u64 {
@@ -91,8 +106,16 @@ impl Writer {
             status = self.child.try_wait().expect("a child");
             status.is_some()
         });
-        assert!(status.is_some_and(|status| status.success()), "the writer failed: {status:?}");
-        self.reader.take().map(JoinHandle::join).transpose().expect("the reader reads").expect("it was started");
+        assert!(
+            status.is_some_and(|status| status.success()),
+            "the writer failed: {status:?}"
+        );
+        self.reader
+            .take()
+            .map(JoinHandle::join)
+            .transpose()
+            .expect("the reader reads")
+            .expect("it was started");
     }
 }
 
@@ -104,7 +127,8 @@ impl Drop for Writer {
     }
 }
 
-/// Copies a database with its journals out of a tree, and asks SQLite about the copy: whole or not, sum, transactions, the last of them.
+/// Copies a database with its journals out of a tree, and asks SQLite about the copy: whole or not,
+/// sum, transactions, the last of them.
 fn examine(rig: &Rig, tree: &Path, name: &str) -> (String, u64) {
     let place = rig.image.dir("examined").join(name);
     fs::create_dir(&place).unwrap();
@@ -117,13 +141,25 @@ fn examine(rig: &Rig, tree: &Path, name: &str) -> (String, u64) {
     }
     let said = output(&place, "python3", &["-c", READER, "db"]);
     fs::remove_dir_all(&place).unwrap();
-    let last = said.trim().rsplit(' ').next().and_then(|last| last.parse().ok()).unwrap_or(0);
+    let last = said
+        .trim()
+        .rsplit(' ')
+        .next()
+        .and_then(|last| last.parse().ok())
+        .unwrap_or(0);
     (said.trim().to_owned(), last)
 }
 
 /// The database and its journals, as hashes; what is not there has none.
 fn bytes(tree: &Path) -> Vec<Option<blake3::Hash>> {
-    FILES.iter().map(|name| fs::read(tree.join(name)).ok().map(|bytes| blake3::hash(&bytes))).collect()
+    FILES
+        .iter()
+        .map(|name| {
+            fs::read(tree.join(name))
+                .ok()
+                .map(|bytes| blake3::hash(&bytes))
+        })
+        .collect()
 }
 
 fn under_load(v: Variant, mode: &str) {
@@ -132,7 +168,9 @@ fn under_load(v: Variant, mode: &str) {
     }
     let rig = v.start();
     let writer = Writer::start(&rig.path().join("db"), mode);
-    wait_until("ten transactions are committed", 60, || writer.committed() >= 10);
+    wait_until("ten transactions are committed", 60, || {
+        writer.committed() >= 10
+    });
     let (mut made, mut atomic) = (Vec::new(), 0);
     while made.len() < CHECKPOINTS || (atomic < ATOMIC_MIN && made.len() < CHECKPOINTS_MAX) {
         let before = writer.committed();
@@ -141,8 +179,14 @@ fn under_load(v: Variant, mode: &str) {
         let is_atomic = info["atomic"].as_bool().expect("atomic is a bool");
         let (said, last) = examine(&rig, &rig.view(id), &id.to_string());
         if is_atomic {
-            assert!(said.starts_with(&format!("ok 200000 {last} {last}")), "checkpoint {id}: {said}");
-            assert!(last >= before, "checkpoint {id} ends with transaction {last}, but {before} was committed before it was made");
+            assert!(
+                said.starts_with(&format!("ok 200000 {last} {last}")),
+                "checkpoint {id}: {said}"
+            );
+            assert!(
+                last >= before,
+                "checkpoint {id} ends with transaction {last}, but {before} was committed before it was made"
+            );
             atomic += 1;
         }
         made.push((id, said, bytes(&rig.view(id))));
@@ -150,10 +194,18 @@ fn under_load(v: Variant, mode: &str) {
         wait_until("the writer goes on", 60, || writer.committed() >= next);
     }
     println!("{v:?} {mode}: {} checkpoints, {atomic} atomic", made.len());
-    assert!(atomic >= ATOMIC_MIN, "only {atomic} of {} checkpoints were atomic", made.len());
+    assert!(
+        atomic >= ATOMIC_MIN,
+        "only {atomic} of {} checkpoints were atomic",
+        made.len()
+    );
     writer.stop();
     for (id, _, then) in &made {
-        assert_eq!(bytes(&rig.view(*id)), *then, "the view of checkpoint {id} changed");
+        assert_eq!(
+            bytes(&rig.view(*id)),
+            *then,
+            "the view of checkpoint {id} changed"
+        );
     }
     let (middle, said, _) = &made[made.len() / 2];
     rig.mount.restore(*middle);

@@ -18,7 +18,8 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Makes a checkpoint of the tree, which nothing changes now, and a copy outside the mount; the view is the copy.
+    /// Makes a checkpoint of the tree, which nothing changes now, and a copy outside the mount; the
+    /// view is the copy.
     pub fn now(rig: &Rig, name: &str) -> Moment {
         let copy = rig.image.dir("copies").join(name);
         let id = rig.mount.checkpoint();
@@ -39,7 +40,11 @@ impl Moment {
     pub fn restore(&self, rig: &Rig) {
         rig.mount.restore(self.id);
         assert_same_tree(rig.path(), &self.copy, &TreeOpts::default());
-        assert_eq!(rig.mount.diff_json(&self.id.to_string(), None), serde_json::json!([]), "nothing differs after a restore");
+        assert_eq!(
+            rig.mount.diff_json(&self.id.to_string(), None),
+            serde_json::json!([]),
+            "nothing differs after a restore"
+        );
     }
 }
 
@@ -62,40 +67,69 @@ pub fn shell(dir: &Path, script: &str) {
 
 /// What a program prints; what is not UTF-8 in it is replaced.
 pub fn output<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) -> String {
-    String::from_utf8_lossy(&succeeds(&mut program(dir, name, arguments), PROGRAM_SECONDS).stdout).into_owned()
+    String::from_utf8_lossy(&succeeds(&mut program(dir, name, arguments), PROGRAM_SECONDS).stdout)
+        .into_owned()
 }
 
 /// Why a test that needs these programs cannot run, if so.
 pub fn missing(programs: &[&str]) -> Option<String> {
     programs.iter().find_map(|name| {
-        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10).is_ok_and(|output| output.status.success());
+        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10)
+            .is_ok_and(|output| output.status.success());
         (!there).then(|| format!("{name} is not installed"))
     })
 }
 
-/// Directories of crates that cargo has fetched for this project, real sources: for each of these prefixes (`name-`) one, if there are `count`.
+/// Directories of crates that cargo has fetched for this project, real sources: for each of these
+/// prefixes (`name-`) one, if there are `count`.
 pub fn crates_named(prefixes: &[&str], count: usize) -> Option<Vec<PathBuf>> {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))?;
+    let home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))?;
     let mut found: Vec<PathBuf> = Vec::new();
     for registry in fs::read_dir(home.join("registry/src")).ok()?.flatten() {
-        found.extend(fs::read_dir(registry.path()).into_iter().flatten().flatten().map(|entry| entry.path()));
+        found.extend(
+            fs::read_dir(registry.path())
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.path()),
+        );
     }
     found.sort();
     let is = |path: &Path, prefix: &str| {
-        let rest = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix(prefix));
+        let rest = path
+            .file_name()
+            .and_then(OsStr::to_str)
+            .and_then(|name| name.strip_prefix(prefix));
         rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
-    let chosen: Vec<PathBuf> = prefixes.iter().filter_map(|prefix| found.iter().find(|path| is(path, prefix)).cloned()).collect();
+    let chosen: Vec<PathBuf> = prefixes
+        .iter()
+        .filter_map(|prefix| found.iter().find(|path| is(path, prefix)).cloned())
+        .collect();
     (chosen.len() >= count).then_some(chosen)
 }
 
 /// Some crates with many files.
 pub fn crates(count: usize) -> Option<Vec<PathBuf>> {
-    crates_named(&["rustix-", "zerocopy-", "futures-util-", "clap_builder-", "serde_core-", "parking_lot-", "memchr-"], count)
+    crates_named(
+        &[
+            "rustix-",
+            "zerocopy-",
+            "futures-util-",
+            "clap_builder-",
+            "serde_core-",
+            "parking_lot-",
+            "memchr-",
+        ],
+        count,
+    )
 }
 
-/// Makes a `#[test]` of a function `fn(Variant)` for each named variant: `variants! { cargo_build => xfs_passthrough, btrfs_daemon }`. Programs take
-/// their time, so not each runs everywhere; between them they cover every filesystem and I/O path.
+/// Makes a `#[test]` of a function `fn(Variant)` for each named variant: `variants! { cargo_build
+/// => xfs_passthrough, btrfs_daemon }`. Programs take their time, so not each runs everywhere;
+/// between them they cover every filesystem and I/O path.
 macro_rules! variants {
     (@one $body:ident xfs_passthrough) => { $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough } };
     (@one $body:ident xfs_daemon) => { $crate::common::for_each_variant! { @test $body xfs_daemon Xfs Daemon } };

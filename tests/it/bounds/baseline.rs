@@ -30,12 +30,16 @@ fn read() -> Numbers {
 }
 
 fn parse(text: &str) -> Numbers {
-    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    let lines = text
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     let number = |line: &str| {
         let (name, value) = line.rsplit_once(" = ")?;
         Some((name.trim_matches('"').to_owned(), value.parse().ok()?))
     };
-    lines.map(|line| number(line).unwrap_or_else(|| panic!("baseline.toml: {line}"))).collect()
+    lines
+        .map(|line| number(line).unwrap_or_else(|| panic!("baseline.toml: {line}")))
+        .collect()
 }
 
 fn blesses() -> bool {
@@ -50,7 +54,9 @@ fn lowered(mut numbers: Numbers, name: &str, value: f64) -> Numbers {
 }
 
 fn bless(name: &str, value: f64) {
-    let _one_at_a_time = WRITING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _one_at_a_time = WRITING
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut text = HEAD.to_owned();
     for (name, value) in lowered(read(), name, value) {
         let _ = writeln!(text, "\"{name}\" = {value:.2}");
@@ -64,7 +70,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Measures `name` with `session`, which is told the most that is allowed and may stop as soon as it has seen less.
+/// Measures `name` with `session`, which is told the most that is allowed and may stop as soon as
+/// it has seen less.
 ///
 /// Panics if each of three sessions finds more; writes the baseline if that was asked for.
 pub fn holds(name: &str, bound: impl Fn(f64) -> f64, mut session: impl FnMut(f64) -> f64) {
@@ -73,8 +80,9 @@ pub fn holds(name: &str, bound: impl Fn(f64) -> f64, mut session: impl FnMut(f64
         let found = median((0..SESSIONS).map(|_| session(0.0)).collect());
         return bless(name, found);
     }
-    let known =
-        read().get(name).copied().unwrap_or_else(|| panic!("baseline.toml has no line \"{name}\": CKPTFS_BLESS=1 cargo test --test it bounds::"));
+    let known = read().get(name).copied().unwrap_or_else(|| {
+        panic!("baseline.toml has no line \"{name}\": CKPTFS_BLESS=1 cargo test --test it bounds::")
+    });
     let found = first_within(bound(known), &mut session);
     let most = bound(known);
     assert!(

@@ -1,4 +1,5 @@
-//! What does not drift: system calls of the client for each file that it exports, and requests of the kernel meanwhile.
+//! What does not drift: system calls of the client for each file that it exports, and requests of
+//! the kernel meanwhile.
 
 use std::fs;
 
@@ -12,19 +13,38 @@ use crate::bounds::shapes;
 use crate::common::command::try_run_limited;
 use crate::common::{Fs, Io, MountOpts, Rig, Variant, scratch, skip, tool};
 
-const VARIANT: Variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+const VARIANT: Variant = Variant {
+    fs: Fs::Xfs,
+    io: Io::Passthrough,
+};
 const FILES: f64 = 1000.0;
-/// More calls for each file than the baseline that are no finding: threads that wait for each other. Whoever makes an export dearer adds a whole call.
+/// More calls for each file than the baseline that are no finding: threads that wait for each
+/// other. Whoever makes an export dearer adds a whole call.
 const SLACK: f64 = 0.3;
 /// Seconds for an export that is traced.
 const TRACED_SECONDS: u64 = 120;
 
 /// Calls that depend on which thread waits for which, or on the allocator.
-const NOT_COUNTED: [&str; 9] = ["futex", "sched_yield", "mmap", "munmap", "mprotect", "madvise", "mremap", "brk", "clock_nanosleep"];
+const NOT_COUNTED: [&str; 9] = [
+    "futex",
+    "sched_yield",
+    "mmap",
+    "munmap",
+    "mprotect",
+    "madvise",
+    "mremap",
+    "brk",
+    "clock_nanosleep",
+];
 
-/// The calls in what `strace -c` wrote: `% time, seconds, usecs/call, calls, errors (or nothing), syscall`, between two rules of dashes.
+/// The calls in what `strace -c` wrote: `% time, seconds, usecs/call, calls, errors (or nothing),
+/// syscall`, between two rules of dashes.
 fn calls(summary: &str) -> f64 {
-    let lines = summary.lines().skip_while(|line| !line.starts_with('-')).skip(1).take_while(|line| !line.starts_with('-'));
+    let lines = summary
+        .lines()
+        .skip_while(|line| !line.starts_with('-'))
+        .skip(1)
+        .take_while(|line| !line.starts_with('-'));
     let counted = lines.filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let name = fields.last().filter(|name| !NOT_COUNTED.contains(name))?;
@@ -47,23 +67,37 @@ fn an_export_makes_few_system_calls_for_each_file_and_no_requests() {
     if let Some(reason) = VARIANT.unavailable() {
         return skip(&reason);
     }
-    let rig = VARIANT.start_with(MountOpts::new(VARIANT.io).arg("--seal=off"), shapes::SMALL_1000.make);
+    let rig = VARIANT.start_with(
+        MountOpts::new(VARIANT.io).arg("--seal=off"),
+        shapes::SMALL_1000.make,
+    );
     let id = rig.mount.checkpoint().to_string();
     let to = rig.image.path().join("exported");
-    let mut traced = Traced { rig: &rig, dir: scratch(), missing: None };
+    let mut traced = Traced {
+        rig: &rig,
+        dir: scratch(),
+        missing: None,
+    };
     let export = |_| {
         let calls = traced.calls(&["export", &id, &to.to_string_lossy()]);
         let _ = fs::remove_dir_all(&to);
         calls
     };
-    baseline::holds("system calls of an export's process for each of 1,000 files", |known| known + SLACK, export);
+    baseline::holds(
+        "system calls of an export's process for each of 1,000 files",
+        |known| known + SLACK,
+        export,
+    );
     baseline::holds(
         "system calls of the process of a tar stream for each of 1,000 files",
         |known| known + SLACK,
         |_| traced.calls(&["export", &id, "-"]),
     );
     if let Some(reason) = traced.missing {
-        return skip(&format!("strace cannot follow an export: {}", reason.trim()));
+        return skip(&format!(
+            "strace cannot follow an export: {}",
+            reason.trim()
+        ));
     }
     requests(&rig.mount, &id, &to.to_string_lossy());
     requests(&rig.mount, &id, "-");
@@ -82,14 +116,25 @@ impl Traced<'_> {
     fn calls(&mut self, verb: &[&str]) -> f64 {
         let summary = self.dir.path().join("summary");
         let mut strace = tool("strace", &["-f", "-c", "-o"]);
-        strace.arg(&summary).arg(env!("CARGO_BIN_EXE_ckptfs")).arg("-C").arg(self.rig.path()).args(verb);
+        strace
+            .arg(&summary)
+            .arg(env!("CARGO_BIN_EXE_ckptfs"))
+            .arg("-C")
+            .arg(self.rig.path())
+            .args(verb);
         let said = match try_run_limited(&mut strace, TRACED_SECONDS) {
-            Ok(output) if output.status.success() => return calls(&fs::read_to_string(&summary).expect("strace has written a summary")) / FILES,
+            Ok(output) if output.status.success() => {
+                return calls(&fs::read_to_string(&summary).expect("strace has written a summary"))
+                    / FILES;
+            }
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
             Err(problem) => problem,
         };
         // A verb that ran and failed is no reason to skip.
-        assert!(!said.contains("Error:"), "{verb:?} under strace failed: {said}");
+        assert!(
+            !said.contains("Error:"),
+            "{verb:?} under strace failed: {said}"
+        );
         self.missing = Some(said);
         0.0
     }
@@ -99,7 +144,10 @@ impl Traced<'_> {
 fn requests(mount: &crate::common::Mount, id: &str, to: &str) {
     let asked = || -> u64 {
         let store = fs::File::open(mount.path().join(".ckptfs")).expect("the store is there");
-        let stats = Client::connect(&store).expect("the daemon listens").ask(GetStats).expect("stats");
+        let stats = Client::connect(&store)
+            .expect("the daemon listens")
+            .ask(GetStats)
+            .expect("stats");
         stats.requests.values().sum()
     };
     let mut fewest = u64::MAX;
@@ -110,5 +158,8 @@ fn requests(mount: &crate::common::Mount, id: &str, to: &str) {
         let _ = fs::remove_dir_all(to);
     }
     // Another process may look at the mount meanwhile.
-    assert!(fewest < 100, "{fewest} requests for an export of 1,000 files");
+    assert!(
+        fewest < 100,
+        "{fewest} requests for an export of 1,000 files"
+    );
 }

@@ -1,7 +1,8 @@
-//! Quotients of CPU time: that of the client and of the daemon together, over that of the plain tool.
+//! Quotients of CPU time: that of the client and of the daemon together, over that of the plain
+//! tool.
 //!
-//! Time on the clock is for benchmarks: two processes that wake each other up wait for a machine that does something else, `cp` does not, and no number
-//! of rounds takes that out.
+//! Time on the clock is for benchmarks: two processes that wake each other up wait for a machine
+//! that does something else, `cp` does not, and no number of rounds takes that out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,9 +27,13 @@ const SESSION: Duration = Duration::from_secs(12);
 const IMAGE_BYTES: u64 = 1 << 30;
 const SECONDS: u64 = 120;
 
-const VARIANT: Variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+const VARIANT: Variant = Variant {
+    fs: Fs::Xfs,
+    io: Io::Passthrough,
+};
 
-/// A tree that is mounted, with a checkpoint; the same as a plain directory; both on a filesystem whose image lies in memory.
+/// A tree that is mounted, with a checkpoint; the same as a plain directory; both on a filesystem
+/// whose image lies in memory.
 struct Bench {
     mount: Mount,
     plain: PathBuf,
@@ -43,7 +48,11 @@ impl Bench {
         (shape.make)(&plain);
         let mount = Mount::start(&dir, &MountOpts::new(VARIANT.io).arg("--seal=off"));
         mount.checkpoint();
-        Bench { mount, plain, image }
+        Bench {
+            mount,
+            plain,
+            image,
+        }
     }
 
     fn to(&self, name: &str) -> PathBuf {
@@ -66,7 +75,10 @@ impl Bench {
     fn ours(&self, command: &mut Command) -> Duration {
         let of_daemon = || -> Duration {
             let pid = Pid::from_raw(self.mount.pid().try_into().expect("it is a pid"));
-            ClockId::pid_cpu_clock_id(pid).and_then(ClockId::now).expect("the daemon runs").into()
+            ClockId::pid_cpu_clock_id(pid)
+                .and_then(ClockId::now)
+                .expect("the daemon runs")
+                .into()
         };
         let before = of_daemon();
         cpu(command) + (of_daemon() - before)
@@ -81,14 +93,19 @@ impl Bench {
 /// CPU time of the children that were waited for.
 fn of_children() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("it is told");
-    let microseconds = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    let microseconds =
+        usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Duration::from_micros(microseconds.try_into().expect("it is positive"))
 }
 
 /// What a process that must succeed took of the CPU.
 fn cpu(command: &mut Command) -> Duration {
     let before = of_children();
-    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let status = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(status.success(), "{command:?}: {status}");
     of_children() - before
 }
@@ -134,34 +151,59 @@ fn holds(name: &str, shape: Shape, mut round: impl FnMut(&Bench, usize) -> (Dura
 fn export(bench: &Bench, _: usize) -> (Duration, Duration) {
     let (ours, other) = (bench.to("exported"), bench.to("copied"));
     bench.settle();
-    let took = (bench.ours(&mut bench.export(&ours)), cpu(&mut bench.cp(&["-a"], &other)));
-    [ours, other].iter().for_each(|dir| fs::remove_dir_all(dir).expect("a copy can be removed"));
+    let took = (
+        bench.ours(&mut bench.export(&ours)),
+        cpu(&mut bench.cp(&["-a"], &other)),
+    );
+    [ours, other]
+        .iter()
+        .for_each(|dir| fs::remove_dir_all(dir).expect("a copy can be removed"));
     took
 }
 
 #[test]
 fn exporting_100_small_files_beside_cp() {
-    holds("export of 100 small files / cp -a", shapes::SMALL_100, export);
+    holds(
+        "export of 100 small files / cp -a",
+        shapes::SMALL_100,
+        export,
+    );
 }
 
 #[test]
 fn exporting_1000_small_files_beside_cp() {
-    holds("export of 1,000 small files / cp -a", shapes::SMALL_1000, export);
+    holds(
+        "export of 1,000 small files / cp -a",
+        shapes::SMALL_1000,
+        export,
+    );
 }
 
 #[test]
 fn exporting_100_files_of_100_kb_beside_cp() {
-    holds("export of 100 files of 100 KB / cp -a", shapes::MEDIUM_100, export);
+    holds(
+        "export of 100 files of 100 KB / cp -a",
+        shapes::MEDIUM_100,
+        export,
+    );
 }
 
 #[test]
 fn exporting_one_large_file_beside_cp() {
-    holds("export of a file of 100 MB / cp -a", shapes::LARGE_100, export);
+    holds(
+        "export of a file of 100 MB / cp -a",
+        shapes::LARGE_100,
+        export,
+    );
 }
 
 #[test]
 fn exporting_a_deep_tree_beside_cp() {
-    holds("export of 5 levels with 200 files / cp -a", shapes::DEEP_5, export);
+    holds(
+        "export of 5 levels with 200 files / cp -a",
+        shapes::DEEP_5,
+        export,
+    );
 }
 
 #[test]
@@ -171,50 +213,78 @@ fn exporting_fifty_levels_beside_cp() {
 
 #[test]
 fn exporting_again_with_nothing_changed_beside_cp() {
-    holds("export of 1,000 unchanged files again / cp -a", shapes::SMALL_1000, |bench, _| {
-        let (ours, other) = (bench.to("exported"), bench.to("copied"));
-        bench.settle();
-        let took = (bench.ours(&mut bench.export(&ours)), cpu(&mut bench.cp(&["-a"], &other)));
-        fs::remove_dir_all(other).expect("a copy can be removed");
-        took
-    });
+    holds(
+        "export of 1,000 unchanged files again / cp -a",
+        shapes::SMALL_1000,
+        |bench, _| {
+            let (ours, other) = (bench.to("exported"), bench.to("copied"));
+            bench.settle();
+            let took = (
+                bench.ours(&mut bench.export(&ours)),
+                cpu(&mut bench.cp(&["-a"], &other)),
+            );
+            fs::remove_dir_all(other).expect("a copy can be removed");
+            took
+        },
+    );
 }
 
 #[test]
 fn exporting_one_changed_mib_of_a_hundred_beside_cp() {
-    holds("export of 1 MiB changed in 100 MiB / cp -a --reflink=never", shapes::LARGE_100, |bench, round| {
-        shapes::change(bench.mount.path(), round);
-        bench.mount.checkpoint();
-        let (ours, other) = (bench.to("exported"), bench.to("copied"));
-        bench.settle();
-        let took = (bench.ours(&mut bench.export(&ours)), cpu(&mut bench.cp(&["-a", "--reflink=never"], &other)));
-        fs::remove_dir_all(other).expect("a copy can be removed");
-        took
-    });
+    holds(
+        "export of 1 MiB changed in 100 MiB / cp -a --reflink=never",
+        shapes::LARGE_100,
+        |bench, round| {
+            shapes::change(bench.mount.path(), round);
+            bench.mount.checkpoint();
+            let (ours, other) = (bench.to("exported"), bench.to("copied"));
+            bench.settle();
+            let took = (
+                bench.ours(&mut bench.export(&ours)),
+                cpu(&mut bench.cp(&["-a", "--reflink=never"], &other)),
+            );
+            fs::remove_dir_all(other).expect("a copy can be removed");
+            took
+        },
+    );
 }
 
 #[test]
 fn restoring_1000_small_files_beside_cp() {
-    holds("restore of 1,000 small files / cp -a", shapes::SMALL_1000, |bench, round| {
-        assert_eq!(shapes::touch_all(bench.mount.path(), round), 1000);
-        let other = bench.to("copied");
-        bench.settle();
-        let took = (bench.ours(&mut bench.mount.command(&["restore", "1"])), cpu(&mut bench.cp(&["-a"], &other)));
-        fs::remove_dir_all(other).expect("a copy can be removed");
-        took
-    });
+    holds(
+        "restore of 1,000 small files / cp -a",
+        shapes::SMALL_1000,
+        |bench, round| {
+            assert_eq!(shapes::touch_all(bench.mount.path(), round), 1000);
+            let other = bench.to("copied");
+            bench.settle();
+            let took = (
+                bench.ours(&mut bench.mount.command(&["restore", "1"])),
+                cpu(&mut bench.cp(&["-a"], &other)),
+            );
+            fs::remove_dir_all(other).expect("a copy can be removed");
+            took
+        },
+    );
 }
 
 #[test]
 fn a_checkpoint_of_1000_changed_files_beside_cp() {
-    holds("the process `checkpoint` after 1,000 files changed / cp -a", shapes::SMALL_1000, |bench, round| {
-        assert_eq!(shapes::touch_all(bench.mount.path(), round), 1000);
-        let other = bench.to("copied");
-        bench.settle();
-        let took = (bench.ours(&mut bench.mount.command(&["checkpoint"])), cpu(&mut bench.cp(&["-a"], &other)));
-        fs::remove_dir_all(other).expect("a copy can be removed");
-        took
-    });
+    holds(
+        "the process `checkpoint` after 1,000 files changed / cp -a",
+        shapes::SMALL_1000,
+        |bench, round| {
+            assert_eq!(shapes::touch_all(bench.mount.path(), round), 1000);
+            let other = bench.to("copied");
+            bench.settle();
+            let took = (
+                bench.ours(&mut bench.mount.command(&["checkpoint"])),
+                cpu(&mut bench.cp(&["-a"], &other)),
+            );
+            fs::remove_dir_all(other).expect("a copy can be removed");
+            took
+        },
+    );
 }
 
 /// The control: what takes five times as long breaks a bound of twice what it takes.
@@ -237,5 +307,8 @@ fn five_exports_in_the_place_of_one_are_found() {
             return;
         }
     }
-    panic!("five exports: {:.2}, one: {:.2}", quotients[1], quotients[0]);
+    panic!(
+        "five exports: {:.2}, one: {:.2}",
+        quotients[1], quotients[0]
+    );
 }

@@ -1,4 +1,5 @@
-//! The trees that sy was measured with, as its own tables describe them. Shared with `benches/seeds`.
+//! The trees that sy was measured with, as its own tables describe them. Shared with
+//! `benches/seeds`.
 #![allow(dead_code)]
 
 use std::fs::{self, File};
@@ -15,31 +16,67 @@ pub struct Shape {
 }
 
 /// 100 files of about ten bytes.
-pub const SMALL_100: Shape = Shape { name: "100 Small Files (each ~10 bytes)", make: |dir| small(dir, 100) };
+pub const SMALL_100: Shape = Shape {
+    name: "100 Small Files (each ~10 bytes)",
+    make: |dir| small(dir, 100),
+};
 /// 1,000 files of about ten bytes.
-pub const SMALL_1000: Shape = Shape { name: "1000 Small Files", make: |dir| small(dir, 1000) };
+pub const SMALL_1000: Shape = Shape {
+    name: "1000 Small Files",
+    make: |dir| small(dir, 1000),
+};
 /// 1,000 files of 1 to 10 KB.
 pub const SMALL_1000_KB: Shape = Shape {
     name: "1000 small files (1-10KB)",
-    make: |dir| (0..1000).for_each(|number| write(&dir.join(format!("file_{number}")), 1000 + number * 9, number)),
+    make: |dir| {
+        (0..1000).for_each(|number| {
+            write(
+                &dir.join(format!("file_{number}")),
+                1000 + number * 9,
+                number,
+            )
+        })
+    },
 };
 /// 100 files of 100 KB.
-pub const MEDIUM_100: Shape =
-    Shape { name: "100 medium files (100KB)", make: |dir| (0..100).for_each(|number| write(&dir.join(format!("file_{number}")), 100_000, number)) };
+pub const MEDIUM_100: Shape = Shape {
+    name: "100 medium files (100KB)",
+    make: |dir| {
+        (0..100).for_each(|number| write(&dir.join(format!("file_{number}")), 100_000, number))
+    },
+};
 /// One file of 50 MB.
-pub const LARGE_50: Shape = Shape { name: "50MB Large File", make: |dir| write(&dir.join("large"), 50 << 20, 1) };
+pub const LARGE_50: Shape = Shape {
+    name: "50MB Large File",
+    make: |dir| write(&dir.join("large"), 50 << 20, 1),
+};
 /// One file of 100 MB.
-pub const LARGE_100: Shape = Shape { name: "1 large file (100MB)", make: |dir| write(&dir.join("large"), 100 << 20, 1) };
+pub const LARGE_100: Shape = Shape {
+    name: "1 large file (100MB)",
+    make: |dir| write(&dir.join("large"), 100 << 20, 1),
+};
 /// Five levels of directories with 200 files in all.
-pub const DEEP_5: Shape = Shape { name: "Deep tree (5 levels, 200 files)", make: |dir| deep(dir, 5, 40) };
+pub const DEEP_5: Shape = Shape {
+    name: "Deep tree (5 levels, 200 files)",
+    make: |dir| deep(dir, 5, 40),
+};
 /// Fifty levels with a file in each.
-pub const DEEP_50: Shape = Shape { name: "50-level deep path", make: |dir| deep(dir, 50, 1) };
+pub const DEEP_50: Shape = Shape {
+    name: "50-level deep path",
+    make: |dir| deep(dir, 50, 1),
+};
 
 /// The bytes of a change in a large file.
 pub const DELTA_BYTES: usize = 1 << 20;
 
 fn small(dir: &Path, files: usize) {
-    (0..files).for_each(|number| fs::write(dir.join(format!("file_{number}.txt")), format!("content {number}")).expect("a file can be written"));
+    (0..files).for_each(|number| {
+        fs::write(
+            dir.join(format!("file_{number}.txt")),
+            format!("content {number}"),
+        )
+        .expect("a file can be written")
+    });
 }
 
 fn deep(dir: &Path, levels: usize, files: usize) {
@@ -47,7 +84,8 @@ fn deep(dir: &Path, levels: usize, files: usize) {
     for level in 0..levels {
         at.push(format!("level_{level}"));
         fs::create_dir(&at).expect("a directory can be made");
-        (0..files).for_each(|number| write(&at.join(format!("file_{number}")), 100 + number, number));
+        (0..files)
+            .for_each(|number| write(&at.join(format!("file_{number}")), 100 + number, number));
     }
 }
 
@@ -65,7 +103,8 @@ pub fn write(path: &Path, bytes: usize, seed: usize) {
     let mut left = bytes;
     while left > 0 {
         let now = left.min(block.len());
-        file.write_all(&block[..now]).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        file.write_all(&block[..now])
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         left -= now;
     }
 }
@@ -74,9 +113,15 @@ pub fn write(path: &Path, bytes: usize, seed: usize) {
 pub fn change(dir: &Path, round: usize) {
     use std::os::unix::fs::FileExt;
     let path = dir.join("large");
-    let file = File::options().write(true).open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let block: Vec<u8> = (0..DELTA_BYTES).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ round.wrapping_mul(97)) as u8).collect();
-    file.write_all_at(&block, ((round % 40) as u64 + 5) << 20).expect("a file can be written");
+    let file = File::options()
+        .write(true)
+        .open(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let block: Vec<u8> = (0..DELTA_BYTES)
+        .map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ round.wrapping_mul(97)) as u8)
+        .collect();
+    file.write_all_at(&block, ((round % 40) as u64 + 5) << 20)
+        .expect("a file can be written");
 }
 
 /// Writes over the beginning of every file below a directory; how many there are.
@@ -89,8 +134,12 @@ pub fn touch_all(dir: &Path, round: usize) -> usize {
         if kind.is_dir() && entry.file_name() != ".ckptfs" {
             touched += touch_all(&entry.path(), round);
         } else if kind.is_file() {
-            let file = File::options().write(true).open(entry.path()).expect("a file can be opened");
-            file.write_all_at(format!("{:08}", round % 100_000_000).as_bytes(), 0).expect("a file can be written");
+            let file = File::options()
+                .write(true)
+                .open(entry.path())
+                .expect("a file can be opened");
+            file.write_all_at(format!("{:08}", round % 100_000_000).as_bytes(), 0)
+                .expect("a file can be written");
             touched += 1;
         }
     }

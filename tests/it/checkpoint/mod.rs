@@ -9,15 +9,21 @@ use crate::common::{Variant, for_each_variant};
 use serde_json::Value;
 
 fn open_to_write(path: &std::path::Path) -> File {
-    OpenOptions::new().write(true).open(path).expect("the file can be opened")
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .expect("the file can be opened")
 }
 
 fn number(made: &Value, field: &str) -> u64 {
-    made[field].as_u64().unwrap_or_else(|| panic!("checkpoint --json lacks {field}: {made}"))
+    made[field]
+        .as_u64()
+        .unwrap_or_else(|| panic!("checkpoint --json lacks {field}: {made}"))
 }
 
-/// The capture that the cut made ahead was taken back when the file turned out unchanged, and the count of changes with it, although nothing had
-/// been counted: with one other file written the next checkpoint said that none was.
+/// The capture that the cut made ahead was taken back when the file turned out unchanged, and the
+/// count of changes with it, although nothing had been counted: with one other file written the
+/// next checkpoint said that none was.
 fn a_file_held_open_over_a_checkpoint_and_left_alone_takes_nothing_from_the_count(v: Variant) {
     let rig = v.start();
     let (held, other) = (rig.path().join("held"), rig.path().join("other"));
@@ -31,24 +37,41 @@ fn a_file_held_open_over_a_checkpoint_and_left_alone_takes_nothing_from_the_coun
     assert_eq!(number(&rig.mount.checkpoint_json(&[]), "dirty"), 1);
 }
 
-/// The kernel tells of a close before the closing task has let go of the backing file, so that many files of a burst seemed to be in use still. They
-/// waited for the next checkpoint, which then looked at each: 10,000 files written made it take 20 ms.
+/// The kernel tells of a close before the closing task has let go of the backing file, so that many
+/// files of a burst seemed to be in use still. They waited for the next checkpoint, which then
+/// looked at each: 10,000 files written made it take 20 ms.
 fn files_written_and_closed_do_not_wait_for_the_checkpoint(v: Variant) {
     const FILES: usize = 500;
     let rig = v.start();
-    let paths: Vec<_> = (0..FILES).map(|index| rig.path().join(format!("file-{index}"))).collect();
-    paths.iter().for_each(|path| fs::write(path, "old").unwrap());
+    let paths: Vec<_> = (0..FILES)
+        .map(|index| rig.path().join(format!("file-{index}")))
+        .collect();
+    paths
+        .iter()
+        .for_each(|path| fs::write(path, "old").unwrap());
     rig.mount.checkpoint();
-    paths.iter().for_each(|path| open_to_write(path).write_all(b"new").unwrap());
+    paths
+        .iter()
+        .for_each(|path| open_to_write(path).write_all(b"new").unwrap());
     let made = rig.mount.checkpoint_json(&[]);
     assert_eq!(number(&made, "dirty"), FILES as u64);
     assert!(made["atomic"].as_bool().unwrap());
     // A busy machine may tell of the last closes late.
     assert!(number(&made, "open_files") <= FILES as u64 / 2, "{made}");
-    wait_until("nothing is in use, so nothing is captured inside the freeze", 30, || number(&rig.mount.checkpoint_json(&[]), "open_files") == 0);
+    wait_until(
+        "nothing is in use, so nothing is captured inside the freeze",
+        30,
+        || number(&rig.mount.checkpoint_json(&[]), "open_files") == 0,
+    );
     for path in paths.iter().step_by(50) {
-        assert_eq!(fs::read(rig.view(1).join(path.file_name().unwrap())).unwrap(), b"old");
-        assert_eq!(fs::read(rig.view(2).join(path.file_name().unwrap())).unwrap(), b"new");
+        assert_eq!(
+            fs::read(rig.view(1).join(path.file_name().unwrap())).unwrap(),
+            b"old"
+        );
+        assert_eq!(
+            fs::read(rig.view(2).join(path.file_name().unwrap())).unwrap(),
+            b"new"
+        );
     }
 }
 
@@ -57,18 +80,32 @@ fn the_file_that_took_longest_is_named(v: Variant) {
     const EXTENTS: u64 = 2000;
     let rig = v.start();
     let files = ["small", "of many extents"].map(|name| {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(rig.path().join(name)).unwrap();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(rig.path().join(name))
+            .unwrap();
         file.write_all_at(b"content", 0).unwrap();
         file
     });
     (0..EXTENTS).for_each(|extent| files[1].write_all_at(b"content", extent * 8192).unwrap());
     files[1].sync_all().unwrap();
     let made = rig.mount.checkpoint_json(&[]);
-    assert!(number(&made, "frozen_us") <= number(&made, "duration_us"), "{made}");
+    assert!(
+        number(&made, "frozen_us") <= number(&made, "duration_us"),
+        "{made}"
+    );
     let slowest = |made: &Value| made["slowest_file"]["path"].as_str().map(str::to_owned);
     let captures = made["open_files"] == 2;
-    assert_eq!(slowest(&made), captures.then(|| "of many extents".to_owned()), "{made}");
-    wait_until("what is old and left alone is captured no more", 30, || slowest(&rig.mount.checkpoint_json(&[])).is_none());
+    assert_eq!(
+        slowest(&made),
+        captures.then(|| "of many extents".to_owned()),
+        "{made}"
+    );
+    wait_until("what is old and left alone is captured no more", 30, || {
+        slowest(&rig.mount.checkpoint_json(&[])).is_none()
+    });
 }
 
 for_each_variant! { one => the_file_that_took_longest_is_named, a_file_held_open_over_a_checkpoint_and_left_alone_takes_nothing_from_the_count, files_written_and_closed_do_not_wait_for_the_checkpoint }

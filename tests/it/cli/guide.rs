@@ -1,5 +1,6 @@
-//! The guide: every command of every page is run, in order, in one directory, and says what the page says. `...` stands for any text in a line; alone, for
-//! any lines. A block that is not `console` has no commands, and a page without commands is none.
+//! The guide: every command of every page is run, in order, in one directory, and says what the
+//! page says. `...` stands for any text in a line; alone, for any lines. A block that is not
+//! `console` has no commands, and a page without commands is none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,21 +25,42 @@ fn run_page(page: &Path) {
         let ran = sandbox.run(shell);
         let out = ran.out();
         assert_eq!(ran.code, 0, "{}: $ {command}\n{out}", page.display());
-        assert!(fits(said, &out.lines().collect::<Vec<_>>()), "{}: $ {command}\nsaid\n{out}\nand the page has\n{}", page.display(), said.join("\n"));
+        assert!(
+            fits(said, &out.lines().collect::<Vec<_>>()),
+            "{}: $ {command}\nsaid\n{out}\nand the page has\n{}",
+            page.display(),
+            said.join("\n")
+        );
     }
-    assert!(sandbox.mounts().is_empty(), "{} leaves nothing mounted", page.display());
+    assert!(
+        sandbox.mounts().is_empty(),
+        "{} leaves nothing mounted",
+        page.display()
+    );
 }
 
 #[test]
 fn every_command_of_the_guide_says_what_the_guide_says() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide");
-    let mut pages: Vec<PathBuf> = fs::read_dir(&dir).expect("docs/guide").map(|entry| entry.expect("entry").path()).collect();
-    pages.retain(|page| page.extension().is_some_and(|found| found == "md") && !page.ends_with("README.md"));
+    let mut pages: Vec<PathBuf> = fs::read_dir(&dir)
+        .expect("docs/guide")
+        .map(|entry| entry.expect("entry").path())
+        .collect();
+    pages.retain(|page| {
+        page.extension().is_some_and(|found| found == "md") && !page.ends_with("README.md")
+    });
     pages.sort();
     let index = fs::read_to_string(dir.join("README.md")).expect("the index");
     for page in &pages {
-        let name = page.file_name().expect("name").to_string_lossy().into_owned();
-        assert!(index.contains(&format!("({name})")), "{name} is in the index");
+        let name = page
+            .file_name()
+            .expect("name")
+            .to_string_lossy()
+            .into_owned();
+        assert!(
+            index.contains(&format!("({name})")),
+            "{name} is in the index"
+        );
         run_page(page);
     }
     assert!(pages.len() >= 3, "{pages:?}");
@@ -47,8 +69,24 @@ fn every_command_of_the_guide_says_what_the_guide_says() {
 #[test]
 fn what_does_not_fit_is_noticed() {
     let told = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
-    assert!(fits(&told("a\n...\nb ... d"), &["a", "x", "y", "b c d"]) && fits(&told("..."), &[]) && fits(&told("a ...b"), &["a b"]));
-    assert!(!fits(&told("a"), &["a", "b"]) && !fits(&told("a\n...\nb"), &["a", "c"]) && !fits(&told("a...c"), &["a b"]) && !fits(&told(""), &["a"]));
+    assert!(
+        fits(&told("a\n...\nb ... d"), &["a", "x", "y", "b c d"])
+            && fits(&told("..."), &[])
+            && fits(&told("a ...b"), &["a b"])
+    );
+    assert!(
+        !fits(&told("a"), &["a", "b"])
+            && !fits(&told("a\n...\nb"), &["a", "c"])
+            && !fits(&told("a...c"), &["a b"])
+            && !fits(&told(""), &["a"])
+    );
     let steps = steps("text\n```console\n$ one\nsaid\n$ two\n```\n$ no command\n");
-    assert_eq!((steps.len(), steps[0].said.as_slice(), steps[1].command.as_str()), (2, ["said".to_owned()].as_slice(), "two"));
+    assert_eq!(
+        (
+            steps.len(),
+            steps[0].said.as_slice(),
+            steps[1].command.as_str()
+        ),
+        (2, ["said".to_owned()].as_slice(), "two")
+    );
 }

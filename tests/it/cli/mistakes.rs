@@ -13,7 +13,9 @@ fn edited() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("p/a.txt", "one\n");
     sandbox.ckptfs(&["mount", "p"]).ok();
-    sandbox.ckptfs_in("p", &["checkpoint", "-t", "v1"]).is(0, "1\n", "");
+    sandbox
+        .ckptfs_in("p", &["checkpoint", "-t", "v1"])
+        .is(0, "1\n", "");
     sandbox.file("p/a.txt", "two\n");
     sandbox
 }
@@ -23,27 +25,51 @@ fn run(sandbox: &Sandbox, args: &[&str]) -> Ran {
 }
 
 fn content(sandbox: &Sandbox, name: &str) -> String {
-    fs::read_to_string(sandbox.path.join("p").join(name)).unwrap_or_else(|error| format!("{name}: {error}"))
+    fs::read_to_string(sandbox.path.join("p").join(name))
+        .unwrap_or_else(|error| format!("{name}: {error}"))
 }
 
 fn ids(sandbox: &Sandbox) -> Vec<u64> {
     let log = run(sandbox, &["log", "--json"]).ok().json();
-    log.as_array().expect("a list").iter().map(|one| one["id"].as_u64().expect("a number")).collect()
+    log.as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["id"].as_u64().expect("a number"))
+        .collect()
 }
 
-/// `restore latest`, typed twice, brought back what the first one had replaced: its guard was the latest.
+/// `restore latest`, typed twice, brought back what the first one had replaced: its guard was the
+/// latest.
 #[test]
 fn restore_latest_twice_is_as_once() {
     let sandbox = edited();
     run(&sandbox, &["restore", "latest"]).ok();
-    run(&sandbox, &["restore", "latest"]).is(0, "nothing to restore: everything is as in checkpoint 1\n", "");
-    assert_eq!((content(&sandbox, "a.txt").as_str(), ids(&sandbox)), ("one\n", vec![2, 1]));
-    assert_eq!(fs::read_link(sandbox.path.join("p/.snapshots/latest")).expect("a link").to_str(), Some("1"));
+    run(&sandbox, &["restore", "latest"]).is(
+        0,
+        "nothing to restore: everything is as in checkpoint 1\n",
+        "",
+    );
+    assert_eq!(
+        (content(&sandbox, "a.txt").as_str(), ids(&sandbox)),
+        ("one\n", vec![2, 1])
+    );
+    assert_eq!(
+        fs::read_link(sandbox.path.join("p/.snapshots/latest"))
+            .expect("a link")
+            .to_str(),
+        Some("1")
+    );
     // The guard is there all the same, by its number and for `undo`.
     assert_eq!(content(&sandbox, ".snapshots/2/a.txt"), "two\n");
     run(&sandbox, &["checkpoint"]).is(0, "3\n", "");
-    assert_eq!(run(&sandbox, &["show", "latest~1", "--json"]).ok().json()["id"], 1);
-    assert_eq!(run(&sandbox, &["log", "-n", "1", "--json"]).ok().json()[0]["id"], 3);
+    assert_eq!(
+        run(&sandbox, &["show", "latest~1", "--json"]).ok().json()["id"],
+        1
+    );
+    assert_eq!(
+        run(&sandbox, &["log", "-n", "1", "--json"]).ok().json()[0]["id"],
+        3
+    );
     sandbox.file("p/a.txt", "four\n");
     run(&sandbox, &["restore", "1"]).ok();
     run(&sandbox, &["undo"]).ok();
@@ -57,11 +83,15 @@ fn where_there_are_only_guards_nothing_is_the_latest() {
     run(&sandbox, &["restore", "1"]).ok();
     run(&sandbox, &["delete", "1"]).ok();
     let refused = run(&sandbox, &["restore", "latest"]);
-    assert!(refused.code == 1 && content(&sandbox, "a.txt") == "one\n", "{refused:?}");
+    assert!(
+        refused.code == 1 && content(&sandbox, "a.txt") == "one\n",
+        "{refused:?}"
+    );
     assert!(!sandbox.path.join("p/.snapshots/latest").exists());
 }
 
-/// After `restore 1`, `status` went on to compare with 2, and told everything that 2 had as deleted.
+/// After `restore 1`, `status` went on to compare with 2, and told everything that 2 had as
+/// deleted.
 #[test]
 fn after_a_restore_status_compares_with_what_was_restored() {
     let sandbox = edited();
@@ -69,14 +99,31 @@ fn after_a_restore_status_compares_with_what_was_restored() {
     run(&sandbox, &["restore", "1"]).ok();
     let compared = |sandbox: &Sandbox| {
         let status = run(sandbox, &["status", "--json"]).ok().json();
-        (status["base"].as_u64(), status["latest"].as_u64(), status["dirty"].as_array().map_or(0, Vec::len))
+        (
+            status["base"].as_u64(),
+            status["latest"].as_u64(),
+            status["dirty"].as_array().map_or(0, Vec::len),
+        )
     };
     assert_eq!(compared(&sandbox), (Some(1), Some(2), 0));
-    assert!(run(&sandbox, &["status"]).ok().out().contains("nothing changed since checkpoint 1"));
-    run(&sandbox, &["checkpoint", "--if-changed"]).is(0, "1\n", "nothing has changed since checkpoint 1\n");
+    assert!(
+        run(&sandbox, &["status"])
+            .ok()
+            .out()
+            .contains("nothing changed since checkpoint 1")
+    );
+    run(&sandbox, &["checkpoint", "--if-changed"]).is(
+        0,
+        "1\n",
+        "nothing has changed since checkpoint 1\n",
+    );
     sandbox.kill_daemons();
     sandbox.ckptfs(&["mount", "p"]).ok();
-    assert_eq!(compared(&sandbox), (Some(1), Some(2), 0), "a daemon that comes after knows it too");
+    assert_eq!(
+        compared(&sandbox),
+        (Some(1), Some(2), 0),
+        "a daemon that comes after knows it too"
+    );
     // What is so already is where one stands from then on.
     sandbox.file("p/a.txt", "two\n");
     run(&sandbox, &["restore", "2"]).ok();
@@ -98,42 +145,78 @@ fn guards_are_not_counted_by_gc_and_stay_while_undo_needs_them() {
         run(&sandbox, &["restore", "2"]).ok();
     }
     assert_eq!(ids(&sandbox), [5, 4, 3, 2, 1]);
-    let report = run(&sandbox, &["gc", "--yes", "--keep-last", "2", "--json"]).ok().json();
-    let rules: Vec<_> = report["kept"].as_array().expect("a list").iter().map(|one| (one["id"].clone(), one["rules"][0].clone())).collect();
-    assert_eq!(serde_json::json!(rules), serde_json::json!([[1, "tagged"], [2, "newest"], [3, "undo"], [4, "undo"], [5, "undo"]]));
+    let report = run(&sandbox, &["gc", "--yes", "--keep-last", "2", "--json"])
+        .ok()
+        .json();
+    let rules: Vec<_> = report["kept"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| (one["id"].clone(), one["rules"][0].clone()))
+        .collect();
+    assert_eq!(
+        serde_json::json!(rules),
+        serde_json::json!([
+            [1, "tagged"],
+            [2, "newest"],
+            [3, "undo"],
+            [4, "undo"],
+            [5, "undo"]
+        ])
+    );
     run(&sandbox, &["undo"]).ok();
     assert_eq!(content(&sandbox, "a.txt"), "round 2\n");
 }
 
-/// `undo` after a slip of the hand deleted the last checkpoint, silently, and left the tree as it was.
+/// `undo` after a slip of the hand deleted the last checkpoint, silently, and left the tree as it
+/// was.
 #[test]
 fn undo_hides_no_checkpoint_unless_it_is_told_to() {
     let sandbox = edited();
     run(&sandbox, &["restore", "1"]).ok();
     run(&sandbox, &["checkpoint", "-t", "mine"]).is(0, "3\n", "");
     let refused = run(&sandbox, &["undo"]);
-    assert!(refused.code == 1 && refused.err().contains("made checkpoint 3") && refused.err().contains("ckptfs undo --force"), "{refused:?}");
+    assert!(
+        refused.code == 1
+            && refused.err().contains("made checkpoint 3")
+            && refused.err().contains("ckptfs undo --force"),
+        "{refused:?}"
+    );
     assert_eq!(ids(&sandbox), [3, 2, 1]);
     assert_eq!(run(&sandbox, &["undo", "--dry-run"]).code, 1);
     run(&sandbox, &["undo", "--skip"]).ok();
-    assert_eq!((content(&sandbox, "a.txt").as_str(), ids(&sandbox).contains(&3)), ("two\n", true));
+    assert_eq!(
+        (
+            content(&sandbox, "a.txt").as_str(),
+            ids(&sandbox).contains(&3)
+        ),
+        ("two\n", true)
+    );
     run(&sandbox, &["redo"]).ok();
     run(&sandbox, &["undo", "--force", "2"]).ok();
     assert!(!ids(&sandbox).contains(&3), "{:?}", ids(&sandbox));
 }
 
-/// The documents say: everything is as it was right after that operation. The tree was left as it was.
+/// The documents say: everything is as it was right after that operation. The tree was left as it
+/// was.
 #[test]
 fn undo_to_an_operation_makes_the_tree_what_it_was_then() {
     let sandbox = edited();
     run(&sandbox, &["checkpoint"]).is(0, "2\n", "");
     sandbox.file("p/a.txt", "three\n");
     let dry = run(&sandbox, &["undo", "--to", "1", "-n"]).ok().out();
-    assert!(dry.contains("would be undone: 2 checkpoint 2") && content(&sandbox, "a.txt") == "three\n", "{dry}");
+    assert!(
+        dry.contains("would be undone: 2 checkpoint 2") && content(&sandbox, "a.txt") == "three\n",
+        "{dry}"
+    );
     run(&sandbox, &["undo", "--to", "1"]).ok();
     assert_eq!(content(&sandbox, "a.txt"), "one\n");
     let guard = ids(&sandbox)[0];
-    assert_eq!(content(&sandbox, &format!(".snapshots/{guard}/a.txt")), "three\n", "nothing is lost");
+    assert_eq!(
+        content(&sandbox, &format!(".snapshots/{guard}/a.txt")),
+        "three\n",
+        "nothing is lost"
+    );
     run(&sandbox, &["undo", "--to", "2"]).ok();
     assert_eq!(content(&sandbox, "a.txt"), "two\n");
 }
@@ -144,17 +227,27 @@ fn what_restores_or_deletes_wants_the_whole_tag() {
     let sandbox = edited();
     run(&sandbox, &["tag", "1", "release-1"]).ok();
     let refused = "Error: \"rel\" is only the beginning of the tag \"release-1\"\nHint: what restores or deletes wants the whole tag, or a number\n";
-    for verb in
-        [&["restore", "rel"][..], &["restore", "rel", "a.txt"], &["restore", "-n", "rel"], &["delete", "rel"], &["delete", "--now", "-y", "rel"]]
-    {
+    for verb in [
+        &["restore", "rel"][..],
+        &["restore", "rel", "a.txt"],
+        &["restore", "-n", "rel"],
+        &["delete", "rel"],
+        &["delete", "--now", "-y", "rel"],
+    ] {
         run(&sandbox, verb).is(1, "", refused);
     }
     assert_eq!(run(&sandbox, &["restore", "--only-by", "1", "rel"]).code, 1);
     run(&sandbox, &["checkpoint"]).is(0, "2\n", "");
     assert_eq!(run(&sandbox, &["delete", "rel~0"]).code, 1);
-    assert_eq!((content(&sandbox, "a.txt").as_str(), ids(&sandbox)), ("two\n", vec![2, 1]));
+    assert_eq!(
+        (content(&sandbox, "a.txt").as_str(), ids(&sandbox)),
+        ("two\n", vec![2, 1])
+    );
     // What only reads takes it as before.
-    assert_eq!(run(&sandbox, &["show", "rel", "--json"]).ok().json()["id"], 1);
+    assert_eq!(
+        run(&sandbox, &["show", "rel", "--json"]).ok().json()["id"],
+        1
+    );
     run(&sandbox, &["restore", "release-1", "a.txt"]).ok();
     run(&sandbox, &["delete", "release-1"]).ok();
 }
@@ -165,19 +258,36 @@ fn a_tag_that_was_not_given_is_told() {
     let sandbox = edited();
     run(&sandbox, &["restore", "v1"]).ok();
     let says = "nothing has changed since checkpoint 1, which stays as it is: it did not get the tag done and the note\n";
-    run(&sandbox, &["checkpoint", "--if-changed", "-t", "done", "-m", "it works"]).is(0, "1\n", says);
-    run(&sandbox, &["checkpoint", "--if-changed", "-t", "v1"]).is(0, "1\n", "nothing has changed since checkpoint 1\n");
+    run(
+        &sandbox,
+        &["checkpoint", "--if-changed", "-t", "done", "-m", "it works"],
+    )
+    .is(0, "1\n", says);
+    run(&sandbox, &["checkpoint", "--if-changed", "-t", "v1"]).is(
+        0,
+        "1\n",
+        "nothing has changed since checkpoint 1\n",
+    );
 }
 
 /// Starts a restore, sends it a signal after so long, and waits for its end.
-fn interrupted(sandbox: &Sandbox, args: &[&str], after: Duration, signal: &str) -> (Option<i32>, String) {
+fn interrupted(
+    sandbox: &Sandbox,
+    args: &[&str],
+    after: Duration,
+    signal: &str,
+) -> (Option<i32>, String) {
     let out = sandbox.path.join("out/interrupted");
     let mut command = sandbox.command("p");
-    command.args(args).stdout(Stdio::null()).stderr(File::create(&out).expect("a file"));
+    command
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(File::create(&out).expect("a file"));
     let mut child = command.spawn().expect("spawn");
     std::thread::sleep(after);
     let mut kill = sandbox.hermetic("kill", "");
-    kill.args([signal, &child.id().to_string()]).stderr(Stdio::null());
+    kill.args([signal, &child.id().to_string()])
+        .stderr(Stdio::null());
     kill.status().expect("kill");
     let began = Instant::now();
     let status = loop {
@@ -187,7 +297,10 @@ fn interrupted(sandbox: &Sandbox, args: &[&str], after: Duration, signal: &str) 
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    (status.code(), fs::read_to_string(out).expect("what it said"))
+    (
+        status.code(),
+        fs::read_to_string(out).expect("what it said"),
+    )
 }
 
 /// Ctrl-C ended the client, and the daemon restored all the same.
@@ -198,19 +311,42 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
     let hook = sandbox.path.join("hooks/pre-restore");
     sandbox.file("hooks/pre-restore", "#!/bin/sh\nsleep 1\n");
     fs::set_permissions(&hook, fs::Permissions::from_mode(0o700)).expect("a mode");
-    sandbox.ckptfs(&["mount", "--hooks", sandbox.path.join("hooks").to_str().expect("a path"), "p"]).ok();
+    sandbox
+        .ckptfs(&[
+            "mount",
+            "--hooks",
+            sandbox.path.join("hooks").to_str().expect("a path"),
+            "p",
+        ])
+        .ok();
     run(&sandbox, &["checkpoint"]).ok();
     sandbox.file("p/a.txt", "two\n");
     let soon = Duration::from_millis(400);
-    for (signal, status) in [("-INT", Some(130)), ("-TERM", Some(143)), ("-HUP", Some(129)), ("-KILL", None)] {
+    for (signal, status) in [
+        ("-INT", Some(130)),
+        ("-TERM", Some(143)),
+        ("-HUP", Some(129)),
+        ("-KILL", None),
+    ] {
         let (code, said) = interrupted(&sandbox, &["restore", "1"], soon, signal);
         assert_eq!(code, status, "{signal}: {said}");
-        assert!(signal == "-KILL" || said == "cancelled: nothing was changed\n", "{signal}: {said}");
+        assert!(
+            signal == "-KILL" || said == "cancelled: nothing was changed\n",
+            "{signal}: {said}"
+        );
         std::thread::sleep(Duration::from_millis(1200));
-        assert_eq!((content(&sandbox, "a.txt").as_str(), ids(&sandbox)), ("two\n", vec![1]), "{signal}");
+        assert_eq!(
+            (content(&sandbox, "a.txt").as_str(), ids(&sandbox)),
+            ("two\n", vec![1]),
+            "{signal}"
+        );
     }
     run(&sandbox, &["restore", "1"]).ok();
-    assert_eq!(content(&sandbox, "a.txt"), "one\n", "the next one is not given up");
+    assert_eq!(
+        content(&sandbox, "a.txt"),
+        "one\n",
+        "the next one is not given up"
+    );
 }
 
 /// Whenever it comes, it is said what became of the restore, and that is so.
@@ -219,7 +355,9 @@ fn one_that_has_begun_is_finished_and_says_so() {
     const FILES: usize = 600;
     const TRIES_MAX: u32 = 80;
     let sandbox = Sandbox::new();
-    let write = |sandbox: &Sandbox, text: &str| (0..FILES).for_each(|n| sandbox.file(format!("p/f{n}"), text));
+    let write = |sandbox: &Sandbox, text: &str| {
+        (0..FILES).for_each(|n| sandbox.file(format!("p/f{n}"), text))
+    };
     write(&sandbox, "one\n");
     sandbox.ckptfs(&["mount", "p"]).ok();
     run(&sandbox, &["checkpoint"]).ok();
@@ -228,7 +366,8 @@ fn one_that_has_begun_is_finished_and_says_so() {
     run(&sandbox, &["restore", "1"]).ok();
     let took = u64::try_from(began.elapsed().as_millis()).expect("milliseconds");
     let (mut finished, mut given_up) = (0, 0);
-    // What comes back is made before anything is changed, so it has begun only near the end: between when it is given up and when it is over.
+    // What comes back is made before anything is changed, so it has begun only near the end:
+    // between when it is given up and when it is over.
     let (mut early, mut late) = (1, took * 4);
     for _ in 0..TRIES_MAX {
         if finished > 0 && given_up > 0 {
@@ -240,8 +379,15 @@ fn one_that_has_begun_is_finished_and_says_so() {
         let after_ms = early.midpoint(late).max(5);
         write(&sandbox, "two\n");
         let guards = ids(&sandbox).len();
-        let (code, said) = interrupted(&sandbox, &["restore", "1"], Duration::from_millis(after_ms), "-INT");
-        let now: Vec<String> = (0..FILES).map(|n| content(&sandbox, &format!("f{n}"))).collect();
+        let (code, said) = interrupted(
+            &sandbox,
+            &["restore", "1"],
+            Duration::from_millis(after_ms),
+            "-INT",
+        );
+        let now: Vec<String> = (0..FILES)
+            .map(|n| content(&sandbox, &format!("f{n}")))
+            .collect();
         let all = |text: &str| now.iter().all(|content| content == text);
         match code {
             // It was over, or had not begun to listen.
@@ -253,12 +399,21 @@ fn one_that_has_begun_is_finished_and_says_so() {
             _ if said.contains("cancelled: nothing was changed") => {
                 given_up += 1;
                 early = after_ms;
-                assert!(all("two\n") && ids(&sandbox).len() == guards && code == Some(130), "{said}");
+                assert!(
+                    all("two\n") && ids(&sandbox).len() == guards && code == Some(130),
+                    "{said}"
+                );
             }
             _ => {
                 finished += 1;
-                assert!(all("one\n") && ids(&sandbox).len() == guards + 1 && code == Some(130), "{code:?} {said}");
-                assert!(said.contains("was finished; to take it back: ckptfs undo"), "{said}");
+                assert!(
+                    all("one\n") && ids(&sandbox).len() == guards + 1 && code == Some(130),
+                    "{code:?} {said}"
+                );
+                assert!(
+                    said.contains("was finished; to take it back: ckptfs undo"),
+                    "{said}"
+                );
             }
         }
     }
@@ -266,8 +421,9 @@ fn one_that_has_begun_is_finished_and_says_so() {
     assert!(finished > 0, "none was met while it changed the tree");
 }
 
-/// `make` and `cargo` go by times: a source that came back with the time that it had was older than what had been made of the other one, and nothing was
-/// made again. So what a restore of some paths changes has the time of the restore.
+/// `make` and `cargo` go by times: a source that came back with the time that it had was older than
+/// what had been made of the other one, and nothing was made again. So what a restore of some paths
+/// changes has the time of the restore.
 #[test]
 fn what_is_made_from_restored_paths_is_made_again() {
     let sandbox = Sandbox::new();
@@ -280,26 +436,47 @@ fn what_is_made_from_restored_paths_is_made_again() {
         touch.args(["-d", "2020-01-01", name]);
         assert_eq!(sandbox.run(touch).code, 0);
     };
-    ["src/a.c", "src/same.c", "src/gone.c", "src/named.c"].into_iter().for_each(age);
+    ["src/a.c", "src/same.c", "src/gone.c", "src/named.c"]
+        .into_iter()
+        .for_each(age);
     sandbox.ckptfs(&["mount", "p"]).ok();
     run(&sandbox, &["checkpoint"]).ok();
-    let time = |name: &str| fs::metadata(sandbox.path.join("p").join(name)).expect(name).modified().expect("a time");
+    let time = |name: &str| {
+        fs::metadata(sandbox.path.join("p").join(name))
+            .expect(name)
+            .modified()
+            .expect("a time")
+    };
     let old = time("src/same.c");
     let spoil = || {
         sandbox.file("p/src/a.c", "B");
         let _ = fs::remove_file(sandbox.path.join("p/src/gone.c"));
-        let _ = fs::rename(sandbox.path.join("p/src/named.c"), sandbox.path.join("p/src/other.c"));
+        let _ = fs::rename(
+            sandbox.path.join("p/src/named.c"),
+            sandbox.path.join("p/src/other.c"),
+        );
         sandbox.file("p/out", "of B");
         std::thread::sleep(Duration::from_millis(20));
     };
     spoil();
     run(&sandbox, &["restore", "1", "src"]).ok();
     for name in ["src/a.c", "src/gone.c", "src/named.c"] {
-        assert!(time(name) > time("out"), "{name} is newer than what was made of the other one");
+        assert!(
+            time(name) > time("out"),
+            "{name} is newer than what was made of the other one"
+        );
     }
-    assert_eq!((content(&sandbox, "src/a.c").as_str(), time("src/same.c")), ("A", old), "what was not changed is not touched");
+    assert_eq!(
+        (content(&sandbox, "src/a.c").as_str(), time("src/same.c")),
+        ("A", old),
+        "what was not changed is not touched"
+    );
     // It is so already, although it has another time.
-    run(&sandbox, &["restore", "1", "src"]).is(0, "nothing to restore: everything is as in checkpoint 1\n", "");
+    run(&sandbox, &["restore", "1", "src"]).is(
+        0,
+        "nothing to restore: everything is as in checkpoint 1\n",
+        "",
+    );
     // The way back is no other thing.
     sandbox.file("p/out", "of A");
     std::thread::sleep(Duration::from_millis(20));
@@ -307,7 +484,10 @@ fn what_is_made_from_restored_paths_is_made_again() {
     assert!(content(&sandbox, "src/a.c") == "B" && time("src/a.c") > time("out"));
     // Who wants the old times says so; the whole tree has them: outputs come back with it.
     run(&sandbox, &["restore", "--times", "kept", "1", "src/a.c"]).ok();
-    assert_eq!((content(&sandbox, "src/a.c").as_str(), time("src/a.c")), ("A", old));
+    assert_eq!(
+        (content(&sandbox, "src/a.c").as_str(), time("src/a.c")),
+        ("A", old)
+    );
     spoil();
     run(&sandbox, &["restore", "1"]).ok();
     assert_eq!(["src/a.c", "src/gone.c", "src/named.c"].map(time), [old; 3]);
@@ -316,7 +496,8 @@ fn what_is_made_from_restored_paths_is_made_again() {
     assert!(time("src/a.c") > old && content(&sandbox, "src/a.c") == "A");
 }
 
-/// A store of packages with hard links into `node_modules`: after a restore of the latter each file was there twice, and nobody said so.
+/// A store of packages with hard links into `node_modules`: after a restore of the latter each file
+/// was there twice, and nobody said so.
 #[test]
 fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     let sandbox = Sandbox::new();
@@ -326,8 +507,13 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     let at = |name: &str| sandbox.path.join("p").join(name);
     fs::create_dir(at("modules")).expect("a directory");
     for name in ["x", "y"] {
-        fs::hard_link(at(&format!("store/{name}")), at(&format!("modules/{name}"))).expect("a link");
-        fs::hard_link(at(&format!("store/{name}")), at(&format!("modules/{name}2"))).expect("a link");
+        fs::hard_link(at(&format!("store/{name}")), at(&format!("modules/{name}")))
+            .expect("a link");
+        fs::hard_link(
+            at(&format!("store/{name}")),
+            at(&format!("modules/{name}2")),
+        )
+        .expect("a link");
     }
     sandbox.file("p/modules/moved", "alone");
     sandbox.ckptfs(&["mount", "p"]).ok();
@@ -339,11 +525,28 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     sandbox.file("p/store/y", "changed");
     let restored = run(&sandbox, &["restore", "1", "modules"]).ok();
     let ino = |name: &str| fs::metadata(at(name)).expect(name).ino();
-    assert_eq!([ino("modules/x"), ino("modules/x2")], [ino("store/x"); 2], "one file again");
+    assert_eq!(
+        [ino("modules/x"), ino("modules/x2")],
+        [ino("store/x"); 2],
+        "one file again"
+    );
     // What was changed outside stays as it is there.
-    assert_eq!((content(&sandbox, "store/y").as_str(), content(&sandbox, "modules/y").as_str()), ("changed", "p/store/y"));
+    assert_eq!(
+        (
+            content(&sandbox, "store/y").as_str(),
+            content(&sandbox, "modules/y").as_str()
+        ),
+        ("changed", "p/store/y")
+    );
     assert!(ino("modules/y") == ino("modules/y2") && ino("modules/y") != ino("store/y"));
-    assert!(restored.err().contains("modules/y was one file with others") && !restored.err().contains("modules/x"), "{}", restored.err());
+    assert!(
+        restored
+            .err()
+            .contains("modules/y was one file with others")
+            && !restored.err().contains("modules/x"),
+        "{}",
+        restored.err()
+    );
     // What has only gone elsewhere comes back as a file of its own: it had no other name then.
     assert_ne!(ino("modules/moved"), ino("store/moved"));
     assert_eq!(content(&sandbox, "modules/moved"), "alone");
@@ -356,15 +559,27 @@ fn who_holds_replaced_files_open_is_named() {
     sandbox.file("p/other", "o");
     let mut holder = {
         let mut sleep = sandbox.hermetic("sleep", "p");
-        sleep.arg("30").stdin(File::options().append(true).open(sandbox.path.join("p/a.txt")).expect("a.txt"));
+        sleep.arg("30").stdin(
+            File::options()
+                .append(true)
+                .open(sandbox.path.join("p/a.txt"))
+                .expect("a.txt"),
+        );
         sleep.spawn().expect("spawn")
     };
     let restored = run(&sandbox, &["restore", "1"]);
     let other = run(&sandbox, &["restore", "-n", "1"]);
     holder.kill().expect("kill");
     holder.wait().expect("wait");
-    let says = format!("Warning: sleep (pid {}) has [DIR]/p/a.txt open as it was before", holder.id());
-    assert!(restored.code == 0 && restored.err().starts_with(&says), "{}", restored.err());
+    let says = format!(
+        "Warning: sleep (pid {}) has [DIR]/p/a.txt open as it was before",
+        holder.id()
+    );
+    assert!(
+        restored.code == 0 && restored.err().starts_with(&says),
+        "{}",
+        restored.err()
+    );
     assert_eq!(other.err(), "");
 }
 
@@ -388,15 +603,29 @@ fn log_counts_what_diff_tells() {
 
 /// The number of changes on a checkpoint's line.
 fn log_counts_as_diff(sandbox: &Sandbox, id: u64) -> usize {
-    let from = run(sandbox, &["show", "--json", &id.to_string()]).ok().json()["parent"].to_string();
-    let told = run(sandbox, &["diff", "--json", &from, &id.to_string()]).json().as_array().map(Vec::len).expect("a list");
+    let from = run(sandbox, &["show", "--json", &id.to_string()])
+        .ok()
+        .json()["parent"]
+        .to_string();
+    let told = run(sandbox, &["diff", "--json", &from, &id.to_string()])
+        .json()
+        .as_array()
+        .map(Vec::len)
+        .expect("a list");
     let log = run(sandbox, &["log"]).ok().out();
-    let line = log.lines().find(|line| line.starts_with(&format!("{id} "))).expect("a line");
-    assert!(line.contains(&format!(" {told} change")), "{told} from {from}: {line}");
+    let line = log
+        .lines()
+        .find(|line| line.starts_with(&format!("{id} ")))
+        .expect("a line");
+    assert!(
+        line.contains(&format!(" {told} change")),
+        "{told} from {from}: {line}"
+    );
     told
 }
 
-/// What was counted once is kept, for the checkpoint and the one it comes from, which is another when one between them goes or comes back.
+/// What was counted once is kept, for the checkpoint and the one it comes from, which is another
+/// when one between them goes or comes back.
 #[test]
 fn log_counts_anew_when_the_checkpoint_before_goes_or_comes_back() {
     let sandbox = edited();
@@ -411,10 +640,14 @@ fn log_counts_anew_when_the_checkpoint_before_goes_or_comes_back() {
     run(&sandbox, &["restore", "1"]).ok();
     sandbox.file("p/c.txt", "c");
     run(&sandbox, &["checkpoint"]).ok();
-    assert_eq!([3, 4, 5].map(|id| log_counts_as_diff(&sandbox, id)), [1, 0, 1]);
+    assert_eq!(
+        [3, 4, 5].map(|id| log_counts_as_diff(&sandbox, id)),
+        [1, 0, 1]
+    );
 }
 
-/// Nor is a count told of what turns out to be lost: here to somebody who wrote past the mount, so that nobody knows any more that it was the same.
+/// Nor is a count told of what turns out to be lost: here to somebody who wrote past the mount, so
+/// that nobody knows any more that it was the same.
 #[test]
 fn log_counts_anew_what_cannot_be_told_any_more() {
     let sandbox = Sandbox::new();
@@ -423,10 +656,18 @@ fn log_counts_anew_what_cannot_be_told_any_more() {
     sandbox.ckptfs(&["mount", "p"]).ok();
     run(&sandbox, &["checkpoint"]).ok();
     for mode in [0o600, 0o644] {
-        fs::set_permissions(sandbox.path.join("p/a.txt"), fs::Permissions::from_mode(mode)).expect("a change of mode");
+        fs::set_permissions(
+            sandbox.path.join("p/a.txt"),
+            fs::Permissions::from_mode(mode),
+        )
+        .expect("a change of mode");
     }
     run(&sandbox, &["checkpoint"]).ok();
     assert_eq!(log_counts_as_diff(&sandbox, 2), 0);
-    fs::write(format!("/proc/self/fd/{}/a.txt", below.as_raw_fd()), "past the mount\n").expect("a write");
+    fs::write(
+        format!("/proc/self/fd/{}/a.txt", below.as_raw_fd()),
+        "past the mount\n",
+    )
+    .expect("a write");
     assert_eq!(log_counts_as_diff(&sandbox, 2), 1);
 }

@@ -1,4 +1,5 @@
-//! The verbs on a mounted directory. `/var/tmp` is usually ext4: captures are copies there, which makes no difference here.
+//! The verbs on a mounted directory. `/var/tmp` is usually ext4: captures are copies there, which
+//! makes no difference here.
 
 use std::fs;
 use std::io::Write;
@@ -27,29 +28,60 @@ fn project() -> Sandbox {
 #[test]
 fn the_story_of_a_project() {
     let sandbox = mounted();
-    sandbox.ckptfs_in("p", &["checkpoint", "-m", "before the refactor", "--tag", "v1"]).is(0, "1\n", "");
+    sandbox
+        .ckptfs_in(
+            "p",
+            &["checkpoint", "-m", "before the refactor", "--tag", "v1"],
+        )
+        .is(0, "1\n", "");
     fs::remove_dir_all(sandbox.path.join("p/src")).expect("rm -rf src");
     sandbox.file("p/README.md", "oops\n");
     let status = sandbox.ckptfs_in("p", &["status"]).ok().out();
-    assert!(status.contains("3 changes since checkpoint 1:\nM README.md\nD src\nD src/main.rs\n"), "{status}");
+    assert!(
+        status.contains("3 changes since checkpoint 1:\nM README.md\nD src\nD src/main.rs\n"),
+        "{status}"
+    );
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
-    sandbox.ckptfs_in("p", &["diff", "1"]).is(0, "M README.md\nD src\nD src/main.rs\n", "");
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/.snapshots/v1/README.md")).expect("the past"), "hello\n");
+    sandbox
+        .ckptfs_in("p", &["diff", "1"])
+        .is(0, "M README.md\nD src\nD src/main.rs\n", "");
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/.snapshots/v1/README.md")).expect("the past"),
+        "hello\n"
+    );
     let restored = sandbox.ckptfs_in("p", &["restore", "1"]).ok().out();
-    assert!(restored.starts_with("M README.md\nA src\nA src/main.rs\n"), "{restored}");
-    assert!(restored.ends_with("what was there before is checkpoint 3\n"), "{restored}");
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/src/main.rs")).expect("back"), "fn main() {}\n");
+    assert!(
+        restored.starts_with("M README.md\nA src\nA src/main.rs\n"),
+        "{restored}"
+    );
+    assert!(
+        restored.ends_with("what was there before is checkpoint 3\n"),
+        "{restored}"
+    );
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/src/main.rs")).expect("back"),
+        "fn main() {}\n"
+    );
     let log = sandbox.ckptfs_in("p/src", &["log"]).ok().out();
-    let ids: Vec<&str> = log.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let ids: Vec<&str> = log
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
     assert_eq!(ids, ["3", "2", "1"]);
-    assert!(log.contains("[v1]  before the refactor") && log.contains("(before the restore of 1)"), "{log}");
+    assert!(
+        log.contains("[v1]  before the refactor") && log.contains("(before the restore of 1)"),
+        "{log}"
+    );
     sandbox.ckptfs_in("p", &["umount"]).is(
         0,
         "",
         "[DIR]/p is unmounted\nthis shell is still in what was the mount; enter the ordinary directory: cd .\n",
     );
     assert!(sandbox.mounts().is_empty() && sandbox.daemons().is_empty());
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/README.md")).expect("an ordinary directory"), "hello\n");
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/README.md")).expect("an ordinary directory"),
+        "hello\n"
+    );
 }
 
 #[test]
@@ -57,27 +89,95 @@ fn json_has_the_documented_shapes() {
     let sandbox = project();
     let mount = sandbox.ckptfs(&["mount", "p", "--json"]).ok().json();
     let project = sandbox.path.join("p").display().to_string();
-    assert_eq!((mount["mount"].as_str(), mount["backing"].as_str()), (Some(project.as_str()), Some(project.as_str())));
-    let made = sandbox.ckptfs_in("p", &["checkpoint", "--tag", "b", "--tag", "a", "-m", "n", "--json"]).ok().json();
-    assert_eq!((&made["id"], &made["tags"], &made["note"]), (&1.into(), &serde_json::json!(["a", "b"]), &"n".into()));
-    assert!(made["created"].is_string() && made["atomic"].is_boolean() && made["dirty"].is_u64() && made["duration_us"].is_u64(), "{made}");
+    assert_eq!(
+        (mount["mount"].as_str(), mount["backing"].as_str()),
+        (Some(project.as_str()), Some(project.as_str()))
+    );
+    let made = sandbox
+        .ckptfs_in(
+            "p",
+            &[
+                "checkpoint",
+                "--tag",
+                "b",
+                "--tag",
+                "a",
+                "-m",
+                "n",
+                "--json",
+            ],
+        )
+        .ok()
+        .json();
+    assert_eq!(
+        (&made["id"], &made["tags"], &made["note"]),
+        (&1.into(), &serde_json::json!(["a", "b"]), &"n".into())
+    );
+    assert!(
+        made["created"].is_string()
+            && made["atomic"].is_boolean()
+            && made["dirty"].is_u64()
+            && made["duration_us"].is_u64(),
+        "{made}"
+    );
     sandbox.file("p/new", "");
     let status = sandbox.ckptfs_in("p", &["--json", "status"]).ok().json();
-    assert_eq!(status["dirty"], serde_json::json!([{"path": "new", "change": "A", "kind": "file"}]));
-    for field in ["mount", "backing", "store", "io", "writes", "filesystem", "capture"] {
+    assert_eq!(
+        status["dirty"],
+        serde_json::json!([{"path": "new", "change": "A", "kind": "file"}])
+    );
+    for field in [
+        "mount",
+        "backing",
+        "store",
+        "io",
+        "writes",
+        "filesystem",
+        "capture",
+    ] {
         assert!(status[field].is_string(), "{field} in {status}");
     }
-    assert!(status["daemon"]["pid"].is_u64() && status["daemon"]["started"].is_string() && status["epoch"] == 2, "{status}");
+    assert!(
+        status["daemon"]["pid"].is_u64()
+            && status["daemon"]["started"].is_string()
+            && status["epoch"] == 2,
+        "{status}"
+    );
     let diff = sandbox.ckptfs_in("p", &["diff", "1", "--json"]).ok().json();
-    assert_eq!(diff, serde_json::json!([{"path": "new", "change": "A", "kind": "file", "size": 0}]));
-    let restored = sandbox.ckptfs_in("p", &["restore", "1", "--json"]).ok().json();
-    assert_eq!((&restored["restored"], &restored["guard"], &restored["dry_run"]), (&1.into(), &2.into(), &false.into()));
+    assert_eq!(
+        diff,
+        serde_json::json!([{"path": "new", "change": "A", "kind": "file", "size": 0}])
+    );
+    let restored = sandbox
+        .ckptfs_in("p", &["restore", "1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        (
+            &restored["restored"],
+            &restored["guard"],
+            &restored["dry_run"]
+        ),
+        (&1.into(), &2.into(), &false.into())
+    );
     let log = sandbox.ckptfs_in("p", &["log", "--json"]).ok().json();
-    assert_eq!((&log[0]["id"], &log[1]["id"], &log[2]), (&2.into(), &1.into(), &serde_json::Value::Null));
-    assert_eq!(log[0]["reason"], serde_json::json!({"kind": "guard", "restored": 1}));
-    assert_eq!(sandbox.ckptfs_in("p", &["show", "a", "--json"]).ok().json()["id"], 1);
+    assert_eq!(
+        (&log[0]["id"], &log[1]["id"], &log[2]),
+        (&2.into(), &1.into(), &serde_json::Value::Null)
+    );
+    assert_eq!(
+        log[0]["reason"],
+        serde_json::json!({"kind": "guard", "restored": 1})
+    );
+    assert_eq!(
+        sandbox.ckptfs_in("p", &["show", "a", "--json"]).ok().json()["id"],
+        1
+    );
     let umount = sandbox.ckptfs(&["umount", "p", "--json"]).ok().json();
-    assert_eq!(umount, serde_json::json!({"unmounted": project, "daemon_ended": true}));
+    assert_eq!(
+        umount,
+        serde_json::json!({"unmounted": project, "daemon_ended": true})
+    );
 }
 
 #[test]
@@ -88,21 +188,46 @@ fn stats_count_each_kind_of_request() {
     // The backing directory is not below the mount: asking there is no request.
     let stats = || sandbox.ckptfs(&["stats", "p", "--json"]).ok().json();
     let before = stats();
-    assert_eq!(stats()["requests"], before["requests"], "asking is no request");
+    assert_eq!(
+        stats()["requests"],
+        before["requests"],
+        "asking is no request"
+    );
     for number in 0..10 {
         fs::create_dir(sandbox.path.join(format!("m/d{number}"))).expect("mkdir");
     }
     let file = fs::File::open(sandbox.path.join("m/README.md")).expect("open");
     let after = stats();
-    let more = |kind: &str| after["requests"][kind].as_u64().expect("a count") - before["requests"][kind].as_u64().expect("a count");
-    assert_eq!((more("mkdir"), more("open"), more("rmdir"), more("setxattr")), (10, 1, 0, 0), "{after}");
-    assert_eq!(after["open_files"].as_u64(), before["open_files"].as_u64().map(|open| open + 1));
+    let more = |kind: &str| {
+        after["requests"][kind].as_u64().expect("a count")
+            - before["requests"][kind].as_u64().expect("a count")
+    };
+    assert_eq!(
+        (more("mkdir"), more("open"), more("rmdir"), more("setxattr")),
+        (10, 1, 0, 0),
+        "{after}"
+    );
+    assert_eq!(
+        after["open_files"].as_u64(),
+        before["open_files"].as_u64().map(|open| open + 1)
+    );
     // The ten directories and the file.
-    assert!(after["inodes"].as_u64() >= Some(12) && after["rss_bytes"].as_u64() > Some(1 << 20) && after["threads"].as_u64() > Some(2), "{after}");
-    assert!(after["daemon"]["pid"].is_u64() && after["io"].is_string() && after["past_inodes"] == 0, "{after}");
+    assert!(
+        after["inodes"].as_u64() >= Some(12)
+            && after["rss_bytes"].as_u64() > Some(1 << 20)
+            && after["threads"].as_u64() > Some(2),
+        "{after}"
+    );
+    assert!(
+        after["daemon"]["pid"].is_u64() && after["io"].is_string() && after["past_inodes"] == 0,
+        "{after}"
+    );
     drop(file);
     let text = sandbox.ckptfs_in("m", &["stats"]).ok().out();
-    assert!(text.contains(" mkdir\n") && !text.contains(" setxattr\n") && text.contains("\nmemory "), "{text}");
+    assert!(
+        text.contains(" mkdir\n") && !text.contains(" setxattr\n") && text.contains("\nmemory "),
+        "{text}"
+    );
     sandbox.ckptfs(&["umount", "m"]).ok();
 }
 
@@ -115,10 +240,19 @@ fn odd_names_survive_z_and_json() {
     let root = "p";
     let z = sandbox.ckptfs_in(root, &["diff", "1", "-z"]).ok().stdout;
     assert_eq!(z, b"A\0a\n\xff\x1b[31m\0");
-    let names = sandbox.ckptfs_in(root, &["diff", "1", "--name-only", "-z"]).ok().stdout;
+    let names = sandbox
+        .ckptfs_in(root, &["diff", "1", "--name-only", "-z"])
+        .ok()
+        .stdout;
     assert_eq!(names, b"a\n\xff\x1b[31m\0");
-    let json = sandbox.ckptfs_in(root, &["diff", "1", "--json"]).ok().json();
-    assert_eq!(json, serde_json::json!([{"path": {"base64": "YQr/G1szMW0="}, "change": "A", "kind": "file", "size": 0}]));
+    let json = sandbox
+        .ckptfs_in(root, &["diff", "1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        json,
+        serde_json::json!([{"path": {"base64": "YQr/G1szMW0="}, "change": "A", "kind": "file", "size": 0}])
+    );
     let mut terminal = sandbox.hermetic("script", root);
     terminal.args(["-qec", "ckptfs diff 1", "/dev/null"]);
     let shown = sandbox.run(terminal).out();
@@ -129,10 +263,21 @@ fn odd_names_survive_z_and_json() {
 fn renames_have_both_paths() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
-    fs::rename(sandbox.path.join("p/README.md"), sandbox.path.join("p/READ.md")).expect("rename");
-    sandbox.ckptfs_in("p", &["diff", "1"]).is(0, "R README.md -> READ.md\n", "");
-    sandbox.ckptfs_in("p", &["diff", "1", "--name-only"]).is(0, "READ.md\n", "");
-    assert_eq!(sandbox.ckptfs_in("p", &["diff", "1", "-z"]).ok().stdout, b"R\0README.md\0READ.md\0");
+    fs::rename(
+        sandbox.path.join("p/README.md"),
+        sandbox.path.join("p/READ.md"),
+    )
+    .expect("rename");
+    sandbox
+        .ckptfs_in("p", &["diff", "1"])
+        .is(0, "R README.md -> READ.md\n", "");
+    sandbox
+        .ckptfs_in("p", &["diff", "1", "--name-only"])
+        .is(0, "READ.md\n", "");
+    assert_eq!(
+        sandbox.ckptfs_in("p", &["diff", "1", "-z"]).ok().stdout,
+        b"R\0README.md\0READ.md\0"
+    );
 }
 
 #[test]
@@ -140,15 +285,37 @@ fn a_dry_run_changes_nothing() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
     sandbox.file("p/README.md", "changed\n");
-    let dry = sandbox.ckptfs_in("p", &["restore", "1", "--dry-run"]).ok().out();
-    assert_eq!(dry, "M README.md\nrestore of checkpoint 1 would make 1 change\n");
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/README.md")).expect("read"), "changed\n");
-    let dry = sandbox.ckptfs_in("p", &["delete", "1", "--dry-run"]).ok().out();
+    let dry = sandbox
+        .ckptfs_in("p", &["restore", "1", "--dry-run"])
+        .ok()
+        .out();
+    assert_eq!(
+        dry,
+        "M README.md\nrestore of checkpoint 1 would make 1 change\n"
+    );
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/README.md")).expect("read"),
+        "changed\n"
+    );
+    let dry = sandbox
+        .ckptfs_in("p", &["delete", "1", "--dry-run"])
+        .ok()
+        .out();
     assert!(dry.starts_with("would delete checkpoint 1 of "), "{dry}");
-    assert_eq!(sandbox.ckptfs_in("p", &["log", "--json"]).ok().json().as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        sandbox
+            .ckptfs_in("p", &["log", "--json"])
+            .ok()
+            .json()
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
     let deleted = sandbox.ckptfs_in("p", &["delete", "1"]).ok().out();
     assert!(deleted.starts_with("deleted checkpoint 1 of "), "{deleted}");
-    sandbox.ckptfs_in("p", &["log"]).is(0, "", "no checkpoint yet; make one: ckptfs checkpoint\n");
+    sandbox
+        .ckptfs_in("p", &["log"])
+        .is(0, "", "no checkpoint yet; make one: ckptfs checkpoint\n");
 }
 
 #[test]
@@ -157,35 +324,86 @@ fn paths_to_restore_start_at_the_working_directory() {
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
     sandbox.file("p/README.md", "changed\n");
     sandbox.file("p/src/main.rs", "changed\n");
-    let restored = sandbox.ckptfs_in("p/src", &["restore", "1", "main.rs"]).ok().out();
-    assert!(restored.starts_with("M src/main.rs\nrestored checkpoint 1: 1 change"), "{restored}");
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/README.md")).expect("read"), "changed\n");
+    let restored = sandbox
+        .ckptfs_in("p/src", &["restore", "1", "main.rs"])
+        .ok()
+        .out();
+    assert!(
+        restored.starts_with("M src/main.rs\nrestored checkpoint 1: 1 change"),
+        "{restored}"
+    );
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/README.md")).expect("read"),
+        "changed\n"
+    );
     let ran = sandbox.ckptfs_in("p", &["restore", "1", "../out"]);
     assert_eq!(ran.code, 1);
-    assert!(ran.err().starts_with("Error: ../out is outside of the tree at [DIR]/p\n"), "{}", ran.err());
+    assert!(
+        ran.err()
+            .starts_with("Error: ../out is outside of the tree at [DIR]/p\n"),
+        "{}",
+        ran.err()
+    );
 }
 
 #[test]
 fn unknown_ids_and_bad_tags_are_explained() {
     let sandbox = mounted();
     let ran = sandbox.ckptfs_in("p", &["restore", "1"]);
-    assert!(ran.code == 1 && ran.err().contains("Hint: there is no checkpoint yet"), "{}", ran.err());
-    sandbox.ckptfs_in("p", &["checkpoint", "--tag", "before-refactor"]).ok();
+    assert!(
+        ran.code == 1 && ran.err().contains("Hint: there is no checkpoint yet"),
+        "{}",
+        ran.err()
+    );
+    sandbox
+        .ckptfs_in("p", &["checkpoint", "--tag", "before-refactor"])
+        .ok();
     for verb in ["show", "diff", "restore", "delete"] {
         let ran = sandbox.ckptfs_in("p", &[verb, "before-refactro"]);
         assert_eq!((ran.code, ran.out().as_str()), (1, ""), "{verb}");
-        assert!(ran.err().starts_with("Error: ") && ran.err().contains("Hint: did you mean \"before-refactor\"?"), "{verb}: {}", ran.err());
+        assert!(
+            ran.err().starts_with("Error: ")
+                && ran
+                    .err()
+                    .contains("Hint: did you mean \"before-refactor\"?"),
+            "{verb}: {}",
+            ran.err()
+        );
         let ran = sandbox.ckptfs_in("p", &[verb, "99"]);
-        assert!(ran.code == 1 && ran.err().contains("Hint: `ckptfs log`"), "{verb}: {}", ran.err());
+        assert!(
+            ran.code == 1 && ran.err().contains("Hint: `ckptfs log`"),
+            "{verb}: {}",
+            ran.err()
+        );
     }
     let error = sandbox.ckptfs_in("p", &["show", "99", "--json"]).err();
-    assert!(error.starts_with(r#"{"error":{"code":"unknown-checkpoint","#), "{error}");
+    assert!(
+        error.starts_with(r#"{"error":{"code":"unknown-checkpoint","#),
+        "{error}"
+    );
     for tag in ["", "1", "latest", "live", "a/b", "..", "before-refactor"] {
         let ran = sandbox.ckptfs_in("p", &["checkpoint", "--tag", tag]);
-        assert_eq!((ran.code, ran.out().as_str()), (1, ""), "tag {tag:?}: {}", ran.err());
-        assert!(ran.err().starts_with("Error: "), "tag {tag:?}: {}", ran.err());
+        assert_eq!(
+            (ran.code, ran.out().as_str()),
+            (1, ""),
+            "tag {tag:?}: {}",
+            ran.err()
+        );
+        assert!(
+            ran.err().starts_with("Error: "),
+            "tag {tag:?}: {}",
+            ran.err()
+        );
     }
-    assert_eq!(sandbox.ckptfs_in("p", &["log", "--json"]).ok().json().as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        sandbox
+            .ckptfs_in("p", &["log", "--json"])
+            .ok()
+            .json()
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
 }
 
 #[test]
@@ -193,12 +411,24 @@ fn mounting_twice_is_refused() {
     let sandbox = mounted();
     fs::create_dir(sandbox.path.join("q")).expect("mkdir");
     let hint = "Hint: what it is: ckptfs -C [DIR]/p status; end it: ckptfs umount [DIR]/p\n";
-    sandbox.ckptfs(&["mount", "p"]).is(1, "", &format!("Error: [DIR]/p is already mounted\n{hint}"));
-    sandbox.ckptfs(&["mount", "p", "q"]).is(1, "", &format!("Error: [DIR]/p is already mounted\n{hint}"));
+    sandbox.ckptfs(&["mount", "p"]).is(
+        1,
+        "",
+        &format!("Error: [DIR]/p is already mounted\n{hint}"),
+    );
+    sandbox.ckptfs(&["mount", "p", "q"]).is(
+        1,
+        "",
+        &format!("Error: [DIR]/p is already mounted\n{hint}"),
+    );
     let inside = "Error: [DIR]/p/src is inside of the mount at [DIR]/p, whose checkpoints have it: a restore there would change what is stored here\nHint: unmount it first: ckptfs umount [DIR]/p\n";
     sandbox.ckptfs(&["mount", "p/src"]).is(1, "", inside);
     let ran = sandbox.ckptfs(&["umount", "p/src"]);
-    ran.is(1, "", "Error: p/src is not a mount, but inside of one\nHint: ckptfs umount [DIR]/p\n");
+    ran.is(
+        1,
+        "",
+        "Error: p/src is not a mount, but inside of one\nHint: ckptfs umount [DIR]/p\n",
+    );
     assert_eq!(sandbox.mounts().len(), 1);
 }
 
@@ -207,10 +437,15 @@ fn another_mountpoint_serves_and_both_directories_find_the_daemon() {
     let sandbox = project();
     fs::create_dir(sandbox.path.join("m")).expect("mkdir");
     sandbox.ckptfs(&["mount", "p", "m"]).ok();
-    assert_eq!(fs::read_to_string(sandbox.path.join("m/README.md")).expect("read"), "hello\n");
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("m/README.md")).expect("read"),
+        "hello\n"
+    );
     sandbox.ckptfs_in("m", &["checkpoint"]).is(0, "1\n", "");
     sandbox.ckptfs_in("p/src", &["checkpoint"]).is(0, "2\n", "");
-    sandbox.ckptfs(&["umount", "p"]).is(0, "", "[DIR]/m is unmounted\n");
+    sandbox
+        .ckptfs(&["umount", "p"])
+        .is(0, "", "[DIR]/m is unmounted\n");
     assert!(sandbox.mounts().is_empty() && sandbox.daemons().is_empty());
 }
 
@@ -224,12 +459,21 @@ fn a_mount_whose_daemon_died_is_named_and_repaired() {
     let doctor = sandbox.ckptfs(&["doctor", "p"]).out();
     assert!(doctor.contains("warn  stale mounts"), "{doctor}");
     let ran = sandbox.ckptfs(&["mount", "p"]).ok();
-    assert!(ran.err().starts_with("took away 1 dead mount first\n"), "{}", ran.err());
+    assert!(
+        ran.err().starts_with("took away 1 dead mount first\n"),
+        "{}",
+        ran.err()
+    );
     assert_eq!(sandbox.mounts().len(), 1);
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
     sandbox.kill_daemons();
-    sandbox.ckptfs(&["umount", "p"]).is(0, "", "[DIR]/p is unmounted\n");
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/README.md")).expect("plain again"), "hello\n");
+    sandbox
+        .ckptfs(&["umount", "p"])
+        .is(0, "", "[DIR]/p is unmounted\n");
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/README.md")).expect("plain again"),
+        "hello\n"
+    );
 }
 
 #[test]
@@ -240,18 +484,39 @@ fn the_daemon_holds_nothing_of_its_caller() {
     command.args(["-c", "exec 9>../out/lock; flock 9; ckptfs mount ../p 2>&1 | cat; exec 9>&-; flock -n ../out/lock echo free"]);
     let began = Instant::now();
     let ran = sandbox.run(command).ok();
-    assert!(ran.out().ends_with("free\n") && began.elapsed() < Duration::from_secs(30), "{}", ran.out());
+    assert!(
+        ran.out().ends_with("free\n") && began.elapsed() < Duration::from_secs(30),
+        "{}",
+        ran.out()
+    );
     let daemons = sandbox.daemons();
-    assert_eq!(daemons.len(), 2, "the holder, and the worker that it started");
+    assert_eq!(
+        daemons.len(),
+        2,
+        "the holder, and the worker that it started"
+    );
     for daemon in &daemons {
         let process = format!("/proc/{daemon}");
-        assert_eq!(fs::read_link(format!("{process}/cwd")).expect("cwd"), Path::new("/"));
+        assert_eq!(
+            fs::read_link(format!("{process}/cwd")).expect("cwd"),
+            Path::new("/")
+        );
         let target = |fd: u32| fs::read_link(format!("{process}/fd/{fd}")).expect("descriptor");
-        assert_eq!((target(0), target(1)), ("/dev/null".into(), "/dev/null".into()));
+        assert_eq!(
+            (target(0), target(1)),
+            ("/dev/null".into(), "/dev/null".into())
+        );
         assert!(target(2).ends_with("daemon.log"), "{:?}", target(2));
         let stat = fs::read_to_string(format!("{process}/stat")).expect("stat");
-        let session = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3)).expect("session");
-        assert!(daemons.iter().any(|pid| pid.to_string() == session), "a session of their own");
+        let session = stat
+            .rsplit(')')
+            .next()
+            .and_then(|rest| rest.split_whitespace().nth(3))
+            .expect("session");
+        assert!(
+            daemons.iter().any(|pid| pid.to_string() == session),
+            "a session of their own"
+        );
     }
 }
 
@@ -259,7 +524,12 @@ fn the_daemon_holds_nothing_of_its_caller() {
 fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
     let sandbox = mounted();
     let file = fs::File::open(sandbox.path.join("p/README.md")).expect("open");
-    let mut user = sandbox.hermetic("sleep", "").arg("60").stdin(Stdio::from(file)).spawn().expect("sleep");
+    let mut user = sandbox
+        .hermetic("sleep", "")
+        .arg("60")
+        .stdin(Stdio::from(file))
+        .spawn()
+        .expect("sleep");
     let ran = sandbox.ckptfs(&["umount", "p"]);
     let named = format!("sleep (pid {}) has", user.id());
     let lazily = sandbox.ckptfs(&["umount", "--lazy", "p"]);
@@ -267,18 +537,34 @@ fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
     user.kill().expect("kill");
     user.wait().expect("wait");
     assert_eq!(ran.code, 1);
-    assert!(ran.err().starts_with("Error: [DIR]/p is in use: ") && ran.err().contains(&named), "{}", ran.err());
-    assert!(ran.err().contains("ckptfs umount --lazy [DIR]/p"), "{}", ran.err());
-    lazily.is(0, "", "[DIR]/p is unmounted; the daemon ends when the last open file is closed\n");
+    assert!(
+        ran.err().starts_with("Error: [DIR]/p is in use: ") && ran.err().contains(&named),
+        "{}",
+        ran.err()
+    );
+    assert!(
+        ran.err().contains("ckptfs umount --lazy [DIR]/p"),
+        "{}",
+        ran.err()
+    );
+    lazily.is(
+        0,
+        "",
+        "[DIR]/p is unmounted; the daemon ends when the last open file is closed\n",
+    );
     assert_eq!(while_used, 2, "the daemon and its holder");
     let began = Instant::now();
     while !sandbox.daemons().is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(30), "the daemon ends with the last user");
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "the daemon ends with the last user"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// At another place here, and not in a copied table of mounts: that one would have the mounts of all other tests in it.
+/// At another place here, and not in a copied table of mounts: that one would have the mounts of
+/// all other tests in it.
 #[test]
 fn an_unmount_tells_for_whom_the_daemon_goes_on() {
     let sandbox = mounted();
@@ -292,12 +578,16 @@ fn an_unmount_tells_for_whom_the_daemon_goes_on() {
     other.arg("q");
     sandbox.run(other).ok();
     assert_eq!(ran.code, 0, "{}", ran.err());
-    let told = ran.err().contains("[DIR]/p is unmounted here; process ") && ran.err().contains(" has it mounted too, at [DIR]/q, and");
+    let told = ran.err().contains("[DIR]/p is unmounted here; process ")
+        && ran.err().contains(" has it mounted too, at [DIR]/q, and");
     assert!(told, "{}", ran.err());
     assert_eq!(while_mounted, 2, "the daemon and its holder");
     let began = Instant::now();
     while !sandbox.daemons().is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(120), "the daemon ends when nobody has it mounted");
+        assert!(
+            began.elapsed() < Duration::from_secs(120),
+            "the daemon ends when nobody has it mounted"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -335,9 +625,13 @@ fn the_plain_umount_ends_the_daemon_too() {
 #[test]
 fn the_control_socket_is_private_and_reached_through_the_mount() {
     let sandbox = mounted();
-    let socket = fs::metadata(sandbox.path.join("p/.ckptfs/control.sock")).expect("through the hidden link");
+    let socket =
+        fs::metadata(sandbox.path.join("p/.ckptfs/control.sock")).expect("through the hidden link");
     assert_eq!(socket.mode() & 0o777, 0o600);
-    let listed = fs::read_dir(sandbox.path.join("p")).expect("list").flatten().any(|entry| entry.file_name() == ".ckptfs");
+    let listed = fs::read_dir(sandbox.path.join("p"))
+        .expect("list")
+        .flatten()
+        .any(|entry| entry.file_name() == ".ckptfs");
     assert!(!listed, "the store is not listed");
 }
 
@@ -347,7 +641,13 @@ fn a_whole_checkpoint_command_is_quick() {
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
     let once = || {
         let began = Instant::now();
-        let done = sandbox.command("p").arg("checkpoint").stdout(Stdio::null()).status().expect("run").success();
+        let done = sandbox
+            .command("p")
+            .arg("checkpoint")
+            .stdout(Stdio::null())
+            .status()
+            .expect("run")
+            .success();
         assert!(done);
         began.elapsed()
     };
@@ -356,7 +656,8 @@ fn a_whole_checkpoint_command_is_quick() {
     assert!(quickest < Duration::from_millis(500), "{quickest:?}");
 }
 
-/// What was said on stderr, a terminal, was as raw as stdout wanted it, a file: each stream decides by itself.
+/// What was said on stderr, a terminal, was as raw as stdout wanted it, a file: each stream decides
+/// by itself.
 #[test]
 fn each_stream_decides_by_itself_what_is_escaped() {
     let sandbox = mounted();
@@ -364,21 +665,54 @@ fn each_stream_decides_by_itself_what_is_escaped() {
     let name = std::ffi::OsStr::from_bytes(b"evil\x1b]0;x\x07");
     fs::write(sandbox.path.join("p").join(name), "one").expect("file");
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
-    sandbox.ckptfs_in("p", &["config", "set", "umount.keep", "none"]).ok();
+    sandbox
+        .ckptfs_in("p", &["config", "set", "umount.keep", "none"])
+        .ok();
     sandbox.ckptfs_in("p", &["umount", "."]).ok();
     // As long and as old as before: only its content could tell.
-    let file = fs::OpenOptions::new().write(true).open(sandbox.path.join("p").join(name)).expect("file");
-    let modified = file.metadata().and_then(|data| data.modified()).expect("stat");
-    (&file).write_all(b"two").and_then(|()| file.set_modified(modified)).expect("write");
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(sandbox.path.join("p").join(name))
+        .expect("file");
+    let modified = file
+        .metadata()
+        .and_then(|data| data.modified())
+        .expect("stat");
+    (&file)
+        .write_all(b"two")
+        .and_then(|()| file.set_modified(modified))
+        .expect("write");
     drop(file);
     sandbox.ckptfs(&["mount", "p"]).ok();
-    for verb in ["restore 2", "diff 2", "export 2 ../copy", "export 2 -", "run --rollback never false"] {
+    for verb in [
+        "restore 2",
+        "diff 2",
+        "export 2 ../copy",
+        "export 2 -",
+        "run --rollback never false",
+    ] {
         let mut terminal = sandbox.hermetic("script", "p");
-        terminal.args(["-qec", &format!("ckptfs --color never {verb} > ../said"), "/dev/null"]);
+        terminal.args([
+            "-qec",
+            &format!("ckptfs --color never {verb} > ../said"),
+            "/dev/null",
+        ]);
         let shown = sandbox.run(terminal).out();
-        assert!(shown.contains(r"evil\x1b]0;x\x07") || verb.starts_with("run"), "{verb}: {shown:?}");
-        assert!(!shown.contains('\u{1b}') && !shown.contains('\u{7}'), "{verb}: {shown:?}");
+        assert!(
+            shown.contains(r"evil\x1b]0;x\x07") || verb.starts_with("run"),
+            "{verb}: {shown:?}"
+        );
+        assert!(
+            !shown.contains('\u{1b}') && !shown.contains('\u{7}'),
+            "{verb}: {shown:?}"
+        );
         // And the other way round: a file has the name as it is, whatever stderr is.
-        assert!(verb != "diff 2" || fs::read(sandbox.path.join("said")).expect("said").windows(name.len()).any(|window| window == name.as_bytes()));
+        assert!(
+            verb != "diff 2"
+                || fs::read(sandbox.path.join("said"))
+                    .expect("said")
+                    .windows(name.len())
+                    .any(|window| window == name.as_bytes())
+        );
     }
 }

@@ -25,10 +25,17 @@ fn known(dir: &Path) -> Vec<String> {
             if meta.is_dir() {
                 open.push(path);
             } else if meta.is_symlink() {
-                found.push(format!("{name} -> {}", fs::read_link(&path).expect("a link").display()));
+                found.push(format!(
+                    "{name} -> {}",
+                    fs::read_link(&path).expect("a link").display()
+                ));
             } else {
                 let content = fs::read(&path).expect("content");
-                found.push(format!("{name} {} {}", meta.permissions().mode() & 0o100, content.escape_ascii()));
+                found.push(format!(
+                    "{name} {} {}",
+                    meta.permissions().mode() & 0o100,
+                    content.escape_ascii()
+                ));
             }
         }
     }
@@ -41,9 +48,27 @@ fn known(dir: &Path) -> Vec<String> {
 fn a_renamed_directory_takes_all_that_is_in_it_along() {
     let sandbox = Sandbox::new();
     let p = |name: &str| sandbox.path.join("p").join(name);
-    let lines = |from: u32, to: u32| (from..to).map(|line| format!("line {line}\n")).collect::<String>();
-    for name in ["unchanged", "changed", "run", "sub/deep/unchanged", "sub/deep/changed", "gone", "moves out", "sub/é \"x\"", "other/stays"] {
-        let below = if name.starts_with("other") { name.to_owned() } else { format!("dir/{name}") };
+    let lines = |from: u32, to: u32| {
+        (from..to)
+            .map(|line| format!("line {line}\n"))
+            .collect::<String>()
+    };
+    for name in [
+        "unchanged",
+        "changed",
+        "run",
+        "sub/deep/unchanged",
+        "sub/deep/changed",
+        "gone",
+        "moves out",
+        "sub/é \"x\"",
+        "other/stays",
+    ] {
+        let below = if name.starts_with("other") {
+            name.to_owned()
+        } else {
+            format!("dir/{name}")
+        };
         sandbox.file(format!("p/{below}"), &lines(0, 40));
     }
     fs::write(p("dir/binary"), b"\0\x01\x02").expect("write");
@@ -64,16 +89,35 @@ fn a_renamed_directory_takes_all_that_is_in_it_along() {
     for (from, to) in [("1", "2"), ("2", "1")] {
         let copy = sandbox.path.join(format!("copy{from}"));
         let mut cp = sandbox.hermetic("cp", "");
-        cp.arg("-a").arg(p(&format!(".snapshots/{from}"))).arg(&copy);
+        cp.arg("-a")
+            .arg(p(&format!(".snapshots/{from}")))
+            .arg(&copy);
         sandbox.run(cp).ok();
         let patch = sandbox.ckptfs_in("p", &["diff", "--patch", from, to]).ok();
         assert_eq!(patch.err(), "");
         let file = sandbox.path.join(format!("{from}.patch"));
         fs::write(&file, &patch.stdout).expect("write");
-        git(&sandbox, &copy, &["apply", "-p1", file.to_str().expect("a name")]);
-        assert_eq!(known(&copy), known(&p(&format!(".snapshots/{to}"))), "{from} to {to}\n{}", patch.out());
+        git(
+            &sandbox,
+            &copy,
+            &["apply", "-p1", file.to_str().expect("a name")],
+        );
+        assert_eq!(
+            known(&copy),
+            known(&p(&format!(".snapshots/{to}"))),
+            "{from} to {to}\n{}",
+            patch.out()
+        );
     }
     // What moved along is told as moved, and not with its content.
-    let patch = sandbox.ckptfs_in("p", &["diff", "--patch", "1", "2"]).ok().out();
-    assert!(patch.contains("similarity index 100%\nrename from dir/unchanged\nrename to new name/unchanged\n"), "{patch}");
+    let patch = sandbox
+        .ckptfs_in("p", &["diff", "--patch", "1", "2"])
+        .ok()
+        .out();
+    assert!(
+        patch.contains(
+            "similarity index 100%\nrename from dir/unchanged\nrename to new name/unchanged\n"
+        ),
+        "{patch}"
+    );
 }

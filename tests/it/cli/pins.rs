@@ -7,7 +7,9 @@ fn two() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("p/a.txt", "one\n");
     sandbox.ckptfs(&["mount", "p"]).ok();
-    sandbox.ckptfs_in("p", &["checkpoint", "-t", "v1"]).is(0, "1\n", "");
+    sandbox
+        .ckptfs_in("p", &["checkpoint", "-t", "v1"])
+        .is(0, "1\n", "");
     sandbox.file("p/a.txt", "two\n");
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
     sandbox
@@ -16,20 +18,37 @@ fn two() -> Sandbox {
 #[test]
 fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
     let sandbox = two();
-    sandbox.ckptfs_in("p", &["pin", "v1", "--reason", "the audit"]).is(0, "checkpoint 1 is pinned: the audit\n", "");
+    sandbox
+        .ckptfs_in("p", &["pin", "v1", "--reason", "the audit"])
+        .is(0, "checkpoint 1 is pinned: the audit\n", "");
     let refused = || {
         let says = "Error: checkpoint 1 is pinned (the audit)\nHint: if it may go after all: ckptfs unpin 1\n";
         sandbox.ckptfs_in("p", &["delete", "1"]).is(1, "", says);
-        assert!(std::fs::remove_dir(sandbox.path.join("p/.snapshots/1")).is_err(), "rmdir(2) is no way around it");
+        assert!(
+            std::fs::remove_dir(sandbox.path.join("p/.snapshots/1")).is_err(),
+            "rmdir(2) is no way around it"
+        );
     };
     refused();
     let pinned = |args: &[&str]| -> Vec<String> {
-        let found = sandbox.ckptfs_in("p", &[&["find", "--pinned", "--json"], args].concat()).json();
-        found.as_array().expect("a list").iter().map(|one| one["pinned"].as_str().expect("a reason").to_owned()).collect()
+        let found = sandbox
+            .ckptfs_in("p", &[&["find", "--pinned", "--json"], args].concat())
+            .json();
+        found
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|one| one["pinned"].as_str().expect("a reason").to_owned())
+            .collect()
     };
     assert_eq!(pinned(&[]), ["the audit"]);
     let log = sandbox.ckptfs_in("p", &["log"]).ok().out();
-    assert!(log.lines().nth(1).is_some_and(|line| line.contains("(pinned: the audit)")), "{log}");
+    assert!(
+        log.lines()
+            .nth(1)
+            .is_some_and(|line| line.contains("(pinned: the audit)")),
+        "{log}"
+    );
     let show = sandbox.ckptfs_in("p", &["show", "1"]).ok().out();
     assert!(show.contains("pinned     yes: the audit\n"), "{show}");
     // What was acknowledged survives kill -9, and an orderly end, and is read without a daemon.
@@ -40,18 +59,46 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
     assert_eq!(pinned(&[]), ["the audit"]);
     sandbox.ckptfs(&["mount", "p"]).ok();
     refused();
-    sandbox.ckptfs_in("p", &["unpin", "1"]).is(0, "checkpoint 1 is not pinned\n", "");
-    sandbox.ckptfs_in("p", &["find", "--pinned"]).is(1, "", "Error: no checkpoint is like that\nHint: all there are: ckptfs log\n");
-    assert!(sandbox.ckptfs_in("p", &["delete", "1"]).ok().out().starts_with("deleted checkpoint 1 [v1]"));
-    let said: Vec<String> = sandbox.ckptfs_in("p", &["audit"]).ok().out().lines().map(|line| line.to_owned()).collect();
-    assert!(said.iter().any(|line| line.contains("  pin 1")) && said.iter().any(|line| line.contains("  unpin 1")), "{said:?}");
+    sandbox
+        .ckptfs_in("p", &["unpin", "1"])
+        .is(0, "checkpoint 1 is not pinned\n", "");
+    sandbox.ckptfs_in("p", &["find", "--pinned"]).is(
+        1,
+        "",
+        "Error: no checkpoint is like that\nHint: all there are: ckptfs log\n",
+    );
+    assert!(
+        sandbox
+            .ckptfs_in("p", &["delete", "1"])
+            .ok()
+            .out()
+            .starts_with("deleted checkpoint 1 [v1]")
+    );
+    let said: Vec<String> = sandbox
+        .ckptfs_in("p", &["audit"])
+        .ok()
+        .out()
+        .lines()
+        .map(|line| line.to_owned())
+        .collect();
+    assert!(
+        said.iter().any(|line| line.contains("  pin 1"))
+            && said.iter().any(|line| line.contains("  unpin 1")),
+        "{said:?}"
+    );
 }
 
 #[test]
 fn a_checkpoint_is_found_by_its_author() {
     let sandbox = two();
     let (uid, _) = ckptfs::sys::ids();
-    let found = |who: &str| sandbox.ckptfs_in("p", &["find", "--author", who, "--json"]).json().as_array().map_or(0, Vec::len);
+    let found = |who: &str| {
+        sandbox
+            .ckptfs_in("p", &["find", "--author", who, "--json"])
+            .json()
+            .as_array()
+            .map_or(0, Vec::len)
+    };
     let uid = uid.to_string();
     assert_eq!((found(&uid), found("4294967294")), (2, 0));
     if uid == "0" {

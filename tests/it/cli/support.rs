@@ -1,5 +1,5 @@
-//! A directory of its own for each test, the program run in it with nothing of the caller's environment, and everything cleaned up at the end,
-//! whatever that is.
+//! A directory of its own for each test, the program run in it with nothing of the caller's
+//! environment, and everything cleaned up at the end, whatever that is.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -41,14 +41,23 @@ impl Ran {
     /// It did what was asked.
     #[track_caller]
     pub fn ok(self) -> Ran {
-        assert_eq!(self.code, 0, "stdout: {}\nstderr: {}", self.out(), self.err());
+        assert_eq!(
+            self.code,
+            0,
+            "stdout: {}\nstderr: {}",
+            self.out(),
+            self.err()
+        );
         self
     }
 
     /// It ended with this status and these texts.
     #[track_caller]
     pub fn is(&self, code: i32, stdout: &str, stderr: &str) {
-        assert_eq!((self.code, self.out().as_str(), self.err().as_str()), (code, stdout, stderr));
+        assert_eq!(
+            (self.code, self.out().as_str(), self.err().as_str()),
+            (code, stdout, stderr)
+        );
     }
 
     fn text(&self, bytes: &[u8]) -> String {
@@ -64,7 +73,10 @@ pub struct Sandbox {
 
 impl Sandbox {
     pub fn new() -> Sandbox {
-        let dir = tempfile::Builder::new().prefix("ckptfs-cli-").tempdir_in("/var/tmp").expect("a directory in /var/tmp");
+        let dir = tempfile::Builder::new()
+            .prefix("ckptfs-cli-")
+            .tempdir_in("/var/tmp")
+            .expect("a directory in /var/tmp");
         let path = dir.path().canonicalize().expect("its path");
         fs::create_dir(path.join("out")).expect("a place for output");
         Sandbox { dir, path }
@@ -96,7 +108,10 @@ impl Sandbox {
 
     /// Any program, to be run in a directory of the sandbox, `ckptfs` in its PATH.
     pub fn hermetic(&self, program: impl AsRef<OsStr>, dir: &str) -> Command {
-        let ours = Path::new(env!("CARGO_BIN_EXE_ckptfs")).parent().expect("its directory").to_owned();
+        let ours = Path::new(env!("CARGO_BIN_EXE_ckptfs"))
+            .parent()
+            .expect("its directory")
+            .to_owned();
         let mut path = ours.into_os_string();
         path.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         let mut command = Command::new(program);
@@ -109,15 +124,20 @@ impl Sandbox {
             .env("COLUMNS", "100")
             .env("CKPTFS_TRIPWIRE", "off")
             .env("CKPTFS_AUTO_ABSENCE", "off");
-        command.current_dir(self.path.join(dir)).stdin(Stdio::null());
+        command
+            .current_dir(self.path.join(dir))
+            .stdin(Stdio::null());
         command
     }
 
-    /// Runs a command under the time limit. Its output goes to files: whoever keeps it open does not keep us.
+    /// Runs a command under the time limit. Its output goes to files: whoever keeps it open does
+    /// not keep us.
     pub fn run(&self, mut command: Command) -> Ran {
         let out = self.path.join("out");
         let files = [out.join("stdout"), out.join("stderr")];
-        command.stdout(File::create(&files[0]).expect("stdout")).stderr(File::create(&files[1]).expect("stderr"));
+        command
+            .stdout(File::create(&files[0]).expect("stdout"))
+            .stderr(File::create(&files[1]).expect("stderr"));
         let mut child = command.spawn().expect("spawn");
         let began = Instant::now();
         let status = loop {
@@ -132,15 +152,30 @@ impl Sandbox {
             std::thread::sleep(Duration::from_millis(2));
         };
         let [stdout, stderr] = files.map(|file| fs::read(file).expect("output"));
-        let code = status.code().unwrap_or_else(|| -status.signal().unwrap_or(0));
-        Ran { code, stdout, stderr, dir: self.path.clone() }
+        let code = status
+            .code()
+            .unwrap_or_else(|| -status.signal().unwrap_or(0));
+        Ran {
+            code,
+            stdout,
+            stderr,
+            dir: self.path.clone(),
+        }
     }
 
     /// Mounts in the sandbox, the last one first.
     pub fn mounts(&self) -> Vec<PathBuf> {
         let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
-        let at = |line: &[u8]| line.split(|byte| *byte == b' ').nth(4).map(|at| PathBuf::from(OsStr::from_bytes(at)));
-        let mut mounts: Vec<PathBuf> = table.split(|byte| *byte == b'\n').filter_map(at).filter(|at| at.starts_with(&self.path)).collect();
+        let at = |line: &[u8]| {
+            line.split(|byte| *byte == b' ')
+                .nth(4)
+                .map(|at| PathBuf::from(OsStr::from_bytes(at)))
+        };
+        let mut mounts: Vec<PathBuf> = table
+            .split(|byte| *byte == b'\n')
+            .filter_map(at)
+            .filter(|at| at.starts_with(&self.path))
+            .collect();
         mounts.reverse();
         mounts
     }
@@ -151,10 +186,13 @@ impl Sandbox {
             let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
             let mut words = line.split(|byte| *byte == 0);
             let daemon = words.nth(1)? == b"daemon";
-            (daemon && words.any(|word| Path::new(OsStr::from_bytes(word)).starts_with(&self.path))).then_some(pid)
+            (daemon && words.any(|word| Path::new(OsStr::from_bytes(word)).starts_with(&self.path)))
+                .then_some(pid)
         };
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-        processes.filter_map(|entry| ours(entry.file_name().to_str()?.parse().ok()?)).collect()
+        processes
+            .filter_map(|entry| ours(entry.file_name().to_str()?.parse().ok()?))
+            .collect()
     }
 
     /// Kills the daemons, as a crash would.
@@ -172,7 +210,11 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         for at in self.mounts() {
-            let _ = Command::new("umount").arg("-l").arg(at).stderr(Stdio::null()).status();
+            let _ = Command::new("umount")
+                .arg("-l")
+                .arg(at)
+                .stderr(Stdio::null())
+                .status();
         }
         self.kill_daemons();
         if !self.mounts().is_empty() {

@@ -9,7 +9,9 @@ fn three() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("p/a.txt", "one\n");
     sandbox.ckptfs(&["mount", "p"]).ok();
-    sandbox.ckptfs_in("p", &["checkpoint", "-t", "v1", "-m", "the first"]).is(0, "1\n", "");
+    sandbox
+        .ckptfs_in("p", &["checkpoint", "-t", "v1", "-m", "the first"])
+        .is(0, "1\n", "");
     sandbox.file("p/a.txt", "two\n");
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
     sandbox.file("p/a.txt", "three\n");
@@ -27,38 +29,79 @@ impl Sandbox {
 
     fn ids(&self) -> Vec<u64> {
         let list = self.does(&["log", "--json"]).ok().json();
-        list.as_array().expect("a list").iter().map(|one| one["id"].as_u64().expect("a number")).collect()
+        list.as_array()
+            .expect("a list")
+            .iter()
+            .map(|one| one["id"].as_u64().expect("a number"))
+            .collect()
     }
 
     fn ops(&self) -> Vec<(u64, String, Option<u64>, bool)> {
         let list = self.does(&["ops", "--json"]).ok().json();
         let one = |op: &serde_json::Value| {
-            let (number, what) = (op["number"].as_u64().expect("a number"), op["what"].as_str().expect("a word").to_owned());
-            (number, what, op["undoes"].as_u64(), op["in_effect"].as_bool().expect("yes or no"))
+            let (number, what) = (
+                op["number"].as_u64().expect("a number"),
+                op["what"].as_str().expect("a word").to_owned(),
+            );
+            (
+                number,
+                what,
+                op["undoes"].as_u64(),
+                op["in_effect"].as_bool().expect("yes or no"),
+            )
         };
         list.as_array().expect("a list").iter().map(one).collect()
     }
 }
 
-/// An undone restore brings back what was there, byte for byte, and what was done after the restore is in a checkpoint.
+/// An undone restore brings back what was there, byte for byte, and what was done after the restore
+/// is in a checkpoint.
 #[test]
 fn a_restore_is_undone_and_done_again() {
     let sandbox = three();
     sandbox.does(&["restore", "v1"]).ok();
-    assert_eq!((sandbox.content().as_str(), sandbox.ids()), ("one\n", vec![3, 2, 1]));
+    assert_eq!(
+        (sandbox.content().as_str(), sandbox.ids()),
+        ("one\n", vec![3, 2, 1])
+    );
     sandbox.file("p/a.txt", "after the restore\n");
-    sandbox.does(&["undo"]).is(0, "undone: 3 restore 1 (before: 3); 1 change; what was there before is checkpoint 4\n", "");
-    assert_eq!((sandbox.content().as_str(), sandbox.ids()), ("three\n", vec![4, 3, 2, 1]));
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/.snapshots/4/a.txt")).expect("the guard"), "after the restore\n");
-    sandbox.does(&["redo"]).is(0, "done again: 3 restore 1 (before: 3); 1 change; what was there before is checkpoint 5\n", "");
+    sandbox.does(&["undo"]).is(
+        0,
+        "undone: 3 restore 1 (before: 3); 1 change; what was there before is checkpoint 4\n",
+        "",
+    );
+    assert_eq!(
+        (sandbox.content().as_str(), sandbox.ids()),
+        ("three\n", vec![4, 3, 2, 1])
+    );
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/.snapshots/4/a.txt")).expect("the guard"),
+        "after the restore\n"
+    );
+    sandbox.does(&["redo"]).is(
+        0,
+        "done again: 3 restore 1 (before: 3); 1 change; what was there before is checkpoint 5\n",
+        "",
+    );
     assert_eq!(sandbox.content(), "after the restore\n");
     // Any depth, there and back.
     sandbox.does(&["undo"]).ok();
     assert_eq!(sandbox.content(), "three\n");
     sandbox.does(&["redo"]).ok();
     assert_eq!(sandbox.content(), "after the restore\n");
-    let expected = [(7, Some(6), true), (6, Some(5), false), (5, Some(4), true), (4, Some(3), false), (3, None, true)];
-    let told: Vec<_> = sandbox.ops().into_iter().filter(|op| op.1 == "restore").map(|op| (op.0, op.2, op.3)).collect();
+    let expected = [
+        (7, Some(6), true),
+        (6, Some(5), false),
+        (5, Some(4), true),
+        (4, Some(3), false),
+        (3, None, true),
+    ];
+    let told: Vec<_> = sandbox
+        .ops()
+        .into_iter()
+        .filter(|op| op.1 == "restore")
+        .map(|op| (op.0, op.2, op.3))
+        .collect();
     assert_eq!(told, expected);
 }
 
@@ -70,10 +113,15 @@ fn a_restore_of_paths_is_undone_for_those_paths() {
     sandbox.file("p/b.txt", "written since\n");
     sandbox.does(&["undo"]).ok();
     assert_eq!(sandbox.content(), "three\n");
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/b.txt")).expect("b"), "written since\n", "what was not restored is not touched");
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/b.txt")).expect("b"),
+        "written since\n",
+        "what was not restored is not touched"
+    );
 }
 
-/// Checkpoints, deletions, tags and pins come and go with number, tags and note, in any depth, and over `kill -9` and remounts.
+/// Checkpoints, deletions, tags and pins come and go with number, tags and note, in any depth, and
+/// over `kill -9` and remounts.
 #[test]
 fn everything_else_is_undone_and_done_again() {
     let sandbox = three();
@@ -87,13 +135,22 @@ fn everything_else_is_undone_and_done_again() {
     fs::create_dir(sandbox.path.join("p/.snapshots/three")).expect("a checkpoint");
     let after = [show("2"), show("3")];
     let gone = sandbox.does(&["show", "1"]);
-    assert!(gone.code == 1 && gone.err().contains("checkpoint 1 is deleted\nHint: it is not freed yet"), "{gone:?}");
+    assert!(
+        gone.code == 1
+            && gone
+                .err()
+                .contains("checkpoint 1 is deleted\nHint: it is not freed yet"),
+        "{gone:?}"
+    );
     for round in 0..3 {
         sandbox.does(&["undo", "--force", "3"]).ok();
         sandbox.does(&["undo", "--force", "3"]).ok();
         assert_eq!([show("1"), show("2")], before, "round {round}");
         assert_eq!(sandbox.ids(), [2, 1]);
-        assert_eq!(fs::read_to_string(sandbox.path.join("p/.snapshots/v1/a.txt")).expect("v1"), "one\n");
+        assert_eq!(
+            fs::read_to_string(sandbox.path.join("p/.snapshots/v1/a.txt")).expect("v1"),
+            "one\n"
+        );
         assert!(!sandbox.path.join("p/.snapshots/three").exists());
         match round {
             0 => sandbox.kill_daemons(),
@@ -106,10 +163,22 @@ fn everything_else_is_undone_and_done_again() {
         sandbox.does(&["redo", "6"]).ok();
         assert_eq!([show("2"), show("3")], after, "round {round}");
         assert_eq!(sandbox.ids(), [3, 2]);
-        assert_eq!(fs::read_to_string(sandbox.path.join("p/.snapshots/three/a.txt")).expect("made by mkdir"), "three\n");
+        assert_eq!(
+            fs::read_to_string(sandbox.path.join("p/.snapshots/three/a.txt"))
+                .expect("made by mkdir"),
+            "three\n"
+        );
     }
-    sandbox.does(&["redo"]).is(1, "", "Error: nothing can be done again\nHint: `ckptfs ops` lists all operations\n");
-    sandbox.does(&["undo", "9"]).is(1, "", "Error: only 8 operations can be undone\nHint: `ckptfs ops` lists all operations\n");
+    sandbox.does(&["redo"]).is(
+        1,
+        "",
+        "Error: nothing can be done again\nHint: `ckptfs ops` lists all operations\n",
+    );
+    sandbox.does(&["undo", "9"]).is(
+        1,
+        "",
+        "Error: only 8 operations can be undone\nHint: `ckptfs ops` lists all operations\n",
+    );
     assert_eq!(sandbox.content(), "three\n", "the tree was not touched");
 }
 
@@ -125,7 +194,10 @@ fn what_is_changed_while_a_checkpoint_is_deleted_is_kept_for_it() {
     sandbox.ckptfs(&["mount", "p"]).ok();
     fs::remove_file(sandbox.path.join("p/a.txt")).expect("it goes");
     sandbox.does(&["undo", "2"]).ok();
-    let then = |id: u64| fs::read_to_string(sandbox.path.join(format!("p/.snapshots/{id}/a.txt"))).expect("as it was");
+    let then = |id: u64| {
+        fs::read_to_string(sandbox.path.join(format!("p/.snapshots/{id}/a.txt")))
+            .expect("as it was")
+    };
     assert_eq!((then(1), then(2)), ("one\n".to_owned(), "two\n".to_owned()));
     assert!(!sandbox.path.join("p/.snapshots/2/new.txt").exists());
     sandbox.ckptfs(&["umount", "p"]).ok();
@@ -137,19 +209,45 @@ fn what_is_changed_while_a_checkpoint_is_deleted_is_kept_for_it() {
 #[test]
 fn a_line_that_was_left_is_reached_by_its_operations() {
     let sandbox = three();
-    sandbox.does(&["undo", "--force"]).is(0, "undone: 2 checkpoint 2\n", "");
+    sandbox
+        .does(&["undo", "--force"])
+        .is(0, "undone: 2 checkpoint 2\n", "");
     sandbox.does(&["checkpoint"]).is(0, "3\n", "");
     assert_eq!(sandbox.does(&["redo"]).code, 1, "the line was left");
     assert_eq!(sandbox.ids(), [3, 1]);
-    sandbox.does(&["undo", "--to", "2", "--dry-run"]).is(0, "would be undone: 4 checkpoint 3\nwould be undone: 2 checkpoint 2\n", "");
+    sandbox.does(&["undo", "--to", "2", "--dry-run"]).is(
+        0,
+        "would be undone: 4 checkpoint 3\nwould be undone: 2 checkpoint 2\n",
+        "",
+    );
     sandbox.does(&["undo", "--to", "2"]).ok();
-    assert_eq!((sandbox.ids(), sandbox.content().as_str()), (vec![4, 2, 1], "two\n"));
-    assert_eq!(fs::read_to_string(sandbox.path.join("p/.snapshots/2/a.txt")).expect("as it was"), "two\n");
+    assert_eq!(
+        (sandbox.ids(), sandbox.content().as_str()),
+        (vec![4, 2, 1], "two\n")
+    );
+    assert_eq!(
+        fs::read_to_string(sandbox.path.join("p/.snapshots/2/a.txt")).expect("as it was"),
+        "two\n"
+    );
     sandbox.does(&["undo", "--to", "4"]).ok();
-    assert_eq!((sandbox.ids()[..].ends_with(&[3, 1]), sandbox.content().as_str()), (true, "three\n"));
+    assert_eq!(
+        (
+            sandbox.ids()[..].ends_with(&[3, 1]),
+            sandbox.content().as_str()
+        ),
+        (true, "three\n")
+    );
     sandbox.does(&["undo", "--to", "0"]).ok();
-    assert!(sandbox.ids().iter().all(|id| *id > 3), "guards: {:?}", sandbox.ids());
-    sandbox.does(&["undo", "--to", "99"]).is(1, "", "Error: there is no operation 99\nHint: `ckptfs ops` lists all operations\n");
+    assert!(
+        sandbox.ids().iter().all(|id| *id > 3),
+        "guards: {:?}",
+        sandbox.ids()
+    );
+    sandbox.does(&["undo", "--to", "99"]).is(
+        1,
+        "",
+        "Error: there is no operation 99\nHint: `ckptfs ops` lists all operations\n",
+    );
 }
 
 #[test]
@@ -160,17 +258,32 @@ fn what_cannot_be_undone_says_why_and_can_be_left_out() {
     sandbox.does(&["undo"]).is(1, "", says);
     sandbox.does(&["pin", "1", "-r", "mine"]).ok();
     // The pin is an operation itself; past it, the checkpoint can be undone.
-    sandbox.does(&["undo", "2"]).is(1, "undone: 4 pin 1: mine\n", says);
+    sandbox
+        .does(&["undo", "2"])
+        .is(1, "undone: 4 pin 1: mine\n", says);
     let left = "left out: 3 delete --now 2; checkpoint 2 was freed\nleft out: 2 checkpoint 2; checkpoint 2 was freed\nundone: 1 checkpoint 1\n";
     sandbox.does(&["undo", "--skip", "--force"]).is(0, left, "");
     assert_eq!(sandbox.ids(), Vec::<u64>::new());
-    sandbox.does(&["redo"]).is(0, "done again: 1 checkpoint 1\n", "");
+    sandbox
+        .does(&["redo"])
+        .is(0, "done again: 1 checkpoint 1\n", "");
     // A deleted one is freed by its number.
     sandbox.does(&["delete", "1"]).ok();
-    assert_eq!(sandbox.does(&["log", "--deleted", "--json"]).ok().json()[0]["id"], 1);
+    assert_eq!(
+        sandbox.does(&["log", "--deleted", "--json"]).ok().json()[0]["id"],
+        1
+    );
     sandbox.does(&["delete", "--now", "1"]).ok();
-    assert_eq!(sandbox.does(&["log", "--deleted", "--json"]).ok().json(), serde_json::json!([]));
-    assert!(sandbox.does(&["undo"]).err().contains("checkpoint 1 was freed"));
+    assert_eq!(
+        sandbox.does(&["log", "--deleted", "--json"]).ok().json(),
+        serde_json::json!([])
+    );
+    assert!(
+        sandbox
+            .does(&["undo"])
+            .err()
+            .contains("checkpoint 1 was freed")
+    );
 }
 
 /// What nobody sees any more takes space until it is freed, and then no more.
@@ -178,8 +291,12 @@ fn what_cannot_be_undone_says_why_and_can_be_left_out() {
 fn a_deleted_checkpoint_keeps_its_versions_until_it_is_freed() {
     let sandbox = three();
     let objects = || -> usize {
-        let layers = fs::read_dir(sandbox.path.join("p/.ckptfs/layers")).expect("layers").flatten();
-        layers.map(|layer| fs::read_dir(layer.path().join("objects")).map_or(0, Iterator::count)).sum()
+        let layers = fs::read_dir(sandbox.path.join("p/.ckptfs/layers"))
+            .expect("layers")
+            .flatten();
+        layers
+            .map(|layer| fs::read_dir(layer.path().join("objects")).map_or(0, Iterator::count))
+            .sum()
     };
     sandbox.ckptfs(&["umount", "p"]).ok();
     let kept = objects();
@@ -196,25 +313,51 @@ fn a_deleted_checkpoint_keeps_its_versions_until_it_is_freed() {
     assert_eq!(objects(), 0);
 }
 
-/// After a restore the next checkpoint comes from what was restored; a restore of paths makes no branch; what is deleted is passed over.
+/// After a restore the next checkpoint comes from what was restored; a restore of paths makes no
+/// branch; what is deleted is passed over.
 #[test]
 fn each_checkpoint_tells_which_one_it_comes_from() {
     let sandbox = three();
     sandbox.does(&["restore", "1"]).ok();
-    sandbox.does(&["checkpoint", "-m", "from the first"]).is(0, "4\n", "");
+    sandbox
+        .does(&["checkpoint", "-m", "from the first"])
+        .is(0, "4\n", "");
     sandbox.does(&["restore", "2", "a.txt"]).ok();
-    sandbox.does(&["checkpoint", "-m", "goes on"]).is(0, "6\n", "");
+    sandbox
+        .does(&["checkpoint", "-m", "goes on"])
+        .is(0, "6\n", "");
     let parents = || -> Vec<(u64, Option<u64>)> {
         let list = sandbox.does(&["log", "--json"]).ok().json();
-        list.as_array().expect("a list").iter().map(|one| (one["id"].as_u64().expect("a number"), one["parent"].as_u64())).collect()
+        list.as_array()
+            .expect("a list")
+            .iter()
+            .map(|one| {
+                (
+                    one["id"].as_u64().expect("a number"),
+                    one["parent"].as_u64(),
+                )
+            })
+            .collect()
     };
-    let expected = vec![(6, Some(5)), (5, Some(4)), (4, Some(1)), (3, Some(2)), (2, Some(1)), (1, None)];
+    let expected = vec![
+        (6, Some(5)),
+        (5, Some(4)),
+        (4, Some(1)),
+        (3, Some(2)),
+        (2, Some(1)),
+        (1, None),
+    ];
     assert_eq!(parents(), expected);
     let graph = || -> Vec<String> {
         let text = sandbox.does(&["log", "--graph"]).ok().out();
-        text.lines().map(|line| line.split("  20").next().unwrap_or_default().to_owned()).collect()
+        text.lines()
+            .map(|line| line.split("  20").next().unwrap_or_default().to_owned())
+            .collect()
     };
-    assert_eq!(graph(), ["* 6", "* 5", "* 4", "| * 3", "| * 2", "|/", "* 1"]);
+    assert_eq!(
+        graph(),
+        ["* 6", "* 5", "* 4", "| * 3", "| * 2", "|/", "* 1"]
+    );
     // From the index, from the journal, and without a daemon.
     sandbox.kill_daemons();
     sandbox.ckptfs(&["mount", "p"]).ok();
@@ -225,7 +368,16 @@ fn each_checkpoint_tells_which_one_it_comes_from() {
     sandbox.ckptfs(&["mount", "p"]).ok();
     assert_eq!(parents(), expected);
     sandbox.does(&["delete", "2"]).ok();
-    assert_eq!(parents(), [(6, Some(5)), (5, Some(4)), (4, Some(1)), (3, Some(1)), (1, None)]);
+    assert_eq!(
+        parents(),
+        [
+            (6, Some(5)),
+            (5, Some(4)),
+            (4, Some(1)),
+            (3, Some(1)),
+            (1, None)
+        ]
+    );
 }
 
 #[test]
@@ -235,13 +387,29 @@ fn a_log_is_told_by_the_page() {
         sandbox.does(&["checkpoint"]).ok();
     }
     let page = |args: &[&str]| -> Vec<u64> {
-        let list = sandbox.does(&[&["log", "--json"], args].concat()).ok().json();
-        list.as_array().expect("a list").iter().map(|one| one["id"].as_u64().expect("a number")).collect()
+        let list = sandbox
+            .does(&[&["log", "--json"], args].concat())
+            .ok()
+            .json();
+        list.as_array()
+            .expect("a list")
+            .iter()
+            .map(|one| one["id"].as_u64().expect("a number"))
+            .collect()
     };
     assert_eq!(page(&["-n", "3"]), [7, 6, 5]);
     assert_eq!(page(&["--limit", "3", "--before", "5"]), [4, 3, 2]);
-    assert_eq!((page(&["--before", "v1"]), page(&["--before", "latest~1"])), (vec![], vec![5, 4, 3, 2, 1]));
-    assert_eq!(sandbox.does(&["ops", "-n", "2", "--before", "3", "--json"]).ok().json()[0]["number"], 2);
+    assert_eq!(
+        (page(&["--before", "v1"]), page(&["--before", "latest~1"])),
+        (vec![], vec![5, 4, 3, 2, 1])
+    );
+    assert_eq!(
+        sandbox
+            .does(&["ops", "-n", "2", "--before", "3", "--json"])
+            .ok()
+            .json()[0]["number"],
+        2
+    );
     sandbox.ckptfs(&["umount", "p"]).ok();
     assert_eq!(page(&["--limit", "3", "--before", "5"]), [4, 3, 2]);
 }

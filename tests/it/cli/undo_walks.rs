@@ -1,12 +1,13 @@
-//! Random operations, and the way back to each of them: the history is what it was right after it, and so is the tree.
+//! Random operations, and the way back to each of them: the history is what it was right after it,
+//! and so is the tree.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use ckptfs::control::Client;
 use ckptfs::engine::api::{
-    ChangeTags, CheckpointOptions, Delete, ListOperations, PinCheckpoint, Query, RestoreOptions, Retag, StateName, UndoOptions, UndoWalk, VerbError,
-    VerbResult,
+    ChangeTags, CheckpointOptions, Delete, ListOperations, PinCheckpoint, Query, RestoreOptions,
+    Retag, StateName, UndoOptions, UndoWalk, VerbError, VerbResult,
 };
 use ckptfs::store::record::Reason;
 
@@ -31,7 +32,8 @@ impl Random {
     }
 }
 
-/// What an operation can change: checkpoints that were asked for, with tags, note and pin; and the tree. Guards are left where they are.
+/// What an operation can change: checkpoints that were asked for, with tags, note and pin; and the
+/// tree. Guards are left where they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     checkpoints: BTreeMap<u64, (Vec<String>, String, Option<String>)>,
@@ -49,23 +51,43 @@ impl World {
         let sandbox = Sandbox::new();
         sandbox.file("p/file", "0");
         sandbox.ckptfs(&["mount", "p"]).ok();
-        World { sandbox, client: None, random: Random(seed) }
+        World {
+            sandbox,
+            client: None,
+            random: Random(seed),
+        }
     }
 
     fn client(&mut self) -> &mut Client {
         let store = self.sandbox.path.join("p/.ckptfs");
-        self.client.get_or_insert_with(|| Client::connect(fs::File::open(store).expect("the store")).expect("the daemon"))
+        self.client.get_or_insert_with(|| {
+            Client::connect(fs::File::open(store).expect("the store")).expect("the daemon")
+        })
     }
 
     fn see(&mut self) -> Seen {
         let all = self.client().ask(Query::default()).expect("a list");
-        let asked = all.into_iter().filter(|one| !matches!(one.reason, Reason::Guard { .. }));
-        let checkpoints = asked.map(|one| (one.id.0, (one.tags, one.note, one.pinned))).collect();
-        Seen { checkpoints, tree: fs::read_to_string(self.sandbox.path.join("p/file")).expect("the file") }
+        let asked = all
+            .into_iter()
+            .filter(|one| !matches!(one.reason, Reason::Guard { .. }));
+        let checkpoints = asked
+            .map(|one| (one.id.0, (one.tags, one.note, one.pinned)))
+            .collect();
+        Seen {
+            checkpoints,
+            tree: fs::read_to_string(self.sandbox.path.join("p/file")).expect("the file"),
+        }
     }
 
     fn newest(&mut self) -> u64 {
-        self.client().ask(ListOperations { before: None, limit: 1 }).expect("a list").first().map_or(0, |operation| operation.number)
+        self.client()
+            .ask(ListOperations {
+                before: None,
+                limit: 1,
+            })
+            .expect("a list")
+            .first()
+            .map_or(0, |operation| operation.number)
     }
 
     fn some_id(&mut self) -> Option<StateName> {
@@ -78,17 +100,62 @@ impl World {
     fn operate(&mut self) -> VerbResult<()> {
         let (kind, number) = (self.random.below(12), self.random.below(4));
         let tag = format!("t{number}");
-        let walk = |walk| UndoOptions { walk, skip: false, force: true, dry_run: false };
+        let walk = |walk| UndoOptions {
+            walk,
+            skip: false,
+            force: true,
+            dry_run: false,
+        };
         let Some(id) = self.some_id().filter(|_| kind > 2) else {
-            return self.client().ask(CheckpointOptions { note: format!("note {kind}"), ..CheckpointOptions::default() }).map(drop);
+            return self
+                .client()
+                .ask(CheckpointOptions {
+                    note: format!("note {kind}"),
+                    ..CheckpointOptions::default()
+                })
+                .map(drop);
         };
         let client = self.client();
         match kind {
-            3 | 4 => client.ask(RestoreOptions { to: id, paths: Vec::new(), dry_run: false, times: None }).map(drop),
-            5 => client.ask(Delete { state: id, now: false }).map(drop),
-            6 => client.ask(PinCheckpoint { state: id, reason: (number > 0).then_some(tag) }).map(drop),
-            7 | 8 => client.ask(ChangeTags { state: id, retag: Retag { add: vec![tag], remove: Vec::new(), force: number > 1 } }).map(drop),
-            9 => client.ask(ChangeTags { state: StateName(tag.clone()), retag: Retag { remove: vec![tag], ..Retag::default() } }).map(drop),
+            3 | 4 => client
+                .ask(RestoreOptions {
+                    to: id,
+                    paths: Vec::new(),
+                    dry_run: false,
+                    times: None,
+                })
+                .map(drop),
+            5 => client
+                .ask(Delete {
+                    state: id,
+                    now: false,
+                })
+                .map(drop),
+            6 => client
+                .ask(PinCheckpoint {
+                    state: id,
+                    reason: (number > 0).then_some(tag),
+                })
+                .map(drop),
+            7 | 8 => client
+                .ask(ChangeTags {
+                    state: id,
+                    retag: Retag {
+                        add: vec![tag],
+                        remove: Vec::new(),
+                        force: number > 1,
+                    },
+                })
+                .map(drop),
+            9 => client
+                .ask(ChangeTags {
+                    state: StateName(tag.clone()),
+                    retag: Retag {
+                        remove: vec![tag],
+                        ..Retag::default()
+                    },
+                })
+                .map(drop),
             10 => client.ask(walk(UndoWalk::Undo(1 + number))).map(drop),
             _ => client.ask(walk(UndoWalk::Redo(1 + number % 2))).map(drop),
         }
@@ -112,28 +179,61 @@ fn walked(seed: u64) {
     let mut world = World::new(seed);
     for content in 1..=WRITES {
         fs::write(world.sandbox.path.join("p/file"), content.to_string()).expect("a write");
-        world.client().ask(CheckpointOptions::default()).expect("a checkpoint");
+        world
+            .client()
+            .ask(CheckpointOptions::default())
+            .expect("a checkpoint");
     }
-    // What is written is no operation, and is not undone: from here on the tree is changed by restores alone.
+    // What is written is no operation, and is not undone: from here on the tree is changed by
+    // restores alone.
     let mut states: BTreeMap<u64, Seen> = BTreeMap::from([(WRITES as u64, world.see())]);
     for _ in 0..STEPS {
         let refused: Option<VerbError> = world.operate().err();
-        let known = ["pinned", "tag-taken", "unknown-tag", "unknown-checkpoint", "too-far", "ambiguous"];
-        assert!(refused.as_ref().is_none_or(|why| known.contains(&why.code.as_str())), "seed {seed}: {refused:?}");
+        let known = [
+            "pinned",
+            "tag-taken",
+            "unknown-tag",
+            "unknown-checkpoint",
+            "too-far",
+            "ambiguous",
+        ];
+        assert!(
+            refused
+                .as_ref()
+                .is_none_or(|why| known.contains(&why.code.as_str())),
+            "seed {seed}: {refused:?}"
+        );
         let newest = world.newest();
         let seen = world.see();
         states.insert(newest, seen);
         world.disturb();
     }
-    assert!(states.len() > STEPS / 2, "seed {seed}: {} operations only", states.len());
+    assert!(
+        states.len() > STEPS / 2,
+        "seed {seed}: {} operations only",
+        states.len()
+    );
     for _ in 0..WALKS {
         let numbers: Vec<u64> = states.keys().copied().collect();
         let to = numbers[world.random.below(numbers.len())];
-        let options = UndoOptions { walk: UndoWalk::To(to), skip: false, force: true, dry_run: false };
-        let undone = world.client().ask(options).unwrap_or_else(|why| panic!("seed {seed}: to {to}: {why}"));
+        let options = UndoOptions {
+            walk: UndoWalk::To(to),
+            skip: false,
+            force: true,
+            dry_run: false,
+        };
+        let undone = world
+            .client()
+            .ask(options)
+            .unwrap_or_else(|why| panic!("seed {seed}: to {to}: {why}"));
         assert_eq!(undone.stopped, None, "seed {seed}: to {to}");
         let seen = world.see();
-        assert_eq!(seen, states[&to], "seed {seed}: to {to} from {:?}, by {undone:?}", numbers.last());
+        assert_eq!(
+            seen,
+            states[&to],
+            "seed {seed}: to {to} from {:?}, by {undone:?}",
+            numbers.last()
+        );
         let newest = world.newest();
         states.insert(newest, seen);
         world.disturb();
@@ -142,7 +242,9 @@ fn walked(seed: u64) {
 
 #[test]
 fn every_state_is_reached_from_every_other() {
-    let seed = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = std::env::var("CKPTFS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
     let long = std::env::var_os("CKPTFS_LONG").is_some();
     let seeds = seed.map_or(1..=if long { 200 } else { 2 }, |seed: u64| seed..=seed);
     seeds.for_each(walked);

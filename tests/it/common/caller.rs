@@ -19,8 +19,20 @@ pub struct Caller {
 }
 
 /// See [`Caller`].
-pub const fn caller(name: &'static str, uid: u32, gid: u32, groups: &'static [u32], keeps: bool) -> Caller {
-    Caller { name, uid, gid, groups, keeps }
+pub const fn caller(
+    name: &'static str,
+    uid: u32,
+    gid: u32,
+    groups: &'static [u32],
+    keeps: bool,
+) -> Caller {
+    Caller {
+        name,
+        uid,
+        gid,
+        groups,
+        keeps,
+    }
 }
 
 impl Caller {
@@ -43,7 +55,11 @@ impl Caller {
         rustix::thread::set_keep_capabilities(true)?;
         rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))?;
         let all = rustix::thread::capabilities(None)?;
-        let mut effective = if self.uid == 0 { all.effective } else { CapabilitySet::empty() };
+        let mut effective = if self.uid == 0 {
+            all.effective
+        } else {
+            CapabilitySet::empty()
+        };
         effective.set(CapabilitySet::FSETID, self.keeps);
         rustix::thread::set_capabilities(None, rustix::thread::CapabilitySets { effective, ..all })
     }

@@ -8,7 +8,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the pipes of a command that has ended may stay open. Something that it left behind holds them if they stay longer.
+/// How long the pipes of a command that has ended may stay open. Something that it left behind
+/// holds them if they stay longer.
 const PIPES_LIMIT: Duration = Duration::from_secs(5);
 
 /// Seconds for a helper such as `mkfs` or `rsync`.
@@ -16,8 +17,9 @@ pub const TOOL_SECONDS: u64 = 120;
 
 /// Runs `command` without input and returns what it said.
 ///
-/// Panics when it cannot be started, when it runs longer than `seconds` (it is killed then), or when its output stays open after
-/// it ended: a daemon that keeps the stdout of its caller makes `cmd | tail` hang.
+/// Panics when it cannot be started, when it runs longer than `seconds` (it is killed then), or
+/// when its output stays open after it ended: a daemon that keeps the stdout of its caller makes
+/// `cmd | tail` hang.
 pub fn run_limited(command: &mut Command, seconds: u64) -> Output {
     try_run_limited(command, seconds).unwrap_or_else(|problem| panic!("{problem}"))
 }
@@ -25,20 +27,40 @@ pub fn run_limited(command: &mut Command, seconds: u64) -> Output {
 /// As [`run_limited`], with the problem returned as text.
 pub fn try_run_limited(command: &mut Command, seconds: u64) -> Result<Output, String> {
     let line = format!("{command:?}");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| format!("cannot start {line}: {error}"))?;
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("cannot start {line}: {error}"))?;
     let stdout = collect(child.stdout.take().expect("stdout is piped"));
     let stderr = collect(child.stderr.take().expect("stderr is piped"));
     let Some(status) = wait_limited(&mut child, Duration::from_secs(seconds)) else {
         // It is not waited for: in an uninterruptible request it would not even die.
         let _ = child.kill();
-        let said = stderr.recv_timeout(Duration::from_millis(500)).unwrap_or_default();
-        return Err(format!("{line} did not end within {seconds} s; stderr: {}", String::from_utf8_lossy(&said)));
+        let said = stderr
+            .recv_timeout(Duration::from_millis(500))
+            .unwrap_or_default();
+        return Err(format!(
+            "{line} did not end within {seconds} s; stderr: {}",
+            String::from_utf8_lossy(&said)
+        ));
     };
-    let held = |what: &str| format!("{line} ended ({status}), but something it left behind keeps its {what} open");
-    let stdout = stdout.recv_timeout(PIPES_LIMIT).map_err(|_| held("stdout"))?;
-    let stderr = stderr.recv_timeout(PIPES_LIMIT).map_err(|_| held("stderr"))?;
-    Ok(Output { status, stdout, stderr })
+    let held = |what: &str| {
+        format!("{line} ended ({status}), but something it left behind keeps its {what} open")
+    };
+    let stdout = stdout
+        .recv_timeout(PIPES_LIMIT)
+        .map_err(|_| held("stdout"))?;
+    let stderr = stderr
+        .recv_timeout(PIPES_LIMIT)
+        .map_err(|_| held("stderr"))?;
+    Ok(Output {
+        status,
+        stdout,
+        stderr,
+    })
 }
 
 /// Reads `pipe` to its end in a thread, so that neither pipe can fill up and stop the child.
@@ -96,7 +118,11 @@ pub fn succeeds(command: &mut Command, seconds: u64) -> Output {
 /// Runs `command`, panics if it exits with 0, and returns its stderr.
 pub fn fails(command: &mut Command, seconds: u64) -> String {
     let output = run_limited(command, seconds);
-    assert!(!output.status.success(), "{command:?} succeeded:\n{}", String::from_utf8_lossy(&output.stdout));
+    assert!(
+        !output.status.success(),
+        "{command:?} succeeded:\n{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -109,8 +135,17 @@ pub fn stdout_of(command: &mut Command, seconds: u64) -> String {
 #[track_caller]
 pub fn sh(dir: &Path, script: &str) -> String {
     let mut command = tool("bash", &["-euc", script]);
-    let output = try_run_limited(command.current_dir(dir), TOOL_SECONDS).unwrap_or_else(|problem| panic!("{problem}"));
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{script}\n{}: {text}", output.status);
+    let output = try_run_limited(command.current_dir(dir), TOOL_SECONDS)
+        .unwrap_or_else(|problem| panic!("{problem}"));
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        output.status.success(),
+        "{script}\n{}: {text}",
+        output.status
+    );
     text
 }

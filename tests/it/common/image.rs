@@ -45,7 +45,10 @@ impl Fs {
         match self {
             Fs::Xfs => Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=1"])),
             Fs::Btrfs => Some(("mkfs.btrfs", &["-q", "-f", "-K"])),
-            Fs::Ext4 => Some(("mkfs.ext4", &["-q", "-F", "-E", "nodiscard,lazy_itable_init=1"])),
+            Fs::Ext4 => Some((
+                "mkfs.ext4",
+                &["-q", "-F", "-E", "nodiscard,lazy_itable_init=1"],
+            )),
             Fs::Tmpfs => None,
         }
     }
@@ -60,7 +63,10 @@ impl Fs {
         {
             return Some(format!("{mkfs} is not installed (make deps)"));
         }
-        let known = || fs::read_to_string("/proc/filesystems").is_ok_and(|list| list.split_whitespace().any(|word| word == self.name()));
+        let known = || {
+            fs::read_to_string("/proc/filesystems")
+                .is_ok_and(|list| list.split_whitespace().any(|word| word == self.name()))
+        };
         if !known() {
             let _ = try_run_limited(&mut tool("modprobe", &[self.name()]), 10);
         }
@@ -94,7 +100,8 @@ impl Image {
         Image::make(fs, bytes, arguments, false)
     }
 
-    /// As [`Image::new`], with the image file in memory: for tests that sync often and do not ask whether that reached a disk.
+    /// As [`Image::new`], with the image file in memory: for tests that sync often and do not ask
+    /// whether that reached a disk.
     pub fn in_memory(fs: Fs, bytes: u64) -> Image {
         Image::make(fs, bytes, &[], true)
     }
@@ -107,7 +114,20 @@ impl Image {
         let memory = (in_memory && fs != Fs::Tmpfs).then(|| {
             let memory = slot.join("memory");
             fs::create_dir(&memory).expect("the slot is empty");
-            succeeds(tool("mount", &["-t", "tmpfs", "-o", &format!("size={}", bytes + (64 << 20)), "ckptfs-test"]).arg(&memory), TOOL_SECONDS);
+            succeeds(
+                tool(
+                    "mount",
+                    &[
+                        "-t",
+                        "tmpfs",
+                        "-o",
+                        &format!("size={}", bytes + (64 << 20)),
+                        "ckptfs-test",
+                    ],
+                )
+                .arg(&memory),
+                TOOL_SECONDS,
+            );
             memory
         });
         let file = fs.mkfs().map(|(mkfs, options)| {
@@ -118,7 +138,15 @@ impl Image {
             succeeds(tool(mkfs, options).args(arguments).arg(&file), TOOL_SECONDS);
             file
         });
-        let mut image = Image { fs, slot, point, file, memory, mounted: false, _run: run };
+        let mut image = Image {
+            fs,
+            slot,
+            point,
+            file,
+            memory,
+            mounted: false,
+            _run: run,
+        };
         match fs {
             Fs::Tmpfs => image.mount_with(&format!("size={bytes}")),
             _ => image.mount_with(""),
@@ -149,7 +177,8 @@ impl Image {
     /// The directory `name` in it, made if it is not there.
     pub fn dir(&self, name: &str) -> PathBuf {
         let dir = self.point.join(name);
-        fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("cannot make {}: {error}", dir.display()));
+        fs::create_dir_all(&dir)
+            .unwrap_or_else(|error| panic!("cannot make {}: {error}", dir.display()));
         dir
     }
 
@@ -162,7 +191,10 @@ impl Image {
     /// Mounts it with these `-o` options (none: ""). The loop device goes away with the mount.
     pub fn mount_with(&mut self, options: &str) {
         let mut arguments = vec!["-t".to_owned(), self.fs.name().to_owned()];
-        let mut options: Vec<&str> = options.split(',').filter(|option| !option.is_empty()).collect();
+        let mut options: Vec<&str> = options
+            .split(',')
+            .filter(|option| !option.is_empty())
+            .collect();
         let source = match &self.file {
             Some(file) => {
                 options.push("loop");
@@ -178,17 +210,24 @@ impl Image {
     }
 }
 
-/// Other processes take loop devices too, and a machine without devtmpfs lacks the nodes of the higher ones.
+/// Other processes take loop devices too, and a machine without devtmpfs lacks the nodes of the
+/// higher ones.
 fn mount_retrying(command: &mut std::process::Command) {
     const ATTEMPTS: u32 = 6;
-    let _one_at_a_time = LOOP_SETUP.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _one_at_a_time = LOOP_SETUP
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     for attempt in 1..=ATTEMPTS {
         let output = run_limited(command, TOOL_SECONDS);
         if output.status.success() {
             return;
         }
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(attempt < ATTEMPTS && said.contains("loop"), "{command:?} failed ({}): {said}", output.status);
+        assert!(
+            attempt < ATTEMPTS && said.contains("loop"),
+            "{command:?} failed ({}): {said}",
+            output.status
+        );
         make_loop_nodes();
         thread::sleep(Duration::from_millis(100 * u64::from(attempt)));
     }
@@ -198,7 +237,13 @@ fn make_loop_nodes() {
     for number in 0..64 {
         let node = format!("/dev/loop{number}");
         if !Path::new(&node).exists() {
-            let _ = try_run_limited(&mut tool("mknod", &["-m", "660", &node, "b", "7", &number.to_string()]), 10);
+            let _ = try_run_limited(
+                &mut tool(
+                    "mknod",
+                    &["-m", "660", &node, "b", "7", &number.to_string()],
+                ),
+                10,
+            );
         }
     }
 }
@@ -206,8 +251,14 @@ fn make_loop_nodes() {
 impl Drop for Image {
     fn drop(&mut self) {
         if self.mounted && !unmount_patiently(&self.point) {
-            eprintln!("harness: {} is busy; unmounting it lazily", self.point.display());
-            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]), 20);
+            eprintln!(
+                "harness: {} is busy; unmounting it lazily",
+                self.point.display()
+            );
+            let _ = try_run_limited(
+                &mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]),
+                20,
+            );
         }
         if let Err(error) = fs::remove_dir(&self.point) {
             eprintln!("harness: {} stays: {error}", self.point.display());
@@ -216,7 +267,10 @@ impl Drop for Image {
         if let Some(memory) = &self.memory
             && !unmount_patiently(memory)
         {
-            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), memory.as_os_str()]), 20);
+            let _ = try_run_limited(
+                &mut tool("umount", &["-l".as_ref(), memory.as_os_str()]),
+                20,
+            );
         }
         if let Err(error) = fs::remove_dir_all(&self.slot) {
             eprintln!("harness: {} stays: {error}", self.slot.display());
@@ -227,7 +281,9 @@ impl Drop for Image {
 /// A daemon that has just unmounted may still be closing its descriptors.
 fn unmount_patiently(point: &Path) -> bool {
     for attempt in 0..8 {
-        if try_run_limited(&mut tool("umount", &[point]), 60).is_ok_and(|output| output.status.success()) {
+        if try_run_limited(&mut tool("umount", &[point]), 60)
+            .is_ok_and(|output| output.status.success())
+        {
             return true;
         }
         thread::sleep(Duration::from_millis(25 << attempt));

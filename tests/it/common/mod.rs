@@ -1,4 +1,5 @@
-//! What the integration tests share: real filesystems on image files, real mounts of the real binary, and whole-tree comparison.
+//! What the integration tests share: real filesystems on image files, real mounts of the real
+//! binary, and whole-tree comparison.
 //!
 //! The usual test is one function for every combination:
 //!
@@ -14,8 +15,9 @@
 //! for_each_variant! { reflink => a_view_keeps_the_old_bytes }
 //! ```
 //!
-//! Nothing waits for ever: commands have limits, and a mount that outlives its own is aborted. Nothing stays: values clean up
-//! when dropped, and what a killed test process left is removed by `tests/cleanup.sh`, at the next start or by `tests/run.sh`.
+//! Nothing waits for ever: commands have limits, and a mount that outlives its own is aborted.
+//! Nothing stays: values clean up when dropped, and what a killed test process left is removed by
+//! `tests/cleanup.sh`, at the next start or by `tests/run.sh`.
 #![allow(dead_code, unused_imports, unused_macros)]
 
 pub mod caller;

@@ -21,7 +21,8 @@ pub const VERB_SECONDS: u64 = 180;
 const UMOUNT_SECONDS: u64 = 180;
 /// How often an unmount is tried again that was refused for being in use by nobody.
 const BUSY_TRIES: u32 = 20;
-/// How long a mount may live before it is aborted, so that a test stuck inside it fails instead of hanging.
+/// How long a mount may live before it is aborted, so that a test stuck inside it fails instead of
+/// hanging.
 const MOUNT_LIMIT: Duration = Duration::from_secs(300);
 
 /// Which way reads and writes go.
@@ -63,16 +64,24 @@ pub struct MountOpts {
 impl MountOpts {
     /// In place, nothing special.
     pub fn new(io: Io) -> MountOpts {
-        MountOpts { io, extra: Vec::new(), env: Vec::new(), mountpoint: None, user: None, limit: limit() }
+        MountOpts {
+            io,
+            extra: Vec::new(),
+            env: Vec::new(),
+            mountpoint: None,
+            user: None,
+            limit: limit(),
+        }
     }
 
-    /// With a journal that is packed in idle time whatever its size, and not from some hundred kilobytes on.
+    /// With a journal that is packed in idle time whatever its size, and not from some hundred
+    /// kilobytes on.
     pub fn packing(self) -> MountOpts {
         self.leaving_out("pack-size")
     }
 
-    /// The tree is written down ahead whenever there is a moment; and what an unmount writes of what changed is compared with a walk, see
-    /// [`Mount::compared_baseline`].
+    /// The tree is written down ahead whenever there is a moment; and what an unmount writes of
+    /// what changed is compared with a walk, see [`Mount::compared_baseline`].
     pub fn comparing(self) -> MountOpts {
         self.leaving_out("calm,baseline-trust")
     }
@@ -103,7 +112,8 @@ impl MountOpts {
     }
 }
 
-/// A mounted directory. Dropping it unmounts it; if that does not work the test fails, but nothing is left mounted.
+/// A mounted directory. Dropping it unmounts it; if that does not work the test fails, but nothing
+/// is left mounted.
 pub struct Mount {
     dir: PathBuf,
     opts: MountOpts,
@@ -117,39 +127,69 @@ pub struct Mount {
     run: Arc<RunDir>,
 }
 
-/// A daemon that dies sooner than 250 ms after it began to serve is taken for one that cannot live, and after five of them nobody takes over.
+/// A daemon that dies sooner than 250 ms after it began to serve is taken for one that cannot live,
+/// and after five of them nobody takes over.
 const WORTH_A_SUCCESSOR: Duration = Duration::from_millis(300);
 
 impl Mount {
     /// Mounts `dir`; panics with what the command said if that fails.
     pub fn start(dir: &Path, opts: &MountOpts) -> Mount {
-        let dir = dir.canonicalize().unwrap_or_else(|error| panic!("cannot mount {}: {error}", dir.display()));
+        let dir = dir
+            .canonicalize()
+            .unwrap_or_else(|error| panic!("cannot mount {}: {error}", dir.display()));
         let point = opts.mountpoint.clone().unwrap_or_else(|| dir.clone());
         let watchdog = start_watchdog(point, opts.limit);
-        let mut mount = Mount { dir, opts: opts.clone(), daemon: None, holder: None, serves_since: Instant::now(), watchdog, run: RunDir::get() };
+        let mut mount = Mount {
+            dir,
+            opts: opts.clone(),
+            daemon: None,
+            holder: None,
+            serves_since: Instant::now(),
+            watchdog,
+            run: RunDir::get(),
+        };
         mount.remount();
         mount
     }
 
-    /// Runs `ckptfs mount` without taking its result for granted, for tests of what must be refused.
+    /// Runs `ckptfs mount` without taking its result for granted, for tests of what must be
+    /// refused.
     pub fn try_start(dir: &Path, opts: &MountOpts) -> Output {
         run_limited(&mut mount_command(dir, opts), VERB_SECONDS)
     }
 
-    /// Mounts it (again): after [`Mount::kill`] this is the repair, after [`Mount::umount`] the next day.
+    /// Mounts it (again): after [`Mount::kill`] this is the repair, after [`Mount::umount`] the
+    /// next day.
     pub fn remount(&mut self) {
         let output = Mount::try_start(&self.dir, &self.opts);
-        let problem = || format!("ckptfs mount {} failed ({}): {}{}", self.dir.display(), output.status, text(&output.stderr), self.log_tail());
+        let problem = || {
+            format!(
+                "ckptfs mount {} failed ({}): {}{}",
+                self.dir.display(),
+                output.status,
+                text(&output.stderr),
+                self.log_tail()
+            )
+        };
         assert!(output.status.success(), "{}", problem());
         self.adopt();
     }
 
-    /// Takes over a mount that the caller has made again with a command of its own, as [`Mount::remount`] would.
+    /// Takes over a mount that the caller has made again with a command of its own, as
+    /// [`Mount::remount`] would.
     pub fn adopt(&mut self) {
-        assert!(minor_of(self.path()).is_some(), "ckptfs mount said that it serves, but nothing is mounted on {}", self.path().display());
+        assert!(
+            minor_of(self.path()).is_some(),
+            "ckptfs mount said that it serves, but nothing is mounted on {}",
+            self.path().display()
+        );
         let status = self.status_json();
-        let pid = status["daemon"]["pid"].as_u64().expect("status --json has daemon.pid") as u32;
-        self.holder = status["daemon"]["holder"].as_u64().map(|holder| self.noted(holder as u32));
+        let pid = status["daemon"]["pid"]
+            .as_u64()
+            .expect("status --json has daemon.pid") as u32;
+        self.holder = status["daemon"]["holder"]
+            .as_u64()
+            .map(|holder| self.noted(holder as u32));
         self.daemon = Some(self.noted(pid));
         self.serves_since = Instant::now();
     }
@@ -172,7 +212,9 @@ impl Mount {
 
     /// The daemon's process id. Panics when there is none.
     pub fn pid(&self) -> u32 {
-        self.daemon.expect("the daemon was started and not killed").0
+        self.daemon
+            .expect("the daemon was started and not killed")
+            .0
     }
 
     /// The binary with `-C` for this mount and these arguments.
@@ -190,8 +232,19 @@ impl Mount {
     /// Runs it, panics unless it exits with 0, and returns its stdout.
     pub fn ok<S: AsRef<OsStr>>(&self, arguments: &[S]) -> String {
         let output = self.run(arguments);
-        let shown: Vec<_> = arguments.iter().map(|argument| argument.as_ref().to_string_lossy()).collect();
-        let problem = || format!("ckptfs {} failed ({}): {}{}", shown.join(" "), output.status, text(&output.stderr), self.log_tail());
+        let shown: Vec<_> = arguments
+            .iter()
+            .map(|argument| argument.as_ref().to_string_lossy())
+            .collect();
+        let problem = || {
+            format!(
+                "ckptfs {} failed ({}): {}{}",
+                shown.join(" "),
+                output.status,
+                text(&output.stderr),
+                self.log_tail()
+            )
+        };
         assert!(output.status.success(), "{}", problem());
         text(&output.stdout)
     }
@@ -201,19 +254,23 @@ impl Mount {
         let mut all: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
         all.push("--json".as_ref());
         let said = self.ok(&all);
-        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{all:?} printed no JSON ({error}): {said}"))
+        serde_json::from_str(&said)
+            .unwrap_or_else(|error| panic!("{all:?} printed no JSON ({error}): {said}"))
     }
 
     /// The end of the daemon's log, for a test that fails.
     fn log_tail(&self) -> String {
         let mut cat = tool("tail", &["-n", "20"]);
-        try_run_limited(cat.arg(self.path().join(".ckptfs/daemon.log")), 10).map_or_else(|problem| problem, |output| text(&output.stdout))
+        try_run_limited(cat.arg(self.path().join(".ckptfs/daemon.log")), 10)
+            .map_or_else(|problem| problem, |output| text(&output.stdout))
     }
 
     /// Makes a checkpoint and returns its id.
     pub fn checkpoint(&self) -> u64 {
         let said = self.ok(&["checkpoint"]);
-        said.trim().parse().unwrap_or_else(|_| panic!("checkpoint prints the id alone, not {said:?}"))
+        said.trim()
+            .parse()
+            .unwrap_or_else(|_| panic!("checkpoint prints the id alone, not {said:?}"))
     }
 
     /// Makes a checkpoint with these further arguments and returns what is known about it.
@@ -242,38 +299,63 @@ impl Mount {
         self.json(&arguments)
     }
 
-    /// The paths that `status` calls dirty, sorted. Names that are not UTF-8 come as the JSON shows them.
+    /// The paths that `status` calls dirty, sorted. Names that are not UTF-8 come as the JSON shows
+    /// them.
     pub fn dirty(&self) -> Vec<String> {
         let status = self.status_json();
-        let entries = status["dirty"].as_array().expect("status --json has the array dirty");
-        let mut paths: Vec<String> =
-            entries.iter().map(|entry| entry["path"].as_str().map_or_else(|| entry["path"].to_string(), str::to_owned)).collect();
+        let entries = status["dirty"]
+            .as_array()
+            .expect("status --json has the array dirty");
+        let mut paths: Vec<String> = entries
+            .iter()
+            .map(|entry| {
+                entry["path"]
+                    .as_str()
+                    .map_or_else(|| entry["path"].to_string(), str::to_owned)
+            })
+            .collect();
         paths.sort();
         paths
     }
 
-    /// Kills the holder and the daemon as a crash would and waits until they are dead. The mount stays behind, dead.
+    /// Kills the holder and the daemon as a crash would and waits until they are dead. The mount
+    /// stays behind, dead.
     pub fn kill(&mut self) {
         self.kill_holder();
-        let (pid, start) = self.daemon.take().expect("the daemon was started and not killed");
+        let (pid, start) = self
+            .daemon
+            .take()
+            .expect("the daemon was started and not killed");
         process::kill(pid);
-        assert!(process::wait_dead(pid, start, Duration::from_secs(10)), "daemon {pid} survives SIGKILL");
+        assert!(
+            process::wait_dead(pid, start, Duration::from_secs(10)),
+            "daemon {pid} survives SIGKILL"
+        );
     }
 
     /// Asks the daemon to end, and waits until it has, whoever uses the mount.
     pub fn end_by_signal(&mut self) {
-        let (pid, start) = self.daemon.take().expect("the daemon was started and not killed");
+        let (pid, start) = self
+            .daemon
+            .take()
+            .expect("the daemon was started and not killed");
         self.holder = None;
         let number = rustix::process::Pid::from_raw(pid as i32).expect("a process");
         rustix::process::kill_process(number, rustix::process::Signal::TERM).expect("it lives");
-        assert!(process::wait_dead(pid, start, Duration::from_secs(60)), "daemon {pid} does not end");
+        assert!(
+            process::wait_dead(pid, start, Duration::from_secs(60)),
+            "daemon {pid} does not end"
+        );
     }
 
     /// Kills the process that would start another daemon, if there is one.
     pub fn kill_holder(&mut self) {
         if let Some((pid, start)) = self.holder.take() {
             process::kill(pid);
-            assert!(process::wait_dead(pid, start, Duration::from_secs(10)), "holder {pid} survives SIGKILL");
+            assert!(
+                process::wait_dead(pid, start, Duration::from_secs(10)),
+                "holder {pid} survives SIGKILL"
+            );
         }
     }
 
@@ -293,9 +375,15 @@ impl Mount {
         std::thread::sleep(WORTH_A_SUCCESSOR.saturating_sub(self.serves_since.elapsed()));
         let began = Instant::now();
         self.kill_worker();
-        let asked = fs::metadata(self.path()).and_then(|_| rustix::fs::statfs(self.path()).map_err(Into::into));
+        let asked = fs::metadata(self.path())
+            .and_then(|_| rustix::fs::statfs(self.path()).map_err(Into::into));
         let took = began.elapsed();
-        asked.unwrap_or_else(|error| panic!("the mount does not outlive its daemon: {error}{}", self.log_tail()));
+        asked.unwrap_or_else(|error| {
+            panic!(
+                "the mount does not outlive its daemon: {error}{}",
+                self.log_tail()
+            )
+        });
         self.adopt();
         assert_ne!(self.pid(), before, "another daemon serves");
         took
@@ -303,7 +391,8 @@ impl Mount {
 
     /// Unmounts with the verb, as a user would, and waits until the daemon has gone.
     pub fn umount(&mut self) {
-        self.try_umount().unwrap_or_else(|problem| panic!("{problem}"));
+        self.try_umount()
+            .unwrap_or_else(|problem| panic!("{problem}"));
     }
 
     /// What the last unmount has written is what a walk says. `false`: it was a walk.
@@ -312,33 +401,57 @@ impl Mount {
     /// What differs.
     pub fn compared_baseline(&self) -> Result<bool, String> {
         let compared = self.path().join(".ckptfs/baseline.compared");
-        let Ok(said) = std::fs::read_to_string(&compared) else { return Ok(false) };
+        let Ok(said) = std::fs::read_to_string(&compared) else {
+            return Ok(false);
+        };
         std::fs::remove_file(&compared).map_err(|error| error.to_string())?;
-        if said == "right\n" { Ok(true) } else { Err(format!("a walk says something else than the baseline: {said}")) }
+        if said == "right\n" {
+            Ok(true)
+        } else {
+            Err(format!(
+                "a walk says something else than the baseline: {said}"
+            ))
+        }
     }
 
     fn try_umount(&mut self) -> Result<(), String> {
         let output = self.umount_once()?;
         if !output.status.success() {
-            return Err(format!("ckptfs umount {} failed ({}): {}", self.path().display(), output.status, text(&output.stderr)));
+            return Err(format!(
+                "ckptfs umount {} failed ({}): {}",
+                self.path().display(),
+                output.status,
+                text(&output.stderr)
+            ));
         }
         if minor_of(self.path()).is_some() {
-            return Err(format!("ckptfs umount succeeded, but {} is still mounted", self.path().display()));
+            return Err(format!(
+                "ckptfs umount succeeded, but {} is still mounted",
+                self.path().display()
+            ));
         }
-        let Some((pid, start)) = self.daemon.take() else { return Ok(()) };
+        let Some((pid, start)) = self.daemon.take() else {
+            return Ok(());
+        };
         if process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS)) {
             return Ok(());
         }
         self.daemon = Some((pid, start));
-        Err(format!("daemon {pid} still runs {UMOUNT_SECONDS} s after the unmount"))
+        Err(format!(
+            "daemon {pid} still runs {UMOUNT_SECONDS} s after the unmount"
+        ))
     }
 
-    /// Between fork and exec a child that another thread starts holds copies of this process's descriptors, and keeps a mount busy with them for
-    /// some microseconds: one that is in use by nobody is tried again.
+    /// Between fork and exec a child that another thread starts holds copies of this process's
+    /// descriptors, and keeps a mount busy with them for some microseconds: one that is in use by
+    /// nobody is tried again.
     fn umount_once(&self) -> Result<Output, String> {
         let mut tries = 0;
         loop {
-            let output = try_run_limited(binary(&self.opts).arg("umount").arg(self.path()), UMOUNT_SECONDS)?;
+            let output = try_run_limited(
+                binary(&self.opts).arg("umount").arg(self.path()),
+                UMOUNT_SECONDS,
+            )?;
             let busy = text(&output.stderr).contains(" is in use\n");
             if !busy || tries == BUSY_TRIES {
                 return Ok(output);
@@ -355,9 +468,15 @@ impl Mount {
                 break;
             }
             abort(self.path());
-            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.path().as_os_str()]), UMOUNT_SECONDS);
+            let _ = try_run_limited(
+                &mut tool("umount", &["-l".as_ref(), self.path().as_os_str()]),
+                UMOUNT_SECONDS,
+            );
         }
-        for (pid, start) in [self.holder.take(), self.daemon.take()].into_iter().flatten() {
+        for (pid, start) in [self.holder.take(), self.daemon.take()]
+            .into_iter()
+            .flatten()
+        {
             if process::start_of(pid) == Some(start) {
                 process::kill(pid);
                 process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS));
@@ -369,7 +488,11 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let alive = self.daemon.is_some();
-        let result = if alive && minor_of(self.path()).is_some() { self.try_umount() } else { Ok(()) };
+        let result = if alive && minor_of(self.path()).is_some() {
+            self.try_umount()
+        } else {
+            Ok(())
+        };
         self.tear_down();
         let _ = self.watchdog.send(());
         match result {
@@ -382,14 +505,21 @@ impl Drop for Mount {
 
 fn mount_command(dir: &Path, opts: &MountOpts) -> Command {
     let mut command = binary(opts);
-    command.arg("mount").arg(dir).args(&opts.mountpoint).args(["--io", opts.io.name()]).args(&opts.extra);
+    command
+        .arg("mount")
+        .arg(dir)
+        .args(&opts.mountpoint)
+        .args(["--io", opts.io.name()])
+        .args(&opts.extra);
     command
 }
 
 fn binary(opts: &MountOpts) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-    // A test counts the checkpoints that it makes itself; one that is about others asks for them (`--tripwire`). CKPTFS_TEST_TRIPWIRE=2/100ms has marks
-    // come and go in all of them, where numbers may have gaps, and CKPTFS_TEST_ABSENCE=on has what is changed while nothing is mounted be an epoch.
+    // A test counts the checkpoints that it makes itself; one that is about others asks for them
+    // (`--tripwire`). CKPTFS_TEST_TRIPWIRE=2/100ms has marks come and go in all of them, where
+    // numbers may have gaps, and CKPTFS_TEST_ABSENCE=on has what is changed while nothing is
+    // mounted be an epoch.
     let tripwire = std::env::var("CKPTFS_TEST_TRIPWIRE").unwrap_or_else(|_| "off".to_owned());
     let absence = std::env::var("CKPTFS_TEST_ABSENCE").unwrap_or_else(|_| "off".to_owned());
     command
@@ -407,7 +537,9 @@ fn binary(opts: &MountOpts) -> Command {
 
 /// The limit of a mount: longer by the time that a bounded test was told to run (`CKPTFS_SECONDS`).
 fn limit() -> Duration {
-    let told = std::env::var("CKPTFS_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let told = std::env::var("CKPTFS_SECONDS")
+        .ok()
+        .and_then(|seconds| seconds.parse().ok());
     MOUNT_LIMIT + Duration::from_secs(told.unwrap_or(0))
 }
 
@@ -416,14 +548,19 @@ fn start_watchdog(point: PathBuf, limit: Duration) -> Sender<()> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("harness: {} has been mounted for {} s: aborting it", point.display(), limit.as_secs());
+            eprintln!(
+                "harness: {} has been mounted for {} s: aborting it",
+                point.display(),
+                limit.as_secs()
+            );
             abort(&point);
         }
     });
     sender
 }
 
-/// The device minor of the FUSE filesystem on `point`, which names its connection. Does not touch the mount, which may hang.
+/// The device minor of the FUSE filesystem on `point`, which names its connection. Does not touch
+/// the mount, which may hang.
 pub fn minor_of(point: &Path) -> Option<u32> {
     let table = fs::read("/proc/self/mountinfo").expect("/proc is mounted");
     table.split(|byte| *byte == b'\n').rev().find_map(|line| {
@@ -437,19 +574,32 @@ pub fn minor_of(point: &Path) -> Option<u32> {
 
 /// The mount table writes blanks and backslashes in octal.
 fn unescape(field: &str) -> String {
-    field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+    field
+        .replace("\\040", " ")
+        .replace("\\011", "\t")
+        .replace("\\012", "\n")
+        .replace("\\134", "\\")
 }
 
 /// Ends the FUSE connection of the mount on `point`: whoever waits for it gets an error.
 pub fn abort(point: &Path) {
     let control = Path::new("/sys/fs/fuse/connections");
     if fs::read_dir(control).is_ok_and(|mut entries| entries.next().is_none()) {
-        let _ = try_run_limited(&mut tool("mount", &["-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"]), 10);
+        let _ = try_run_limited(
+            &mut tool(
+                "mount",
+                &["-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"],
+            ),
+            10,
+        );
     }
     if let Some(minor) = minor_of(point)
         && let Err(error) = fs::write(control.join(minor.to_string()).join("abort"), "1")
     {
-        eprintln!("harness: cannot abort the connection of {}: {error}", point.display());
+        eprintln!(
+            "harness: cannot abort the connection of {}: {error}",
+            point.display()
+        );
     }
 }
 
@@ -457,7 +607,10 @@ pub fn abort(point: &Path) {
 pub fn wait_until(what: &str, seconds: u64, mut ready: impl FnMut() -> bool) {
     let started = Instant::now();
     while !ready() {
-        assert!(started.elapsed() < Duration::from_secs(seconds), "after {seconds} s still not: {what}");
+        assert!(
+            started.elapsed() < Duration::from_secs(seconds),
+            "after {seconds} s still not: {what}"
+        );
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// When process `pid` started, in the kernel's ticks, or `None` if it is dead. A zombie counts as dead, for process 1 may reap late; but not while
-/// threads of it are still ending, which hold its files.
+/// When process `pid` started, in the kernel's ticks, or `None` if it is dead. A zombie counts as
+/// dead, for process 1 may reap late; but not while threads of it are still ending, which hold its
+/// files.
 pub fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
@@ -24,7 +25,8 @@ pub fn kill(pid: u32) {
     }
 }
 
-/// Waits until the process that started at `start` as `pid` is dead; `false` if it still lives after `limit`.
+/// Waits until the process that started at `start` as `pid` is dead; `false` if it still lives
+/// after `limit`.
 pub fn wait_dead(pid: u32, start: u64, limit: Duration) -> bool {
     let began = Instant::now();
     while start_of(pid) == Some(start) {
@@ -40,9 +42,16 @@ pub fn wait_dead(pid: u32, start: u64, limit: Duration) -> bool {
 pub fn is_used_by(name: &str, dir: &Path) -> bool {
     let leads_in = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(dir));
     let uses = |process: &Path| {
-        leads_in(process.join("cwd")) || fs::read_dir(process.join("fd")).is_ok_and(|fds| fds.flatten().any(|fd| leads_in(fd.path())))
+        leads_in(process.join("cwd"))
+            || fs::read_dir(process.join("fd"))
+                .is_ok_and(|fds| fds.flatten().any(|fd| leads_in(fd.path())))
     };
-    let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten().map(|entry| entry.path());
-    let named = |process: &PathBuf| fs::read_to_string(process.join("comm")).is_ok_and(|comm| comm.starts_with(name));
+    let processes = fs::read_dir("/proc")
+        .expect("/proc is mounted")
+        .flatten()
+        .map(|entry| entry.path());
+    let named = |process: &PathBuf| {
+        fs::read_to_string(process.join("comm")).is_ok_and(|comm| comm.starts_with(name))
+    };
     processes.filter(named).any(|process| uses(&process))
 }

@@ -1,4 +1,5 @@
-//! The directory that holds everything a test process makes, with the notes that let others clean it up.
+//! The directory that holds everything a test process makes, with the notes that let others clean
+//! it up.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
@@ -10,7 +11,8 @@ use std::sync::{Arc, Mutex, Once, Weak};
 use super::command::{tool, try_run_limited};
 use super::process;
 
-/// Where run directories go: a disk, since tmpfs has no room for images and no loop device with direct I/O.
+/// Where run directories go: a disk, since tmpfs has no room for images and no loop device with
+/// direct I/O.
 const DEFAULT_BASE: &str = "/var/tmp";
 
 /// A run directory; it is removed with the last value that holds it.
@@ -26,7 +28,9 @@ impl RunDir {
     pub fn get() -> Arc<RunDir> {
         static SWEPT: Once = Once::new();
         SWEPT.call_once(sweep_dead);
-        let mut current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut current = CURRENT
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(run) = current.upgrade() {
             return run;
         }
@@ -36,17 +40,22 @@ impl RunDir {
     }
 
     fn create() -> RunDir {
-        let base = std::env::var_os("CKPTFS_TEST_DIR").map_or_else(|| PathBuf::from(DEFAULT_BASE), PathBuf::from);
+        let base = std::env::var_os("CKPTFS_TEST_DIR")
+            .map_or_else(|| PathBuf::from(DEFAULT_BASE), PathBuf::from);
         let path = tempfile::Builder::new()
             .prefix("ckptfs-test-")
             .tempdir_in(&base)
-            .unwrap_or_else(|error| panic!("cannot make a run directory in {}: {error}", base.display()))
+            .unwrap_or_else(|error| {
+                panic!("cannot make a run directory in {}: {error}", base.display())
+            })
             .keep();
         // Tests that act as another user must get through.
-        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("the run directory is ours");
+        fs::set_permissions(&path, Permissions::from_mode(0o755))
+            .expect("the run directory is ours");
         let pid = std::process::id();
         let start = process::start_of(pid).expect("this process lives");
-        fs::write(path.join("owner"), format!("{pid} {start}\n")).expect("the run directory is writable");
+        fs::write(path.join("owner"), format!("{pid} {start}\n"))
+            .expect("the run directory is writable");
         RunDir { path }
     }
 
@@ -57,14 +66,22 @@ impl RunDir {
 
     /// Makes an empty directory of its own for one image or one mount.
     pub fn slot(&self, kind: &str) -> PathBuf {
-        let slot = self.path.join(format!("{kind}-{}", NEXT_SLOT.fetch_add(1, Ordering::Relaxed)));
-        fs::create_dir(&slot).unwrap_or_else(|error| panic!("cannot make {}: {error}", slot.display()));
+        let slot = self.path.join(format!(
+            "{kind}-{}",
+            NEXT_SLOT.fetch_add(1, Ordering::Relaxed)
+        ));
+        fs::create_dir(&slot)
+            .unwrap_or_else(|error| panic!("cannot make {}: {error}", slot.display()));
         slot
     }
 
     /// Notes a daemon, so that it is ended even if this process is killed.
     pub fn note_daemon(&self, pid: u32, start: u64) {
-        let mut notes = OpenOptions::new().append(true).create(true).open(self.path.join("daemons")).expect("the run directory is writable");
+        let mut notes = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.path.join("daemons"))
+            .expect("the run directory is writable");
         writeln!(notes, "{pid} {start}").expect("the run directory is writable");
     }
 }
@@ -73,26 +90,39 @@ impl Drop for RunDir {
     fn drop(&mut self) {
         let _ = fs::remove_file(self.path.join("daemons"));
         let _ = fs::remove_file(self.path.join("owner"));
-        // Whatever a slot could not remove stays for cleanup.sh; with a mount in it, removing it from here would be wrong.
+        // Whatever a slot could not remove stays for cleanup.sh; with a mount in it, removing it
+        // from here would be wrong.
         if fs::remove_dir(&self.path).is_err() {
-            eprintln!("harness: {} is not empty; tests/cleanup.sh removes it", self.path.display());
+            eprintln!(
+                "harness: {} is not empty; tests/cleanup.sh removes it",
+                self.path.display()
+            );
         }
     }
 }
 
 /// A fresh directory on the host's own filesystem, removed when dropped.
 pub fn scratch() -> tempfile::TempDir {
-    let base = std::env::var_os("CKPTFS_TEST_DIR").map_or_else(|| PathBuf::from(DEFAULT_BASE), PathBuf::from);
-    tempfile::Builder::new().prefix("ckptfs-scratch-").tempdir_in(base).expect("a scratch directory can be made")
+    let base = std::env::var_os("CKPTFS_TEST_DIR")
+        .map_or_else(|| PathBuf::from(DEFAULT_BASE), PathBuf::from);
+    tempfile::Builder::new()
+        .prefix("ckptfs-scratch-")
+        .tempdir_in(base)
+        .expect("a scratch directory can be made")
 }
 
 /// The script `name` in `tests/`.
 pub fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(name)
 }
 
 fn sweep_dead() {
-    if let Err(problem) = try_run_limited(&mut tool(&script("cleanup.sh").to_string_lossy(), &["--dead"]), 60) {
+    if let Err(problem) = try_run_limited(
+        &mut tool(&script("cleanup.sh").to_string_lossy(), &["--dead"]),
+        60,
+    ) {
         eprintln!("harness: {problem}");
     }
 }

@@ -8,12 +8,19 @@ use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, makedev, mknodat, setxattr, utimensat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, makedev, mknodat, setxattr,
+    utimensat,
+};
 
 /// 2001-09-09, with nanoseconds that rounding to microseconds would lose.
-const OLD: Timespec = Timespec { tv_sec: 1_000_000_000, tv_nsec: 123_456_789 };
+const OLD: Timespec = Timespec {
+    tv_sec: 1_000_000_000,
+    tv_nsec: 123_456_789,
+};
 
-/// Fills the directory `root`. Root's powers are used where there are any (owners, devices), and left out where there are none.
+/// Fills the directory `root`. Root's powers are used where there are any (owners, devices), and
+/// left out where there are none.
 pub fn sample_tree(root: &Path) {
     let is_root = rustix::process::geteuid().is_root();
     regular_files(root);
@@ -32,7 +39,13 @@ pub fn sample_tree(root: &Path) {
 fn regular_files(root: &Path) {
     fs::write(root.join("plain.txt"), "a line\n").unwrap();
     fs::write(root.join("empty"), "").unwrap();
-    fs::write(root.join("binary"), (0..200_000_u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    fs::write(
+        root.join("binary"),
+        (0..200_000_u32)
+            .flat_map(u32::to_le_bytes)
+            .collect::<Vec<u8>>(),
+    )
+    .unwrap();
     fs::write(root.join("unreadable"), "secret").unwrap();
     fs::set_permissions(root.join("unreadable"), Permissions::from_mode(0o000)).unwrap();
     fs::write(root.join("setuid"), "#!/bin/sh\n").unwrap();
@@ -41,8 +54,16 @@ fn regular_files(root: &Path) {
     sparse.write_all(b"after the hole").unwrap();
     sparse.set_len(16 << 20).unwrap();
     let longest = vec![0xff_u8; 255];
-    fs::write(root.join(OsStr::from_bytes(&longest)), "255 bytes that are not UTF-8").unwrap();
-    fs::write(root.join(OsStr::from_bytes(b"new\nline \\ \"quote\" \x1b[31m")), "control characters").unwrap();
+    fs::write(
+        root.join(OsStr::from_bytes(&longest)),
+        "255 bytes that are not UTF-8",
+    )
+    .unwrap();
+    fs::write(
+        root.join(OsStr::from_bytes(b"new\nline \\ \"quote\" \x1b[31m")),
+        "control characters",
+    )
+    .unwrap();
 }
 
 fn links(root: &Path) {
@@ -65,40 +86,101 @@ fn directories(root: &Path) {
     fs::set_permissions(root.join("setgid-dir"), Permissions::from_mode(0o2775)).unwrap();
     fs::create_dir(root.join("wide")).unwrap();
     for number in 0..300 {
-        fs::write(root.join(format!("wide/file-{number:03}")), format!("{number}")).unwrap();
+        fs::write(
+            root.join(format!("wide/file-{number:03}")),
+            format!("{number}"),
+        )
+        .unwrap();
     }
 }
 
 fn special_files(root: &Path, is_root: bool) {
-    mknodat(CWD, root.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o640), 0).unwrap();
+    mknodat(
+        CWD,
+        root.join("fifo"),
+        FileType::Fifo,
+        Mode::from_raw_mode(0o640),
+        0,
+    )
+    .unwrap();
     // A path of more than 107 bytes cannot be bound, so the socket is made where the path is short.
-    let short = tempfile::Builder::new().prefix("s").tempdir_in(root).unwrap();
+    let short = tempfile::Builder::new()
+        .prefix("s")
+        .tempdir_in(root)
+        .unwrap();
     match UnixListener::bind(short.path().join("s")) {
         Ok(_listener) => fs::rename(short.path().join("s"), root.join("socket")).unwrap(),
-        Err(_) => mknodat(CWD, root.join("socket"), FileType::Socket, Mode::from_raw_mode(0o755), 0).unwrap(),
+        Err(_) => mknodat(
+            CWD,
+            root.join("socket"),
+            FileType::Socket,
+            Mode::from_raw_mode(0o755),
+            0,
+        )
+        .unwrap(),
     }
     if is_root {
-        mknodat(CWD, root.join("null"), FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(1, 3)).unwrap();
-        mknodat(CWD, root.join("block"), FileType::BlockDevice, Mode::from_raw_mode(0o600), makedev(7, 255)).unwrap();
+        mknodat(
+            CWD,
+            root.join("null"),
+            FileType::CharacterDevice,
+            Mode::from_raw_mode(0o666),
+            makedev(1, 3),
+        )
+        .unwrap();
+        mknodat(
+            CWD,
+            root.join("block"),
+            FileType::BlockDevice,
+            Mode::from_raw_mode(0o600),
+            makedev(7, 255),
+        )
+        .unwrap();
     }
 }
 
-/// Where the filesystem has no user attributes (a tmpfs before Linux 6.6), there are none in the tree.
+/// Where the filesystem has no user attributes (a tmpfs before Linux 6.6), there are none in the
+/// tree.
 fn attributes(root: &Path, is_root: bool) {
     let file = root.join("plain.txt");
-    match setxattr(&file, "user.note", b"kept \0 with a zero byte", XattrFlags::empty()) {
-        Ok(()) => setxattr(root.join("deep"), "user.on-a-directory", b"", XattrFlags::empty()).unwrap(),
+    match setxattr(
+        &file,
+        "user.note",
+        b"kept \0 with a zero byte",
+        XattrFlags::empty(),
+    ) {
+        Ok(()) => setxattr(
+            root.join("deep"),
+            "user.on-a-directory",
+            b"",
+            XattrFlags::empty(),
+        )
+        .unwrap(),
         Err(rustix::io::Errno::OPNOTSUPP) => return,
         Err(error) => panic!("cannot set an attribute: {error}"),
     }
     if is_root {
         setxattr(&file, "trusted.note", b"for root", XattrFlags::empty()).unwrap();
         // Version 2, cap_net_raw permitted and effective.
-        let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        setxattr(root.join("binary"), "security.capability", &capability, XattrFlags::empty()).unwrap();
+        let capability = [
+            1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        setxattr(
+            root.join("binary"),
+            "security.capability",
+            &capability,
+            XattrFlags::empty(),
+        )
+        .unwrap();
     }
     // user::rwx, user:1000:r-x, group::r-x, mask::r-x, other::---
-    let entries: [(u16, u16, u32); 5] = [(1, 7, u32::MAX), (2, 5, 1000), (4, 5, u32::MAX), (0x10, 5, u32::MAX), (0x20, 0, u32::MAX)];
+    let entries: [(u16, u16, u32); 5] = [
+        (1, 7, u32::MAX),
+        (2, 5, 1000),
+        (4, 5, u32::MAX),
+        (0x10, 5, u32::MAX),
+        (0x20, 0, u32::MAX),
+    ];
     let mut acl = 2_u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries {
         acl.extend(tag.to_le_bytes());
@@ -110,15 +192,39 @@ fn attributes(root: &Path, is_root: bool) {
     }
 }
 
-/// Gives times from the past, before 1970 included; last of all, since every other step would change them.
+/// Gives times from the past, before 1970 included; last of all, since every other step would
+/// change them.
 fn old_times(root: &Path) {
     let set = |name: &str, time: Timespec| {
-        let times = Timestamps { last_access: time, last_modification: time };
+        let times = Timestamps {
+            last_access: time,
+            last_modification: time,
+        };
         utimensat(CWD, root.join(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
     };
-    for name in ["plain.txt", "to-plain", "dangling", "fifo", "empty-dir", "deep/er", "deep"] {
+    for name in [
+        "plain.txt",
+        "to-plain",
+        "dangling",
+        "fifo",
+        "empty-dir",
+        "deep/er",
+        "deep",
+    ] {
         set(name, OLD);
     }
-    set("empty", Timespec { tv_sec: -86_400, tv_nsec: 0 });
-    set("binary", Timespec { tv_sec: 4_000_000_000, tv_nsec: 999_999_999 });
+    set(
+        "empty",
+        Timespec {
+            tv_sec: -86_400,
+            tv_nsec: 0,
+        },
+    );
+    set(
+        "binary",
+        Timespec {
+            tv_sec: 4_000_000_000,
+            tv_nsec: 999_999_999,
+        },
+    );
 }

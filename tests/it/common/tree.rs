@@ -35,7 +35,14 @@ impl Default for TreeOpts {
     /// Everything, without the names of ckptfs itself.
     fn default() -> TreeOpts {
         let ignore = vec![".ckptfs".to_owned(), ".snapshots".to_owned()];
-        TreeOpts { mtime: true, dir_mtime: true, owner: true, xattrs: true, links: true, ignore }
+        TreeOpts {
+            mtime: true,
+            dir_mtime: true,
+            owner: true,
+            xattrs: true,
+            links: true,
+            ignore,
+        }
     }
 }
 
@@ -83,7 +90,8 @@ pub struct NodeInfo {
     pub ino: u64,
 }
 
-/// Reads the whole tree at `root`. The root itself is the empty path. Panics at the first thing that cannot be read.
+/// Reads the whole tree at `root`. The root itself is the empty path. Panics at the first thing
+/// that cannot be read.
 pub fn tree_of(root: &Path) -> BTreeMap<PathBuf, NodeInfo> {
     tree_without(root, &[])
 }
@@ -94,16 +102,22 @@ pub fn tree_without(root: &Path, ignore: &[String]) -> BTreeMap<PathBuf, NodeInf
 }
 
 /// As [`tree_without`], with the first thing that cannot be read returned as text.
-pub fn try_tree_without(root: &Path, ignore: &[String]) -> Result<BTreeMap<PathBuf, NodeInfo>, String> {
+pub fn try_tree_without(
+    root: &Path,
+    ignore: &[String],
+) -> Result<BTreeMap<PathBuf, NodeInfo>, String> {
     let mut nodes = BTreeMap::new();
     let mut pending = vec![PathBuf::new()];
     while let Some(path) = pending.pop() {
-        let node = read_node(&root.join(&path)).map_err(|error| format!("cannot read {:?} of {}: {error}", path, root.display()))?;
+        let node = read_node(&root.join(&path))
+            .map_err(|error| format!("cannot read {:?} of {}: {error}", path, root.display()))?;
         if node.kind == NodeKind::Dir {
-            let failed = |error: io::Error| format!("cannot list {:?} of {}: {error}", path, root.display());
+            let failed =
+                |error: io::Error| format!("cannot list {:?} of {}: {error}", path, root.display());
             for entry in fs::read_dir(root.join(&path)).map_err(failed)? {
                 let name = entry.map_err(failed)?.file_name();
-                let ignored = path.as_os_str().is_empty() && ignore.iter().any(|ignored| name == ignored.as_str());
+                let ignored = path.as_os_str().is_empty()
+                    && ignore.iter().any(|ignored| name == ignored.as_str());
                 if !ignored {
                     pending.push(path.join(name));
                 }
@@ -132,16 +146,27 @@ fn read_node(path: &Path) -> io::Result<NodeInfo> {
         NodeKind::Block(meta.rdev())
     } else {
         match fs::read(path) {
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODATA.raw_os_error()) => NodeKind::Dropped,
+            Err(error)
+                if error.raw_os_error() == Some(rustix::io::Errno::NODATA.raw_os_error()) =>
+            {
+                NodeKind::Dropped
+            }
             content => {
                 let content = content?;
                 let head = String::from_utf8_lossy(&content[..content.len().min(32)]).into_owned();
-                NodeKind::File { hash: blake3::hash(&content), head }
+                NodeKind::File {
+                    hash: blake3::hash(&content),
+                    head,
+                }
             }
         }
     };
     Ok(NodeInfo {
-        size: if kind == NodeKind::Dir { 0 } else { meta.size() },
+        size: if kind == NodeKind::Dir {
+            0
+        } else {
+            meta.size()
+        },
         kind,
         mode: meta.mode() & 0o7777,
         uid: meta.uid(),
@@ -161,7 +186,10 @@ fn read_xattrs(path: &Path) -> io::Result<BTreeMap<OsString, Vec<u8>>> {
         Err(error) => return Err(error.into()),
     };
     let mut xattrs = BTreeMap::new();
-    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+    for name in names[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+    {
         let mut value = vec![0_u8; 64 << 10];
         let length = rustix::fs::lgetxattr(path, name, &mut value[..])?;
         value.truncate(length);
@@ -170,10 +198,14 @@ fn read_xattrs(path: &Path) -> io::Result<BTreeMap<OsString, Vec<u8>>> {
     Ok(xattrs)
 }
 
-/// Marks the later names of a file by its first; the numbers of two trees differ, the groups must not.
+/// Marks the later names of a file by its first; the numbers of two trees differ, the groups must
+/// not.
 fn note_links(nodes: &mut BTreeMap<PathBuf, NodeInfo>) {
     let mut first: BTreeMap<u64, PathBuf> = BTreeMap::new();
-    for (path, node) in nodes.iter_mut().filter(|(_, node)| node.kind != NodeKind::Dir) {
+    for (path, node) in nodes
+        .iter_mut()
+        .filter(|(_, node)| node.kind != NodeKind::Dir)
+    {
         match first.get(&node.ino) {
             Some(other) => node.linked_to = Some(other.clone()),
             None => drop(first.insert(node.ino, path.clone())),
@@ -184,7 +216,11 @@ fn note_links(nodes: &mut BTreeMap<PathBuf, NodeInfo>) {
 /// Panics with a list of the differences unless both trees are the same in all that `opts` names.
 #[track_caller]
 pub fn assert_same_tree(a: &Path, b: &Path, opts: &TreeOpts) {
-    let differences = compare(&tree_without(a, &opts.ignore), &tree_without(b, &opts.ignore), opts);
+    let differences = compare(
+        &tree_without(a, &opts.ignore),
+        &tree_without(b, &opts.ignore),
+        opts,
+    );
     assert!(differences.is_empty(), "{}", report(a, b, &differences));
 }
 
@@ -192,12 +228,24 @@ pub fn assert_same_tree(a: &Path, b: &Path, opts: &TreeOpts) {
 #[track_caller]
 pub fn assert_tree_is(path: &Path, expected: &BTreeMap<PathBuf, NodeInfo>, opts: &TreeOpts) {
     let differences = compare(&tree_without(path, &opts.ignore), expected, opts);
-    assert!(differences.is_empty(), "{}", report(path, Path::new("what was expected"), &differences));
+    assert!(
+        differences.is_empty(),
+        "{}",
+        report(path, Path::new("what was expected"), &differences)
+    );
 }
 
 /// One line for each difference of two trees.
-pub fn compare(a: &BTreeMap<PathBuf, NodeInfo>, b: &BTreeMap<PathBuf, NodeInfo>, opts: &TreeOpts) -> Vec<String> {
-    let ignored = |path: &Path| path.iter().next().is_some_and(|top| opts.ignore.iter().any(|name| top == name.as_str()));
+pub fn compare(
+    a: &BTreeMap<PathBuf, NodeInfo>,
+    b: &BTreeMap<PathBuf, NodeInfo>,
+    opts: &TreeOpts,
+) -> Vec<String> {
+    let ignored = |path: &Path| {
+        path.iter()
+            .next()
+            .is_some_and(|top| opts.ignore.iter().any(|name| top == name.as_str()))
+    };
     let mut differences = Vec::new();
     for (path, left) in a.iter().filter(|(path, _)| !ignored(path)) {
         match b.get(path) {
@@ -205,68 +253,120 @@ pub fn compare(a: &BTreeMap<PathBuf, NodeInfo>, b: &BTreeMap<PathBuf, NodeInfo>,
             Some(right) => compare_nodes(path, left, right, opts, &mut differences),
         }
     }
-    let missing = b.keys().filter(|path| !ignored(path) && !a.contains_key(*path));
+    let missing = b
+        .keys()
+        .filter(|path| !ignored(path) && !a.contains_key(*path));
     differences.extend(missing.map(|path| format!("{path:?}: only in the second")));
     differences
 }
 
-fn compare_nodes(path: &Path, a: &NodeInfo, b: &NodeInfo, opts: &TreeOpts, differences: &mut Vec<String>) {
-    let mut check = |counts: bool, what: &str, left: &dyn std::fmt::Debug, right: &dyn std::fmt::Debug| {
-        let (left, right) = (format!("{left:?}"), format!("{right:?}"));
-        if counts && left != right {
-            differences.push(format!("{path:?}: {what}: {left} | {right}"));
-        }
+fn compare_nodes(
+    path: &Path,
+    a: &NodeInfo,
+    b: &NodeInfo,
+    opts: &TreeOpts,
+    differences: &mut Vec<String>,
+) {
+    let mut check =
+        |counts: bool, what: &str, left: &dyn std::fmt::Debug, right: &dyn std::fmt::Debug| {
+            let (left, right) = (format!("{left:?}"), format!("{right:?}"));
+            if counts && left != right {
+                differences.push(format!("{path:?}: {what}: {left} | {right}"));
+            }
+        };
+    let timed = if a.kind == NodeKind::Dir {
+        opts.dir_mtime
+    } else {
+        opts.mtime
     };
-    let timed = if a.kind == NodeKind::Dir { opts.dir_mtime } else { opts.mtime };
     check(true, "kind or content", &a.kind, &b.kind);
     check(true, "size", &a.size, &b.size);
-    check(true, "mode", &format_args!("{:o}", a.mode), &format_args!("{:o}", b.mode));
+    check(
+        true,
+        "mode",
+        &format_args!("{:o}", a.mode),
+        &format_args!("{:o}", b.mode),
+    );
     check(opts.owner, "owner", &(a.uid, a.gid), &(b.uid, b.gid));
     check(timed, "mtime", &a.mtime, &b.mtime);
     check(opts.links, "linked to", &a.linked_to, &b.linked_to);
-    for name in a.xattrs.keys().chain(b.xattrs.keys().filter(|name| !a.xattrs.contains_key(*name))) {
-        check(opts.xattrs, &format!("xattr {name:?}"), &shown(a, name), &shown(b, name));
+    for name in a
+        .xattrs
+        .keys()
+        .chain(b.xattrs.keys().filter(|name| !a.xattrs.contains_key(*name)))
+    {
+        check(
+            opts.xattrs,
+            &format!("xattr {name:?}"),
+            &shown(a, name),
+            &shown(b, name),
+        );
     }
 }
 
 /// The value of an attribute as text, with what is not printable escaped.
 fn shown(node: &NodeInfo, name: &OsString) -> Option<String> {
-    node.xattrs.get(name).map(|value| value.escape_ascii().to_string())
+    node.xattrs
+        .get(name)
+        .map(|value| value.escape_ascii().to_string())
 }
 
 fn report(a: &Path, b: &Path, differences: &[String]) -> String {
-    let mut text = format!("{} differences between {} and {}:\n", differences.len(), a.display(), b.display());
+    let mut text = format!(
+        "{} differences between {} and {}:\n",
+        differences.len(),
+        a.display(),
+        b.display()
+    );
     for difference in differences.iter().take(SHOWN_DIFFERENCES) {
         let _ = writeln!(text, "  {difference}");
     }
     text
 }
 
-/// A plain copy to compare with later: `cp -a --reflink=auto` of everything but the names of ckptfs itself.
+/// A plain copy to compare with later: `cp -a --reflink=auto` of everything but the names of ckptfs
+/// itself.
 ///
 /// `to` is made; its own mode, owner, times and attributes are those of `from`.
 pub fn copy_tree(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap_or_else(|error| panic!("cannot make {}: {error}", to.display()));
     let ours = [".ckptfs", ".snapshots"];
-    let names: Vec<OsString> =
-        fs::read_dir(from).expect("the tree can be listed").map(|entry| entry.expect("the tree can be listed").file_name()).collect();
+    let names: Vec<OsString> = fs::read_dir(from)
+        .expect("the tree can be listed")
+        .map(|entry| entry.expect("the tree can be listed").file_name())
+        .collect();
     let mut copy = tool("cp", &["-a", "--reflink=auto", "--"]);
-    copy.args(names.iter().filter(|name| !ours.iter().any(|our| name == our))).arg(to).current_dir(from);
+    copy.args(
+        names
+            .iter()
+            .filter(|name| !ours.iter().any(|our| name == our)),
+    )
+    .arg(to)
+    .current_dir(from);
     if names.iter().any(|name| !ours.iter().any(|our| name == our)) {
         succeeds(&mut copy, TOOL_SECONDS);
     }
     copy_attributes(from, to);
 }
 
-/// Gives the directory `to` what `from` has. Not by `cp`: it would go on into the directories that are left out.
+/// Gives the directory `to` what `from` has. Not by `cp`: it would go on into the directories that
+/// are left out.
 fn copy_attributes(from: &Path, to: &Path) {
     let node = read_node(from).expect("the tree can be read");
     lchown(to, Some(node.uid), Some(node.gid)).expect("the owner can be copied");
     for (name, value) in &node.xattrs {
-        rustix::fs::setxattr(to, name, value, rustix::fs::XattrFlags::empty()).expect("an attribute can be copied");
+        rustix::fs::setxattr(to, name, value, rustix::fs::XattrFlags::empty())
+            .expect("an attribute can be copied");
     }
     fs::set_permissions(to, fs::Permissions::from_mode(node.mode)).expect("the mode can be copied");
-    let time = rustix::fs::Timespec { tv_sec: node.mtime.0, tv_nsec: node.mtime.1 };
-    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
-    rustix::fs::utimensat(rustix::fs::CWD, to, &times, rustix::fs::AtFlags::empty()).expect("the times can be copied");
+    let time = rustix::fs::Timespec {
+        tv_sec: node.mtime.0,
+        tv_nsec: node.mtime.1,
+    };
+    let times = rustix::fs::Timestamps {
+        last_access: time,
+        last_modification: time,
+    };
+    rustix::fs::utimensat(rustix::fs::CWD, to, &times, rustix::fs::AtFlags::empty())
+        .expect("the times can be copied");
 }

@@ -10,8 +10,8 @@ use super::mount::{Io, Mount, MountOpts};
 /// FUSE_PASSTHROUGH came with 6.9, the fine timestamps that it needs here with this kernel.
 const PASSTHROUGH_KERNEL: (u32, u32) = (6, 13);
 
-/// Says that the test does not run here and why. The count of `make test` shows it as skipped, never as passed.
-/// Call it once, then return.
+/// Says that the test does not run here and why. The count of `make test` shows it as skipped,
+/// never as passed. Call it once, then return.
 pub fn skip(reason: &str) {
     // Not `println!`: the test runner swallows what a passing test prints.
     let _ = writeln!(std::io::stdout().lock(), "\nSKIPPED: {reason}");
@@ -64,7 +64,8 @@ impl Variant {
         self.start_with(MountOpts::new(self.io), |_| {})
     }
 
-    /// As [`Variant::start`], with these options, and with the directory filled before it is mounted.
+    /// As [`Variant::start`], with these options, and with the directory filled before it is
+    /// mounted.
     pub fn start_with(self, opts: MountOpts, fill: impl FnOnce(&Path)) -> Rig {
         self.start_on(Image::of(self.fs), opts, fill)
     }
@@ -75,14 +76,20 @@ impl Variant {
         fill(&dir);
         let mount = Mount::start(&dir, &opts);
         let io = mount.status_json()["io"].clone();
-        assert_eq!(io, opts.io.name(), "the mount does not use the I/O path it was asked for");
+        assert_eq!(
+            io,
+            opts.io.name(),
+            "the mount does not use the I/O path it was asked for"
+        );
         Rig { mount, image }
     }
 }
 
 fn kernel() -> (u32, u32) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 

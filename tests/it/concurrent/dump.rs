@@ -3,16 +3,30 @@
 use std::fmt::Write as _;
 use std::fs;
 
-/// For each process: its threads with their names, the system call that each is in, and the kernel's stack of it.
+/// For each process: its threads with their names, the system call that each is in, and the
+/// kernel's stack of it.
 pub fn of(processes: &[(String, u32)]) -> String {
     let mut text = String::new();
     for (name, pid) in processes {
         let _ = writeln!(text, "{name} ({pid})");
-        for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        for task in fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
-            let state = read("stat").rsplit_once(") ").map(|(_, rest)| rest.chars().take(1).collect::<String>()).unwrap_or_default();
+            let state = read("stat")
+                .rsplit_once(") ")
+                .map(|(_, rest)| rest.chars().take(1).collect::<String>())
+                .unwrap_or_default();
             let id = task.file_name();
-            let _ = writeln!(text, "  {} {} {state} in {}", id.display(), read("comm").trim(), read("wchan").trim());
+            let _ = writeln!(
+                text,
+                "  {} {} {state} in {}",
+                id.display(),
+                read("comm").trim(),
+                read("wchan").trim()
+            );
             let _ = writeln!(text, "    call {}", read("syscall").trim());
             for line in read("stack").lines() {
                 let _ = writeln!(text, "    {line}");
@@ -27,9 +41,16 @@ fn a_thread_that_sleeps_is_shown() {
     let child = std::process::Command::new("sleep").arg("60").spawn();
     let mut child = child.expect("sleep is everywhere");
     crate::common::mount::wait_until("it sleeps", 10, || {
-        fs::read_to_string(format!("/proc/{}/wchan", child.id())).is_ok_and(|at| at.contains("sleep"))
+        fs::read_to_string(format!("/proc/{}/wchan", child.id()))
+            .is_ok_and(|at| at.contains("sleep"))
     });
     let text = of(&[("a sleeper".to_owned(), child.id())]);
-    child.kill().and_then(|()| child.wait()).expect("it is ours");
-    assert!(text.contains("a sleeper") && text.contains("nanosleep"), "{text}");
+    child
+        .kill()
+        .and_then(|()| child.wait())
+        .expect("it is ours");
+    assert!(
+        text.contains("a sleeper") && text.contains("nanosleep"),
+        "{text}"
+    );
 }

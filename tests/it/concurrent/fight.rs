@@ -1,4 +1,5 @@
-//! The directory in which everybody fights over the same few names: nobody knows what is there, but every error must be one that a filesystem gives.
+//! The directory in which everybody fights over the same few names: nobody knows what is there, but
+//! every error must be one that a filesystem gives.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -22,7 +23,11 @@ fn check<T>(what: &str, path: &Path, result: io::Result<T>, allowed: &[Errno]) -
         Ok(value) => Some(value),
         Err(error) => {
             let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-            assert!(errno.is_some_and(|errno| allowed.contains(&errno)), "{what} {}: {error}", path.display());
+            assert!(
+                errno.is_some_and(|errno| allowed.contains(&errno)),
+                "{what} {}: {error}",
+                path.display()
+            );
             None
         }
     }
@@ -31,20 +36,38 @@ fn check<T>(what: &str, path: &Path, result: io::Result<T>, allowed: &[Errno]) -
 fn name(rng: &mut Rng, dir: &Path) -> PathBuf {
     let name = format!("n{}", rng.below(FILES));
     // Some of them are in directories that come and go.
-    if rng.below(4) == 0 { dir.join(format!("d{}", rng.below(DIRS))).join(name) } else { dir.join(name) }
+    if rng.below(4) == 0 {
+        dir.join(format!("d{}", rng.below(DIRS))).join(name)
+    } else {
+        dir.join(name)
+    }
 }
 
 /// One move.
 pub fn fight(rng: &mut Rng, tree: &Path) {
     let dir = tree.join(DIR);
-    let (one, two, sub) = (name(rng, &dir), name(rng, &dir), dir.join(format!("d{}", rng.below(DIRS))));
+    let (one, two, sub) = (
+        name(rng, &dir),
+        name(rng, &dir),
+        dir.join(format!("d{}", rng.below(DIRS))),
+    );
     // A name in a directory that may be gone at any moment.
     let gone = [Errno::NOENT];
     let taken = [Errno::NOENT, Errno::EXIST];
     match rng.below(12) {
         0 | 1 => {
-            if let Some(mut file) = check("create", &one, OpenOptions::new().write(true).create_new(true).open(&one), &taken) {
-                check("write", &one, file.write_all(&[rng.below(256) as u8; LEN]), &[]);
+            if let Some(mut file) = check(
+                "create",
+                &one,
+                OpenOptions::new().write(true).create_new(true).open(&one),
+                &taken,
+            ) {
+                check(
+                    "write",
+                    &one,
+                    file.write_all(&[rng.below(256) as u8; LEN]),
+                    &[],
+                );
             }
         }
         2 => {
@@ -57,16 +80,31 @@ pub fn fight(rng: &mut Rng, tree: &Path) {
             check("rename", &one, fs::rename(&one, &two), &gone);
         }
         7 => {
-            check("rename, not over", &one, renameat_with(CWD, &one, CWD, &two, RenameFlags::NOREPLACE).map_err(Into::into), &taken);
+            check(
+                "rename, not over",
+                &one,
+                renameat_with(CWD, &one, CWD, &two, RenameFlags::NOREPLACE).map_err(Into::into),
+                &taken,
+            );
         }
         8 => {
-            check("exchange", &one, renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE).map_err(Into::into), &gone);
+            check(
+                "exchange",
+                &one,
+                renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE).map_err(Into::into),
+                &gone,
+            );
         }
         9 => {
             check("mkdir", &sub, fs::create_dir(&sub), &[Errno::EXIST]);
         }
         10 => {
-            check("rmdir", &sub, fs::remove_dir(&sub), &[Errno::NOENT, Errno::NOTEMPTY]);
+            check(
+                "rmdir",
+                &sub,
+                fs::remove_dir(&sub),
+                &[Errno::NOENT, Errno::NOTEMPTY],
+            );
         }
         _ => look(rng, &one, &dir),
     }
@@ -75,14 +113,28 @@ pub fn fight(rng: &mut Rng, tree: &Path) {
 fn look(rng: &mut Rng, path: &Path, dir: &Path) {
     let gone = [Errno::NOENT];
     if rng.below(2) == 0 {
-        let names = check("list", dir, fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>()), &[]);
-        assert!(names.is_some_and(|names| names.len() <= FILES + DIRS), "more names than there are in {}", dir.display());
+        let names = check(
+            "list",
+            dir,
+            fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>()),
+            &[],
+        );
+        assert!(
+            names.is_some_and(|names| names.len() <= FILES + DIRS),
+            "more names than there are in {}",
+            dir.display()
+        );
         return;
     }
     if let Some(mut file) = check("open", path, File::open(path), &gone) {
         let mut data = Vec::new();
         check("read", path, file.read_to_end(&mut data), &[]);
-        let whole = data.is_empty() || data.len() == LEN && data.iter().all(|byte| *byte == data[0]);
-        assert!(whole, "{} was written in one go, and is read in part", path.display());
+        let whole =
+            data.is_empty() || data.len() == LEN && data.iter().all(|byte| *byte == data[0]);
+        assert!(
+            whole,
+            "{} was written in one go, and is read in part",
+            path.display()
+        );
     }
 }

@@ -1,8 +1,10 @@
-//! Many processes in one tree: sixteen create, write, link, rename and delete, one makes and deletes checkpoints all the time, one walks them.
+//! Many processes in one tree: sixteen create, write, link, rename and delete, one makes and
+//! deletes checkpoints all the time, one walks them.
 //!
-//! Each worker knows what its own names lead to, checks that as it goes, and says so at its end: the tree must be all of that together. In a
-//! directory of its own names everybody fights with everybody, where only the error numbers can be foreseen. No view ever changes.
-//! `CKPTFS_SECONDS` is how long each variant runs; `CKPTFS_SEED` the first worker's seed.
+//! Each worker knows what its own names lead to, checks that as it goes, and says so at its end:
+//! the tree must be all of that together. In a directory of its own names everybody fights with
+//! everybody, where only the error numbers can be foreseen. No view ever changes. `CKPTFS_SECONDS`
+//! is how long each variant runs; `CKPTFS_SEED` the first worker's seed.
 
 mod dump;
 mod fight;
@@ -28,12 +30,21 @@ const SECONDS_LONG: u64 = 120;
 const UNSEEN_WALKED: usize = 6;
 
 fn seconds() -> u64 {
-    let told = std::env::var("CKPTFS_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
-    told.unwrap_or(if std::env::var_os("CKPTFS_LONG").is_some() { SECONDS_LONG } else { SECONDS })
+    let told = std::env::var("CKPTFS_SECONDS")
+        .ok()
+        .and_then(|seconds| seconds.parse().ok());
+    told.unwrap_or(if std::env::var_os("CKPTFS_LONG").is_some() {
+        SECONDS_LONG
+    } else {
+        SECONDS
+    })
 }
 
 fn seed() -> u64 {
-    std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+    std::env::var("CKPTFS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(1)
 }
 
 fn nothing_is_lost(v: Variant) {
@@ -55,7 +66,10 @@ fn nothing_is_lost(v: Variant) {
     live_is(&expected, rig.path(), "the live tree");
     let first = walk::walk(rig.path()).unwrap();
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
-    assert!(walk::walk(rig.path()).unwrap() == first, "the live tree, seen anew");
+    assert!(
+        walk::walk(rig.path()).unwrap() == first,
+        "the live tree, seen anew"
+    );
     let mut views: BTreeMap<String, String> = role::read_note(notes, "walker");
     assert!(!views.is_empty(), "the walker came to the end of no view");
     all_views(&rig, &mut views);
@@ -67,18 +81,30 @@ fn nothing_is_lost(v: Variant) {
     rig.mount.remount();
     live_is(&expected, rig.path(), "the live tree, mounted again");
     same_views(&rig, &views, "mounted again");
-    println!("{operations} operations, {checkpoints} checkpoints, {} views walked, {} names at the end", views.len(), expected.len());
+    println!(
+        "{operations} operations, {checkpoints} checkpoints, {} views walked, {} names at the end",
+        views.len(),
+        expected.len()
+    );
 }
 
 fn orders(role: Role, tree: &Path, notes: &Path, index: usize) -> Orders {
-    Orders { role, tree: tree.to_owned(), notes: notes.to_owned(), index, seed: seed() + index as u64, seconds: seconds() }
+    Orders {
+        role,
+        tree: tree.to_owned(),
+        notes: notes.to_owned(),
+        index,
+        seed: seed() + index as u64,
+        seconds: seconds(),
+    }
 }
 
 /// What all workers say that they did and that there is, together.
 fn said(notes: &Path) -> (u64, BTreeMap<String, Shown>) {
     let (mut operations, mut all) = (0, BTreeMap::new());
     for index in 0..WORKERS {
-        let (count, mine): (u64, BTreeMap<String, Shown>) = role::read_note(notes, &worker::name(index));
+        let (count, mine): (u64, BTreeMap<String, Shown>) =
+            role::read_note(notes, &worker::name(index));
         operations += count;
         all.extend(mine);
     }
@@ -98,34 +124,59 @@ fn live_is(expected: &BTreeMap<String, Shown>, root: &Path, what: &str) {
             there => wrong.push(format!("{path}: {there:?} and not {shown:?}")),
         }
     }
-    wrong.extend(found.iter().map(|(path, shown)| format!("{path}: {shown:?} is nobody's")));
-    assert!(wrong.is_empty(), "{what}: {} names are wrong:\n{}", wrong.len(), wrong[..wrong.len().min(20)].join("\n"));
+    wrong.extend(
+        found
+            .iter()
+            .map(|(path, shown)| format!("{path}: {shown:?} is nobody's")),
+    );
+    assert!(
+        wrong.is_empty(),
+        "{what}: {} names are wrong:\n{}",
+        wrong.len(),
+        wrong[..wrong.len().min(20)].join("\n")
+    );
 }
 
-/// Every view can be read, and those that were walked while everybody worked are what they were then.
+/// Every view can be read, and those that were walked while everybody worked are what they were
+/// then.
 fn all_views(rig: &Rig, views: &mut BTreeMap<String, String>) {
     same_views(rig, views, "at the end");
     let dir = rig.path().join(".snapshots");
-    let mut names: Vec<String> = walk::names(&dir).unwrap().into_iter().filter(|name| name.starts_with(role::KEPT)).collect();
+    let mut names: Vec<String> = walk::names(&dir)
+        .unwrap()
+        .into_iter()
+        .filter(|name| name.starts_with(role::KEPT))
+        .collect();
     names.sort();
     for name in &names {
         let view = dir.join(name);
-        let listed = walk::names(&view).unwrap_or_else(|error| panic!("the view {name} cannot be listed: {error}"));
+        let listed = walk::names(&view)
+            .unwrap_or_else(|error| panic!("the view {name} cannot be listed: {error}"));
         assert_eq!(listed, worker::TOP.map(str::to_owned), "the view {name}");
     }
     worker::steps_follow(&dir, &names);
-    let unseen: Vec<&String> = names.iter().filter(|name| !views.contains_key(*name)).collect();
+    let unseen: Vec<&String> = names
+        .iter()
+        .filter(|name| !views.contains_key(*name))
+        .collect();
     let every = (unseen.len() / UNSEEN_WALKED).max(1);
-    let some: Vec<String> = unseen.into_iter().step_by(every).take(UNSEEN_WALKED).cloned().collect();
+    let some: Vec<String> = unseen
+        .into_iter()
+        .step_by(every)
+        .take(UNSEEN_WALKED)
+        .cloned()
+        .collect();
     for name in some {
-        let hash = walk::hash(&dir.join(&name)).unwrap_or_else(|error| panic!("the view {name} cannot be walked: {error}"));
+        let hash = walk::hash(&dir.join(&name))
+            .unwrap_or_else(|error| panic!("the view {name} cannot be walked: {error}"));
         views.insert(name, hash);
     }
 }
 
 fn same_views(rig: &Rig, views: &BTreeMap<String, String>, when: &str) {
     for (name, hash) in views {
-        let now = walk::hash(&rig.path().join(".snapshots").join(name)).unwrap_or_else(|error| panic!("the view {name}, {when}: {error}"));
+        let now = walk::hash(&rig.path().join(".snapshots").join(name))
+            .unwrap_or_else(|error| panic!("the view {name}, {when}: {error}"));
         assert!(now == *hash, "the view {name} has changed ({when})");
     }
 }
@@ -137,7 +188,8 @@ fn no_panic(rig: &Rig) {
     assert_eq!(line, None, "the daemon's log");
 }
 
-/// While a file is settled it has a lease, and the daemon's own open for writing, which never waits, was refused with EAGAIN.
+/// While a file is settled it has a lease, and the daemon's own open for writing, which never
+/// waits, was refused with EAGAIN.
 fn an_open_for_writing_is_never_refused(v: Variant) {
     const OPENS: usize = 1500;
     let rig = v.start();
@@ -147,7 +199,10 @@ fn an_open_for_writing_is_never_refused(v: Variant) {
         for _ in 0..4 {
             scope.spawn(|| {
                 for turn in 0..OPENS {
-                    let opened = OpenOptions::new().read(turn % 2 == 0).write(true).open(&path);
+                    let opened = OpenOptions::new()
+                        .read(turn % 2 == 0)
+                        .write(true)
+                        .open(&path);
                     opened.unwrap_or_else(|error| panic!("open for writing, turn {turn}: {error}"));
                 }
             });
@@ -155,8 +210,9 @@ fn an_open_for_writing_is_never_refused(v: Variant) {
     });
 }
 
-/// A listing of one directory told the kernel that a file had lost its name in another before the kernel had taken the answer of that unlink(2). It
-/// then counted the name down twice, and refused to link the file, which it took for one without a name: ENOENT in 35 of 2,239 rounds.
+/// A listing of one directory told the kernel that a file had lost its name in another before the
+/// kernel had taken the answer of that unlink(2). It then counted the name down twice, and refused
+/// to link the file, which it took for one without a name: ENOENT in 35 of 2,239 rounds.
 fn a_file_that_lost_a_name_can_be_linked_again(v: Variant) {
     const ROUNDS: usize = 600;
     let rig = v.start();
@@ -174,7 +230,10 @@ fn a_file_that_lost_a_name_can_be_linked_again(v: Variant) {
         }
         let refused = (0..ROUNDS).find_map(|round| {
             let (from, to) = (dirs[round % 2].join("f"), dirs[(round + 1) % 2].join("f"));
-            fs::hard_link(&from, &to).and_then(|()| fs::remove_file(&from)).err().map(|error| (round, error))
+            fs::hard_link(&from, &to)
+                .and_then(|()| fs::remove_file(&from))
+                .err()
+                .map(|error| (round, error))
         });
         stop.store(true, Ordering::SeqCst);
         assert!(refused.is_none(), "round and error: {refused:?}");
@@ -184,7 +243,8 @@ fn a_file_that_lost_a_name_can_be_linked_again(v: Variant) {
 for_each_variant! { reflink => nothing_is_lost }
 for_each_variant! { one => an_open_for_writing_is_never_refused, a_file_that_lost_a_name_can_be_linked_again }
 
-/// One process of the crew. Run as a test it is a worker alone on a plain directory: what it expects is what a filesystem does.
+/// One process of the crew. Run as a test it is a worker alone on a plain directory: what it
+/// expects is what a filesystem does.
 #[test]
 fn one_of_the_crew() {
     match Orders::given() {
@@ -192,7 +252,10 @@ fn one_of_the_crew() {
         None => {
             let (plain, notes) = (scratch(), scratch());
             worker::prepare(plain.path(), 1);
-            role::run(&Orders { seconds: 1, ..orders(Role::Worker, plain.path(), notes.path(), 0) });
+            role::run(&Orders {
+                seconds: 1,
+                ..orders(Role::Worker, plain.path(), notes.path(), 0)
+            });
             let (operations, expected): (u64, _) = role::read_note(notes.path(), &worker::name(0));
             assert!(operations > 0);
             live_is(&expected, plain.path(), "the plain directory");

@@ -35,7 +35,9 @@ impl Rng {
     /// Bytes for a file.
     pub fn content(&mut self, most: usize) -> Vec<u8> {
         let (len, seed) = (self.below(most + 1), self.next());
-        (0..len as u64).map(|at| (seed.wrapping_add(at / 16) >> (at % 5)) as u8).collect()
+        (0..len as u64)
+            .map(|at| (seed.wrapping_add(at / 16) >> (at % 5)) as u8)
+            .collect()
     }
 }
 
@@ -52,28 +54,44 @@ pub enum Shown {
 
 impl Shown {
     fn file(data: &[u8], names: u64) -> Shown {
-        Shown::File(data.len() as u64, blake3::hash(data).to_hex()[..16].to_owned(), names)
+        Shown::File(
+            data.len() as u64,
+            blake3::hash(data).to_hex()[..16].to_owned(),
+            names,
+        )
     }
 
     /// What is there; panics if nothing is.
     pub fn at(path: &Path) -> Shown {
         use std::os::unix::fs::MetadataExt;
-        let told = |what: &str, error: std::io::Error| -> ! { panic!("{what} {}: {error}", path.display()) };
+        let told = |what: &str, error: std::io::Error| -> ! {
+            panic!("{what} {}: {error}", path.display())
+        };
         let stat = fs::symlink_metadata(path).unwrap_or_else(|error| told("stat", error));
         if stat.is_dir() {
             return Shown::Dir;
         }
         if stat.is_symlink() {
-            return Shown::Link(fs::read_link(path).unwrap_or_else(|error| told("readlink", error)).display().to_string());
+            return Shown::Link(
+                fs::read_link(path)
+                    .unwrap_or_else(|error| told("readlink", error))
+                    .display()
+                    .to_string(),
+            );
         }
-        Shown::file(&fs::read(path).unwrap_or_else(|error| told("read", error)), stat.nlink())
+        Shown::file(
+            &fs::read(path).unwrap_or_else(|error| told("read", error)),
+            stat.nlink(),
+        )
     }
 }
 
 /// Everything below `root/part`, by its path from `root`.
 pub fn show_all(root: &Path, part: &str, into: &mut BTreeMap<String, Shown>) {
     let dir = root.join(part);
-    for name in crate::concurrent::walk::names(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display())) {
+    for name in crate::concurrent::walk::names(&dir)
+        .unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
+    {
         let path = format!("{part}/{name}");
         let shown = Shown::at(&root.join(&path));
         if shown == Shown::Dir {
@@ -108,7 +126,11 @@ impl Model {
 
     /// Paths of which `wanted` says so.
     pub fn paths(&self, wanted: impl Fn(&What) -> bool) -> Vec<String> {
-        self.names.iter().filter(|(_, what)| wanted(what)).map(|(path, _)| path.clone()).collect()
+        self.names
+            .iter()
+            .filter(|(_, what)| wanted(what))
+            .map(|(path, _)| path.clone())
+            .collect()
     }
 
     /// Number of names.
@@ -152,12 +174,26 @@ impl Model {
     }
 
     fn take_tree(&mut self, path: &str) -> Vec<(String, What)> {
-        let keys: Vec<String> = self.names.keys().filter(|other| *other == path || is_below(other, path)).cloned().collect();
-        keys.into_iter().filter_map(|key| self.names.remove(&key).map(|what| (key[path.len()..].to_owned(), what))).collect()
+        let keys: Vec<String> = self
+            .names
+            .keys()
+            .filter(|other| *other == path || is_below(other, path))
+            .cloned()
+            .collect();
+        keys.into_iter()
+            .filter_map(|key| {
+                self.names
+                    .remove(&key)
+                    .map(|what| (key[path.len()..].to_owned(), what))
+            })
+            .collect()
     }
 
     fn put_tree(&mut self, path: &str, tree: Vec<(String, What)>) {
-        self.names.extend(tree.into_iter().map(|(rest, what)| (format!("{path}{rest}"), what)));
+        self.names.extend(
+            tree.into_iter()
+                .map(|(rest, what)| (format!("{path}{rest}"), what)),
+        );
     }
 
     /// What a name must show.
@@ -166,7 +202,11 @@ impl Model {
             What::Dir => Shown::Dir,
             What::Link(target) => Shown::Link(target.clone()),
             What::File(number) => {
-                let names = self.names.values().filter(|what| **what == What::File(*number)).count();
+                let names = self
+                    .names
+                    .values()
+                    .filter(|what| **what == What::File(*number))
+                    .count();
                 Shown::file(&self.contents[*number], names as u64)
             }
         })
@@ -174,11 +214,15 @@ impl Model {
 
     /// All of it.
     pub fn all(&self) -> BTreeMap<String, Shown> {
-        self.names.keys().filter_map(|path| Some((path.clone(), self.shown(path)?))).collect()
+        self.names
+            .keys()
+            .filter_map(|path| Some((path.clone(), self.shown(path)?)))
+            .collect()
     }
 }
 
 /// `path` is below the directory `dir`.
 pub fn is_below(path: &str, dir: &str) -> bool {
-    path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
+    path.strip_prefix(dir)
+        .is_some_and(|rest| rest.starts_with('/'))
 }

@@ -83,12 +83,14 @@ pub fn run(orders: &Orders) {
 
 fn write_note(orders: &Orders, note: &impl Serialize) {
     let text = serde_json::to_string(note).expect("a note is plain data");
-    fs::write(orders.notes.join(format!("{}.json", orders.name())), text).expect("the notes are outside the mount");
+    fs::write(orders.notes.join(format!("{}.json", orders.name())), text)
+        .expect("the notes are outside the mount");
 }
 
 /// What a process wrote down.
 pub fn read_note<T: DeserializeOwned>(notes: &Path, name: &str) -> T {
-    let text = fs::read_to_string(notes.join(format!("{name}.json"))).unwrap_or_else(|error| panic!("{name} wrote nothing down: {error}"));
+    let text = fs::read_to_string(notes.join(format!("{name}.json")))
+        .unwrap_or_else(|error| panic!("{name} wrote nothing down: {error}"));
     serde_json::from_str(&text).expect("a note is plain data")
 }
 
@@ -98,13 +100,15 @@ fn checkpoints(orders: &Orders) {
     for number in 0.. {
         let kept = number % KEPT_EVERY == 0;
         let path = dir.join(format!("{}{number:06}", if kept { KEPT } else { GOING }));
-        fs::create_dir(&path).unwrap_or_else(|error| panic!("checkpoint {}: {error}", path.display()));
+        fs::create_dir(&path)
+            .unwrap_or_else(|error| panic!("checkpoint {}: {error}", path.display()));
         if !kept {
             going.push(path);
         }
         if going.len() > GOING_MAX {
             let path = going.remove(0);
-            fs::remove_dir(&path).unwrap_or_else(|error| panic!("deleting {}: {error}", path.display()));
+            fs::remove_dir(&path)
+                .unwrap_or_else(|error| panic!("deleting {}: {error}", path.display()));
         }
         if started.elapsed() > orders.limit() {
             return write_note(orders, &number);
@@ -119,18 +123,27 @@ fn walk_views(orders: &Orders) -> BTreeMap<String, String> {
     let mut known: BTreeMap<String, String> = BTreeMap::new();
     let mut turn = 0;
     while started.elapsed() < orders.limit() {
-        let mut names = walk::names(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        let mut names =
+            walk::names(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         names.retain(|name| name.starts_with(KEPT));
         names.sort();
         turn += 1;
-        let again = known.keys().nth(turn * 7 % known.len().max(1)).filter(|_| turn % 2 == 0).cloned();
+        let again = known
+            .keys()
+            .nth(turn * 7 % known.len().max(1))
+            .filter(|_| turn % 2 == 0)
+            .cloned();
         let Some(name) = again.or(names.pop()) else {
             thread::sleep(PAUSE);
             continue;
         };
-        let hash = walk::hash(&dir.join(&name)).unwrap_or_else(|error| panic!("the view {name}: {error}"));
+        let hash =
+            walk::hash(&dir.join(&name)).unwrap_or_else(|error| panic!("the view {name}: {error}"));
         let before = known.entry(name.clone()).or_insert_with(|| hash.clone());
-        assert!(*before == hash, "the view {name} has changed while everybody worked");
+        assert!(
+            *before == hash,
+            "the view {name} has changed while everybody worked"
+        );
         walk::going(&dir, GOING);
     }
     known
@@ -148,19 +161,37 @@ impl Crew {
         let log = File::create(log_of(&orders)).expect("the notes can be written");
         let copy = log.try_clone().expect("a descriptor can be copied");
         let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
-        command.args(["concurrent::one_of_the_crew", "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(VARIABLE, serde_json::to_string(&orders).expect("orders are plain data"));
-        let child = command.stdin(Stdio::null()).stdout(log).stderr(copy).spawn().expect("this binary can be started again");
+        command.args([
+            "concurrent::one_of_the_crew",
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ]);
+        command.env(
+            VARIABLE,
+            serde_json::to_string(&orders).expect("orders are plain data"),
+        );
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(copy)
+            .spawn()
+            .expect("this binary can be started again");
         self.at_work.push((orders, child));
     }
 
-    /// Waits until all have ended well. Who fails ends the run; who does not end in time is shown where it hangs.
+    /// Waits until all have ended well. Who fails ends the run; who does not end in time is shown
+    /// where it hangs.
     pub fn wait(mut self, limit: Duration, mount: &Mount) {
         let started = Instant::now();
         while !self.at_work.is_empty() {
             let (mut failed, mut index) = (None, 0);
             while index < self.at_work.len() {
-                match self.at_work[index].1.try_wait().expect("a child can be waited for") {
+                match self.at_work[index]
+                    .1
+                    .try_wait()
+                    .expect("a child can be waited for")
+                {
                     None => index += 1,
                     Some(status) => {
                         let (orders, _) = self.at_work.swap_remove(index);
@@ -169,10 +200,19 @@ impl Crew {
                 }
             }
             if let Some(orders) = failed {
-                panic!("{} (seed {}) failed:\n{}", orders.name(), orders.seed, fs::read_to_string(log_of(&orders)).unwrap_or_default());
+                panic!(
+                    "{} (seed {}) failed:\n{}",
+                    orders.name(),
+                    orders.seed,
+                    fs::read_to_string(log_of(&orders)).unwrap_or_default()
+                );
             }
             if started.elapsed() > limit + GRACE {
-                let mut who: Vec<(String, u32)> = self.at_work.iter().map(|(orders, child)| (orders.name(), child.id())).collect();
+                let mut who: Vec<(String, u32)> = self
+                    .at_work
+                    .iter()
+                    .map(|(orders, child)| (orders.name(), child.id()))
+                    .collect();
                 who.push(("the daemon".to_owned(), mount.pid()));
                 panic!("{} processes hang:\n{}", self.at_work.len(), dump::of(&who));
             }

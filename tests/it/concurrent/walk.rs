@@ -7,12 +7,15 @@ use std::path::Path;
 
 /// The names in a directory, sorted.
 pub fn names(dir: &Path) -> io::Result<Vec<String>> {
-    let mut names = fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<Vec<_>>>()?;
+    let mut names = fs::read_dir(dir)?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<io::Result<Vec<_>>>()?;
     names.sort();
     Ok(names)
 }
 
-/// Everything below `dir`, a line for each name in order: what it is, its attributes, and a hash of its content.
+/// Everything below `dir`, a line for each name in order: what it is, its attributes, and a hash of
+/// its content.
 pub fn walk(dir: &Path) -> io::Result<String> {
     let mut text = String::new();
     walk_below(dir, "", &mut text)?;
@@ -40,21 +43,39 @@ fn named<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
 
 fn walk_below(dir: &Path, at: &str, text: &mut String) -> io::Result<()> {
     use std::fmt::Write as _;
-    let mut entries = named(dir, fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>()))?;
+    let mut entries = named(
+        dir,
+        fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>()),
+    )?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for pair in entries.windows(2) {
         if pair[0].file_name() == pair[1].file_name() {
-            return Err(io::Error::other(format!("{} lists {} twice", dir.display(), pair[0].file_name().display())));
+            return Err(io::Error::other(format!(
+                "{} lists {} twice",
+                dir.display(),
+                pair[0].file_name().display()
+            )));
         }
     }
     for entry in entries {
         let path = entry.path();
         let stat = named(&path, fs::symlink_metadata(&path))?;
         if stat.file_type() != entry.file_type()? {
-            return Err(io::Error::other(format!("{} is listed as another kind than it is", path.display())));
+            return Err(io::Error::other(format!(
+                "{} is listed as another kind than it is",
+                path.display()
+            )));
         }
         let name = format!("{at}/{}", entry.file_name().display());
-        let _ = write!(text, "{} {name} {:o} {} {}.{}", letter(stat.file_type()), stat.mode(), stat.uid(), stat.mtime(), stat.mtime_nsec());
+        let _ = write!(
+            text,
+            "{} {name} {:o} {} {}.{}",
+            letter(stat.file_type()),
+            stat.mode(),
+            stat.uid(),
+            stat.mtime(),
+            stat.mtime_nsec()
+        );
         if stat.is_dir() {
             text.push('\n');
             walk_below(&path, &name, text)?;
@@ -65,7 +86,12 @@ fn walk_below(dir: &Path, at: &str, text: &mut String) -> io::Result<()> {
         } else if stat.is_file() {
             let data = named(&path, fs::read(&path))?;
             if data.len() as u64 != stat.len() {
-                return Err(io::Error::other(format!("{} has {} bytes and not {}", path.display(), data.len(), stat.len())));
+                return Err(io::Error::other(format!(
+                    "{} has {} bytes and not {}",
+                    path.display(),
+                    data.len(),
+                    stat.len()
+                )));
             }
             let _ = writeln!(text, " {} {}", stat.len(), blake3::hash(&data).to_hex());
         } else {
@@ -75,13 +101,18 @@ fn walk_below(dir: &Path, at: &str, text: &mut String) -> io::Result<()> {
     Ok(())
 }
 
-/// Looks into views that may be deleted at any moment: it may find them gone at every step, and nothing else.
+/// Looks into views that may be deleted at any moment: it may find them gone at every step, and
+/// nothing else.
 pub fn going(dir: &Path, prefix: &str) {
     let all = names(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     for name in all.into_iter().filter(|name| name.starts_with(prefix)) {
         if let Err(error) = some_of(&dir.join(&name)) {
-            let gone =
-                matches!(error.raw_os_error().map(rustix::io::Errno::from_raw_os_error), Some(rustix::io::Errno::NOENT | rustix::io::Errno::STALE));
+            let gone = matches!(
+                error
+                    .raw_os_error()
+                    .map(rustix::io::Errno::from_raw_os_error),
+                Some(rustix::io::Errno::NOENT | rustix::io::Errno::STALE)
+            );
             assert!(gone, "the view {name}, which is being deleted: {error}");
         }
     }

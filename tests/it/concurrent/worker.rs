@@ -1,4 +1,5 @@
-//! A worker: random operations on names of its own, in directories of its own and in shared ones, each checked against what it knows.
+//! A worker: random operations on names of its own, in directories of its own and in shared ones,
+//! each checked against what it knows.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -14,7 +15,8 @@ use crate::concurrent::model::{Model, Rng, Shown, What, is_below};
 use crate::concurrent::role::{Orders, WORKERS};
 use crate::concurrent::walk;
 
-/// What is at the top of the tree: the directory of the fight, those of the workers, those that they share, and where each counts its steps.
+/// What is at the top of the tree: the directory of the fight, those of the workers, those that
+/// they share, and where each counts its steps.
 pub const TOP: [&str; 4] = [fight::DIR, "own", "shared", "steps"];
 /// Where the names of workers are.
 pub const OWNED: [&str; 2] = ["own", "shared"];
@@ -31,7 +33,9 @@ pub fn name(index: usize) -> String {
 
 /// Makes the tree that the workers begin with.
 pub fn prepare(root: &Path, workers: usize) {
-    let make = |path: String| fs::create_dir_all(root.join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let make = |path: String| {
+        fs::create_dir_all(root.join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    };
     make(fight::DIR.to_owned());
     (0..SHARED_DIRS).for_each(|number| make(format!("shared/s{number}")));
     for index in 0..workers {
@@ -47,10 +51,20 @@ pub fn steps_follow(snapshots: &Path, views: &[String]) {
     for view in views {
         for (index, last) in last.iter_mut().enumerate() {
             let dir = snapshots.join(view).join("steps").join(name(index));
-            let steps = walk::names(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-            assert_eq!(steps.len(), 1, "{} is at the steps {steps:?}", dir.display());
+            let steps =
+                walk::names(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+            assert_eq!(
+                steps.len(),
+                1,
+                "{} is at the steps {steps:?}",
+                dir.display()
+            );
             let step: u64 = steps[0].parse().expect("a step is a number");
-            assert!(step >= *last, "{} is at step {step}, the view before at {last}", dir.display());
+            assert!(
+                step >= *last,
+                "{} is at step {step}, the view before at {last}",
+                dir.display()
+            );
             *last = step;
         }
     }
@@ -59,7 +73,13 @@ pub fn steps_follow(snapshots: &Path, views: &[String]) {
 /// Works until the time is over; gives how much it did and what its names lead to.
 pub fn work(orders: &Orders) -> (u64, BTreeMap<String, Shown>) {
     let started = Instant::now();
-    let mut worker = Worker { rng: Rng::new(orders.seed), tree: orders.tree.clone(), me: name(orders.index), model: Model::default(), step: 0 };
+    let mut worker = Worker {
+        rng: Rng::new(orders.seed),
+        tree: orders.tree.clone(),
+        me: name(orders.index),
+        model: Model::default(),
+        step: 0,
+    };
     let mut operations = 0_u64;
     while started.elapsed() < orders.limit() {
         worker.operate();
@@ -67,7 +87,8 @@ pub fn work(orders: &Orders) -> (u64, BTreeMap<String, Shown>) {
     }
     let mut all = worker.model.all();
     if orders.index == 0 {
-        (0..SHARED_DIRS).for_each(|number| drop(all.insert(format!("shared/s{number}"), Shown::Dir)));
+        (0..SHARED_DIRS)
+            .for_each(|number| drop(all.insert(format!("shared/s{number}"), Shown::Dir)));
     }
     all.insert(format!("own/{}", worker.me), Shown::Dir);
     (operations, all)
@@ -98,7 +119,11 @@ impl Worker {
         match self.rng.below(4) {
             0 => format!("own/{}", self.me),
             1 => format!("shared/s{}", self.rng.below(SHARED_DIRS)),
-            _ => self.rng.of(&made).cloned().unwrap_or_else(|| format!("own/{}", self.me)),
+            _ => self
+                .rng
+                .of(&made)
+                .cloned()
+                .unwrap_or_else(|| format!("own/{}", self.me)),
         }
     }
 
@@ -153,7 +178,14 @@ impl Worker {
             }
             _ => {
                 let data = self.rng.content(BYTES_MAX);
-                let mut file = Self::must("create", &path, OpenOptions::new().write(true).create_new(true).open(self.at(&path)));
+                let mut file = Self::must(
+                    "create",
+                    &path,
+                    OpenOptions::new()
+                        .write(true)
+                        .create_new(true)
+                        .open(self.at(&path)),
+                );
                 Self::must("write", &path, file.write_all(&data));
                 self.model.create(&path, data);
             }
@@ -161,7 +193,9 @@ impl Worker {
     }
 
     fn change_content(&mut self) {
-        let Some((path, number)) = self.some_file() else { return };
+        let Some((path, number)) = self.some_file() else {
+            return;
+        };
         let (at, data) = (self.at(&path), self.rng.content(BYTES_MAX));
         let mut known = std::mem::take(&mut self.model.contents[number]);
         match self.rng.below(4) {
@@ -171,7 +205,11 @@ impl Worker {
             }
             1 => {
                 let offset = self.rng.below(known.len() + 1);
-                let file = Self::must("open", &path, OpenOptions::new().read(true).write(true).open(at));
+                let file = Self::must(
+                    "open",
+                    &path,
+                    OpenOptions::new().read(true).write(true).open(at),
+                );
                 Self::must("pwrite", &path, file.write_all_at(&data, offset as u64));
                 known.resize(known.len().max(offset + data.len()), 0);
                 known[offset..offset + data.len()].copy_from_slice(&data);
@@ -194,7 +232,9 @@ impl Worker {
     }
 
     fn rename(&mut self) {
-        let Some(from) = self.some_path(|_| true) else { return };
+        let Some(from) = self.some_path(|_| true) else {
+            return;
+        };
         let to = self.some_name();
         let (moving, target) = (self.model.get(&from).cloned(), self.model.get(&to).cloned());
         if from == to || is_below(&to, &from) || is_below(&from, &to) {
@@ -208,31 +248,55 @@ impl Worker {
             (one, other) => one != other,
         };
         if fits {
-            Self::must("rename", &format!("{from} to {to}"), fs::rename(self.at(&from), self.at(&to)));
+            Self::must(
+                "rename",
+                &format!("{from} to {to}"),
+                fs::rename(self.at(&from), self.at(&to)),
+            );
             self.model.rename(&from, &to);
         }
     }
 
     fn exchange(&mut self) {
-        let (Some(one), Some(two)) = (self.some_path(|_| true), self.some_path(|_| true)) else { return };
+        let (Some(one), Some(two)) = (self.some_path(|_| true), self.some_path(|_| true)) else {
+            return;
+        };
         if one == two || is_below(&one, &two) || is_below(&two, &one) {
             return;
         }
-        let result = renameat_with(CWD, self.at(&one), CWD, self.at(&two), RenameFlags::EXCHANGE);
-        Self::must("exchange", &format!("{one} and {two}"), result.map_err(Into::into));
+        let result = renameat_with(
+            CWD,
+            self.at(&one),
+            CWD,
+            self.at(&two),
+            RenameFlags::EXCHANGE,
+        );
+        Self::must(
+            "exchange",
+            &format!("{one} and {two}"),
+            result.map_err(Into::into),
+        );
         self.model.exchange(&one, &two);
     }
 
     fn link(&mut self) {
-        let (Some((from, number)), to) = (self.some_file(), self.some_name()) else { return };
+        let (Some((from, number)), to) = (self.some_file(), self.some_name()) else {
+            return;
+        };
         if self.model.get(&to).is_none() && self.model.len() < NAMES_MAX {
-            Self::must("link", &format!("{from} to {to}"), fs::hard_link(self.at(&from), self.at(&to)));
+            Self::must(
+                "link",
+                &format!("{from} to {to}"),
+                fs::hard_link(self.at(&from), self.at(&to)),
+            );
             self.model.put(&to, What::File(number));
         }
     }
 
     fn remove(&mut self) {
-        let Some(path) = self.some_path(|_| true) else { return };
+        let Some(path) = self.some_path(|_| true) else {
+            return;
+        };
         if self.model.get(&path) != Some(&What::Dir) {
             Self::must("unlink", &path, fs::remove_file(self.at(&path)));
             self.model.remove(&path);
@@ -242,7 +306,8 @@ impl Worker {
         }
     }
 
-    /// One name that is renamed for ever: whoever sees two of it, or none, has not seen one instant.
+    /// One name that is renamed for ever: whoever sees two of it, or none, has not seen one
+    /// instant.
     fn next_step(&mut self) {
         let path = |step: u64| format!("steps/{}/{step}", self.me);
         let (from, to) = (path(self.step), path(self.step + 1));
@@ -255,12 +320,18 @@ impl Worker {
         match self.model.shown(&path) {
             Some(shown) => assert_eq!(Shown::at(&self.at(&path)), shown, "{path}"),
             None => {
-                let kind = fs::symlink_metadata(self.at(&path)).map(|stat| stat.file_type()).map_err(|error| error.kind());
+                let kind = fs::symlink_metadata(self.at(&path))
+                    .map(|stat| stat.file_type())
+                    .map_err(|error| error.kind());
                 assert_eq!(kind, Err(io::ErrorKind::NotFound), "{path}");
             }
         }
         if let Some(path) = self.some_path(|_| true) {
-            assert_eq!(Some(Shown::at(&self.at(&path))), self.model.shown(&path), "{path}");
+            assert_eq!(
+                Some(Shown::at(&self.at(&path))),
+                self.model.shown(&path),
+                "{path}"
+            );
         }
     }
 
@@ -270,7 +341,10 @@ impl Worker {
         listed.retain(|name| name.starts_with(&self.me));
         let prefix = format!("{dir}/");
         let mut known = self.model.paths(|_| true);
-        known.retain(|path| path.strip_prefix(&prefix).is_some_and(|rest| !rest.contains('/')));
+        known.retain(|path| {
+            path.strip_prefix(&prefix)
+                .is_some_and(|rest| !rest.contains('/'))
+        });
         let known: Vec<&str> = known.iter().map(|path| &path[prefix.len()..]).collect();
         assert_eq!(listed, known, "{dir}");
     }

@@ -6,7 +6,8 @@ use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-/// What a number stands for; they are compared and written as text with two decimals, or none if they are whole.
+/// What a number stands for; they are compared and written as text with two decimals, or none if
+/// they are whole.
 type Row = BTreeMap<String, f64>;
 
 /// How often is counted before more than the baseline is a finding, and for a new baseline.
@@ -28,7 +29,9 @@ fn kernel() -> String {
 }
 
 fn file(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/counts/baseline").join(format!("{name}.txt"))
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/it/counts/baseline")
+        .join(format!("{name}.txt"))
 }
 
 fn blesses() -> bool {
@@ -42,21 +45,47 @@ impl Baseline {
     /// Why it says nothing here: it was written on another kernel, which makes other requests.
     fn read(name: &str) -> Result<Baseline, String> {
         let text = fs::read_to_string(file(name)).unwrap_or_default();
-        let written_on = text.lines().find_map(|line| line.strip_prefix("kernel ")).unwrap_or_default();
+        let written_on = text
+            .lines()
+            .find_map(|line| line.strip_prefix("kernel "))
+            .unwrap_or_default();
         if !blesses() && !text.is_empty() && written_on != kernel() {
-            return Err(format!("the baseline is of Linux {written_on}, and this is {}", kernel()));
+            return Err(format!(
+                "the baseline is of Linux {written_on}, and this is {}",
+                kernel()
+            ));
         }
-        let known = text.lines().filter(|line| !line.starts_with("kernel ")).filter_map(parse).collect();
-        Ok(Baseline { name: name.to_owned(), known, counted: Vec::new(), problems: Vec::new(), lower: Vec::new() })
+        let known = text
+            .lines()
+            .filter(|line| !line.starts_with("kernel "))
+            .filter_map(parse)
+            .collect();
+        Ok(Baseline {
+            name: name.to_owned(),
+            known,
+            counted: Vec::new(),
+            problems: Vec::new(),
+            lower: Vec::new(),
+        })
     }
 
     /// Compares what a workload made with what is known of it; `slack` more of each is no finding.
     pub fn check(&mut self, workload: &str, counted: Row, slack: f64) {
         let none = Row::new();
         let known = self.known.get(workload).unwrap_or(&none);
-        for name in counted.keys().chain(known.keys().filter(|name| !counted.contains_key(*name))) {
-            let (now, before) = (counted.get(name).copied().unwrap_or(0.0), known.get(name).copied().unwrap_or(0.0));
-            let line = format!("{workload}: {name} {} instead of {}", number(now), number(before));
+        for name in counted
+            .keys()
+            .chain(known.keys().filter(|name| !counted.contains_key(*name)))
+        {
+            let (now, before) = (
+                counted.get(name).copied().unwrap_or(0.0),
+                known.get(name).copied().unwrap_or(0.0),
+            );
+            let line = format!(
+                "{workload}: {name} {} instead of {}",
+                number(now),
+                number(before)
+            );
             if now > before + slack + f64::EPSILON {
                 self.problems.push(line);
             } else if now + slack + f64::EPSILON < before {
@@ -68,29 +97,54 @@ impl Baseline {
 
     /// Notes what is known and was not counted; true if there is nothing to complain about.
     fn complete(&mut self) -> bool {
-        let stale = self.known.keys().filter(|known| !self.counted.iter().any(|(workload, _)| workload == *known));
-        self.problems.extend(stale.map(|workload| format!("{workload}: nobody counts it any more")));
+        let stale = self
+            .known
+            .keys()
+            .filter(|known| !self.counted.iter().any(|(workload, _)| workload == *known));
+        self.problems
+            .extend(stale.map(|workload| format!("{workload}: nobody counts it any more")));
         self.problems.is_empty()
     }
 
     /// Leaves the problems that the other sessions have found too, with whatever number.
     fn only_found_each_time(&mut self, others: &[Baseline]) {
-        let about =
-            |line: &str| line.rsplit_once(" instead of ").and_then(|(counted, _)| counted.rsplit_once(' ')).map(|(about, _)| about.to_owned());
-        let same = |one: &str, other: &str| one == other || (about(one).is_some() && about(one) == about(other));
-        self.problems.retain(|line| others.iter().all(|other| other.problems.iter().any(|found| same(line, found))));
+        let about = |line: &str| {
+            line.rsplit_once(" instead of ")
+                .and_then(|(counted, _)| counted.rsplit_once(' '))
+                .map(|(about, _)| about.to_owned())
+        };
+        let same = |one: &str, other: &str| {
+            one == other || (about(one).is_some() && about(one) == about(other))
+        };
+        self.problems.retain(|line| {
+            others
+                .iter()
+                .all(|other| other.problems.iter().any(|found| same(line, found)))
+        });
     }
 
     /// Takes the median of this and the other sessions.
     fn take_median(&mut self, others: &[Baseline]) {
         for (index, (_, row)) in self.counted.iter_mut().enumerate() {
-            let rows: Vec<Row> = others.iter().map(|other| other.counted[index].1.clone()).chain([row.clone()]).collect();
+            let rows: Vec<Row> = others
+                .iter()
+                .map(|other| other.counted[index].1.clone())
+                .chain([row.clone()])
+                .collect();
             let median = |name: &String| {
-                let mut counts: Vec<f64> = rows.iter().map(|row| row.get(name).copied().unwrap_or(0.0)).collect();
+                let mut counts: Vec<f64> = rows
+                    .iter()
+                    .map(|row| row.get(name).copied().unwrap_or(0.0))
+                    .collect();
                 counts.sort_by(f64::total_cmp);
                 (name.clone(), counts[counts.len() / 2])
             };
-            *row = rows.iter().flat_map(|row| row.keys()).map(median).filter(|(_, count)| *count > 0.0).collect();
+            *row = rows
+                .iter()
+                .flat_map(|row| row.keys())
+                .map(median)
+                .filter(|(_, count)| *count > 0.0)
+                .collect();
         }
     }
 
@@ -103,43 +157,74 @@ impl Baseline {
         if !self.lower.is_empty() {
             // Not `println!`: the test runner swallows what a passing test prints.
             let mut out = std::io::stdout().lock();
-            let _ = writeln!(out, "\nlower the baseline {} (CKPTFS_BLESS=1 cargo test --test it counts::):\n{}", self.name, self.lower.join("\n"));
+            let _ = writeln!(
+                out,
+                "\nlower the baseline {} (CKPTFS_BLESS=1 cargo test --test it counts::):\n{}",
+                self.name,
+                self.lower.join("\n")
+            );
         }
         let name = &self.name;
         let hint = "if it must be so: CKPTFS_BLESS=1 cargo test --test it counts::";
-        assert!(self.problems.is_empty(), "more than the baseline {name} ({hint}):\n{}\n\nall of it:\n{}", self.problems.join("\n"), self.text());
+        assert!(
+            self.problems.is_empty(),
+            "more than the baseline {name} ({hint}):\n{}\n\nall of it:\n{}",
+            self.problems.join("\n"),
+            self.text()
+        );
     }
 
     fn text(&self) -> String {
         let mut text = format!("kernel {}\n", kernel());
         for (workload, row) in &self.counted {
-            let numbers: Vec<String> = row.iter().map(|(name, count)| format!("{name}={}", number(*count))).collect();
-            let _ = writeln!(text, "{workload}: {} # {}", numbers.join(" "), number(row.values().sum::<f64>().abs()));
+            let numbers: Vec<String> = row
+                .iter()
+                .map(|(name, count)| format!("{name}={}", number(*count)))
+                .collect();
+            let _ = writeln!(
+                text,
+                "{workload}: {} # {}",
+                numbers.join(" "),
+                number(row.values().sum::<f64>().abs())
+            );
         }
         text
     }
 }
 
 fn number(value: f64) -> String {
-    if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.2}") }
+    if value.fract() == 0.0 {
+        format!("{value}")
+    } else {
+        format!("{value:.2}")
+    }
 }
 
 fn parse(line: &str) -> Option<(String, Row)> {
     let (workload, numbers) = line.split('#').next()?.rsplit_once(':')?;
     let numbers = numbers.split_whitespace().map(|word| {
-        let (name, value) = word.split_once('=').unwrap_or_else(|| panic!("{word} in {line}"));
-        (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{word} in {line}")))
+        let (name, value) = word
+            .split_once('=')
+            .unwrap_or_else(|| panic!("{word} in {line}"));
+        (
+            name.to_owned(),
+            value.parse().unwrap_or_else(|_| panic!("{word} in {line}")),
+        )
     });
     Some((workload.to_owned(), numbers.collect()))
 }
 
-/// Counts with `session`, which is handed the baseline `name` and fills it, and fails if that finds more than is known; or writes the baseline.
-/// A machine that is short of memory makes the kernel forget and ask again, so only what is found each time is a finding. For the
-/// same reason a new baseline holds the median of as many sessions.
+/// Counts with `session`, which is handed the baseline `name` and fills it, and fails if that finds
+/// more than is known; or writes the baseline. A machine that is short of memory makes the kernel
+/// forget and ask again, so only what is found each time is a finding. For the same reason a new
+/// baseline holds the median of as many sessions.
 ///
 /// # Errors
 /// Why nothing can be counted or compared here.
-pub fn compare(name: &str, session: impl Fn(Baseline) -> Result<Baseline, String>) -> Result<(), String> {
+pub fn compare(
+    name: &str,
+    session: impl Fn(Baseline) -> Result<Baseline, String>,
+) -> Result<(), String> {
     let mut before = Vec::new();
     loop {
         let mut counted = session(Baseline::read(name)?)?;
@@ -158,15 +243,29 @@ pub fn compare(name: &str, session: impl Fn(Baseline) -> Result<Baseline, String
 
 #[test]
 fn more_is_a_problem_less_is_a_hint_and_slack_is_neither() {
-    let row = |numbers: &[(&str, f64)]| -> Row { numbers.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect() };
+    let row = |numbers: &[(&str, f64)]| -> Row {
+        numbers
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), *value))
+            .collect()
+    };
     let known = [("w".to_owned(), row(&[("open", 10.0), ("read", 5.0)]))].into();
-    let mut baseline = Baseline { name: "none".to_owned(), known, counted: Vec::new(), problems: Vec::new(), lower: Vec::new() };
+    let mut baseline = Baseline {
+        name: "none".to_owned(),
+        known,
+        counted: Vec::new(),
+        problems: Vec::new(),
+        lower: Vec::new(),
+    };
     baseline.check("w", row(&[("open", 10.5), ("read", 4.5)]), 0.5);
     assert!(baseline.problems.is_empty() && baseline.lower.is_empty());
     baseline.check("w", row(&[("open", 10.0), ("write", 1.0)]), 0.5);
     assert_eq!(baseline.problems, ["w: write 1 instead of 0"]);
     assert_eq!(baseline.lower, ["w: read 0 instead of 5"]);
-    assert_eq!(parse(baseline.text().lines().nth(2).unwrap_or_default()), Some(("w".to_owned(), row(&[("open", 10.0), ("write", 1.0)]))));
+    assert_eq!(
+        parse(baseline.text().lines().nth(2).unwrap_or_default()),
+        Some(("w".to_owned(), row(&[("open", 10.0), ("write", 1.0)])))
+    );
 }
 
 #[test]
@@ -178,8 +277,15 @@ fn only_what_each_session_finds_is_a_problem() {
         problems: problems.iter().map(|line| (*line).to_owned()).collect(),
         lower: Vec::new(),
     };
-    let others = [with(&["w: open 12 instead of 10", "w: read 6 instead of 5"]), with(&["w: open 13 instead of 10", "v: open 6 instead of 5"])];
-    let mut last = with(&["w: open 11 instead of 10", "w: read 6 instead of 5", "v: open 6 instead of 5"]);
+    let others = [
+        with(&["w: open 12 instead of 10", "w: read 6 instead of 5"]),
+        with(&["w: open 13 instead of 10", "v: open 6 instead of 5"]),
+    ];
+    let mut last = with(&[
+        "w: open 11 instead of 10",
+        "w: read 6 instead of 5",
+        "v: open 6 instead of 5",
+    ]);
     last.only_found_each_time(&others);
     assert_eq!(last.problems, ["w: open 11 instead of 10"]);
 }

@@ -1,6 +1,8 @@
-//! What databases ask of their files, call by call: the same on any machine, with or without an engine.
+//! What databases ask of their files, call by call: the same on any machine, with or without an
+//! engine.
 //!
-//! The calls are those that strace shows of PostgreSQL 15 (`pgbench`, a warm pool of buffers), SQLite 3.40 and Redis 7.
+//! The calls are those that strace shows of PostgreSQL 15 (`pgbench`, a warm pool of buffers),
+//! SQLite 3.40 and Redis 7.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -32,7 +34,11 @@ impl Postgres {
         let [heap, index, log] = ["heap", "index", "log"].map(|name| {
             let path = dir.join(name);
             std::fs::write(&path, vec![0; 100 * BLOCK]).expect("a file");
-            OpenOptions::new().read(true).write(true).open(path).expect("it is there")
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(path)
+                .expect("it is there")
         });
         std::thread::sleep(REST);
         let connected = Postgres { heap, index, log };
@@ -49,7 +55,9 @@ impl Postgres {
         let mut block = [0; BLOCK];
         for query in 0..QUERIES {
             self.plan();
-            self.heap.read_exact_at(&mut block, query % 100 * BLOCK as u64).expect("a block");
+            self.heap
+                .read_exact_at(&mut block, query % 100 * BLOCK as u64)
+                .expect("a block");
         }
     }
 
@@ -62,7 +70,10 @@ impl Postgres {
                 self.heap.write_all_at(&[1; BLOCK], size).expect("a block");
                 assert_eq!(end(&self.heap), size + BLOCK as u64);
             }
-            self.log.write_all_at(&[1; BLOCK], query % 100 * BLOCK as u64).and_then(|()| self.log.sync_data()).expect("the log is written");
+            self.log
+                .write_all_at(&[1; BLOCK], query % 100 * BLOCK as u64)
+                .and_then(|()| self.log.sync_data())
+                .expect("the log is written");
         }
     }
 }
@@ -80,16 +91,27 @@ impl Sqlite {
         let [database, wal] = ["db", "db-wal"].map(|name| {
             let path = dir.join(name);
             std::fs::write(&path, vec![0; 100 * BLOCK]).expect("a file");
-            OpenOptions::new().read(true).write(true).open(path).expect("it is there")
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(path)
+                .expect("it is there")
         });
         std::thread::sleep(REST);
-        Sqlite { path: dir.join("db"), database, wal }
+        Sqlite {
+            path: dir.join("db"),
+            database,
+            wal,
+        }
     }
 
     fn begin(&self) {
-        // Somebody's journal that is to be rolled back; what was changed since; how many pages there are.
+        // Somebody's journal that is to be rolled back; what was changed since; how many pages
+        // there are.
         assert!(!self.path.with_extension("journal").exists());
-        self.database.read_exact_at(&mut [0; 16], 24).expect("the counter of changes");
+        self.database
+            .read_exact_at(&mut [0; 16], 24)
+            .expect("the counter of changes");
         assert!(self.database.metadata().expect("attributes").len() > 0);
     }
 
@@ -101,8 +123,12 @@ impl Sqlite {
     /// A write with WAL.
     pub fn inserts_with_wal(&self) {
         for query in 0..QUERIES {
-            self.wal.write_all_at(&[1; 24], query % 100 * BLOCK as u64).expect("the head of a frame");
-            self.wal.write_all_at(&[1; BLOCK / 2], query % 100 * BLOCK as u64 + 24).expect("a frame");
+            self.wal
+                .write_all_at(&[1; 24], query % 100 * BLOCK as u64)
+                .expect("the head of a frame");
+            self.wal
+                .write_all_at(&[1; BLOCK / 2], query % 100 * BLOCK as u64 + 24)
+                .expect("a frame");
             self.wal.sync_data().expect("a sync");
         }
     }
@@ -112,10 +138,20 @@ impl Sqlite {
         let journal = self.path.with_extension("journal");
         for query in 0..QUERIES {
             self.begin();
-            let mut log = OpenOptions::new().read(true).write(true).create_new(true).open(&journal).expect("a journal");
-            log.write_all(&[1; BLOCK]).and_then(|()| log.sync_data()).expect("it is written");
+            let mut log = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(&journal)
+                .expect("a journal");
+            log.write_all(&[1; BLOCK])
+                .and_then(|()| log.sync_data())
+                .expect("it is written");
             assert!(self.database.metadata().expect("attributes").len() > 0);
-            self.database.write_all_at(&[1; BLOCK], query % 100 * BLOCK as u64).and_then(|()| self.database.sync_data()).expect("a page");
+            self.database
+                .write_all_at(&[1; BLOCK], query % 100 * BLOCK as u64)
+                .and_then(|()| self.database.sync_data())
+                .expect("a page");
             drop(log);
             std::fs::remove_file(&journal).expect("the journal is removed");
         }
@@ -125,6 +161,8 @@ impl Sqlite {
 /// A log that is only appended to, and synced each time (Redis with `appendfsync always`).
 pub fn redis(log: &mut File) {
     for _ in 0..QUERIES {
-        log.write_all(b"*3\r\n$3\r\nSET\r\n").and_then(|()| log.sync_data()).expect("the log is written");
+        log.write_all(b"*3\r\n$3\r\nSET\r\n")
+            .and_then(|()| log.sync_data())
+            .expect("the log is written");
     }
 }

@@ -1,4 +1,5 @@
-//! Memory of the daemon for each inode that the kernel knows, and for each file that a restore brings back.
+//! Memory of the daemon for each inode that the kernel knows, and for each file that a restore
+//! brings back.
 
 use std::fs;
 use std::io::Write;
@@ -11,12 +12,16 @@ use crate::counts::tree;
 const FILES: usize = 20_000;
 /// Files in one directory.
 const PER_DIR: usize = 500;
-/// What the bound of the project is at 250,000 files; here it has a margin for a table that has just grown, and for a debug build.
+/// What the bound of the project is at 250,000 files; here it has a margin for a table that has
+/// just grown, and for a debug build.
 const BYTES_PER_INODE_MAX: u64 = 200 * 2;
 
 #[test]
 fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
-    let variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
@@ -24,7 +29,9 @@ fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
         for dir in 0..FILES / PER_DIR {
             let dir = root.join(format!("a-directory-{dir:03}"));
             fs::create_dir(&dir).expect("a directory");
-            (0..PER_DIR).for_each(|file| fs::write(dir.join(format!("a-file-{file:05}")), "").expect("a file"));
+            (0..PER_DIR).for_each(|file| {
+                fs::write(dir.join(format!("a-file-{file:05}")), "").expect("a file")
+            });
         }
     });
     let before = rig.stats();
@@ -45,27 +52,39 @@ fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
         fs::remove_dir_all(entry.expect("an entry").path()).expect("rm -rf");
     }
     // What is unlinked the kernel forgets at once, but FORGET is no request that can be waited for.
-    crate::common::mount::wait_until("the inodes that are gone are forgotten", 60, || rig.stats().inodes <= before.inodes + 2);
+    crate::common::mount::wait_until("the inodes that are gone are forgotten", 60, || {
+        rig.stats().inodes <= before.inodes + 2
+    });
     println!("{each} bytes per inode");
 }
 
-/// What a restore may take for each file that it brings back, at its peak: the plan, what was made, and the records of what it replaces.
-/// Times that it is measured before it counts as too much.
+/// What a restore may take for each file that it brings back, at its peak: the plan, what was made,
+/// and the records of what it replaces. Times that it is measured before it counts as too much.
 const ATTEMPTS: u32 = 3;
 const RESTORED_BYTES_MAX: u64 = 2048;
 
 /// A line of `/proc/PID/status`, in bytes.
 fn status_bytes(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon's status");
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("a line of the status");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .expect("a line of the status");
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse::<u64>()
+        .expect("a number")
+        * 1024
 }
 
-/// It took 3.5 KB: what was made stood in two tables, all of it was in the kernel's table before the first was put in place, and the indexer took over the
-/// guard's epoch meanwhile.
+/// It took 3.5 KB: what was made stood in two tables, all of it was in the kernel's table before
+/// the first was put in place, and the indexer took over the guard's epoch meanwhile.
 #[test]
 fn a_restore_takes_little_memory_for_each_file() {
-    let variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
@@ -87,19 +106,28 @@ fn restored_bytes(variant: Variant) -> u64 {
     let mut rig = Counted::start(variant, |root| {
         for number in 0..FILES {
             if number % PER_DIR == 0 {
-                fs::create_dir(root.join(name(number)).parent().expect("a directory")).expect("a directory");
+                fs::create_dir(root.join(name(number)).parent().expect("a directory"))
+                    .expect("a directory");
             }
             fs::write(root.join(name(number)), "as it was").expect("a file");
         }
     });
     let id = rig.checkpoint();
     for number in 0..FILES {
-        fs::OpenOptions::new().append(true).open(rig.path().join(name(number))).expect("a file").write_all(b", and more").expect("a write");
+        fs::OpenOptions::new()
+            .append(true)
+            .open(rig.path().join(name(number)))
+            .expect("a file")
+            .write_all(b", and more")
+            .expect("a write");
     }
     rig.sync();
     let before = rig.stats().rss_bytes;
     fs::write(format!("/proc/{}/clear_refs", rig.pid()), "5").expect("the peak begins anew");
     rig.restore(id);
-    assert_eq!(fs::read(rig.path().join(name(FILES - 1))).expect("a file"), b"as it was");
+    assert_eq!(
+        fs::read(rig.path().join(name(FILES - 1))).expect("a file"),
+        b"as it was"
+    );
     status_bytes(rig.pid(), "VmHWM").saturating_sub(before) / FILES as u64
 }

@@ -14,11 +14,12 @@ use crate::counts::tree;
 const FEW: usize = 100;
 /// Seconds for a tool.
 const TOOL_SECONDS: u64 = 120;
-/// More requests than the baseline that are no finding: the kernel may have forgotten something. Whoever makes an operation dearer adds one for
-/// each file.
+/// More requests than the baseline that are no finding: the kernel may have forgotten something.
+/// Whoever makes an operation dearer adds one for each file.
 const SLACK: f64 = 10.0;
-/// The same for a tool of the system: another version of it may look at a few files more. And for what is asked of open files by and by: a machine that is
-/// busy takes longer, and attributes may be believed for a while only.
+/// The same for a tool of the system: another version of it may look at a few files more. And for
+/// what is asked of open files by and by: a machine that is busy takes longer, and attributes may
+/// be believed for a while only.
 const TOOL_SLACK: f64 = 40.0;
 
 /// One mount, and what is known of it.
@@ -40,7 +41,14 @@ impl Session {
 
     fn count(&mut self, workload: &str, slack: f64, work: impl FnOnce(&Path)) {
         let counts: Counts = self.rig.requests(work);
-        self.baseline.check(workload, counts.into_iter().map(|(kind, count)| (kind, count as f64)).collect(), slack);
+        self.baseline.check(
+            workload,
+            counts
+                .into_iter()
+                .map(|(kind, count)| (kind, count as f64))
+                .collect(),
+            slack,
+        );
     }
 }
 
@@ -48,13 +56,18 @@ fn run(variant: Variant) {
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
-    if let Err(reason) = baseline::compare(&format!("requests-{}", variant.io.name()), |baseline| Ok(session(variant, baseline))) {
+    if let Err(reason) = baseline::compare(&format!("requests-{}", variant.io.name()), |baseline| {
+        Ok(session(variant, baseline))
+    }) {
         skip(&reason);
     }
 }
 
 fn session(variant: Variant, baseline: Baseline) -> Baseline {
-    let mut session = Session { rig: Counted::start(variant, tree::fill), baseline };
+    let mut session = Session {
+        rig: Counted::start(variant, tree::fill),
+        baseline,
+    };
     new_files(&mut session);
     known_files(&mut session);
     writes(&mut session);
@@ -67,7 +80,10 @@ fn session(variant: Variant, baseline: Baseline) -> Baseline {
 
 /// What is left of it where the kernel does not ask for extended attributes.
 fn session_without_xattrs(variant: Variant, baseline: Baseline) -> Baseline {
-    let mut session = Session { rig: Counted::start_with(variant, "--xattrs=off", tree::fill), baseline };
+    let mut session = Session {
+        rig: Counted::start_with(variant, "--xattrs=off", tree::fill),
+        baseline,
+    };
     // The first answer is that there are none, and the last that is asked for.
     let first = session.rig.path().join("first");
     std::fs::write(&first, "x").expect("a file");
@@ -106,12 +122,20 @@ fn known_files(session: &mut Session) {
     session.rig.remount();
     session.exactly("stat walk of 1000 files, cold", walk);
     session.exactly("stat walk of 1000 files, warm", walk);
-    session.exactly("read 1000 files, known, cold data", |path| tree::read(&tree::paths(path)));
-    session.exactly("read 1000 files, warm", |path| tree::read(&tree::paths(path)));
+    session.exactly("read 1000 files, known, cold data", |path| {
+        tree::read(&tree::paths(path))
+    });
+    session.exactly("read 1000 files, warm", |path| {
+        tree::read(&tree::paths(path))
+    });
     session.rig.remount();
-    session.exactly("read 1000 files, cold", |path| tree::read(&tree::paths(path)));
+    session.exactly("read 1000 files, cold", |path| {
+        tree::read(&tree::paths(path))
+    });
     session.rig.remount();
-    session.exactly("name walk of 1000 files, cold", |path| assert!(tree::name_walk(path) >= tree::FILES));
+    session.exactly("name walk of 1000 files, cold", |path| {
+        assert!(tree::name_walk(path) >= tree::FILES)
+    });
 }
 
 /// Writes to what was there before, before a checkpoint and after.
@@ -119,21 +143,38 @@ fn writes(session: &mut Session) {
     let walk = |path: &Path| assert!(tree::stat_walk(path) >= tree::FILES);
     session.rig.remount();
     session.exactly("stat walk of 1000 files, cold again", walk);
-    session.exactly("first write of 1000 files, no checkpoint", |path| tree::touch(&tree::paths(path)));
-    session.exactly("next write of 1000 files, no checkpoint", |path| tree::touch(&tree::paths(path)));
+    session.exactly("first write of 1000 files, no checkpoint", |path| {
+        tree::touch(&tree::paths(path))
+    });
+    session.exactly("next write of 1000 files, no checkpoint", |path| {
+        tree::touch(&tree::paths(path))
+    });
     session.rig.checkpoint();
-    session.exactly("first write of 1000 files after a checkpoint", |path| tree::touch(&tree::paths(path)));
-    session.exactly("next write of 1000 files after a checkpoint", |path| tree::touch(&tree::paths(path)));
+    session.exactly("first write of 1000 files after a checkpoint", |path| {
+        tree::touch(&tree::paths(path))
+    });
+    session.exactly("next write of 1000 files after a checkpoint", |path| {
+        tree::touch(&tree::paths(path))
+    });
     session.rig.checkpoint();
-    session.exactly("rename 1000 after a checkpoint", |path| tree::rename(&tree::paths(path)));
+    session.exactly("rename 1000 after a checkpoint", |path| {
+        tree::rename(&tree::paths(path))
+    });
     session.exactly("unlink 1000 after a checkpoint", |path| {
-        let renamed: Vec<_> = tree::paths(path).iter().map(|path| tree::renamed(path)).collect();
+        let renamed: Vec<_> = tree::paths(path)
+            .iter()
+            .map(|path| tree::renamed(path))
+            .collect();
         tree::unlink(&renamed);
     });
-    session.exactly("create, write, close 1000 files after a checkpoint", |path| tree::create(&tree::paths(path)));
+    session.exactly(
+        "create, write, close 1000 files after a checkpoint",
+        |path| tree::create(&tree::paths(path)),
+    );
 }
 
-/// A transaction of each: what is read asks for nothing, what is written is synced, and who asks for all attributes after a read gets them anew.
+/// A transaction of each: what is read asks for nothing, what is written is synced, and who asks
+/// for all attributes after a read gets them anew.
 fn databases(session: &mut Session) {
     let dir = session.rig.path().join("databases");
     std::fs::create_dir(&dir).expect("a directory");
@@ -141,10 +182,18 @@ fn databases(session: &mut Session) {
     session.about("postgresql: 1000 selects", |_| postgres.selects());
     session.about("postgresql: 1000 transactions", |_| postgres.transactions());
     let sqlite = Sqlite::open(&dir);
-    session.about("sqlite: 1000 inserts with wal", |_| sqlite.inserts_with_wal());
+    session.about("sqlite: 1000 inserts with wal", |_| {
+        sqlite.inserts_with_wal()
+    });
     session.about("sqlite: 1000 selects without wal", |_| sqlite.selects());
-    session.about("sqlite: 1000 inserts without wal", |_| sqlite.inserts_with_journal());
-    let mut log = OpenOptions::new().append(true).create(true).open(dir.join("appendonly.aof")).expect("a log");
+    session.about("sqlite: 1000 inserts without wal", |_| {
+        sqlite.inserts_with_journal()
+    });
+    let mut log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(dir.join("appendonly.aof"))
+        .expect("a log");
     session.about("redis: 1000 appends", |_| databases::redis(&mut log));
     drop((postgres, sqlite, log));
     std::fs::remove_dir_all(&dir).expect("nobody has it open");
@@ -152,24 +201,55 @@ fn databases(session: &mut Session) {
 
 /// What programs do that people use.
 fn archives(session: &mut Session) {
-    let archive = std::env::temp_dir().join(format!("ckptfs-counts-{}-{:p}.tar", std::process::id(), session));
+    let archive = std::env::temp_dir().join(format!(
+        "ckptfs-counts-{}-{:p}.tar",
+        std::process::id(),
+        session
+    ));
     let dirs: Vec<String> = (0..tree::DIRS).map(|dir| format!("dir-{dir:02}")).collect();
-    succeeds(tool("tar", &[OsStr::new("-cf"), archive.as_os_str()]).args(&dirs).current_dir(session.rig.path()), TOOL_SECONDS);
+    succeeds(
+        tool("tar", &[OsStr::new("-cf"), archive.as_os_str()])
+            .args(&dirs)
+            .current_dir(session.rig.path()),
+        TOOL_SECONDS,
+    );
     let unpacked = session.rig.path().join("unpacked");
     std::fs::create_dir(&unpacked).expect("a directory");
     session.about("untar 1000 files", |_| {
-        succeeds(tool("tar", &[OsStr::new("-xf"), archive.as_os_str()]).current_dir(&unpacked), TOOL_SECONDS);
+        succeeds(
+            tool("tar", &[OsStr::new("-xf"), archive.as_os_str()]).current_dir(&unpacked),
+            TOOL_SECONDS,
+        );
     });
     std::fs::remove_file(&archive).expect("the archive can be removed");
     session.about("rm -rf 1000 files", |_| {
-        succeeds(&mut tool("rm", &[OsStr::new("-rf"), unpacked.as_os_str()]), TOOL_SECONDS);
+        succeeds(
+            &mut tool("rm", &[OsStr::new("-rf"), unpacked.as_os_str()]),
+            TOOL_SECONDS,
+        );
     });
 }
 
 fn git(session: &mut Session) {
     let git = |arguments: &[&str], dir: &Path| {
-        let who = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "gc.auto=0", "-c", "core.fsmonitor=false", "-c", "safe.directory=*"];
-        succeeds(tool("git", &[&who, arguments].concat()).env("GIT_CONFIG_GLOBAL", "/dev/null").current_dir(dir), TOOL_SECONDS);
+        let who = [
+            "-c",
+            "user.name=n",
+            "-c",
+            "user.email=e@x",
+            "-c",
+            "gc.auto=0",
+            "-c",
+            "core.fsmonitor=false",
+            "-c",
+            "safe.directory=*",
+        ];
+        succeeds(
+            tool("git", &[&who, arguments].concat())
+                .env("GIT_CONFIG_GLOBAL", "/dev/null")
+                .current_dir(dir),
+            TOOL_SECONDS,
+        );
     };
     let root = session.rig.path().to_owned();
     git(&["init", "-q"], &root);
@@ -185,22 +265,37 @@ fn views(session: &mut Session) {
     let id = session.rig.checkpoint();
     let view = session.rig.view(id);
     // Half of it is no longer what it was.
-    let changed: Vec<_> = tree::paths(session.rig.path()).into_iter().step_by(2).collect();
+    let changed: Vec<_> = tree::paths(session.rig.path())
+        .into_iter()
+        .step_by(2)
+        .collect();
     tree::touch(&changed);
     let walk = |view: &Path| assert!(tree::stat_walk(view) >= tree::FILES);
     session.exactly("view: stat walk of 1000 files, cold", |_| walk(&view));
     session.exactly("view: stat walk of 1000 files, warm", |_| walk(&view));
     lists(session, &view);
-    session.exactly("view: read 1000 files, cold data", |_| tree::read(&tree::paths(&view)));
-    session.exactly("view: read 1000 files, warm", |_| tree::read(&tree::paths(&view)));
+    session.exactly("view: read 1000 files, cold data", |_| {
+        tree::read(&tree::paths(&view))
+    });
+    session.exactly("view: read 1000 files, warm", |_| {
+        tree::read(&tree::paths(&view))
+    });
     session.rig.remount();
-    session.exactly("view: name walk of 1000 files, cold", |_| assert!(tree::name_walk(&view) >= tree::FILES));
+    session.exactly("view: name walk of 1000 files, cold", |_| {
+        assert!(tree::name_walk(&view) >= tree::FILES)
+    });
 }
 
-/// `ls -l` asks each file for its access list, which the kernel remembers, and for its label, which it does not.
+/// `ls -l` asks each file for its access list, which the kernel remembers, and for its label, which
+/// it does not.
 fn lists(session: &mut Session, view: &Path) {
     let list = |_: &Path| {
-        succeeds(tool("ls", &["-l"]).arg(view.join("dir-00")).stdout(std::process::Stdio::null()), TOOL_SECONDS);
+        succeeds(
+            tool("ls", &["-l"])
+                .arg(view.join("dir-00"))
+                .stdout(std::process::Stdio::null()),
+            TOOL_SECONDS,
+        );
     };
     session.about("view: ls -l of 50 files", list);
     session.about("view: ls -l of 50 files, again", list);
@@ -208,29 +303,46 @@ fn lists(session: &mut Session, view: &Path) {
 
 #[test]
 fn requests_without_extended_attributes_do_not_grow() {
-    let variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
-    if let Err(reason) = baseline::compare("requests-without-xattrs", |baseline| Ok(session_without_xattrs(variant, baseline))) {
+    if let Err(reason) = baseline::compare("requests-without-xattrs", |baseline| {
+        Ok(session_without_xattrs(variant, baseline))
+    }) {
         skip(&reason);
     }
 }
 
 #[test]
 fn requests_per_workload_do_not_grow_passthrough() {
-    run(Variant { fs: Fs::Xfs, io: Io::Passthrough });
+    run(Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    });
 }
 
 #[test]
 fn requests_per_workload_do_not_grow_daemon() {
-    run(Variant { fs: Fs::Xfs, io: Io::Daemon });
+    run(Variant {
+        fs: Fs::Xfs,
+        io: Io::Daemon,
+    });
 }
 
 /// The filesystem below makes no difference.
 #[test]
 #[ignore = "long: the same again on btrfs"]
 fn requests_per_workload_do_not_grow_btrfs() {
-    run(Variant { fs: Fs::Btrfs, io: Io::Passthrough });
-    run(Variant { fs: Fs::Btrfs, io: Io::Daemon });
+    run(Variant {
+        fs: Fs::Btrfs,
+        io: Io::Passthrough,
+    });
+    run(Variant {
+        fs: Fs::Btrfs,
+        io: Io::Daemon,
+    });
 }

@@ -15,7 +15,8 @@ use crate::common::{Image, Mount, MountOpts, Variant};
 /// Numbers by name: requests by kind, or calls by system call.
 pub type Counts = BTreeMap<String, u64>;
 
-/// A directory mounted elsewhere than in place: its daemon is reached beside the mount, and asking makes no request.
+/// A directory mounted elsewhere than in place: its daemon is reached beside the mount, and asking
+/// makes no request.
 pub struct Counted {
     client: Client,
     mount: Mount,
@@ -34,17 +35,30 @@ impl Counted {
         let image = Image::of(variant.fs);
         let backing = image.dir("project");
         fill(&backing);
-        // What the sealer does is done ahead of need, by a thread that nobody waits for, and would be counted with whatever goes on meanwhile.
-        // The tripwire counts what is destroyed. A mark of it would be a checkpoint that the baseline does not have: what was made within this minute and is
-        // seen by no checkpoint may go without one.
+        // What the sealer does is done ahead of need, by a thread that nobody waits for, and would
+        // be counted with whatever goes on meanwhile. The tripwire counts what is destroyed. A mark
+        // of it would be a checkpoint that the baseline does not have: what was made within this
+        // minute and is seen by no checkpoint may go without one.
         let opts = MountOpts {
             mountpoint: Some(image.dir("mounted")),
-            ..MountOpts::new(variant.io).arg("--seal=off").arg("--tripwire=25/60s").arg(argument)
+            ..MountOpts::new(variant.io)
+                .arg("--seal=off")
+                .arg("--tripwire=25/60s")
+                .arg(argument)
         };
         let mount = Mount::start(&backing, &opts);
         let client = connect(&backing);
-        let mut counted = Counted { client, mount, backing, _image: image };
-        assert_eq!(counted.stats().io, variant.io.name(), "the mount does not use the I/O path it was asked for");
+        let mut counted = Counted {
+            client,
+            mount,
+            backing,
+            _image: image,
+        };
+        assert_eq!(
+            counted.stats().io,
+            variant.io.name(),
+            "the mount does not use the I/O path it was asked for"
+        );
         counted
     }
 
@@ -72,7 +86,11 @@ impl Counted {
 
     /// Makes a checkpoint and returns its number.
     pub fn checkpoint(&mut self) -> u64 {
-        self.client.ask(CheckpointOptions::default()).expect("a checkpoint").id.0
+        self.client
+            .ask(CheckpointOptions::default())
+            .expect("a checkpoint")
+            .id
+            .0
     }
 
     /// Brings everything to the disk that was written below the mount.
@@ -83,11 +101,17 @@ impl Counted {
 
     /// Makes the tree what it was.
     pub fn restore(&mut self, id: u64) {
-        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
+        let options = RestoreOptions {
+            to: StateName(id.to_string()),
+            paths: Vec::new(),
+            dry_run: false,
+            times: None,
+        };
         self.client.ask(options).expect("a restore");
     }
 
-    /// What the daemon says of itself once it has answered every request: also those that nobody waits for, as RELEASE.
+    /// What the daemon says of itself once it has answered every request: also those that nobody
+    /// waits for, as RELEASE.
     pub fn stats(&mut self) -> Stats {
         self.settle();
         self.client.ask(GetStats).expect("stats")
@@ -97,14 +121,25 @@ impl Counted {
     pub fn settle(&self) {
         let minor = minor_of(self.path()).expect("it is mounted");
         let waiting = PathBuf::from(format!("/sys/fs/fuse/connections/{minor}/waiting"));
-        wait_until("every request is answered", 60, || fs::read_to_string(&waiting).expect("fusectl is mounted").trim() == "0");
+        wait_until("every request is answered", 60, || {
+            fs::read_to_string(&waiting)
+                .expect("fusectl is mounted")
+                .trim()
+                == "0"
+        });
     }
 
-    /// Waits until the daemon does nothing: what a checkpoint or a restore leaves to be done in idle time is done.
+    /// Waits until the daemon does nothing: what a checkpoint or a restore leaves to be done in
+    /// idle time is done.
     pub fn rest(&self) {
         let used = || {
-            let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the daemon lives");
-            let ticks = |field: usize| stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(field - 3)).map(str::to_owned);
+            let stat =
+                fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the daemon lives");
+            let ticks = |field: usize| {
+                stat.rsplit_once(") ")
+                    .and_then(|(_, rest)| rest.split(' ').nth(field - 3))
+                    .map(str::to_owned)
+            };
             (ticks(14), ticks(15))
         };
         wait_until("the daemon rests", 60, || {
@@ -114,8 +149,8 @@ impl Counted {
         });
     }
 
-    /// The requests that `work` makes. Left out are FORGET, which comes when the kernel's memory wants it, and STATFS, which comes from whoever looks
-    /// at all mounts of the machine.
+    /// The requests that `work` makes. Left out are FORGET, which comes when the kernel's memory
+    /// wants it, and STATFS, which comes from whoever looks at all mounts of the machine.
     pub fn requests(&mut self, work: impl FnOnce(&Path)) -> Counts {
         let before = self.stats().requests;
         let path = self.path().to_owned();

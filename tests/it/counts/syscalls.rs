@@ -21,7 +21,8 @@ const OPERATIONS: usize = 400;
 const MANY_NAMES: usize = 5000;
 /// Checkpoints that are made.
 const CHECKPOINTS: usize = 40;
-/// Calls per operation beyond the baseline that are no finding: what the threads do besides. Whoever makes an operation dearer adds a whole call.
+/// Calls per operation beyond the baseline that are no finding: what the threads do besides.
+/// Whoever makes an operation dearer adds a whole call.
 const SLACK: f64 = 0.3;
 /// Fewer calls per operation than this are not worth a word.
 const NOISE: f64 = 0.1;
@@ -63,16 +64,33 @@ impl Trace {
         let (summary, said) = (dir.join("summary"), dir.join("said"));
         let stderr = File::create(&said).expect("a file");
         let mut command = tool("strace", &["-c", "-f", "-p", &pid.to_string(), "-o"]);
-        command.arg(&summary).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-        let mut strace = command.spawn().map_err(|error| format!("there is no strace ({error})"))?;
+        command
+            .arg(&summary)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr);
+        let mut strace = command
+            .spawn()
+            .map_err(|error| format!("there is no strace ({error})"))?;
         let mut ended = false;
-        let attached = || fs::read_to_string(&said).unwrap_or_default().contains(" attached");
-        wait_until("strace follows the daemon or says why not", STRACE_SECONDS, || {
-            ended = strace.try_wait().expect("a child can be asked").is_some();
-            ended || attached()
-        });
+        let attached = || {
+            fs::read_to_string(&said)
+                .unwrap_or_default()
+                .contains(" attached")
+        };
+        wait_until(
+            "strace follows the daemon or says why not",
+            STRACE_SECONDS,
+            || {
+                ended = strace.try_wait().expect("a child can be asked").is_some();
+                ended || attached()
+            },
+        );
         if ended {
-            return Err(format!("strace cannot follow the daemon: {}", fs::read_to_string(&said).unwrap_or_default().trim()));
+            return Err(format!(
+                "strace cannot follow the daemon: {}",
+                fs::read_to_string(&said).unwrap_or_default().trim()
+            ));
         }
         Ok(Trace { strace, summary })
     }
@@ -80,7 +98,12 @@ impl Trace {
     /// Ends strace and returns the calls it saw.
     fn end(mut self) -> Counts {
         kill_process(Pid::from_child(&self.strace), Signal::INT).expect("strace runs");
-        wait_until("strace has ended", STRACE_SECONDS, || self.strace.try_wait().expect("a child can be asked").is_some());
+        wait_until("strace has ended", STRACE_SECONDS, || {
+            self.strace
+                .try_wait()
+                .expect("a child can be asked")
+                .is_some()
+        });
         parse(&fs::read_to_string(&self.summary).expect("strace has written a summary"))
     }
 }
@@ -95,15 +118,21 @@ impl Drop for Trace {
 
 /// `% time, seconds, usecs/call, calls, errors (or nothing), syscall`, between two rules of dashes.
 fn parse(summary: &str) -> Counts {
-    let lines = summary.lines().skip_while(|line| !line.starts_with('-')).skip(1).take_while(|line| !line.starts_with('-'));
+    let lines = summary
+        .lines()
+        .skip_while(|line| !line.starts_with('-'))
+        .skip(1)
+        .take_while(|line| !line.starts_with('-'));
     let calls = lines.filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         Some(((*fields.last()?).to_owned(), fields.get(3)?.parse().ok()?))
     });
     let mut calls: Counts = calls.collect();
-    // sled writes when it likes, and asks for writeback after each write; the journal's writes are those without.
+    // sled writes when it likes, and asks for writeback after each write; the journal's writes are
+    // those without.
     take_away(&mut calls, "pwrite64", "sync_file_range");
-    // Rust's library checks a descriptor before it closes it where debug assertions are on; leases and locks are what is left.
+    // Rust's library checks a descriptor before it closes it where debug assertions are on; leases
+    // and locks are what is left.
     if cfg!(debug_assertions) {
         take_away(&mut calls, "fcntl", "close");
     }
@@ -124,7 +153,10 @@ fn the_summary_of_strace_is_understood() {
     let summary = "strace: x\n% time     seconds  usecs/call     calls    errors syscall\n------ --- --- --- --- ---\n \
                    50.00    0.000123           1       123         7 read\n 25.00    0.000001           0        45           pwrite64\n \
                    25.00    0.000001           0        5           sync_file_range\n------ --- --- --- --- ---\n100.00    0.1           1       213         7 total\n";
-    assert_eq!(parse(summary), [("pwrite64".to_owned(), 40), ("read".to_owned(), 123)].into());
+    assert_eq!(
+        parse(summary),
+        [("pwrite64".to_owned(), 40), ("read".to_owned(), 123)].into()
+    );
 }
 
 /// One mount, and what is known of it.
@@ -135,16 +167,31 @@ struct Session {
 }
 
 impl Session {
-    /// Counts the calls that `work`, which does something `times` times, makes each time; the reason if they cannot be counted.
-    fn count(&mut self, operation: &str, times: usize, work: impl FnOnce(&mut Counted)) -> Result<(), String> {
+    /// Counts the calls that `work`, which does something `times` times, makes each time; the
+    /// reason if they cannot be counted.
+    fn count(
+        &mut self,
+        operation: &str,
+        times: usize,
+        work: impl FnOnce(&mut Counted),
+    ) -> Result<(), String> {
         self.rig.settle();
         let trace = Trace::start(self.rig.pid(), self.dir.path())?;
         work(&mut self.rig);
         self.rig.settle();
         let per_operation = |calls: u64| (calls as f64 / times as f64 * 100.0).round() / 100.0;
-        // A descriptor is counted when it is opened: some are closed by a thread of their own, at some time.
-        let calls = trace.end().into_iter().filter(|(name, _)| name != "close").map(|(name, calls)| (name, per_operation(calls)));
-        self.baseline.check(operation, calls.filter(|(_, calls)| *calls >= NOISE).collect(), SLACK);
+        // A descriptor is counted when it is opened: some are closed by a thread of their own, at
+        // some time.
+        let calls = trace
+            .end()
+            .into_iter()
+            .filter(|(name, _)| name != "close")
+            .map(|(name, calls)| (name, per_operation(calls)));
+        self.baseline.check(
+            operation,
+            calls.filter(|(_, calls)| *calls >= NOISE).collect(),
+            SLACK,
+        );
         Ok(())
     }
 }
@@ -153,13 +200,19 @@ fn run(variant: Variant) {
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
-    if let Err(reason) = baseline::compare(&format!("syscalls-{}", variant.io.name()), |baseline| session(variant, baseline)) {
+    if let Err(reason) = baseline::compare(&format!("syscalls-{}", variant.io.name()), |baseline| {
+        session(variant, baseline)
+    }) {
         skip(&reason);
     }
 }
 
 fn session(variant: Variant, baseline: Baseline) -> Result<Baseline, String> {
-    let mut session = Session { rig: Counted::start(variant, tree::fill), dir: scratch(), baseline };
+    let mut session = Session {
+        rig: Counted::start(variant, tree::fill),
+        dir: scratch(),
+        baseline,
+    };
     // What happens once (the first use of a thread, of a directory) has happened.
     tree::read(&tree::paths(session.rig.path()));
     std::thread::sleep(Duration::from_millis(10));
@@ -171,7 +224,10 @@ fn operations(session: &mut Session) -> Result<(), String> {
     let root = session.rig.path().to_owned();
     let dir = root.join("new");
     fs::create_dir(&dir).expect("a directory");
-    let (files, dirs) = (tree::names(&dir, OPERATIONS), tree::names(&dir.join("dirs"), OPERATIONS));
+    let (files, dirs) = (
+        tree::names(&dir, OPERATIONS),
+        tree::names(&dir.join("dirs"), OPERATIONS),
+    );
     let renamed: Vec<PathBuf> = files.iter().map(|path| tree::renamed(path)).collect();
     let old: Vec<PathBuf> = tree::paths(&root).into_iter().take(OPERATIONS).collect();
     fs::create_dir(dir.join("dirs")).expect("a directory");
@@ -182,25 +238,46 @@ fn operations(session: &mut Session) -> Result<(), String> {
     session.count("unlink", OPERATIONS, |_| tree::unlink(&renamed))?;
     session.count("mkdir", OPERATIONS, |_| tree::mkdir(&dirs))?;
     session.rig.checkpoint();
-    session.count("first open, write, close after a checkpoint", OPERATIONS, |_| tree::touch(&old))?;
-    session.count("next open, write, close after a checkpoint", OPERATIONS, |_| tree::touch(&old))?;
+    session.count(
+        "first open, write, close after a checkpoint",
+        OPERATIONS,
+        |_| tree::touch(&old),
+    )?;
+    session.count(
+        "next open, write, close after a checkpoint",
+        OPERATIONS,
+        |_| tree::touch(&old),
+    )?;
     session.rig.checkpoint();
-    session.count("rename after a checkpoint", OPERATIONS, |_| tree::rename(&old))?;
+    session.count("rename after a checkpoint", OPERATIONS, |_| {
+        tree::rename(&old)
+    })?;
     session.rig.checkpoint();
     let old_renamed: Vec<PathBuf> = old.iter().map(|path| tree::renamed(path)).collect();
-    session.count("unlink after a checkpoint", OPERATIONS, |_| tree::unlink(&old_renamed))?;
+    session.count("unlink after a checkpoint", OPERATIONS, |_| {
+        tree::unlink(&old_renamed)
+    })?;
     session.count("checkpoint", CHECKPOINTS, |rig| {
         (0..CHECKPOINTS).for_each(|_| {
             rig.checkpoint();
         })
     })?;
-    let (id, others) = (session.rig.checkpoint(), tree::paths(&root).into_iter().skip(OPERATIONS).take(OPERATIONS).collect::<Vec<_>>());
+    let (id, others) = (
+        session.rig.checkpoint(),
+        tree::paths(&root)
+            .into_iter()
+            .skip(OPERATIONS)
+            .take(OPERATIONS)
+            .collect::<Vec<_>>(),
+    );
     tree::touch(&others);
     // What was captured is cloned then: dirty pages of a small file would be copied.
     session.rig.sync();
     // The indexer reads what the checkpoints before have left.
     session.rig.rest();
-    session.count("restore of a changed file", OPERATIONS, |rig| rig.restore(id))?;
+    session.count("restore of a changed file", OPERATIONS, |rig| {
+        rig.restore(id)
+    })?;
     many_names(session, &root.join("names"))
 }
 
@@ -211,20 +288,38 @@ fn many_names(session: &mut Session, dir: &Path) -> Result<(), String> {
     tree::link(&dir.join("file"), 1..10);
     // The indexer waits for a restore, and works after it.
     session.rig.rest();
-    session.count("link to a file with 10 names", OPERATIONS, |_| tree::link(&dir.join("file"), 10..10 + OPERATIONS))?;
-    session.count("unlink of one of 400 names", OPERATIONS / 2, |_| tree::unlink_names(dir, 10..10 + OPERATIONS / 2))?;
+    session.count("link to a file with 10 names", OPERATIONS, |_| {
+        tree::link(&dir.join("file"), 10..10 + OPERATIONS)
+    })?;
+    session.count("unlink of one of 400 names", OPERATIONS / 2, |_| {
+        tree::unlink_names(dir, 10..10 + OPERATIONS / 2)
+    })?;
     tree::link(&dir.join("file"), 1000..1000 + MANY_NAMES);
-    session.count("link to a file with 5,000 names", OPERATIONS, |_| tree::link(&dir.join("file"), 10_000..10_000 + OPERATIONS))?;
-    session.count("unlink of one of 5,000 names", OPERATIONS, |_| tree::unlink_names(dir, 10_000..10_000 + OPERATIONS))?;
-    session.count("stat, open, close of one of 5,000 names", OPERATIONS, |_| tree::open_names(dir, 1000..1000 + OPERATIONS))
+    session.count("link to a file with 5,000 names", OPERATIONS, |_| {
+        tree::link(&dir.join("file"), 10_000..10_000 + OPERATIONS)
+    })?;
+    session.count("unlink of one of 5,000 names", OPERATIONS, |_| {
+        tree::unlink_names(dir, 10_000..10_000 + OPERATIONS)
+    })?;
+    session.count(
+        "stat, open, close of one of 5,000 names",
+        OPERATIONS,
+        |_| tree::open_names(dir, 1000..1000 + OPERATIONS),
+    )
 }
 
 #[test]
 fn system_calls_per_operation_do_not_grow_passthrough() {
-    run(Variant { fs: Fs::Xfs, io: Io::Passthrough });
+    run(Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    });
 }
 
 #[test]
 fn system_calls_per_operation_do_not_grow_daemon() {
-    run(Variant { fs: Fs::Xfs, io: Io::Daemon });
+    run(Variant {
+        fs: Fs::Xfs,
+        io: Io::Daemon,
+    });
 }

@@ -22,30 +22,47 @@ pub fn fill(root: &Path) {
 }
 
 fn content(path: &Path) -> String {
-    format!("{}\n", path.file_name().expect("it has a name").to_string_lossy()).repeat(20)
+    format!(
+        "{}\n",
+        path.file_name().expect("it has a name").to_string_lossy()
+    )
+    .repeat(20)
 }
 
 /// The files of the tree, directory by directory.
 pub fn paths(root: &Path) -> Vec<PathBuf> {
-    (0..FILES).map(|index| root.join(format!("dir-{:02}", index / FILES_PER_DIR)).join(format!("file-{index:03}"))).collect()
+    (0..FILES)
+        .map(|index| {
+            root.join(format!("dir-{:02}", index / FILES_PER_DIR))
+                .join(format!("file-{index:03}"))
+        })
+        .collect()
 }
 
 /// `count` names in one directory.
 pub fn names(dir: &Path, count: usize) -> Vec<PathBuf> {
-    (0..count).map(|index| dir.join(format!("name-{index:04}"))).collect()
+    (0..count)
+        .map(|index| dir.join(format!("name-{index:04}")))
+        .collect()
 }
 
 /// Makes, writes and closes each file.
 pub fn create(files: &[PathBuf]) {
     for path in files {
-        File::create_new(path).and_then(|mut file| file.write_all(b"new")).expect("a new file");
+        File::create_new(path)
+            .and_then(|mut file| file.write_all(b"new"))
+            .expect("a new file");
     }
 }
 
 /// Opens each file for writing, changes its first byte, and closes it.
 pub fn touch(files: &[PathBuf]) {
     for path in files {
-        OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(b"X")).expect("a byte can be written");
+        OpenOptions::new()
+            .write(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(b"X"))
+            .expect("a byte can be written");
     }
 }
 
@@ -54,7 +71,9 @@ pub fn read(files: &[PathBuf]) {
     let mut buffer = Vec::new();
     for path in files {
         buffer.clear();
-        File::open(path).and_then(|mut file| file.read_to_end(&mut buffer)).expect("the file can be read");
+        File::open(path)
+            .and_then(|mut file| file.read_to_end(&mut buffer))
+            .expect("the file can be read");
         assert!(!buffer.is_empty(), "{} is not empty", path.display());
     }
 }
@@ -92,7 +111,8 @@ pub fn links(links: &[PathBuf]) {
     }
 }
 
-/// Asks for the attributes of everything below `root`, as `find -printf %s` does; returns how many files there were.
+/// Asks for the attributes of everything below `root`, as `find -printf %s` does; returns how many
+/// files there were.
 pub fn stat_walk(root: &Path) -> usize {
     let mut found = 0;
     let mut pending = vec![root.to_owned()];
@@ -110,7 +130,8 @@ pub fn stat_walk(root: &Path) -> usize {
     found
 }
 
-/// Lists everything below `root` by name and kind alone, as `find` does; returns how many files there were.
+/// Lists everything below `root` by name and kind alone, as `find` does; returns how many files
+/// there were.
 pub fn name_walk(root: &Path) -> usize {
     let mut found = 0;
     let mut pending = vec![root.to_owned()];
@@ -129,7 +150,9 @@ pub fn name_walk(root: &Path) -> usize {
 
 /// Gives a file further names, in its directory.
 pub fn link(file: &Path, names: Range<usize>) {
-    names.for_each(|name| fs::hard_link(file, file.with_file_name(name.to_string())).expect("a link"));
+    names.for_each(|name| {
+        fs::hard_link(file, file.with_file_name(name.to_string())).expect("a link")
+    });
 }
 
 /// Takes such names away.
@@ -141,6 +164,8 @@ pub fn unlink_names(dir: &Path, names: Range<usize>) {
 pub fn open_names(dir: &Path, names: Range<usize>) {
     names.for_each(|name| {
         let path = dir.join(name.to_string());
-        fs::symlink_metadata(&path).and_then(|_| File::open(&path)).expect("the name is there");
+        fs::symlink_metadata(&path)
+            .and_then(|_| File::open(&path))
+            .expect("the name is there");
     });
 }

@@ -1,5 +1,6 @@
-//! A mount that takes in what was changed while nothing was mounted, cut short: killed at each of its system calls, and with the power. Nothing was served, so
-//! the next mount begins again, with what was changed meanwhile; and every older view is exact.
+//! A mount that takes in what was changed while nothing was mounted, cut short: killed at each of
+//! its system calls, and with the power. Nothing was served, so the next mount begins again, with
+//! what was changed meanwhile; and every older view is exact.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,9 @@ use super::load::{Tree, tree};
 use super::random::{Random, count, is_long, seed};
 use crate::common::command::sh;
 use crate::common::tree::{TreeOpts, assert_tree_is, compare, try_tree_without};
-use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, mount, run_limited, skip, tool};
+use crate::common::{
+    Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, mount, run_limited, skip, tool,
+};
 
 /// Calls after which a mount serves in any case.
 const CALLS_MAX: u64 = 4000;
@@ -21,7 +24,9 @@ const CALLS_MAX: u64 = 4000;
 const STRIDE: u64 = 40;
 /// `SIGKILL` instead of a failure: `sys::fault::Plan`.
 fn killed_at(nth: u64) -> (String, String) {
-    let plan = format!(r#"{{"nth":{nth},"errno":5,"only":null,"lasting":false,"half":false,"pause_ms":0,"kill":true}}"#);
+    let plan = format!(
+        r#"{{"nth":{nth},"errno":5,"only":null,"lasting":false,"half":false,"pause_ms":0,"kill":true}}"#
+    );
     ("CKPTFS_FAULT_FOR_TESTS".into(), plan)
 }
 
@@ -65,12 +70,27 @@ fn again(root: &Path, round: u64) {
 
 /// Number and trigger of the newest checkpoints.
 fn newest(log: &Value) -> Vec<(u64, String)> {
-    let entry = |entry: &Value| (entry["id"].as_u64().expect("a number"), entry["reason"]["trigger"].as_str().unwrap_or_default().to_owned());
-    log.as_array().expect("a list").iter().take(2).map(entry).collect()
+    let entry = |entry: &Value| {
+        (
+            entry["id"].as_u64().expect("a number"),
+            entry["reason"]["trigger"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+        )
+    };
+    log.as_array()
+        .expect("a list")
+        .iter()
+        .take(2)
+        .map(entry)
+        .collect()
 }
 
 fn is_taken_in(log: &Value) -> bool {
-    newest(log).first().is_some_and(|(_, trigger)| trigger == "absence")
+    newest(log)
+        .first()
+        .is_some_and(|(_, trigger)| trigger == "absence")
 }
 
 fn a_mount_is_killed_at_each_call(v: Variant) {
@@ -84,13 +104,20 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
     let mut mount = Mount::start(&root, &opts);
     // On a busy machine two seconds may be too short for what an unmount keeps.
     mount.ok(&["config", "set", "umount.keep", "all"]);
-    let (stride, mut nth) = if is_long() { (1, 1) } else { (STRIDE, 1 + u64::from(v.io == Io::Daemon) * STRIDE / 2) };
+    let (stride, mut nth) = if is_long() {
+        (1, 1)
+    } else {
+        (STRIDE, 1 + u64::from(v.io == Io::Daemon) * STRIDE / 2)
+    };
     let mut asked: Vec<(u64, Tree)> = Vec::new();
     let (mut begun, mut begun_again) = (0, 0);
     loop {
         served(&root, nth);
         asked.push((mount.checkpoint(), tree(&root)));
-        sh(&root, &format!("echo unkept{nth} > d/e/f/h; rm d/f4; echo {nth} > d/f4; mkdir d/made{nth}"));
+        sh(
+            &root,
+            &format!("echo unkept{nth} > d/e/f/h; rm d/f4; echo {nth} > d/f4; mkdir d/made{nth}"),
+        );
         let left = tree(&root);
         mount.umount();
         away(&root, nth);
@@ -114,8 +141,14 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
         let found = tree(&root);
         let shown = format!("killed at call {nth}");
         let names = newest(&mount.log_json());
-        let [(after, absence), (before, unmount)] = names.as_slice() else { panic!("{shown}: {names:?}") };
-        assert_eq!((absence.as_str(), unmount.as_str()), ("absence", "unmount"), "{shown}");
+        let [(after, absence), (before, unmount)] = names.as_slice() else {
+            panic!("{shown}: {names:?}")
+        };
+        assert_eq!(
+            (absence.as_str(), unmount.as_str()),
+            ("absence", "unmount"),
+            "{shown}"
+        );
         eprintln!("{shown}: {before} {after}");
         assert_tree_is(&mount.view(*before), &left, &TreeOpts::default());
         assert_tree_is(&mount.view(*after), &found, &TreeOpts::default());
@@ -123,14 +156,20 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
             assert_tree_is(&mount.view(*id), tree, &TreeOpts::default());
         }
         let verified = mount.run(&["verify"]);
-        assert!(verified.status.success(), "{shown}: {}", String::from_utf8_lossy(&verified.stdout));
+        assert!(
+            verified.status.success(),
+            "{shown}: {}",
+            String::from_utf8_lossy(&verified.stdout)
+        );
         if over {
             break;
         }
         nth += stride;
         assert!(nth < CALLS_MAX, "what was changed is never taken in");
     }
-    println!("{v:?}: killed at calls up to {nth}, {begun_again} times with changes before the next mount");
+    println!(
+        "{v:?}: killed at calls up to {nth}, {begun_again} times with changes before the next mount"
+    );
     assert!(begun_again > 2, "the comparison has more calls than that");
 }
 
@@ -149,7 +188,10 @@ fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
     let (mut exact, mut begun, mut wrong) = (0, 0, Vec::new());
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);
     for number in 0..cuts {
-        let (image, cut) = (host.format_sized(v.fs, &format!("disk-{number}.img"), DISK_BYTES), host.file(&format!("cut-{number}.img")));
+        let (image, cut) = (
+            host.format_sized(v.fs, &format!("disk-{number}.img"), DISK_BYTES),
+            host.file(&format!("cut-{number}.img")),
+        );
         let mut states = Vec::new();
         {
             let disk = host.mount(v.fs, &image);
@@ -180,16 +222,24 @@ fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
         for (id, state) in &states {
             match try_tree_without(&mount.view(*id), &[]) {
                 Ok(found) if compare(&found, state, &TreeOpts::default()).is_empty() => exact += 1,
-                Ok(found) => wrong.push(format!("cut {number}, view {id}: {:?}", compare(&found, state, &TreeOpts::default()))),
+                Ok(found) => wrong.push(format!(
+                    "cut {number}, view {id}: {:?}",
+                    compare(&found, state, &TreeOpts::default())
+                )),
                 // What cannot be read is told.
                 Err(problem) => println!("cut {number}, view {id}: {problem}"),
             }
         }
         drop(mount);
         drop(disk);
-        [image, cut].iter().for_each(|file| fs::remove_file(file).unwrap());
+        [image, cut]
+            .iter()
+            .for_each(|file| fs::remove_file(file).unwrap());
     }
-    println!("{v:?}: {cuts} cuts, {exact} of {} views exact, {begun} absences taken in", 2 * cuts);
+    println!(
+        "{v:?}: {cuts} cuts, {exact} of {} views exact, {begun} absences taken in",
+        2 * cuts
+    );
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(exact > 0);
 }
@@ -197,7 +247,10 @@ fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
 /// Where files cannot share extents an unmount keeps copies.
 #[test]
 fn a_mount_without_reflink_is_killed_at_each_call() {
-    let v = Variant { fs: Fs::Ext4, io: Io::Daemon };
+    let v = Variant {
+        fs: Fs::Ext4,
+        io: Io::Daemon,
+    };
     match v.unavailable() {
         Some(reason) => skip(&reason),
         None => a_mount_is_killed_at_each_call(v),

@@ -31,19 +31,34 @@ impl std::ops::AddAssign for Found {
 
 /// A checkpoint as the log shows it is named as not whole.
 pub fn is_named(entry: &serde_json::Value) -> bool {
-    entry["tags"].as_array().is_some_and(|tags| tags.iter().any(|tag| tag.as_str().is_some_and(|tag| tag.starts_with("!incomplete"))))
+    entry["tags"].as_array().is_some_and(|tags| {
+        tags.iter().any(|tag| {
+            tag.as_str()
+                .is_some_and(|tag| tag.starts_with("!incomplete"))
+        })
+    })
 }
 
 fn differences(view: &Path, expected: &Tree) -> Vec<String> {
     let shown = try_tree_without(view, &TreeOpts::default().ignore);
-    shown.map_or_else(|problem| vec![problem], |shown| compare(&shown, expected, &TreeOpts::default()))
+    shown.map_or_else(
+        |problem| vec![problem],
+        |shown| compare(&shown, expected, &TreeOpts::default()),
+    )
 }
 
 /// Mounts what a power cut left, and looks at all of it.
 ///
 /// # Errors
 /// What is wrong.
-pub fn look(host: &Host, fs: Fs, image: &Path, opts: &MountOpts, promised: &Promised, known: &[Known]) -> Result<Found, String> {
+pub fn look(
+    host: &Host,
+    fs: Fs,
+    image: &Path,
+    opts: &MountOpts,
+    promised: &Promised,
+    known: &[Known],
+) -> Result<Found, String> {
     let disk = host.mount(fs, image);
     let dir = disk.path().join("project");
     let found = {
@@ -63,28 +78,44 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
     let mut found = Found::default();
     for known in known {
         let must = promised.checkpoints.contains(&known.id);
-        let Some(entry) = entries.iter().find(|entry| entry["id"].as_u64() == Some(known.id)) else {
+        let Some(entry) = entries
+            .iter()
+            .find(|entry| entry["id"].as_u64() == Some(known.id))
+        else {
             if must {
-                return Err(format!("checkpoint {} was acknowledged with --sync and is gone", known.id));
+                return Err(format!(
+                    "checkpoint {} was acknowledged with --sync and is gone",
+                    known.id
+                ));
             }
             found.absent += 1;
             continue;
         };
         if is_named(entry) {
             if must {
-                return Err(format!("checkpoint {} was acknowledged with --sync and is named as not whole", known.id));
+                return Err(format!(
+                    "checkpoint {} was acknowledged with --sync and is named as not whole",
+                    known.id
+                ));
             }
             found.named += 1;
             continue;
         }
-        let Some(expected) = &known.tree else { continue };
+        let Some(expected) = &known.tree else {
+            continue;
+        };
         let differences = differences(&mount.view(known.id), expected);
         if !differences.is_empty() {
             return Err(format!(
                 "checkpoint {} ({}) is wrong:\n  {}\nstatus: {}",
                 known.id,
                 if must { "synced" } else { "not synced" },
-                differences.iter().take(4).cloned().collect::<Vec<_>>().join("\n  "),
+                differences
+                    .iter()
+                    .take(4)
+                    .cloned()
+                    .collect::<Vec<_>>()
+                    .join("\n  "),
                 status["warnings"]
             ));
         }
@@ -93,7 +124,9 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
     let synced = found_synced(&mount.path().join("app"));
     for (place, (found, promised)) in synced.iter().zip(&promised.synced).enumerate() {
         if found < promised {
-            return Err(format!("the application had synced {promised} at place {place}, and {found} is there"));
+            return Err(format!(
+                "the application had synced {promised} at place {place}, and {found} is there"
+            ));
         }
     }
     goes_on(mount, promised, known)?;
@@ -103,7 +136,11 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
 /// Every live file is written in place: no past may share its inode.
 fn write_everywhere(root: &Path) {
     for (path, _) in tree(root) {
-        if let Ok(file) = files::OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(root.join(path)) {
+        if let Ok(file) = files::OpenOptions::new()
+            .append(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(root.join(path))
+        {
             let _ = (&file).write_all(b"x");
         }
     }
@@ -112,21 +149,52 @@ fn write_everywhere(root: &Path) {
 /// History goes on: a checkpoint can be made, and the newest one that was promised be restored.
 fn goes_on(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<(), String> {
     write_everywhere(mount.path());
-    for known in known.iter().filter(|known| promised.checkpoints.contains(&known.id)) {
-        let wrong = known.tree.as_ref().map_or_else(Vec::new, |expected| differences(&mount.view(known.id), expected));
+    for known in known
+        .iter()
+        .filter(|known| promised.checkpoints.contains(&known.id))
+    {
+        let wrong = known.tree.as_ref().map_or_else(Vec::new, |expected| {
+            differences(&mount.view(known.id), expected)
+        });
         if !wrong.is_empty() {
-            return Err(format!("checkpoint {} is wrong once the live files were written:\n  {}", known.id, wrong.join("\n  ")));
+            return Err(format!(
+                "checkpoint {} is wrong once the live files were written:\n  {}",
+                known.id,
+                wrong.join("\n  ")
+            ));
         }
     }
     let now = mount.checkpoint();
     let before = tree(mount.path());
-    let Some(last) = known.iter().rev().find(|known| promised.checkpoints.contains(&known.id) && known.tree.is_some()) else { return Ok(()) };
+    let Some(last) = known
+        .iter()
+        .rev()
+        .find(|known| promised.checkpoints.contains(&known.id) && known.tree.is_some())
+    else {
+        return Ok(());
+    };
     let restored = mount.run(&["restore", &last.id.to_string()]);
     if !restored.status.success() {
-        return Err(format!("restore {} failed: {}", last.id, String::from_utf8_lossy(&restored.stderr)));
+        return Err(format!(
+            "restore {} failed: {}",
+            last.id,
+            String::from_utf8_lossy(&restored.stderr)
+        ));
     }
     let expected = last.tree.as_ref().expect("it was chosen for that");
     let mut wrong = differences(mount.path(), expected);
-    wrong.extend(compare(&tree(&mount.view(now)), &before, &TreeOpts::default()));
-    if wrong.is_empty() { Ok(()) } else { Err(format!("after restoring {}:\n  {}", last.id, wrong.join("\n  "))) }
+    wrong.extend(compare(
+        &tree(&mount.view(now)),
+        &before,
+        &TreeOpts::default(),
+    ));
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
+            "after restoring {}:\n  {}",
+            last.id,
+            wrong.join("\n  ")
+        ))
+    }
 }

@@ -1,7 +1,9 @@
-//! Processes that work on a mount until it dies or they are told to pause: this binary, started again with orders.
+//! Processes that work on a mount until it dies or they are told to pause: this binary, started
+//! again with orders.
 //!
-//! Each works in its own directory and writes down every operation before it asks for it, and that it was answered. So the test knows what must be
-//! there: what was answered, and perhaps the one operation that was not. It does the same on a plain directory and compares.
+//! Each works in its own directory and writes down every operation before it asks for it, and that
+//! it was answered. So the test knows what must be there: what was answered, and perhaps the one
+//! operation that was not. It does the same on a plain directory and compares.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -53,44 +55,87 @@ pub struct Crew {
 impl Crew {
     /// Starts them, paused. Logs and control file are in `dir`, which is outside of the mount.
     pub fn start(tree: &Path, dir: &Path, seed: u64) -> Crew {
-        let control = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(dir.join("control")).expect("a control file");
+        let control = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(dir.join("control"))
+            .expect("a control file");
         control.write_all_at(&[PAUSE], 0).expect("a control file");
-        control.write_all_at(&[WORK; WORKERS as usize], 1).expect("a control file");
+        control
+            .write_all_at(&[WORK; WORKERS as usize], 1)
+            .expect("a control file");
         let start = |index| {
-            let orders =
-                Orders { tree: tree.join(part(index)), log: log_of(dir, index), control: dir.join("control"), index, seed: seed * 1000 + index };
+            let orders = Orders {
+                tree: tree.join(part(index)),
+                log: log_of(dir, index),
+                control: dir.join("control"),
+                index,
+                seed: seed * 1000 + index,
+            };
             fs::write(&orders.log, "").expect("a log");
-            let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
-            command.args(["crash::crew::one_of_the_crew", "--exact", "--nocapture", "--test-threads=1"]);
-            command.env(VARIABLE, serde_json::to_string(&orders).expect("orders are plain data")).current_dir("/");
+            let mut command =
+                Command::new(std::env::current_exe().expect("this binary has a path"));
+            command.args([
+                "crash::crew::one_of_the_crew",
+                "--exact",
+                "--nocapture",
+                "--test-threads=1",
+            ]);
+            command
+                .env(
+                    VARIABLE,
+                    serde_json::to_string(&orders).expect("orders are plain data"),
+                )
+                .current_dir("/");
             let log = File::create(dir.join(format!("said-{index}"))).expect("a log");
-            command.stdin(Stdio::null()).stdout(log.try_clone().expect("a copy")).stderr(log).spawn().expect("this binary can be started again")
+            command
+                .stdin(Stdio::null())
+                .stdout(log.try_clone().expect("a copy"))
+                .stderr(log)
+                .spawn()
+                .expect("this binary can be started again")
         };
-        let crew = Crew { children: (0..WORKERS).map(start).collect(), control, dir: dir.to_owned() };
+        let crew = Crew {
+            children: (0..WORKERS).map(start).collect(),
+            control,
+            dir: dir.to_owned(),
+        };
         crew.wait_paused();
         crew
     }
 
-    /// Has everybody end the operation under way and wait. Those that met the death of the daemon have ended.
+    /// Has everybody end the operation under way and wait. Those that met the death of the daemon
+    /// have ended.
     pub fn pause(&self) {
-        self.control.write_all_at(&[PAUSE], 0).expect("a control file");
+        self.control
+            .write_all_at(&[PAUSE], 0)
+            .expect("a control file");
         self.wait_paused();
     }
 
     /// Has everybody go on.
     pub fn work(&self) {
-        self.control.write_all_at(&[WORK], 0).expect("a control file");
+        self.control
+            .write_all_at(&[WORK], 0)
+            .expect("a control file");
     }
 
     fn wait_paused(&self) {
         let began = Instant::now();
         let mut states = [0; WORKERS as usize];
         loop {
-            self.control.read_exact_at(&mut states, 1).expect("a control file");
+            self.control
+                .read_exact_at(&mut states, 1)
+                .expect("a control file");
             if states.iter().all(|state| *state != WORK) {
                 return;
             }
-            assert!(began.elapsed() < LIMIT, "workers that do not pause: {states:?}");
+            assert!(
+                began.elapsed() < LIMIT,
+                "workers that do not pause: {states:?}"
+            );
             thread::sleep(Duration::from_micros(200));
         }
     }
@@ -100,7 +145,9 @@ impl Crew {
     /// # Errors
     /// What a worker said that failed.
     pub fn end(mut self) -> Result<Vec<Done>, String> {
-        self.control.write_all_at(&[END], 0).expect("a control file");
+        self.control
+            .write_all_at(&[END], 0)
+            .expect("a control file");
         let began = Instant::now();
         for (index, child) in self.children.iter_mut().enumerate() {
             let status = loop {
@@ -114,7 +161,10 @@ impl Crew {
             };
             // A store through a mapping whose daemon has died is answered with SIGBUS.
             if !status.success() && status.signal() != Some(libc::SIGBUS) {
-                return Err(format!("worker {index}: {}", fs::read_to_string(self.dir.join(format!("said-{index}"))).unwrap_or_default()));
+                return Err(format!(
+                    "worker {index}: {}",
+                    fs::read_to_string(self.dir.join(format!("said-{index}"))).unwrap_or_default()
+                ));
             }
         }
         Ok(done(&self.dir))
@@ -134,7 +184,9 @@ impl Drop for Crew {
 
 /// What each has done so far.
 pub fn done(dir: &Path) -> Vec<Done> {
-    (0..WORKERS).map(|index| Done::read(&log_of(dir, index))).collect()
+    (0..WORKERS)
+        .map(|index| Done::read(&log_of(dir, index)))
+        .collect()
 }
 
 fn log_of(dir: &Path, index: u64) -> PathBuf {
@@ -156,7 +208,8 @@ impl Done {
         for line in text.lines() {
             if let Some(errno) = line.strip_prefix("answer ") {
                 let errno = errno.parse().expect("an error number");
-                done.answered.extend(done.under_way.take().map(|op| (op, errno)));
+                done.answered
+                    .extend(done.under_way.take().map(|op| (op, errno)));
             } else {
                 done.under_way = Some(serde_json::from_str(line).expect("the log has operations"));
             }
@@ -172,7 +225,11 @@ impl Done {
         for answered in &self.answered {
             again(answered, plain)?;
         }
-        let opts = TreeOpts { mtime: false, dir_mtime: false, ..TreeOpts::default() };
+        let opts = TreeOpts {
+            mtime: false,
+            dir_mtime: false,
+            ..TreeOpts::default()
+        };
         let live = tree(live_dir);
         let without = compare(&live, &tree(plain), &opts);
         if without.is_empty() {
@@ -186,23 +243,49 @@ impl Done {
         }
         let named = |op: &Op| {
             let text = format!("{op:?}");
-            without.iter().any(|line| line.split(':').next().is_some_and(|path| text.contains(path)))
+            without.iter().any(|line| {
+                line.split(':')
+                    .next()
+                    .is_some_and(|path| text.contains(path))
+            })
         };
-        let concerned: Vec<String> = self.answered.iter().filter(|(op, _)| named(op)).map(|answered| format!("{answered:?}")).collect();
-        Err(format!("not what was answered (under way: {:?}):\n  {}\nof:\n  {}", self.under_way, without.join("\n  "), concerned.join("\n  ")))
+        let concerned: Vec<String> = self
+            .answered
+            .iter()
+            .filter(|(op, _)| named(op))
+            .map(|answered| format!("{answered:?}"))
+            .collect();
+        Err(format!(
+            "not what was answered (under way: {:?}):\n  {}\nof:\n  {}",
+            self.under_way,
+            without.join("\n  "),
+            concerned.join("\n  ")
+        ))
     }
 }
 
-/// A write may be more than one request, and the daemon have died between two: what of it is there, as the size of the file tells.
+/// A write may be more than one request, and the daemon have died between two: what of it is there,
+/// as the size of the file tells.
 fn as_far_as_done(op: &Op, live: &Path, plain: &Path) -> Op {
-    let size = |root: &Path, path: &Path| fs::symlink_metadata(root.join(path)).map_or(0, |meta| meta.size());
+    let size = |root: &Path, path: &Path| {
+        fs::symlink_metadata(root.join(path)).map_or(0, |meta| meta.size())
+    };
     let part = |path: &Path, offset: u64, length: u64| {
         let end = size(live, path);
-        if end > offset && end < offset + length { end - offset } else { length }
+        if end > offset && end < offset + length {
+            end - offset
+        } else {
+            length
+        }
     };
     let mut op = op.clone();
     match &mut op {
-        Op::Write { path, offset, length, .. } => *length = part(path, *offset, *length),
+        Op::Write {
+            path,
+            offset,
+            length,
+            ..
+        } => *length = part(path, *offset, *length),
         Op::Append { path, length, .. } => *length = part(path, size(plain, path), *length),
         _ => {}
     }
@@ -224,17 +307,36 @@ fn errno(result: &std::io::Result<()>) -> i32 {
 /// Both answers.
 pub fn again((op, answered): &(Op, i32), plain: &Path) -> Result<(), String> {
     let here = errno(&op.carry_out(plain));
-    if here == *answered { Ok(()) } else { Err(format!("{op:?} was answered with error {answered}, and on the plain directory with {here}")) }
+    if here == *answered {
+        Ok(())
+    } else {
+        Err(format!(
+            "{op:?} was answered with error {answered}, and on the plain directory with {here}"
+        ))
+    }
 }
 
 fn work(orders: &Orders) {
-    let control = OpenOptions::new().read(true).write(true).open(&orders.control).expect("the control file");
-    let mut log = OpenOptions::new().append(true).open(&orders.log).expect("the log");
+    let control = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&orders.control)
+        .expect("the control file");
+    let mut log = OpenOptions::new()
+        .append(true)
+        .open(&orders.log)
+        .expect("the log");
     let mut random = Random::new(orders.seed);
-    let state = |state: u8| control.write_all_at(&[state], 1 + orders.index).expect("the control file");
+    let state = |state: u8| {
+        control
+            .write_all_at(&[state], 1 + orders.index)
+            .expect("the control file")
+    };
     loop {
         let mut order = [0];
-        control.read_exact_at(&mut order, 0).expect("the control file");
+        control
+            .read_exact_at(&mut order, 0)
+            .expect("the control file");
         match order[0] {
             END => return state(END),
             PAUSE => {
@@ -245,26 +347,49 @@ fn work(orders: &Orders) {
             _ => state(WORK),
         }
         // Asked again: between the first look and the note nobody could tell that it works.
-        control.read_exact_at(&mut order, 0).expect("the control file");
+        control
+            .read_exact_at(&mut order, 0)
+            .expect("the control file");
         if order[0] != WORK {
             continue;
         }
         let op = random_op(&mut random);
         let line = serde_json::to_string(&op).expect("an operation is plain data");
-        log.write_all(format!("{line}\n").as_bytes()).expect("the log");
+        log.write_all(format!("{line}\n").as_bytes())
+            .expect("the log");
         match op.carry_out(&orders.tree) {
             Err(error) if is_dead(&error) => return state(END),
             Err(error) if written_of(&error).is_some() => {
                 // The part that was written was answered, the rest was not.
-                let Op::Write { path, offset, length, fill } = op else { panic!("{op:?}: {error}") };
+                let Op::Write {
+                    path,
+                    offset,
+                    length,
+                    fill,
+                } = op
+                else {
+                    panic!("{op:?}: {error}")
+                };
                 let written = written_of(&error).expect("it was asked for");
-                for (offset, length, answer) in [(offset, written, "answer 0\n"), (offset + written, length - written, "")] {
-                    let part = serde_json::to_string(&Op::Write { path: path.clone(), offset, length, fill }).expect("plain data");
-                    log.write_all(format!("{part}\n{answer}").as_bytes()).expect("the log");
+                for (offset, length, answer) in [
+                    (offset, written, "answer 0\n"),
+                    (offset + written, length - written, ""),
+                ] {
+                    let part = serde_json::to_string(&Op::Write {
+                        path: path.clone(),
+                        offset,
+                        length,
+                        fill,
+                    })
+                    .expect("plain data");
+                    log.write_all(format!("{part}\n{answer}").as_bytes())
+                        .expect("the log");
                 }
                 return state(END);
             }
-            result => log.write_all(format!("answer {}\n", errno(&result)).as_bytes()).expect("the log"),
+            result => log
+                .write_all(format!("answer {}\n", errno(&result)).as_bytes())
+                .expect("the log"),
         }
     }
 }

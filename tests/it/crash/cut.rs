@@ -1,4 +1,5 @@
-//! Power cuts, recipe A: the disk image is copied at one instant while everybody works, and what is in the copy is mounted.
+//! Power cuts, recipe A: the disk image is copied at one instant while everybody works, and what is
+//! in the copy is mounted.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -32,7 +33,12 @@ impl Keep {
     }
 
     fn copy(from: &Path, to: &Path) {
-        succeeds(tool("cp", &["--reflink=auto", "--sparse=always"]).arg(from).arg(to), TOOL_SECONDS);
+        succeeds(
+            tool("cp", &["--reflink=auto", "--sparse=always"])
+                .arg(from)
+                .arg(to),
+            TOOL_SECONDS,
+        );
     }
 
     fn before(&self, image: &Path) -> PathBuf {
@@ -42,7 +48,10 @@ impl Keep {
     }
 
     fn after(&self, kept: &Path, name: &str) -> PathBuf {
-        let name: String = name.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '-').collect();
+        let name: String = name
+            .chars()
+            .filter(|letter| letter.is_ascii_alphanumeric() || *letter == '-')
+            .collect();
         let to = self.0.join(name).with_extension("img");
         Keep::copy(kept, &to);
         to
@@ -65,9 +74,13 @@ fn power_cuts(v: Variant) {
     let (mut frozen, mut random) = (Vec::new(), Random::new(seed));
     thread::scope(|scope| {
         let worker = scope.spawn(|| load.run(&mount, seed, APART * cuts as u32 * 2));
-        wait_until("a checkpoint is promised", 60, || !load.promised().checkpoints.is_empty() || worker.is_finished());
+        wait_until("a checkpoint is promised", 60, || {
+            !load.promised().checkpoints.is_empty() || worker.is_finished()
+        });
         for number in 0..cuts {
-            thread::sleep(Duration::from_millis(random.below(2 * APART.as_millis() as u64)));
+            thread::sleep(Duration::from_millis(
+                random.below(2 * APART.as_millis() as u64),
+            ));
             if worker.is_finished() {
                 break;
             }
@@ -75,7 +88,9 @@ fn power_cuts(v: Variant) {
             disk.freeze(&image);
             // What somebody began to delete meanwhile may be gone.
             let after = load.promised();
-            promised.checkpoints.retain(|id| after.checkpoints.contains(id));
+            promised
+                .checkpoints
+                .retain(|id| after.checkpoints.contains(id));
             frozen.push(Cut { image, promised });
         }
         load.stop();
@@ -92,14 +107,32 @@ fn power_cuts(v: Variant) {
         match after::look(&host, v.fs, &cut.image, &opts, &cut.promised, &known) {
             Ok(more) => found += more,
             Err(problem) => {
-                let kept = kept.zip(keep.as_ref()).map(|(image, keep)| keep.after(&image, &format!("{v:?}-{seed}")));
-                wrong.push(format!("{} (kept: {kept:?}): {problem}", cut.image.display()));
+                let kept = kept
+                    .zip(keep.as_ref())
+                    .map(|(image, keep)| keep.after(&image, &format!("{v:?}-{seed}")));
+                wrong.push(format!(
+                    "{} (kept: {kept:?}): {problem}",
+                    cut.image.display()
+                ));
             }
         }
     }
-    println!("{v:?}: {} cuts, {} checkpoints; {found:?}", frozen.len(), known.len());
-    assert!(frozen.is_empty() || found.exact > 0 || !wrong.is_empty(), "{v:?}: nothing was compared: {found:?}");
-    assert!(wrong.is_empty(), "{} of {} cuts (CKPTFS_SEED={seed}):\n{}", wrong.len(), frozen.len(), wrong.join("\n"));
+    println!(
+        "{v:?}: {} cuts, {} checkpoints; {found:?}",
+        frozen.len(),
+        known.len()
+    );
+    assert!(
+        frozen.is_empty() || found.exact > 0 || !wrong.is_empty(),
+        "{v:?}: nothing was compared: {found:?}"
+    );
+    assert!(
+        wrong.is_empty(),
+        "{} of {} cuts (CKPTFS_SEED={seed}):\n{}",
+        wrong.len(),
+        frozen.len(),
+        wrong.join("\n")
+    );
 }
 
 for_each_variant! { reflink => power_cuts }

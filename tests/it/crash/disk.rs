@@ -1,4 +1,5 @@
-//! A disk whose content can be frozen at any moment: an image with direct I/O on a filesystem that clones files.
+//! A disk whose content can be frozen at any moment: an image with direct I/O on a filesystem that
+//! clones files.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -40,11 +41,17 @@ impl Host {
     /// As [`Host::format`], of so many bytes.
     pub fn format_sized(&self, fs: Fs, name: &str, bytes: u64) -> PathBuf {
         let file = self.file(name);
-        File::create_new(&file).and_then(|file| file.set_len(bytes)).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        // The metadata of btrfs once, as on every disk of one device that is no SSD of long ago: half the writes.
+        File::create_new(&file)
+            .and_then(|file| file.set_len(bytes))
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        // The metadata of btrfs once, as on every disk of one device that is no SSD of long ago:
+        // half the writes.
         let mut mkfs = match fs {
             Fs::Btrfs => tool("mkfs.btrfs", &["-q", "-f", "-K", "-m", "single"]),
-            _ => tool("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=1", "-s", "size=4096"]),
+            _ => tool(
+                "mkfs.xfs",
+                &["-q", "-f", "-K", "-m", "reflink=1", "-s", "size=4096"],
+            ),
         };
         succeeds(mkfs.arg(&file), TOOL_SECONDS);
         file
@@ -53,11 +60,27 @@ impl Host {
     /// Mounts an image (or a file that a recorder serves).
     pub fn mount(&self, fs: Fs, file: &Path) -> Disk {
         let point = self.point(&self.file(&file.file_name().expect("a file").to_string_lossy()));
-        let device = stdout_of(tool("losetup", &["-f", "--show", "--direct-io=on"]).arg(file), TOOL_SECONDS).trim().to_owned();
-        let mut disk = Disk { fs, file: file.to_owned(), device, point, mounted: false };
+        let device = stdout_of(
+            tool("losetup", &["-f", "--show", "--direct-io=on"]).arg(file),
+            TOOL_SECONDS,
+        )
+        .trim()
+        .to_owned();
+        let mut disk = Disk {
+            fs,
+            file: file.to_owned(),
+            device,
+            point,
+            mounted: false,
+        };
         // Of copies of one filesystem several may be mounted.
         let options = if fs == Fs::Xfs { "nouuid" } else { "rw" };
-        succeeds(tool("mount", &["-t", fs.name(), "-o", options]).arg(&disk.device).arg(&disk.point), TOOL_SECONDS);
+        succeeds(
+            tool("mount", &["-t", fs.name(), "-o", options])
+                .arg(&disk.device)
+                .arg(&disk.point),
+            TOOL_SECONDS,
+        );
         disk.mounted = true;
         disk
     }
@@ -78,9 +101,13 @@ impl Disk {
         &self.point
     }
 
-    /// Copies what is on the disk at this moment, as if the power had been cut. A clone waits for direct I/O under way, so it is of one instant.
+    /// Copies what is on the disk at this moment, as if the power had been cut. A clone waits for
+    /// direct I/O under way, so it is of one instant.
     pub fn freeze(&self, to: &Path) {
-        succeeds(tool("cp", &["--reflink=always"]).arg(&self.file).arg(to), TOOL_SECONDS);
+        succeeds(
+            tool("cp", &["--reflink=always"]).arg(&self.file).arg(to),
+            TOOL_SECONDS,
+        );
     }
 
     /// Unmounts it and has the filesystem's own checker look at it.
@@ -100,8 +127,14 @@ impl Drop for Disk {
         if self.mounted {
             let plain = try_run_limited(&mut tool("umount", &[&self.point]), 60);
             if !plain.is_ok_and(|output| output.status.success()) {
-                eprintln!("harness: {} is busy; unmounting it lazily", self.point.display());
-                let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]), 60);
+                eprintln!(
+                    "harness: {} is busy; unmounting it lazily",
+                    self.point.display()
+                );
+                let _ = try_run_limited(
+                    &mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]),
+                    60,
+                );
             }
         }
         let _ = try_run_limited(&mut tool("losetup", &["-d", &self.device]), 60);

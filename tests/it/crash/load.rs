@@ -1,4 +1,5 @@
-//! Threads that change a tree while a test makes checkpoints of it, and what the test knows of both.
+//! Threads that change a tree while a test makes checkpoints of it, and what the test knows of
+//! both.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -63,7 +64,14 @@ impl Load {
     pub fn promised(&self) -> Promised {
         let synced = [0, 1].map(|place| self.synced[place].load(Ordering::SeqCst));
         let known = self.known.lock().unwrap();
-        Promised { checkpoints: known.iter().filter(|known| known.synced && !known.deleted).map(|known| known.id).collect(), synced }
+        Promised {
+            checkpoints: known
+                .iter()
+                .filter(|known| known.synced && !known.deleted)
+                .map(|known| known.id)
+                .collect(),
+            synced,
+        }
     }
 
     /// Every checkpoint that was acknowledged.
@@ -87,7 +95,11 @@ impl Load {
             for name in ["", "a", "b", "a/x", "b/y"] {
                 fs::create_dir(dir.join(name)).unwrap();
                 for old in 0..2 {
-                    fs::write(dir.join(name).join(format!("old{old}")), vec![b'0' + old; 3000 * (usize::from(old) * 9 + 1)]).unwrap();
+                    fs::write(
+                        dir.join(name).join(format!("old{old}")),
+                        vec![b'0' + old; 3000 * (usize::from(old) * 9 + 1)],
+                    )
+                    .unwrap();
                 }
             }
         }
@@ -100,7 +112,12 @@ impl Load {
     pub fn run(&self, mount: &Mount, seed: u64, duration: Duration) {
         thread::scope(|scope| {
             for worker in 0..WORKERS {
-                scope.spawn(move || self.work(&mount.path().join(format!("w{worker}")), Random::new(seed + worker)));
+                scope.spawn(move || {
+                    self.work(
+                        &mount.path().join(format!("w{worker}")),
+                        Random::new(seed + worker),
+                    )
+                });
             }
             scope.spawn(|| self.application(&mount.path().join("app")));
             self.checkpoints(mount, Random::new(seed + 100), duration);
@@ -129,7 +146,11 @@ impl Load {
                 return;
             }
             let place = (number % 3 == 0) as usize;
-            let done = if place == 0 { append_synced(dir, number) } else { replace_synced(dir, number) };
+            let done = if place == 0 {
+                append_synced(dir, number)
+            } else {
+                replace_synced(dir, number)
+            };
             match done {
                 Ok(()) => self.synced[place].store(number, Ordering::SeqCst),
                 Err(error) => panic!("the application: {error}"),
@@ -169,21 +190,40 @@ impl Load {
     }
 
     fn made(&self, mount: &Mount, synced: bool) -> u64 {
-        let arguments: &[&str] = if synced { &["checkpoint", "--sync"] } else { &["checkpoint"] };
-        let id = mount.ok(arguments).trim().parse().expect("checkpoint prints the id");
-        self.known.lock().unwrap().push(Known { id, synced, tree: None, deleted: false });
+        let arguments: &[&str] = if synced {
+            &["checkpoint", "--sync"]
+        } else {
+            &["checkpoint"]
+        };
+        let id = mount
+            .ok(arguments)
+            .trim()
+            .parse()
+            .expect("checkpoint prints the id");
+        self.known.lock().unwrap().push(Known {
+            id,
+            synced,
+            tree: None,
+            deleted: false,
+        });
         id
     }
 
     fn note(&self, id: u64, tree: Tree) {
         let mut known = self.known.lock().unwrap();
-        known.iter_mut().find(|known| known.id == id).expect("it was made").tree = Some(tree);
+        known
+            .iter_mut()
+            .find(|known| known.id == id)
+            .expect("it was made")
+            .tree = Some(tree);
     }
 
     fn delete_one(&self, mount: &Mount, random: &mut Random) {
         let id = {
             let mut known = self.known.lock().unwrap();
-            let alive: Vec<usize> = (1..known.len()).filter(|index| !known[*index].deleted).collect();
+            let alive: Vec<usize> = (1..known.len())
+                .filter(|index| !known[*index].deleted)
+                .collect();
             if alive.len() < 4 {
                 return;
             }
@@ -200,14 +240,31 @@ impl Load {
 
     /// Restores the directory of one worker. The application's files must not go back.
     fn restore_part(&self, mount: &Mount, random: &mut Random) {
-        let Some(id) = self.known().iter().rev().find(|known| !known.deleted).map(|known| known.id) else { return };
+        let Some(id) = self
+            .known()
+            .iter()
+            .rev()
+            .find(|known| !known.deleted)
+            .map(|known| known.id)
+        else {
+            return;
+        };
         let _closed = self.gate.write().unwrap();
         let part = format!("w{}", random.below(WORKERS));
         let restored = mount.json(&["restore", &id.to_string(), &part]);
         let Some(guard) = restored["guard"].as_u64() else {
-            return assert_eq!(restored["changes"], serde_json::json!([]), "only a restore of nothing has no guard");
+            return assert_eq!(
+                restored["changes"],
+                serde_json::json!([]),
+                "only a restore of nothing has no guard"
+            );
         };
-        self.known.lock().unwrap().push(Known { id: guard, synced: false, tree: Some(tree(&mount.view(guard))), deleted: false });
+        self.known.lock().unwrap().push(Known {
+            id: guard,
+            synced: false,
+            tree: Some(tree(&mount.view(guard))),
+            deleted: false,
+        });
     }
 }
 
@@ -227,7 +284,10 @@ fn replace_synced(dir: &Path, number: u64) -> io::Result<()> {
 /// The last numbers that are found in the application's files.
 pub fn found_synced(dir: &Path) -> [u64; 2] {
     let log = fs::read(dir.join("log")).unwrap_or_default();
-    let last = log.chunks_exact(8).map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes"))).max();
+    let last = log
+        .chunks_exact(8)
+        .map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes")))
+        .max();
     let state = fs::read_to_string(dir.join("state")).unwrap_or_default();
     // Nobody has synced it yet where it is empty.
     [last.unwrap_or(0), state.trim().parse().unwrap_or(0)]

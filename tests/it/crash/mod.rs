@@ -1,11 +1,13 @@
 //! What is left when the daemon is killed or the power is cut.
 //!
-//! `kill`: processes work on one mount while the daemon is killed at random moments. `nth`: it is killed at its first, second, third ... system call of
-//! one operation. `cut`: the disk image is frozen at a random moment and mounted again. `replay`: a recorder below the disk logs every write and
-//! flush, and what a power cut may leave is made from that, with the writes that were not flushed kept, dropped or picked at random.
+//! `kill`: processes work on one mount while the daemon is killed at random moments. `nth`: it is
+//! killed at its first, second, third ... system call of one operation. `cut`: the disk image is
+//! frozen at a random moment and mounted again. `replay`: a recorder below the disk logs every
+//! write and flush, and what a power cut may leave is made from that, with the writes that were not
+//! flushed kept, dropped or picked at random.
 //!
-//! `CKPTFS_SEED` is the seed, which is printed; `CKPTFS_KILLS`, `CKPTFS_CUTS`, `CKPTFS_STATES` are counts for each variant; `CKPTFS_LONG=1` gives the
-//! long form.
+//! `CKPTFS_SEED` is the seed, which is printed; `CKPTFS_KILLS`, `CKPTFS_CUTS`, `CKPTFS_STATES` are
+//! counts for each variant; `CKPTFS_LONG=1` gives the long form.
 
 mod absence;
 mod after;

@@ -1,4 +1,5 @@
-//! The daemon is killed at its first, second, third ... changing system call of one operation, until the operation gets by.
+//! The daemon is killed at its first, second, third ... changing system call of one operation,
+//! until the operation gets by.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,9 @@ use super::random::is_long;
 use crate::common::command::{sh, try_run_limited};
 use crate::common::mount::wait_until;
 use crate::common::tree::{TreeOpts, assert_tree_is, compare};
-use crate::common::{Image, Io, Mount, MountOpts, Variant, for_each_variant, run_limited, skip, tool};
+use crate::common::{
+    Image, Io, Mount, MountOpts, Variant, for_each_variant, run_limited, skip, tool,
+};
 
 /// Every system call by which the daemon changes something.
 const CALLS: &str = "openat,pwrite64,write,ioctl,renameat2,unlinkat,linkat,symlinkat,mkdirat,mknodat,fchmodat,fchmod,fchownat,utimensat,fsetxattr,\
@@ -25,14 +28,38 @@ struct Operation {
 }
 
 const OPERATIONS: [Operation; 8] = [
-    Operation { what: "unlink of a file with a past", script: "rm y" },
-    Operation { what: "unlink of an open file with a past", script: "exec 3<y; rm y" },
-    Operation { what: "rename over a file with a past", script: "mv -T x y" },
-    Operation { what: "first write", script: "printf z | dd of=y bs=1 seek=1 conv=notrunc status=none" },
-    Operation { what: "first append to a large file", script: "echo more >> large" },
-    Operation { what: "checkpoint", script: "$CKPTFS checkpoint --tag named" },
-    Operation { what: "delete", script: "$CKPTFS delete --now --yes 2" },
-    Operation { what: "restore", script: "$CKPTFS restore 1" },
+    Operation {
+        what: "unlink of a file with a past",
+        script: "rm y",
+    },
+    Operation {
+        what: "unlink of an open file with a past",
+        script: "exec 3<y; rm y",
+    },
+    Operation {
+        what: "rename over a file with a past",
+        script: "mv -T x y",
+    },
+    Operation {
+        what: "first write",
+        script: "printf z | dd of=y bs=1 seek=1 conv=notrunc status=none",
+    },
+    Operation {
+        what: "first append to a large file",
+        script: "echo more >> large",
+    },
+    Operation {
+        what: "checkpoint",
+        script: "$CKPTFS checkpoint --tag named",
+    },
+    Operation {
+        what: "delete",
+        script: "$CKPTFS delete --now --yes 2",
+    },
+    Operation {
+        what: "restore",
+        script: "$CKPTFS restore 1",
+    },
 ];
 
 /// What there is before each operation: two checkpoints, and changes after them.
@@ -40,28 +67,43 @@ const BEFORE: &str = "mkdir -p d/e; echo x > x; echo y > y; echo f > d/e/f; ln y
 const BETWEEN: &str = "echo changed > x; mv d/e e; rm d/hard; echo n > new; chmod 600 y; echo more >> large; setfattr -n user.a -v 2 x";
 
 fn killed_at_each_call(v: Variant) {
-    if !try_run_limited(&mut tool("strace", &["-V"]), 10).is_ok_and(|output| output.status.success()) {
+    if !try_run_limited(&mut tool("strace", &["-V"]), 10)
+        .is_ok_and(|output| output.status.success())
+    {
         return skip("strace is not installed");
     }
     let image = Image::of(v.fs);
     let mut mounts = 0;
     // Half of them in each I/O path, where not all are tried.
-    let (from, every) = if is_long() { (0, 1) } else { (usize::from(v.io == Io::Daemon), 2) };
+    let (from, every) = if is_long() {
+        (0, 1)
+    } else {
+        (usize::from(v.io == Io::Daemon), 2)
+    };
     for operation in OPERATIONS.iter().skip(from).step_by(every) {
         let mut nth = 1;
         while killed_at(v, &image.dir(&format!("project-{mounts}")), operation, nth) {
             mounts += 1;
-            let step = if is_long() { 1 } else { nth.next_power_of_two() };
+            let step = if is_long() {
+                1
+            } else {
+                nth.next_power_of_two()
+            };
             nth += step;
             assert!(nth < CALLS_MAX, "{} never gets by", operation.what);
         }
         mounts += 1;
         println!("{v:?}: {}, killed at calls up to {nth}", operation.what);
-        assert!(nth > 1, "{}: the daemon was not killed at all", operation.what);
+        assert!(
+            nth > 1,
+            "{}: the daemon was not killed at all",
+            operation.what
+        );
     }
 }
 
-/// Kills the daemon at the N-th call of an operation, and looks at what is left; `false`: there were fewer calls.
+/// Kills the daemon at the N-th call of an operation, and looks at what is left; `false`: there
+/// were fewer calls.
 fn killed_at(v: Variant, root: &Path, operation: &Operation, nth: u32) -> bool {
     let mut mount = Mount::start(root, &MountOpts::new(v.io).packing());
     let mut states: Vec<(u64, Tree)> = Vec::new();
@@ -87,7 +129,13 @@ fn killed_at(v: Variant, root: &Path, operation: &Operation, nth: u32) -> bool {
 fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &Tree, shown: &str) {
     eprintln!("{shown}");
     let log = mount.log_json();
-    let ids: Vec<u64> = log.as_array().expect("a list").iter().rev().filter_map(|entry| entry["id"].as_u64()).collect();
+    let ids: Vec<u64> = log
+        .as_array()
+        .expect("a list")
+        .iter()
+        .rev()
+        .filter_map(|entry| entry["id"].as_u64())
+        .collect();
     for (id, tree) in states.iter().filter(|(id, _)| ids.contains(id)) {
         assert_tree_is(&mount.view(*id), tree, &TreeOpts::default());
     }
@@ -96,23 +144,36 @@ fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &T
         "delete" => &[&[1, 2], &[1]],
         _ => &[&[1, 2]],
     };
-    assert!(allowed.contains(&ids.as_slice()), "{shown}: the checkpoints are {ids:?}");
+    assert!(
+        allowed.contains(&ids.as_slice()),
+        "{shown}: the checkpoints are {ids:?}"
+    );
     let now = tree(mount.path());
     let opts = TreeOpts::default();
     let same = |a: &Tree| compare(&now, a, &opts).is_empty();
     match operation.what {
         "checkpoint" | "delete" => assert!(same(before), "{shown}: the tree has changed"),
-        // Once begun it is finished. The guard comes before: killed right after it, nothing else has happened.
+        // Once begun it is finished. The guard comes before: killed right after it, nothing else
+        // has happened.
         "restore" if ids.len() == 3 => {
             let wrong = compare(&now, &states[0].1, &opts);
-            assert!(wrong.is_empty() || same(before), "{shown}: neither what was to be restored nor what was there: {wrong:?}");
+            assert!(
+                wrong.is_empty() || same(before),
+                "{shown}: neither what was to be restored nor what was there: {wrong:?}"
+            );
             assert_tree_is(&mount.view(3), before, &opts);
         }
         "restore" => assert!(same(before), "{shown}: the tree has changed"),
         _ => {
             let touched: Vec<String> = compare(&now, before, &opts);
-            let others: Vec<&String> =
-                touched.iter().filter(|line| !["\"x\"", "\"y\"", "\"large\"", "\"\""].iter().any(|name| line.starts_with(name))).collect();
+            let others: Vec<&String> = touched
+                .iter()
+                .filter(|line| {
+                    !["\"x\"", "\"y\"", "\"large\"", "\"\""]
+                        .iter()
+                        .any(|name| line.starts_with(name))
+                })
+                .collect();
             assert!(others.is_empty(), "{shown}: {others:?}");
         }
     }
@@ -131,21 +192,43 @@ pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
     let log = mount.path().with_extension("strace.log");
     fs::write(&log, "").expect("the image has room");
     let inject = format!("inject={CALLS}:signal=SIGKILL:when={nth}");
-    let mut strace = tool("strace", &["-f", "-q", "-o", &log.to_string_lossy(), "-e", &format!("trace={CALLS}"), "-e", &inject, "-p", &pid])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("strace starts");
-    wait_until("strace has hold of every thread of the daemon", 60, || all_traced(&pid));
-    let ckptfs = format!("{} -C {}", env!("CARGO_BIN_EXE_ckptfs"), mount.path().display());
+    let mut strace = tool(
+        "strace",
+        &[
+            "-f",
+            "-q",
+            "-o",
+            &log.to_string_lossy(),
+            "-e",
+            &format!("trace={CALLS}"),
+            "-e",
+            &inject,
+            "-p",
+            &pid,
+        ],
+    )
+    .stdout(Stdio::null())
+    .stderr(Stdio::null())
+    .spawn()
+    .expect("strace starts");
+    wait_until("strace has hold of every thread of the daemon", 60, || {
+        all_traced(&pid)
+    });
+    let ckptfs = format!(
+        "{} -C {}",
+        env!("CARGO_BIN_EXE_ckptfs"),
+        mount.path().display()
+    );
     let script = script.replace("$CKPTFS", &ckptfs);
     let _ = run_limited(tool("bash", &["-c", &script]).current_dir(mount.path()), 60);
     let alive = Path::new(&format!("/proc/{pid}")).exists() && mount.run(&["log"]).status.success();
-    // Asked to detach in an orderly way. Where the daemon died while it looked on, strace may wait for ever.
+    // Asked to detach in an orderly way. Where the daemon died while it looked on, strace may wait
+    // for ever.
     let id = rustix::process::Pid::from_raw(strace.id() as i32).expect("a process id");
     let _ = rustix::process::kill_process(id, rustix::process::Signal::INT);
     let began = Instant::now();
-    while strace.try_wait().expect("a child").is_none() && began.elapsed() < Duration::from_secs(2) {
+    while strace.try_wait().expect("a child").is_none() && began.elapsed() < Duration::from_secs(2)
+    {
         std::thread::sleep(Duration::from_millis(5));
     }
     let _ = strace.kill();
@@ -154,9 +237,18 @@ pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
 }
 
 fn all_traced(pid: &str) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let of = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
-    tasks.map(of).all(|status| status.lines().any(|line| line.strip_prefix("TracerPid:\t").is_some_and(|tracer| tracer != "0")))
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let of =
+        |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+    tasks.map(of).all(|status| {
+        status.lines().any(|line| {
+            line.strip_prefix("TracerPid:\t")
+                .is_some_and(|tracer| tracer != "0")
+        })
+    })
 }
 
 for_each_variant! { one => killed_at_each_call }

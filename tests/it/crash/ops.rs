@@ -1,4 +1,5 @@
-//! Operations on a directory: made at random, carried out, written down, and carried out again on a plain directory.
+//! Operations on a directory: made at random, carried out, written down, and carried out again on a
+//! plain directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,22 +20,67 @@ const WRITE_MAX: u64 = 60_000;
 /// One operation, of one system call that changes something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
-    Create { path: PathBuf },
-    Write { path: PathBuf, offset: u64, length: u64, fill: u8 },
-    Append { path: PathBuf, length: u64, fill: u8 },
-    Store { path: PathBuf, fill: u8 },
-    Truncate { path: PathBuf, length: u64 },
-    Rename { from: PathBuf, to: PathBuf },
-    Exchange { from: PathBuf, to: PathBuf },
-    Link { from: PathBuf, to: PathBuf },
-    Symlink { target: String, to: PathBuf },
-    Unlink { path: PathBuf },
-    Mkdir { path: PathBuf },
-    Rmdir { path: PathBuf },
-    Chmod { path: PathBuf, mode: u32 },
-    SetXattr { path: PathBuf, fill: u8 },
-    RemoveXattr { path: PathBuf },
-    Sync { path: PathBuf },
+    Create {
+        path: PathBuf,
+    },
+    Write {
+        path: PathBuf,
+        offset: u64,
+        length: u64,
+        fill: u8,
+    },
+    Append {
+        path: PathBuf,
+        length: u64,
+        fill: u8,
+    },
+    Store {
+        path: PathBuf,
+        fill: u8,
+    },
+    Truncate {
+        path: PathBuf,
+        length: u64,
+    },
+    Rename {
+        from: PathBuf,
+        to: PathBuf,
+    },
+    Exchange {
+        from: PathBuf,
+        to: PathBuf,
+    },
+    Link {
+        from: PathBuf,
+        to: PathBuf,
+    },
+    Symlink {
+        target: String,
+        to: PathBuf,
+    },
+    Unlink {
+        path: PathBuf,
+    },
+    Mkdir {
+        path: PathBuf,
+    },
+    Rmdir {
+        path: PathBuf,
+    },
+    Chmod {
+        path: PathBuf,
+        mode: u32,
+    },
+    SetXattr {
+        path: PathBuf,
+        fill: u8,
+    },
+    RemoveXattr {
+        path: PathBuf,
+    },
+    Sync {
+        path: PathBuf,
+    },
 }
 
 /// Makes up an operation.
@@ -44,19 +90,49 @@ pub fn random_op(random: &mut Random) -> Op {
     let (path, fill) = (file(random), b'a' + random.below(26) as u8);
     match random.below(34) {
         0..=5 => Op::Create { path },
-        6..=10 => Op::Write { path, offset: random.below(20_000), length: 1 + random.below(WRITE_MAX), fill },
-        11..=13 => Op::Append { path, length: 1 + random.below(4000), fill },
+        6..=10 => Op::Write {
+            path,
+            offset: random.below(20_000),
+            length: 1 + random.below(WRITE_MAX),
+            fill,
+        },
+        11..=13 => Op::Append {
+            path,
+            length: 1 + random.below(4000),
+            fill,
+        },
         14 => Op::Store { path, fill },
-        15..=16 => Op::Truncate { path, length: random.below(30_000) },
-        17..=19 => Op::Rename { from: path, to: file(random) },
-        20 => Op::Rename { from: dir(random), to: dir(random) },
-        21 => Op::Exchange { from: path, to: file(random) },
-        22..=23 => Op::Link { from: path, to: file(random) },
-        24 => Op::Symlink { target: format!("to-{fill}"), to: path },
+        15..=16 => Op::Truncate {
+            path,
+            length: random.below(30_000),
+        },
+        17..=19 => Op::Rename {
+            from: path,
+            to: file(random),
+        },
+        20 => Op::Rename {
+            from: dir(random),
+            to: dir(random),
+        },
+        21 => Op::Exchange {
+            from: path,
+            to: file(random),
+        },
+        22..=23 => Op::Link {
+            from: path,
+            to: file(random),
+        },
+        24 => Op::Symlink {
+            target: format!("to-{fill}"),
+            to: path,
+        },
         25..=27 => Op::Unlink { path },
         28..=29 => Op::Mkdir { path: dir(random) },
         30 => Op::Rmdir { path: dir(random) },
-        31 => Op::Chmod { path, mode: 0o600 + random.below(64) as u32 },
+        31 => Op::Chmod {
+            path,
+            mode: 0o600 + random.below(64) as u32,
+        },
         32 => Op::SetXattr { path, fill },
         _ => {
             if random.once_in(2) {
@@ -72,16 +148,42 @@ impl Op {
     /// Carries it out below `root`.
     pub fn carry_out(&self, root: &Path) -> io::Result<()> {
         let flags = |from: &PathBuf, to: &PathBuf, flags| {
-            rustix::fs::renameat_with(rustix::fs::CWD, root.join(from), rustix::fs::CWD, root.join(to), flags).map_err(io::Error::from)
+            rustix::fs::renameat_with(
+                rustix::fs::CWD,
+                root.join(from),
+                rustix::fs::CWD,
+                root.join(to),
+                flags,
+            )
+            .map_err(io::Error::from)
         };
         match self {
-            Op::Create { path } => OpenOptions::new().write(true).create_new(true).open(root.join(path)).map(drop),
-            Op::Write { path, offset, length, fill } => whole(&open(root, path)?, &vec![*fill; *length as usize], *offset),
+            Op::Create { path } => OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(root.join(path))
+                .map(drop),
+            Op::Write {
+                path,
+                offset,
+                length,
+                fill,
+            } => whole(&open(root, path)?, &vec![*fill; *length as usize], *offset),
             Op::Append { path, length, fill } => {
-                let file = OpenOptions::new().append(true).custom_flags_nofollow().open(root.join(path))?;
+                let file = OpenOptions::new()
+                    .append(true)
+                    .custom_flags_nofollow()
+                    .open(root.join(path))?;
                 io::Write::write_all(&mut &file, &vec![*fill; *length as usize])
             }
-            Op::Store { path, fill } => store(&OpenOptions::new().read(true).write(true).custom_flags_nofollow().open(root.join(path))?, *fill),
+            Op::Store { path, fill } => store(
+                &OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .custom_flags_nofollow()
+                    .open(root.join(path))?,
+                *fill,
+            ),
             Op::Truncate { path, length } => open(root, path)?.set_len(*length),
             Op::Rename { from, to } => flags(from, to, RenameFlags::empty()),
             Op::Exchange { from, to } => flags(from, to, RenameFlags::EXCHANGE),
@@ -90,8 +192,15 @@ impl Op {
             Op::Unlink { path } => fs::remove_file(root.join(path)),
             Op::Mkdir { path } => fs::create_dir(root.join(path)),
             Op::Rmdir { path } => fs::remove_dir(root.join(path)),
-            Op::Chmod { path, mode } => open(root, path)?.set_permissions(fs::Permissions::from_mode(*mode)),
-            Op::SetXattr { path, fill } => Ok(rustix::fs::lsetxattr(root.join(path), c"user.k", &[*fill; 9], XattrFlags::empty())?),
+            Op::Chmod { path, mode } => {
+                open(root, path)?.set_permissions(fs::Permissions::from_mode(*mode))
+            }
+            Op::SetXattr { path, fill } => Ok(rustix::fs::lsetxattr(
+                root.join(path),
+                c"user.k",
+                &[*fill; 9],
+                XattrFlags::empty(),
+            )?),
             Op::RemoveXattr { path } => Ok(rustix::fs::lremovexattr(root.join(path), c"user.k")?),
             Op::Sync { path } => open(root, path)?.sync_all(),
         }
@@ -109,7 +218,10 @@ impl NoFollow for OpenOptions {
 }
 
 fn open(root: &Path, path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).custom_flags_nofollow().open(root.join(path))
+    OpenOptions::new()
+        .write(true)
+        .custom_flags_nofollow()
+        .open(root.join(path))
 }
 
 /// The daemon died between two requests of one write, which said how far it came.
@@ -126,7 +238,10 @@ impl std::error::Error for Short {}
 
 /// How far a write came that was cut short.
 pub fn written_of(error: &io::Error) -> Option<u64> {
-    error.get_ref()?.downcast_ref::<Short>().map(|short| short.0)
+    error
+        .get_ref()?
+        .downcast_ref::<Short>()
+        .map(|short| short.0)
 }
 
 /// One write, which takes all or fails.
@@ -144,10 +259,17 @@ fn store(file: &File, fill: u8) -> io::Result<()> {
         return Ok(());
     }
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
-    // SAFETY: a fresh mapping of a file that only this process changes, at an address that the kernel chooses; `length` bytes of it are within the
-    // file, and it is not used after munmap.
+    // SAFETY: a fresh mapping of a file that only this process changes, at an address that the
+    // kernel chooses; `length` bytes of it are within the file, and it is not used after munmap.
     unsafe {
-        let at = rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)?;
+        let at = rustix::mm::mmap(
+            std::ptr::null_mut(),
+            length,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            file,
+            0,
+        )?;
         for index in 0..length {
             at.cast::<u8>().add(index).write_volatile(fill);
         }

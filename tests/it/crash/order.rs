@@ -1,5 +1,6 @@
-//! The order in which things reach the disk, one case each, and with each the variant that must fail: without what ckptfs does for it the past is
-//! wrong after the same power cut. A hidden variable of debug builds (`CKPTFS_UNSAFE_FOR_TESTS`) leaves a step out.
+//! The order in which things reach the disk, one case each, and with each the variant that must
+//! fail: without what ckptfs does for it the past is wrong after the same power cut. A hidden
+//! variable of debug builds (`CKPTFS_UNSAFE_FOR_TESTS`) leaves a step out.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -21,12 +22,14 @@ const TRIES_MAX: usize = 5;
 /// Files of each case.
 const FILES: usize = 6;
 
-/// Makes a synced checkpoint, has `change` work on the tree, cuts the power, and gives how the view differs from what was there.
+/// Makes a synced checkpoint, has `change` work on the tree, cuts the power, and gives how the view
+/// differs from what was there.
 fn differences_after(v: Variant, left_out: &str, change: impl Fn(&Path)) -> Vec<String> {
     differences_served(v, left_out, change, |_| String::new(), |_| String::new())
 }
 
-/// As [`differences_after`]; `found` sees what the cut left before it is mounted by us, `served` works on it once it is.
+/// As [`differences_after`]; `found` sees what the cut left before it is mounted by us, `served`
+/// works on it once it is.
 fn differences_served(
     v: Variant,
     left_out: &str,
@@ -42,10 +45,13 @@ fn differences_served(
         let dir = disk.path().join("project");
         fs::create_dir_all(dir.join("d")).unwrap();
         fs::create_dir(dir.join("other")).unwrap();
-        (0..FILES).for_each(|number| fs::write(dir.join(format!("d/f{number}")), vec![b'o'; 65_536]).unwrap());
+        (0..FILES).for_each(|number| {
+            fs::write(dir.join(format!("d/f{number}")), vec![b'o'; 65_536]).unwrap()
+        });
         fs::write(dir.join("other/synced"), "").unwrap();
         let mut opts = MountOpts::new(v.io);
-        opts.env.push(("CKPTFS_UNSAFE_FOR_TESTS".into(), left_out.into()));
+        opts.env
+            .push(("CKPTFS_UNSAFE_FOR_TESTS".into(), left_out.into()));
         let mount = Mount::start(&dir, &opts);
         mount.ok(&["checkpoint", "--sync"]);
         let expected = tree(mount.path());
@@ -59,56 +65,99 @@ fn differences_served(
     served(mount.path());
     // What cannot be read is told, which is not what was promised, but not wrong either.
     let found = crate::common::tree::try_tree_without(&mount.view(1), &[]);
-    found.map_or_else(|problem| vec![problem], |found| compare(&found, &expected, &TreeOpts::default()))
+    found.map_or_else(
+        |problem| vec![problem],
+        |found| compare(&found, &expected, &TreeOpts::default()),
+    )
 }
 
 #[track_caller]
 fn holds_and_fails_without(v: Variant, left_out: &str, change: impl Fn(&Path)) {
-    assert_eq!(differences_after(v, "", &change), Vec::<String>::new(), "{v:?}");
+    assert_eq!(
+        differences_after(v, "", &change),
+        Vec::<String>::new(),
+        "{v:?}"
+    );
     if !cfg!(debug_assertions) {
         return skip("only a debug build can leave a step out");
     }
     // Once a second the journal is synced all the same, which may be just then.
-    let wrong = (0..TRIES_MAX).map(|_| differences_after(v, left_out, &change)).find(|wrong| !wrong.is_empty()).unwrap_or_default();
-    assert!(!wrong.is_empty(), "{v:?}: without {left_out} the past is still right: this test shows nothing");
+    let wrong = (0..TRIES_MAX)
+        .map(|_| differences_after(v, left_out, &change))
+        .find(|wrong| !wrong.is_empty())
+        .unwrap_or_default();
+    assert!(
+        !wrong.is_empty(),
+        "{v:?}: without {left_out} the past is still right: this test shows nothing"
+    );
     println!("{v:?} without {left_out}: {wrong:?}");
 }
 
-/// What an application syncs takes the log of XFS to the disk, with every change of names and attributes before; their records are there too.
+/// What an application syncs takes the log of XFS to the disk, with every change of names and
+/// attributes before; their records are there too.
 fn no_change_is_on_disk_without_its_record(v: Variant) {
     holds_and_fails_without(v, "tail", |root| {
-        sh(root, "chmod 600 d/f0; mv d/f1 d/g1; rm d/f2; mv d/f3 d/f4; setfattr -n user.x -v y d/f5; mkdir d/new");
-        let file = OpenOptions::new().write(true).open(root.join("other/synced")).unwrap();
+        sh(
+            root,
+            "chmod 600 d/f0; mv d/f1 d/g1; rm d/f2; mv d/f3 d/f4; setfattr -n user.x -v y d/f5; mkdir d/new",
+        );
+        let file = OpenOptions::new()
+            .write(true)
+            .open(root.join("other/synced"))
+            .unwrap();
         file.write_all_at(b"synced", 0).unwrap();
         file.sync_all().unwrap();
     });
 }
 
-/// btrfs brings a file that is synced to the disk by itself: what was captured of it is there before, and so is the record of its name.
+/// btrfs brings a file that is synced to the disk by itself: what was captured of it is there
+/// before, and so is the record of its name.
 fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
     holds_and_fails_without(v, "overtaken", |root| {
-        let open = |name: &str| OpenOptions::new().read(true).write(true).open(root.join("d").join(name)).unwrap();
+        let open = |name: &str| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(root.join("d").join(name))
+                .unwrap()
+        };
         let in_place = open("f0");
         in_place.write_all_at(&[b'n'; 65_536], 0).unwrap();
         in_place.sync_all().unwrap();
         fs::write(root.join("d/f1.new"), "replaced").unwrap();
-        File::open(root.join("d/f1.new")).unwrap().sync_all().unwrap();
+        File::open(root.join("d/f1.new"))
+            .unwrap()
+            .sync_all()
+            .unwrap();
         fs::rename(root.join("d/f1.new"), root.join("d/f1")).unwrap();
         File::open(root.join("d")).unwrap().sync_all().unwrap();
         fs::remove_file(root.join("d/f2")).unwrap();
         File::open(root.join("d")).unwrap().sync_all().unwrap();
-        let mut at_once = OpenOptions::new().append(true).custom_flags(libc::O_DSYNC).open(root.join("d/f3")).unwrap();
+        let mut at_once = OpenOptions::new()
+            .append(true)
+            .custom_flags(libc::O_DSYNC)
+            .open(root.join("d/f3"))
+            .unwrap();
         at_once.write_all(b"more").unwrap();
-        super::ops::Op::Store { path: "d/f4".into(), fill: b'm' }.carry_out(root).unwrap();
+        super::ops::Op::Store {
+            path: "d/f4".into(),
+            fill: b'm',
+        }
+        .carry_out(root)
+        .unwrap();
     });
 }
 
-/// A file that was synced is in the log of btrfs, and a change of its names goes there at once: whoever syncs anything next brings it to the disk,
-/// somebody of whom we know nothing too. The record of it is there before.
+/// A file that was synced is in the log of btrfs, and a change of its names goes there at once:
+/// whoever syncs anything next brings it to the disk, somebody of whom we know nothing too. The
+/// record of it is there before.
 fn no_synced_file_is_renamed_on_disk_without_its_record(v: Variant) {
     holds_and_fails_without(v, "logged", |root| {
         for number in 0..4 {
-            let file = OpenOptions::new().write(true).open(root.join(format!("d/f{number}"))).unwrap();
+            let file = OpenOptions::new()
+                .write(true)
+                .open(root.join(format!("d/f{number}")))
+                .unwrap();
             file.write_all_at(b"new", 0).unwrap();
             file.sync_all().unwrap();
         }
@@ -122,7 +171,8 @@ fn no_synced_file_is_renamed_on_disk_without_its_record(v: Variant) {
     });
 }
 
-/// A directory of btrfs that is synced forgets a name on the disk, and not where else the inode got one: a file that was linked and unlinked would be gone.
+/// A directory of btrfs that is synced forgets a name on the disk, and not where else the inode got
+/// one: a file that was linked and unlinked would be gone.
 fn no_linked_file_is_lost_with_its_first_name(v: Variant) {
     holds_and_fails_without(v, "links", |root| {
         fs::hard_link(root.join("d/f0"), root.join("other/g0")).unwrap();
@@ -137,7 +187,8 @@ fn no_linked_file_is_lost_with_its_first_name(v: Variant) {
 /// The journal is synced once a second, ahead of the tree.
 const JOURNAL_SYNCED: Duration = Duration::from_millis(2500);
 
-/// What the journal tells of and the disk does not have is taken back: an inode that was linked, renamed by the link and renamed again is where it was.
+/// What the journal tells of and the disk does not have is taken back: an inode that was linked,
+/// renamed by the link and renamed again is where it was.
 fn renames_that_did_not_reach_the_disk_are_taken_back(v: Variant) {
     let wrong = differences_after(v, "", |root| {
         fs::rename(root.join("d/f0"), root.join("d/g0")).unwrap();
@@ -147,7 +198,8 @@ fn renames_that_did_not_reach_the_disk_are_taken_back(v: Variant) {
         fs::rename(root.join("d/f1"), root.join("d/new/f1")).unwrap();
         ckptfs(root, "checkpoint");
         fs::rename(root.join("d/link"), root.join("other/link")).unwrap();
-        // Recorded with the directory as it was a moment ago, which is later than anything on the disk.
+        // Recorded with the directory as it was a moment ago, which is later than anything on the
+        // disk.
         fs::rename(root.join("d/f2"), root.join("d/g2")).unwrap();
         fs::rename(root.join("d/new"), root.join("other/new")).unwrap();
         fs::rename(root.join("other/new/f1"), root.join("d/f1")).unwrap();
@@ -157,10 +209,14 @@ fn renames_that_did_not_reach_the_disk_are_taken_back(v: Variant) {
 }
 
 fn ckptfs(root: &Path, verb: &str) {
-    crate::common::succeeds(crate::common::tool(env!("CARGO_BIN_EXE_ckptfs"), &[verb]).current_dir(root), 60);
+    crate::common::succeeds(
+        crate::common::tool(env!("CARGO_BIN_EXE_ckptfs"), &[verb]).current_dir(root),
+        60,
+    );
 }
 
-/// The record of a move is on the disk, the move is not, and the checkpoint after it is in the journal alone: the file is still where it was.
+/// The record of a move is on the disk, the move is not, and the checkpoint after it is in the
+/// journal alone: the file is still where it was.
 #[cfg(debug_assertions)]
 fn a_move_that_did_not_reach_the_disk_is_taken_back(v: Variant) {
     use ckptfs::control::Client;
@@ -168,32 +224,53 @@ fn a_move_that_did_not_reach_the_disk_is_taken_back(v: Variant) {
     use ckptfs::sys::{Errno, fault};
     let wrong = differences_after(v, "", |root| {
         let client = || Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap();
-        let pause = fault::Plan { errno: 0, pause_ms: 2000, ..fault::Plan::nth(1, Errno::EIO).only(fault::Call::Rename) };
+        let pause = fault::Plan {
+            errno: 0,
+            pause_ms: 2000,
+            ..fault::Plan::nth(1, Errno::EIO).only(fault::Call::Rename)
+        };
         client().ask(Fault { plan: Some(pause) }).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| fs::rename(root.join("d/f0"), root.join("d/f1")).unwrap());
             thread::sleep(Duration::from_millis(500));
             sh(root.parent().unwrap(), "sync -f .");
         });
-        assert_eq!(client().ask(Fault { plan: None }).unwrap().1, 1, "nothing was held up");
+        assert_eq!(
+            client().ask(Fault { plan: None }).unwrap().1,
+            1,
+            "nothing was held up"
+        );
         ckptfs(root, "checkpoint");
         thread::sleep(JOURNAL_SYNCED);
     });
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// What the log of btrfs was seen to bring to the disk of changes that are not there themselves: of clones empty files, and an inode that was moved away
-/// as it was before the changes in between. The files are what they were, and so is the past.
+/// What the log of btrfs was seen to bring to the disk of changes that are not there themselves: of
+/// clones empty files, and an inode that was moved away as it was before the changes in between.
+/// The files are what they were, and so is the past.
 fn what_the_log_brings_of_layers_is_not_believed(v: Variant) {
     let change = |root: &Path| {
-        let append = |name: &str| OpenOptions::new().append(true).open(root.join(name)).and_then(|mut file| file.write_all(b"more"));
-        ["d/f0", "d/f1", "d/f2"].iter().for_each(|name| append(name).unwrap());
+        let append = |name: &str| {
+            OpenOptions::new()
+                .append(true)
+                .open(root.join(name))
+                .and_then(|mut file| file.write_all(b"more"))
+        };
+        ["d/f0", "d/f1", "d/f2"]
+            .iter()
+            .for_each(|name| append(name).unwrap());
         ckptfs(root, "checkpoint");
         fs::remove_file(root.join("d/f0")).unwrap();
-        ["d/f2", "d/f3"].iter().for_each(|name| append(name).unwrap());
+        ["d/f2", "d/f3"]
+            .iter()
+            .for_each(|name| append(name).unwrap());
         // So much is there, and the layers with it.
         fs::write(root.join("other/new"), "").unwrap();
-        File::open(root.join("other/new")).unwrap().sync_all().unwrap();
+        File::open(root.join("other/new"))
+            .unwrap()
+            .sync_all()
+            .unwrap();
         File::open(root.join("other")).unwrap().sync_all().unwrap();
     };
     let brings = "cd .ckptfs/layers; truncate -s 0 */objects/*.c; rm 2/objects/$(stat -c %i ../../d/f0)-*.c; mv ../../d/f0 3/objects/$(stat -c %i ../../d/f0)-0.m";
@@ -201,7 +278,8 @@ fn what_the_log_brings_of_layers_is_not_believed(v: Variant) {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// The log of btrfs can bring back the name of an inode beside the one that it has in a layer: what is written through it does not change the past.
+/// The log of btrfs can bring back the name of an inode beside the one that it has in a layer: what
+/// is written through it does not change the past.
 fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
     let change = |root: &Path| {
         sh(root.parent().unwrap(), "sync -f .");
@@ -211,8 +289,15 @@ fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
         fs::rename(root.join("d/f1"), root.join("d/g1")).unwrap();
         thread::sleep(JOURNAL_SYNCED);
     };
-    let comes_back = |root: &Path| sh(root, "ln .ckptfs/layers/*/objects/*.m d/f0; test $(stat -c %h d/f0) = 2");
-    let wrong = differences_served(v, "", change, comes_back, |root| sh(root, "echo other > d/f0; chmod 600 d/f0"));
+    let comes_back = |root: &Path| {
+        sh(
+            root,
+            "ln .ckptfs/layers/*/objects/*.m d/f0; test $(stat -c %h d/f0) = 2",
+        )
+    };
+    let wrong = differences_served(v, "", change, comes_back, |root| {
+        sh(root, "echo other > d/f0; chmod 600 d/f0")
+    });
     assert_eq!(wrong, Vec::<String>::new());
 }
 
@@ -233,7 +318,8 @@ mod btrfs {
     super::for_each_variant! { @test what_the_filesystem_alone_loses plain Btrfs Daemon }
 }
 
-/// Why it is done as it is, on btrfs without ckptfs: a link and an unlink in place of a rename lose both names, and sled's flush is none.
+/// Why it is done as it is, on btrfs without ckptfs: a link and an unlink in place of a rename lose
+/// both names, and sled's flush is none.
 fn what_the_filesystem_alone_loses(v: Variant) {
     let host = Host::new();
     let image = host.format(v.fs, "disk.img");
@@ -241,7 +327,10 @@ fn what_the_filesystem_alone_loses(v: Variant) {
     {
         let disk = host.mount(Fs::Btrfs, &image);
         let root = disk.path();
-        sh(root, "mkdir live kept; for f in linked moved; do echo old > live/$f; done; sync -f .");
+        sh(
+            root,
+            "mkdir live kept; for f in linked moved; do echo old > live/$f; done; sync -f .",
+        );
         sh(root, "ln live/linked kept/linked; rm live/linked");
         File::open(root.join("live")).unwrap().sync_all().unwrap();
         disk.freeze(&cuts[0]);
@@ -249,12 +338,19 @@ fn what_the_filesystem_alone_loses(v: Variant) {
         File::open(root.join("live")).unwrap().sync_all().unwrap();
         disk.freeze(&cuts[1]);
     }
-    let there = |disk: &Disk, name: &str| ["live", "kept"].iter().any(|dir| disk.path().join(dir).join(name).exists());
+    let there = |disk: &Disk, name: &str| {
+        ["live", "kept"]
+            .iter()
+            .any(|dir| disk.path().join(dir).join(name).exists())
+    };
     let disk = host.mount(Fs::Btrfs, &cuts[1]);
     assert!(there(&disk, "moved"), "a rename keeps the file");
     drop(disk);
     let disk = host.mount(Fs::Btrfs, &cuts[0]);
-    assert!(!there(&disk, "linked"), "btrfs has learned to keep both: link and unlink would do");
+    assert!(
+        !there(&disk, "linked"),
+        "btrfs has learned to keep both: link and unlink would do"
+    );
     drop(disk);
     assert!(
         (0..FLUSHES_MAX).any(|number| loses_a_flush(&host, number)),
@@ -262,9 +358,13 @@ fn what_the_filesystem_alone_loses(v: Variant) {
     );
 }
 
-/// Whether what sled had flushed is gone after a power cut. Now and then the kernel has written it by itself.
+/// Whether what sled had flushed is gone after a power cut. Now and then the kernel has written it
+/// by itself.
 fn loses_a_flush(host: &Host, number: usize) -> bool {
-    let (image, cut) = (host.format(Fs::Btrfs, &format!("sled-{number}.img")), host.file(&format!("sled-cut-{number}.img")));
+    let (image, cut) = (
+        host.format(Fs::Btrfs, &format!("sled-{number}.img")),
+        host.file(&format!("sled-cut-{number}.img")),
+    );
     {
         let disk = host.mount(Fs::Btrfs, &image);
         let index = sled::open(disk.path().join("index")).unwrap();
@@ -273,6 +373,8 @@ fn loses_a_flush(host: &Host, number: usize) -> bool {
         disk.freeze(&cut);
     }
     let disk = host.mount(Fs::Btrfs, &cut);
-    let found = std::panic::catch_unwind(|| sled::open(disk.path().join("index")).and_then(|index| index.get("key")));
+    let found = std::panic::catch_unwind(|| {
+        sled::open(disk.path().join("index")).and_then(|index| index.get("key"))
+    });
     !matches!(found, Ok(Ok(Some(value))) if value == "value")
 }

@@ -38,7 +38,9 @@ impl Random {
 
 /// A count: the variable's value, else that of the form that runs.
 pub fn count(variable: &str, usual: u64, long: u64) -> u64 {
-    let told = std::env::var(variable).ok().and_then(|value| value.parse().ok());
+    let told = std::env::var(variable)
+        .ok()
+        .and_then(|value| value.parse().ok());
     told.unwrap_or(if is_long() { long } else { usual })
 }
 
@@ -47,9 +49,14 @@ pub fn is_long() -> bool {
     std::env::var_os("CKPTFS_LONG").is_some_and(|value| value == "1")
 }
 
-/// The seed, printed so that a run can be repeated. `CKPTFS_SEED=random` gives another each time, as the long form does.
+/// The seed, printed so that a run can be repeated. `CKPTFS_SEED=random` gives another each time,
+/// as the long form does.
 pub fn seed(what: &str) -> u64 {
-    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007);
+    let clock = || {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
+    };
     let told = std::env::var("CKPTFS_SEED").ok();
     let seed = match told.as_deref() {
         Some("random") => clock(),

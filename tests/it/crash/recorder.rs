@@ -1,7 +1,9 @@
-//! A disk that writes down what happens to it: one file, served through FUSE, for a loop device to lie on.
+//! A disk that writes down what happens to it: one file, served through FUSE, for a loop device to
+//! lie on.
 //!
-//! Every write and every flush is logged, with what the test had been promised when it came. What a power cut may leave is made from the log: all
-//! that was flushed, and of the rest what one likes, for a disk keeps writes in a cache and brings them down in any order.
+//! Every write and every flush is logged, with what the test had been promised when it came. What a
+//! power cut may leave is made from the log: all that was flushed, and of the rest what one likes,
+//! for a disk keeps writes in a cache and brings them down in any order.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -12,8 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, MountOption, OpenFlags,
-    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
 
 const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
@@ -56,7 +59,12 @@ impl Log {
     /// The bytes of a write.
     pub fn bytes(&self, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        self.0.lock().unwrap().bytes.read_exact_at(&mut bytes, at).expect("the log can be read");
+        self.0
+            .lock()
+            .unwrap()
+            .bytes
+            .read_exact_at(&mut bytes, at)
+            .expect("the log can be read");
         bytes
     }
 
@@ -66,7 +74,11 @@ impl Log {
         inner.bytes.write_all(data)?;
         let at = inner.logged;
         inner.logged += data.len() as u64;
-        inner.events.push(Event::Write { offset, length: data.len(), at });
+        inner.events.push(Event::Write {
+            offset,
+            length: data.len(),
+            at,
+        });
         Ok(())
     }
 
@@ -91,15 +103,44 @@ pub struct Recorder {
 impl Recorder {
     /// Serves the image `data` in the directory `point`, and keeps the bytes of the log in `bytes`.
     pub fn start(data: &Path, bytes: &Path, point: &Path) -> Recorder {
-        let data = OpenOptions::new().read(true).write(true).open(data).expect("the image is there");
+        let data = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(data)
+            .expect("the image is there");
         let size = data.metadata().expect("an image").len();
-        let bytes = OpenOptions::new().read(true).append(true).create_new(true).open(bytes).expect("the log can be made");
-        let log = Log(Arc::new(Mutex::new(Inner { data, bytes, logged: 0, events: Vec::new() })));
+        let bytes = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create_new(true)
+            .open(bytes)
+            .expect("the log can be made");
+        let log = Log(Arc::new(Mutex::new(Inner {
+            data,
+            bytes,
+            logged: 0,
+            events: Vec::new(),
+        })));
         std::fs::create_dir_all(point).expect("a directory can be made");
         let mut config = Config::default();
-        config.mount_options = vec![MountOption::FSName("ckptfs-test-recorder".to_owned()), MountOption::NoAtime];
-        let session = fuser::spawn_mount(Served { log: log.clone(), size }, point, &config).expect("the recorder can be mounted");
-        Recorder { log, point: point.to_owned(), _session: session }
+        config.mount_options = vec![
+            MountOption::FSName("ckptfs-test-recorder".to_owned()),
+            MountOption::NoAtime,
+        ];
+        let session = fuser::spawn_mount(
+            Served {
+                log: log.clone(),
+                size,
+            },
+            point,
+            &config,
+        )
+        .expect("the recorder can be mounted");
+        Recorder {
+            log,
+            point: point.to_owned(),
+            _session: session,
+        }
     }
 
     /// The file that is the disk.
@@ -110,7 +151,11 @@ impl Recorder {
 
 impl Served {
     fn attr(&self, ino: u64) -> FileAttr {
-        let (kind, perm) = if ino == FILE { (FileType::RegularFile, 0o600) } else { (FileType::Directory, 0o700) };
+        let (kind, perm) = if ino == FILE {
+            (FileType::RegularFile, 0o600)
+        } else {
+            (FileType::Directory, 0o700)
+        };
         let size = if ino == FILE { self.size } else { 0 };
         let ino = INodeNo(ino);
         let [atime, mtime, ctime, crtime] = [UNIX_EPOCH; 4];
@@ -136,7 +181,11 @@ impl Served {
 
 impl Filesystem for Served {
     fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if name == NAME { reply.entry(&FOR_EVER, &self.attr(FILE), Generation(0)) } else { reply.error(Errno::ENOENT) }
+        if name == NAME {
+            reply.entry(&FOR_EVER, &self.attr(FILE), Generation(0))
+        } else {
+            reply.error(Errno::ENOENT)
+        }
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -160,7 +209,14 @@ impl Filesystem for Served {
         reply: ReplyData,
     ) {
         let mut bytes = vec![0; u64::from(size).min(self.size.saturating_sub(offset)) as usize];
-        match self.log.0.lock().unwrap().data.read_exact_at(&mut bytes, offset) {
+        match self
+            .log
+            .0
+            .lock()
+            .unwrap()
+            .data
+            .read_exact_at(&mut bytes, offset)
+        {
             Ok(()) => reply.data(&bytes),
             Err(_) => reply.error(Errno::EIO),
         }
@@ -185,14 +241,30 @@ impl Filesystem for Served {
         }
     }
 
-    fn fsync(&self, _request: &Request, _ino: INodeNo, _fh: FileHandle, _data_only: bool, reply: ReplyEmpty) {
+    fn fsync(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _data_only: bool,
+        reply: ReplyEmpty,
+    ) {
         self.log.flush();
         reply.ok();
     }
 
     /// What is discarded or zeroed reads as zeros after.
     #[allow(clippy::too_many_arguments)]
-    fn fallocate(&self, _request: &Request, _ino: INodeNo, _fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
         if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
@@ -200,7 +272,11 @@ impl Filesystem for Served {
         let mut done = 0;
         while done < length {
             let piece = (length - done).min(ZEROS as u64);
-            if self.log.write(offset + done, &zeros[..piece as usize]).is_err() {
+            if self
+                .log
+                .write(offset + done, &zeros[..piece as usize])
+                .is_err()
+            {
                 return reply.error(Errno::EIO);
             }
             done += piece;

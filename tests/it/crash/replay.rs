@@ -1,5 +1,5 @@
-//! Power cuts, recipe B: a recorder below the disk logs every write and flush; at points picked at random what was flushed is there, and of the rest
-//! all, nothing, or what the dice say.
+//! Power cuts, recipe B: a recorder below the disk logs every write and flush; at points picked at
+//! random what was flushed is there, and of the rest all, nothing, or what the dice say.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -46,14 +46,22 @@ fn reordered(v: Variant) {
     let mut opts = MountOpts::new(v.io).packing();
     prepare(&host, v, &image);
     let pristine = host.file("pristine.img");
-    succeeds(tool("cp", &["--reflink=always"]).arg(&image).arg(&pristine), 60);
+    succeeds(
+        tool("cp", &["--reflink=always"]).arg(&image).arg(&pristine),
+        60,
+    );
     opts.limit += WORK * 10;
     let (log, promises, load) = record(&host, v, &image, &opts, seed);
     let known = load.known();
     let mut random = Random::new(seed ^ 0xb);
     // From the first promise on: before it there is nothing to lose.
-    let first = promises.iter().find(|(_, promised)| !promised.checkpoints.is_empty()).map_or(0, |(events, _)| *events);
-    let mut points: Vec<usize> = (0..states).map(|_| first + random.below((log.len() - first) as u64) as usize).collect();
+    let first = promises
+        .iter()
+        .find(|(_, promised)| !promised.checkpoints.is_empty())
+        .map_or(0, |(events, _)| *events);
+    let mut points: Vec<usize> = (0..states)
+        .map(|_| first + random.below((log.len() - first) as u64) as usize)
+        .collect();
     points.sort_unstable();
     let path = host.file("flushed.img");
     let mut replay = Replay::new(&log, &pristine, &path);
@@ -68,16 +76,35 @@ fn reordered(v: Variant) {
         };
         let state = host.file(&format!("state-{number}.img"));
         let waiting = replay.make(&state, cached, &mut random);
-        let promised = promises.iter().rev().find(|(events, _)| *events <= point).map(|(_, promised)| promised.clone());
-        let promised = promised.unwrap_or(Promised { checkpoints: Vec::new(), synced: [0; 2] });
+        let promised = promises
+            .iter()
+            .rev()
+            .find(|(events, _)| *events <= point)
+            .map(|(_, promised)| promised.clone());
+        let promised = promised.unwrap_or(Promised {
+            checkpoints: Vec::new(),
+            synced: [0; 2],
+        });
         match after::look(&host, v.fs, &state, &opts, &promised, &known) {
             Ok(more) => found += more,
-            Err(problem) => wrong.push(format!("{}, event {point}, {waiting} waiting, {cached:?}: {problem}", state.display())),
+            Err(problem) => wrong.push(format!(
+                "{}, event {point}, {waiting} waiting, {cached:?}: {problem}",
+                state.display()
+            )),
         }
         std::fs::remove_file(&state).unwrap();
     }
-    println!("{v:?}: {states} states of {} events, {} checkpoints; {found:?}", log.len(), known.len());
-    assert!(wrong.is_empty(), "{} of {states} states (CKPTFS_SEED={seed}):\n{}", wrong.len(), wrong.join("\n"));
+    println!(
+        "{v:?}: {states} states of {} events, {} checkpoints; {found:?}",
+        log.len(),
+        known.len()
+    );
+    assert!(
+        wrong.is_empty(),
+        "{} of {states} states (CKPTFS_SEED={seed}):\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 /// The tree as it is before anything is recorded.
@@ -88,7 +115,13 @@ fn prepare(host: &Host, v: Variant, image: &Path) {
 }
 
 /// Has everybody work on the recorded disk, and notes all the while what is promised.
-fn record(host: &Host, v: Variant, image: &Path, opts: &MountOpts, seed: u64) -> (Log, Promises, Load) {
+fn record(
+    host: &Host,
+    v: Variant,
+    image: &Path,
+    opts: &MountOpts,
+    seed: u64,
+) -> (Log, Promises, Load) {
     let recorder = Recorder::start(image, &host.file("log"), &host.file("recorder"));
     let log = recorder.log.clone();
     let load = Load::default();
@@ -106,7 +139,8 @@ fn record(host: &Host, v: Variant, image: &Path, opts: &MountOpts, seed: u64) ->
             }
             worker.join().expect("the load works");
         });
-        // What was deleted by the end may not have been when the power was cut, and then it was promised.
+        // What was deleted by the end may not have been when the power was cut, and then it was
+        // promised.
         drop(mount);
         drop(disk);
     }
@@ -128,19 +162,36 @@ struct Replay<'a> {
 
 impl<'a> Replay<'a> {
     fn new(log: &'a Log, pristine: &Path, path: &'a Path) -> Replay<'a> {
-        succeeds(tool("cp", &["--reflink=always"]).arg(pristine).arg(path), 60);
-        let flushed = OpenOptions::new().write(true).open(path).expect("it was copied");
-        Replay { log, events: log.events(), flushed, path, waiting: VecDeque::new(), next: 0 }
+        succeeds(
+            tool("cp", &["--reflink=always"]).arg(pristine).arg(path),
+            60,
+        );
+        let flushed = OpenOptions::new()
+            .write(true)
+            .open(path)
+            .expect("it was copied");
+        Replay {
+            log,
+            events: log.events(),
+            flushed,
+            path,
+            waiting: VecDeque::new(),
+            next: 0,
+        }
     }
 
     /// Goes on to just before an event.
     fn advance(&mut self, point: usize) {
         while self.next < point {
             match self.events[self.next] {
-                Event::Write { offset, length, at } => self.waiting.push_back((offset, self.log.bytes(at, length))),
+                Event::Write { offset, length, at } => {
+                    self.waiting.push_back((offset, self.log.bytes(at, length)))
+                }
                 Event::Flush => {
                     for (offset, bytes) in self.waiting.drain(..) {
-                        self.flushed.write_all_at(&bytes, offset).expect("the host has room");
+                        self.flushed
+                            .write_all_at(&bytes, offset)
+                            .expect("the host has room");
                     }
                 }
             }
@@ -148,19 +199,30 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Makes an image of what a power cut leaves here; gives the number of writes that were not flushed.
+    /// Makes an image of what a power cut leaves here; gives the number of writes that were not
+    /// flushed.
     fn make(&self, state: &Path, cached: Cached, random: &mut Random) -> usize {
-        succeeds(tool("cp", &["--reflink=always"]).arg(self.path).arg(state), 60);
-        let image = OpenOptions::new().write(true).open(state).expect("it was copied");
+        succeeds(
+            tool("cp", &["--reflink=always"]).arg(self.path).arg(state),
+            60,
+        );
+        let image = OpenOptions::new()
+            .write(true)
+            .open(state)
+            .expect("it was copied");
         for (offset, bytes) in &self.waiting {
             let keep = match cached {
                 Cached::Kept => bytes.len(),
                 Cached::Lost => 0,
                 Cached::Picked(part) | Cached::Torn(part) if random.below(100) >= part => 0,
-                Cached::Torn(_) if bytes.len() > BLOCK && random.once_in(3) => BLOCK * (1 + random.below((bytes.len() / BLOCK) as u64) as usize),
+                Cached::Torn(_) if bytes.len() > BLOCK && random.once_in(3) => {
+                    BLOCK * (1 + random.below((bytes.len() / BLOCK) as u64) as usize)
+                }
                 Cached::Picked(_) | Cached::Torn(_) => bytes.len(),
             };
-            image.write_all_at(&bytes[..keep.min(bytes.len())], *offset).expect("the host has room");
+            image
+                .write_all_at(&bytes[..keep.min(bytes.len())], *offset)
+                .expect("the host has room");
         }
         self.waiting.len()
     }

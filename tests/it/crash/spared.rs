@@ -1,4 +1,5 @@
-//! The daemon is killed at calls of a restore that leaves something alone in a directory that goes: it is there at the next mount, whichever call it was.
+//! The daemon is killed at calls of a restore that leaves something alone in a directory that goes:
+//! it is there at the next mount, whichever call it was.
 
 use std::fs;
 
@@ -14,7 +15,9 @@ const CONFIG: &str = "[[tiers]]\npaths = [\"node_modules\", \"*.tmp\"]\nkeep = \
 const STAYS: [(&str, &str); 2] = [("a/node_modules/now", "now\n"), ("a/b/kept.tmp", "kept\n")];
 
 fn what_stays_is_there_after_a_kill(v: Variant) {
-    if !try_run_limited(&mut tool("strace", &["-V"]), 10).is_ok_and(|output| output.status.success()) {
+    if !try_run_limited(&mut tool("strace", &["-V"]), 10)
+        .is_ok_and(|output| output.status.success())
+    {
         return skip("strace is not installed");
     }
     let image = Image::of(v.fs);
@@ -22,12 +25,18 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
     loop {
         let root = image.dir(&format!("project-{nth}"));
         let mut mount = Mount::start(&root, &MountOpts::new(v.io));
-        sh(&root, "mkdir -p a/node_modules a/b; echo then > a/file; echo then > a/node_modules/then; echo then > a/b/kept.tmp; echo then > a/b/file");
+        sh(
+            &root,
+            "mkdir -p a/node_modules a/b; echo then > a/file; echo then > a/node_modules/then; echo then > a/b/kept.tmp; echo then > a/b/file",
+        );
         fs::write(root.join(".ckptfs/ckptfs.toml"), CONFIG).unwrap();
         mount.checkpoint();
         sh(&root, "echo 2 > a/node_modules/then; echo 2 > a/b/kept.tmp");
         mount.checkpoint();
-        sh(&root, "rm -r a; mkdir -p a/node_modules a/b; echo now > a/node_modules/now; echo kept > a/b/kept.tmp; echo new > a/new");
+        sh(
+            &root,
+            "rm -r a; mkdir -p a/node_modules a/b; echo now > a/node_modules/now; echo kept > a/b/kept.tmp; echo new > a/new",
+        );
         let before = tree(&root);
         mount.ok(&["gc"]);
         mount.kill_holder();
@@ -36,14 +45,32 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
         mount.remount();
         let done = mount.path().join("a/file").exists();
         for (path, content) in STAYS {
-            assert_eq!(fs::read_to_string(mount.path().join(path)).ok().as_deref(), Some(content), "call {nth}, done: {done}: {path}");
+            assert_eq!(
+                fs::read_to_string(mount.path().join(path)).ok().as_deref(),
+                Some(content),
+                "call {nth}, done: {done}: {path}"
+            );
         }
-        assert!(!mount.path().join("a/node_modules/then").exists(), "call {nth}");
+        assert!(
+            !mount.path().join("a/node_modules/then").exists(),
+            "call {nth}"
+        );
         match done {
-            true => assert!(!mount.path().join("a/new").exists() && mount.path().join("a/b/file").exists(), "call {nth}"),
-            false => assert_eq!(compare(&tree(mount.path()), &before, &TreeOpts::default()), Vec::<String>::new(), "call {nth}"),
+            true => assert!(
+                !mount.path().join("a/new").exists() && mount.path().join("a/b/file").exists(),
+                "call {nth}"
+            ),
+            false => assert_eq!(
+                compare(&tree(mount.path()), &before, &TreeOpts::default()),
+                Vec::<String>::new(),
+                "call {nth}"
+            ),
         }
-        assert_eq!(fs::read_dir(root.join(".ckptfs/tmp/restore")).map_or(0, Iterator::count), 0, "call {nth}: nothing is left aside");
+        assert_eq!(
+            fs::read_dir(root.join(".ckptfs/tmp/restore")).map_or(0, Iterator::count),
+            0,
+            "call {nth}: nothing is left aside"
+        );
         found[usize::from(done)] += 1;
         if !killed {
             break;
@@ -51,7 +78,10 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
         nth += if is_long() { 1 } else { 1 + nth / 4 };
     }
     assert!(found.iter().all(|count| *count > 1), "{found:?}");
-    println!("{v:?}: killed {} times before it was done, {} times after", found[0], found[1]);
+    println!(
+        "{v:?}: killed {} times before it was done, {} times after",
+        found[0], found[1]
+    );
 }
 
 for_each_variant! { one => what_stays_is_there_after_a_kill }

@@ -1,5 +1,5 @@
-//! The daemon is killed at its first, second, third ... changing system call of an undo, until the undo gets by: the next mount has either done it
-//! or not, and the list of operations says which.
+//! The daemon is killed at its first, second, third ... changing system call of an undo, until the
+//! undo gets by: the next mount has either done it or not, and the list of operations says which.
 
 use std::path::Path;
 
@@ -15,7 +15,8 @@ use crate::common::{Image, Io, Mount, MountOpts, Variant, for_each_variant, skip
 /// An undo, or a redo.
 struct Case {
     what: &'static str,
-    /// Verbs before it. The two checkpoints that there are, 1 and 2, are tagged `first` and `second`; 3 is the guard of a restore.
+    /// Verbs before it. The two checkpoints that there are, 1 and 2, are tagged `first` and
+    /// `second`; 3 is the guard of a restore.
     before: &'static [&'static [&'static str]],
     script: &'static str,
     /// Checkpoints and the tags of the first one, if it has not happened, and if it has.
@@ -60,15 +61,27 @@ const CASES: [Case; 6] = [
         names: [(&[1, 2], &[]), (&[1, 2], &["first"])],
         first: [false, false],
     },
-    Case { what: "delete", before: &[], script: "$CKPTFS delete 1", names: [(&[1, 2], &["first"]), (&[2], &[])], first: [false, false] },
+    Case {
+        what: "delete",
+        before: &[],
+        script: "$CKPTFS delete 1",
+        names: [(&[1, 2], &["first"]), (&[2], &[])],
+        first: [false, false],
+    },
 ];
 
 fn undo_killed_at_each_call(v: Variant) {
-    if !try_run_limited(&mut tool("strace", &["-V"]), 10).is_ok_and(|output| output.status.success()) {
+    if !try_run_limited(&mut tool("strace", &["-V"]), 10)
+        .is_ok_and(|output| output.status.success())
+    {
         return skip("strace is not installed");
     }
     let image = Image::of(v.fs);
-    let (from, every) = if is_long() { (0, 1) } else { (usize::from(v.io == Io::Daemon), 2) };
+    let (from, every) = if is_long() {
+        (0, 1)
+    } else {
+        (usize::from(v.io == Io::Daemon), 2)
+    };
     let (mut mounts, mut both) = (0, [0, 0]);
     for case in CASES.iter().skip(from).step_by(every) {
         let mut nth = 1;
@@ -80,20 +93,33 @@ fn undo_killed_at_each_call(v: Variant) {
                 break;
             }
             both[usize::from(done)] += 1;
-            nth += if is_long() { 1 } else { nth.next_power_of_two() };
+            nth += if is_long() {
+                1
+            } else {
+                nth.next_power_of_two()
+            };
         }
         assert!(nth > 1, "{}: the daemon was not killed at all", case.what);
     }
-    println!("{v:?}: killed {} times before it was done, {} times after", both[0], both[1]);
+    println!(
+        "{v:?}: killed {} times before it was done, {} times after",
+        both[0], both[1]
+    );
 }
 
 /// Whether the daemon was killed at the N-th call, and whether what it did was done all the same.
 fn killed_at(v: Variant, root: &Path, case: &Case, nth: u32) -> (bool, bool) {
     let mut mount = Mount::start(root, &MountOpts::new(v.io));
-    sh(root, "mkdir -p d/e; echo x > x; echo y > y; echo f > d/e/f; seq 40000 > large");
+    sh(
+        root,
+        "mkdir -p d/e; echo x > x; echo y > y; echo f > d/e/f; seq 40000 > large",
+    );
     mount.ok(&["checkpoint", "--tag", "first"]);
     let first = tree(root);
-    sh(root, "echo changed > x; mv d/e e; echo n > new; echo more >> large");
+    sh(
+        root,
+        "echo changed > x; mv d/e e; echo n > new; echo more >> large",
+    );
     mount.ok(&["checkpoint", "--tag", "second"]);
     sh(root, "echo after > x; rm y");
     let last = tree(root);
@@ -106,31 +132,70 @@ fn killed_at(v: Variant, root: &Path, case: &Case, nth: u32) -> (bool, bool) {
     let killed = operation_killed(&mount, case.script, nth);
     mount.kill();
     mount.remount();
-    let done = look(&mount, case, &format!("{}, killed at call {nth}", case.what), &operations, (&first, &last));
+    let done = look(
+        &mount,
+        case,
+        &format!("{}, killed at call {nth}", case.what),
+        &operations,
+        (&first, &last),
+    );
     (killed, done)
 }
 
 fn operations(mount: &Mount) -> Vec<Value> {
-    serde_json::from_str::<Value>(&mount.ok(&["ops", "--json"])).expect("json").as_array().expect("a list").clone()
+    serde_json::from_str::<Value>(&mount.ok(&["ops", "--json"]))
+        .expect("json")
+        .as_array()
+        .expect("a list")
+        .clone()
 }
 
 /// It was done whole or not at all; whether it was.
-fn look(mount: &Mount, case: &Case, shown: &str, before: &[Value], (first, last): (&Tree, &Tree)) -> bool {
+fn look(
+    mount: &Mount,
+    case: &Case,
+    shown: &str,
+    before: &[Value],
+    (first, last): (&Tree, &Tree),
+) -> bool {
     let now = operations(mount);
     let done = now.len() > before.len();
     assert!(now.len() <= before.len() + 1, "{shown}: {now:?}");
-    assert!(!done || now[0]["undoes"].is_u64() != case.script.contains("delete"), "{shown}: {now:?}");
+    assert!(
+        !done || now[0]["undoes"].is_u64() != case.script.contains("delete"),
+        "{shown}: {now:?}"
+    );
     let log = mount.log_json();
     let log = log.as_array().expect("a list");
-    let ids: Vec<u64> = log.iter().rev().filter_map(|entry| entry["id"].as_u64()).collect();
+    let ids: Vec<u64> = log
+        .iter()
+        .rev()
+        .filter_map(|entry| entry["id"].as_u64())
+        .collect();
     let (expected, tags) = case.names[usize::from(done)];
     // A guard that was made, and then no restore: that is nothing but a checkpoint.
     let guard_only = !done && case.what.contains("restore") && ids == case.names[1].0;
-    assert!(ids == expected || guard_only, "{shown}, done: {done}: the checkpoints are {ids:?}");
-    let found = log.iter().find(|entry| entry["id"] == 1).map_or_else(Vec::new, |entry| entry["tags"].as_array().cloned().unwrap_or_default());
-    assert_eq!(found, tags.iter().map(|tag| Value::from(*tag)).collect::<Vec<_>>(), "{shown}, done: {done}");
+    assert!(
+        ids == expected || guard_only,
+        "{shown}, done: {done}: the checkpoints are {ids:?}"
+    );
+    let found = log
+        .iter()
+        .find(|entry| entry["id"] == 1)
+        .map_or_else(Vec::new, |entry| {
+            entry["tags"].as_array().cloned().unwrap_or_default()
+        });
+    assert_eq!(
+        found,
+        tags.iter().map(|tag| Value::from(*tag)).collect::<Vec<_>>(),
+        "{shown}, done: {done}"
+    );
     let opts = TreeOpts::default();
-    let wanted = if case.first[usize::from(done)] { first } else { last };
+    let wanted = if case.first[usize::from(done)] {
+        first
+    } else {
+        last
+    };
     let differs = compare(&tree(mount.path()), wanted, &opts);
     assert!(differs.is_empty(), "{shown}, done: {done}: {differs:?}");
     if ids.contains(&1) {
@@ -138,8 +203,16 @@ fn look(mount: &Mount, case: &Case, shown: &str, before: &[Value], (first, last)
     }
     // Whichever it is, the way goes on from there.
     if done {
-        mount.ok(&[if case.script.contains("undo") { "redo" } else { "undo" }]);
-        let differs = compare(&tree(mount.path()), if case.first[0] { first } else { last }, &opts);
+        mount.ok(&[if case.script.contains("undo") {
+            "redo"
+        } else {
+            "undo"
+        }]);
+        let differs = compare(
+            &tree(mount.path()),
+            if case.first[0] { first } else { last },
+            &opts,
+        );
         assert!(differs.is_empty(), "{shown}: undone, {differs:?}");
     }
     done

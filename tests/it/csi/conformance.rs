@@ -11,17 +11,50 @@ const RAN_MIN: usize = 68;
 
 /// What may be skipped, and why it is not claimed. Each is what the suite says when it skips.
 const ALLOWED: [(&str, &str); 12] = [
-    ("ControllerPublishVolume not supported", "a volume is where its files are: nothing is attached"),
-    ("ControllerUnpublishVolume not supported", "a volume is where its files are: nothing is attached"),
-    ("Controller Publish, UnpublishVolume not supported", "a volume is where its files are: nothing is attached"),
-    ("ControllerExpandVolume not supported", "the node does it, for the controller of another node could not"),
-    ("GroupControllerService not supported", "a checkpoint is of one volume"),
-    ("ControllerModifyVolume not supported", "nothing of a volume can be changed later"),
-    ("Modify volume not supported", "nothing of a volume can be changed later"),
-    ("Modify Volume not supported", "nothing of a volume can be changed later"),
-    ("VolumeHealth not supported", "alpha, and nothing in Kubernetes asks for it yet"),
-    ("NodeGetStorageHealth not supported", "alpha, and nothing in Kubernetes asks for it yet"),
-    ("SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported", "alpha; a snapshot is where its volume is"),
+    (
+        "ControllerPublishVolume not supported",
+        "a volume is where its files are: nothing is attached",
+    ),
+    (
+        "ControllerUnpublishVolume not supported",
+        "a volume is where its files are: nothing is attached",
+    ),
+    (
+        "Controller Publish, UnpublishVolume not supported",
+        "a volume is where its files are: nothing is attached",
+    ),
+    (
+        "ControllerExpandVolume not supported",
+        "the node does it, for the controller of another node could not",
+    ),
+    (
+        "GroupControllerService not supported",
+        "a checkpoint is of one volume",
+    ),
+    (
+        "ControllerModifyVolume not supported",
+        "nothing of a volume can be changed later",
+    ),
+    (
+        "Modify volume not supported",
+        "nothing of a volume can be changed later",
+    ),
+    (
+        "Modify Volume not supported",
+        "nothing of a volume can be changed later",
+    ),
+    (
+        "VolumeHealth not supported",
+        "alpha, and nothing in Kubernetes asks for it yet",
+    ),
+    (
+        "NodeGetStorageHealth not supported",
+        "alpha, and nothing in Kubernetes asks for it yet",
+    ),
+    (
+        "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported",
+        "alpha; a snapshot is where its volume is",
+    ),
     ("pending", "switched off by the suite itself"),
 ];
 
@@ -34,16 +67,29 @@ struct Spec {
 
 fn attribute(line: &str, name: &str) -> String {
     let start = format!(" {name}=\"");
-    let value = line.split_once(&start).and_then(|(_, rest)| rest.split_once('"')).map_or("", |(value, _)| value);
-    value.replace("&quot;", "\"").replace("&#34;", "\"").replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
+    let value = line
+        .split_once(&start)
+        .and_then(|(_, rest)| rest.split_once('"'))
+        .map_or("", |(value, _)| value);
+    value
+        .replace("&quot;", "\"")
+        .replace("&#34;", "\"")
+        .replace("&amp;", "&")
+        .replace("&lt;", "<")
+        .replace("&gt;", ">")
 }
 
-/// The specs of a JUnit report, as ginkgo writes it: one `testcase` a line, and what became of it on the next.
+/// The specs of a JUnit report, as ginkgo writes it: one `testcase` a line, and what became of it
+/// on the next.
 fn specs(report: &str) -> Vec<Spec> {
     let mut found: Vec<Spec> = Vec::new();
     for line in report.lines().map(str::trim) {
         if line.starts_with("<testcase ") {
-            found.push(Spec { name: attribute(line, "name"), status: attribute(line, "status"), message: String::new() });
+            found.push(Spec {
+                name: attribute(line, "name"),
+                status: attribute(line, "status"),
+                message: String::new(),
+            });
         } else if line.starts_with("<skipped") || line.starts_with("<failure") {
             found.last_mut().expect("it is of a spec").message = attribute(line, "message");
         }
@@ -65,23 +111,52 @@ fn csi_sanity_passes_and_skips_nothing_that_is_claimed() {
     let (report, dir) = (rig.disk().join("junit.xml"), rig.disk().join("sanity"));
     fs::create_dir(&dir).unwrap();
     let mut command = std::process::Command::new(suite);
-    command.arg(format!("--csi.endpoint=unix://{}", rig.socket.display())).arg(format!("--csi.mountdir={}", dir.join("mount").display()));
-    command.arg(format!("--csi.stagingdir={}", dir.join("staging").display())).arg(format!("--ginkgo.junit-report={}", report.display()));
+    command
+        .arg(format!("--csi.endpoint=unix://{}", rig.socket.display()))
+        .arg(format!("--csi.mountdir={}", dir.join("mount").display()));
+    command
+        .arg(format!(
+            "--csi.stagingdir={}",
+            dir.join("staging").display()
+        ))
+        .arg(format!("--ginkgo.junit-report={}", report.display()));
     let output = run_limited(command.arg("--ginkgo.no-color"), SECONDS * 4);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let specs = specs(&fs::read_to_string(&report).unwrap_or_else(|error| panic!("no report: {error}; {said}")));
+    let specs = specs(
+        &fs::read_to_string(&report).unwrap_or_else(|error| panic!("no report: {error}; {said}")),
+    );
     let passed = specs.iter().filter(|spec| spec.status == "passed").count();
     let not_allowed = |spec: &&Spec| {
         let skipped = spec.status == "skipped" || spec.status == "pending";
-        let known = skipped && ALLOWED.iter().any(|(message, _)| spec.message.contains(message) || spec.status == *message);
+        let known = skipped
+            && ALLOWED
+                .iter()
+                .any(|(message, _)| spec.message.contains(message) || spec.status == *message);
         spec.status != "passed" && !known
     };
-    let bad: Vec<String> = specs.iter().filter(not_allowed).map(|spec| format!("{} {}: {}", spec.status, spec.name, spec.message)).collect();
-    assert!(bad.is_empty() && output.status.success(), "{bad:#?}\n{said}");
-    assert!(passed >= RAN_MIN, "only {passed} of {} specs have run: {said}", specs.len());
+    let bad: Vec<String> = specs
+        .iter()
+        .filter(not_allowed)
+        .map(|spec| format!("{} {}: {}", spec.status, spec.name, spec.message))
+        .collect();
+    assert!(
+        bad.is_empty() && output.status.success(),
+        "{bad:#?}\n{said}"
+    );
+    assert!(
+        passed >= RAN_MIN,
+        "only {passed} of {} specs have run: {said}",
+        specs.len()
+    );
     // It has deleted all that it made.
-    let left = fs::read_dir(rig.root.join("meta")).unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
-    assert_eq!(left.filter(|name| name.ends_with(".json")).collect::<Vec<String>>(), Vec::<String>::new());
+    let left = fs::read_dir(rig.root.join("meta"))
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+    assert_eq!(
+        left.filter(|name| name.ends_with(".json"))
+            .collect::<Vec<String>>(),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -90,6 +165,22 @@ fn a_report_is_read_as_ginkgo_writes_it() {
                   </testcase>\n  <testcase name=\"[It] c\" status=\"skipped\" time=\"0\">\n      <skipped message=\"skipped - d\"></skipped>\n\
                   <testcase name=\"[It] e\" status=\"failed\">\n<failure message=\"f\" type=\"failed\">text</failure>";
     let found = specs(report);
-    let seen: Vec<(&str, &str, &str)> = found.iter().map(|spec| (spec.name.as_str(), spec.status.as_str(), spec.message.as_str())).collect();
-    assert_eq!(seen, [("[It] a \"b\"", "passed", ""), ("[It] c", "skipped", "skipped - d"), ("[It] e", "failed", "f")]);
+    let seen: Vec<(&str, &str, &str)> = found
+        .iter()
+        .map(|spec| {
+            (
+                spec.name.as_str(),
+                spec.status.as_str(),
+                spec.message.as_str(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("[It] a \"b\"", "passed", ""),
+            ("[It] c", "skipped", "skipped - d"),
+            ("[It] e", "failed", "f")
+        ]
+    );
 }

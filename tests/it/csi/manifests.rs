@@ -1,4 +1,5 @@
-//! docker/k8s: the files are YAML, and the names in them fit together and to the driver. That Kubernetes takes them is not shown by this.
+//! docker/k8s: the files are YAML, and the names in them fit together and to the driver. That
+//! Kubernetes takes them is not shown by this.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,7 +23,10 @@ fn directory() -> std::path::PathBuf {
 
 /// The documents of some files; `None` where nothing can read YAML, said already.
 fn documents(files: &[&str]) -> Option<Vec<Value>> {
-    let paths: Vec<String> = files.iter().map(|file| directory().join(file).to_string_lossy().into_owned()).collect();
+    let paths: Vec<String> = files
+        .iter()
+        .map(|file| directory().join(file).to_string_lossy().into_owned())
+        .collect();
     // Debian's python has Debian's yaml; another one in PATH may have none.
     let python = ["/usr/bin/python3", "python3"].into_iter().find(|python| {
         let tried = try_run_limited(&mut tool(python, &["-c", "import yaml"]), SECONDS);
@@ -32,8 +36,13 @@ fn documents(files: &[&str]) -> Option<Vec<Value>> {
         skip("there is no python3 with yaml (make deps)");
         return None;
     };
-    let output = try_run_limited(tool(python, &["-c", TO_JSON]).args(paths), SECONDS).expect("python runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output =
+        try_run_limited(tool(python, &["-c", TO_JSON]).args(paths), SECONDS).expect("python runs");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Some(serde_json::from_slice(&output.stdout).expect("JSON"))
 }
 
@@ -55,26 +64,75 @@ fn names_of(all: &[Value]) -> BTreeSet<&str> {
 
 #[test]
 fn the_manifests_fit_together() {
-    let Some(all) = documents(&["on-node/rbac.yaml", "on-node/driver.yaml", "on-node/classes.yaml"]) else { return };
-    assert!(all.iter().all(|one| one["apiVersion"].is_string() && one["kind"].is_string() && !name(one).is_empty()), "{all:?}");
-    assert_eq!(kind(&all, "CSIDriver").iter().map(|one| name(one)).collect::<Vec<_>>(), [NAME]);
-    assert!(kind(&all, "StorageClass").iter().all(|one| one["provisioner"] == NAME && one["volumeBindingMode"] == "WaitForFirstConsumer"));
-    assert!(kind(&all, "VolumeSnapshotClass").iter().all(|one| one["driver"] == NAME));
+    let Some(all) = documents(&[
+        "on-node/rbac.yaml",
+        "on-node/driver.yaml",
+        "on-node/classes.yaml",
+    ]) else {
+        return;
+    };
+    assert!(
+        all.iter().all(|one| one["apiVersion"].is_string()
+            && one["kind"].is_string()
+            && !name(one).is_empty()),
+        "{all:?}"
+    );
+    assert_eq!(
+        kind(&all, "CSIDriver")
+            .iter()
+            .map(|one| name(one))
+            .collect::<Vec<_>>(),
+        [NAME]
+    );
+    assert!(kind(&all, "StorageClass").iter().all(
+        |one| one["provisioner"] == NAME && one["volumeBindingMode"] == "WaitForFirstConsumer"
+    ));
+    assert!(
+        kind(&all, "VolumeSnapshotClass")
+            .iter()
+            .all(|one| one["driver"] == NAME)
+    );
     let set = kind(&all, "DaemonSet")[0];
     let pod = &set["spec"]["template"]["spec"];
     let namespace = name(kind(&all, "Namespace")[0]);
     let account = kind(&all, "ServiceAccount")[0];
-    assert_eq!((pod["serviceAccountName"].as_str(), account["metadata"]["namespace"].as_str()), (Some(name(account)), Some(namespace)));
-    for binding in kind(&all, "ClusterRoleBinding").into_iter().chain(kind(&all, "RoleBinding")) {
+    assert_eq!(
+        (
+            pod["serviceAccountName"].as_str(),
+            account["metadata"]["namespace"].as_str()
+        ),
+        (Some(name(account)), Some(namespace))
+    );
+    for binding in kind(&all, "ClusterRoleBinding")
+        .into_iter()
+        .chain(kind(&all, "RoleBinding"))
+    {
         let role = &binding["roleRef"];
-        assert!(kind(&all, role["kind"].as_str().unwrap()).iter().any(|one| role["name"] == name(one)), "{binding}");
-        assert!(list(&binding["subjects"]).iter().all(|one| one["name"] == name(account) && one["namespace"] == namespace), "{binding}");
+        assert!(
+            kind(&all, role["kind"].as_str().unwrap())
+                .iter()
+                .any(|one| role["name"] == name(one)),
+            "{binding}"
+        );
+        assert!(
+            list(&binding["subjects"])
+                .iter()
+                .all(|one| one["name"] == name(account) && one["namespace"] == namespace),
+            "{binding}"
+        );
     }
     assert_eq!(set["metadata"]["namespace"], namespace);
-    assert_eq!(set["spec"]["selector"]["matchLabels"], set["spec"]["template"]["metadata"]["labels"]);
-    // Every container finds the socket that the driver makes by default, and every volume is mounted somewhere.
+    assert_eq!(
+        set["spec"]["selector"]["matchLabels"],
+        set["spec"]["template"]["metadata"]["labels"]
+    );
+    // Every container finds the socket that the driver makes by default, and every volume is
+    // mounted somewhere.
     let volumes = names_of(list(&pod["volumes"]));
-    let socket = list(&pod["volumes"]).iter().find(|one| one["name"] == "socket").expect("a volume for the socket");
+    let socket = list(&pod["volumes"])
+        .iter()
+        .find(|one| one["name"] == "socket")
+        .expect("a volume for the socket");
     assert_eq!(socket["hostPath"]["path"], SOCKETS);
     let mut mounted = BTreeSet::new();
     for container in list(&pod["containers"]) {
@@ -82,59 +140,126 @@ fn the_manifests_fit_together() {
         let own = names_of(mounts);
         assert!(own.is_subset(&volumes), "{container}");
         mounted.extend(own);
-        let at = mounts.iter().find(|one| one["name"] == "socket").expect("it needs the socket")["mountPath"].as_str().unwrap();
-        assert!(list(&container["args"]).iter().any(|one| *one == format!("--csi-address={at}/csi.sock")), "{container}");
+        let at = mounts
+            .iter()
+            .find(|one| one["name"] == "socket")
+            .expect("it needs the socket")["mountPath"]
+            .as_str()
+            .unwrap();
+        assert!(
+            list(&container["args"])
+                .iter()
+                .any(|one| *one == format!("--csi-address={at}/csi.sock")),
+            "{container}"
+        );
     }
     assert_eq!(mounted, volumes);
     let registrar = &list(&pod["containers"])[0];
-    assert!(list(&registrar["args"]).iter().any(|one| *one == format!("--kubelet-registration-path={SOCKETS}/csi.sock")));
-    let usage = crate::common::run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &["csi", "--help"]).env("NO_COLOR", "1"), SECONDS);
-    assert!(String::from_utf8_lossy(&usage.stdout).contains(&format!("unix://{SOCKETS}/csi.sock")), "the default of --endpoint");
+    assert!(
+        list(&registrar["args"])
+            .iter()
+            .any(|one| *one == format!("--kubelet-registration-path={SOCKETS}/csi.sock"))
+    );
+    let usage = crate::common::run_limited(
+        tool(env!("CARGO_BIN_EXE_ckptfs"), &["csi", "--help"]).env("NO_COLOR", "1"),
+        SECONDS,
+    );
+    assert!(
+        String::from_utf8_lossy(&usage.stdout).contains(&format!("unix://{SOCKETS}/csi.sock")),
+        "the default of --endpoint"
+    );
     let readme = std::fs::read_to_string(directory().join("README.md")).unwrap();
     assert!(readme.contains(TOPOLOGY_KEY));
 }
 
-/// What a sidecar may not do it tries again for ever, and what a namespace's level of security forbids is no pod at all.
+/// What a sidecar may not do it tries again for ever, and what a namespace's level of security
+/// forbids is no pod at all.
 #[test]
 fn the_sidecars_may_do_what_they_do() {
-    let Some(all) = documents(&["on-node/rbac.yaml"]) else { return };
-    let level = &kind(&all, "Namespace")[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"];
+    let Some(all) = documents(&["on-node/rbac.yaml"]) else {
+        return;
+    };
+    let level =
+        &kind(&all, "Namespace")[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"];
     assert_eq!(level, "privileged", "directories of the host");
     let rules = list(&kind(&all, "ClusterRole")[0]["rules"]);
     for (group, resource, verbs) in [
-        ("storage.k8s.io", "volumeattributesclasses", ["get", "list", "watch"].as_slice()),
-        ("snapshot.storage.k8s.io", "volumesnapshots", &["get", "list", "watch", "update"]),
+        (
+            "storage.k8s.io",
+            "volumeattributesclasses",
+            ["get", "list", "watch"].as_slice(),
+        ),
+        (
+            "snapshot.storage.k8s.io",
+            "volumesnapshots",
+            &["get", "list", "watch", "update"],
+        ),
     ] {
-        let has = |rule: &Value, name: &str, wanted: &str| list(&rule[name]).iter().any(|one| *one == wanted);
-        let may =
-            |verb: &&&str| rules.iter().any(|rule| has(rule, "apiGroups", group) && has(rule, "resources", resource) && has(rule, "verbs", verb));
+        let has = |rule: &Value, name: &str, wanted: &str| {
+            list(&rule[name]).iter().any(|one| *one == wanted)
+        };
+        let may = |verb: &&&str| {
+            rules.iter().any(|rule| {
+                has(rule, "apiGroups", group)
+                    && has(rule, "resources", resource)
+                    && has(rule, "verbs", verb)
+            })
+        };
         assert_eq!(verbs.iter().filter(may).count(), verbs.len(), "{resource}");
     }
 }
 
 #[test]
 fn the_driver_in_the_pod_fits_to_the_rest() {
-    let Some(all) = documents(&["on-node/driver.yaml", "in-pod/driver.yaml"]) else { return };
+    let Some(all) = documents(&["on-node/driver.yaml", "in-pod/driver.yaml"]) else {
+        return;
+    };
     let sets = kind(&all, "DaemonSet");
     let (base, patch) = (sets[0], sets[1]);
-    assert_eq!(base["metadata"], patch["metadata"], "a patch is for what it names");
+    assert_eq!(
+        base["metadata"], patch["metadata"],
+        "a patch is for what it names"
+    );
     let pod = |set: &'_ Value| set["spec"]["template"]["spec"].clone();
     let mut volumes: BTreeSet<String> = BTreeSet::new();
     for set in [base, patch] {
-        volumes.extend(names_of(list(&pod(set)["volumes"])).into_iter().map(str::to_owned));
+        volumes.extend(
+            names_of(list(&pod(set)["volumes"]))
+                .into_iter()
+                .map(str::to_owned),
+        );
     }
     let container = list(&pod(patch)["containers"])[0].clone();
-    assert!(names_of(list(&container["volumeMounts"])).iter().all(|name| volumes.contains(*name)));
+    assert!(
+        names_of(list(&container["volumeMounts"]))
+            .iter()
+            .all(|name| volumes.contains(*name))
+    );
     assert!(pod(patch)["hostPID"].is_null());
     // What is mounted there must be seen by the kubelet, at the same place.
     for directory in ["/var/lib/kubelet", "/var/lib/ckptfs/volumes"] {
-        let mount = list(&container["volumeMounts"]).iter().find(|one| one["mountPath"] == directory).unwrap_or_else(|| panic!("{directory}"));
+        let mount = list(&container["volumeMounts"])
+            .iter()
+            .find(|one| one["mountPath"] == directory)
+            .unwrap_or_else(|| panic!("{directory}"));
         assert_eq!(mount["mountPropagation"], "Bidirectional");
-        let volume = pod(patch)["volumes"].as_array().unwrap().iter().find(|one| one["name"] == mount["name"]).cloned().unwrap();
+        let volume = pod(patch)["volumes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["name"] == mount["name"])
+            .cloned()
+            .unwrap();
         assert_eq!(volume["hostPath"]["path"], directory);
     }
-    let Some(files) = documents(&["on-node/kustomization.yaml", "in-pod/kustomization.yaml"]) else { return };
-    for (file, dir) in files.iter().zip(["on-node", "in-pod"].map(|name| directory().join(name))) {
+    let Some(files) = documents(&["on-node/kustomization.yaml", "in-pod/kustomization.yaml"])
+    else {
+        return;
+    };
+    for (file, dir) in files
+        .iter()
+        .zip(["on-node", "in-pod"].map(|name| directory().join(name)))
+    {
         let patches = list(&file["patches"]).iter().map(|patch| &patch["path"]);
         for path in list(&file["resources"]).iter().chain(patches) {
             assert!(dir.join(path.as_str().unwrap()).exists(), "{path}");
@@ -145,46 +270,96 @@ fn the_driver_in_the_pod_fits_to_the_rest() {
 #[test]
 fn kubectl_puts_them_together() {
     for (name, containers) in [("on-node", 4), ("in-pod", 5)] {
-        let Ok(output) = try_run_limited(tool("kubectl", &["kustomize"]).arg(directory().join(name)), SECONDS) else {
+        let Ok(output) = try_run_limited(
+            tool("kubectl", &["kustomize"]).arg(directory().join(name)),
+            SECONDS,
+        ) else {
             return skip("kubectl is not installed");
         };
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(said.lines().filter(|line| line.trim_start().trim_start_matches("- ").starts_with("image: ")).count(), containers, "{said}");
+        assert!(
+            output.status.success(),
+            "{name}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert_eq!(
+            said.lines()
+                .filter(|line| line
+                    .trim_start()
+                    .trim_start_matches("- ")
+                    .starts_with("image: "))
+                .count(),
+            containers,
+            "{said}"
+        );
     }
 }
 
 #[test]
 fn the_example_uses_what_there_is() {
-    let Some(all) = documents(&["on-node/classes.yaml", "example.yaml"]) else { return };
-    let names = |wanted: &str| kind(&all, wanted).into_iter().map(|one| name(one).to_owned()).collect::<BTreeSet<String>>();
+    let Some(all) = documents(&["on-node/classes.yaml", "example.yaml"]) else {
+        return;
+    };
+    let names = |wanted: &str| {
+        kind(&all, wanted)
+            .into_iter()
+            .map(|one| name(one).to_owned())
+            .collect::<BTreeSet<String>>()
+    };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     for claim in kind(&all, "PersistentVolumeClaim") {
-        assert!(names("StorageClass").contains(&text(&claim["spec"]["storageClassName"])), "{claim}");
+        assert!(
+            names("StorageClass").contains(&text(&claim["spec"]["storageClassName"])),
+            "{claim}"
+        );
         let source = &claim["spec"]["dataSource"];
-        assert!(source.is_null() || names("VolumeSnapshot").contains(&text(&source["name"])), "{claim}");
+        assert!(
+            source.is_null() || names("VolumeSnapshot").contains(&text(&source["name"])),
+            "{claim}"
+        );
     }
     for snapshot in kind(&all, "VolumeSnapshot") {
-        assert!(names("VolumeSnapshotClass").contains(&text(&snapshot["spec"]["volumeSnapshotClassName"])));
-        assert!(names("PersistentVolumeClaim").contains(&text(&snapshot["spec"]["source"]["persistentVolumeClaimName"])));
+        assert!(
+            names("VolumeSnapshotClass")
+                .contains(&text(&snapshot["spec"]["volumeSnapshotClassName"]))
+        );
+        assert!(names("PersistentVolumeClaim").contains(&text(
+            &snapshot["spec"]["source"]["persistentVolumeClaimName"]
+        )));
     }
     for pod in kind(&all, "Pod") {
-        let claims = list(&pod["spec"]["volumes"]).iter().map(|volume| text(&volume["persistentVolumeClaim"]["claimName"]));
-        assert!(claims.collect::<BTreeSet<_>>().is_subset(&names("PersistentVolumeClaim")), "{pod}");
+        let claims = list(&pod["spec"]["volumes"])
+            .iter()
+            .map(|volume| text(&volume["persistentVolumeClaim"]["claimName"]));
+        assert!(
+            claims
+                .collect::<BTreeSet<_>>()
+                .is_subset(&names("PersistentVolumeClaim")),
+            "{pod}"
+        );
     }
 }
 
 #[test]
 fn a_driver_takes_the_parameters_of_the_classes() {
-    let Some(all) = documents(&["on-node/classes.yaml"]) else { return };
+    let Some(all) = documents(&["on-node/classes.yaml"]) else {
+        return;
+    };
     if unavailable() {
         return;
     }
     let rig = Rig::start();
     for one in kind(&all, "StorageClass") {
-        let parameters: Vec<(&str, &str)> =
-            one["parameters"].as_object().unwrap().iter().map(|(name, value)| (name.as_str(), value.as_str().expect("a string"))).collect();
-        let request = CreateVolumeRequest { parameters: class(&parameters), ..wanted(name(one), 300 << 20) };
+        let parameters: Vec<(&str, &str)> = one["parameters"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str().expect("a string")))
+            .collect();
+        let request = CreateVolumeRequest {
+            parameters: class(&parameters),
+            ..wanted(name(one), 300 << 20)
+        };
         assert_eq!(rig.try_create(request).unwrap().capacity_bytes, 300 << 20);
     }
 }

@@ -1,4 +1,5 @@
-//! The CSI driver: the published conformance suite, and what it does not ask, over gRPC as an orchestrator does.
+//! The CSI driver: the published conformance suite, and what it does not ask, over gRPC as an
+//! orchestrator does.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! Volumes where pods see them: one mount each, with the rights that were asked for, and nothing left.
+//! Volumes where pods see them: one mount each, with the rights that were asked for, and nothing
+//! left.
 
 use std::fs;
 
@@ -6,7 +7,8 @@ use ckptfs::csi::proto::volume_capability::access_mode::Mode;
 use ckptfs::csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume};
 use ckptfs::csi::proto::volume_usage::Unit;
 use ckptfs::csi::proto::{
-    CapacityRange, CreateVolumeRequest, NodeExpandVolumeRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest, VolumeCapability,
+    CapacityRange, CreateVolumeRequest, NodeExpandVolumeRequest, NodeGetInfoRequest,
+    NodeGetVolumeStatsRequest, VolumeCapability,
 };
 use tonic::Code;
 
@@ -21,7 +23,11 @@ fn staging_and_publishing_twice_is_one_mount_and_nothing_stays() {
     }
     let rig = Rig::start();
     rig.create("v");
-    assert_eq!(code(rig.try_publish("v", "a", WRITER, false)), Code::FailedPrecondition, "it is not staged");
+    assert_eq!(
+        code(rig.try_publish("v", "a", WRITER, false)),
+        Code::FailedPrecondition,
+        "it is not staged"
+    );
     let staging = rig.try_stage("v", WRITER).unwrap();
     let target = rig.try_publish("v", "a", WRITER, false).unwrap();
     fs::write(target.join("f"), "x").unwrap();
@@ -60,10 +66,14 @@ fn many_publish_at_once() {
     let threads: Vec<_> = (0..8)
         .map(|_| {
             let (socket, staging, target) = (socket.clone(), staging.clone(), target.clone());
-            std::thread::spawn(move || crate::csi::support::publish_at(&socket, "v", &staging, &target))
+            std::thread::spawn(move || {
+                crate::csi::support::publish_at(&socket, "v", &staging, &target)
+            })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap().unwrap());
     assert_eq!(rig.mounts_at(&target), 1);
     rig.leave("v", "a");
 }
@@ -79,11 +89,21 @@ fn who_may_only_read_cannot_write() {
     fs::write(writable.join("f"), "x").unwrap();
     let readonly = rig.try_publish("v", "reader", WRITER, true).unwrap();
     assert_eq!(fs::read(readonly.join("f")).unwrap(), b"x");
-    assert_eq!(fs::write(readonly.join("f"), "y").unwrap_err().raw_os_error(), Some(30), "EROFS");
+    assert_eq!(
+        fs::write(readonly.join("f"), "y")
+            .unwrap_err()
+            .raw_os_error(),
+        Some(30),
+        "EROFS"
+    );
     fs::write(writable.join("f"), "z").unwrap();
     rig.try_publish("v", "reader", WRITER, true).unwrap();
     assert_eq!(rig.mounts_at(&readonly), 1);
-    assert_eq!(code(rig.try_publish("v", "reader", WRITER, false)), Code::FailedPrecondition, "it is there with other rights");
+    assert_eq!(
+        code(rig.try_publish("v", "reader", WRITER, false)),
+        Code::FailedPrecondition,
+        "it is there with other rights"
+    );
     // A past state to look at: a volume that readers ask for.
     let snapshot = rig.snapshot("v", "s");
     let capability = crate::csi::support::capability(Mode::MultiNodeReaderOnly);
@@ -94,15 +114,32 @@ fn who_may_only_read_cannot_write() {
     };
     rig.try_create(request).unwrap();
     rig.try_stage("past", Mode::MultiNodeReaderOnly).unwrap();
-    let past = rig.try_publish("past", "reader", Mode::MultiNodeReaderOnly, false).unwrap();
+    let past = rig
+        .try_publish("past", "reader", Mode::MultiNodeReaderOnly, false)
+        .unwrap();
     assert_eq!(fs::read(past.join("f")).unwrap(), b"z");
-    assert_eq!(fs::write(past.join("g"), "y").unwrap_err().raw_os_error(), Some(30), "EROFS");
+    assert_eq!(
+        fs::write(past.join("g"), "y").unwrap_err().raw_os_error(),
+        Some(30),
+        "EROFS"
+    );
     // As the option of a class.
     let class = class(&[("readonly", "true"), ("from", "v")]);
-    rig.try_create(CreateVolumeRequest { parameters: class, ..wanted("frozen", 0) }).unwrap();
+    rig.try_create(CreateVolumeRequest {
+        parameters: class,
+        ..wanted("frozen", 0)
+    })
+    .unwrap();
     let frozen = rig.use_it("frozen", "pod");
-    assert_eq!(fs::write(frozen.join("g"), "y").unwrap_err().raw_os_error(), Some(30), "EROFS");
-    assert_eq!(rig.snapshot("frozen", "of it").snapshot_id, "frozen@1@node-1");
+    assert_eq!(
+        fs::write(frozen.join("g"), "y").unwrap_err().raw_os_error(),
+        Some(30),
+        "EROFS"
+    );
+    assert_eq!(
+        rig.snapshot("frozen", "of it").snapshot_id,
+        "frozen@1@node-1"
+    );
 }
 
 #[test]
@@ -113,11 +150,17 @@ fn a_volume_that_is_wanted_alone_is_published_once() {
     let rig = Rig::start();
     rig.create("v");
     rig.try_stage("v", Mode::SingleNodeSingleWriter).unwrap();
-    rig.try_publish("v", "a", Mode::SingleNodeSingleWriter, false).unwrap();
-    rig.try_publish("v", "a", Mode::SingleNodeSingleWriter, false).unwrap();
-    assert_eq!(code(rig.try_publish("v", "b", Mode::SingleNodeSingleWriter, false)), Code::FailedPrecondition);
+    rig.try_publish("v", "a", Mode::SingleNodeSingleWriter, false)
+        .unwrap();
+    rig.try_publish("v", "a", Mode::SingleNodeSingleWriter, false)
+        .unwrap();
+    assert_eq!(
+        code(rig.try_publish("v", "b", Mode::SingleNodeSingleWriter, false)),
+        Code::FailedPrecondition
+    );
     rig.unpublish("v", "a").unwrap();
-    rig.try_publish("v", "b", Mode::SingleNodeSingleWriter, false).unwrap();
+    rig.try_publish("v", "b", Mode::SingleNodeSingleWriter, false)
+        .unwrap();
     rig.leave("v", "b");
 }
 
@@ -128,9 +171,24 @@ fn what_cannot_be_is_refused() {
     }
     let rig = Rig::start();
     rig.create("v");
-    let block = VolumeCapability { access_type: Some(AccessType::Block(BlockVolume {})), access_mode: Some(AccessMode { mode: WRITER.into() }) };
-    assert_eq!(code(rig.try_create(CreateVolumeRequest { volume_capabilities: vec![block], ..wanted("b", 0) })), Code::InvalidArgument);
-    assert_eq!(code(rig.try_stage("v", Mode::MultiNodeMultiWriter)), Code::InvalidArgument, "it is on one node");
+    let block = VolumeCapability {
+        access_type: Some(AccessType::Block(BlockVolume {})),
+        access_mode: Some(AccessMode {
+            mode: WRITER.into(),
+        }),
+    };
+    assert_eq!(
+        code(rig.try_create(CreateVolumeRequest {
+            volume_capabilities: vec![block],
+            ..wanted("b", 0)
+        })),
+        Code::InvalidArgument
+    );
+    assert_eq!(
+        code(rig.try_stage("v", Mode::MultiNodeMultiWriter)),
+        Code::InvalidArgument,
+        "it is on one node"
+    );
     assert_eq!(code(rig.try_stage("nothing", WRITER)), Code::NotFound);
     // Something else is mounted where it shall be.
     rig.create("w");
@@ -140,8 +198,12 @@ fn what_cannot_be_is_refused() {
     let other = crate::csi::support::publish_at(&rig.socket, "w", &rig.staging("w"), &target);
     assert_eq!(code(other), Code::FailedPrecondition);
     // And it is not taken away with the other's id.
-    let request = ckptfs::csi::proto::NodeUnstageVolumeRequest { volume_id: "w".into(), staging_target_path: text(&staging) };
-    rig.node(|mut client| async move { client.node_unstage_volume(request).await }).unwrap();
+    let request = ckptfs::csi::proto::NodeUnstageVolumeRequest {
+        volume_id: "w".into(),
+        staging_target_path: text(&staging),
+    };
+    rig.node(|mut client| async move { client.node_unstage_volume(request).await })
+        .unwrap();
     assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
 }
 
@@ -151,20 +213,42 @@ fn stats_and_sizes_are_those_of_the_filesystem() {
         return;
     }
     let rig = Rig::start();
-    let made = rig.try_create(CreateVolumeRequest { parameters: class(&[("size", "requested")]), ..wanted("v", 320 << 20) }).unwrap();
+    let made = rig
+        .try_create(CreateVolumeRequest {
+            parameters: class(&[("size", "requested")]),
+            ..wanted("v", 320 << 20)
+        })
+        .unwrap();
     assert_eq!(made.capacity_bytes, 320 << 20);
     let at = rig.use_it("v", "pod");
     let stats = |path: &str| {
-        let request = NodeGetVolumeStatsRequest { volume_id: "v".into(), volume_path: path.to_owned(), ..NodeGetVolumeStatsRequest::default() };
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: "v".into(),
+            volume_path: path.to_owned(),
+            ..NodeGetVolumeStatsRequest::default()
+        };
         rig.node(|mut client| async move { client.node_get_volume_stats(request).await })
     };
     let usage = stats(&text(&at)).unwrap().usage;
     let bytes = usage.iter().find(|one| one.unit() == Unit::Bytes).unwrap();
-    assert!(bytes.total > 200 << 20 && bytes.total <= 320 << 20 && bytes.used > 0 && bytes.available <= bytes.total, "{bytes:?}");
+    assert!(
+        bytes.total > 200 << 20
+            && bytes.total <= 320 << 20
+            && bytes.used > 0
+            && bytes.available <= bytes.total,
+        "{bytes:?}"
+    );
     let files = usage.iter().find(|one| one.unit() == Unit::Inodes).unwrap();
     fs::write(at.join("f"), vec![1; 1 << 20]).unwrap();
     let after = stats(&text(&at)).unwrap().usage;
-    assert!(after.iter().find(|one| one.unit() == Unit::Inodes).unwrap().used > files.used);
+    assert!(
+        after
+            .iter()
+            .find(|one| one.unit() == Unit::Inodes)
+            .unwrap()
+            .used
+            > files.used
+    );
     assert_eq!(code(stats("/")), Code::NotFound);
     assert_eq!(code(stats("some/path")), Code::NotFound);
     let too_much = fs::write(at.join("big"), vec![1; 330 << 20]).unwrap_err();
@@ -175,21 +259,36 @@ fn stats_and_sizes_are_those_of_the_filesystem() {
     let request = NodeExpandVolumeRequest {
         volume_id: "v".into(),
         volume_path: text(&at),
-        capacity_range: Some(CapacityRange { required_bytes: 640 << 20, limit_bytes: 0 }),
+        capacity_range: Some(CapacityRange {
+            required_bytes: 640 << 20,
+            limit_bytes: 0,
+        }),
         ..NodeExpandVolumeRequest::default()
     };
     for _ in 0..2 {
         let request = request.clone();
-        let grown = rig.node(|mut client| async move { client.node_expand_volume(request).await }).unwrap();
+        let grown = rig
+            .node(|mut client| async move { client.node_expand_volume(request).await })
+            .unwrap();
         assert_eq!(grown.capacity_bytes, 640 << 20);
     }
     pod.writes_on();
     drop(pod);
-    let total = stats(&text(&at)).unwrap().usage.iter().find(|one| one.unit() == Unit::Bytes).unwrap().total;
+    let total = stats(&text(&at))
+        .unwrap()
+        .usage
+        .iter()
+        .find(|one| one.unit() == Unit::Bytes)
+        .unwrap()
+        .total;
     assert!(total > 500 << 20, "{total}");
     fs::write(at.join("big"), vec![1; 400 << 20]).unwrap();
     rig.leave("v", "pod");
-    assert_eq!(fs::read(rig.use_it("v", "pod").join("f")).unwrap().len(), 1 << 20, "it is what it was");
+    assert_eq!(
+        fs::read(rig.use_it("v", "pod").join("f")).unwrap().len(),
+        1 << 20,
+        "it is what it was"
+    );
     rig.leave("v", "pod");
     rig.delete("v").unwrap();
 }
@@ -200,9 +299,14 @@ fn the_node_says_where_it_is() {
         return;
     }
     let rig = Rig::start();
-    let info = rig.node(|mut client| async move { client.node_get_info(NodeGetInfoRequest {}).await }).unwrap();
+    let info = rig
+        .node(|mut client| async move { client.node_get_info(NodeGetInfoRequest {}).await })
+        .unwrap();
     assert_eq!(info.node_id, NODE);
-    assert_eq!(info.accessible_topology.unwrap().segments, class(&[("csi.ckptfs/node", NODE)]));
+    assert_eq!(
+        info.accessible_topology.unwrap().segments,
+        class(&[("csi.ckptfs/node", NODE)])
+    );
     let made = rig.create("v");
     assert_eq!(made.accessible_topology.len(), 1);
 }

@@ -1,4 +1,5 @@
-//! Snapshots are checkpoints: frozen while pods write, there at once, and safe from everything but their deletion.
+//! Snapshots are checkpoints: frozen while pods write, there at once, and safe from everything but
+//! their deletion.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,13 @@ use crate::csi::support::{NODE, Rig, code, from_snapshot, from_volume, unavailab
 
 /// The numbers in two files that a writer counts up, the first before the second.
 fn pair(dir: &std::path::Path) -> (u64, u64) {
-    let number = |name: &str| fs::read_to_string(dir.join(name)).unwrap().trim().parse().unwrap();
+    let number = |name: &str| {
+        fs::read_to_string(dir.join(name))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
+    };
     (number("first"), number("second"))
 }
 
@@ -24,12 +31,22 @@ fn a_snapshot_of_a_volume_under_write_is_one_instant() {
     rig.create("v");
     let at = rig.use_it("v", "pod");
     // Written in place, as a database does; ten digits, so that no write makes a file longer.
-    let write = |number: u64| ["first", "second"].iter().for_each(|name| overwrite(&at.join(name), number));
+    let write = |number: u64| {
+        ["first", "second"]
+            .iter()
+            .for_each(|name| overwrite(&at.join(name), number))
+    };
     write(0);
     let stop = AtomicBool::new(false);
     let made: Vec<_> = std::thread::scope(|scope| {
-        scope.spawn(|| (1..).take_while(|_| !stop.load(Ordering::SeqCst)).for_each(write));
-        let made = (0..5).map(|number| rig.snapshot("v", &format!("s{number}"))).collect();
+        scope.spawn(|| {
+            (1..)
+                .take_while(|_| !stop.load(Ordering::SeqCst))
+                .for_each(write)
+        });
+        let made = (0..5)
+            .map(|number| rig.snapshot("v", &format!("s{number}")))
+            .collect();
         stop.store(true, Ordering::SeqCst);
         made
     });
@@ -39,7 +56,10 @@ fn a_snapshot_of_a_volume_under_write_is_one_instant() {
         let name = format!("restored-{}", snapshot.snapshot_id.replace('@', "-"));
         rig.create_from(&name, from_snapshot(&snapshot.snapshot_id));
         let (first, second) = pair(&rig.use_it(&name, "reader"));
-        assert!(first == second || first == second + 1, "{first} {second}: not one instant");
+        assert!(
+            first == second || first == second + 1,
+            "{first} {second}: not one instant"
+        );
         assert!(first >= before, "snapshots are in their order");
         before = first;
         rig.leave(&name, "reader");
@@ -51,8 +71,14 @@ fn a_snapshot_of_a_volume_under_write_is_one_instant() {
 
 fn overwrite(path: &std::path::Path, number: u64) {
     use std::os::unix::fs::FileExt;
-    let file = fs::File::options().create(true).truncate(false).write(true).open(path).unwrap();
-    file.write_all_at(format!("{number:010}").as_bytes(), 0).unwrap();
+    let file = fs::File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .unwrap();
+    file.write_all_at(format!("{number:010}").as_bytes(), 0)
+        .unwrap();
 }
 
 #[test]
@@ -81,12 +107,19 @@ fn a_volume_of_a_snapshot_has_its_bytes_and_outlives_it() {
     let restored = rig.use_it("restored", "pod");
     assert_eq!(fs::read(restored.join("d/f")).unwrap(), b"old");
     fs::write(restored.join("d/f"), "its own").unwrap();
-    assert_eq!(fs::read_dir(&at).unwrap().count(), 0, "what is written there is not seen here");
+    assert_eq!(
+        fs::read_dir(&at).unwrap().count(),
+        0,
+        "what is written there is not seen here"
+    );
     // A volume of a volume has what is there now.
     fs::write(at.join("g"), "now").unwrap();
     rig.create_from("copy", from_volume("v"));
     fs::write(at.join("g"), "later").unwrap();
-    assert_eq!(fs::read(rig.use_it("copy", "pod").join("g")).unwrap(), b"now");
+    assert_eq!(
+        fs::read(rig.use_it("copy", "pod").join("g")).unwrap(),
+        b"now"
+    );
 }
 
 #[test]
@@ -98,28 +131,59 @@ fn a_volume_is_deleted_before_its_snapshots_and_they_go_on() {
     rig.create("v");
     fs::write(rig.use_it("v", "pod").join("f"), "kept").unwrap();
     let (first, second) = (rig.snapshot("v", "a"), rig.snapshot("v", "b"));
-    assert_eq!(code(rig.delete("v")), Code::FailedPrecondition, "a pod uses it");
+    assert_eq!(
+        code(rig.delete("v")),
+        Code::FailedPrecondition,
+        "a pod uses it"
+    );
     rig.leave("v", "pod");
     rig.delete("v").unwrap();
     rig.delete("v").unwrap();
-    let volumes = rig.controller(|mut client| async move { client.list_volumes(ckptfs::csi::proto::ListVolumesRequest::default()).await }).unwrap();
+    let volumes = rig
+        .controller(|mut client| async move {
+            client
+                .list_volumes(ckptfs::csi::proto::ListVolumesRequest::default())
+                .await
+        })
+        .unwrap();
     assert!(volumes.entries.is_empty());
-    assert_eq!(code(rig.try_stage("v", ckptfs::csi::proto::volume_capability::access_mode::Mode::SingleNodeWriter)), Code::NotFound);
+    assert_eq!(
+        code(rig.try_stage(
+            "v",
+            ckptfs::csi::proto::volume_capability::access_mode::Mode::SingleNodeWriter
+        )),
+        Code::NotFound
+    );
     assert_eq!(code(rig.try_snapshot("v", "c")), Code::NotFound);
     let listed = list(&rig, ListSnapshotsRequest::default());
-    assert_eq!(listed, [first.snapshot_id.clone(), second.snapshot_id.clone()]);
+    assert_eq!(
+        listed,
+        [first.snapshot_id.clone(), second.snapshot_id.clone()]
+    );
     rig.create_from("restored", from_snapshot(&first.snapshot_id));
-    assert_eq!(fs::read(rig.use_it("restored", "pod").join("f")).unwrap(), b"kept");
+    assert_eq!(
+        fs::read(rig.use_it("restored", "pod").join("f")).unwrap(),
+        b"kept"
+    );
     rig.delete_snapshot(&first.snapshot_id).unwrap();
     assert!(rig.root.join("meta/v.json").exists());
     rig.delete_snapshot(&second.snapshot_id).unwrap();
-    assert!(!rig.root.join("meta/v.json").exists() && !rig.root.join("volumes/v").exists(), "it goes with the last of them");
+    assert!(
+        !rig.root.join("meta/v.json").exists() && !rig.root.join("volumes/v").exists(),
+        "it goes with the last of them"
+    );
     rig.delete_snapshot(&second.snapshot_id).unwrap();
 }
 
 fn list(rig: &Rig, request: ListSnapshotsRequest) -> Vec<String> {
-    let listed = rig.controller(|mut client| async move { client.list_snapshots(request).await }).unwrap();
-    listed.entries.into_iter().map(|entry| entry.snapshot.expect("a snapshot").snapshot_id).collect()
+    let listed = rig
+        .controller(|mut client| async move { client.list_snapshots(request).await })
+        .unwrap();
+    listed
+        .entries
+        .into_iter()
+        .map(|entry| entry.snapshot.expect("a snapshot").snapshot_id)
+        .collect()
 }
 
 #[test]
@@ -132,22 +196,37 @@ fn a_snapshot_is_a_pinned_checkpoint_with_its_name_and_time() {
     // Nothing is staged: the volume is mounted for it, and rests again.
     let snapshot = rig.snapshot("v", "nightly/ä");
     assert!(!rig.is_mounted("v"));
-    assert_eq!(rig.snapshot("v", "nightly/ä"), snapshot, "asked again, it is the same");
+    assert_eq!(
+        rig.snapshot("v", "nightly/ä"),
+        snapshot,
+        "asked again, it is the same"
+    );
     rig.create("w");
-    assert_eq!(code(rig.try_snapshot("w", "nightly/ä")), Code::AlreadyExists);
+    assert_eq!(
+        code(rig.try_snapshot("w", "nightly/ä")),
+        Code::AlreadyExists
+    );
     assert_eq!(code(rig.try_snapshot("nothing", "x")), Code::NotFound);
-    let log: Vec<Value> = serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
+    let log: Vec<Value> =
+        serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
     assert_eq!(log.len(), 1, "{log:?}");
     let time = snapshot.creation_time.unwrap();
     let told: jiff::Timestamp = log[0]["created"].as_str().unwrap().parse().unwrap();
-    assert_eq!((time.seconds, time.nanos), (told.as_second(), told.subsec_nanosecond()));
+    assert_eq!(
+        (time.seconds, time.nanos),
+        (told.as_second(), told.subsec_nanosecond())
+    );
     assert_eq!(snapshot.snapshot_id, format!("v@{}@{NODE}", log[0]["id"]));
     assert!(log[0]["note"].as_str().unwrap().contains("nightly/ä"));
     let refused = rig.refused(&["--volume", "v", "delete", "1"]);
     assert!(refused.contains("pinned"), "{refused}");
     rig.delete_snapshot("v@1").unwrap();
     assert_eq!(rig.ok(&["--volume", "v", "log", "--json"]).trim(), "[]");
-    assert_eq!(rig.snapshot("v", "nightly/ä").snapshot_id, "v@2@node-1", "the name is free again, and the number is not");
+    assert_eq!(
+        rig.snapshot("v", "nightly/ä").snapshot_id,
+        "v@2@node-1",
+        "the name is free again, and the number is not"
+    );
     // What is none is deleted.
     for none in ["v@1", "v@99", "nothing@1", "nonsense", "../v@1"] {
         rig.delete_snapshot(none).unwrap();
@@ -164,19 +243,41 @@ fn a_checkpoint_that_somebody_made_is_a_snapshot_for_whoever_knows_its_number() 
     rig.create("v");
     fs::write(rig.use_it("v", "pod").join("f"), "mine").unwrap();
     rig.ok(&["--volume", "v", "checkpoint", "-m", "by hand"]);
-    let of_v = || ListSnapshotsRequest { source_volume_id: "v".into(), ..ListSnapshotsRequest::default() };
+    let of_v = || ListSnapshotsRequest {
+        source_volume_id: "v".into(),
+        ..ListSnapshotsRequest::default()
+    };
     assert_eq!(list(&rig, of_v()), Vec::<String>::new());
-    assert_eq!(list(&rig, ListSnapshotsRequest { snapshot_id: "v@1".into(), ..ListSnapshotsRequest::default() }), ["v@1"]);
+    assert_eq!(
+        list(
+            &rig,
+            ListSnapshotsRequest {
+                snapshot_id: "v@1".into(),
+                ..ListSnapshotsRequest::default()
+            }
+        ),
+        ["v@1"]
+    );
     let get = |id: &str| {
-        let request = GetSnapshotRequest { snapshot_id: id.to_owned(), ..GetSnapshotRequest::default() };
+        let request = GetSnapshotRequest {
+            snapshot_id: id.to_owned(),
+            ..GetSnapshotRequest::default()
+        };
         rig.controller(|mut client| async move { client.get_snapshot(request).await })
     };
     assert!(get("v@1").unwrap().snapshot.unwrap().ready_to_use);
     assert_eq!(code(get("v@2")), Code::NotFound);
     rig.create_from("restored", from_snapshot("v@1"));
-    assert_eq!(fs::read(rig.use_it("restored", "pod").join("f")).unwrap(), b"mine");
+    assert_eq!(
+        fs::read(rig.use_it("restored", "pod").join("f")).unwrap(),
+        b"mine"
+    );
     rig.ok(&["--volume", "v", "pin", "1"]);
-    assert_eq!(code(rig.delete_snapshot("v@1")), Code::FailedPrecondition, "somebody else has pinned it");
+    assert_eq!(
+        code(rig.delete_snapshot("v@1")),
+        Code::FailedPrecondition,
+        "somebody else has pinned it"
+    );
 }
 
 #[test]
@@ -187,24 +288,43 @@ fn lists_come_in_pages() {
     let rig = Rig::start();
     rig.create("v");
     let _pod = rig.use_it("v", "pod");
-    let made: Vec<String> = (0..5).map(|number| rig.snapshot("v", &format!("s{number}")).snapshot_id).collect();
+    let made: Vec<String> = (0..5)
+        .map(|number| rig.snapshot("v", &format!("s{number}")).snapshot_id)
+        .collect();
     let (mut seen, mut token) = (Vec::new(), String::new());
     loop {
-        let request = ListSnapshotsRequest { max_entries: 2, starting_token: token, ..ListSnapshotsRequest::default() };
-        let page = rig.controller(|mut client| async move { client.list_snapshots(request).await }).unwrap();
+        let request = ListSnapshotsRequest {
+            max_entries: 2,
+            starting_token: token,
+            ..ListSnapshotsRequest::default()
+        };
+        let page = rig
+            .controller(|mut client| async move { client.list_snapshots(request).await })
+            .unwrap();
         assert!(page.entries.len() <= 2);
-        seen.extend(page.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id));
+        seen.extend(
+            page.entries
+                .into_iter()
+                .map(|entry| entry.snapshot.unwrap().snapshot_id),
+        );
         token = page.next_token;
         if token.is_empty() {
             break;
         }
     }
     assert_eq!(seen, made);
-    let request = ListSnapshotsRequest { starting_token: "nonsense".into(), ..ListSnapshotsRequest::default() };
-    assert_eq!(code(rig.controller(|mut client| async move { client.list_snapshots(request).await })), Code::Aborted);
+    let request = ListSnapshotsRequest {
+        starting_token: "nonsense".into(),
+        ..ListSnapshotsRequest::default()
+    };
+    assert_eq!(
+        code(rig.controller(|mut client| async move { client.list_snapshots(request).await })),
+        Code::Aborted
+    );
 }
 
-/// The provisioner of another node was told that there is no such snapshot, and asked for ever instead of having the pod go where it is.
+/// The provisioner of another node was told that there is no such snapshot, and asked for ever
+/// instead of having the pod go where it is.
 #[test]
 fn a_snapshot_of_another_node_says_so() {
     if unavailable() {
@@ -216,15 +336,37 @@ fn a_snapshot_of_another_node_says_so() {
     assert_eq!(here, format!("v@1@{NODE}"));
     let there = "v@1@node-2";
     let create = |id: &str| {
-        let request = CreateVolumeRequest { volume_content_source: from_snapshot(id), ..wanted("restored", 0) };
+        let request = CreateVolumeRequest {
+            volume_content_source: from_snapshot(id),
+            ..wanted("restored", 0)
+        };
         rig.controller(|mut client| async move { client.create_volume(request).await })
     };
     let refused = create(there).unwrap_err();
-    assert!(refused.code() == Code::ResourceExhausted && refused.message().contains("node-2"), "{refused}");
+    assert!(
+        refused.code() == Code::ResourceExhausted && refused.message().contains("node-2"),
+        "{refused}"
+    );
     let deleted = rig.delete_snapshot(there).unwrap_err();
-    assert_eq!(deleted.code(), Code::FailedPrecondition, "said to be done, it would be there for ever");
-    assert_eq!(list(&rig, ListSnapshotsRequest { snapshot_id: there.into(), ..ListSnapshotsRequest::default() }), Vec::<String>::new());
-    assert_eq!(list(&rig, ListSnapshotsRequest::default()), std::slice::from_ref(&here));
+    assert_eq!(
+        deleted.code(),
+        Code::FailedPrecondition,
+        "said to be done, it would be there for ever"
+    );
+    assert_eq!(
+        list(
+            &rig,
+            ListSnapshotsRequest {
+                snapshot_id: there.into(),
+                ..ListSnapshotsRequest::default()
+            }
+        ),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        list(&rig, ListSnapshotsRequest::default()),
+        std::slice::from_ref(&here)
+    );
     // An id by hand leaves the node out; a volume that was made of one is asked for again with it.
     let made = create("v@1").unwrap();
     assert_eq!(create("v@1").unwrap(), made);

@@ -14,8 +14,10 @@ use ckptfs::csi::proto::volume_capability::access_mode::Mode;
 use ckptfs::csi::proto::volume_capability::{AccessMode, AccessType, MountVolume};
 use ckptfs::csi::proto::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use ckptfs::csi::proto::{
-    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest, NodePublishVolumeRequest,
-    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability, VolumeContentSource,
+    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
+    DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability,
+    VolumeContentSource,
 };
 use serde_json::Value;
 use tonic::transport::{Channel, Endpoint};
@@ -43,26 +45,38 @@ pub struct Rig {
 
 /// Why none of these tests can run here, if so; said already.
 pub fn unavailable() -> bool {
-    let why = if Path::new("/dev/fuse").exists() { Fs::Xfs.unavailable() } else { Some("there is no /dev/fuse".to_owned()) };
+    let why = if Path::new("/dev/fuse").exists() {
+        Fs::Xfs.unavailable()
+    } else {
+        Some("there is no /dev/fuse".to_owned())
+    };
     why.map(|why| skip(&why)).is_some()
 }
 
 /// A mounted filesystem, used so.
 pub fn capability(mode: Mode) -> Option<VolumeCapability> {
     let mount = MountVolume::default();
-    Some(VolumeCapability { access_type: Some(AccessType::Mount(mount)), access_mode: Some(AccessMode { mode: mode.into() }) })
+    Some(VolumeCapability {
+        access_type: Some(AccessType::Mount(mount)),
+        access_mode: Some(AccessMode { mode: mode.into() }),
+    })
 }
 
 /// The parameters of a class.
 pub fn class(list: &[(&str, &str)]) -> HashMap<String, String> {
-    list.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    list.iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 /// A volume that is asked for, of so many bytes at least.
 pub fn wanted(name: &str, bytes: u64) -> CreateVolumeRequest {
     CreateVolumeRequest {
         name: name.to_owned(),
-        capacity_range: Some(CapacityRange { required_bytes: bytes as i64, limit_bytes: 0 }),
+        capacity_range: Some(CapacityRange {
+            required_bytes: bytes as i64,
+            limit_bytes: 0,
+        }),
         volume_capabilities: capability(Mode::SingleNodeWriter).into_iter().collect(),
         ..CreateVolumeRequest::default()
     }
@@ -70,12 +84,20 @@ pub fn wanted(name: &str, bytes: u64) -> CreateVolumeRequest {
 
 /// A volume to begin with.
 pub fn from_volume(id: &str) -> Option<VolumeContentSource> {
-    Some(VolumeContentSource { r#type: Some(Source::Volume(VolumeSource { volume_id: id.to_owned() })) })
+    Some(VolumeContentSource {
+        r#type: Some(Source::Volume(VolumeSource {
+            volume_id: id.to_owned(),
+        })),
+    })
 }
 
 /// A snapshot to begin with.
 pub fn from_snapshot(id: &str) -> Option<VolumeContentSource> {
-    Some(VolumeContentSource { r#type: Some(Source::Snapshot(SnapshotSource { snapshot_id: id.to_owned() })) })
+    Some(VolumeContentSource {
+        r#type: Some(Source::Snapshot(SnapshotSource {
+            snapshot_id: id.to_owned(),
+        })),
+    })
 }
 
 impl Rig {
@@ -83,8 +105,17 @@ impl Rig {
     pub fn start() -> Rig {
         let image = Image::of(Fs::Xfs);
         let (root, sockets) = (image.dir("pool"), image.dir("run"));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
-        let mut rig = Rig { driver: None, runtime, root, socket: sockets.join("csi.sock"), image };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("threads can be made");
+        let mut rig = Rig {
+            driver: None,
+            runtime,
+            root,
+            socket: sockets.join("csi.sock"),
+            image,
+        };
         rig.serve();
         rig
     }
@@ -107,7 +138,12 @@ impl Rig {
     pub fn ok(&self, arguments: &[&str]) -> String {
         let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}{}",
+            text(&output.stdout),
+            text(&output.stderr)
+        );
         text(&output.stdout)
     }
 
@@ -115,7 +151,11 @@ impl Rig {
     #[track_caller]
     pub fn refused(&self, arguments: &[&str]) -> String {
         let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
-        assert!(!output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+        assert!(
+            !output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stdout)
+        );
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
@@ -130,14 +170,23 @@ impl Rig {
 
     /// Starts a driver, and waits until it answers.
     pub fn serve(&mut self) {
-        let log = File::options().create(true).append(true).open(self.log_path()).expect("the disk is ours");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("the disk is ours");
         let endpoint = format!("unix://{}", self.socket.display());
         let mut command = self.ckptfs(&["csi", "--endpoint", &endpoint, "--node-id", NODE]);
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a copy")).stderr(log);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a copy"))
+            .stderr(log);
         let said = || self.log().matches("serving the volumes in").count();
         let before = said();
         let mut driver = command.spawn().expect("the driver starts");
-        wait_until("the driver answers", SECONDS, || said() > before || driver.try_wait().expect("a child").is_some());
+        wait_until("the driver answers", SECONDS, || {
+            said() > before || driver.try_wait().expect("a child").is_some()
+        });
         assert!(said() > before, "the driver ended: {}", self.log());
         self.driver = Some(driver);
     }
@@ -154,16 +203,29 @@ impl Rig {
         let mut driver = self.driver.take().expect("it runs");
         let pid = rustix::process::Pid::from_child(&driver);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
-        wait_until("the driver ends", SECONDS, || driver.try_wait().expect("a child").is_some());
-        driver.wait().expect("it is ours").code().expect("no signal")
+        wait_until("the driver ends", SECONDS, || {
+            driver.try_wait().expect("a child").is_some()
+        });
+        driver
+            .wait()
+            .expect("it is ours")
+            .code()
+            .expect("no signal")
     }
 
     /// The answer of a call, on a connection of its own.
-    pub fn call<T, F: Future<Output = Result<Response<T>, Status>>>(&self, call: impl FnOnce(Channel) -> F) -> Result<T, Status> {
-        let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display())).expect("an address");
+    pub fn call<T, F: Future<Output = Result<Response<T>, Status>>>(
+        &self,
+        call: impl FnOnce(Channel) -> F,
+    ) -> Result<T, Status> {
+        let endpoint =
+            Endpoint::from_shared(format!("unix://{}", self.socket.display())).expect("an address");
         let endpoint = endpoint.timeout(Duration::from_secs(SECONDS));
         self.runtime.block_on(async move {
-            let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            let channel = endpoint
+                .connect()
+                .await
+                .map_err(|error| Status::unavailable(error.to_string()))?;
             call(channel).await.map(Response::into_inner)
         })
     }
@@ -177,55 +239,80 @@ impl Rig {
     }
 
     /// A call to the node.
-    pub fn node<T, F: Future<Output = Result<Response<T>, Status>>>(&self, call: impl FnOnce(NodeClient<Channel>) -> F) -> Result<T, Status> {
+    pub fn node<T, F: Future<Output = Result<Response<T>, Status>>>(
+        &self,
+        call: impl FnOnce(NodeClient<Channel>) -> F,
+    ) -> Result<T, Status> {
         self.call(|channel| call(NodeClient::new(channel)))
     }
 
     /// A call to the identity.
-    pub fn identity<T, F: Future<Output = Result<Response<T>, Status>>>(&self, call: impl FnOnce(IdentityClient<Channel>) -> F) -> Result<T, Status> {
+    pub fn identity<T, F: Future<Output = Result<Response<T>, Status>>>(
+        &self,
+        call: impl FnOnce(IdentityClient<Channel>) -> F,
+    ) -> Result<T, Status> {
         self.call(|channel| call(IdentityClient::new(channel)))
     }
 
     /// Asks for a volume.
     pub fn try_create(&self, request: CreateVolumeRequest) -> Result<Volume, Status> {
-        self.controller(|mut client| async move { client.create_volume(request).await }).map(|made| made.volume.expect("a volume"))
+        self.controller(|mut client| async move { client.create_volume(request).await })
+            .map(|made| made.volume.expect("a volume"))
     }
 
     /// A volume without a size.
     #[track_caller]
     pub fn create(&self, name: &str) -> Volume {
-        self.try_create(wanted(name, 0)).unwrap_or_else(|error| panic!("{error}; {}", self.log()))
+        self.try_create(wanted(name, 0))
+            .unwrap_or_else(|error| panic!("{error}; {}", self.log()))
     }
 
     /// A volume that begins with something.
     #[track_caller]
     pub fn create_from(&self, name: &str, source: Option<VolumeContentSource>) -> Volume {
-        self.try_create(CreateVolumeRequest { volume_content_source: source, ..wanted(name, 0) })
-            .unwrap_or_else(|error| panic!("{error}; {}", self.log()))
+        self.try_create(CreateVolumeRequest {
+            volume_content_source: source,
+            ..wanted(name, 0)
+        })
+        .unwrap_or_else(|error| panic!("{error}; {}", self.log()))
     }
 
     /// Deletes a volume.
     pub fn delete(&self, id: &str) -> Result<(), Status> {
-        let request = DeleteVolumeRequest { volume_id: id.to_owned(), ..DeleteVolumeRequest::default() };
-        self.controller(|mut client| async move { client.delete_volume(request).await }).map(drop)
+        let request = DeleteVolumeRequest {
+            volume_id: id.to_owned(),
+            ..DeleteVolumeRequest::default()
+        };
+        self.controller(|mut client| async move { client.delete_volume(request).await })
+            .map(drop)
     }
 
     /// Makes a snapshot.
     pub fn try_snapshot(&self, volume: &str, name: &str) -> Result<Snapshot, Status> {
-        let request = CreateSnapshotRequest { source_volume_id: volume.to_owned(), name: name.to_owned(), ..CreateSnapshotRequest::default() };
-        self.controller(|mut client| async move { client.create_snapshot(request).await }).map(|made| made.snapshot.expect("a snapshot"))
+        let request = CreateSnapshotRequest {
+            source_volume_id: volume.to_owned(),
+            name: name.to_owned(),
+            ..CreateSnapshotRequest::default()
+        };
+        self.controller(|mut client| async move { client.create_snapshot(request).await })
+            .map(|made| made.snapshot.expect("a snapshot"))
     }
 
     /// Makes a snapshot.
     #[track_caller]
     pub fn snapshot(&self, volume: &str, name: &str) -> Snapshot {
-        self.try_snapshot(volume, name).unwrap_or_else(|error| panic!("{error}; {}", self.log()))
+        self.try_snapshot(volume, name)
+            .unwrap_or_else(|error| panic!("{error}; {}", self.log()))
     }
 
     /// Deletes a snapshot.
     pub fn delete_snapshot(&self, id: &str) -> Result<(), Status> {
-        let request = DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..DeleteSnapshotRequest::default() };
-        self.controller(|mut client| async move { client.delete_snapshot(request).await }).map(drop)
+        let request = DeleteSnapshotRequest {
+            snapshot_id: id.to_owned(),
+            ..DeleteSnapshotRequest::default()
+        };
+        self.controller(|mut client| async move { client.delete_snapshot(request).await })
+            .map(drop)
     }
 
     /// Where a volume is staged.
@@ -250,17 +337,28 @@ impl Rig {
             volume_capability: capability(mode),
             ..NodeStageVolumeRequest::default()
         };
-        self.node(|mut client| async move { client.node_stage_volume(request).await }).map(|_| staging)
+        self.node(|mut client| async move { client.node_stage_volume(request).await })
+            .map(|_| staging)
     }
 
     /// Ends that.
     pub fn unstage(&self, id: &str) -> Result<(), Status> {
-        let request = NodeUnstageVolumeRequest { volume_id: id.to_owned(), staging_target_path: text(&self.staging(id)) };
-        self.node(|mut client| async move { client.node_unstage_volume(request).await }).map(drop)
+        let request = NodeUnstageVolumeRequest {
+            volume_id: id.to_owned(),
+            staging_target_path: text(&self.staging(id)),
+        };
+        self.node(|mut client| async move { client.node_unstage_volume(request).await })
+            .map(drop)
     }
 
     /// Publishes a staged volume for a pod.
-    pub fn try_publish(&self, id: &str, pod: &str, mode: Mode, readonly: bool) -> Result<PathBuf, Status> {
+    pub fn try_publish(
+        &self,
+        id: &str,
+        pod: &str,
+        mode: Mode,
+        readonly: bool,
+    ) -> Result<PathBuf, Status> {
         let target = self.target(id, pod);
         let request = NodePublishVolumeRequest {
             volume_id: id.to_owned(),
@@ -270,26 +368,35 @@ impl Rig {
             readonly,
             ..NodePublishVolumeRequest::default()
         };
-        self.node(|mut client| async move { client.node_publish_volume(request).await }).map(|_| target)
+        self.node(|mut client| async move { client.node_publish_volume(request).await })
+            .map(|_| target)
     }
 
     /// Ends that.
     pub fn unpublish(&self, id: &str, pod: &str) -> Result<(), Status> {
-        let request = NodeUnpublishVolumeRequest { volume_id: id.to_owned(), target_path: text(&self.target(id, pod)) };
-        self.node(|mut client| async move { client.node_unpublish_volume(request).await }).map(drop)
+        let request = NodeUnpublishVolumeRequest {
+            volume_id: id.to_owned(),
+            target_path: text(&self.target(id, pod)),
+        };
+        self.node(|mut client| async move { client.node_unpublish_volume(request).await })
+            .map(drop)
     }
 
     /// Stages and publishes a volume for a pod that writes; where it sees it.
     #[track_caller]
     pub fn use_it(&self, id: &str, pod: &str) -> PathBuf {
-        let shown = self.try_stage(id, Mode::SingleNodeWriter).and_then(|_| self.try_publish(id, pod, Mode::SingleNodeWriter, false));
+        let shown = self
+            .try_stage(id, Mode::SingleNodeWriter)
+            .and_then(|_| self.try_publish(id, pod, Mode::SingleNodeWriter, false));
         shown.unwrap_or_else(|error| panic!("{error}; {}", self.log()))
     }
 
     /// Ends that.
     #[track_caller]
     pub fn leave(&self, id: &str, pod: &str) {
-        self.unpublish(id, pod).and_then(|()| self.unstage(id)).unwrap_or_else(|error| panic!("{error}; {}", self.log()));
+        self.unpublish(id, pod)
+            .and_then(|()| self.unstage(id))
+            .unwrap_or_else(|error| panic!("{error}; {}", self.log()));
     }
 
     /// How often something is mounted at a place.
@@ -304,7 +411,8 @@ impl Rig {
 
     /// The record of a volume, as it is on disk.
     pub fn record(&self, id: &str) -> Value {
-        let text = fs::read(self.root.join("meta").join(format!("{id}.json"))).unwrap_or_else(|error| panic!("{id}: {error}"));
+        let text = fs::read(self.root.join("meta").join(format!("{id}.json")))
+            .unwrap_or_else(|error| panic!("{id}: {error}"));
         serde_json::from_slice(&text).expect("JSON")
     }
 
@@ -326,7 +434,10 @@ pub fn text(path: &Path) -> String {
 
 fn mount_points() -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
-    table.lines().filter_map(|line| line.split(' ').nth(4).map(PathBuf::from)).collect()
+    table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4).map(PathBuf::from))
+        .collect()
 }
 
 impl Drop for Rig {
@@ -339,9 +450,17 @@ impl Drop for Rig {
             let _ = driver.wait();
         }
         let pool = self.root.join("mnt");
-        let ours: Vec<PathBuf> = mount_points().into_iter().filter(|point| point.starts_with(self.disk()) && point != self.disk()).collect();
-        // What is shown elsewhere first, then the filesystems, each of which ends with its mount in the pool; images last.
-        for point in ours.iter().rev().filter(|point| !point.starts_with(&self.root)) {
+        let ours: Vec<PathBuf> = mount_points()
+            .into_iter()
+            .filter(|point| point.starts_with(self.disk()) && point != self.disk())
+            .collect();
+        // What is shown elsewhere first, then the filesystems, each of which ends with its mount in
+        // the pool; images last.
+        for point in ours
+            .iter()
+            .rev()
+            .filter(|point| !point.starts_with(&self.root))
+        {
             let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), 20);
         }
         for point in ours.iter().rev().filter(|point| point.starts_with(&pool)) {
@@ -352,13 +471,18 @@ impl Drop for Rig {
                 let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
             }
         }
-        for point in mount_points().into_iter().rev().filter(|point| point.starts_with(&self.root)) {
+        for point in mount_points()
+            .into_iter()
+            .rev()
+            .filter(|point| point.starts_with(&self.root))
+        {
             let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), 20);
         }
     }
 }
 
-/// A program that writes to a file again and again: what a pod is to a volume. Each line is one write.
+/// A program that writes to a file again and again: what a pod is to a volume. Each line is one
+/// write.
 pub struct Pod {
     process: Child,
     log: PathBuf,
@@ -369,7 +493,11 @@ impl Pod {
     pub fn start(at: &Path) -> Pod {
         let log = at.join("log");
         let script = "while echo line >>\"$1\"; do read -rt 0.01 _ || true; done";
-        let process = tool("bash", &["-c", script, "pod"]).arg(&log).stdin(Stdio::piped()).spawn().expect("bash(1) starts");
+        let process = tool("bash", &["-c", script, "pod"])
+            .arg(&log)
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("bash(1) starts");
         let pod = Pod { process, log };
         pod.writes_on();
         pod
@@ -396,8 +524,12 @@ impl Drop for Pod {
 
 /// Publishes a staged volume at a path, on a connection of its own.
 pub fn publish_at(socket: &Path, id: &str, staging: &Path, target: &Path) -> Result<(), Status> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("threads can be made");
+    let endpoint =
+        Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
     let request = NodePublishVolumeRequest {
         volume_id: id.to_owned(),
         staging_target_path: text(staging),
@@ -406,16 +538,38 @@ pub fn publish_at(socket: &Path, id: &str, staging: &Path, target: &Path) -> Res
         ..NodePublishVolumeRequest::default()
     };
     runtime.block_on(async move {
-        let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
-        NodeClient::new(channel).node_publish_volume(request).await.map(drop)
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        NodeClient::new(channel)
+            .node_publish_volume(request)
+            .await
+            .map(drop)
     })
 }
 
-/// Makes a volume from another, stages it, publishes it and takes a snapshot, each call again until it is done, as an orchestrator does.
-pub fn work_through(socket: &Path, name: &str, from: &str, staging: &Path, target: &Path, stop: &std::sync::atomic::AtomicBool) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address").timeout(Duration::from_secs(SECONDS));
-    let create = CreateVolumeRequest { volume_content_source: from_volume(from), ..wanted(name, 0) };
+/// Makes a volume from another, stages it, publishes it and takes a snapshot, each call again until
+/// it is done, as an orchestrator does.
+pub fn work_through(
+    socket: &Path,
+    name: &str,
+    from: &str,
+    staging: &Path,
+    target: &Path,
+    stop: &std::sync::atomic::AtomicBool,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("threads can be made");
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))
+        .expect("an address")
+        .timeout(Duration::from_secs(SECONDS));
+    let create = CreateVolumeRequest {
+        volume_content_source: from_volume(from),
+        ..wanted(name, 0)
+    };
     let stage = NodeStageVolumeRequest {
         volume_id: name.to_owned(),
         staging_target_path: text(staging),
@@ -429,7 +583,11 @@ pub fn work_through(socket: &Path, name: &str, from: &str, staging: &Path, targe
         volume_capability: capability(Mode::SingleNodeWriter),
         ..NodePublishVolumeRequest::default()
     };
-    let snapshot = CreateSnapshotRequest { source_volume_id: name.to_owned(), name: name.to_owned(), ..CreateSnapshotRequest::default() };
+    let snapshot = CreateSnapshotRequest {
+        source_volume_id: name.to_owned(),
+        name: name.to_owned(),
+        ..CreateSnapshotRequest::default()
+    };
     runtime.block_on(async move {
         for step in 0..4 {
             while !stop.load(std::sync::atomic::Ordering::SeqCst) {
@@ -437,7 +595,10 @@ pub fn work_through(socket: &Path, name: &str, from: &str, staging: &Path, targe
                     tokio::time::sleep(Duration::from_millis(10)).await;
                     continue;
                 };
-                let (mut controller, mut node) = (ControllerClient::new(channel.clone()), NodeClient::new(channel));
+                let (mut controller, mut node) = (
+                    ControllerClient::new(channel.clone()),
+                    NodeClient::new(channel),
+                );
                 let done = match step {
                     0 => controller.create_volume(create.clone()).await.map(drop),
                     1 => node.node_stage_volume(stage.clone()).await.map(drop),
@@ -455,12 +616,26 @@ pub fn work_through(socket: &Path, name: &str, from: &str, staging: &Path, targe
 
 /// Makes a snapshot, on a connection of its own; its id.
 pub fn snapshot_at(socket: &Path, volume: &str, name: &str) -> Result<String, Status> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
-    let request = CreateSnapshotRequest { source_volume_id: volume.to_owned(), name: name.to_owned(), ..CreateSnapshotRequest::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("threads can be made");
+    let endpoint =
+        Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    let request = CreateSnapshotRequest {
+        source_volume_id: volume.to_owned(),
+        name: name.to_owned(),
+        ..CreateSnapshotRequest::default()
+    };
     runtime.block_on(async move {
-        let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
-        let made = ControllerClient::new(channel).create_snapshot(request).await?.into_inner();
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let made = ControllerClient::new(channel)
+            .create_snapshot(request)
+            .await?
+            .into_inner();
         Ok(made.snapshot.expect("a snapshot").snapshot_id)
     })
 }

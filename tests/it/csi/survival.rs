@@ -36,7 +36,12 @@ fn a_driver_that_is_killed_is_not_missed_by_pods() {
     assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
     let snapshot = rig.snapshot("v", "s");
     rig.create_from("restored", from_snapshot(&snapshot.snapshot_id));
-    assert!(fs::read_to_string(rig.use_it("restored", "b").join("log")).unwrap().lines().all(|line| line == "line"));
+    assert!(
+        fs::read_to_string(rig.use_it("restored", "b").join("log"))
+            .unwrap()
+            .lines()
+            .all(|line| line == "line")
+    );
     pod.writes_on();
     drop(pod);
     // In order, too: what is staged stays.
@@ -56,7 +61,8 @@ fn a_daemon_that_is_killed_is_replaced_under_the_pod() {
     let rig = Rig::start();
     rig.create("v");
     let pod = Pod::start(&rig.use_it("v", "a"));
-    let status: Value = serde_json::from_str(&rig.ok(&["--volume", "v", "status", "--json"])).unwrap();
+    let status: Value =
+        serde_json::from_str(&rig.ok(&["--volume", "v", "status", "--json"])).unwrap();
     process::kill(u32::try_from(status["daemon"]["pid"].as_u64().unwrap()).unwrap());
     pod.writes_on();
     drop(pod);
@@ -95,13 +101,18 @@ fn a_snapshot_that_a_killed_driver_made_is_found() {
     rig.ok(&["--volume", "v", "checkpoint", "-t", "csi.nightly"]);
     let snapshot = rig.snapshot("v", "nightly");
     assert_eq!(snapshot.snapshot_id, "v@1@node-1");
-    let log: Vec<Value> = serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
+    let log: Vec<Value> =
+        serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
     assert_eq!(log.len(), 1, "no second one is made");
 }
 
 /// The names of what is in a directory.
 fn names(dir: &Path) -> Vec<String> {
-    fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect()
 }
 
 #[test]
@@ -119,7 +130,11 @@ fn kills_at_any_moment_leave_nothing_half_done() {
             let (staging, target) = (rig.staging(&name), rig.target(&name, "a"));
             let asked = scope.spawn({
                 let (name, stop) = (&name, &stop);
-                move || crate::csi::support::work_through(&socket, name, "base", &staging, &target, stop)
+                move || {
+                    crate::csi::support::work_through(
+                        &socket, name, "base", &staging, &target, stop,
+                    )
+                }
             });
             // Moments from the beginning of the first call to the end of the last.
             std::thread::sleep(std::time::Duration::from_millis(40 * round * round));
@@ -133,14 +148,21 @@ fn kills_at_any_moment_leave_nothing_half_done() {
             asked.join().unwrap();
         });
         let target = rig.target(&name, "a");
-        assert_eq!((rig.mounts_at(&rig.staging(&name)), rig.mounts_at(&target)), (1, 1));
+        assert_eq!(
+            (rig.mounts_at(&rig.staging(&name)), rig.mounts_at(&target)),
+            (1, 1)
+        );
         assert_eq!(fs::read(target.join("f")).unwrap(), b"x");
         rig.leave(&name, "a");
-        rig.delete_snapshot(&rig.snapshot(&name, &name).snapshot_id).unwrap();
+        rig.delete_snapshot(&rig.snapshot(&name, &name).snapshot_id)
+            .unwrap();
         rig.delete(&name).unwrap();
         assert!(!rig.is_mounted(&name));
     }
     let pool = &rig.root;
-    assert_eq!((names(&pool.join("volumes")), names(&pool.join("staging"))), (vec!["base".to_owned()], Vec::new()));
+    assert_eq!(
+        (names(&pool.join("volumes")), names(&pool.join("staging"))),
+        (vec!["base".to_owned()], Vec::new())
+    );
     rig.create("last");
 }

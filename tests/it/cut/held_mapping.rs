@@ -1,5 +1,5 @@
-//! A shared mapping that is kept after its descriptor was closed: no request tells of what is stored through it, and each view shows exactly what
-//! it held then.
+//! A shared mapping that is kept after its descriptor was closed: no request tells of what is
+//! stored through it, and each view shows exactly what it held then.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -15,7 +15,11 @@ use crate::cut::map::Map;
 const LEN: usize = 300 * 1024 - 1000;
 
 fn open(path: &Path) -> File {
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap()
 }
 
 /// What the file must hold, at every checkpoint so far.
@@ -28,7 +32,10 @@ impl Expected {
     fn new(path: &Path) -> Expected {
         let now: Vec<u8> = (0..LEN).map(|index| (index / 7) as u8).collect();
         fs::write(path, &now).unwrap();
-        Expected { now, then: Vec::new() }
+        Expected {
+            now,
+            then: Vec::new(),
+        }
     }
 
     fn stored(&mut self, offset: usize, value: u64) {
@@ -40,11 +47,18 @@ impl Expected {
     fn checkpoint(&mut self, rig: &Rig) -> serde_json::Value {
         let info = rig.mount.checkpoint_json(&[]);
         assert_eq!(info["atomic"], true, "nobody writes: {info}");
-        self.then.push((info["id"].as_u64().expect("an id"), self.now.clone()));
+        self.then
+            .push((info["id"].as_u64().expect("an id"), self.now.clone()));
         for (id, bytes) in &self.then {
-            assert!(fs::read(rig.view(*id).join("f")).unwrap() == *bytes, "the view of checkpoint {id} shows something else");
+            assert!(
+                fs::read(rig.view(*id).join("f")).unwrap() == *bytes,
+                "the view of checkpoint {id} shows something else"
+            );
         }
-        assert!(fs::read(rig.path().join("f")).unwrap() == self.now, "the live file shows something else");
+        assert!(
+            fs::read(rig.path().join("f")).unwrap() == self.now,
+            "the live file shows something else"
+        );
         info
     }
 }
@@ -62,7 +76,11 @@ fn stores_between_checkpoints(v: Variant) {
         store(&mut expected, 8, round);
         store(&mut expected, 200 * 1024, round);
         expected.checkpoint(&rig);
-        assert_eq!(rig.mount.dirty(), [] as [&str; 0], "nothing was stored since the checkpoint");
+        assert_eq!(
+            rig.mount.dirty(),
+            [] as [&str; 0],
+            "nothing was stored since the checkpoint"
+        );
         store(&mut expected, 16, round);
         assert_eq!(rig.mount.dirty(), ["f"]);
         store(&mut expected, (round as usize) * 40 * 1024, round);
@@ -88,21 +106,29 @@ fn stores_between_checkpoints(v: Variant) {
     assert!(fs::read(&path).unwrap() == bytes);
 }
 
-/// Mapped and never stored into: not dirty, not before and not after a checkpoint, and not when the mapping is gone.
+/// Mapped and never stored into: not dirty, not before and not after a checkpoint, and not when the
+/// mapping is gone.
 fn a_mapping_without_a_store_is_not_dirty(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let mut expected = Expected::new(&path);
     expected.checkpoint(&rig);
     let map = Map::new(open(&path), LEN);
-    assert_eq!(map.load(LEN / 16 * 8), u64::from_le_bytes(expected.now[LEN / 16 * 8..][..8].try_into().unwrap()));
+    assert_eq!(
+        map.load(LEN / 16 * 8),
+        u64::from_le_bytes(expected.now[LEN / 16 * 8..][..8].try_into().unwrap())
+    );
     assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
     expected.checkpoint(&rig);
     assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
     drop(map);
     assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
     let info = expected.checkpoint(&rig);
-    assert_eq!((&info["open_files"], &info["dirty"]), (&0.into(), &0.into()), "{info}");
+    assert_eq!(
+        (&info["open_files"], &info["dirty"]),
+        (&0.into(), &0.into()),
+        "{info}"
+    );
 }
 
 /// The file is renamed, then loses its name, while it is mapped.
@@ -154,9 +180,22 @@ struct Holder {
 
 impl Holder {
     fn start(path: &Path) -> Holder {
-        let mut child = Command::new("python3").args(["-c", HOLDER]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        let mut holder = Holder { child, input, output };
+        let mut child = Command::new("python3")
+            .args(["-c", HOLDER])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (
+            child.stdin.take(),
+            BufReader::new(child.stdout.take().unwrap()),
+        );
+        let mut holder = Holder {
+            child,
+            input,
+            output,
+        };
         holder.says("mapped");
         holder
     }
@@ -202,7 +241,9 @@ fn held_by_another_process(v: Variant) {
     }
     drop(holder);
     // The last of the process may go a moment after it is reaped.
-    wait_until("the mapping is gone", 30, || expected.checkpoint(&rig)["open_files"] == 0);
+    wait_until("the mapping is gone", 30, || {
+        expected.checkpoint(&rig)["open_files"] == 0
+    });
     assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
 }
 

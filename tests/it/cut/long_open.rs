@@ -16,7 +16,14 @@ type Files = BTreeMap<String, Vec<u8>>;
 /// The files of a directory and their contents.
 fn files(dir: &Path) -> Files {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
-    entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
+    entries
+        .map(|entry| {
+            (
+                entry.file_name().into_string().unwrap(),
+                fs::read(entry.path()).unwrap(),
+            )
+        })
+        .collect()
 }
 
 /// Checkpoints, and what each must show.
@@ -30,7 +37,11 @@ impl History {
         assert_eq!(shown(&files(rig.path())), shown(expected), "the live tree");
         self.0.push((rig.mount.checkpoint(), expected.clone()));
         for (id, then) in &self.0 {
-            assert_eq!(shown(&files(&rig.view(*id))), shown(then), "the view of checkpoint {id}");
+            assert_eq!(
+                shown(&files(&rig.view(*id))),
+                shown(then),
+                "the view of checkpoint {id}"
+            );
         }
         assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
     }
@@ -40,16 +51,31 @@ impl History {
 fn shown(files: &Files) -> Vec<String> {
     files
         .iter()
-        .map(|(name, bytes)| format!("{name} {} {} {}", bytes.len(), blake3::hash(bytes), bytes[bytes.len().saturating_sub(20)..].escape_ascii()))
+        .map(|(name, bytes)| {
+            format!(
+                "{name} {} {} {}",
+                bytes.len(),
+                blake3::hash(bytes),
+                bytes[bytes.len().saturating_sub(20)..].escape_ascii()
+            )
+        })
         .collect()
 }
 
 fn append(path: &Path) -> File {
-    OpenOptions::new().append(true).create(true).open(path).unwrap()
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .unwrap()
 }
 
 fn read_write(path: &Path) -> File {
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap()
 }
 
 fn logs(v: Variant) {
@@ -58,7 +84,9 @@ fn logs(v: Variant) {
     fs::write(rig.path().join("old"), &expected["old"]).unwrap();
     let mut history = History::default();
     history.checkpoint(&rig, &expected);
-    let mut logs: Vec<(String, File)> = ["old", "a", "b"].map(|name| (name.to_owned(), append(&rig.path().join(name)))).into();
+    let mut logs: Vec<(String, File)> = ["old", "a", "b"]
+        .map(|name| (name.to_owned(), append(&rig.path().join(name))))
+        .into();
     // Two writers of one log.
     logs.push(("a".into(), append(&rig.path().join("a"))));
     for round in 0..6 {
@@ -68,7 +96,10 @@ fn logs(v: Variant) {
             }
             let line = format!("round {round}, writer {number}\n").repeat(1 + 400 * (round % 2));
             log.write_all(line.as_bytes()).unwrap();
-            expected.entry(name.clone()).or_default().extend(line.as_bytes());
+            expected
+                .entry(name.clone())
+                .or_default()
+                .extend(line.as_bytes());
         }
         expected.entry("a".into()).or_default();
         expected.entry("b".into()).or_default();
@@ -92,16 +123,27 @@ fn several_handles_and_names(v: Variant) {
     let mut content = vec![b'.'; 50_000];
     fs::write(path("f"), &content).unwrap();
     fs::hard_link(path("f"), path("other-name")).unwrap();
-    let both = |content: &[u8]| Files::from([("f".to_owned(), content.to_vec()), ("other-name".to_owned(), content.to_vec())]);
+    let both = |content: &[u8]| {
+        Files::from([
+            ("f".to_owned(), content.to_vec()),
+            ("other-name".to_owned(), content.to_vec()),
+        ])
+    };
     let mut history = History::default();
     let early = read_write(&path("f"));
     history.checkpoint(&rig, &both(&content));
-    let by_link = OpenOptions::new().write(true).open(path("other-name")).unwrap();
+    let by_link = OpenOptions::new()
+        .write(true)
+        .open(path("other-name"))
+        .unwrap();
     let reader = File::open(path("f")).unwrap();
     for round in 0..4 {
         let handles = [&early, &by_link];
         for (number, handle) in handles.iter().enumerate() {
-            let (at, text) = (round * 9000 + number * 3000, format!("round {round} by {number}"));
+            let (at, text) = (
+                round * 9000 + number * 3000,
+                format!("round {round} by {number}"),
+            );
             handle.write_all_at(text.as_bytes(), at as u64).unwrap();
             content[at..at + text.len()].copy_from_slice(text.as_bytes());
             history.checkpoint(&rig, &both(&content));
@@ -112,25 +154,39 @@ fn several_handles_and_names(v: Variant) {
     content[49_990..49_994].copy_from_slice(b"last");
     let mut read = vec![0; 50_000];
     reader.read_exact_at(&mut read, 0).unwrap();
-    assert!(read == content, "a handle that was open all the while reads what was written last");
+    assert!(
+        read == content,
+        "a handle that was open all the while reads what was written last"
+    );
     history.checkpoint(&rig, &both(&content));
     fs::remove_file(path("f")).unwrap();
     by_link.write_all_at(b"LAST", 0).unwrap();
     content[..4].copy_from_slice(b"LAST");
-    history.checkpoint(&rig, &Files::from([("other-name".to_owned(), content.clone())]));
+    history.checkpoint(
+        &rig,
+        &Files::from([("other-name".to_owned(), content.clone())]),
+    );
 }
 
 /// Renamed, replaced and removed while it is open, over checkpoints.
 fn names_that_go_while_the_file_is_open(v: Variant) {
     let rig = v.start();
     let path = |name: &str| rig.path().join(name);
-    let files = |list: &[(&str, &str)]| -> Files { list.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect() };
+    let files = |list: &[(&str, &str)]| -> Files {
+        list.iter()
+            .map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec()))
+            .collect()
+    };
     for (name, text) in [("f", "f1"), ("g", "g1"), ("h", "h1")] {
         fs::write(path(name), text).unwrap();
     }
     let mut history = History::default();
     history.checkpoint(&rig, &files(&[("f", "f1"), ("g", "g1"), ("h", "h1")]));
-    let (f, g, mut h) = (read_write(&path("f")), read_write(&path("g")), append(&path("h")));
+    let (f, g, mut h) = (
+        read_write(&path("f")),
+        read_write(&path("g")),
+        append(&path("h")),
+    );
     f.write_all_at(b"f2", 0).unwrap();
     fs::rename(path("f"), path("moved")).unwrap();
     history.checkpoint(&rig, &files(&[("moved", "f2"), ("g", "g1"), ("h", "h1")]));
@@ -147,7 +203,10 @@ fn names_that_go_while_the_file_is_open(v: Variant) {
     h.write_all(b"unseen").unwrap();
     f.write_all_at(b"f4", 0).unwrap();
     fs::write(path("h"), "another").unwrap();
-    history.checkpoint(&rig, &files(&[("moved", "f4"), ("g", "new"), ("h", "another")]));
+    history.checkpoint(
+        &rig,
+        &files(&[("moved", "f4"), ("g", "new"), ("h", "another")]),
+    );
     let mut kept = [0; 14];
     g.read_exact_at(&mut kept, 0).unwrap();
     assert_eq!(&kept, b"g3 nobody sees");
@@ -164,24 +223,37 @@ fn an_open_that_writes_nothing(v: Variant) {
     let expected = Files::from([("f".to_owned(), b"unchanged".to_vec())]);
     let mut history = History::default();
     history.checkpoint(&rig, &expected);
-    let handles = [append(&rig.path().join("f")), read_write(&rig.path().join("f"))];
+    let handles = [
+        append(&rig.path().join("f")),
+        read_write(&rig.path().join("f")),
+    ];
     assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
     history.checkpoint(&rig, &expected);
     drop(handles);
     history.checkpoint(&rig, &expected);
     let info = rig.mount.checkpoint_json(&[]);
-    assert_eq!((&info["dirty"], &info["open_files"]), (&0.into(), &0.into()), "{info}");
+    assert_eq!(
+        (&info["dirty"], &info["open_files"]),
+        (&0.into(), &0.into()),
+        "{info}"
+    );
 }
 
-/// Of a file whose end was dirty when it was opened the capture has that as a copy, which shares nothing with the file: it is the same all the same.
+/// Of a file whose end was dirty when it was opened the capture has that as a copy, which shares
+/// nothing with the file: it is the same all the same.
 fn a_log_that_is_opened_and_left_alone(v: Variant) {
     let rig = v.start();
     let sizes = [60_000, 70_000, 500_000];
     let paths = sizes.map(|size| rig.path().join(format!("log{size}")));
-    sizes.iter().zip(&paths).for_each(|(size, path)| fs::write(path, vec![b'x'; *size]).unwrap());
+    sizes
+        .iter()
+        .zip(&paths)
+        .for_each(|(size, path)| fs::write(path, vec![b'x'; *size]).unwrap());
     for sync_after in [false, true] {
         rustix::fs::syncfs(File::open(rig.path()).unwrap()).unwrap();
-        paths.iter().for_each(|path| append(path).write_all(b"a line\n").unwrap());
+        paths
+            .iter()
+            .for_each(|path| append(path).write_all(b"a line\n").unwrap());
         // One that is not closed yet is written back by the checkpoint.
         std::thread::sleep(Duration::from_millis(100));
         rig.mount.checkpoint();
@@ -193,11 +265,16 @@ fn a_log_that_is_opened_and_left_alone(v: Variant) {
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(rig.mount.dirty(), [] as [&str; 0], "synced: {sync_after}");
         let info = rig.mount.checkpoint_json(&[]);
-        assert_eq!((&info["dirty"], &info["open_files"]), (&0.into(), &0.into()), "synced: {sync_after}, {info}");
+        assert_eq!(
+            (&info["dirty"], &info["open_files"]),
+            (&0.into(), &0.into()),
+            "synced: {sync_after}, {info}"
+        );
     }
 }
 
-/// Whoever reads on does not make a file that was written once look as if it were still being written.
+/// Whoever reads on does not make a file that was written once look as if it were still being
+/// written.
 fn a_reader_that_stays(v: Variant) {
     let rig = v.start();
     let mut expected = Files::from([("f".to_owned(), b"first".to_vec())]);
@@ -210,22 +287,32 @@ fn a_reader_that_stays(v: Variant) {
     drop(writer);
     expected.insert("f".to_owned(), b"other".to_vec());
     history.checkpoint(&rig, &expected);
-    wait_until("the writer is gone", 30, || rig.mount.checkpoint_json(&[])["open_files"] == 0);
+    wait_until("the writer is gone", 30, || {
+        rig.mount.checkpoint_json(&[])["open_files"] == 0
+    });
     let mut read = [0; 5];
     reader.read_exact_at(&mut read, 0).unwrap();
     assert_eq!(&read, b"other");
     history.checkpoint(&rig, &expected);
 }
 
-/// Opened for each line, as `echo >> log` does: of what is dirty at the end the capture is a copy, of what comes before a clone.
+/// Opened for each line, as `echo >> log` does: of what is dirty at the end the capture is a copy,
+/// of what comes before a clone.
 fn logs_that_are_opened_for_each_line(v: Variant) {
     let rig = v.start();
     let mut expected = Files::new();
     // Around the end that is copied, and its blocks.
-    for size in [0, 100, 4096, 16_383, 16_384, 16_385, 20_480, 20_481, 65_536, 300_001] {
-        expected.insert(format!("log{size}"), (0..size).map(|at| (at * 7 % 251) as u8).collect());
+    for size in [
+        0, 100, 4096, 16_383, 16_384, 16_385, 20_480, 20_481, 65_536, 300_001,
+    ] {
+        expected.insert(
+            format!("log{size}"),
+            (0..size).map(|at| (at * 7 % 251) as u8).collect(),
+        );
     }
-    expected.iter().for_each(|(name, bytes)| fs::write(rig.path().join(name), bytes).unwrap());
+    expected
+        .iter()
+        .for_each(|(name, bytes)| fs::write(rig.path().join(name), bytes).unwrap());
     let mut history = History::default();
     for round in 0..6_usize {
         if round % 2 == 0 {
@@ -234,11 +321,15 @@ fn logs_that_are_opened_for_each_line(v: Variant) {
         history.checkpoint(&rig, &expected);
         for (name, bytes) in &mut expected {
             let line = format!("round {round} of {name}\n").repeat([1, 1, 300, 2000][round % 4]);
-            append(&rig.path().join(name)).write_all(line.as_bytes()).unwrap();
+            append(&rig.path().join(name))
+                .write_all(line.as_bytes())
+                .unwrap();
             bytes.extend(line.as_bytes());
             // And something that is not at the end.
             if round == 3 && bytes.len() > 20_000 {
-                read_write(&rig.path().join(name)).write_all_at(b"changed", 10).unwrap();
+                read_write(&rig.path().join(name))
+                    .write_all_at(b"changed", 10)
+                    .unwrap();
                 bytes[10..17].copy_from_slice(b"changed");
             }
         }

@@ -12,7 +12,8 @@ pub struct Map {
     len: usize,
 }
 
-// SAFETY: the memory belongs to the value until it is dropped, and is only accessed through atomics.
+// SAFETY: the memory belongs to the value until it is dropped, and is only accessed through
+// atomics.
 unsafe impl Send for Map {}
 
 impl Map {
@@ -28,12 +29,19 @@ impl Map {
 
     fn with(file: File, len: usize, protection: ProtFlags) -> Map {
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) }.expect("the file can be mapped");
-        Map { start: start.cast(), len }
+        let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) }
+            .expect("the file can be mapped");
+        Map {
+            start: start.cast(),
+            len,
+        }
     }
 
     fn cell(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset + 8 <= self.len, "the cell is in the mapping");
+        assert!(
+            offset.is_multiple_of(8) && offset + 8 <= self.len,
+            "the cell is in the mapping"
+        );
         // SAFETY: it is inside the mapping and aligned, as asserted, and lives as long as `self`.
         unsafe { AtomicU64::from_ptr(self.start.add(offset).cast()) }
     }

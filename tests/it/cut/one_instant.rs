@@ -1,4 +1,5 @@
-//! A writer stores i into file A, then into file B, for ever: a checkpoint that says `atomic` shows A = B or A = B + 1.
+//! A writer stores i into file A, then into file B, for ever: a checkpoint that says `atomic` shows
+//! A = B or A = B + 1.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -22,18 +23,27 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Number of checkpoints.
 pub fn cuts() -> u64 {
-    std::env::var("CKPTFS_CUTS").ok().map_or(CUTS, |cuts| cuts.parse().expect("CKPTFS_CUTS is a number"))
+    std::env::var("CKPTFS_CUTS")
+        .ok()
+        .map_or(CUTS, |cuts| cuts.parse().expect("CKPTFS_CUTS is a number"))
 }
 
 /// A connection to the daemon of a mount.
 pub fn connect(mount: &Path) -> Client {
-    let store: OwnedFd = rustix::fs::open(mount.join(".ckptfs"), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("the store is there");
+    let store: OwnedFd = rustix::fs::open(
+        mount.join(".ckptfs"),
+        OFlags::PATH | OFlags::DIRECTORY,
+        Mode::empty(),
+    )
+    .expect("the store is there");
     Client::connect(&store).expect("the daemon listens")
 }
 
 /// A mount that may live as long as the checkpoints asked for take.
 pub fn start(v: Variant, arguments: &[&str]) -> Rig {
-    let mut opts = arguments.iter().fold(MountOpts::new(v.io), |opts, argument| opts.arg(argument));
+    let mut opts = arguments
+        .iter()
+        .fold(MountOpts::new(v.io), |opts, argument| opts.arg(argument));
     opts.limit += Duration::from_secs(cuts());
     v.start_with(opts, |_| {})
 }
@@ -54,21 +64,31 @@ pub struct Counts {
     pub atomic: u64,
 }
 
-/// Makes a checkpoint while `writer` writes in `dir`, and checks what its view shows against what was written before and after the request.
+/// Makes a checkpoint while `writer` writes in `dir`, and checks what its view shows against what
+/// was written before and after the request.
 fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     let done_before = writer.done();
-    let info: CheckpointInfo = client.ask(CheckpointOptions::default()).expect("a checkpoint can be made");
+    let info: CheckpointInfo = client
+        .ask(CheckpointOptions::default())
+        .expect("a checkpoint can be made");
     let begun_after = writer.begun();
     let shown = shown(&rig.view(info.id.0).join(dir), writer.ways());
     let (id, atomic) = (info.id.0, info.atomic);
     for value in &shown {
-        assert!((done_before..=begun_after).contains(value), "checkpoint {id}: {shown:?} was not written from {done_before} to {begun_after}");
+        assert!(
+            (done_before..=begun_after).contains(value),
+            "checkpoint {id}: {shown:?} was not written from {done_before} to {begun_after}"
+        );
     }
-    assert!(!atomic || of_one_instant(&shown), "checkpoint {id} says atomic and shows {shown:?}");
+    assert!(
+        !atomic || of_one_instant(&shown),
+        "checkpoint {id} says atomic and shows {shown:?}"
+    );
     Seen { id, atomic, shown }
 }
 
-/// Some moment of the writer's life looks so: a round has stored its value up to some point of its order, the rest holds the one before.
+/// Some moment of the writer's life looks so: a round has stored its value up to some point of its
+/// order, the rest holds the one before.
 fn of_one_instant(values: &[u64]) -> bool {
     let newest = values[0];
     let stored = values.iter().take_while(|value| **value == newest).count();
@@ -77,33 +97,57 @@ fn of_one_instant(values: &[u64]) -> bool {
 
 #[test]
 fn what_one_instant_looks_like() {
-    for (values, right) in [([7, 7, 7], true), ([7, 6, 6], true), ([7, 7, 6], true), ([6, 7, 6], false), ([7, 6, 7], false), ([7, 5, 5], false)] {
+    for (values, right) in [
+        ([7, 7, 7], true),
+        ([7, 6, 6], true),
+        ([7, 7, 6], true),
+        ([6, 7, 6], false),
+        ([7, 6, 7], false),
+        ([7, 5, 5], false),
+    ] {
         assert_eq!(of_one_instant(&values), right, "{values:?}");
     }
 }
 
-/// Makes `count` checkpoints for each pause while a writer writes in these ways. With the long pause there are more of them, if need be, until half
-/// of `count` were atomic.
+/// Makes `count` checkpoints for each pause while a writer writes in these ways. With the long
+/// pause there are more of them, if need be, until half of `count` were atomic.
 pub fn cut_many(rig: &Rig, ways: [Way; 2], pauses: &[Duration], count: u64) -> Counts {
     let mut client = connect(rig.path());
     let mut counts = Counts::default();
     for pause in pauses {
         let (mut made, mut atomic) = (0, 0);
         while made < count || (*pause >= PAUSE && atomic < count / 2 && made < 3 * count) {
-            let dir = PathBuf::from(format!("{:?}-{:?}-{}-{made}", ways[0], ways[1], pause.as_micros()));
+            let dir = PathBuf::from(format!(
+                "{:?}-{:?}-{}-{made}",
+                ways[0],
+                ways[1],
+                pause.as_micros()
+            ));
             fs::create_dir(rig.path().join(&dir)).unwrap();
             let writer = Writer::start(&rig.path().join(&dir), ways, *pause);
-            let seen: Vec<Seen> = (0..count.min(CUTS_OF_A_WRITER)).map(|_| cut(rig, &mut client, &writer, &dir)).collect();
+            let seen: Vec<Seen> = (0..count.min(CUTS_OF_A_WRITER))
+                .map(|_| cut(rig, &mut client, &writer, &dir))
+                .collect();
             writer.stop();
             for seen in &seen {
                 let again = shown(&rig.view(seen.id).join(&dir), ways);
-                assert_eq!(again, seen.shown, "the view of checkpoint {} changed", seen.id);
+                assert_eq!(
+                    again, seen.shown,
+                    "the view of checkpoint {} changed",
+                    seen.id
+                );
             }
             made += seen.len() as u64;
             atomic += seen.iter().filter(|seen| seen.atomic).count() as u64;
         }
-        println!("{ways:?}, pause {} us: {made} checkpoints, {atomic} atomic", pause.as_micros());
-        assert!(*pause < PAUSE || atomic >= count / 2, "only {atomic} of {made} checkpoints were atomic");
+        println!(
+            "{ways:?}, pause {} us: {made} checkpoints, {atomic} atomic",
+            pause.as_micros()
+        );
+        assert!(
+            *pause < PAUSE || atomic >= count / 2,
+            "only {atomic} of {made} checkpoints were atomic"
+        );
         counts.all += made;
         counts.atomic += atomic;
     }
@@ -112,7 +156,12 @@ pub fn cut_many(rig: &Rig, ways: [Way; 2], pauses: &[Duration], count: u64) -> C
 
 fn both(v: Variant, ways: [Way; 2]) {
     let rig = start(v, &[]);
-    let counts = cut_many(&rig, ways, &[Duration::ZERO, Duration::from_micros(50), PAUSE], cuts().div_ceil(3));
+    let counts = cut_many(
+        &rig,
+        ways,
+        &[Duration::ZERO, Duration::from_micros(50), PAUSE],
+        cuts().div_ceil(3),
+    );
     println!("{v:?} {ways:?}: {counts:?}");
 }
 
@@ -138,13 +187,27 @@ fn append(v: Variant) {
 
 for_each_variant! { reflink => pwrite, mmap, mmap_then_pwrite, pwrite_then_mmap, append }
 
-/// `--writes=daemon`: writes pass the daemon and wait while a checkpoint is made, so that every cut is exact, however hard they write.
+/// `--writes=daemon`: writes pass the daemon and wait while a checkpoint is made, so that every cut
+/// is exact, however hard they write.
 fn strict(v: Variant) {
-    let rig = start(Variant { io: Io::Daemon, ..v }, &["--writes=daemon"]);
+    let rig = start(
+        Variant {
+            io: Io::Daemon,
+            ..v
+        },
+        &["--writes=daemon"],
+    );
     assert_eq!(rig.mount.status_json()["writes"], "daemon");
-    for ways in [[Way::Pwrite, Way::Pwrite], [Way::Append, Way::Append], [Way::Append, Way::Pwrite]] {
+    for ways in [
+        [Way::Pwrite, Way::Pwrite],
+        [Way::Append, Way::Append],
+        [Way::Append, Way::Pwrite],
+    ] {
         let counts = cut_many(&rig, ways, &[Duration::ZERO, PAUSE], cuts().div_ceil(6));
-        assert_eq!(counts.atomic, counts.all, "{v:?} {ways:?}: a checkpoint of a strict mount is not atomic");
+        assert_eq!(
+            counts.atomic, counts.all,
+            "{v:?} {ways:?}: a checkpoint of a strict mount is not atomic"
+        );
     }
 }
 

@@ -1,5 +1,6 @@
-//! Files that somebody can write to past the mount: through what outlived a daemon and its holder, or was there before the mount. No request tells of
-//! it, and where the page is dirty no time does: each view shows what was there at its checkpoint all the same.
+//! Files that somebody can write to past the mount: through what outlived a daemon and its holder,
+//! or was there before the mount. No request tells of it, and where the page is dirty no time does:
+//! each view shows what was there at its checkpoint all the same.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -18,7 +19,11 @@ mod a_mapping_outlives_daemon_and_holder {
 }
 
 fn open(path: &Path) -> File {
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap()
 }
 
 fn map(path: &Path) -> Map {
@@ -30,7 +35,8 @@ fn first_word(path: &Path) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// A checkpoint between two stores into pages that are dirty: its view shows the first one, and goes on to.
+/// A checkpoint between two stores into pages that are dirty: its view shows the first one, and
+/// goes on to.
 fn a_view_keeps_what_was_there(rig: &Rig, mapped: &[(&str, &Map)], value: u64) {
     mapped.iter().for_each(|(_, map)| map.store(0, value));
     let info = rig.mount.checkpoint_json(&[]);
@@ -38,13 +44,18 @@ fn a_view_keeps_what_was_there(rig: &Rig, mapped: &[(&str, &Map)], value: u64) {
     mapped.iter().for_each(|(_, map)| map.store(0, value + 1));
     for (name, _) in mapped {
         let view = rig.view(info["id"].as_u64().unwrap()).join(name);
-        assert_eq!(first_word(&view), value, "{name}: the view shows a later store");
+        assert_eq!(
+            first_word(&view),
+            value,
+            "{name}: the view shows a later store"
+        );
         assert_eq!(first_word(&rig.path().join(name)), value + 1, "{name}");
     }
 }
 
-/// Recovery watched files alone that had a record of their data. What was made since the last checkpoint has none, and before the first checkpoint
-/// nothing has: a view showed what was stored after its checkpoint, and `verify` found nothing wrong.
+/// Recovery watched files alone that had a record of their data. What was made since the last
+/// checkpoint has none, and before the first checkpoint nothing has: a view showed what was stored
+/// after its checkpoint, and `verify` found nothing wrong.
 fn a_mapping_outlives_daemon_and_holder(v: Variant) {
     let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
         fs::create_dir_all(dir.join("a/b")).unwrap();
@@ -59,12 +70,18 @@ fn a_mapping_outlives_daemon_and_holder(v: Variant) {
     // Made since: in an old directory, and in a new one.
     fs::create_dir_all(rig.path().join("a/new/er")).unwrap();
     let names = ["born", "a/new/er/born"];
-    names.iter().for_each(|name| fs::write(rig.path().join(name), vec![2; LEN]).unwrap());
+    names
+        .iter()
+        .for_each(|name| fs::write(rig.path().join(name), vec![2; LEN]).unwrap());
     let [one, other] = names.map(|name| map(&rig.path().join(name)));
     [&one, &other].iter().for_each(|map| map.store(0, 30));
     rig.mount.kill();
     rig.mount.remount();
-    let mapped = [("a/b/before", &before), ("born", &one), ("a/new/er/born", &other)];
+    let mapped = [
+        ("a/b/before", &before),
+        ("born", &one),
+        ("a/new/er/born", &other),
+    ];
     a_view_keeps_what_was_there(&rig, &mapped, 40);
     // Clean pages: the next store moves a time, and views showed EIO.
     rustix::fs::sync();
@@ -74,13 +91,18 @@ fn a_mapping_outlives_daemon_and_holder(v: Variant) {
     rig.mount.remount();
     a_view_keeps_what_was_there(&rig, &mapped, 60);
     drop((before, one, other));
-    assert_eq!(rig.mount.checkpoint_json(&[])["open_files"], 0, "nobody has any of them mapped");
+    assert_eq!(
+        rig.mount.checkpoint_json(&[])["open_files"],
+        0,
+        "nobody has any of them mapped"
+    );
 }
 
 for_each_variant! { reflink => a_mapping_was_there_before_the_mount }
 
-/// Of a file that was mapped before `ckptfs mount` nobody knew: the view followed what was stored after its checkpoint. The same with a descriptor,
-/// and a loop device, which no process holds; and at a mount that finds checkpoints.
+/// Of a file that was mapped before `ckptfs mount` nobody knew: the view followed what was stored
+/// after its checkpoint. The same with a descriptor, and a loop device, which no process holds; and
+/// at a mount that finds checkpoints.
 fn a_mapping_was_there_before_the_mount(v: Variant) {
     let mut before = Vec::new();
     let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
@@ -99,12 +121,20 @@ fn a_mapping_was_there_before_the_mount(v: Variant) {
         held.write_all_at(&value.to_le_bytes(), 0).unwrap();
         mapped.store(0, value);
         let info = rig.mount.checkpoint_json(&[]);
-        assert_eq!((&info["atomic"], &info["open_files"]), (&true.into(), &2.into()), "{info}");
+        assert_eq!(
+            (&info["atomic"], &info["open_files"]),
+            (&true.into(), &2.into()),
+            "{info}"
+        );
         held.write_all_at(&(value + 1).to_le_bytes(), 0).unwrap();
         mapped.store(0, value + 1);
         let id = info["id"].as_u64().unwrap();
         for name in ["mapped", "a/b/open"] {
-            assert_eq!(first_word(&rig.view(id).join(name)), value, "{name}: the view shows a later write");
+            assert_eq!(
+                first_word(&rig.view(id).join(name)),
+                value,
+                "{name}: the view shows a later write"
+            );
         }
         id
     };
@@ -135,7 +165,11 @@ fn a_loop_device_of_a_file(v: Variant) {
         device.write(value);
         let id = rig.mount.checkpoint();
         device.write(value + 1);
-        assert_eq!(first_word(&rig.view(id).join("disk")), value, "the view shows a later write");
+        assert_eq!(
+            first_word(&rig.view(id).join("disk")),
+            value,
+            "the view shows a later write"
+        );
     }
 }
 
@@ -143,7 +177,11 @@ struct LoopDevice(String);
 
 impl LoopDevice {
     fn of(file: &Path) -> LoopDevice {
-        LoopDevice(stdout_of(tool("losetup", &["-f", "--show"]).arg(file), 30).trim().to_owned())
+        LoopDevice(
+            stdout_of(tool("losetup", &["-f", "--show"]).arg(file), 30)
+                .trim()
+                .to_owned(),
+        )
     }
 
     fn write(&self, value: u64) {
@@ -159,7 +197,8 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A daemon that was told to end while somebody had a file mapped ended in an orderly way, so nobody looked at the next mount.
+/// A daemon that was told to end while somebody had a file mapped ended in an orderly way, so
+/// nobody looked at the next mount.
 mod a_mapping_outlives_a_mount_that_was_taken_away {
     crate::common::for_each_variant! { @test a_mapping_outlives_a_mount_that_was_taken_away xfs_passthrough Xfs Passthrough }
 }

@@ -22,7 +22,8 @@ fn filled(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(LEN / 8)
 }
 
-/// Reads a file of a view over and over, in several ways, until told to stop: it holds `value` everywhere.
+/// Reads a file of a view over and over, in several ways, until told to stop: it holds `value`
+/// everywhere.
 fn keep_reading(path: &Path, value: u64, stop: &AtomicBool, reads: &AtomicU64) {
     let file = File::open(path).unwrap();
     let map = Map::read_only(File::open(path).unwrap(), LEN);
@@ -30,8 +31,14 @@ fn keep_reading(path: &Path, value: u64, stop: &AtomicBool, reads: &AtomicU64) {
     while !stop.load(Ordering::SeqCst) {
         file.read_exact_at(&mut buffer, 0).unwrap();
         assert!(buffer == filled(value), "the view of {value}, read");
-        assert!((0..LEN).step_by(512).all(|at| map.load(at) == value), "the view of {value}, mapped");
-        assert!(fs::read(path).unwrap() == filled(value), "the view of {value}, opened anew");
+        assert!(
+            (0..LEN).step_by(512).all(|at| map.load(at) == value),
+            "the view of {value}, mapped"
+        );
+        assert!(
+            fs::read(path).unwrap() == filled(value),
+            "the view of {value}, opened anew"
+        );
         // The next round asks for the pages again.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         reads.fetch_add(1, Ordering::SeqCst);
@@ -40,7 +47,13 @@ fn keep_reading(path: &Path, value: u64, stop: &AtomicBool, reads: &AtomicU64) {
 
 /// Changes the live file in every way; afterwards it holds `value` everywhere.
 fn overwrite(path: &Path, value: u64, way: u64) {
-    let writable = || OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let writable = || {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap()
+    };
     match way % 5 {
         0 => writable().write_all_at(&filled(value), 0).unwrap(),
         1 => {
@@ -71,7 +84,9 @@ fn no_byte_changes(v: Variant) {
             let reader = scope.spawn(|| keep_reading(&view, first_way, &stop, &reads));
             for round in 0..ROUNDS {
                 let seen = reads.load(Ordering::SeqCst);
-                wait_until("the view is read", 60, || reads.load(Ordering::SeqCst) > seen || reader.is_finished());
+                wait_until("the view is read", 60, || {
+                    reads.load(Ordering::SeqCst) > seen || reader.is_finished()
+                });
                 overwrite(&path, 1000 + round, first_way + round);
             }
             stop.store(true, Ordering::SeqCst);
@@ -81,8 +96,8 @@ fn no_byte_changes(v: Variant) {
     }
 }
 
-/// The record that a version is in the layer comes before the file is moved there. SQLite's journal, deleted at each commit, showed it: a view that
-/// was read in between said EIO.
+/// The record that a version is in the layer comes before the file is moved there. SQLite's
+/// journal, deleted at each commit, showed it: a view that was read in between said EIO.
 fn files_that_are_removed_while_their_view_is_read(v: Variant) {
     const FILES: usize = 400;
     let rig = v.start();
@@ -105,7 +120,10 @@ fn files_that_are_removed_while_their_view_is_read(v: Variant) {
         }
     });
     for number in 0..FILES {
-        assert_eq!(fs::read_to_string(view.join(number.to_string())).unwrap(), text(number));
+        assert_eq!(
+            fs::read_to_string(view.join(number.to_string())).unwrap(),
+            text(number)
+        );
     }
 }
 
@@ -114,7 +132,12 @@ fn remove_each(rig: &Rig, files: usize, at: &AtomicU64) {
     for number in 0..files {
         let path = rig.path().join(number.to_string());
         at.store(number as u64, Ordering::SeqCst);
-        if number % 2 == 0 { fs::remove_file(path) } else { fs::rename(rig.path().join(format!("{number}.new")), path) }.unwrap();
+        if number % 2 == 0 {
+            fs::remove_file(path)
+        } else {
+            fs::rename(rig.path().join(format!("{number}.new")), path)
+        }
+        .unwrap();
     }
 }
 

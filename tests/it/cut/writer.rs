@@ -48,7 +48,10 @@ impl Target {
         let mut options = OpenOptions::new();
         match way {
             Way::Pwrite => Target::Pwrite(options.write(true).open(path).unwrap()),
-            Way::Mmap => Target::Mmap(Map::new(options.read(true).write(true).open(path).unwrap(), FILE_LEN)),
+            Way::Mmap => Target::Mmap(Map::new(
+                options.read(true).write(true).open(path).unwrap(),
+                FILE_LEN,
+            )),
             Way::Append => Target::Append(options.append(true).create(true).open(path).unwrap()),
         }
     }
@@ -87,7 +90,10 @@ pub struct Writer {
 impl Writer {
     /// Makes the files `a` and `b` in `dir` and begins to write. It waits `pause` after each round.
     pub fn start(dir: &Path, ways: [Way; 2], pause: Duration) -> Writer {
-        let mut targets = [Target::open(&path(dir, 0), ways[0]), Target::open(&path(dir, 1), ways[1])];
+        let mut targets = [
+            Target::open(&path(dir, 0), ways[0]),
+            Target::open(&path(dir, 1), ways[1]),
+        ];
         let progress = Arc::new(Progress::default());
         let mine = Arc::clone(&progress);
         let work = move || {
@@ -96,7 +102,9 @@ impl Writer {
                 round += 1;
                 mine.begun.store(round, Ordering::SeqCst);
                 for step in 0..CELLS.len() {
-                    targets.iter_mut().for_each(|target| target.put(step, round));
+                    targets
+                        .iter_mut()
+                        .for_each(|target| target.put(step, round));
                 }
                 mine.done.store(round, Ordering::SeqCst);
                 if !pause.is_zero() {
@@ -104,7 +112,11 @@ impl Writer {
                 }
             }
         };
-        Writer { ways, progress, thread: Some(thread::spawn(work)) }
+        Writer {
+            ways,
+            progress,
+            thread: Some(thread::spawn(work)),
+        }
     }
 
     /// Every round up to this one is complete.
@@ -144,25 +156,46 @@ fn path(dir: &Path, index: usize) -> PathBuf {
 /// What a tree shows of the two files: the values in the order in which a round stores them.
 pub fn shown(dir: &Path, ways: [Way; 2]) -> Vec<u64> {
     let files = [0, 1].map(|index| shown_of(&path(dir, index), ways[index]));
-    (0..CELLS.len()).flat_map(|step| files.iter().filter_map(move |file| file.get(step).copied())).collect()
+    (0..CELLS.len())
+        .flat_map(|step| files.iter().filter_map(move |file| file.get(step).copied()))
+        .collect()
 }
 
 /// Reads a file, checks all that can be said of it alone, and gives the value of each step.
 fn shown_of(path: &Path, way: Way) -> Vec<u64> {
     let name = path.display();
-    let (bytes, skipped) = read_end(path, if way == Way::Append { LOG_END } else { FILE_LEN as u64 });
-    let words: Vec<u64> = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("whole words"))).collect();
+    let (bytes, skipped) = read_end(
+        path,
+        if way == Way::Append {
+            LOG_END
+        } else {
+            FILE_LEN as u64
+        },
+    );
+    let words: Vec<u64> = bytes
+        .chunks(8)
+        .map(|word| u64::from_le_bytes(word.try_into().expect("whole words")))
+        .collect();
     match way {
         Way::Append => {
-            let wrong = words.iter().enumerate().find(|(index, word)| **word != skipped / 8 + *index as u64 + 1);
-            assert_eq!(wrong, None, "{name} holds the records 1, 2, 3 ... and nothing else");
+            let wrong = words
+                .iter()
+                .enumerate()
+                .find(|(index, word)| **word != skipped / 8 + *index as u64 + 1);
+            assert_eq!(
+                wrong, None,
+                "{name} holds the records 1, 2, 3 ... and nothing else"
+            );
             vec![skipped / 8 + words.len() as u64]
         }
         Way::Mmap => CELLS.iter().map(|cell| words[cell / 8]).collect(),
         Way::Pwrite => {
             assert_eq!(bytes.len(), FILE_LEN, "{name}");
             let block = &words[BLOCK_START / 8..(BLOCK_START + BLOCK_LEN) / 8];
-            assert!(block.iter().all(|word| *word == block[0]), "half of a write is in {name}");
+            assert!(
+                block.iter().all(|word| *word == block[0]),
+                "half of a write is in {name}"
+            );
             vec![block[0]]
         }
     }
@@ -172,7 +205,11 @@ fn shown_of(path: &Path, way: Way) -> Vec<u64> {
 fn read_end(path: &Path, most: u64) -> (Vec<u8>, u64) {
     let read = || -> io::Result<(Vec<u8>, u64)> {
         let mut file = File::open(path)?;
-        let skipped = file.metadata()?.len().saturating_sub(most).next_multiple_of(8);
+        let skipped = file
+            .metadata()?
+            .len()
+            .saturating_sub(most)
+            .next_multiple_of(8);
         file.seek(SeekFrom::Start(skipped))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;

@@ -15,7 +15,10 @@ const PACKAGES: u64 = 20;
 fn fill(root: &Path, own: u64) {
     fs::create_dir_all(root.join("packages")).unwrap();
     for number in 0..PACKAGES {
-        rewrite(&root.join(format!("packages/{number}")), &noise(30_000 + 13 * number as usize, number));
+        rewrite(
+            &root.join(format!("packages/{number}")),
+            &noise(30_000 + 13 * number as usize, number),
+        );
     }
     rewrite(&root.join("own"), &noise(50_000, 1000 + own));
 }
@@ -23,13 +26,20 @@ fn fill(root: &Path, own: u64) {
 /// And then others.
 fn change(root: &Path) {
     for number in 0..PACKAGES {
-        rewrite(&root.join(format!("packages/{number}")), &noise(30_000 + 17 * number as usize, 100 + number));
+        rewrite(
+            &root.join(format!("packages/{number}")),
+            &noise(30_000 + 17 * number as usize, 100 + number),
+        );
     }
 }
 
 fn projects_share_what_they_have_in_common(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| fill(dir, 1));
-    let (dir, unserved, plain) = (rig.image.dir("other"), rig.image.dir("unserved"), rig.image.dir("plain"));
+    let (dir, unserved, plain) = (
+        rig.image.dir("other"),
+        rig.image.dir("unserved"),
+        rig.image.dir("plain"),
+    );
     fill(&dir, 2);
     let other = Mount::start(&dir, &MountOpts::new(v.io));
     fill(&unserved, 3);
@@ -43,7 +53,12 @@ fn projects_share_what_they_have_in_common(v: Variant) {
     }
     third.umount();
     fill(&plain, 4);
-    let before = (trees(&rig.mount), trees(&other), but_kept(&unserved), tree_of(&plain));
+    let before = (
+        trees(&rig.mount),
+        trees(&other),
+        but_kept(&unserved),
+        tree_of(&plain),
+    );
     let arguments = |dry: bool| {
         let with = [&dir, &unserved, &plain].map(|dir| dir.to_str().unwrap().to_owned());
         let mut arguments = vec!["dedup".to_owned(), "--live".to_owned()];
@@ -57,28 +72,52 @@ fn projects_share_what_they_have_in_common(v: Variant) {
     let projects = done["projects"].as_array().unwrap();
     assert_eq!(projects.len(), 4, "{done}");
     // Each but the sources has its packages, old and new, from somebody else.
-    let shared: u64 = projects.iter().map(|one| one["across"]["shared"]["files"].as_u64().unwrap()).sum();
-    let planned: u64 = plan["projects"].as_array().unwrap().iter().map(|one| one["across"]["shared"]["files"].as_u64().unwrap()).sum();
+    let shared: u64 = projects
+        .iter()
+        .map(|one| one["across"]["shared"]["files"].as_u64().unwrap())
+        .sum();
+    let planned: u64 = plan["projects"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["across"]["shared"]["files"].as_u64().unwrap())
+        .sum();
     assert!(shared >= 3 * PACKAGES && shared == planned, "{plan} {done}");
     let told = done["freed_bytes"].as_u64().unwrap();
     assert!(told > 60 * 30_000, "{done}");
     came_free(rig.image.path(), space, told);
-    assert_eq!((trees(&rig.mount), trees(&other), but_kept(&unserved), tree_of(&plain)), before);
+    assert_eq!(
+        (
+            trees(&rig.mount),
+            trees(&other),
+            but_kept(&unserved),
+            tree_of(&plain)
+        ),
+        before
+    );
     let again = rig.mount.json(&arguments(false));
     assert_eq!(again["shared"]["files"], 0, "{again}");
     third.remount();
-    [&rig.mount, &other, &third].into_iter().for_each(assert_whole);
+    [&rig.mount, &other, &third]
+        .into_iter()
+        .for_each(assert_whole);
     // A package that is written in one project is the other's own then.
     rewrite(&plain.join("packages/3"), b"changed");
     let one = sh(rig.path(), "ls .ckptfs/layers/*/objects/* | head -1");
     assert!(place(&rig.path().join(one.trim())).0.is_some());
     assert_eq!((trees(&rig.mount), trees(&other)), (before.0, before.1));
     // The same project under two names is refused.
-    let refused = rig.mount.run(&["dedup", "--with", rig.path().to_str().unwrap()]);
-    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("is there twice"));
+    let refused = rig
+        .mount
+        .run(&["dedup", "--with", rig.path().to_str().unwrap()]);
+    assert!(
+        !refused.status.success()
+            && String::from_utf8_lossy(&refused.stderr).contains("is there twice")
+    );
 }
 
-/// A tree without what its last unmount has kept, which is given up: it has the extents that the files had.
+/// A tree without what its last unmount has kept, which is given up: it has the extents that the
+/// files had.
 fn but_kept(dir: &Path) -> BTreeMap<PathBuf, NodeInfo> {
     let mut tree = tree_of(dir);
     tree.retain(|path, _| !path.starts_with(".ckptfs/kept") && path != Path::new(".ckptfs"));

@@ -12,20 +12,33 @@ use crate::common::{Variant, for_each_variant};
 
 for_each_variant! { all => what_differs_is_not_shared_whatever_its_hash_says }
 
-/// Records for all objects of a store that nobody serves the hash of the first that has the same size: in the journal, and so in the index.
+/// Records for all objects of a store that nobody serves the hash of the first that has the same
+/// size: in the journal, and so in the index.
 fn forge(dir: &std::path::Path) -> usize {
     let (store, _) = Store::open(File::open(dir).unwrap(), false).unwrap();
     let store = Arc::new(store);
     let (timeline, _) = Timeline::open(Arc::clone(&store)).unwrap();
     let mut hashes = std::collections::BTreeMap::new();
     let mut forged = 0;
-    for epoch in store.layers.epochs().unwrap().into_iter().filter(|epoch| *epoch < timeline.epochs.epoch()) {
+    for epoch in store
+        .layers
+        .epochs()
+        .unwrap()
+        .into_iter()
+        .filter(|epoch| *epoch < timeline.epochs.epoch())
+    {
         let mut objects = Vec::new();
         for object in store.layers.list(epoch).unwrap() {
-            let Ok(Some((size, hash))) = store.layers.hash(object, |_| true) else { continue };
+            let Ok(Some((size, hash))) = store.layers.hash(object, |_| true) else {
+                continue;
+            };
             let first = *hashes.entry(size).or_insert(hash);
             forged += usize::from(first != hash);
-            objects.push(ObjectHash { object, size, hash: first });
+            objects.push(ObjectHash {
+                object,
+                size,
+                hash: first,
+            });
         }
         timeline.contents.add_hashes(epoch, objects, true).unwrap();
     }

@@ -17,14 +17,27 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
 
     let mut rig = tell(v, "off");
     let before = trees(&rig.mount);
-    let calls =
-        if v.fs.has_reflink() { vec![(Call::Clone, 1), (Call::Clone, 4)] } else { vec![(Call::Link, 1), (Call::Rename, 1), (Call::Unlink, 2)] };
+    let calls = if v.fs.has_reflink() {
+        vec![(Call::Clone, 1), (Call::Clone, 4)]
+    } else {
+        vec![(Call::Link, 1), (Call::Rename, 1), (Call::Unlink, 2)]
+    };
     for (call, nth) in calls {
         rig.mount.kill_holder();
         let mut client = Client::connect(File::open(rig.path().join(".ckptfs")).unwrap()).unwrap();
-        client.ask(Fault { plan: Some(Plan { kill: true, ..Plan::nth(nth, Errno::EIO).only(call) }) }).unwrap();
+        client
+            .ask(Fault {
+                plan: Some(Plan {
+                    kill: true,
+                    ..Plan::nth(nth, Errno::EIO).only(call)
+                }),
+            })
+            .unwrap();
         let output = rig.mount.run(&["dedup"]);
-        assert!(!output.status.success(), "nobody was killed at {call:?} {nth}");
+        assert!(
+            !output.status.success(),
+            "nobody was killed at {call:?} {nth}"
+        );
         rig.mount.kill();
         rig.mount.remount();
         assert_eq!(trees(&rig.mount), before, "after {call:?} {nth}");

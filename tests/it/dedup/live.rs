@@ -19,9 +19,20 @@ for_each_variant! { reflink =>
 fn times(root: &Path) -> BTreeMap<String, (i64, i64, i64, i64)> {
     let of = |name: &str| {
         let stat = fs::symlink_metadata(root.join(name)).unwrap();
-        (name.to_owned(), (stat.mtime(), stat.mtime_nsec(), stat.ctime(), stat.ctime_nsec()))
+        (
+            name.to_owned(),
+            (
+                stat.mtime(),
+                stat.mtime_nsec(),
+                stat.ctime(),
+                stat.ctime_nsec(),
+            ),
+        )
     };
-    ["a", "d/b", "c", "other", "small1", "small2"].into_iter().map(of).collect()
+    ["a", "d/b", "c", "other", "small1", "small2"]
+        .into_iter()
+        .map(of)
+        .collect()
 }
 
 fn live_files_share_and_no_time_changes(v: Variant) {
@@ -42,16 +53,24 @@ fn live_files_share_and_no_time_changes(v: Variant) {
     let done = rig.mount.json(&["dedup", "--live"]);
     // `c` has a version with what it holds still; one of the files is the source.
     assert!(done["shared"]["files"].as_u64() >= Some(3), "{done}");
-    assert_eq!((tree_of(&root), times(&root), rig.mount.dirty()), (before.clone(), was.clone(), dirty));
+    assert_eq!(
+        (tree_of(&root), times(&root), rig.mount.dirty()),
+        (before.clone(), was.clone(), dirty)
+    );
     let again = rig.mount.json(&["dedup", "--live"]);
     assert_eq!(again["shared"]["files"], 0, "{again}");
     // Once they are not as new as a coarse clock's tick, what they hold is known.
-    wait_until("what live files hold is known", 60, || rig.mount.json(&["dedup", "--live"])["projects"][0]["hashed"]["files"] == 0);
+    wait_until("what live files hold is known", 60, || {
+        rig.mount.json(&["dedup", "--live"])["projects"][0]["hashed"]["files"] == 0
+    });
     let status = rig.mount.status_json();
     assert!(status["shared"]["files"].as_u64() >= Some(3), "{status}");
     rig.mount.umount();
     for (one, two) in [("a", "d/b"), ("a", "c"), ("small1", "small2")] {
-        let (one, two) = (place(&root.join(one)).0.unwrap(), place(&root.join(two)).0.unwrap());
+        let (one, two) = (
+            place(&root.join(one)).0.unwrap(),
+            place(&root.join(two)).0.unwrap(),
+        );
         assert_eq!(one, two, "not shared");
     }
     assert_ne!(place(&root.join("a")).0, place(&root.join("other")).0);
@@ -103,7 +122,12 @@ fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
             shared += done["shared"]["files"].as_u64().unwrap();
             let guards: Vec<_> = held.iter().map(|held| held.lock().unwrap()).collect();
             let id = rig.mount.checkpoint();
-            shown.insert(id, (0..FILES).map(|number| (number, *guards[number as usize])).collect());
+            shown.insert(
+                id,
+                (0..FILES)
+                    .map(|number| (number, *guards[number as usize]))
+                    .collect(),
+            );
         }
     });
     println!("{v:?}: {shared} files came to share meanwhile");
@@ -111,11 +135,17 @@ fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
     rig.mount.ok(&["dedup", "--live"]);
     for (id, files) in &shown {
         for (number, seed) in files {
-            assert!(fs::read(rig.view(*id).join(format!("busy{number}"))).unwrap() == content(*seed), "checkpoint {id}, file {number}");
+            assert!(
+                fs::read(rig.view(*id).join(format!("busy{number}"))).unwrap() == content(*seed),
+                "checkpoint {id}, file {number}"
+            );
         }
     }
     for (number, held) in (0..).zip(&held) {
-        assert!(fs::read(file(number)).unwrap() == content(*held.lock().unwrap()), "file {number}");
+        assert!(
+            fs::read(file(number)).unwrap() == content(*held.lock().unwrap()),
+            "file {number}"
+        );
     }
     assert_whole(&rig.mount);
 }

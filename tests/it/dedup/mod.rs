@@ -1,4 +1,5 @@
-//! `dedup` and what the sealer shares by itself: the same content is there once, and nobody can tell but by the space.
+//! `dedup` and what the sealer shares by itself: the same content is there once, and nobody can
+//! tell but by the space.
 
 mod across;
 mod forged;

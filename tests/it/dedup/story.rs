@@ -38,7 +38,8 @@ pub fn free(dir: &Path) -> u64 {
     stat.f_bfree * stat.f_frsize
 }
 
-/// Waits until about as many bytes have come free as were told, and gives their number: filesystems free what a removed file had beside.
+/// Waits until about as many bytes have come free as were told, and gives their number: filesystems
+/// free what a removed file had beside.
 pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
     let mut came = 0;
     wait_until(&format!("{told} bytes come free"), 30, || {
@@ -48,20 +49,35 @@ pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
     came
 }
 
-/// Writes a file in place, as a program does that does not replace it: what it held is captured as a clone.
+/// Writes a file in place, as a program does that does not replace it: what it held is captured as
+/// a clone.
 pub fn rewrite(path: &Path, bytes: &[u8]) {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).unwrap();
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .unwrap();
     file.write_all_at(bytes, 0).unwrap();
     file.set_len(bytes.len() as u64).unwrap();
 }
 
-/// Mounted with the sealer as it is told, with three checkpoints: each of three contents is in several files, and in several versions of them; some have become
-/// unnamed. Every file of the last state differs from all others.
+/// Mounted with the sealer as it is told, with three checkpoints: each of three contents is in
+/// several files, and in several versions of them; some have become unnamed. Every file of the last
+/// state differs from all others.
 pub fn tell(v: Variant, seal: &str) -> Rig {
     let rig = v.start_with(MountOpts::new(v.io).arg(&format!("--seal={seal}")), |_| {});
     let root = rig.path();
     fs::create_dir(root.join("d")).unwrap();
-    let names: Vec<PathBuf> = (0..8).map(|name| root.join(if name % 2 == 0 { format!("f{name}") } else { format!("d/f{name}") })).collect();
+    let names: Vec<PathBuf> = (0..8)
+        .map(|name| {
+            root.join(if name % 2 == 0 {
+                format!("f{name}")
+            } else {
+                format!("d/f{name}")
+            })
+        })
+        .collect();
     for round in 0..3_u64 {
         for (name, path) in names.iter().enumerate() {
             // The same in two rounds of three, and in every second file.
@@ -89,7 +105,11 @@ pub fn tell(v: Variant, seal: &str) -> Rig {
 /// What the checkpoints show, by number; and, as 0, the live tree.
 pub fn trees(mount: &Mount) -> BTreeMap<u64, Tree> {
     let ids = mount.log_json();
-    let ids = ids.as_array().unwrap().iter().map(|one| one["id"].as_u64().unwrap());
+    let ids = ids
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["id"].as_u64().unwrap());
     let mut trees: BTreeMap<u64, Tree> = ids.map(|id| (id, tree_of(&mount.view(id)))).collect();
     trees.insert(0, tree_of(mount.path()));
     trees
@@ -98,27 +118,41 @@ pub fn trees(mount: &Mount) -> BTreeMap<u64, Tree> {
 /// Where each object of a store is: its extents, and its inode.
 pub fn places(root: &Path) -> BTreeMap<String, (Option<ExtentMap>, u64)> {
     let found = crate::common::command::sh(root, "find .ckptfs/layers/ -mindepth 3 -type f | sort");
-    found.lines().map(|name| (name.to_owned(), place(&root.join(name)))).collect()
+    found
+        .lines()
+        .map(|name| (name.to_owned(), place(&root.join(name))))
+        .collect()
 }
 
 pub fn place(path: &Path) -> (Option<ExtentMap>, u64) {
     let file = File::open(path).unwrap();
     let stat = file.metadata().unwrap();
-    (sys::extent_map(&file, stat.len()).ok().flatten(), stat.ino())
+    (
+        sys::extent_map(&file, stat.len()).ok().flatten(),
+        stat.ino(),
+    )
 }
 
 /// Where the captures are that can still be taken back, after [`tell`].
 pub const OPEN: &str = ".ckptfs/layers/4/";
 
-/// Objects of closed epochs, after [`tell`], that hold the same and neither share it nor are names of one file.
+/// Objects of closed epochs, after [`tell`], that hold the same and neither share it nor are names
+/// of one file.
 pub fn apart(root: &Path) -> usize {
     let mut known: BTreeMap<Vec<u8>, (Option<ExtentMap>, u64)> = BTreeMap::new();
     let mut apart = 0;
-    for (name, place) in places(root).into_iter().filter(|(name, _)| !name.starts_with(OPEN)) {
+    for (name, place) in places(root)
+        .into_iter()
+        .filter(|(name, _)| !name.starts_with(OPEN))
+    {
         let bytes = fs::read(root.join(&name)).unwrap();
         let inline = place.0.as_ref().is_some_and(|map| map.pieces() == 0);
         match known.get(&bytes) {
-            Some(one) if one.1 == place.1 || (place.0.is_some() && one.0 == place.0) || inline || bytes.is_empty() => {}
+            Some(one)
+                if one.1 == place.1
+                    || (place.0.is_some() && one.0 == place.0)
+                    || inline
+                    || bytes.is_empty() => {}
             Some(_) => apart += 1,
             None => drop(known.insert(bytes, place)),
         }
@@ -129,11 +163,21 @@ pub fn apart(root: &Path) -> usize {
 /// Runs a verb on a directory that may not be mounted; its exit status and answer.
 pub fn check(dir: &Path, arguments: &[&str]) -> (i32, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-    command.arg("-C").arg(dir).args(arguments).arg("--json").env("NO_COLOR", "1").current_dir("/");
+    command
+        .arg("-C")
+        .arg(dir)
+        .args(arguments)
+        .arg("--json")
+        .env("NO_COLOR", "1")
+        .current_dir("/");
     let output = run_limited(&mut command, 60);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let value =
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}{}", String::from_utf8_lossy(&output.stderr)));
+    let value = serde_json::from_str(&text).unwrap_or_else(|error| {
+        panic!(
+            "{arguments:?}: {error}: {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        )
+    });
     (output.status.code().expect("it ended by itself"), value)
 }
 

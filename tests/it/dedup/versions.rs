@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use super::story::{OPEN, apart, assert_whole, came_free, check, free, places, rewrite, tell, trees};
+use super::story::{
+    OPEN, apart, assert_whole, came_free, check, free, places, rewrite, tell, trees,
+};
 use crate::common::mount::wait_until;
 use crate::common::{Variant, for_each_variant};
 
@@ -21,29 +23,54 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
     assert_eq!(places(rig.path()), was, "only to tell changes nothing");
     let space = free(rig.image.path());
     let done = rig.mount.json(&["dedup"]);
-    assert_eq!((&done["shared"], &done["freed_bytes"]), (&plan["shared"], &plan["freed_bytes"]), "{plan} {done}");
+    assert_eq!(
+        (&done["shared"], &done["freed_bytes"]),
+        (&plan["shared"], &plan["freed_bytes"]),
+        "{plan} {done}"
+    );
     let open = |name: &str| name.starts_with(OPEN);
     let now = places(rig.path());
     assert!(
-        was.keys().any(|name| open(name)) && was.iter().all(|(name, place)| !open(name) || now[name] == *place),
+        was.keys().any(|name| open(name))
+            && was
+                .iter()
+                .all(|(name, place)| !open(name) || now[name] == *place),
         "captures of the open epoch are left alone"
     );
     let linked = done["projects"][0]["linked"]["files"].as_u64().unwrap();
     let moved = was.keys().filter(|name| name.ends_with(".m")).count();
     if v.fs.has_reflink() {
         assert_eq!((apart(rig.path()), linked), (0, 0), "{done}");
-        assert_eq!(done["projects"][0]["left_out"], serde_json::Value::Null, "{done}");
+        assert_eq!(
+            done["projects"][0]["left_out"],
+            serde_json::Value::Null,
+            "{done}"
+        );
     } else {
         // A moved inode stays the one that it is.
         assert!(apart(rig.path()) <= moved && linked > 5, "{done}");
-        assert_eq!(done["projects"][0]["left"], serde_json::json!({ "no-reflink": moved }), "{done}");
+        assert_eq!(
+            done["projects"][0]["left"],
+            serde_json::json!({ "no-reflink": moved }),
+            "{done}"
+        );
     }
     let freed = done["freed_bytes"].as_u64().unwrap();
     came_free(rig.image.path(), space, freed);
-    assert_eq!((trees(&rig.mount), rig.mount.dirty()), (before.clone(), dirty.clone()));
+    assert_eq!(
+        (trees(&rig.mount), rig.mount.dirty()),
+        (before.clone(), dirty.clone())
+    );
     assert_whole(&rig.mount);
     let again = rig.mount.json(&["dedup"]);
-    assert_eq!((&again["shared"]["files"], &again["projects"][0]["hashed"]["files"]), (&0.into(), &0.into()), "{again}");
+    assert_eq!(
+        (
+            &again["shared"]["files"],
+            &again["projects"][0]["hashed"]["files"]
+        ),
+        (&0.into(), &0.into()),
+        "{again}"
+    );
     // Without its index the store knows the same.
     rig.mount.umount();
     let (status, found) = check(rig.path(), &["fsck", "--deep"]);
@@ -52,7 +79,10 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
     rig.mount.remount();
     let rebuilt = rig.mount.json(&["dedup"]);
     for what in ["captured", "hashed", "unique", "already", "shared", "left"] {
-        assert_eq!(rebuilt["projects"][0][what], again["projects"][0][what], "{rebuilt} {again}");
+        assert_eq!(
+            rebuilt["projects"][0][what], again["projects"][0][what],
+            "{rebuilt} {again}"
+        );
     }
     assert_eq!((trees(&rig.mount), rig.mount.dirty()), (before, dirty));
 }
@@ -60,16 +90,28 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
 fn the_sealer_shares_what_is_known(v: Variant) {
     let rig = tell(v, "hash");
     let before = trees(&rig.mount);
-    wait_until("the sealer has caught up", 120, || rig.mount.json(&["stats"])["sealer"]["caught_up"] == true);
+    wait_until("the sealer has caught up", 120, || {
+        rig.mount.json(&["stats"])["sealer"]["caught_up"] == true
+    });
     let status = rig.mount.status_json();
     assert!(status["shared"]["files"].as_u64() > Some(5), "{status}");
     let told = rig.mount.ok(&["status"]);
-    assert!(told.contains("share what others have since the mount"), "{told}");
+    assert!(
+        told.contains("share what others have since the mount"),
+        "{told}"
+    );
     if v.fs.has_reflink() {
         assert_eq!(apart(rig.path()), 0);
     }
     let done = rig.mount.json(&["dedup"]);
-    assert_eq!((&done["shared"]["files"], &done["projects"][0]["hashed"]["files"]), (&0.into(), &0.into()), "{done}");
+    assert_eq!(
+        (
+            &done["shared"]["files"],
+            &done["projects"][0]["hashed"]["files"]
+        ),
+        (&0.into(), &0.into()),
+        "{done}"
+    );
     assert_eq!(trees(&rig.mount), before);
     assert_whole(&rig.mount);
 }
@@ -82,7 +124,12 @@ fn what_comes_free_after_it_is_told_right(v: Variant) {
     let kept = trees(&rig.mount);
     let space = free(rig.image.path());
     let told = rig.mount.json(&["du"]);
-    let exclusive: u64 = told["checkpoints"].as_array().unwrap().iter().map(|one| one["exclusive_bytes"].as_u64().unwrap()).sum();
+    let exclusive: u64 = told["checkpoints"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["exclusive_bytes"].as_u64().unwrap())
+        .sum();
     let history = told["history_bytes"].as_u64().unwrap();
     assert!(exclusive < history, "{told}");
     let plan = rig.mount.json(&["gc", "--keep-last", "1", "--dry-run"]);
@@ -90,15 +137,24 @@ fn what_comes_free_after_it_is_told_right(v: Variant) {
     let freed = done["freed_bytes"].as_u64().unwrap();
     assert_eq!(plan["freed_bytes"], done["freed_bytes"]);
     let came = came_free(rig.image.path(), space, freed);
-    assert!(freed > 500_000 && came < freed + freed / 2 + (1 << 20), "{came} bytes came free, {freed} were told");
+    assert!(
+        freed > 500_000 && came < freed + freed / 2 + (1 << 20),
+        "{came} bytes came free, {freed} were told"
+    );
     assert_eq!(trees(&rig.mount)[&3], kept[&3]);
     assert_whole(&rig.mount);
     // What is gone is no source for others: it is looked at as if it had never been.
-    rewrite(&rig.path().join("again"), &super::story::noise(super::story::LARGE, 100));
+    rewrite(
+        &rig.path().join("again"),
+        &super::story::noise(super::story::LARGE, 100),
+    );
     let id = rig.mount.checkpoint();
     rewrite(&rig.path().join("again"), b"other");
     rig.mount.checkpoint();
     rig.mount.ok(&["dedup"]);
-    assert_eq!(fs::read(rig.view(id).join("again")).unwrap(), super::story::noise(super::story::LARGE, 100));
+    assert_eq!(
+        fs::read(rig.view(id).join("again")).unwrap(),
+        super::story::noise(super::story::LARGE, 100)
+    );
     assert_whole(&rig.mount);
 }

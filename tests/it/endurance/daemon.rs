@@ -27,20 +27,52 @@ pub struct Level {
 impl Level {
     /// Now.
     pub fn of(rig: &Rig) -> Level {
-        wait_until("no file is open, and the kernel knows no inode", FORGET_SECONDS, || {
-            // Inodes and entries that nobody uses: the daemon gets a FORGET for each.
-            fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
-            let stats = rig.mount.json(&["stats"]);
-            let number = |key: &str| stats[key].as_u64().unwrap_or_else(|| panic!("stats --json has {key}"));
-            // The tree may be being written down, as it is once in idle time.
-            let walks = open_of(rig.mount.pid()).keys().any(|target| target.ends_with("/baseline.new"));
-            number("open_files") == 0 && number("inodes") <= INODES_MAX && number("past_inodes") == 0 && !walks
+        wait_until(
+            "no file is open, and the kernel knows no inode",
+            FORGET_SECONDS,
+            || {
+                // Inodes and entries that nobody uses: the daemon gets a FORGET for each.
+                fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
+                let stats = rig.mount.json(&["stats"]);
+                let number = |key: &str| {
+                    stats[key]
+                        .as_u64()
+                        .unwrap_or_else(|| panic!("stats --json has {key}"))
+                };
+                // The tree may be being written down, as it is once in idle time.
+                let walks = open_of(rig.mount.pid())
+                    .keys()
+                    .any(|target| target.ends_with("/baseline.new"));
+                number("open_files") == 0
+                    && number("inodes") <= INODES_MAX
+                    && number("past_inodes") == 0
+                    && !walks
+            },
+        );
+        let sockets = || {
+            open_of(rig.mount.pid())
+                .keys()
+                .filter(|target| target.starts_with("socket:"))
+                .count()
+        };
+        wait_until(
+            "the connections of the clients that asked are closed",
+            CLOSE_SECONDS,
+            || sockets() <= SOCKETS,
+        );
+        let status = fs::read_to_string(format!("/proc/{}/status", rig.mount.pid()))
+            .expect("the daemon lives");
+        let rss = status.lines().find_map(|line| {
+            line.strip_prefix("VmRSS:")?
+                .trim()
+                .strip_suffix(" kB")?
+                .parse()
+                .ok()
         });
-        let sockets = || open_of(rig.mount.pid()).keys().filter(|target| target.starts_with("socket:")).count();
-        wait_until("the connections of the clients that asked are closed", CLOSE_SECONDS, || sockets() <= SOCKETS);
-        let status = fs::read_to_string(format!("/proc/{}/status", rig.mount.pid())).expect("the daemon lives");
-        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
-        Level { rss_kb: rss.expect("the status of a process has VmRSS"), open: open_of(rig.mount.pid()) }
+        Level {
+            rss_kb: rss.expect("the status of a process has VmRSS"),
+            open: open_of(rig.mount.pid()),
+        }
     }
 
     /// Number of descriptors.
@@ -49,21 +81,38 @@ impl Level {
     }
 
     fn below_store(&self) -> usize {
-        self.open.iter().filter(|(target, _)| target.contains("/.ckptfs/")).map(|(_, count)| count).sum()
+        self.open
+            .iter()
+            .filter(|(target, _)| target.contains("/.ckptfs/"))
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// All but the store's are as many as before; of those there are at most `more` more.
     #[track_caller]
     pub fn has_no_more_descriptors_than(&self, before: &Level, more: usize) {
         let others = |level: &Level| level.descriptors() - level.below_store();
-        assert!(others(self) <= others(before), "descriptors were left open: {:#?}\nand before: {:#?}", self.open, before.open);
-        assert!(self.below_store() <= before.below_store() + more, "the store's descriptors: {:#?}\nand before: {:#?}", self.open, before.open);
+        assert!(
+            others(self) <= others(before),
+            "descriptors were left open: {:#?}\nand before: {:#?}",
+            self.open,
+            before.open
+        );
+        assert!(
+            self.below_store() <= before.below_store() + more,
+            "the store's descriptors: {:#?}\nand before: {:#?}",
+            self.open,
+            before.open
+        );
     }
 }
 
 fn open_of(pid: u32) -> BTreeMap<String, usize> {
     let mut open = BTreeMap::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon lives").flatten() {
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("the daemon lives")
+        .flatten()
+    {
         // It may have been closed since it was listed.
         if let Ok(target) = fs::read_link(entry.path()) {
             *open.entry(target.display().to_string()).or_insert(0) += 1;
@@ -76,7 +125,10 @@ fn open_of(pid: u32) -> BTreeMap<String, usize> {
 pub fn kept(rig: &Rig) -> u64 {
     let count = |dir: &Path| fs::read_dir(dir).map_or(0, |entries| entries.count() as u64);
     let layers = fs::read_dir(rig.path().join(".ckptfs/layers")).expect("the store has layers");
-    layers.flatten().map(|layer| count(&layer.path().join("objects"))).sum()
+    layers
+        .flatten()
+        .map(|layer| count(&layer.path().join("objects")))
+        .sum()
 }
 
 /// A request that panics is answered with EIO; a thread that serves none says it only here.

@@ -9,9 +9,10 @@ use crate::common::mount::wait_until;
 use crate::common::process::is_used_by;
 use crate::common::{run_limited, stdout_of, succeeds, tool};
 
-/// The stressors of stress-ng that work on a directory and look at what comes back. Left out: those that go beyond their directory (`bind-mount`,
-/// `fanotify`, which marks every mount of the machine, `procfs`, `sysfs`), those about no filesystem (`eventfd`, `ioprio`), and `verity`.
-/// They are in such an order that each quarter has some of every kind.
+/// The stressors of stress-ng that work on a directory and look at what comes back. Left out: those
+/// that go beyond their directory (`bind-mount`, `fanotify`, which marks every mount of the
+/// machine, `procfs`, `sysfs`), those about no filesystem (`eventfd`, `ioprio`), and `verity`. They
+/// are in such an order that each quarter has some of every kind.
 const STRESSORS: [&str; 52] = [
     "access",
     "chdir",
@@ -104,7 +105,8 @@ const AT_ONCE: usize = 13;
 /// Seconds beyond its own time that stress-ng may take to clean up: it makes many files.
 const CLEAN_UP_SECONDS: u64 = 240;
 
-/// What is verified: random writes of three ways to write, checked block by block when all is written.
+/// What is verified: random writes of three ways to write, checked block by block when all is
+/// written.
 const FIO: &str = "
 [global]
 bs=4k
@@ -135,7 +137,8 @@ const FIO_SECONDS: u64 = 300;
 /// Why a test that needs these programs cannot run, if so.
 pub fn missing(programs: &[&str]) -> Option<String> {
     programs.iter().find_map(|name| {
-        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10).is_ok_and(|output| output.status.success());
+        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10)
+            .is_ok_and(|output| output.status.success());
         (!there).then(|| format!("{name} is not installed (make deps)"))
     })
 }
@@ -144,37 +147,66 @@ pub fn missing(programs: &[&str]) -> Option<String> {
 pub fn stressors() -> Vec<&'static str> {
     let known = stdout_of(&mut tool("stress-ng", &["--stressors"]), 30);
     let known: BTreeSet<&str> = known.split_whitespace().collect();
-    let found: Vec<&str> = STRESSORS.into_iter().filter(|name| known.contains(name)).collect();
-    assert!(found.len() > STRESSORS.len() / 2, "stress-ng has hardly any of the stressors: {known:?}");
+    let found: Vec<&str> = STRESSORS
+        .into_iter()
+        .filter(|name| known.contains(name))
+        .collect();
+    assert!(
+        found.len() > STRESSORS.len() / 2,
+        "stress-ng has hardly any of the stressors: {known:?}"
+    );
     found
 }
 
-/// Runs stressors for some seconds each, several at a time. Whoever fails, or does nothing, must do so in a plain directory too.
+/// Runs stressors for some seconds each, several at a time. Whoever fails, or does nothing, must do
+/// so in a plain directory too.
 pub fn stress(dir: &Path, plain: &Path, names: &[&str], seconds: u64) {
     for names in names.chunks(AT_ONCE) {
         let (said, failed) = run(dir, names, seconds);
         for name in failed {
             let name = names.iter().find(|known| **known == name).copied();
             let alone = name.map(|name| (name, run(plain, &[name], seconds).1));
-            let excused = alone.as_ref().is_some_and(|(name, failed)| NOT_ON_FUSE.contains(name) || !failed.is_empty());
-            assert!(excused, "stress-ng {name:?} does not pass, and does in a plain directory:\n{said}");
+            let excused = alone
+                .as_ref()
+                .is_some_and(|(name, failed)| NOT_ON_FUSE.contains(name) || !failed.is_empty());
+            assert!(
+                excused,
+                "stress-ng {name:?} does not pass, and does in a plain directory:\n{said}"
+            );
         }
     }
 }
 
-/// Gives what stress-ng said, and the names of those that failed or were skipped; the empty name if it does not say who failed.
+/// Gives what stress-ng said, and the names of those that failed or were skipped; the empty name if
+/// it does not say who failed.
 fn run(dir: &Path, names: &[&str], seconds: u64) -> (String, BTreeSet<String>) {
     let inside = dir.join("stress-ng");
     fs::create_dir(&inside).unwrap_or_else(|error| panic!("{}: {error}", inside.display()));
-    let mut command = tool("stress-ng", &["--verify", "--mmap-file", "--timeout", &seconds.to_string(), "--temp-path"]);
+    let mut command = tool(
+        "stress-ng",
+        &[
+            "--verify",
+            "--mmap-file",
+            "--timeout",
+            &seconds.to_string(),
+            "--temp-path",
+        ],
+    );
     command.arg(&inside).args(SIZES);
     for name in names {
         command.arg(format!("--{name}")).arg("1");
     }
     let output = run_limited(command.current_dir(&inside), seconds + CLEAN_UP_SECONDS);
     // What waits in sync(2) for the machine's disks outlives the stress-ng that started it.
-    wait_until("the stressors have ended", CLEAN_UP_SECONDS, || !is_used_by("stress-ng", dir));
-    let said = format!("{}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    wait_until("the stressors have ended", CLEAN_UP_SECONDS, || {
+        !is_used_by("stress-ng", dir)
+    });
+    let said = format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     let mut failed: BTreeSet<String> = said.lines().filter_map(complaint).collect();
     if !output.status.success() && failed.is_empty() {
         failed.insert(String::new());
@@ -185,7 +217,9 @@ fn run(dir: &Path, names: &[&str], seconds: u64) -> (String, BTreeSet<String>) {
 
 /// Who complains in a line such as `stress-ng: fail:  [123] link: what failed`.
 fn complaint(line: &str) -> Option<String> {
-    let bad = line.contains(" fail: ") || line.contains("skipping stress") || line.contains("terminated on signal");
+    let bad = line.contains(" fail: ")
+        || line.contains("skipping stress")
+        || line.contains("terminated on signal");
     let (_, rest) = line.split_once("] ").filter(|_| bad)?;
     Some(rest.split_once(':')?.0.trim().to_owned())
 }
@@ -195,12 +229,24 @@ pub fn fio(dir: &Path) {
     let inside = dir.join("fio");
     fs::create_dir(&inside).unwrap();
     fs::write(inside.join("jobs.fio"), FIO).unwrap();
-    succeeds(tool("fio", &["--directory=.", "jobs.fio"]).current_dir(&inside), FIO_SECONDS);
+    succeeds(
+        tool("fio", &["--directory=.", "jobs.fio"]).current_dir(&inside),
+        FIO_SECONDS,
+    );
 }
 
 #[test]
 fn complaints_are_found() {
-    assert_eq!(complaint("stress-ng: fail:  [12] io-uring: completion opcode=21").as_deref(), Some("io-uring"));
-    assert_eq!(complaint("stress-ng: info:  [1] verity: not supported, skipping stress test").as_deref(), Some("verity"));
-    assert_eq!(complaint("stress-ng: info:  [1] dispatching hogs: 1 io"), None);
+    assert_eq!(
+        complaint("stress-ng: fail:  [12] io-uring: completion opcode=21").as_deref(),
+        Some("io-uring")
+    );
+    assert_eq!(
+        complaint("stress-ng: info:  [1] verity: not supported, skipping stress test").as_deref(),
+        Some("verity")
+    );
+    assert_eq!(
+        complaint("stress-ng: info:  [1] dispatching hogs: 1 io"),
+        None
+    );
 }

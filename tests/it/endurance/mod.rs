@@ -1,7 +1,8 @@
-//! Endurance: other people's load for a while, with and without checkpoints; then nothing has failed, nothing hangs, no descriptor is left and no
-//! memory has gone.
+//! Endurance: other people's load for a while, with and without checkpoints; then nothing has
+//! failed, nothing hangs, no descriptor is left and no memory has gone.
 //!
-//! `CKPTFS_SECONDS` is how long each stressor runs in a round, `CKPTFS_ROUNDS` how many rounds the memory is watched over; `make soak` sets both.
+//! `CKPTFS_SECONDS` is how long each stressor runs in a round, `CKPTFS_ROUNDS` how many rounds the
+//! memory is watched over; `make soak` sets both.
 
 mod daemon;
 mod git;
@@ -16,19 +17,25 @@ use std::time::{Duration, Instant};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, Rig, Variant, skip};
 use daemon::Level;
 
-/// Room for the load, what is kept of it, and the plain directory beside it. Only what is written is taken from the disk.
+/// Room for the load, what is kept of it, and the plain directory beside it. Only what is written
+/// is taken from the disk.
 const IMAGE_BYTES: u64 = 6 << 30;
 /// Between two checkpoints.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Growth of the daemon's memory over the watched rounds that is no leak, in percent.
 const GROWTH_MAX_PERCENT: u64 = 10;
-/// Times that the rounds are begun anew: memory that has found its place stays, what leaks goes on growing.
+/// Times that the rounds are begun anew: memory that has found its place stays, what leaks goes on
+/// growing.
 const ATTEMPTS: u32 = 5;
-/// Descriptors below the store that a long history may use: layers and segments of the journal are kept open, up to a limit.
+/// Descriptors below the store that a long history may use: layers and segments of the journal are
+/// kept open, up to a limit.
 const STORE_DESCRIPTORS_MAX: usize = 160;
 
 fn told(variable: &str, short: u64) -> u64 {
-    std::env::var(variable).ok().and_then(|value| value.parse().ok()).unwrap_or(short)
+    std::env::var(variable)
+        .ok()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(short)
 }
 
 /// Checkpoints are made all the time while `work` runs; gives their number.
@@ -45,8 +52,12 @@ fn under_checkpoints(rig: &Rig, work: impl FnOnce()) -> u64 {
         let _stop = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::SeqCst) {
-                let path = rig.path().join(format!(".snapshots/c{}", made.fetch_add(1, Ordering::SeqCst)));
-                fs::create_dir(&path).unwrap_or_else(|error| panic!("the checkpoint {}: {error}", path.display()));
+                let path = rig.path().join(format!(
+                    ".snapshots/c{}",
+                    made.fetch_add(1, Ordering::SeqCst)
+                ));
+                fs::create_dir(&path)
+                    .unwrap_or_else(|error| panic!("the checkpoint {}: {error}", path.display()));
                 thread::sleep(PAUSE);
             }
         });
@@ -70,11 +81,19 @@ fn start(v: Variant) -> Rig {
     let dir = image.dir("project");
     let mut opts = MountOpts::new(v.io);
     // Every stressor in turn, in each round, on a machine that is slow and busy.
-    opts.limit = Duration::from_secs(900 + (told("CKPTFS_SECONDS", 1) + 10) * 20 * (told("CKPTFS_ROUNDS", 2) * u64::from(ATTEMPTS) + 2));
-    Rig { mount: Mount::start(&dir, &opts), image }
+    opts.limit = Duration::from_secs(
+        900 + (told("CKPTFS_SECONDS", 1) + 10)
+            * 20
+            * (told("CKPTFS_ROUNDS", 2) * u64::from(ATTEMPTS) + 2),
+    );
+    Rig {
+        mount: Mount::start(&dir, &opts),
+        image,
+    }
 }
 
-/// Rounds without a checkpoint: the memory stays what it was. One that has grown once and then stays has only found its place.
+/// Rounds without a checkpoint: the memory stays what it was. One that has grown once and then
+/// stays has only found its place.
 fn flat_memory(rig: &Rig, stressors: &[&str]) -> Level {
     let mut before = Level::of(rig);
     for attempt in 1..=ATTEMPTS {
@@ -86,7 +105,12 @@ fn flat_memory(rig: &Rig, stressors: &[&str]) -> Level {
         if after.rss_kb * 100 <= before.rss_kb * (100 + GROWTH_MAX_PERCENT) {
             return after;
         }
-        assert!(attempt < ATTEMPTS, "the daemon's memory grows: {} kB, then {} kB", before.rss_kb, after.rss_kb);
+        assert!(
+            attempt < ATTEMPTS,
+            "the daemon's memory grows: {} kB, then {} kB",
+            before.rss_kb,
+            after.rss_kb
+        );
         before = after;
     }
     before
@@ -94,7 +118,10 @@ fn flat_memory(rig: &Rig, stressors: &[&str]) -> Level {
 
 fn nothing_leaks(fs: Fs, io: Io) {
     let v = Variant { fs, io };
-    if let Some(reason) = v.unavailable().or_else(|| load::missing(&["stress-ng", "fio", "git"])) {
+    if let Some(reason) = v
+        .unavailable()
+        .or_else(|| load::missing(&["stress-ng", "fio", "git"]))
+    {
         return skip(&reason);
     }
     let (rig, started) = (start(v), Instant::now());
@@ -103,7 +130,8 @@ fn nothing_leaks(fs: Fs, io: Io) {
     let few = &stressors[..stressors.len() / 4];
     let new = Level::of(&rig);
 
-    // Of a checkpoint each further change may need a record, so there is one; and the daemon has done everything once.
+    // Of a checkpoint each further change may need a record, so there is one; and the daemon has
+    // done everything once.
     rig.mount.checkpoint();
     round(&rig, &stressors);
     let level = flat_memory(&rig, few);
@@ -142,7 +170,9 @@ fn read_whole(dir: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let path = entry.path();
-        let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let named = |error: std::io::Error| {
+            std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
         let kind = entry.metadata().map_err(named)?.file_type();
         if kind.is_dir() {
             read_whole(&path)?;

@@ -1,4 +1,5 @@
-//! PostgreSQL under load: a checkpoint while it writes is a state that it recovers from, complete up to what it had acknowledged.
+//! PostgreSQL under load: a checkpoint while it writes is a state that it recovers from, complete
+//! up to what it had acknowledged.
 
 use crate::engine::on_an_engine;
 use crate::engine::rig::{Rig, has};
@@ -10,14 +11,25 @@ fn every_checkpoint_under_load_is_a_database() {
     if !has("pg_createcluster") {
         return crate::engine::skip("PostgreSQL is not installed (make deps; apt: postgresql)");
     }
-    let checkpoints = if std::env::var("CKPTFS_LONG").is_ok_and(|long| long == "1") { 10 } else { 2 };
+    let checkpoints = if std::env::var("CKPTFS_LONG").is_ok_and(|long| long == "1") {
+        10
+    } else {
+        2
+    };
     let rig = Rig::with_driver();
-    rig.sh(&format!("pg_image; docker volume create -d ckptfs pgdata; pg_start db pgdata; pg_fill db {SCALE}"));
-    rig.sh("docker exec -d db pgbench -U postgres -n -c 4 -T 600 postgres; until_true 60 pg_more db 0");
+    rig.sh(&format!(
+        "pg_image; docker volume create -d ckptfs pgdata; pg_start db pgdata; pg_fill db {SCALE}"
+    ));
+    rig.sh(
+        "docker exec -d db pgbench -U postgres -n -c 4 -T 600 postgres; until_true 60 pg_more db 0",
+    );
     let mut acknowledged = Vec::new();
     for checkpoint in 1..=checkpoints {
         let before: u64 = rig.sh("pg_count db").trim().parse().expect("a count");
-        assert_eq!(rig.sh("ckptfs checkpoint --volume pgdata").trim(), checkpoint.to_string());
+        assert_eq!(
+            rig.sh("ckptfs checkpoint --volume pgdata").trim(),
+            checkpoint.to_string()
+        );
         let after: u64 = rig.sh("pg_count db").trim().parse().expect("a count");
         rig.sh(&format!("until_true 60 pg_more db {after}"));
         acknowledged.push((before, after));
@@ -26,18 +38,29 @@ fn every_checkpoint_under_load_is_a_database() {
     for (index, (before, after)) in acknowledged.iter().enumerate() {
         let id = index + 1;
         rig.sh(&format!("docker volume create -d ckptfs -o from=pgdata -o checkpoint={id} fork{id}; pg_start test{id} fork{id}"));
-        let found: u64 = rig.sh(&format!("pg_check test{id}")).trim().parse().expect("a count");
-        assert!((*before..=*after).contains(&found), "checkpoint {id} has {found} transactions, between {before} and {after}");
+        let found: u64 = rig
+            .sh(&format!("pg_check test{id}"))
+            .trim()
+            .parse()
+            .expect("a count");
+        assert!(
+            (*before..=*after).contains(&found),
+            "checkpoint {id} has {found} transactions, between {before} and {after}"
+        );
         rig.sh(&format!("docker stop -t 20 test{id}"));
     }
     // The check sees what is wrong.
     rig.sh("docker start test1; pg_ready test1; pg test1 'update pgbench_accounts set abalance = abalance + 1 where aid = 1'");
     assert!(rig.fails("pg_check test1").contains("do not agree"));
-    // And the one that was written all the while is whole, also after going back under a stopped server.
+    // And the one that was written all the while is whole, also after going back under a stopped
+    // server.
     rig.sh("docker stop -t 20 db; docker start db; pg_ready db; pg_check db; docker stop -t 20 db; ckptfs restore --volume pgdata 1; docker start db; pg_ready db");
     let (before, after) = acknowledged[0];
     let found: u64 = rig.sh("pg_check db").trim().parse().expect("a count");
-    assert!((before..=after).contains(&found), "{found} transactions, between {before} and {after}");
+    assert!(
+        (before..=after).contains(&found),
+        "{found} transactions, between {before} and {after}"
+    );
 }
 
 on_an_engine! { every_checkpoint_under_load_is_a_database }

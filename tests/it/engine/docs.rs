@@ -21,7 +21,8 @@ fn every_command_of_the_page_says_what_the_page_says() {
     // Images have the names that they have in a registry; what is in them is the local files.
     rig.sh("dk_start; dk_image; pm_image; pg_image; docker tag bb:local busybox; docker tag postgres:local postgres:17; podman tag bb:local busybox
         ln -s \"$PROJECT\" $W/ckptfs; mkdir $W/bin; page_programs; echo $W >$W/cwd");
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/containers.md")).expect("the page");
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/containers.md"))
+        .expect("the page");
     let steps = steps(&page);
     assert!(steps.len() > 20, "the page has {} commands", steps.len());
     for Step { command, said } in &steps {
@@ -29,10 +30,20 @@ fn every_command_of_the_page_says_what_the_page_says() {
         let script = format!(
             ". \"$PROJECT/tests/it/engine/rig.sh\"; set +eu; page_environment; cd \"$(cat $W/cwd)\"; {{ {command}\n}} 2>&1; status=$?; pwd >$W/cwd; exit $status"
         );
-        let output = try_run_limited(shell.arg("-c").arg(script), COMMAND_SECONDS).unwrap_or_else(|problem| panic!("{problem}{}", rig.logs()));
+        let output = try_run_limited(shell.arg("-c").arg(script), COMMAND_SECONDS)
+            .unwrap_or_else(|problem| panic!("{problem}{}", rig.logs()));
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "$ {command}\n{out}{}{}", String::from_utf8_lossy(&output.stderr), rig.logs());
-        assert!(fits(said, &out.lines().collect::<Vec<_>>()), "$ {command}\nsaid\n{out}\nand the page has\n{}", said.join("\n"));
+        assert!(
+            output.status.success(),
+            "$ {command}\n{out}{}{}",
+            String::from_utf8_lossy(&output.stderr),
+            rig.logs()
+        );
+        assert!(
+            fits(said, &out.lines().collect::<Vec<_>>()),
+            "$ {command}\nsaid\n{out}\nand the page has\n{}",
+            said.join("\n")
+        );
     }
 }
 

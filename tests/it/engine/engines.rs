@@ -14,7 +14,10 @@ fn an_engine_runs_here() {
     let others = Image::new(Fs::Tmpfs, 1 << 20);
     let rig = Rig::docker();
     // What others have mounted is not kept busy by a copy of it.
-    assert!(!rig.sh("cat /proc/self/mountinfo").contains(&*others.path().to_string_lossy()));
+    assert!(
+        !rig.sh("cat /proc/self/mountinfo")
+            .contains(&*others.path().to_string_lossy())
+    );
     assert_eq!(rig.sh("dr bb:local echo hello").trim(), "hello");
     let said = rig.sh("docker volume create vol >/dev/null; dr -v vol:/data bb:local sh -c 'echo kept >/data/file'; dr -u 1000 -v vol:/data bb:local cat /data/file");
     assert_eq!(said, "kept\n");
@@ -35,14 +38,36 @@ fn nothing_outlives_a_killed_test() {
         rig.sh("dk_long stays; docker exec stays true");
         // Not `println!`, which the test runner keeps to itself.
         use std::io::Write;
-        writeln!(std::io::stderr(), "\nrig {} {}", rig.init(), rig.dir().display()).expect("somebody listens");
+        writeln!(
+            std::io::stderr(),
+            "\nrig {} {}",
+            rig.init(),
+            rig.dir().display()
+        )
+        .expect("somebody listens");
         std::thread::sleep(Duration::from_secs(600));
     }
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", "engine::engines::nothing_outlives_a_killed_test::docker", "--nocapture"]).env(VICTIM, "1");
-    let mut victim = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let lines = BufReader::new(victim.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
-    let said = lines.filter_map(|line| line.strip_prefix("rig ").map(str::to_owned)).next().expect("it says where its rig is");
+    command
+        .args([
+            "--exact",
+            "engine::engines::nothing_outlives_a_killed_test::docker",
+            "--nocapture",
+        ])
+        .env(VICTIM, "1");
+    let mut victim = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let lines = BufReader::new(victim.stderr.take().expect("stderr is piped"))
+        .lines()
+        .map_while(Result::ok);
+    let said = lines
+        .filter_map(|line| line.strip_prefix("rig ").map(str::to_owned))
+        .next()
+        .expect("it says where its rig is");
     let (init, dir) = said.split_once(' ').expect("two words");
     let init: u32 = init.parse().expect("a number");
     let start = process::start_of(init).expect("its rig lives");
@@ -53,14 +78,25 @@ fn nothing_outlives_a_killed_test() {
     // The control groups are no part of the namespaces.
     let groups = || {
         stdout_of(
-            &mut tool("sh", &["-c", &format!("ls -d /sys/fs/cgroup/ckptfs-test-{pid}-* /sys/fs/cgroup/*/ckptfs-test-{pid}-* 2>/dev/null; true")]),
+            &mut tool(
+                "sh",
+                &[
+                    "-c",
+                    &format!(
+                        "ls -d /sys/fs/cgroup/ckptfs-test-{pid}-* /sys/fs/cgroup/*/ckptfs-test-{pid}-* 2>/dev/null; true"
+                    ),
+                ],
+            ),
             30,
         )
     };
     assert_ne!(groups(), "");
     victim.kill().expect("it can be killed");
     victim.wait().expect("it is ours");
-    assert!(process::wait_dead(init, start, Duration::from_secs(60)), "the rig of a dead test lives on");
+    assert!(
+        process::wait_dead(init, start, Duration::from_secs(60)),
+        "the rig of a dead test lives on"
+    );
     wait_until("the loop device is free", 60, || loops().is_empty());
     // Whoever comes next removes them.
     wait_until("the control groups can be removed", 60, || {

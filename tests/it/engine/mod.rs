@@ -1,6 +1,8 @@
-//! Real container engines, Docker and Podman, with our volume driver: each row of an engine's life, and what happens when something in it dies.
+//! Real container engines, Docker and Podman, with our volume driver: each row of an engine's life,
+//! and what happens when something in it dies.
 //!
-//! Everything runs in namespaces of its own (`rig.rs`): nothing of the machine's engine, if it has one, is touched, and nothing stays.
+//! Everything runs in namespaces of its own (`rig.rs`): nothing of the machine's engine, if it has
+//! one, is touched, and nothing stays.
 
 mod database;
 mod docs;

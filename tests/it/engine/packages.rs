@@ -1,4 +1,5 @@
-//! What is shipped: the image, the managed plugin, the compose example. All made from local files, as their users make them.
+//! What is shipped: the image, the managed plugin, the compose example. All made from local files,
+//! as their users make them.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +13,23 @@ fn the_image_has_the_program_and_nothing_else() {
     rig.sh("\"$PROJECT\"/docker/image.sh \"$(command -v ckptfs)\" ckptfs:test");
     assert!(rig.sh("dr ckptfs:test --version").starts_with("ckptfs "));
     // Nobody else's program is in it.
-    assert!(rig.fails("docker run --rm --network none --entrypoint /bin/sh ckptfs:test -c true").contains("/bin/sh"));
-    // It serves a directory of the host's, seen outside and by other containers, and leaves a plain one.
+    assert!(
+        rig.fails("docker run --rm --network none --entrypoint /bin/sh ckptfs:test -c true")
+            .contains("/bin/sh")
+    );
+    // It serves a directory of the host's, seen outside and by other containers, and leaves a plain
+    // one.
     rig.sh("mkdir -p $DISK/project; echo old >$DISK/project/file; mount --make-rshared $DISK
         docker run -d --name server --network none --device /dev/fuse --cap-add SYS_ADMIN -v $DISK/project:/project:rshared ckptfs:test mount --foreground /project
         until_true 60 mkdir $DISK/project/.snapshots/before; echo new >$DISK/project/file");
-    assert_eq!(rig.sh("dr -v $DISK/project:/data bb:local cat /data/.snapshots/before/file /data/file"), "old\nnew\n");
-    assert_eq!(rig.sh("docker stop -t 30 server >/dev/null; ls -A $DISK/project"), ".ckptfs\nfile\n");
+    assert_eq!(
+        rig.sh("dr -v $DISK/project:/data bb:local cat /data/.snapshots/before/file /data/file"),
+        "old\nnew\n"
+    );
+    assert_eq!(
+        rig.sh("docker stop -t 30 server >/dev/null; ls -A $DISK/project"),
+        ".ckptfs\nfile\n"
+    );
 }
 
 fn the_managed_plugin_serves_a_container() {
@@ -27,17 +38,29 @@ fn the_managed_plugin_serves_a_container() {
         "mkdir -p /var/lib/ckptfs/volumes; \"$PROJECT\"/docker/plugin.sh \"$(command -v ckptfs)\" ckptfs:local; docker plugin enable ckptfs:local",
     );
     rig.sh("docker volume create -d ckptfs:local vol1; dk_long user -v vol1:/data; docker exec user sh -c 'echo old >/data/file; mkdir /data/.snapshots/before; echo new >/data/file'");
-    assert_eq!(rig.sh("docker exec user cat /data/.snapshots/before/file /data/file"), "old\nnew\n");
-    assert!(rig.fails("docker plugin disable ckptfs:local").contains("in use"));
+    assert_eq!(
+        rig.sh("docker exec user cat /data/.snapshots/before/file /data/file"),
+        "old\nnew\n"
+    );
+    assert!(
+        rig.fails("docker plugin disable ckptfs:local")
+            .contains("in use")
+    );
     rig.sh("docker rm -f user; docker plugin disable -f ckptfs:local; docker plugin enable ckptfs:local");
     assert_eq!(
         rig.sh("docker volume create -d ckptfs:local -o from=vol1 -o checkpoint=before copy >/dev/null; dr -v copy:/data bb:local cat /data/file"),
         "old\n"
     );
-    // Killed, it is started again by the engine. Its containers lost their mounts, which is why the units are the better way; their data is there.
+    // Killed, it is started again by the engine. Its containers lost their mounts, which is why the
+    // units are the better way; their data is there.
     rig.sh("dk_long user -v vol1:/data; kill -KILL $(pidof ckptfs)
         docker exec user cat /data/file && exit 1; docker rm -f user");
-    assert_eq!(rig.sh("until_true 60 dr -v vol1:/data bb:local true; dr -v vol1:/data bb:local cat /data/file"), "new\n");
+    assert_eq!(
+        rig.sh(
+            "until_true 60 dr -v vol1:/data bb:local true; dr -v vol1:/data bb:local cat /data/file"
+        ),
+        "new\n"
+    );
     // What is kept is kept on the host, whatever becomes of the plugin.
     rig.sh("docker plugin disable -f ckptfs:local; docker plugin rm -f ckptfs:local");
     assert_eq!(rig.sh("ckptfs volumes ls | grep -c -e vol1 -e copy"), "2\n");
@@ -62,7 +85,8 @@ export DATABASE_IMAGE=postgres:local BACKUP_IMAGE=bb:local EVERY=1 KEEP=2
 compose() { docker-compose -p shop --project-directory \"$PROJECT/docker/compose\" -f \"$PROJECT/docker/compose/compose.yaml\" -f $W/no-network.yaml \"$@\"; }
 END
         . $W/env.sh; compose up -d; until_true 120 pg_ready shop_db_1; pg shop_db_1 'create table t as select 1 as a'");
-    // Two whole backups newer than the newest of now: the second began when the first had ended, so it has the table. An older one may still be listed.
+    // Two whole backups newer than the newest of now: the second began when the first had ended, so
+    // it has the table. An older one may still be listed.
     rig.sh("list() { ls $(mounted shop_backups) | grep tar; }
         first=$(list | tail -n 1 || true); newer() { [ \"$(list | awk -v first=\"$first\" '$0 > first' | wc -l)\" -ge 2 ]; }; until_true 120 newer");
     rig.sh(". $W/env.sh; compose stop backup; path=$(docker run -d --network none -v shop_backups:/backup bb:local sleep 60)
@@ -70,25 +94,49 @@ END
         docker run --rm --network none -u 999 -v again:/data -v $file:/b.tar:ro bb:local tar -C /data -xf /b.tar
         pg_start again again");
     assert_eq!(rig.sh("pg again 'select a from t'"), "1\n");
-    rig.sh(". $W/env.sh; docker rm -f again; compose down -v; [ \"$(docker volume ls -q)\" = again ]");
+    rig.sh(
+        ". $W/env.sh; docker rm -f again; compose down -v; [ \"$(docker volume ls -q)\" = again ]",
+    );
 }
 
-/// The package is built where cargo-deb is; that everything is there which it names is known without.
+/// The package is built where cargo-deb is; that everything is there which it names is known
+/// without.
 #[test]
 fn every_file_of_the_debian_package_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     succeeds(tool("make", &["-s", "deb-files"]).current_dir(root), 60);
-    let manifest: toml_edit::DocumentMut = fs::read_to_string(root.join("Cargo.toml")).expect("the manifest").parse().expect("TOML");
-    let assets = manifest["package"]["metadata"]["deb"]["assets"].as_array().expect("assets");
+    let manifest: toml_edit::DocumentMut = fs::read_to_string(root.join("Cargo.toml"))
+        .expect("the manifest")
+        .parse()
+        .expect("TOML");
+    let assets = manifest["package"]["metadata"]["deb"]["assets"]
+        .as_array()
+        .expect("assets");
     for asset in assets {
-        let from = asset.as_array().and_then(|pair| pair.get(0)?.as_str()).expect("a path");
+        let from = asset
+            .as_array()
+            .and_then(|pair| pair.get(0)?.as_str())
+            .expect("a path");
         // The binary is made for it.
         if from != "target/release/ckptfs" {
-            stdout_of(tool("bash", &["-c", &format!("shopt -s globstar failglob; ls -d {from}")]).current_dir(root), 30);
+            stdout_of(
+                tool(
+                    "bash",
+                    &["-c", &format!("shopt -s globstar failglob; ls -d {from}")],
+                )
+                .current_dir(root),
+                30,
+            );
         }
     }
-    let units = stdout_of(tool("grep", &["-rh", "^Exec", "target/deb/units"]).current_dir(root), 30);
-    assert!(units.lines().count() > 0 && units.lines().all(|line| line.contains("=/usr/bin/ckptfs ")), "{units}");
+    let units = stdout_of(
+        tool("grep", &["-rh", "^Exec", "target/deb/units"]).current_dir(root),
+        30,
+    );
+    assert!(
+        units.lines().count() > 0 && units.lines().all(|line| line.contains("=/usr/bin/ckptfs ")),
+        "{units}"
+    );
 }
 
 on_an_engine! { the_image_has_the_program_and_nothing_else, the_managed_plugin_serves_a_container, the_compose_example_takes_backups }

@@ -8,7 +8,10 @@ use crate::engine::rig::Rig;
 impl Rig {
     /// The `Status` that the engine shows of a volume.
     fn status(&self, volume: &str) -> Value {
-        serde_json::from_str(&self.sh(&format!("docker volume inspect -f '{{{{json .Status}}}}' {volume}"))).expect("Status is JSON")
+        serde_json::from_str(&self.sh(&format!(
+            "docker volume inspect -f '{{{{json .Status}}}}' {volume}"
+        )))
+        .expect("Status is JSON")
     }
 }
 
@@ -16,24 +19,48 @@ fn from_inside_an_unprivileged_container() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs -o uid=1000 -o mode=0755 vol1; dk_long user -u 1000 --cap-drop ALL --security-opt no-new-privileges -v vol1:/data");
     rig.sh("docker exec user sh -c 'echo old >/data/file && mkdir /data/.snapshots/before && echo new >/data/file'");
-    assert_eq!(rig.sh("docker exec user sh -c 'cat /data/.snapshots/before/file /data/file; ls -A /data'"), "old\nnew\nfile\n");
-    assert!(rig.fails("docker exec user sh -c 'echo x >/data/.snapshots/before/file'").contains("Read-only file system"));
+    assert_eq!(
+        rig.sh("docker exec user sh -c 'cat /data/.snapshots/before/file /data/file; ls -A /data'"),
+        "old\nnew\nfile\n"
+    );
+    assert!(
+        rig.fails("docker exec user sh -c 'echo x >/data/.snapshots/before/file'")
+            .contains("Read-only file system")
+    );
     let status = rig.status("vol1");
-    assert!(status["checkpoints"].to_string().contains("before"), "{status}");
+    assert!(
+        status["checkpoints"].to_string().contains("before"),
+        "{status}"
+    );
     rig.sh("docker exec user rmdir /data/.snapshots/before");
     let status = rig.status("vol1");
-    assert!(!status["checkpoints"].to_string().contains("before"), "{status}");
+    assert!(
+        !status["checkpoints"].to_string().contains("before"),
+        "{status}"
+    );
 }
 
 fn a_state_is_brought_back_under_a_running_container() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs vol1; dk_long user -v vol1:/data; docker exec user sh -c 'echo old >/data/file; mkdir /data/dir; echo x >/data/dir/gone'");
-    assert_eq!(rig.sh("ckptfs checkpoint --volume vol1 -m 'before the upgrade'"), "1\n");
+    assert_eq!(
+        rig.sh("ckptfs checkpoint --volume vol1 -m 'before the upgrade'"),
+        "1\n"
+    );
     rig.sh("docker exec user sh -c 'cat /data/dir/gone; echo new >/data/file; rm -r /data/dir; echo y >/data/added; cat /data/file'");
     rig.sh("ckptfs restore --volume vol1 1");
-    assert_eq!(rig.sh("docker exec user sh -c 'cat /data/file /data/dir/gone; ls -A /data'"), "old\nx\ndir\nfile\n");
-    assert!(rig.sh("ckptfs log --volume vol1").contains("before the upgrade"));
-    assert_eq!(rig.sh("docker inspect -f '{{.State.Running}} {{.RestartCount}}' user"), "true 0\n");
+    assert_eq!(
+        rig.sh("docker exec user sh -c 'cat /data/file /data/dir/gone; ls -A /data'"),
+        "old\nx\ndir\nfile\n"
+    );
+    assert!(
+        rig.sh("ckptfs log --volume vol1")
+            .contains("before the upgrade")
+    );
+    assert_eq!(
+        rig.sh("docker inspect -f '{{.State.Running}} {{.RestartCount}}' user"),
+        "true 0\n"
+    );
 }
 
 fn new_volumes_from_old_states() {
@@ -41,21 +68,35 @@ fn new_volumes_from_old_states() {
     rig.sh("docker volume create -d ckptfs base; dk_long user -v base:/data; docker exec user sh -c 'echo one >/data/file'
         ckptfs checkpoint --volume base; docker exec user sh -c 'echo two >/data/file'; ckptfs checkpoint --volume base; docker exec user sh -c 'echo three >/data/file'");
     rig.sh("docker volume create -d ckptfs -o from=base -o checkpoint=1 copy");
-    assert_eq!(rig.sh("dr -v copy:/data bb:local sh -c 'cat /data/file; echo mine >/data/file'"), "one\n");
+    assert_eq!(
+        rig.sh("dr -v copy:/data bb:local sh -c 'cat /data/file; echo mine >/data/file'"),
+        "one\n"
+    );
     assert_eq!(rig.sh("docker exec user cat /data/file"), "three\n");
     let status = rig.status("copy");
     assert!(status["parent"].to_string().contains("base"), "{status}");
-    // Past states as volumes of their own, read-only whatever the engine is told, and never created by anybody.
-    assert_eq!(rig.sh("dr -v base@1:/old:ro -v base@2:/newer:ro bb:local cat /old/file /newer/file"), "one\ntwo\n");
-    assert!(rig.fails("dr -v base@1:/old bb:local sh -c 'echo x >/old/file'").contains("Read-only file system"));
+    // Past states as volumes of their own, read-only whatever the engine is told, and never created
+    // by anybody.
+    assert_eq!(
+        rig.sh("dr -v base@1:/old:ro -v base@2:/newer:ro bb:local cat /old/file /newer/file"),
+        "one\ntwo\n"
+    );
+    assert!(
+        rig.fails("dr -v base@1:/old bb:local sh -c 'echo x >/old/file'")
+            .contains("Read-only file system")
+    );
     rig.fails("dr -v base@77:/old:ro bb:local true");
-    assert!(rig.fails("docker volume create -d ckptfs -o from=base -o checkpoint=77 other").contains("77"));
+    assert!(
+        rig.fails("docker volume create -d ckptfs -o from=base -o checkpoint=77 other")
+            .contains("77")
+    );
     // The copy needs nothing of what it was made from.
     rig.sh("docker rm -f user >/dev/null; until_true 30 is_unmounted base; docker volume rm base");
     assert_eq!(rig.sh("dr -v copy:/data bb:local cat /data/file"), "mine\n");
 }
 
-/// Two containers write, each number into one file and then into another: at any one instant the first is ahead by one at most.
+/// Two containers write, each number into one file and then into another: at any one instant the
+/// first is ahead by one at most.
 fn checkpoints_while_two_containers_write() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs shared; dk_counter one /data/one -v shared:/data; dk_counter two /data/two -v shared:/data");
@@ -83,11 +124,17 @@ fn checkpoints_while_two_containers_write() {
         // Where writers leave no gap to find an instant in, the checkpoint says so.
         if made["atomic"] == true {
             atomic += 1;
-            assert!(ahead.split(' ').all(|ahead| ["0", "1"].contains(&ahead)), "checkpoint {checkpoint}: {ahead}");
+            assert!(
+                ahead.split(' ').all(|ahead| ["0", "1"].contains(&ahead)),
+                "checkpoint {checkpoint}: {ahead}"
+            );
         }
     }
     assert!(atomic > 0);
-    assert_eq!(rig.status("shared")["checkpoints"].as_array().map(Vec::len), Some(5));
+    assert_eq!(
+        rig.status("shared")["checkpoints"].as_array().map(Vec::len),
+        Some(5)
+    );
 }
 
 on_an_engine! {

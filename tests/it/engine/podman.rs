@@ -1,4 +1,5 @@
-//! Podman, the second engine: another form of every call, one id for everything, and errors that are none unless the status says so.
+//! Podman, the second engine: another form of every call, one id for everything, and errors that
+//! are none unless the status says so.
 
 use crate::engine::on_podman;
 use crate::engine::rig::Rig;
@@ -7,12 +8,18 @@ fn volumes_come_and_go() {
     let rig = Rig::podman();
     rig.sh("podman volume create --driver ckptfs vol1");
     rig.sh("pm -v vol1:/data bb:local sh -c 'echo old >/data/file; mkdir /data/.snapshots/before; echo new >/data/file'; is_unmounted vol1");
-    assert_eq!(rig.sh("pm -v vol1:/data bb:local cat /data/.snapshots/before/file /data/file"), "old\nnew\n");
+    assert_eq!(
+        rig.sh("pm -v vol1:/data bb:local cat /data/.snapshots/before/file /data/file"),
+        "old\nnew\n"
+    );
     let said = rig.sh("podman volume inspect vol1");
     assert!(said.contains("before"), "{said}");
     assert_eq!(rig.sh("podman volume ls -q"), "vol1\n");
     rig.sh("podman volume rm vol1");
-    assert_eq!(rig.sh("podman volume ls -q; ckptfs volumes ls --json | grep -c vol1 || true"), "0\n");
+    assert_eq!(
+        rig.sh("podman volume ls -q; ckptfs volumes ls --json | grep -c vol1 || true"),
+        "0\n"
+    );
 }
 
 fn an_error_is_one() {
@@ -39,8 +46,11 @@ fn made_outside_copied_and_pruned() {
     rig.sh("ckptfs volumes create base; podman volume reload; pm -v base:/data bb:local sh -c 'echo one >/data/file; mkdir /data/.snapshots/first; echo two >/data/file'
         podman volume create --driver ckptfs --opt from=base --opt checkpoint=first copy");
     assert_eq!(rig.sh("pm -v copy:/data bb:local cat /data/file"), "one\n");
-    // Podman removes a plugin's volumes too when it prunes; one that says so comes back from the trash.
-    rig.sh("podman volume create --driver ckptfs --opt on-remove=trash dear; podman volume prune -f");
+    // Podman removes a plugin's volumes too when it prunes; one that says so comes back from the
+    // trash.
+    rig.sh(
+        "podman volume create --driver ckptfs --opt on-remove=trash dear; podman volume prune -f",
+    );
     assert_eq!(rig.sh("podman volume ls -q"), "");
 }
 

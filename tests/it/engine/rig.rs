@@ -1,5 +1,5 @@
-//! A private machine with a container engine in it, made by `rig.sh`: everything in it dies with the pipe that this process holds, however this
-//! process ends.
+//! A private machine with a container engine in it, made by `rig.sh`: everything in it dies with
+//! the pipe that this process holds, however this process ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -37,14 +37,37 @@ pub fn unavailable() -> Option<String> {
     if !Path::new("/dev/fuse").exists() {
         return Some("there is no /dev/fuse".to_owned());
     }
-    let programs = [("dockerd", "docker.io"), ("tini", "tini"), ("busybox", "busybox-static"), ("mkfs.xfs", "xfsprogs"), ("curl", "curl")];
+    let programs = [
+        ("dockerd", "docker.io"),
+        ("tini", "tini"),
+        ("busybox", "busybox-static"),
+        ("mkfs.xfs", "xfsprogs"),
+        ("curl", "curl"),
+    ];
     if let Some(reason) = missing(&programs) {
         return Some(reason);
     }
-    let mut try_it = tool("unshare", &["--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--mount-proc", "--propagation", "private", "true"]);
+    let mut try_it = tool(
+        "unshare",
+        &[
+            "--mount",
+            "--pid",
+            "--ipc",
+            "--uts",
+            "--net",
+            "--fork",
+            "--mount-proc",
+            "--propagation",
+            "private",
+            "true",
+        ],
+    );
     match try_run_limited(&mut try_it, 30) {
         Ok(output) if output.status.success() => None,
-        Ok(output) => Some(format!("no namespaces can be made here: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        Ok(output) => Some(format!(
+            "no namespaces can be made here: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
         Err(problem) => Some(problem),
     }
 }
@@ -56,12 +79,18 @@ pub fn podman_unavailable() -> Option<String> {
 
 fn missing(programs: &[(&str, &str)]) -> Option<String> {
     let (program, package) = programs.iter().find(|(program, _)| !has(program))?;
-    Some(format!("{program} is not installed (make deps; apt: {package})"))
+    Some(format!(
+        "{program} is not installed (make deps; apt: {package})"
+    ))
 }
 
 /// Whether a program is in the PATH that the rig uses.
 pub fn has(program: &str) -> bool {
-    try_run_limited(&mut tool("sh", &["-c", &format!("command -v {program}")]), 30).is_ok_and(|output| output.status.success())
+    try_run_limited(
+        &mut tool("sh", &["-c", &format!("command -v {program}")]),
+        30,
+    )
+    .is_ok_and(|output| output.status.success())
 }
 
 impl Rig {
@@ -69,19 +98,51 @@ impl Rig {
     pub fn new() -> Rig {
         let run = RunDir::get();
         let dir = run.slot("engine");
-        let name = format!("ckptfs-test-{}-{}", std::process::id(), dir.file_name().expect("a name").to_string_lossy());
-        let flags = ["--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--mount-proc", "--kill-child", "--propagation", "private"];
+        let name = format!(
+            "ckptfs-test-{}-{}",
+            std::process::id(),
+            dir.file_name().expect("a name").to_string_lossy()
+        );
+        let flags = [
+            "--mount",
+            "--pid",
+            "--ipc",
+            "--uts",
+            "--net",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            "--propagation",
+            "private",
+        ];
         let mut unshare = tool("unshare", &flags);
-        unshare.args(["tini", "-s", "--", "bash"]).arg(rig_sh()).arg("hold");
+        unshare
+            .args(["tini", "-s", "--", "bash"])
+            .arg(rig_sh())
+            .arg("hold");
         let log = fs::File::create(dir.join("hold.log")).expect("the slot is ours");
-        let command = environment(&mut unshare, &dir, &name).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        let command = environment(&mut unshare, &dir, &name)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log);
         let mut child = command.spawn().expect("unshare starts");
         let stdin = child.stdin.take();
-        let mut rig = Rig { unshare: child, stdin, init: 0, dir, name, _run: run };
+        let mut rig = Rig {
+            unshare: child,
+            stdin,
+            init: 0,
+            dir,
+            name,
+            _run: run,
+        };
         let mut said = String::new();
         let stdout = rig.unshare.stdout.take().expect("stdout is piped");
         let heard = BufReader::new(stdout).read_line(&mut said);
-        assert!(heard.is_ok() && said == "ready\n", "the rig does not come up: {said}{}", rig.log("hold.log"));
+        assert!(
+            heard.is_ok() && said == "ready\n",
+            "the rig does not come up: {said}{}",
+            rig.log("hold.log")
+        );
         rig.init = child_of(rig.unshare.id()).expect("unshare has a child");
         rig
     }
@@ -119,7 +180,13 @@ impl Rig {
     pub fn sh(&self, text: &str) -> String {
         let output = self.output(text);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{text}\n{}: {said}{}{}", output.status, String::from_utf8_lossy(&output.stderr), self.logs());
+        assert!(
+            output.status.success(),
+            "{text}\n{}: {said}{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr),
+            self.logs()
+        );
         said
     }
 
@@ -127,8 +194,16 @@ impl Rig {
     #[track_caller]
     pub fn fails(&self, text: &str) -> String {
         let output = self.output(text);
-        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(!output.status.success(), "{text}\nsucceeded: {said}{}", self.logs());
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(
+            !output.status.success(),
+            "{text}\nsucceeded: {said}{}",
+            self.logs()
+        );
         said
     }
 
@@ -136,14 +211,20 @@ impl Rig {
     #[track_caller]
     pub fn output(&self, text: &str) -> Output {
         let mut command = self.enter();
-        command.arg("-c").arg(format!(". {}\n{text}", rig_sh().display()));
-        try_run_limited(&mut command, SCRIPT_SECONDS).unwrap_or_else(|problem| panic!("{text}\n{problem}{}", self.logs()))
+        command
+            .arg("-c")
+            .arg(format!(". {}\n{text}", rig_sh().display()));
+        try_run_limited(&mut command, SCRIPT_SECONDS)
+            .unwrap_or_else(|problem| panic!("{text}\n{problem}{}", self.logs()))
     }
 
     /// A bash in there.
     pub fn enter(&self) -> Command {
         let init = self.init.to_string();
-        let mut command = tool("nsenter", &["-t", &init, "-m", "-p", "-i", "-u", "-n", "--", "bash"]);
+        let mut command = tool(
+            "nsenter",
+            &["-t", &init, "-m", "-p", "-i", "-u", "-n", "--", "bash"],
+        );
         environment(&mut command, &self.dir, &self.name).current_dir("/");
         command
     }
@@ -167,7 +248,9 @@ impl Rig {
 
     /// The ends of the logs, for a test that fails.
     pub fn logs(&self) -> String {
-        ["hold.log", "driver.log", "dockerd.log"].map(|name| self.log(name)).concat()
+        ["hold.log", "driver.log", "dockerd.log"]
+            .map(|name| self.log(name))
+            .concat()
     }
 }
 
@@ -177,7 +260,10 @@ impl Drop for Rig {
         let began = Instant::now();
         while !matches!(self.unshare.try_wait(), Ok(Some(_))) {
             if began.elapsed() > RIG_LIMIT {
-                eprintln!("harness: the namespaces of {} do not end", self.dir.display());
+                eprintln!(
+                    "harness: the namespaces of {} do not end",
+                    self.dir.display()
+                );
                 process::kill(self.init);
                 let _ = self.unshare.kill();
                 break;
@@ -197,28 +283,48 @@ fn rig_sh() -> PathBuf {
 }
 
 fn environment<'a>(command: &'a mut Command, dir: &Path, name: &str) -> &'a mut Command {
-    let ours = Path::new(env!("CARGO_BIN_EXE_ckptfs")).parent().expect("its directory").display().to_string();
+    let ours = Path::new(env!("CARGO_BIN_EXE_ckptfs"))
+        .parent()
+        .expect("its directory")
+        .display()
+        .to_string();
     let path = format!("{ours}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin");
-    command.env_clear().env("PATH", path).env("W", dir).env("RIG", name).env("PROJECT", env!("CARGO_MANIFEST_DIR"))
+    command
+        .env_clear()
+        .env("PATH", path)
+        .env("W", dir)
+        .env("RIG", name)
+        .env("PROJECT", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The one child of process `parent`.
 fn child_of(parent: u32) -> Option<u32> {
-    let numbers = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let numbers = fs::read_dir("/proc")
+        .ok()?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     numbers.into_iter().find(|number| {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok()) == Some(parent)
+        stat.rsplit_once(") ")
+            .and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok())
+            == Some(parent)
     })
 }
 
-/// Control groups are no part of any namespace here: those of the rig `name` are removed, and those of rigs whose test process is dead.
+/// Control groups are no part of any namespace here: those of the rig `name` are removed, and those
+/// of rigs whose test process is dead.
 pub fn remove_cgroups(name: &str) {
     let ours = |group: &str| {
-        let maker = group.strip_prefix("ckptfs-test-").and_then(|rest| rest.split('-').next()?.parse().ok());
+        let maker = group
+            .strip_prefix("ckptfs-test-")
+            .and_then(|rest| rest.split('-').next()?.parse().ok());
         group == name || maker.is_some_and(|maker| process::start_of(maker).is_none())
     };
     let top = PathBuf::from("/sys/fs/cgroup");
-    let hierarchies = fs::read_dir(&top).into_iter().flatten().flatten().map(|entry| entry.path());
+    let hierarchies = fs::read_dir(&top)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     for hierarchy in hierarchies.chain([top.clone()]) {
         for entry in fs::read_dir(&hierarchy).into_iter().flatten().flatten() {
             if ours(&entry.file_name().to_string_lossy()) {
@@ -233,7 +339,12 @@ pub fn remove_cgroups(name: &str) {
 
 /// The files in a control group go with it; one that is in use stays.
 fn remove_group(group: &Path) {
-    for entry in fs::read_dir(group).into_iter().flatten().flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+    for entry in fs::read_dir(group)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+    {
         remove_group(&entry.path());
     }
     let _ = fs::remove_dir(group);

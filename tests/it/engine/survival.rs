@@ -1,4 +1,5 @@
-//! Something dies: the engine, the driver, a filesystem's daemon. Containers go on, nothing is lost, and no volume is in use for ever.
+//! Something dies: the engine, the driver, a filesystem's daemon. Containers go on, nothing is
+//! lost, and no volume is in use for ever.
 
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
@@ -20,8 +21,11 @@ fn the_engine_is_stopped_and_started() {
 fn the_engine_is_killed_and_started() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs vol1; dk_long again -v vol1:/data --restart always; dk_long once -v vol1:/data; docker exec once sh -c 'echo kept >/data/file'");
-    // No unmount is sent for these: the ones that restart mount with the same id, the others' are never given back.
-    rig.sh("dk_kill; dk_start; until_true 60 docker exec again true; docker exec again cat /data/file");
+    // No unmount is sent for these: the ones that restart mount with the same id, the others' are
+    // never given back.
+    rig.sh(
+        "dk_kill; dk_start; until_true 60 docker exec again true; docker exec again cat /data/file",
+    );
     is_removable(&rig, "again once", "vol1");
 }
 
@@ -29,7 +33,8 @@ fn containers_outlive_an_engine_with_live_restore() {
     let rig = Rig::new();
     rig.sh("vol_start; dk_start --live-restore; dk_image; docker volume create -d ckptfs vol1; dk_counter writer /data/log -v vol1:/data");
     for end in ["dk_stop", "dk_kill"] {
-        // What the container writes meanwhile is seen through its mount, for there is no engine to ask.
+        // What the container writes meanwhile is seen through its mount, for there is no engine to
+        // ask.
         rig.sh(&format!(
             "log=$(mounted vol1)/log; {end}
             lines() {{ wc -l <\"$log\"; }}; more() {{ [ $(lines) -gt $1 ]; }}
@@ -43,9 +48,15 @@ fn containers_outlive_an_engine_with_live_restore() {
 fn the_driver_is_killed() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs vol1; dk_counter writer /data/log -v vol1:/data; vol_kill; still_counts writer /data/log");
-    assert_eq!(rig.sh("docker exec writer mkdir /data/.snapshots/meanwhile; ckptfs checkpoint --volume vol1"), "2\n");
+    assert_eq!(
+        rig.sh(
+            "docker exec writer mkdir /data/.snapshots/meanwhile; ckptfs checkpoint --volume vol1"
+        ),
+        "2\n"
+    );
     rig.sh("vol_start; still_counts writer /data/log; dr -v vol1:/data bb:local sh -c '[ -s /data/.snapshots/meanwhile/log ]'");
-    // An end it was not told of: the container's unmount finds no driver, and waits for one that comes back.
+    // An end it was not told of: the container's unmount finds no driver, and waits for one that
+    // comes back.
     rig.sh("vol_kill; docker rm -f writer >/dev/null & job=$!; vol_start; wait $job; until_true 60 is_unmounted vol1");
     is_removable(&rig, "$(docker ps -aq)", "vol1");
 }
@@ -66,7 +77,10 @@ fn the_daemon_is_killed_while_a_container_writes() {
             still_counts writer /data/log; before=$(pid); sleep 0.3; kill -KILL $before
             still_counts writer /data/log; [ $(pid) != $before ]; ckptfs checkpoint --volume vol1");
     }
-    assert_eq!(rig.sh("ckptfs log --volume vol1 --json | grep -o '\"id\":[0-9]*' | wc -l"), "3\n");
+    assert_eq!(
+        rig.sh("ckptfs log --volume vol1 --json | grep -o '\"id\":[0-9]*' | wc -l"),
+        "3\n"
+    );
     is_removable(&rig, "writer", "vol1");
 }
 
@@ -74,25 +88,37 @@ fn the_daemon_is_killed_while_a_container_writes() {
 fn all_of_it_is_killed() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs vol1; dk_counter writer /data/log -v vol1:/data --restart always; ckptfs checkpoint --volume vol1");
-    let counted: u64 = rig.sh("counted writer /data/log").trim().parse().expect("a number");
+    let counted: u64 = rig
+        .sh("counted writer /data/log")
+        .trim()
+        .parse()
+        .expect("a number");
     rig.sh("shims=$(pidof containerd-shim-runc-v2); dk_kill; vol_kill; kill -KILL $shims
         # A holder whose worker dies first may have begun another by the time it is killed itself.
         none_left() { ! pids=$(pidof ckptfs) || { kill -KILL $pids; false; }; }; until_true 30 none_left
         vol_start; dk_start; until_true 60 docker exec writer true");
-    let found: u64 = rig.sh("docker exec writer sort -n /data/log | tail -n 1").trim().parse().expect("a number");
+    let found: u64 = rig
+        .sh("docker exec writer sort -n /data/log | tail -n 1")
+        .trim()
+        .parse()
+        .expect("a number");
     assert!(found >= counted, "{found} of {counted}");
     assert_eq!(rig.sh("ckptfs checkpoint --volume vol1"), "2\n");
     is_removable(&rig, "writer", "vol1");
 }
 
-/// Nobody gave the volume back for the container that the engine's death took along: the next one found what it had written.
+/// Nobody gave the volume back for the container that the engine's death took along: the next one
+/// found what it had written.
 fn an_ephemeral_volume_is_fresh_after_the_engine_was_killed() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs base; dr -v base:/data bb:local sh -c 'echo base >/data/file'
         docker volume create -d ckptfs -o from=base -o ephemeral=true trial
         dk_long one -v trial:/data; docker exec one sh -c 'echo dirty >/data/file'
         dk_kill; dk_start; docker rm -f one >/dev/null");
-    assert_eq!(rig.sh("dr -v trial:/data bb:local cat /data/file; until_true 60 is_unmounted trial"), "base\n");
+    assert_eq!(
+        rig.sh("dr -v trial:/data bb:local cat /data/file; until_true 60 is_unmounted trial"),
+        "base\n"
+    );
 }
 
 on_an_engine! {

@@ -31,18 +31,30 @@ fn snapshots_become_checkpoints(v: Variant) {
     sh(&dir, SNAPSHOTS);
     let ckptfs = env!("CARGO_BIN_EXE_ckptfs");
     let listed = sh(&dir, &format!("{ckptfs} import -n snaps"));
-    assert!(listed.starts_with("2026-01-01\n2026-01-02\n2026-01-03\n2026-01-04\n") && !dir.join("snaps-history").exists(), "{listed}");
+    assert!(
+        listed.starts_with("2026-01-01\n2026-01-02\n2026-01-03\n2026-01-04\n")
+            && !dir.join("snaps-history").exists(),
+        "{listed}"
+    );
     sh(&dir, &format!("{ckptfs} import snaps"));
     let mount = Mount::start(&dir.join("snaps-history"), &MountOpts::new(v.io));
     for (id, name) in (1..).zip(["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]) {
-        assert_same(&tree_of(&mount.view(id)), &links_do_not_count_across(&dir.join("snaps").join(name)));
+        assert_same(
+            &tree_of(&mount.view(id)),
+            &links_do_not_count_across(&dir.join("snaps").join(name)),
+        );
         let found = mount.json(&["find", "--label", &format!("Snapshot={name}")]);
         assert_eq!(found[0]["id"], id, "{found}");
     }
     // What rsync left alone is not copied again: nothing but what changed is in the history.
     let changed = mount.json(&["diff", "2", "3"]);
     // rsync gives some directories another time.
-    let files: Vec<_> = changed.as_array().expect("changes").iter().filter(|change| change["kind"] != "dir").collect();
+    let files: Vec<_> = changed
+        .as_array()
+        .expect("changes")
+        .iter()
+        .filter(|change| change["kind"] != "dir")
+        .collect();
     assert!(files.is_empty(), "{files:?}");
 }
 
@@ -54,16 +66,37 @@ fn snapper_s_are_found_with_their_dates(v: Variant) {
         "for n in 9 10; do mkdir -p s/$n/snapshot; echo $n > s/$n/snapshot/f
          echo \"<snapshot><num>$n</num><date>2026-01-1$((n - 9)) 10:00:00</date><description>before &lt;$n&gt;</description></snapshot>\" > s/$n/info.xml; done",
     );
-    sh(&dir, &format!("{} import s --into tree", env!("CARGO_BIN_EXE_ckptfs")));
+    sh(
+        &dir,
+        &format!("{} import s --into tree", env!("CARGO_BIN_EXE_ckptfs")),
+    );
     let mount = Mount::start(&dir.join("tree"), &MountOpts::new(v.io));
-    assert_eq!(std::fs::read_to_string(mount.view(1).join("f")).expect("f"), "9\n");
-    assert_eq!(std::fs::read_to_string(mount.view(2).join("f")).expect("f"), "10\n");
+    assert_eq!(
+        std::fs::read_to_string(mount.view(1).join("f")).expect("f"),
+        "9\n"
+    );
+    assert_eq!(
+        std::fs::read_to_string(mount.view(2).join("f")).expect("f"),
+        "10\n"
+    );
     let found = mount.json(&["find", "--label", "Date=2026-01-11 10:00:00"]);
-    assert_eq!((found[0]["id"].as_u64(), found[0]["note"].as_str().and_then(|note| note.lines().next())), (Some(2), Some("before <10>")));
-    // They had the time of the import: whoever asked for a day got nothing, and a rule of a day kept one of them all.
+    assert_eq!(
+        (
+            found[0]["id"].as_u64(),
+            found[0]["note"]
+                .as_str()
+                .and_then(|note| note.lines().next())
+        ),
+        (Some(2), Some("before <10>"))
+    );
+    // They had the time of the import: whoever asked for a day got nothing, and a rule of a day
+    // kept one of them all.
     assert_eq!(found[0]["created"], "2026-01-11T10:00:00Z");
     assert_eq!(mount.json(&["show", "@{2026-01-10T12:00:00Z}"])["id"], 1);
-    assert_eq!(mount.json(&["find", "--until", "2026-01-11T00:00:00Z"])[0]["id"], 1);
+    assert_eq!(
+        mount.json(&["find", "--until", "2026-01-11T00:00:00Z"])[0]["id"],
+        1
+    );
     let kept = mount.json(&["gc", "--keep-daily", "2", "--dry-run"]);
     assert_eq!(kept["gone"], serde_json::json!([]), "one of each day");
 }

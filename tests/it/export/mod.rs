@@ -1,4 +1,5 @@
-//! A checkpoint's tree elsewhere: exports, whole and from one state to the next, tar streams, forks, and histories brought in from plain snapshots.
+//! A checkpoint's tree elsewhere: exports, whole and from one state to the next, tar streams,
+//! forks, and histories brought in from plain snapshots.
 
 mod import;
 mod refused;

@@ -1,4 +1,5 @@
-//! What an export is compared with: the live tree as it was when the checkpoint was made, read before anything else happened.
+//! What an export is compared with: the live tree as it was when the checkpoint was made, read
+//! before anything else happened.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,7 +26,10 @@ pub fn live(rig: &Rig) -> Tree {
 /// A copy, without the mark that says that it is an export.
 pub fn copy_at(dest: &Path) -> Tree {
     let mut tree = tree_of(dest);
-    tree.get_mut(Path::new("")).expect("a root").xattrs.remove(&OsString::from("user.ckptfs.export"));
+    tree.get_mut(Path::new(""))
+        .expect("a root")
+        .xattrs
+        .remove(&OsString::from("user.ckptfs.export"));
     tree
 }
 
@@ -37,7 +41,14 @@ pub fn assert_is(dest: &Path, expected: &Tree) {
 
 #[track_caller]
 pub fn assert_same(found: &Tree, expected: &Tree) {
-    let differences = compare(found, expected, &TreeOpts { ignore: Vec::new(), ..TreeOpts::default() });
+    let differences = compare(
+        found,
+        expected,
+        &TreeOpts {
+            ignore: Vec::new(),
+            ..TreeOpts::default()
+        },
+    );
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
@@ -47,7 +58,8 @@ const CHANGES: [&str; 4] = [
     "echo more >> deep/er/and/deeper/leaf; echo new > plain.txt.new; mv plain.txt.new wide/file-000; chmod 640 wide/file-001
      touch -r wide/file-002 ref; printf X > wide/file-002; touch -r ref wide/file-002; rm ref
      touch -d 2001-02-03T04:05:06.7Z wide/file-003; chmod 700 deep; setfattr -n user.new -v 1 wide/file-004",
-    // Names come, go, move; links are made and cut; kinds change; directories take each other's places.
+    // Names come, go, move; links are made and cut; kinds change; directories take each other's
+    // places.
     "ln plain.txt wide/another; rm links/same-again; mv wide/file-010 deep/; mkdir -p n/e/w; mv deep/er/and n/e/; rm -r empty-dir
      echo file > empty-dir; rm to-plain; mkdir to-plain; echo in > to-plain/f; mkdir a b; echo a > a/f; echo b > b/f; ln a/f b/linked
      ln -sfn elsewhere dangling; mkfifo n/fifo; truncate -s 1G n/sparse; echo end >> n/sparse",
@@ -67,6 +79,9 @@ pub fn history(rig: &Rig) -> Vec<(u64, Tree)> {
     }
     all.push((rig.mount.checkpoint(), live(rig)));
     // The live tree is another than any of them.
-    sh(rig.path(), "echo later > later; echo later >> plain.txt; rm -r deep; mv narrow/file-250 .; ln binary binary-too");
+    sh(
+        rig.path(),
+        "echo later > later; echo later >> plain.txt; rm -r deep; mv narrow/file-250 .; ln binary binary-too",
+    );
     all
 }

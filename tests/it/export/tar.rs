@@ -15,13 +15,25 @@ fn a_stream_is_the_tree(v: Variant) {
         let (id, expected) = &history[step];
         let file = dir.join(format!("{step}.tar"));
         let mut command = rig.mount.command(&["export", &id.to_string(), "-"]);
-        let status = command.stdout(File::create(&file).expect("file")).status().expect("runs");
+        let status = command
+            .stdout(File::create(&file).expect("file"))
+            .status()
+            .expect("runs");
         assert!(status.success());
         let size = file.metadata().expect("stat").len();
         assert!(size < 4 << 20, "holes are not in the stream: {size}");
         let to = dir.join(step.to_string());
         sh(&dir, &format!("mkdir {step}"));
-        let mut untar = tool("tar", &["--xattrs", "--xattrs-include=*", "--same-owner", "--numeric-owner", "-xpf"]);
+        let mut untar = tool(
+            "tar",
+            &[
+                "--xattrs",
+                "--xattrs-include=*",
+                "--same-owner",
+                "--numeric-owner",
+                "-xpf",
+            ],
+        );
         succeeds(untar.arg(&file).arg("-C").arg(&to), 60);
         let mut expected = expected.clone();
         // The format has none.
@@ -32,7 +44,8 @@ fn a_stream_is_the_tree(v: Variant) {
 
 for_each_variant! { one => a_stream_is_the_tree }
 
-/// A stream that is read slowly is held up wherever the pipe is full, and everything is changed meanwhile.
+/// A stream that is read slowly is held up wherever the pipe is full, and everything is changed
+/// meanwhile.
 fn writers_do_not_reach_a_stream(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sample_tree(dir);
@@ -49,7 +62,10 @@ fn writers_do_not_reach_a_stream(v: Variant) {
     let writers = "while [ -e go ]; do for f in many/[0-9]*; do echo changed > $f; done; for f in many/1*; do mv $f $f.x; done; rm -f many/*.x; \
         for i in $(seq 100 199); do echo $i > many/$i; done; chmod 600 many/2*; ln -f binary many/b; echo more >> large; rm -rf deep; done";
     std::fs::write(rig.path().join("go"), "").expect("go");
-    let mut child = tool("bash", &["-c", writers]).current_dir(rig.path()).spawn().expect("spawn");
+    let mut child = tool("bash", &["-c", writers])
+        .current_dir(rig.path())
+        .spawn()
+        .expect("spawn");
     let told = [0, 1, 2].map(|round| {
         let to = dir.join(round.to_string());
         std::fs::create_dir(&to).expect("mkdir");

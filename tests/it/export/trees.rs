@@ -19,7 +19,10 @@ impl Random {
 
     fn path(&mut self) -> String {
         let depth = 1 + self.below(3);
-        (0..depth).map(|_| ["a", "b", "c", "d"][self.below(4) as usize]).collect::<Vec<_>>().join("/")
+        (0..depth)
+            .map(|_| ["a", "b", "c", "d"][self.below(4) as usize])
+            .collect::<Vec<_>>()
+            .join("/")
     }
 }
 
@@ -34,7 +37,12 @@ fn operate(root: &Path, random: &mut Random, number: u64) {
         5 => drop(fs::rename(&one, &other)),
         6 => drop(fs::hard_link(&one, &other)),
         7 => drop(std::os::unix::fs::symlink(number.to_string(), &one)),
-        _ => drop(fs::OpenOptions::new().append(true).open(&one).and_then(|mut file| std::io::Write::write_all(&mut file, b"+"))),
+        _ => drop(
+            fs::OpenOptions::new()
+                .append(true)
+                .open(&one)
+                .and_then(|mut file| std::io::Write::write_all(&mut file, b"+")),
+        ),
     }
 }
 
@@ -53,15 +61,27 @@ fn checkpoints(rig: &Rig, random: &mut Random) -> Vec<(u64, Tree)> {
 
 fn the_copy_of_any_checkpoint_becomes_that_of_any_other(v: Variant) {
     let rig = v.start();
-    let seed = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x2545_f491_4f6c_dd1d);
+    let seed = std::env::var("CKPTFS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(0x2545_f491_4f6c_dd1d);
     println!("seed {seed}");
     let mut random = Random(seed);
     let all = checkpoints(&rig, &mut random);
     let dest = copies(&rig).join("c");
     for round in 0..16 {
         let (id, expected) = &all[random.below(all.len() as u64) as usize];
-        let said = rig.mount.json(&["export", &id.to_string(), &dest.display().to_string()]);
-        assert_eq!((said["from"].is_null(), said["refused"].as_array().map(Vec::len)), (round == 0, Some(0)), "{said}");
+        let said = rig
+            .mount
+            .json(&["export", &id.to_string(), &dest.display().to_string()]);
+        assert_eq!(
+            (
+                said["from"].is_null(),
+                said["refused"].as_array().map(Vec::len)
+            ),
+            (round == 0, Some(0)),
+            "{said}"
+        );
         assert_is(&dest, expected);
     }
 }

@@ -14,10 +14,12 @@ fn start(v: Variant) -> Rig {
 }
 
 fn export(rig: &Rig, id: u64, dest: &Path) -> serde_json::Value {
-    rig.mount.json(&["export", &id.to_string(), &dest.display().to_string()])
+    rig.mount
+        .json(&["export", &id.to_string(), &dest.display().to_string()])
 }
 
-/// Forward, over several states at once, back, and to a filesystem that shares nothing with the tree's.
+/// Forward, over several states at once, back, and to a filesystem that shares nothing with the
+/// tree's.
 fn an_export_is_the_tree_and_goes_on_from_any_other(v: Variant) {
     let rig = start(v);
     let history = history(&rig);
@@ -27,11 +29,26 @@ fn an_export_is_the_tree_and_goes_on_from_any_other(v: Variant) {
     for step in [0, 1, 2, 3, 4, 1, 0, 4] {
         let (id, expected) = &history[step];
         let said = export(&rig, *id, &near);
-        assert_eq!((&said["from"], &said["refused"]), (&serde_json::json!(before), &serde_json::json!([])), "{said}");
+        assert_eq!(
+            (&said["from"], &said["refused"]),
+            (&serde_json::json!(before), &serde_json::json!([])),
+            "{said}"
+        );
         assert_is(&near, expected);
-        assert_eq!(rig.mount.ok(&["export", "--check", &id.to_string(), &near.display().to_string()]), "");
+        assert_eq!(
+            rig.mount.ok(&[
+                "export",
+                "--check",
+                &id.to_string(),
+                &near.display().to_string()
+            ]),
+            ""
+        );
         if v.fs.has_reflink() && before.is_none() {
-            assert!(said["cloned"].as_u64() > Some(300) && said["copied"] == 0, "{said}");
+            assert!(
+                said["cloned"].as_u64() > Some(300) && said["copied"] == 0,
+                "{said}"
+            );
         }
         before = Some(*id);
     }
@@ -48,13 +65,37 @@ fn only_what_changed_is_touched(v: Variant) {
     let dest = copies(&rig).join("c");
     let first = rig.mount.checkpoint();
     export(&rig, first, &dest);
-    let stamp = |name: &str| fs::symlink_metadata(dest.join(name)).map(|meta| (meta.ino(), meta.ctime(), meta.ctime_nsec())).expect("stat");
-    let names = ["wide/file-100", "deep/er/and/deeper/leaf", "links/same-as-plain", "wide", "deep", "fifo"];
+    let stamp = |name: &str| {
+        fs::symlink_metadata(dest.join(name))
+            .map(|meta| (meta.ino(), meta.ctime(), meta.ctime_nsec()))
+            .expect("stat")
+    };
+    let names = [
+        "wide/file-100",
+        "deep/er/and/deeper/leaf",
+        "links/same-as-plain",
+        "wide",
+        "deep",
+        "fifo",
+    ];
     let (before, changed) = (names.map(stamp), stamp("wide/file-101"));
     sh(rig.path(), "echo more >> wide/file-101");
     let second = rig.mount.checkpoint();
-    let told = rig.mount.json(&["export", "-n", &second.to_string(), &dest.display().to_string()]);
-    assert_eq!((told["made"].as_u64(), told["removed"].as_u64(), told["dry_run"].as_bool()), (Some(2), Some(0), Some(true)), "{told}");
+    let told = rig.mount.json(&[
+        "export",
+        "-n",
+        &second.to_string(),
+        &dest.display().to_string(),
+    ]);
+    assert_eq!(
+        (
+            told["made"].as_u64(),
+            told["removed"].as_u64(),
+            told["dry_run"].as_bool()
+        ),
+        (Some(2), Some(0), Some(true)),
+        "{told}"
+    );
     let said = export(&rig, second, &dest);
     assert_eq!(said["from"], first);
     let after = names.map(stamp);
@@ -73,17 +114,31 @@ fn an_interrupted_export_is_finished_by_the_next(v: Variant) {
     let first = rig.mount.checkpoint();
     let dest = copies(&rig).join("c");
     for entries in [1, 30] {
-        let mut command = rig.mount.command(&["export", &first.to_string(), &dest.display().to_string()]);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("spawn");
-        while fs::read_dir(&dest).map_or(0, Iterator::count) < entries && child.try_wait().expect("wait").is_none() {}
+        let mut command =
+            rig.mount
+                .command(&["export", &first.to_string(), &dest.display().to_string()]);
+        let mut child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("spawn");
+        while fs::read_dir(&dest).map_or(0, Iterator::count) < entries
+            && child.try_wait().expect("wait").is_none()
+        {}
         let _ = child.kill();
         let _ = child.wait();
     }
     export(&rig, first, &dest);
     assert_is(&dest, &live(&rig));
-    sh(rig.path(), "rm -r m1 m2; mkdir x; echo new > m3/1; ln m3/2 x/linked");
+    sh(
+        rig.path(),
+        "rm -r m1 m2; mkdir x; echo new > m3/1; ln m3/2 x/linked",
+    );
     let second = rig.mount.checkpoint();
-    sh(&dest, "rm -r m4; echo dirt > m5/1; echo dirt > dirt; mkdir m6/d; ln m7/1 m7/more; rm m8/1; mkdir m8/1; : > .ckptfs-export-1-1; chmod 0 m9");
+    sh(
+        &dest,
+        "rm -r m4; echo dirt > m5/1; echo dirt > dirt; mkdir m6/d; ln m7/1 m7/more; rm m8/1; mkdir m8/1; : > .ckptfs-export-1-1; chmod 0 m9",
+    );
     let mark = "setfattr -n user.ckptfs.export -v \"$(getfattr --only-values -n user.ckptfs.export . | sed s/whole/begun/)\" .";
     sh(&dest, mark);
     let said = export(&rig, second, &dest);
@@ -104,20 +159,32 @@ fn changes_to_the_copy_are_found_when_asked_for(v: Variant) {
         "touch -r wide/file-001 r; printf Y > wide/file-001; touch -r r wide/file-001; rm r wide/file-002; touch -r plain.txt r; cp -p links/same-again t; mv t links/same-again; rm r",
     );
     let found = rig.mount.run(&["export", "--check", &id, &at]);
-    let found = (found.status.code(), String::from_utf8(found.stdout).expect("text"));
+    let found = (
+        found.status.code(),
+        String::from_utf8(found.stdout).expect("text"),
+    );
     for path in ["wide/file-001\n", "wide/file-002\n", "links/same-again\n"] {
-        assert!(found.0 == Some(1) && found.1.contains(path), "{path} {found:?}");
+        assert!(
+            found.0 == Some(1) && found.1.contains(path),
+            "{path} {found:?}"
+        );
     }
     let untouched = copy_at(&dest);
     rig.mount.ok(&["export", &id, &at]);
-    assert_eq!(untouched.get(Path::new("wide/file-001")), copy_at(&dest).get(Path::new("wide/file-001")), "without --full nothing is looked at");
-    // The byte that hides behind size and time is what --check is for; what differs otherwise is made anew.
+    assert_eq!(
+        untouched.get(Path::new("wide/file-001")),
+        copy_at(&dest).get(Path::new("wide/file-001")),
+        "without --full nothing is looked at"
+    );
+    // The byte that hides behind size and time is what --check is for; what differs otherwise is
+    // made anew.
     sh(&dest, "touch wide/file-001");
     rig.mount.ok(&["export", "--full", &id, &at]);
     assert_is(&dest, &live(&rig));
 }
 
-/// What was cloned from a live file counts only once it is proven that the file had not changed: deterministically, by hand.
+/// What was cloned from a live file counts only once it is proven that the file had not changed:
+/// deterministically, by hand.
 fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     use ckptfs::control::Client;
     use ckptfs::engine::api::StateName;
@@ -126,29 +193,45 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     let id = rig.mount.checkpoint();
     let store = ckptfs::sys::host::open_dir_path(&rig.path().join(".ckptfs")).expect("the store");
     let mut client = Client::connect(&store).expect("connect");
-    let (begun, _) = client.ask_with_files(ExportAsk::Begin { state: StateName(id.to_string()), from: None }).expect("begins");
+    let (begun, _) = client
+        .ask_with_files(ExportAsk::Begin {
+            state: StateName(id.to_string()),
+            from: None,
+        })
+        .expect("begins");
     let (mut given, mut done, mut changed, mut again) = (0, Vec::new(), false, Vec::new());
     loop {
-        let (part, files) = client.ask_with_files(ExportAsk::Next { run: begun.run, done: std::mem::take(&mut done) }).expect("part");
+        let (part, files) = client
+            .ask_with_files(ExportAsk::Next {
+                run: begun.run,
+                done: std::mem::take(&mut done),
+            })
+            .expect("part");
         if part.finished {
             break;
         }
         done.extend((part.part > 0).then_some(part.part));
         let mut files = files.into_iter();
         for entry in part.entries {
-            let file = (entry.data == ckptfs::engine::export::parts::ExportData::File).then(|| files.next().expect("a descriptor"));
+            let file = (entry.data == ckptfs::engine::export::parts::ExportData::File)
+                .then(|| files.next().expect("a descriptor"));
             given += 1;
             if entry.path.0 == b"wide/file-123" && !entry.again {
                 // Given, and changed before it was confirmed.
                 fs::write(rig.path().join("wide/file-123"), "changed").expect("write");
                 changed = true;
                 let mut bytes = [0; 16];
-                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0).expect("read");
+                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
+                    .expect("read");
                 assert_eq!(&bytes[..read], b"changed", "it was the live file");
             } else if entry.again {
                 let mut bytes = [0; 16];
-                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0).expect("read");
-                again.push((String::from_utf8_lossy(&entry.path.0).into_owned(), bytes[..read].to_vec()));
+                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
+                    .expect("read");
+                again.push((
+                    String::from_utf8_lossy(&entry.path.0).into_owned(),
+                    bytes[..read].to_vec(),
+                ));
             }
         }
     }
@@ -158,9 +241,19 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     drop(client);
     let mut other = Client::connect(&store).expect("connect");
     let began = std::time::Instant::now();
-    let known = |other: &mut Client| other.ask_with_files(ExportAsk::Next { run: begun.run, done: Vec::new() }).is_ok();
+    let known = |other: &mut Client| {
+        other
+            .ask_with_files(ExportAsk::Next {
+                run: begun.run,
+                done: Vec::new(),
+            })
+            .is_ok()
+    };
     while known(&mut other) {
-        assert!(began.elapsed() < std::time::Duration::from_secs(30), "the export is still known");
+        assert!(
+            began.elapsed() < std::time::Duration::from_secs(30),
+            "the export is still known"
+        );
     }
 }
 
@@ -173,7 +266,10 @@ fn writers_do_not_reach_an_export(v: Variant) {
     let writers = "while [ -e go ]; do for f in wide/file-*; do echo changed > $f; done; for f in wide/file-1*; do mv $f $f.x; done; rm -f wide/*.x; \
         mkdir -p wide/d; for i in $(seq 100); do echo $i > wide/file-1$i; done; chmod 600 wide/file-2*; ln -f binary wide/b; rm -r deep 2>/dev/null || true; done";
     fs::write(rig.path().join("go"), "").expect("go");
-    let mut child = crate::common::tool("bash", &["-c", writers]).current_dir(rig.path()).spawn().expect("spawn");
+    let mut child = crate::common::tool("bash", &["-c", writers])
+        .current_dir(rig.path())
+        .spawn()
+        .expect("spawn");
     for round in 0..3 {
         export(&rig, id, &dest.join(round.to_string()));
     }
@@ -192,24 +288,42 @@ fn a_fork_is_independent(v: Variant) {
     let at = fork.display().to_string();
     rig.mount.ok(&["fork", &history[1].0.to_string(), &at]);
     assert_is(&fork, &history[1].1);
-    sh(&fork, "[ -z \"$(getfattr -m ckptfs . 2>/dev/null)\" ]; echo changed > plain.txt; rm -r wide");
+    sh(
+        &fork,
+        "[ -z \"$(getfattr -m ckptfs . 2>/dev/null)\" ]; echo changed > plain.txt; rm -r wide",
+    );
     assert_is(
         &{
             let again = copies(&rig).join("again");
-            rig.mount.ok(&["fork", &history[1].0.to_string(), &again.display().to_string()]);
+            rig.mount.ok(&[
+                "fork",
+                &history[1].0.to_string(),
+                &again.display().to_string(),
+            ]);
             again
         },
         &history[1].1,
     );
     let said = rig.mount.run(&["fork", "1", &at]);
-    assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("is not empty"));
+    assert!(
+        !said.status.success() && String::from_utf8_lossy(&said.stderr).contains("is not empty")
+    );
     if v.io == Io::Passthrough {
         let mounted = copies(&rig).join("mounted");
         let at = mounted.display().to_string();
         rig.mount.ok(&["fork", "1", &at, "--mount"]);
-        sh(&mounted, "\"$0\" checkpoint".replace("$0", env!("CARGO_BIN_EXE_ckptfs")).as_str());
+        sh(
+            &mounted,
+            "\"$0\" checkpoint"
+                .replace("$0", env!("CARGO_BIN_EXE_ckptfs"))
+                .as_str(),
+        );
         let unmounted = rig.mount.run(&["umount", &at]);
-        assert!(unmounted.status.success(), "{}", String::from_utf8_lossy(&unmounted.stderr));
+        assert!(
+            unmounted.status.success(),
+            "{}",
+            String::from_utf8_lossy(&unmounted.stderr)
+        );
     }
 }
 

@@ -1,7 +1,9 @@
-//! A disk without one free block or inode, and nothing in reserve: it is mounted, taken over, and freed all the same, and nothing is lost.
+//! A disk without one free block or inode, and nothing in reserve: it is mounted, taken over, and
+//! freed all the same, and nothing is lost.
 //!
-//! Story: on an XFS that its user had filled, the worker was killed. Five others failed to make an index, and the mount was gone; `ckptfs mount` set the
-//! good index aside as unreadable and failed too; and `gc` and `delete` wanted a mount.
+//! Story: on an XFS that its user had filled, the worker was killed. Five others failed to make an
+//! index, and the mount was gone; `ckptfs mount` set the good index aside as unreadable and failed
+//! too; and `gc` and `delete` wanted a mount.
 
 use std::fs;
 use std::process::Output;
@@ -33,7 +35,10 @@ fn image(fs: Fs, by: By) -> Image {
         (Fs::Tmpfs, _) => {
             let image = Image::new(fs, 24 << 20);
             if by == By::Inodes {
-                succeeds(tool("mount", &["-o", "remount,nr_inodes=900"]).arg(image.path()), TOOL_SECONDS);
+                succeeds(
+                    tool("mount", &["-o", "remount,nr_inodes=900"]).arg(image.path()),
+                    TOOL_SECONDS,
+                );
             }
             image
         }
@@ -43,29 +48,47 @@ fn image(fs: Fs, by: By) -> Image {
 
 fn offline(full: &Full, arguments: &[&str]) -> Output {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-    run_limited(command.arg("-C").arg(&full.backing).args(arguments), VERB_SECONDS)
+    run_limited(
+        command.arg("-C").arg(&full.backing).args(arguments),
+        VERB_SECONDS,
+    )
 }
 
 #[track_caller]
 fn works(output: &Output) {
-    let said = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{}: {said:?}", output.status);
 }
 
-/// Every checkpoint from the one given on is what it was, and the live tree too; and nothing was taken for damage.
+/// Every checkpoint from the one given on is what it was, and the live tree too; and nothing was
+/// taken for damage.
 #[track_caller]
 fn nothing_is_lost(full: &Full, views: &[(u64, Tree)], from: u64, live: &Tree) {
-    views.iter().filter(|(id, _)| *id >= from).for_each(|(id, was)| full.kept(*id, was));
+    views
+        .iter()
+        .filter(|(id, _)| *id >= from)
+        .for_each(|(id, was)| full.kept(*id, was));
     assert_tree_is(full.mount.path(), live, &TreeOpts::default());
-    let names = fs::read_dir(full.backing.join(".ckptfs")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let aside: Vec<String> = names.filter(|name| name.starts_with("index.bad") || name == "aside").collect();
+    let names = fs::read_dir(full.backing.join(".ckptfs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let aside: Vec<String> = names
+        .filter(|name| name.starts_with("index.bad") || name == "aside")
+        .collect();
     assert!(aside.is_empty(), "{aside:?}");
 }
 
 fn history(full: &Full) -> Vec<(u64, Tree)> {
     let work = |round: u64| {
         for number in 0..FILES {
-            fs::write(full.path(&format!("f{number}")), vec![b'a' + (round % 26) as u8; 900 + number]).unwrap();
+            fs::write(
+                full.path(&format!("f{number}")),
+                vec![b'a' + (round % 26) as u8; 900 + number],
+            )
+            .unwrap();
         }
         let id = full.mount.checkpoint();
         (id, full.live())
@@ -73,16 +96,27 @@ fn history(full: &Full) -> Vec<(u64, Tree)> {
     (0..CHECKPOINTS).map(work).collect()
 }
 
-/// Mounts again. XFS refuses a new inode, and so a control socket, without some hundred blocks beside those that it keeps for itself: then the tree is served,
-/// and who removes something has the verbs back.
+/// Mounts again. XFS refuses a new inode, and so a control socket, without some hundred blocks
+/// beside those that it keeps for itself: then the tree is served, and who removes something has
+/// the verbs back.
 fn mount_again(full: &mut Full, io: Io) {
-    let opts = MountOpts { mountpoint: Some(full.mount.path().to_owned()), ..MountOpts::new(io) };
+    let opts = MountOpts {
+        mountpoint: Some(full.mount.path().to_owned()),
+        ..MountOpts::new(io)
+    };
     works(&Mount::try_start(&full.backing, &opts));
     if full.image.fs() == Fs::Xfs && !full.mount.run(&["status"]).status.success() {
         assert!(fs::read(full.path("f1")).is_ok(), "the tree is served");
-        let filler = fs::OpenOptions::new().write(true).open(full.image.path().join("filler")).unwrap();
-        filler.set_len(filler.metadata().unwrap().len().saturating_sub(24 << 20)).unwrap();
-        wait_until("the verbs work", 20, || full.mount.run(&["status"]).status.success());
+        let filler = fs::OpenOptions::new()
+            .write(true)
+            .open(full.image.path().join("filler"))
+            .unwrap();
+        filler
+            .set_len(filler.metadata().unwrap().len().saturating_sub(24 << 20))
+            .unwrap();
+        wait_until("the verbs work", 20, || {
+            full.mount.run(&["status"]).status.success()
+        });
     }
     full.mount.adopt();
 }
@@ -97,11 +131,18 @@ fn fill(full: &Full, by: By) {
         By::User => {}
         By::Captures => {
             let large = full.path("large");
-            let write = |round: u8| fs::write(&large, vec![round; 2 << 20]).is_ok() && full.mount.run(&["checkpoint"]).status.success();
+            let write = |round: u8| {
+                fs::write(&large, vec![round; 2 << 20]).is_ok()
+                    && full.mount.run(&["checkpoint"]).status.success()
+            };
             assert!((0..=u8::MAX).any(|round| !write(round)), "it is full");
         }
         By::Inodes => {
-            let made = (0..2000).take_while(|number| fs::write(full.image.path().join(format!("filler-i{number}")), "").is_ok()).count();
+            let made = (0..2000)
+                .take_while(|number| {
+                    fs::write(full.image.path().join(format!("filler-i{number}")), "").is_ok()
+                })
+                .count();
             assert!(made < 2000, "it is full");
             return;
         }
@@ -110,18 +151,32 @@ fn fill(full: &Full, by: By) {
 }
 
 fn a_full_disk(fs: Fs, by: By) {
-    let io = if fs.has_reflink() { Io::Passthrough } else { Io::Daemon };
+    let io = if fs.has_reflink() {
+        Io::Passthrough
+    } else {
+        Io::Daemon
+    };
     if let Some(reason) = (Variant { fs, io }).unavailable() {
         return skip(&reason);
     }
     let mut full = Full::new(image(fs, by), io);
     let views = history(&full);
     let reserve = full.backing.join(".ckptfs/reserve");
-    wait_until("the reserve is made", 60, || reserve.join("ballast-0").exists());
+    wait_until("the reserve is made", 60, || {
+        reserve.join("ballast-0").exists()
+    });
     fill(&full, by);
     // All is used up but what the past never gets.
-    for entry in fs::read_dir(&reserve).unwrap().map(|entry| entry.unwrap().path()).filter(|path| !path.ends_with("ballast-0")) {
-        if entry.is_dir() { fs::remove_dir_all(entry).unwrap() } else { fs::remove_file(entry).unwrap() }
+    for entry in fs::read_dir(&reserve)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| !path.ends_with("ballast-0"))
+    {
+        if entry.is_dir() {
+            fs::remove_dir_all(entry).unwrap()
+        } else {
+            fs::remove_file(entry).unwrap()
+        }
     }
     fill_again(&full, by);
     let live = full.live();
@@ -156,7 +211,11 @@ fn a_full_disk(fs: Fs, by: By) {
     let last = full.mount.json(&["log"])[0]["id"].as_u64().unwrap();
     fs::write(full.path("f0"), "room again").unwrap();
     full.mount.restore(last);
-    assert_tree_is(full.mount.path(), &tree_without(&full.mount.view(last), &[]), &TreeOpts::default());
+    assert_tree_is(
+        full.mount.path(),
+        &tree_without(&full.mount.view(last), &[]),
+        &TreeOpts::default(),
+    );
 }
 
 macro_rules! cases {

@@ -1,5 +1,6 @@
-//! A disk that is full while the tree is written down, in idle time or at the unmount, and while content is kept: the unmount succeeds, and whatever is done to
-//! the tree then, older views are what they were, or say that they do not know.
+//! A disk that is full while the tree is written down, in idle time or at the unmount, and while
+//! content is kept: the unmount succeeds, and whatever is done to the tree then, older views are
+//! what they were, or say that they do not know.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,7 +26,10 @@ mod without_reflink {
 
     #[test]
     fn no_room_for_copies() {
-        let variant = Variant { fs: Fs::Ext4, io: Io::Daemon };
+        let variant = Variant {
+            fs: Fs::Ext4,
+            io: Io::Daemon,
+        };
         match variant.unavailable() {
             Some(reason) => skip(&reason),
             None => super::no_room_while_the_tree_is_written_down(variant),
@@ -45,19 +49,37 @@ enum When {
 fn fill(root: &Path) {
     for dir in 0..4 {
         fs::create_dir(root.join(format!("d{dir}"))).unwrap();
-        (0..6).for_each(|file| fs::write(root.join(format!("d{dir}/f{file}")), format!("{dir} {file}\n").repeat(100)).unwrap());
+        (0..6).for_each(|file| {
+            fs::write(
+                root.join(format!("d{dir}/f{file}")),
+                format!("{dir} {file}\n").repeat(100),
+            )
+            .unwrap()
+        });
     }
 }
 
 /// Some of each: written, made, moved, removed. Every round leaves the tree as large as it was.
 fn change(root: &Path, round: usize, by: &str) {
-    let (dir, other) = (root.join(format!("d{}", round % 4)), root.join(format!("d{}", (round + 1) % 4)));
-    let mut names: Vec<PathBuf> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let (dir, other) = (
+        root.join(format!("d{}", round % 4)),
+        root.join(format!("d{}", (round + 1) % 4)),
+    );
+    let mut names: Vec<PathBuf> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     names.sort();
     fs::write(&names[0], format!("{by} {round}\n").repeat(60)).unwrap();
     fs::remove_file(&names[1]).unwrap();
     fs::rename(&names[2], other.join(format!("{by}-moved{round}"))).unwrap();
-    (0..2).for_each(|new| fs::write(dir.join(format!("{by}-new{round}-{new}")), format!("new {round}\n").repeat(80)).unwrap());
+    (0..2).for_each(|new| {
+        fs::write(
+            dir.join(format!("{by}-new{round}-{new}")),
+            format!("new {round}\n").repeat(80),
+        )
+        .unwrap()
+    });
 }
 
 /// What is not known is EIO; how much of it was. Everything else is as it was.
@@ -69,14 +91,22 @@ fn assert_never_wrong(view: &Path, copy: &Path, what: &str) -> usize {
             Err(error) => panic!("{what}: {}: {error}", path.display()),
         }
     }
-    let names =
-        |dir: &Path| -> io::Result<BTreeMap<_, _>> { fs::read_dir(dir)?.map(|entry| entry.map(|entry| (entry.file_name(), entry.path()))).collect() };
-    let Some(is) = known(names(view), view, what) else { return 1 };
+    let names = |dir: &Path| -> io::Result<BTreeMap<_, _>> {
+        fs::read_dir(dir)?
+            .map(|entry| entry.map(|entry| (entry.file_name(), entry.path())))
+            .collect()
+    };
+    let Some(is) = known(names(view), view, what) else {
+        return 1;
+    };
     let was = names(copy).unwrap();
     let listed = |names: &BTreeMap<_, PathBuf>| {
         names
             .keys()
-            .filter(|name: &&OsString| name.to_str().is_none_or(|name| name != ".ckptfs" && name != ".snapshots"))
+            .filter(|name: &&OsString| {
+                name.to_str()
+                    .is_none_or(|name| name != ".ckptfs" && name != ".snapshots")
+            })
             .cloned()
             .collect::<Vec<_>>()
     };
@@ -96,7 +126,11 @@ fn assert_never_wrong(view: &Path, copy: &Path, what: &str) -> usize {
         }
         assert_eq!(stat.len(), kept.len(), "{what}: {}", is.display());
         match known(fs::read(&is), &is, what) {
-            Some(content) => assert!(content == fs::read(&was).unwrap(), "{what}: {} has other content", is.display()),
+            Some(content) => assert!(
+                content == fs::read(&was).unwrap(),
+                "{what}: {} has other content",
+                is.display()
+            ),
             None => unknown += 1,
         }
     }
@@ -104,7 +138,10 @@ fn assert_never_wrong(view: &Path, copy: &Path, what: &str) -> usize {
 }
 
 fn arm(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
-    Client::connect(File::open(rig.path().join(".ckptfs")).unwrap()).unwrap().ask(Fault { plan }).unwrap()
+    Client::connect(File::open(rig.path().join(".ckptfs")).unwrap())
+        .unwrap()
+        .ask(Fault { plan })
+        .unwrap()
 }
 
 /// Waits until the tree is written down, but not for ever.
@@ -129,10 +166,19 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
     let (mut fired, mut unknown, mut round) = (0, 0, 0);
     let any = |nth| Plan::nth(nth, Errno::ENOSPC).lasting();
     let plans = |when: When| {
-        let one = [Call::Clone, Call::Rename, Call::Create, Call::Unlink].map(|call| any(1).only(call));
+        let one =
+            [Call::Clone, Call::Rename, Call::Create, Call::Unlink].map(|call| any(1).only(call));
         let writes = [2, 3, 5].map(|nth| any(nth).only(Call::Write).half());
-        let nth: &[u64] = if when == When::End { &[1, 2, 3, 4, 6, 8, 11, 15, 20, 26, 33, 41, 50] } else { &[] };
-        nth.iter().map(|nth| any(*nth)).chain(one).chain(writes).collect::<Vec<_>>()
+        let nth: &[u64] = if when == When::End {
+            &[1, 2, 3, 4, 6, 8, 11, 15, 20, 26, 33, 41, 50]
+        } else {
+            &[]
+        };
+        nth.iter()
+            .map(|nth| any(*nth))
+            .chain(one)
+            .chain(writes)
+            .collect::<Vec<_>>()
     };
     for when in [When::Idle, When::End] {
         for plan in plans(when) {
@@ -145,7 +191,8 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
                 && let Some((oldest, _)) = copies.pop_first()
             {
                 // What was kept goes with it, so all is walked again.
-                rig.mount.ok(&["delete", "--now", "--yes", &oldest.to_string()]);
+                rig.mount
+                    .ok(&["delete", "--now", "--yes", &oldest.to_string()]);
             }
             let copy = rig.image.path().join(format!("copy-{round}"));
             copy_tree(&root, &copy);
@@ -164,15 +211,25 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
             rig.mount.umount();
             change(&root, round + 1, "past");
             rig.mount.remount();
-            unknown += copies.iter().rev().take(3).map(|(id, copy)| assert_never_wrong(&rig.mount.view(*id), copy, &what)).sum::<usize>();
+            unknown += copies
+                .iter()
+                .rev()
+                .take(3)
+                .map(|(id, copy)| assert_never_wrong(&rig.mount.view(*id), copy, &what))
+                .sum::<usize>();
         }
     }
     for (id, copy) in &copies {
         assert_never_wrong(&rig.mount.view(*id), copy, "at the end");
     }
     let verified = rig.mount.run(&["verify"]);
-    assert!(matches!(verified.status.code(), Some(0 | 4)), "{verified:?}");
-    println!("{v:?}: {round} rounds, {fired} calls failed in idle time, {unknown} things were not known");
+    assert!(
+        matches!(verified.status.code(), Some(0 | 4)),
+        "{verified:?}"
+    );
+    println!(
+        "{v:?}: {round} rounds, {fired} calls failed in idle time, {unknown} things were not known"
+    );
     // With room again everything is known.
     let id = rig.mount.checkpoint();
     let copy = rig.image.path().join("last");
@@ -180,5 +237,8 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
     rig.mount.umount();
     change(&root, round + 2, "past");
     rig.mount.remount();
-    assert_eq!(assert_never_wrong(&rig.mount.view(id), &copy, "with room"), 0);
+    assert_eq!(
+        assert_never_wrong(&rig.mount.view(id), &copy, "with room"),
+        0
+    );
 }

@@ -1,4 +1,5 @@
-//! Every call of every operation fails once: what was kept stays, what is live is what it was, and the operation works once the fault is gone.
+//! Every call of every operation fails once: what was kept stays, what is live is what it was, and
+//! the operation works once the fault is gone.
 
 use std::path::Path;
 
@@ -12,7 +13,8 @@ use crate::common::{Fs, Image, Io, Variant, for_each_variant};
 
 for_each_variant! { all => each_call_fails_once }
 
-/// The short form takes one call in so many, another one for each operation and errno; `CKPTFS_LONG=1` takes all.
+/// The short form takes one call in so many, another one for each operation and errno;
+/// `CKPTFS_LONG=1` takes all.
 const STRIDE: u64 = 13;
 
 /// Beyond this an operation makes no more calls.
@@ -34,17 +36,27 @@ struct Tally {
 
 fn each_call_fails_once(v: Variant) {
     if std::env::var_os("CKPTFS_LOG").is_some() {
-        let _ = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG).with_ansi(false).try_init();
+        let _ = tracing_subscriber::fmt()
+            .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+            .with_ansi(false)
+            .try_init();
     }
     let image = Image::in_memory(v.fs, 512 << 20);
     let mut run = Run::new(&image, v);
     let only = std::env::var("CKPTFS_OP").ok();
     for (index, op) in ops::all().into_iter().enumerate() {
-        let left_out = if only.is_none() { !long() && !takes(v, index) } else { only.as_deref() != Some(op.name) };
+        let left_out = if only.is_none() {
+            !long() && !takes(v, index)
+        } else {
+            only.as_deref() != Some(op.name)
+        };
         if left_out {
             continue;
         }
-        if let Some(n) = std::env::var("CKPTFS_NTH").ok().and_then(|n| n.parse::<u64>().ok()) {
+        if let Some(n) = std::env::var("CKPTFS_NTH")
+            .ok()
+            .and_then(|n| n.parse::<u64>().ok())
+        {
             run.operation(&op, |first| Plan::nth(n + first - 1, Errno::EIO));
             continue;
         }
@@ -53,9 +65,18 @@ fn each_call_fails_once(v: Variant) {
         }
         // The short form takes two of four.
         let turn = run.turn();
-        let others = [Plan::nth(1, Errno::ENOSPC), Plan::nth(1, Errno::EIO).lasting(), Plan::nth(1, Errno::ENOSPC).lasting()];
+        let others = [
+            Plan::nth(1, Errno::ENOSPC),
+            Plan::nth(1, Errno::EIO).lasting(),
+            Plan::nth(1, Errno::ENOSPC).lasting(),
+        ];
         run.operation(&op, |n| Plan::nth(n, Errno::EIO));
-        for plan in others.iter().enumerate().filter(|(index, _)| long() || index == &turn).map(|(_, plan)| *plan) {
+        for plan in others
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| long() || index == &turn)
+            .map(|(_, plan)| *plan)
+        {
             run.operation(&op, |n| Plan { nth: n, ..plan });
         }
         if long() {
@@ -63,12 +84,24 @@ fn each_call_fails_once(v: Variant) {
             run.operation(&op, |n| Plan::nth(n, Errno::ENOSPC).half());
         }
     }
-    let Tally { cases, refused, tolerated, remounts, half_way } = run.tally;
-    eprintln!("{v:?}: {cases} cases, {refused} refused ({half_way} half-way), {tolerated} went well all the same, {remounts} remounts");
-    assert!(refused > 10 || only.is_some(), "nothing failed: the seam is not there");
+    let Tally {
+        cases,
+        refused,
+        tolerated,
+        remounts,
+        half_way,
+    } = run.tally;
+    eprintln!(
+        "{v:?}: {cases} cases, {refused} refused ({half_way} half-way), {tolerated} went well all the same, {remounts} remounts"
+    );
+    assert!(
+        refused > 10 || only.is_some(),
+        "nothing failed: the seam is not there"
+    );
 }
 
-/// The short form shares the operations out: each of XFS and btrfs meets all of them in one I/O path or the other, the copying filesystems a third each.
+/// The short form shares the operations out: each of XFS and btrfs meets all of them in one I/O
+/// path or the other, the copying filesystems a third each.
 fn takes(v: Variant, index: usize) -> bool {
     match (v.fs, v.io) {
         (Fs::Xfs, Io::Daemon) | (Fs::Btrfs, Io::Passthrough) => index.is_multiple_of(2),
@@ -94,7 +127,15 @@ impl Run {
         let served = Served::new(&image.dir("project"), passthrough);
         let remount_every = if long() { 1 } else { 8 };
         assert_eq!(image.fs() == Fs::Xfs, v.fs == Fs::Xfs);
-        Run { served, passthrough, number: 0, plans: 0, turns: 0, remount_every, tally: Tally::default() }
+        Run {
+            served,
+            passthrough,
+            number: 0,
+            plans: 0,
+            turns: 0,
+            remount_every,
+            tally: Tally::default(),
+        }
     }
 
     /// Goes on in another directory: a journal of a thousand cases would be read at each remount.
@@ -119,7 +160,11 @@ impl Run {
         for n in (1 + self.plans % stride..CALLS_MAX).step_by(stride as usize) {
             let (seen, done) = self.case(op, plan(n), &reference);
             if seen.failed == 0 {
-                assert!(done.is_ok(), "{}: {done:?} although nothing failed", op.name);
+                assert!(
+                    done.is_ok(),
+                    "{}: {done:?} although nothing failed",
+                    op.name
+                );
                 return;
             }
         }
@@ -168,16 +213,30 @@ impl Run {
                     self.undo(&what, id, &dir, &before);
                 } else {
                     let now = self.served.plain(&dir);
-                    // The change was made, and how the inode looks since cannot be told: the one error that comes too late.
-                    let told_late = seen.first == Some(Call::Stat) && without_times(&now) == *reference;
-                    // The live file's own write, which wrote half: write(2) says so to whoever asks, and not more.
+                    // The change was made, and how the inode looks since cannot be told: the one
+                    // error that comes too late.
+                    let told_late =
+                        seen.first == Some(Call::Stat) && without_times(&now) == *reference;
+                    // The live file's own write, which wrote half: write(2) says so to whoever
+                    // asks, and not more.
                     let half = plan.half && seen.first == Some(Call::Write);
                     let differs = differing(&now, &before);
                     if plan.lasting && !differs.is_empty() {
-                        return (seen, self.half_way(&what, (id, &dir), (&kept, &before, reference), done));
+                        return (
+                            seen,
+                            self.half_way(&what, (id, &dir), (&kept, &before, reference), done),
+                        );
                     }
-                    let differs = if told_late || half { Vec::new() } else { differs };
-                    assert_eq!(differs, Vec::<String>::new(), "{what}: the live tree is another");
+                    let differs = if told_late || half {
+                        Vec::new()
+                    } else {
+                        differs
+                    };
+                    assert_eq!(
+                        differs,
+                        Vec::<String>::new(),
+                        "{what}: the live tree is another"
+                    );
                     if half {
                         self.cut_back(&dir, &before);
                     }
@@ -186,34 +245,56 @@ impl Run {
             }
         }
         let after = self.served.plain(&dir);
-        assert_eq!(differing(&without_times(&after), reference), Vec::<String>::new(), "{what}: it was not done as it should be");
+        assert_eq!(
+            differing(&without_times(&after), reference),
+            Vec::<String>::new(),
+            "{what}: it was not done as it should be"
+        );
         self.kept(&what, id, &dir, &kept);
         self.dirty_is_exact(&what, &dir);
         if self.tally.cases.is_multiple_of(self.remount_every) {
             self.tally.remounts += 1;
             self.served.remount();
             self.kept(&what, id, &dir, &kept);
-            assert_eq!(differing(&self.served.plain(&dir), &after), Vec::<String>::new(), "{what}: remounted, the live tree is another");
+            assert_eq!(
+                differing(&self.served.plain(&dir), &after),
+                Vec::<String>::new(),
+                "{what}: remounted, the live tree is another"
+            );
             self.dirty_is_exact(&what, &dir);
         }
         self.clear(&dir);
         (seen, done)
     }
 
-    /// The way back failed too: the live tree is neither as before nor as it should be. It has lost nothing, and history knows how it is.
-    fn half_way(&mut self, what: &str, (id, dir): (u64, &str), (kept, before, reference): (&Tree, &Tree, &Tree), done: Done) -> Done {
+    /// The way back failed too: the live tree is neither as before nor as it should be. It has lost
+    /// nothing, and history knows how it is.
+    fn half_way(
+        &mut self,
+        what: &str,
+        (id, dir): (u64, &str),
+        (kept, before, reference): (&Tree, &Tree, &Tree),
+        done: Done,
+    ) -> Done {
         self.tally.half_way += 1;
         self.served.forget();
         self.mend(what);
         let now = self.served.plain(dir);
         // A remount may have finished it: then it is as it should be.
         for (path, seen) in before.iter().filter(|_| without_times(&now) != *reference) {
-            assert!(now.values().any(|other| other.content == seen.content), "{what}: what was in {path} is nowhere");
+            assert!(
+                now.values().any(|other| other.content == seen.content),
+                "{what}: what was in {path} is nowhere"
+            );
         }
         for _ in 0..2 {
             self.kept(what, id, dir, kept);
             self.dirty_is_exact(what, dir);
-            assert_eq!(differing(&self.served.plain(dir), &now), Vec::<String>::new(), "{what}: remounted, the live tree is another");
+            assert_eq!(
+                differing(&self.served.plain(dir), &now),
+                Vec::<String>::new(),
+                "{what}: remounted, the live tree is another"
+            );
             self.served.remount();
         }
         self.clear(dir);
@@ -222,20 +303,35 @@ impl Run {
 
     #[track_caller]
     fn kept(&self, what: &str, id: u64, dir: &str, kept: &Tree) {
-        let view = self.served.view(id, dir).unwrap_or_else(|errno| panic!("{what}: checkpoint {id} cannot be read: {errno:?}"));
-        assert_eq!(differing(&view, kept), Vec::<String>::new(), "{what}: checkpoint {id} has changed");
+        let view = self
+            .served
+            .view(id, dir)
+            .unwrap_or_else(|errno| panic!("{what}: checkpoint {id} cannot be read: {errno:?}"));
+        assert_eq!(
+            differing(&view, kept),
+            Vec::<String>::new(),
+            "{what}: checkpoint {id} has changed"
+        );
     }
 
-    /// Files that half of something was appended to are as long as they were: who does it once more appends all of it.
+    /// Files that half of something was appended to are as long as they were: who does it once more
+    /// appends all of it.
     fn cut_back(&self, dir: &str, before: &Tree) {
         let now = self.served.plain(dir);
-        for (path, seen) in before.iter().filter(|(path, seen)| now.get(*path).is_some_and(|now| now.content.len() > seen.content.len())) {
-            let size = SetAttr { size: Some(seen.content.len() as u64), ..SetAttr::default() };
+        for (path, seen) in before.iter().filter(|(path, seen)| {
+            now.get(*path)
+                .is_some_and(|now| now.content.len() > seen.content.len())
+        }) {
+            let size = SetAttr {
+                size: Some(seen.content.len() as u64),
+                ..SetAttr::default()
+            };
             self.served.set(&format!("{dir}/{path}"), size).unwrap();
         }
     }
 
-    /// The fault is gone: the same operation works. A journal that failed takes nothing more before the next mount, and says so.
+    /// The fault is gone: the same operation works. A journal that failed takes nothing more before
+    /// the next mount, and says so.
     fn again(&mut self, what: &str, op: &Op, dir: &str, id: u64) {
         self.served.forget();
         self.mend(what);
@@ -251,39 +347,72 @@ impl Run {
         if warnings.is_empty() {
             return;
         }
-        let known = |warning: &String| warning.contains("cannot be written") || warning.contains("the index failed");
+        let known = |warning: &String| {
+            warning.contains("cannot be written") || warning.contains("the index failed")
+        };
         assert!(warnings.iter().all(known), "{what}: {warnings:?}");
         self.tally.remounts += 1;
         self.served.remount();
-        assert_eq!(self.served.status().expect("status works").warnings, Vec::<String>::new(), "{what}");
+        assert_eq!(
+            self.served.status().expect("status works").warnings,
+            Vec::<String>::new(),
+            "{what}"
+        );
     }
 
     /// An operation of many steps that failed has a guard, which brings back what was there.
     fn undo(&mut self, what: &str, id: u64, dir: &str, before: &Tree) {
-        let guard = self.served.checkpoints().into_iter().max().filter(|guard| *guard > id);
+        let guard = self
+            .served
+            .checkpoints()
+            .into_iter()
+            .max()
+            .filter(|guard| *guard > id);
         let Some(guard) = guard else {
-            assert_eq!(differing(&self.served.plain(dir), before), Vec::<String>::new(), "{what}: there is no guard, and the live tree is another");
+            assert_eq!(
+                differing(&self.served.plain(dir), before),
+                Vec::<String>::new(),
+                "{what}: there is no guard, and the live tree is another"
+            );
             return;
         };
         self.kept(what, guard, dir, before);
         self.mend(what);
-        self.served.restore(guard, dir).unwrap_or_else(|error| panic!("{what}: the guard cannot be restored: {error}"));
+        self.served
+            .restore(guard, dir)
+            .unwrap_or_else(|error| panic!("{what}: the guard cannot be restored: {error}"));
         let now = self.served.plain(dir);
-        assert_eq!(differing(&now, before), Vec::<String>::new(), "{what}: the guard did not bring everything back");
+        assert_eq!(
+            differing(&now, before),
+            Vec::<String>::new(),
+            "{what}: the guard did not bring everything back"
+        );
     }
 
     #[track_caller]
     fn dirty_is_exact(&self, what: &str, dir: &str) {
         let latest = self.served.latest();
-        let then = self.served.view(latest, dir).unwrap_or_else(|errno| panic!("{what}: checkpoint {latest} cannot be read: {errno:?}"));
+        let then = self.served.view(latest, dir).unwrap_or_else(|errno| {
+            panic!("{what}: checkpoint {latest} cannot be read: {errno:?}")
+        });
         let now = self.served.plain(dir);
         let (dirty, renames) = self.served.dirty(dir);
         let mut expected = differing(&then, &now);
         for (from, to) in renames {
             // What went with its directory is told by that.
-            let below = |path: &String, dir: &str| path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/')).map(str::to_owned);
-            let went = |rest: String| then.get(&format!("{from}/{rest}")) == now.get(&format!("{to}/{rest}"));
-            expected.retain(|path| !below(path, &from).or_else(|| below(path, &to)).is_some_and(went));
+            let below = |path: &String, dir: &str| {
+                path.strip_prefix(dir)
+                    .and_then(|rest| rest.strip_prefix('/'))
+                    .map(str::to_owned)
+            };
+            let went = |rest: String| {
+                then.get(&format!("{from}/{rest}")) == now.get(&format!("{to}/{rest}"))
+            };
+            expected.retain(|path| {
+                !below(path, &from)
+                    .or_else(|| below(path, &to))
+                    .is_some_and(went)
+            });
         }
         assert_eq!(dirty, expected, "{what}: dirty since checkpoint {latest}");
     }
@@ -297,7 +426,11 @@ impl Run {
         for (path, seen) in paths {
             let path = format!("{dir}/{path}");
             let path = path.trim_end_matches('/');
-            let removed = if seen.kind == ckptfs::sys::Kind::Dir { self.served.rmdir(path) } else { self.served.unlink(path) };
+            let removed = if seen.kind == ckptfs::sys::Kind::Dir {
+                self.served.rmdir(path)
+            } else {
+                self.served.unlink(path)
+            };
             removed.unwrap_or_else(|errno| panic!("{path}: {errno:?}"));
         }
         self.served.forget();
@@ -310,7 +443,10 @@ impl Run {
 /// The caller is told what failed, or that something did.
 fn check_errno(what: &str, why: &Why, plan: Plan) {
     match why {
-        Why::Errno(errno) => assert!(errno.0 == plan.errno || *errno == Errno::EIO || *errno == Errno::ESTALE, "{what}"),
+        Why::Errno(errno) => assert!(
+            errno.0 == plan.errno || *errno == Errno::EIO || *errno == Errno::ESTALE,
+            "{what}"
+        ),
         Why::Words(error) => assert!(["io", "no-space"].contains(&error.code.as_str()), "{what}"),
     }
 }

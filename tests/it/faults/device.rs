@@ -1,4 +1,5 @@
-//! A disk that fails for real: the image lies sparse on a small tmpfs that runs full, so that writes to blocks it has not yet got give EIO.
+//! A disk that fails for real: the image lies sparse on a small tmpfs that runs full, so that
+//! writes to blocks it has not yet got give EIO.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,9 +24,21 @@ impl Disk {
         let below = Image::new(Fs::Tmpfs, TMPFS_BYTES);
         let (image, point) = (below.path().join("disk.img"), below.dir("disk"));
         File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
-        succeeds(tool("mkfs.ext4", &["-q", "-F", "-E", "nodiscard,lazy_itable_init=1"]).arg(&image), 60);
+        succeeds(
+            tool(
+                "mkfs.ext4",
+                &["-q", "-F", "-E", "nodiscard,lazy_itable_init=1"],
+            )
+            .arg(&image),
+            60,
+        );
         // As the disk of a server does: it goes on.
-        succeeds(tool("mount", &["-t", "ext4", "-o", "loop,errors=continue"]).arg(&image).arg(&point), 60);
+        succeeds(
+            tool("mount", &["-t", "ext4", "-o", "loop,errors=continue"])
+                .arg(&image)
+                .arg(&point),
+            60,
+        );
         Disk { point, below }
     }
 
@@ -34,7 +47,12 @@ impl Disk {
         let mut number = 0;
         for size in [1 << 20, 4 << 10] {
             let block = vec![1; size];
-            while fs::write(self.below.path().join(format!("filler-{size}-{number}")), &block).is_ok() {
+            while fs::write(
+                self.below.path().join(format!("filler-{size}-{number}")),
+                &block,
+            )
+            .is_ok()
+            {
                 number += 1;
             }
         }
@@ -59,30 +77,53 @@ fn a_disk_that_fails_ends_the_keeping_and_loses_nothing() {
     let (backing, point) = (disk.point.join("project"), disk.point.join("here"));
     fs::create_dir(&backing).unwrap();
     fs::create_dir(&point).unwrap();
-    let opts = MountOpts { mountpoint: Some(point), ..MountOpts::new(Io::Daemon) };
+    let opts = MountOpts {
+        mountpoint: Some(point),
+        ..MountOpts::new(Io::Daemon)
+    };
     let mount = Mount::start(&backing, &opts);
     for number in 0..20 {
-        fs::write(mount.path().join(format!("f{number}")), vec![number as u8; 50_000]).unwrap();
+        fs::write(
+            mount.path().join(format!("f{number}")),
+            vec![number as u8; 50_000],
+        )
+        .unwrap();
     }
     let id: u64 = mount.ok(&["checkpoint", "--sync"]).trim().parse().unwrap();
     let was = tree_without(&backing, &[".ckptfs".to_owned()]);
     disk.breaks();
-    // Each first write copies 50,000 bytes to blocks that the disk has not got; what is synced meets the error.
+    // Each first write copies 50,000 bytes to blocks that the disk has not got; what is synced
+    // meets the error.
     let mut errors = 0;
     for number in 0..20 {
-        let file = OpenOptions::new().read(true).write(true).open(mount.path().join(format!("f{number}"))).unwrap();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(mount.path().join(format!("f{number}")))
+            .unwrap();
         let written = file.write_all_at(b"XX", 0).and_then(|()| file.sync_all());
-        errors += u32::from(written.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOSPC))));
+        errors +=
+            u32::from(written.is_err_and(|error| {
+                matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOSPC))
+            }));
     }
     eprintln!("{errors} of 20 writes with fsync failed");
     assert!(errors > 0, "the disk fails");
-    assert!(!mount.run(&["checkpoint", "--sync"]).status.success(), "nothing is promised that is not on disk");
+    assert!(
+        !mount.run(&["checkpoint", "--sync"]).status.success(),
+        "nothing is promised that is not on disk"
+    );
     let status = mount.run(&["status"]);
     let said = String::from_utf8_lossy(&[status.stdout, status.stderr].concat()).into_owned();
     assert!(said.contains("cannot be written"), "status says so: {said}");
     // What can be read is what it was: in memory, or on a block that the disk has.
     assert_tree_is(&mount.view(id), &was, &TreeOpts::default());
     for number in 0..20 {
-        assert_eq!(fs::read(mount.path().join(format!("f{number}"))).unwrap().len(), 50_000);
+        assert_eq!(
+            fs::read(mount.path().join(format!("f{number}")))
+                .unwrap()
+                .len(),
+            50_000
+        );
     }
 }

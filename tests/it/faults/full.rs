@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use crate::common::mount::wait_until;
 use crate::common::tree::{assert_tree_is, tree_without};
-use crate::common::{Fs, Image, Io, Mount, MountOpts, NodeInfo, TreeOpts, Variant, for_each_variant, skip};
+use crate::common::{
+    Fs, Image, Io, Mount, MountOpts, NodeInfo, TreeOpts, Variant, for_each_variant, skip,
+};
 
 for_each_variant! { reflink => what_keeps_the_past_goes_on }
 
@@ -26,8 +28,18 @@ pub type Tree = std::collections::BTreeMap<PathBuf, NodeInfo>;
 impl Full {
     pub fn new(image: Image, io: Io) -> Full {
         let (backing, point) = (image.dir("project"), image.dir("here"));
-        let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(io) });
-        Full { mount, backing, image }
+        let mount = Mount::start(
+            &backing,
+            &MountOpts {
+                mountpoint: Some(point),
+                ..MountOpts::new(io)
+            },
+        );
+        Full {
+            mount,
+            backing,
+            image,
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -36,7 +48,11 @@ impl Full {
 
     /// Takes every block, large ones first, and then what small files can take.
     pub fn fill(&self) {
-        if let Ok(mut file) = OpenOptions::new().create(true).append(true).open(self.image.path().join("filler")) {
+        if let Ok(mut file) = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.image.path().join("filler"))
+        {
             for size in [1 << 20, 4 << 10] {
                 let block = vec![0xa5; size];
                 while file.write_all(&block).is_ok() {}
@@ -45,7 +61,13 @@ impl Full {
             let _ = file.sync_all();
         }
         let mut number = 0;
-        while fs::write(self.image.path().join(format!("filler-{number}")), [1; 3000]).is_ok() && number < 20_000 {
+        while fs::write(
+            self.image.path().join(format!("filler-{number}")),
+            [1; 3000],
+        )
+        .is_ok()
+            && number < 20_000
+        {
             number += 1;
         }
     }
@@ -53,11 +75,16 @@ impl Full {
     pub fn free(&self) {
         for entry in fs::read_dir(self.image.path()).unwrap() {
             let path = entry.unwrap().path();
-            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"filler")) {
+            if path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"filler"))
+            {
                 fs::remove_file(path).unwrap();
             }
         }
-        File::open(self.image.path()).and_then(|dir| Ok(rustix::fs::syncfs(dir)?)).unwrap();
+        File::open(self.image.path())
+            .and_then(|dir| Ok(rustix::fs::syncfs(dir)?))
+            .unwrap();
     }
 
     pub fn kept(&self, id: u64, was: &Tree) {
@@ -65,7 +92,10 @@ impl Full {
     }
 
     pub fn live(&self) -> Tree {
-        tree_without(self.mount.path(), &[".ckptfs".to_owned(), ".snapshots".to_owned()])
+        tree_without(
+            self.mount.path(),
+            &[".ckptfs".to_owned(), ".snapshots".to_owned()],
+        )
     }
 }
 
@@ -80,7 +110,11 @@ fn populate(root: &Path) {
         fs::write(root.join(small(number)), format!("small {number}")).unwrap();
     }
     for number in 0..LARGE {
-        fs::write(root.join(format!("large-{number}")), vec![number as u8; 200_000]).unwrap();
+        fs::write(
+            root.join(format!("large-{number}")),
+            vec![number as u8; 200_000],
+        )
+        .unwrap();
     }
 }
 
@@ -90,28 +124,50 @@ fn works_or_full(done: io::Result<()>) -> bool {
     match done {
         Ok(()) => true,
         Err(error) => {
-            assert!(matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)), "{error}");
+            assert!(
+                matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)),
+                "{error}"
+            );
             false
         }
     }
 }
 
 fn write(path: &Path, offset: u64, data: &[u8]) -> io::Result<()> {
-    OpenOptions::new().write(true).open(path)?.write_all_at(data, offset)
+    OpenOptions::new()
+        .write(true)
+        .open(path)?
+        .write_all_at(data, offset)
 }
 
 /// Ten of each operation that needs no new space of its own: how many were refused.
 fn operate(full: &Full, from: usize) -> Vec<(&'static str, usize)> {
     let root = full.mount.path();
     let at = |number: usize| root.join(small(from + number));
-    let ten = |run: &dyn Fn(usize) -> io::Result<()>| (0..10).filter(|number| !works_or_full(run(*number))).count();
+    let ten = |run: &dyn Fn(usize) -> io::Result<()>| {
+        (0..10)
+            .filter(|number| !works_or_full(run(*number)))
+            .count()
+    };
     vec![
         ("rename over", ten(&|n| fs::rename(at(n), at(10 + n)))),
         ("unlink", ten(&|n| fs::remove_file(at(20 + n)))),
-        ("truncate", ten(&|n| OpenOptions::new().write(true).open(at(30 + n))?.set_len(0))),
-        ("open to empty", ten(&|n| File::create(at(40 + n)).map(drop))),
-        ("chmod", ten(&|n| fs::set_permissions(at(50 + n), fs::Permissions::from_mode(0o600)))),
-        ("rename", ten(&|n| fs::rename(at(60 + n), root.join(format!("sub/moved-{:03}", from + n))))),
+        (
+            "truncate",
+            ten(&|n| OpenOptions::new().write(true).open(at(30 + n))?.set_len(0)),
+        ),
+        (
+            "open to empty",
+            ten(&|n| File::create(at(40 + n)).map(drop)),
+        ),
+        (
+            "chmod",
+            ten(&|n| fs::set_permissions(at(50 + n), fs::Permissions::from_mode(0o600))),
+        ),
+        (
+            "rename",
+            ten(&|n| fs::rename(at(60 + n), root.join(format!("sub/moved-{:03}", from + n)))),
+        ),
         (
             "checkpoint",
             ten(&|_| match full.mount.run(&["checkpoint"]) {
@@ -128,7 +184,12 @@ fn operate(full: &Full, from: usize) -> Vec<(&'static str, usize)> {
 /// The negative control: what the reserve is for.
 #[test]
 fn without_the_reserve_it_does_not() {
-    if let Some(reason) = (Variant { fs: Fs::Xfs, io: Io::Daemon }).unavailable() {
+    if let Some(reason) = (Variant {
+        fs: Fs::Xfs,
+        io: Io::Daemon,
+    })
+    .unavailable()
+    {
         return skip(&reason);
     }
     let full = Full::new(Image::in_memory(Fs::Xfs, 320 << 20), Io::Daemon);
@@ -136,7 +197,9 @@ fn without_the_reserve_it_does_not() {
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
     let reserve = full.backing.join(".ckptfs/reserve");
-    wait_until("the reserve is filled", 60, || reserve.join("ballast-7").exists());
+    wait_until("the reserve is filled", 60, || {
+        reserve.join("ballast-7").exists()
+    });
     full.fill();
     fs::remove_dir_all(&reserve).unwrap();
     full.fill();
@@ -154,14 +217,25 @@ fn what_keeps_the_past_goes_on(v: Variant) {
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
     let reserve = full.backing.join(".ckptfs/reserve");
-    let ballast = |number: u32| fs::metadata(reserve.join(format!("ballast-{number}"))).is_ok_and(|meta| meta.len() > 0);
+    let ballast = |number: u32| {
+        fs::metadata(reserve.join(format!("ballast-{number}"))).is_ok_and(|meta| meta.len() > 0)
+    };
     wait_until("the reserve is filled", 60, || ballast(7));
     full.fill();
-    assert!(fs::create_dir(full.image.path().join("no")).is_err() || File::create(full.image.path().join("no/room")).is_err() || v.fs == Fs::Btrfs);
+    assert!(
+        fs::create_dir(full.image.path().join("no")).is_err()
+            || File::create(full.image.path().join("no/room")).is_err()
+            || v.fs == Fs::Btrfs
+    );
     let refused = operate(&full, 0);
-    eprintln!("{v:?}: refused: {refused:?}; ballast left: {}", (0..8).filter(|n| ballast(*n)).count());
+    eprintln!(
+        "{v:?}: refused: {refused:?}; ballast left: {}",
+        (0..8).filter(|n| ballast(*n)).count()
+    );
     full.kept(id, &was);
-    let writes = (0..LARGE).filter(|n| works_or_full(write(&full.path(&format!("large-{n}")), 5000, b"XX"))).count();
+    let writes = (0..LARGE)
+        .filter(|n| works_or_full(write(&full.path(&format!("large-{n}")), 5000, b"XX")))
+        .count();
     eprintln!("{v:?}: {writes} of {LARGE} first writes to large files worked");
     full.kept(id, &was);
     assert!(refused.iter().all(|(_, count)| *count == 0), "{refused:?}");
@@ -183,7 +257,10 @@ fn what_keeps_the_past_goes_on(v: Variant) {
     full.kept(id, &was);
     write(&full.path("large-0"), 0, b"there is room again").unwrap();
     let last = full.mount.checkpoint();
-    assert_eq!(&fs::read(full.mount.view(last).join("large-0")).unwrap()[..5], b"there");
+    assert_eq!(
+        &fs::read(full.mount.view(last).join("large-0")).unwrap()[..5],
+        b"there"
+    );
     full.kept(id, &was);
     // What was in memory for want of room is on disk after the next mount.
     full.mount.umount();
@@ -208,7 +285,12 @@ fn everything_works_or_says_so(image: Image) {
     let _ = works_or_full(write(&full.path("f0"), 0, b"X"));
     let _ = works_or_full(fs::rename(full.path("f1"), full.path("f2")));
     let _ = works_or_full(fs::remove_file(full.path("f3")));
-    let _ = works_or_full(OpenOptions::new().write(true).open(full.path("f4")).and_then(|file| file.set_len(0)));
+    let _ = works_or_full(
+        OpenOptions::new()
+            .write(true)
+            .open(full.path("f4"))
+            .and_then(|file| file.set_len(0)),
+    );
     let _ = works_or_full(fs::create_dir(full.path("dir")));
     let _ = works_or_full(fs::hard_link(full.path("f5"), full.path("link")));
     let _ = full.mount.run(&["checkpoint"]);
@@ -216,7 +298,8 @@ fn everything_works_or_says_so(image: Image) {
     for entry in fs::read_dir(full.mount.path()).unwrap() {
         let name = entry.unwrap().file_name();
         if name.as_encoded_bytes().starts_with(b"new-") {
-            fs::remove_file(full.mount.path().join(name)).expect("what no checkpoint can see can always be deleted");
+            fs::remove_file(full.mount.path().join(name))
+                .expect("what no checkpoint can see can always be deleted");
         }
     }
     full.free();

@@ -29,8 +29,18 @@ impl Beside {
     fn new(v: Variant) -> Beside {
         let image = Image::in_memory(v.fs, 512 << 20);
         let (backing, point) = (image.dir("project"), image.dir("here"));
-        let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io) });
-        Beside { mount, backing, _image: image }
+        let mount = Mount::start(
+            &backing,
+            &MountOpts {
+                mountpoint: Some(point),
+                ..MountOpts::new(v.io)
+            },
+        );
+        Beside {
+            mount,
+            backing,
+            _image: image,
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -61,11 +71,15 @@ impl Beside {
 }
 
 fn write(path: &Path, offset: u64, data: &[u8]) -> io::Result<()> {
-    OpenOptions::new().write(true).open(path)?.write_all_at(data, offset)
+    OpenOptions::new()
+        .write(true)
+        .open(path)?
+        .write_all_at(data, offset)
 }
 
-/// A rename over another file takes two steps. Between them the file is at the new name and the tables say the old: a busy machine can stop there for
-/// as long as it likes, and a view said that the file was stale.
+/// A rename over another file takes two steps. Between them the file is at the new name and the
+/// tables say the old: a busy machine can stop there for as long as it likes, and a view said that
+/// the file was stale.
 fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
     let rig = Beside::new(v);
     // Not in the root, which the kernel locks meanwhile, with `.snapshots` in it.
@@ -75,11 +89,18 @@ fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
         fs::write(dir.join(name), content).unwrap();
     }
     let view = rig.mount.view(rig.mount.checkpoint()).join("dir");
-    rig.fault(Some(Plan { errno: 0, pause_ms: 700, ..Plan::nth(2, Errno::EIO).only(Call::Rename) }));
+    rig.fault(Some(Plan {
+        errno: 0,
+        pause_ms: 700,
+        ..Plan::nth(2, Errno::EIO).only(Call::Rename)
+    }));
     std::thread::scope(|scope| {
         let rename = scope.spawn(|| fs::rename(dir.join("from"), dir.join("to")));
-        wait_until("the first step is done", 20, || fs::read(rig.backing.join("dir/to")).unwrap() == b"as it was");
-        let read = ["from", "to"].map(|name| fs::read_to_string(view.join(name)).map_err(|error| error.to_string()));
+        wait_until("the first step is done", 20, || {
+            fs::read(rig.backing.join("dir/to")).unwrap() == b"as it was"
+        });
+        let read = ["from", "to"]
+            .map(|name| fs::read_to_string(view.join(name)).map_err(|error| error.to_string()));
         rename.join().unwrap().unwrap();
         assert_eq!(read, [Ok("as it was".to_owned()), Ok("other".to_owned())]);
     });
@@ -93,13 +114,24 @@ type Case = (&'static str, fn(&Path) -> io::Result<()>);
 const CASES: [Case; 9] = [
     ("write", |dir| write(&dir.join("small"), 1, b"XX")),
     ("append", |dir| write(&dir.join("large"), 100_000, b"XX")),
-    ("truncate", |dir| OpenOptions::new().write(true).open(dir.join("small"))?.set_len(2)),
+    ("truncate", |dir| {
+        OpenOptions::new()
+            .write(true)
+            .open(dir.join("small"))?
+            .set_len(2)
+    }),
     ("create", |dir| File::create_new(dir.join("new")).map(drop)),
-    ("rename over", |dir| fs::rename(dir.join("small"), dir.join("other"))),
+    ("rename over", |dir| {
+        fs::rename(dir.join("small"), dir.join("other"))
+    }),
     ("unlink", |dir| fs::remove_file(dir.join("small"))),
     ("mkdir", |dir| fs::create_dir(dir.join("new"))),
-    ("link", |dir| fs::hard_link(dir.join("small"), dir.join("new"))),
-    ("chmod", |dir| fs::set_permissions(dir.join("small"), fs::Permissions::from_mode(0o600))),
+    ("link", |dir| {
+        fs::hard_link(dir.join("small"), dir.join("new"))
+    }),
+    ("chmod", |dir| {
+        fs::set_permissions(dir.join("small"), fs::Permissions::from_mode(0o600))
+    }),
 ];
 
 fn fill(dir: &Path) {
@@ -126,18 +158,42 @@ fn calls_of_the_daemon_fail(v: Variant) {
                 let (_, fired) = rig.fault(None);
                 let what = format!("{name}, call {n}, {errno:?}: {done:?}");
                 let view = rig.mount.view(id).join(format!("d{number}"));
-                assert_tree_is(&view, &kept, &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+                assert_tree_is(
+                    &view,
+                    &kept,
+                    &TreeOpts {
+                        dir_mtime: false,
+                        ..TreeOpts::default()
+                    },
+                );
                 if done.is_err() {
                     refused += 1;
                     assert!(fired > 0, "{what} although nothing failed");
                     rig.mend();
-                    // The one error that comes too late: what was done cannot be looked at. Then it is done.
+                    // The one error that comes too late: what was done cannot be looked at. Then it
+                    // is done.
                     let again = run(&dir);
-                    assert!(again.is_ok() || matches!(*name, "truncate" | "chmod"), "{what}; again: {again:?}");
+                    assert!(
+                        again.is_ok() || matches!(*name, "truncate" | "chmod"),
+                        "{what}; again: {again:?}"
+                    );
                 }
-                let (now, behind) = (tree_of(&dir), tree_of(&rig.backing.join(format!("d{number}"))));
-                assert!(now == behind, "{what}: the mount shows another tree than there is");
-                assert_tree_is(&view, &kept, &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+                let (now, behind) = (
+                    tree_of(&dir),
+                    tree_of(&rig.backing.join(format!("d{number}"))),
+                );
+                assert!(
+                    now == behind,
+                    "{what}: the mount shows another tree than there is"
+                );
+                assert_tree_is(
+                    &view,
+                    &kept,
+                    &TreeOpts {
+                        dir_mtime: false,
+                        ..TreeOpts::default()
+                    },
+                );
                 // The fault may have met a thread of the daemon's own.
                 rig.mend();
                 failed += fired;
@@ -159,24 +215,50 @@ fn a_failed_sync_ends_the_keeping(v: Variant) {
     fs::write(rig.path("new/born"), "born").unwrap();
     rig.fault(Some(Plan::nth(1, Errno::EIO).only(Call::Sync)));
     // The journal is synced within a second, for something was written to it.
-    wait_until("the journal's sync has failed", 60, || rig.warnings().contains("cannot be written"));
+    wait_until("the journal's sync has failed", 60, || {
+        rig.warnings().contains("cannot be written")
+    });
     assert_eq!(rig.fault(None).1, 1, "one sync failed, and no more");
     for _ in 0..2 {
-        assert_eq!(write(&rig.path("f"), 0, b"XX").unwrap_err().raw_os_error(), Some(libc::EIO));
-        assert!(!rig.mount.run(&["checkpoint", "--sync"]).status.success(), "a sync that is tried again proves nothing");
+        assert_eq!(
+            write(&rig.path("f"), 0, b"XX").unwrap_err().raw_os_error(),
+            Some(libc::EIO)
+        );
+        assert!(
+            !rig.mount.run(&["checkpoint", "--sync"]).status.success(),
+            "a sync that is tried again proves nothing"
+        );
     }
-    assert_eq!(fs::read(rig.path("f")).unwrap(), b"as it was", "it can be read, and was left alone");
-    assert!(rig.warnings().contains("unmount"), "it says how to go on: {}", rig.warnings());
-    fs::write(rig.path("new/born"), "what no checkpoint can see can be written").unwrap();
+    assert_eq!(
+        fs::read(rig.path("f")).unwrap(),
+        b"as it was",
+        "it can be read, and was left alone"
+    );
+    assert!(
+        rig.warnings().contains("unmount"),
+        "it says how to go on: {}",
+        rig.warnings()
+    );
+    fs::write(
+        rig.path("new/born"),
+        "what no checkpoint can see can be written",
+    )
+    .unwrap();
     fs::write(rig.path("new/more"), "more").unwrap();
-    assert_eq!(fs::read(rig.mount.view(id).join("f")).unwrap(), b"as it was");
+    assert_eq!(
+        fs::read(rig.mount.view(id).join("f")).unwrap(),
+        b"as it was"
+    );
     let before = rig.plain();
     rig.mount.umount();
     rig.mount.remount();
     assert!(rig.plain() == before);
     assert_eq!(rig.warnings(), "[]");
     write(&rig.path("f"), 0, b"XX").unwrap();
-    assert_eq!(fs::read(rig.mount.view(id).join("f")).unwrap(), b"as it was");
+    assert_eq!(
+        fs::read(rig.mount.view(id).join("f")).unwrap(),
+        b"as it was"
+    );
     rig.mount.checkpoint();
 }
 
@@ -188,21 +270,48 @@ fn an_index_that_fails_refuses_checkpoints(v: Variant) {
     write(&rig.path("f"), 0, b"2").unwrap();
     // It may have failed already, over the first one's epoch.
     let answer = rig.mount.run(&["checkpoint"]);
-    let second: Option<u64> = answer.status.success().then(|| String::from_utf8_lossy(&answer.stdout).trim().parse().expect("an id"));
-    assert!(second.is_some() || String::from_utf8_lossy(&answer.stderr).contains("the index failed"), "{answer:?}");
-    let states: Vec<(u64, &[u8])> = [(first, b"1".as_slice())].into_iter().chain(second.map(|id| (id, b"2".as_slice()))).collect();
-    wait_until("the index has failed", 120, || rig.warnings().contains("the index failed"));
+    let second: Option<u64> = answer.status.success().then(|| {
+        String::from_utf8_lossy(&answer.stdout)
+            .trim()
+            .parse()
+            .expect("an id")
+    });
+    assert!(
+        second.is_some() || String::from_utf8_lossy(&answer.stderr).contains("the index failed"),
+        "{answer:?}"
+    );
+    let states: Vec<(u64, &[u8])> = [(first, b"1".as_slice())]
+        .into_iter()
+        .chain(second.map(|id| (id, b"2".as_slice())))
+        .collect();
+    wait_until("the index has failed", 120, || {
+        rig.warnings().contains("the index failed")
+    });
     let refused = rig.mount.run(&["checkpoint"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("the index failed") && said.contains("mount again"), "{said}");
-    assert_eq!(fs::create_dir(rig.path(".snapshots/no")).unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert!(
+        !refused.status.success()
+            && said.contains("the index failed")
+            && said.contains("mount again"),
+        "{said}"
+    );
+    assert_eq!(
+        fs::create_dir(rig.path(".snapshots/no"))
+            .unwrap_err()
+            .raw_os_error(),
+        Some(libc::EIO)
+    );
     // The live tree goes on, and what it changes is kept.
     write(&rig.path("f"), 0, b"3").unwrap();
     fs::write(rig.path("g"), "new").unwrap();
     fs::rename(rig.path("g"), rig.path("h")).unwrap();
     fs::remove_file(rig.path("h")).unwrap();
     for (id, content) in states.iter().copied() {
-        assert_eq!(fs::read(rig.mount.view(id).join("f")).unwrap(), content, "the journal has what the index has not");
+        assert_eq!(
+            fs::read(rig.mount.view(id).join("f")).unwrap(),
+            content,
+            "the journal has what the index has not"
+        );
     }
     rig.fault(None);
     rig.mount.umount();

@@ -70,7 +70,13 @@ fn day(tree: &Served, dir: &str) -> Done {
     tree.rename(&p("sub"), &p("moved"), RenameHow::Replace)?;
     tree.create(&p("tmp"), b"replaced")?;
     tree.rename(&p("tmp"), &p("other"), RenameHow::Replace)?;
-    tree.set(&p("large"), SetAttr { mode: Some(0o600), ..SetAttr::default() })?;
+    tree.set(
+        &p("large"),
+        SetAttr {
+            mode: Some(0o600),
+            ..SetAttr::default()
+        },
+    )?;
     tree.rmdir(&p("bare"))?;
     tree.unlink(&p("two"))?;
     Ok(())
@@ -78,10 +84,20 @@ fn day(tree: &Served, dir: &str) -> Done {
 
 macro_rules! op {
     ($name:literal, $run:expr) => {
-        Op { name: $name, before: nothing, run: $run, steps: false }
+        Op {
+            name: $name,
+            before: nothing,
+            run: $run,
+            steps: false,
+        }
     };
     ($name:literal, $before:expr, $run:expr) => {
-        Op { name: $name, before: $before, run: $run, steps: false }
+        Op {
+            name: $name,
+            before: $before,
+            run: $run,
+            steps: false,
+        }
     };
 }
 
@@ -97,46 +113,144 @@ pub fn all() -> Vec<Op> {
 fn files() -> Vec<Op> {
     vec![
         op!("create", |t, d, _| Ok(t.create(&format!("{d}/new"), b"")?)),
-        op!("write to a new file", |t, d| Ok(t.create(&format!("{d}/new"), b"1")?), |t, d, _| Ok(t.write(&format!("{d}/new"), 0, b"XX")?)),
-        op!("write", |t, d, _| Ok(t.write(&format!("{d}/small"), 1, b"XX")?)),
-        op!("write to a file on disk", |t, d| Ok(t.fsync(&format!("{d}/large"))?), |t, d, _| Ok(t.write(&format!("{d}/large"), 5000, b"XX")?)),
-        op!("write below", |t, d, _| Ok(t.write(&format!("{d}/sub/deep"), 0, b"XX")?)),
-        op!("write a second time", |t, d| Ok(t.write(&format!("{d}/small"), 1, b"1")?), |t, d, _| Ok(t.write(&format!("{d}/small"), 1, b"XX")?)),
-        op!("append", |t, d, _| Ok(t.append(&format!("{d}/small"), b"more")?)),
-        op!("truncate", |t, d, _| Ok(t.set(&format!("{d}/small"), SetAttr { size: Some(3), ..SetAttr::default() })?)),
-        op!("open to empty", |t, d, _| Ok(t.empty(&format!("{d}/small"))?)),
-        op!("write to an empty file", |t, d, _| Ok(t.write(&format!("{d}/none"), 0, b"XX")?)),
-        op!("fallocate", |t, d, _| Ok(t.fallocate(&format!("{d}/small"), 0, 20_000)?)),
-        op!("copy range", |t, d, _| Ok(t.copy_range(&format!("{d}/large"), &format!("{d}/small"), 50_000)?)),
-        op!("fsync", |t, d| Ok(t.write(&format!("{d}/small"), 1, b"XX")?), |t, d, _| Ok(t.fsync(&format!("{d}/small"))?)),
+        op!(
+            "write to a new file",
+            |t, d| Ok(t.create(&format!("{d}/new"), b"1")?),
+            |t, d, _| Ok(t.write(&format!("{d}/new"), 0, b"XX")?)
+        ),
+        op!("write", |t, d, _| Ok(t.write(
+            &format!("{d}/small"),
+            1,
+            b"XX"
+        )?)),
+        op!(
+            "write to a file on disk",
+            |t, d| Ok(t.fsync(&format!("{d}/large"))?),
+            |t, d, _| Ok(t.write(&format!("{d}/large"), 5000, b"XX")?)
+        ),
+        op!("write below", |t, d, _| Ok(t.write(
+            &format!("{d}/sub/deep"),
+            0,
+            b"XX"
+        )?)),
+        op!(
+            "write a second time",
+            |t, d| Ok(t.write(&format!("{d}/small"), 1, b"1")?),
+            |t, d, _| Ok(t.write(&format!("{d}/small"), 1, b"XX")?)
+        ),
+        op!("append", |t, d, _| Ok(
+            t.append(&format!("{d}/small"), b"more")?
+        )),
+        op!("truncate", |t, d, _| Ok(t.set(
+            &format!("{d}/small"),
+            SetAttr {
+                size: Some(3),
+                ..SetAttr::default()
+            }
+        )?)),
+        op!("open to empty", |t, d, _| Ok(
+            t.empty(&format!("{d}/small"))?
+        )),
+        op!("write to an empty file", |t, d, _| Ok(t.write(
+            &format!("{d}/none"),
+            0,
+            b"XX"
+        )?)),
+        op!("fallocate", |t, d, _| Ok(t.fallocate(
+            &format!("{d}/small"),
+            0,
+            20_000
+        )?)),
+        op!("copy range", |t, d, _| Ok(t.copy_range(
+            &format!("{d}/large"),
+            &format!("{d}/small"),
+            50_000
+        )?)),
+        op!(
+            "fsync",
+            |t, d| Ok(t.write(&format!("{d}/small"), 1, b"XX")?),
+            |t, d, _| Ok(t.fsync(&format!("{d}/small"))?)
+        ),
     ]
 }
 
 fn names() -> Vec<Op> {
     const REPLACE: RenameHow = RenameHow::Replace;
     vec![
-        op!("mkdir", |t, d, _| Ok(t.make(&format!("{d}/new"), Kind::Dir)?)),
-        op!("symlink", |t, d, _| Ok(t.symlink(&format!("{d}/new"), "small")?)),
-        op!("mknod", |t, d, _| Ok(t.make(&format!("{d}/new"), Kind::Fifo)?)),
-        op!("link", |t, d, _| Ok(t.link(&format!("{d}/small"), &format!("{d}/new"))?)),
-        op!("rename", |t, d, _| Ok(t.rename(&format!("{d}/small"), &format!("{d}/new"), REPLACE)?)),
-        op!("rename into another directory", |t, d, _| Ok(t.rename(&format!("{d}/small"), &format!("{d}/sub/new"), REPLACE)?)),
-        op!("rename over", |t, d, _| Ok(t.rename(&format!("{d}/small"), &format!("{d}/other"), REPLACE)?)),
-        op!("rename a new file over", |t, d| Ok(t.create(&format!("{d}/tmp"), b"new")?), |t, d, _| {
-            Ok(t.rename(&format!("{d}/tmp"), &format!("{d}/other"), REPLACE)?)
-        }),
-        op!("rename over a new file", |t, d| Ok(t.create(&format!("{d}/tmp"), b"new")?), |t, d, _| {
-            Ok(t.rename(&format!("{d}/small"), &format!("{d}/tmp"), REPLACE)?)
-        }),
-        op!("rename over one of two names", |t, d, _| Ok(t.rename(&format!("{d}/small"), &format!("{d}/two"), REPLACE)?)),
-        op!("rename a directory", |t, d, _| Ok(t.rename(&format!("{d}/sub"), &format!("{d}/moved"), REPLACE)?)),
-        op!("rename a directory over", |t, d, _| Ok(t.rename(&format!("{d}/sub"), &format!("{d}/bare"), REPLACE)?)),
-        op!("exchange", |t, d, _| Ok(t.rename(&format!("{d}/small"), &format!("{d}/sub"), RenameHow::Exchange)?)),
+        op!("mkdir", |t, d, _| Ok(
+            t.make(&format!("{d}/new"), Kind::Dir)?
+        )),
+        op!("symlink", |t, d, _| Ok(
+            t.symlink(&format!("{d}/new"), "small")?
+        )),
+        op!("mknod", |t, d, _| Ok(
+            t.make(&format!("{d}/new"), Kind::Fifo)?
+        )),
+        op!("link", |t, d, _| Ok(
+            t.link(&format!("{d}/small"), &format!("{d}/new"))?
+        )),
+        op!("rename", |t, d, _| Ok(t.rename(
+            &format!("{d}/small"),
+            &format!("{d}/new"),
+            REPLACE
+        )?)),
+        op!("rename into another directory", |t, d, _| Ok(t.rename(
+            &format!("{d}/small"),
+            &format!("{d}/sub/new"),
+            REPLACE
+        )?)),
+        op!("rename over", |t, d, _| Ok(t.rename(
+            &format!("{d}/small"),
+            &format!("{d}/other"),
+            REPLACE
+        )?)),
+        op!(
+            "rename a new file over",
+            |t, d| Ok(t.create(&format!("{d}/tmp"), b"new")?),
+            |t, d, _| { Ok(t.rename(&format!("{d}/tmp"), &format!("{d}/other"), REPLACE)?) }
+        ),
+        op!(
+            "rename over a new file",
+            |t, d| Ok(t.create(&format!("{d}/tmp"), b"new")?),
+            |t, d, _| { Ok(t.rename(&format!("{d}/small"), &format!("{d}/tmp"), REPLACE)?) }
+        ),
+        op!("rename over one of two names", |t, d, _| Ok(t.rename(
+            &format!("{d}/small"),
+            &format!("{d}/two"),
+            REPLACE
+        )?)),
+        op!("rename a directory", |t, d, _| Ok(t.rename(
+            &format!("{d}/sub"),
+            &format!("{d}/moved"),
+            REPLACE
+        )?)),
+        op!("rename a directory over", |t, d, _| Ok(t.rename(
+            &format!("{d}/sub"),
+            &format!("{d}/bare"),
+            REPLACE
+        )?)),
+        op!("exchange", |t, d, _| Ok(t.rename(
+            &format!("{d}/small"),
+            &format!("{d}/sub"),
+            RenameHow::Exchange
+        )?)),
         op!("unlink", |t, d, _| Ok(t.unlink(&format!("{d}/small"))?)),
-        op!("unlink a changed file", |t, d| Ok(t.write(&format!("{d}/small"), 1, b"XX")?), |t, d, _| Ok(t.unlink(&format!("{d}/small"))?)),
-        op!("unlink a new file", |t, d| Ok(t.create(&format!("{d}/new"), b"new")?), |t, d, _| Ok(t.unlink(&format!("{d}/new"))?)),
-        op!("unlink one of two names", |t, d, _| Ok(t.unlink(&format!("{d}/two"))?)),
-        op!("unlink a link", |t, d, _| Ok(t.unlink(&format!("{d}/link"))?)),
+        op!(
+            "unlink a changed file",
+            |t, d| Ok(t.write(&format!("{d}/small"), 1, b"XX")?),
+            |t, d, _| Ok(t.unlink(&format!("{d}/small"))?)
+        ),
+        op!(
+            "unlink a new file",
+            |t, d| Ok(t.create(&format!("{d}/new"), b"new")?),
+            |t, d, _| Ok(t.unlink(&format!("{d}/new"))?)
+        ),
+        op!("unlink one of two names", |t, d, _| Ok(
+            t.unlink(&format!("{d}/two"))?
+        )),
+        op!("unlink a link", |t, d, _| Ok(
+            t.unlink(&format!("{d}/link"))?
+        )),
         op!("unlink an open file", |t, d, _| {
             let open = t.open_fh(&format!("{d}/small"), libc_flags::READ)?;
             let removed = t.unlink(&format!("{d}/small"));
@@ -149,20 +263,53 @@ fn names() -> Vec<Op> {
 
 fn attributes() -> Vec<Op> {
     vec![
-        op!("chmod", |t, d, _| Ok(t.set(&format!("{d}/small"), SetAttr { mode: Some(0o600), ..SetAttr::default() })?)),
-        op!("chmod of a directory", |t, d, _| Ok(t.set(&format!("{d}/sub"), SetAttr { mode: Some(0o700), ..SetAttr::default() })?)),
-        op!("chown", |t, d, _| Ok(t.set(&format!("{d}/small"), SetAttr { uid: Some(7), gid: Some(8), ..SetAttr::default() })?)),
-        op!("utimens", |t, d, _| Ok(t.set(&format!("{d}/small"), at(1_000_000_000))?)),
-        op!("setxattr", |t, d, _| Ok(t.setxattr(&format!("{d}/small"), "user.note", b"new")?)),
-        op!("setxattr over", |t, d, _| Ok(t.setxattr(&format!("{d}/other"), "user.note", b"new")?)),
-        op!("removexattr", |t, d, _| Ok(t.removexattr(&format!("{d}/other"), "user.note")?)),
+        op!("chmod", |t, d, _| Ok(t.set(
+            &format!("{d}/small"),
+            SetAttr {
+                mode: Some(0o600),
+                ..SetAttr::default()
+            }
+        )?)),
+        op!("chmod of a directory", |t, d, _| Ok(t.set(
+            &format!("{d}/sub"),
+            SetAttr {
+                mode: Some(0o700),
+                ..SetAttr::default()
+            }
+        )?)),
+        op!("chown", |t, d, _| Ok(t.set(
+            &format!("{d}/small"),
+            SetAttr {
+                uid: Some(7),
+                gid: Some(8),
+                ..SetAttr::default()
+            }
+        )?)),
+        op!("utimens", |t, d, _| Ok(
+            t.set(&format!("{d}/small"), at(1_000_000_000))?
+        )),
+        op!("setxattr", |t, d, _| Ok(t.setxattr(
+            &format!("{d}/small"),
+            "user.note",
+            b"new"
+        )?)),
+        op!("setxattr over", |t, d, _| Ok(t.setxattr(
+            &format!("{d}/other"),
+            "user.note",
+            b"new"
+        )?)),
+        op!("removexattr", |t, d, _| Ok(
+            t.removexattr(&format!("{d}/other"), "user.note")?
+        )),
     ]
 }
 
 fn verbs() -> Vec<Op> {
     vec![
         op!("checkpoint", day, |t, _, _| Ok(t.checkpoint().map(drop)?)),
-        op!("checkpoint --sync", day, |t, _, _| Ok(t.checkpoint_with(true).map(drop)?)),
+        op!("checkpoint --sync", day, |t, _, _| Ok(t
+            .checkpoint_with(true)
+            .map(drop)?)),
         Op {
             name: "checkpoint with an open file",
             before: |_, _| Ok(()),
@@ -174,13 +321,20 @@ fn verbs() -> Vec<Op> {
             },
             steps: false,
         },
-        Op { name: "restore", before: day, run: |t, d, id| Ok(t.restore(id, d)?), steps: true },
+        Op {
+            name: "restore",
+            before: day,
+            run: |t, d, id| Ok(t.restore(id, d)?),
+            steps: true,
+        },
         op!("status", day, |t, d, _| {
             t.status()?;
             let _ = d;
             Ok(())
         }),
-        op!("read a view", day, |t, d, id| Ok(t.view(id, d).map(drop)?)),
+        op!("read a view", day, |t, d, id| Ok(t
+            .view(id, d)
+            .map(drop)?)),
         Op {
             name: "delete a checkpoint",
             before: |t, d| {
@@ -189,7 +343,12 @@ fn verbs() -> Vec<Op> {
                 Ok(t.write(&format!("{d}/one"), 0, b"again")?)
             },
             run: |t, _, id| {
-                let next = t.checkpoints().into_iter().filter(|other| *other > id).min().ok_or(Errno::ENOENT)?;
+                let next = t
+                    .checkpoints()
+                    .into_iter()
+                    .filter(|other| *other > id)
+                    .min()
+                    .ok_or(Errno::ENOENT)?;
                 Ok(t.free(next)?)
             },
             steps: false,
@@ -203,7 +362,11 @@ fn verbs() -> Vec<Op> {
             },
             run: |t, _, id| {
                 t.undo()?;
-                if t.checkpoints().contains(&id) { Ok(()) } else { Err(Errno::ENOENT.into()) }
+                if t.checkpoints().contains(&id) {
+                    Ok(())
+                } else {
+                    Err(Errno::ENOENT.into())
+                }
             },
             steps: false,
         },

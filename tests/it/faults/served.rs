@@ -1,4 +1,5 @@
-//! A directory that the engine serves in this process: requests as the kernel makes them, and the state of a tree as a person sees it.
+//! A directory that the engine serves in this process: requests as the kernel makes them, and the
+//! state of a tree as a person sees it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -7,15 +8,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use ckptfs::engine::api::{
-    CheckpointOptions, Delete, GetStatus, ListCheckpoints, RestoreOptions, StateName, Status, Times, TreePath, UndoOptions, UndoWalk, VerbResult,
+    CheckpointOptions, Delete, GetStatus, ListCheckpoints, RestoreOptions, StateName, Status,
+    Times, TreePath, UndoOptions, UndoWalk, VerbResult,
 };
-use ckptfs::engine::request::{Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow};
+use ckptfs::engine::request::{
+    Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow,
+};
 use ckptfs::engine::verb::Verb;
 use ckptfs::engine::{Config, Engine, IoChoice};
 use ckptfs::sys::{self, Errno, Kind, SysResult};
 
 pub const ROOT: NodeId = NodeId(1);
-const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0, request: 0, again: false };
+const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    pid: 0,
+    request: 0,
+    again: false,
+};
 const SNAPSHOTS: &str = ".snapshots";
 
 /// One inode as it can be seen.
@@ -33,7 +43,14 @@ pub struct Seen {
 impl Seen {
     /// A directory of which nothing else is known.
     pub fn dir() -> Seen {
-        Seen { kind: Kind::Dir, mode: 0, owner: (0, 0), mtime: (0, 0), content: Vec::new(), xattrs: BTreeMap::new() }
+        Seen {
+            kind: Kind::Dir,
+            mode: 0,
+            owner: (0, 0),
+            mtime: (0, 0),
+            content: Vec::new(),
+            xattrs: BTreeMap::new(),
+        }
     }
 }
 
@@ -51,7 +68,12 @@ pub struct Served {
 
 impl Served {
     pub fn new(dir: &Path, passthrough: bool) -> Served {
-        let mut served = Served { dir: dir.to_owned(), engine: None, passthrough, known: Mutex::default() };
+        let mut served = Served {
+            dir: dir.to_owned(),
+            engine: None,
+            passthrough,
+            known: Mutex::default(),
+        };
         served.open().expect("nothing fails yet");
         served
     }
@@ -63,8 +85,15 @@ impl Served {
             message: errno.to_string(),
             hint: None,
         })?;
-        let io = if self.passthrough { IoChoice::Auto } else { IoChoice::Daemon };
-        let config = Config { io, ..Config::bare(root, self.dir.clone()) };
+        let io = if self.passthrough {
+            IoChoice::Auto
+        } else {
+            IoChoice::Daemon
+        };
+        let config = Config {
+            io,
+            ..Config::bare(root, self.dir.clone())
+        };
         let engine = Engine::open(config)?;
         assert_eq!(engine.wants_passthrough(), self.passthrough);
         engine.started(self.passthrough);
@@ -125,7 +154,9 @@ impl Served {
     }
 
     pub fn node(&self, path: &str) -> SysResult<NodeId> {
-        path.split('/').filter(|name| !name.is_empty()).try_fold(ROOT, |at, name| self.child(at, name.as_bytes()))
+        path.split('/')
+            .filter(|name| !name.is_empty())
+            .try_fold(ROOT, |at, name| self.child(at, name.as_bytes()))
     }
 
     /// The directory and the last name of a path.
@@ -136,20 +167,38 @@ impl Served {
 
     pub fn create(&self, path: &str, data: &[u8]) -> SysResult<()> {
         let (dir, name) = self.place(path)?;
-        let (entry, opened) = self.engine().create(CALLER, dir, name, 0o644, 0o022, libc_flags::WRITE)?;
+        let (entry, opened) =
+            self.engine()
+                .create(CALLER, dir, name, 0o644, 0o022, libc_flags::WRITE)?;
         let node = self.learn(entry);
-        let written = if data.is_empty() { Ok(()) } else { self.write_to(node, opened.fh, path, 0, data) };
+        let written = if data.is_empty() {
+            Ok(())
+        } else {
+            self.write_to(node, opened.fh, path, 0, data)
+        };
         self.engine().release(node, opened.fh);
         written
     }
 
     /// Writes as whoever does the I/O: in passthrough the kernel, past the engine.
-    fn write_to(&self, node: NodeId, fh: Fh, path: &str, offset: u64, data: &[u8]) -> SysResult<()> {
+    fn write_to(
+        &self,
+        node: NodeId,
+        fh: Fh,
+        path: &str,
+        offset: u64,
+        data: &[u8],
+    ) -> SysResult<()> {
         if self.passthrough {
-            let file = File::options().write(true).open(self.dir.join(path)).map_err(Errno::from)?;
+            let file = File::options()
+                .write(true)
+                .open(self.dir.join(path))
+                .map_err(Errno::from)?;
             return file.write_all_at(data, offset).map_err(Errno::from);
         }
-        self.engine().write(CALLER, node, fh, offset, data, false).map(drop)
+        self.engine()
+            .write(CALLER, node, fh, offset, data, false)
+            .map(drop)
     }
 
     pub fn open_fh(&self, path: &str, flags: i32) -> SysResult<(NodeId, Fh)> {
@@ -171,14 +220,18 @@ impl Served {
     pub fn append(&self, path: &str, data: &[u8]) -> SysResult<()> {
         let node = self.node(path)?;
         let size = self.engine().getattr(node, None)?.stat.size;
-        let fh = self.engine().open(CALLER, node, libc_flags::WRITE | libc_flags::APPEND)?.fh;
+        let fh = self
+            .engine()
+            .open(CALLER, node, libc_flags::WRITE | libc_flags::APPEND)?
+            .fh;
         let written = self.write_to(node, fh, path, size, data);
         self.release((node, fh));
         written
     }
 
     pub fn empty(&self, path: &str) -> SysResult<()> {
-        self.open_fh(path, libc_flags::WRITE | libc_flags::TRUNC).map(|open| self.release(open))
+        self.open_fh(path, libc_flags::WRITE | libc_flags::TRUNC)
+            .map(|open| self.release(open))
     }
 
     pub fn fsync(&self, path: &str) -> SysResult<()> {
@@ -198,7 +251,12 @@ impl Served {
     pub fn copy_range(&self, from: &str, to: &str, length: u64) -> SysResult<()> {
         let source = self.open_fh(from, libc_flags::READ)?;
         let result = self.open_fh(to, libc_flags::READ_WRITE).and_then(|target| {
-            let copied = self.engine().copy_file_range(CALLER, (source.0, source.1, 0), (target.0, target.1, 0), length);
+            let copied = self.engine().copy_file_range(
+                CALLER,
+                (source.0, source.1, 0),
+                (target.0, target.1, 0),
+                length,
+            );
             self.release(target);
             copied
         });
@@ -207,24 +265,42 @@ impl Served {
     }
 
     pub fn set(&self, path: &str, set: SetAttr) -> SysResult<()> {
-        self.engine().setattr(CALLER, self.node(path)?, None, set).map(drop)
+        self.engine()
+            .setattr(CALLER, self.node(path)?, None, set)
+            .map(drop)
     }
 
     pub fn make(&self, path: &str, kind: Kind) -> SysResult<()> {
         let (dir, name) = self.place(path)?;
         let mode = if kind == Kind::Dir { 0o755 } else { 0o644 };
-        self.engine().make(CALLER, dir, name, NewNode { kind, mode, umask: 0o022, rdev: 0 }).map(|entry| self.know(entry))
+        self.engine()
+            .make(
+                CALLER,
+                dir,
+                name,
+                NewNode {
+                    kind,
+                    mode,
+                    umask: 0o022,
+                    rdev: 0,
+                },
+            )
+            .map(|entry| self.know(entry))
     }
 
     pub fn symlink(&self, path: &str, target: &str) -> SysResult<()> {
         let (dir, name) = self.place(path)?;
-        self.engine().symlink(CALLER, dir, name, target.as_bytes()).map(|entry| self.know(entry))
+        self.engine()
+            .symlink(CALLER, dir, name, target.as_bytes())
+            .map(|entry| self.know(entry))
     }
 
     pub fn link(&self, from: &str, to: &str) -> SysResult<()> {
         let (dir, name) = self.place(to)?;
         let node = self.node(from)?;
-        self.engine().link(CALLER, node, dir, name).map(|entry| self.know(entry))
+        self.engine()
+            .link(CALLER, node, dir, name)
+            .map(|entry| self.know(entry))
     }
 
     pub fn unlink(&self, path: &str) -> SysResult<()> {
@@ -239,15 +315,23 @@ impl Served {
 
     pub fn rename(&self, from: &str, to: &str, how: RenameHow) -> SysResult<()> {
         let ((from_dir, from), (to_dir, to)) = (self.place(from)?, self.place(to)?);
-        self.engine().rename(CALLER, from_dir, from, to_dir, to, how)
+        self.engine()
+            .rename(CALLER, from_dir, from, to_dir, to, how)
     }
 
     pub fn setxattr(&self, path: &str, name: &str, value: &[u8]) -> SysResult<()> {
-        self.engine().setxattr(CALLER, self.node(path)?, name.as_bytes(), value, XattrHow::Any)
+        self.engine().setxattr(
+            CALLER,
+            self.node(path)?,
+            name.as_bytes(),
+            value,
+            XattrHow::Any,
+        )
     }
 
     pub fn removexattr(&self, path: &str, name: &str) -> SysResult<()> {
-        self.engine().removexattr(CALLER, self.node(path)?, name.as_bytes())
+        self.engine()
+            .removexattr(CALLER, self.node(path)?, name.as_bytes())
     }
 
     pub fn checkpoint(&self) -> VerbResult<u64> {
@@ -255,48 +339,93 @@ impl Served {
     }
 
     pub fn checkpoint_with(&self, sync: bool) -> VerbResult<u64> {
-        Ok(self.ask(CheckpointOptions { sync, ..CheckpointOptions::default() })?.id.0)
+        Ok(self
+            .ask(CheckpointOptions {
+                sync,
+                ..CheckpointOptions::default()
+            })?
+            .id
+            .0)
     }
 
     pub fn restore(&self, id: u64, path: &str) -> VerbResult<()> {
-        let paths = if path.is_empty() { Vec::new() } else { vec![TreePath(path.as_bytes().to_vec())] };
-        let options = RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false, times: Some(Times::Kept) };
+        let paths = if path.is_empty() {
+            Vec::new()
+        } else {
+            vec![TreePath(path.as_bytes().to_vec())]
+        };
+        let options = RestoreOptions {
+            to: StateName(id.to_string()),
+            paths,
+            dry_run: false,
+            times: Some(Times::Kept),
+        };
         let unknown = self.ask(options)?.unknown;
         // What could not be read is named, and the rest is done: the verb fails then too.
         if unknown.is_empty() {
             Ok(())
         } else {
-            Err(ckptfs::engine::api::VerbError { code: "io".into(), message: format!("{unknown:?} cannot be told"), hint: None })
+            Err(ckptfs::engine::api::VerbError {
+                code: "io".into(),
+                message: format!("{unknown:?} cannot be told"),
+                hint: None,
+            })
         }
     }
 
     pub fn delete(&self, id: u64) -> VerbResult<()> {
-        self.ask(Delete { state: StateName(id.to_string()), now: false }).map(drop)
+        self.ask(Delete {
+            state: StateName(id.to_string()),
+            now: false,
+        })
+        .map(drop)
     }
 
     pub fn free(&self, id: u64) -> VerbResult<()> {
-        self.ask(Delete { state: StateName(id.to_string()), now: true }).map(drop)
+        self.ask(Delete {
+            state: StateName(id.to_string()),
+            now: true,
+        })
+        .map(drop)
     }
 
     pub fn undo(&self) -> VerbResult<()> {
-        self.ask(UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false }).map(drop)
+        self.ask(UndoOptions {
+            walk: UndoWalk::Undo(1),
+            skip: false,
+            force: true,
+            dry_run: false,
+        })
+        .map(drop)
     }
 
     pub fn checkpoints(&self) -> Vec<u64> {
-        self.ask(ListCheckpoints).expect("the checkpoints are in memory").iter().map(|info| info.id.0).collect()
+        self.ask(ListCheckpoints)
+            .expect("the checkpoints are in memory")
+            .iter()
+            .map(|info| info.id.0)
+            .collect()
     }
 
-    /// The newest that somebody asked for: what `status` compares with where only paths were restored.
+    /// The newest that somebody asked for: what `status` compares with where only paths were
+    /// restored.
     pub fn latest(&self) -> u64 {
-        let log = self.ask(ListCheckpoints).expect("the checkpoints are in memory");
-        log.iter().filter(|info| info.reason.is_asked()).map(|info| info.id.0).max().expect("there is one")
+        let log = self
+            .ask(ListCheckpoints)
+            .expect("the checkpoints are in memory");
+        log.iter()
+            .filter(|info| info.reason.is_asked())
+            .map(|info| info.id.0)
+            .max()
+            .expect("there is one")
     }
 
     pub fn status(&self) -> VerbResult<Status> {
         self.ask(GetStatus)
     }
 
-    /// What `status` calls dirty below `dir`: the paths, sorted, and the directories that were renamed, with where they were.
+    /// What `status` calls dirty below `dir`: the paths, sorted, and the directories that were
+    /// renamed, with where they were.
     pub fn dirty(&self, dir: &str) -> (Vec<String>, Vec<(String, String)>) {
         let (mut paths, mut renames) = (Vec::new(), Vec::new());
         let inside = |path: TreePath| {
@@ -363,7 +492,13 @@ impl Served {
         let content = match stat.kind {
             Kind::File => {
                 let fh = engine.open(CALLER, node, libc_flags::READ)?.fh;
-                let read = engine.read(node, fh, 0, u32::try_from(stat.size).expect("files are small"), false);
+                let read = engine.read(
+                    node,
+                    fh,
+                    0,
+                    u32::try_from(stat.size).expect("files are small"),
+                    false,
+                );
                 engine.release(node, fh);
                 read?
             }
@@ -375,8 +510,19 @@ impl Served {
             let value = engine.getxattr(node, &name)?;
             xattrs.insert(name, value);
         }
-        let mtime = if stat.kind == Kind::Dir { (0, 0) } else { (stat.mtime.sec, stat.mtime.nsec) };
-        Ok(Seen { kind: stat.kind, mode: stat.mode, owner: (stat.uid, stat.gid), mtime, content, xattrs })
+        let mtime = if stat.kind == Kind::Dir {
+            (0, 0)
+        } else {
+            (stat.mtime.sec, stat.mtime.nsec)
+        };
+        Ok(Seen {
+            kind: stat.kind,
+            mode: stat.mode,
+            owner: (stat.uid, stat.gid),
+            mtime,
+            content,
+            xattrs,
+        })
     }
 }
 
@@ -387,26 +533,51 @@ impl Drop for Served {
 }
 
 fn join(dir: &str, name: &str) -> String {
-    if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") }
+    if dir.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{dir}/{name}")
+    }
 }
 
 fn plain(dir: &Path, path: &str, tree: &mut Tree) {
-    let Ok(entries) = fs::read_dir(dir.join(path)) else { return };
+    let Ok(entries) = fs::read_dir(dir.join(path)) else {
+        return;
+    };
     for entry in entries {
         let entry = entry.expect("a plain directory can be listed");
         let path = join(path, &entry.file_name().to_string_lossy());
         let full = dir.join(&path);
         let meta = fs::symlink_metadata(&full).expect("a plain file can be looked at");
-        let fd = sys::open_beneath(File::open(dir).unwrap(), path.as_bytes(), sys::OpenKind::Path).unwrap();
+        let fd = sys::open_beneath(
+            File::open(dir).unwrap(),
+            path.as_bytes(),
+            sys::OpenKind::Path,
+        )
+        .unwrap();
         let stat = sys::stat_fd(&fd).unwrap();
         let content = match stat.kind {
             Kind::File => fs::read(&full).expect("a plain file can be read"),
-            Kind::Symlink => fs::read_link(&full).unwrap().into_os_string().into_encoded_bytes(),
+            Kind::Symlink => fs::read_link(&full)
+                .unwrap()
+                .into_os_string()
+                .into_encoded_bytes(),
             _ => Vec::new(),
         };
         let xattrs = sys::all_xattrs(&fd).unwrap().into_iter().collect();
-        let mtime = if stat.kind == Kind::Dir { (0, 0) } else { (meta.mtime(), meta.mtime_nsec() as u32) };
-        let seen = Seen { kind: stat.kind, mode: stat.mode, owner: (meta.uid(), meta.gid()), mtime, content, xattrs };
+        let mtime = if stat.kind == Kind::Dir {
+            (0, 0)
+        } else {
+            (meta.mtime(), meta.mtime_nsec() as u32)
+        };
+        let seen = Seen {
+            kind: stat.kind,
+            mode: stat.mode,
+            owner: (meta.uid(), meta.gid()),
+            mtime,
+            content,
+            xattrs,
+        };
         let is_dir = seen.kind == Kind::Dir;
         tree.insert(path.clone(), seen);
         if is_dir {
@@ -417,7 +588,11 @@ fn plain(dir: &Path, path: &str, tree: &mut Tree) {
 
 /// The paths at which two trees differ, sorted.
 pub fn differing(a: &Tree, b: &Tree) -> Vec<String> {
-    let mut paths: Vec<String> = a.iter().filter(|(path, seen)| b.get(*path) != Some(seen)).map(|(path, _)| path.clone()).collect();
+    let mut paths: Vec<String> = a
+        .iter()
+        .filter(|(path, seen)| b.get(*path) != Some(seen))
+        .map(|(path, _)| path.clone())
+        .collect();
     paths.extend(b.keys().filter(|path| !a.contains_key(*path)).cloned());
     paths.sort();
     paths
@@ -425,13 +600,27 @@ pub fn differing(a: &Tree, b: &Tree) -> Vec<String> {
 
 /// The same with times left out: two runs of one operation.
 pub fn without_times(tree: &Tree) -> Tree {
-    tree.iter().map(|(path, seen)| (path.clone(), Seen { mtime: (0, 0), ..seen.clone() })).collect()
+    tree.iter()
+        .map(|(path, seen)| {
+            (
+                path.clone(),
+                Seen {
+                    mtime: (0, 0),
+                    ..seen.clone()
+                },
+            )
+        })
+        .collect()
 }
 
 /// A new time for both.
 pub fn at(sec: i64) -> SetAttr {
     let time = NewTime::At(sys::Time { sec, nsec: 5 });
-    SetAttr { atime: Some(time), mtime: Some(time), ..SetAttr::default() }
+    SetAttr {
+        atime: Some(time),
+        mtime: Some(time),
+        ..SetAttr::default()
+    }
 }
 
 /// Flags of open(2).

@@ -17,12 +17,21 @@ for_each_variant! { one => deleting_one_costs_what_changed_around_it }
 const FILES: u64 = 20;
 
 fn deleting_one_costs_what_changed_around_it(v: Variant) {
-    let many = if std::env::var_os("CKPTFS_LONG").is_some() { 1000 } else { 200 };
+    let many = if std::env::var_os("CKPTFS_LONG").is_some() {
+        1000
+    } else {
+        200
+    };
     let (few_calls, few_us) = delete_among(v, 10);
     let (many_calls, many_us) = delete_among(v, many);
-    println!("{v:?}: deleting one of 10: {few_calls} calls, {few_us} us; one of {many}: {many_calls} calls, {many_us} us");
+    println!(
+        "{v:?}: deleting one of 10: {few_calls} calls, {few_us} us; one of {many}: {many_calls} calls, {many_us} us"
+    );
     // Threads of the daemon's own make calls too.
-    assert!(many_calls <= few_calls + 100, "{many_calls} calls among {many}, {few_calls} among 10");
+    assert!(
+        many_calls <= few_calls + 100,
+        "{many_calls} calls among {many}, {few_calls} among 10"
+    );
 }
 
 /// System calls of the daemon and time for deleting the one in the middle of so many.
@@ -30,17 +39,36 @@ fn delete_among(v: Variant, count: u64) -> (u64, u64) {
     let image = Image::in_memory(v.fs, 512 << 20);
     let (backing, point) = (image.dir("project"), image.dir("here"));
     // The sealer hashes what was captured and shares what is the same, all the while.
-    let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io).arg("--seal=off") });
+    let mount = Mount::start(
+        &backing,
+        &MountOpts {
+            mountpoint: Some(point),
+            ..MountOpts::new(v.io).arg("--seal=off")
+        },
+    );
     let mut client = Client::connect(File::open(backing.join(".ckptfs")).unwrap()).unwrap();
     for round in 0..count {
         for file in 0..FILES {
-            fs::write(mount.path().join(format!("f{file}")), noise(512, round * FILES + file)).unwrap();
+            fs::write(
+                mount.path().join(format!("f{file}")),
+                noise(512, round * FILES + file),
+            )
+            .unwrap();
         }
         client.ask(CheckpointOptions::default()).unwrap();
     }
-    client.ask(Fault { plan: Some(Plan::nth(0, Errno::EIO)) }).unwrap();
+    client
+        .ask(Fault {
+            plan: Some(Plan::nth(0, Errno::EIO)),
+        })
+        .unwrap();
     let began = Instant::now();
-    client.ask(Delete { state: StateName((count / 2).to_string()), now: true }).unwrap();
+    client
+        .ask(Delete {
+            state: StateName((count / 2).to_string()),
+            now: true,
+        })
+        .unwrap();
     let took_us = began.elapsed().as_micros() as u64;
     let (calls, _) = client.ask(Fault { plan: None }).unwrap();
     assert!(calls >= FILES, "its versions were removed: {calls}");

@@ -1,4 +1,5 @@
-//! A run that is cut short, at each of its calls: nothing that is kept is lost, and the next run finishes it.
+//! A run that is cut short, at each of its calls: nothing that is kept is lost, and the next run
+//! finishes it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -33,7 +34,13 @@ struct Beside {
 impl Beside {
     fn new(v: Variant, image: &Image, name: &str) -> Beside {
         let (backing, point) = (image.dir(name), image.dir(&format!("{name}-here")));
-        let mut mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io).packing() });
+        let mut mount = Mount::start(
+            &backing,
+            &MountOpts {
+                mountpoint: Some(point),
+                ..MountOpts::new(v.io).packing()
+            },
+        );
         rounds(&mount, 6, UNIT);
         mount.ok(&["tag", "2", "stays"]);
         let mut kept = views(&mount);
@@ -44,7 +51,10 @@ impl Beside {
     }
 
     fn fault(&self, backing: &Path, plan: Option<Plan>) -> Option<(u64, u64)> {
-        Client::connect(File::open(backing.join(".ckptfs")).ok()?).ok()?.ask(Fault { plan }).ok()
+        Client::connect(File::open(backing.join(".ckptfs")).ok()?)
+            .ok()?
+            .ask(Fault { plan })
+            .ok()
     }
 
     fn check(&self, shown: &str) {
@@ -67,17 +77,42 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     drop(whole);
     let (mut kills, mut failures, mut left) = (0, 0, 0);
     for (what, plan) in [
-        ("killed at a removal", Plan { kill: true, ..Plan::nth(1, Errno::EIO).only(Call::Unlink) }),
-        ("killed at a write", Plan { kill: true, ..Plan::nth(1, Errno::EIO).only(Call::Write) }),
+        (
+            "killed at a removal",
+            Plan {
+                kill: true,
+                ..Plan::nth(1, Errno::EIO).only(Call::Unlink)
+            },
+        ),
+        (
+            "killed at a write",
+            Plan {
+                kill: true,
+                ..Plan::nth(1, Errno::EIO).only(Call::Write)
+            },
+        ),
         ("failed at a call", Plan::nth(1, Errno::EIO)),
-        ("killed at a call", Plan { kill: true, ..Plan::nth(1, Errno::EIO) }),
+        (
+            "killed at a call",
+            Plan {
+                kill: true,
+                ..Plan::nth(1, Errno::EIO)
+            },
+        ),
     ] {
         let mut nth = 1;
         loop {
             let name = format!("{}-{nth}", what.replace(' ', "-"));
-            let Some(leftovers) = cut_short(v, &image, &name, what, Plan { nth, ..plan }, wanted) else { break };
+            let Some(leftovers) = cut_short(v, &image, &name, what, Plan { nth, ..plan }, wanted)
+            else {
+                break;
+            };
             left += u64::from(leftovers > 0);
-            (kills, failures) = if plan.kill { (kills + 1, failures) } else { (kills, failures + 1) };
+            (kills, failures) = if plan.kill {
+                (kills + 1, failures)
+            } else {
+                (kills, failures + 1)
+            };
             let step = if long() {
                 1
             } else if plan.only.is_some() {
@@ -90,16 +125,27 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
         }
         assert!(nth > 1, "{what}: it was not cut short at all");
     }
-    println!("{v:?}: {kills} times killed, {failures} calls failed, {left} times versions were left over, {wanted} objects are kept each time");
+    println!(
+        "{v:?}: {kills} times killed, {failures} calls failed, {left} times versions were left over, {wanted} objects are kept each time"
+    );
     assert!(left > 0, "no run left anything for the next to find");
 }
 
 /// How many versions the run left that nobody needed; `None`: it was not cut short at all.
-fn cut_short(v: Variant, image: &Image, name: &str, what: &str, plan: Plan, wanted: usize) -> Option<u64> {
+fn cut_short(
+    v: Variant,
+    image: &Image,
+    name: &str,
+    what: &str,
+    plan: Plan,
+    wanted: usize,
+) -> Option<u64> {
     let shown = format!("{v:?}: {what} {}", plan.nth);
     let mut story = Beside::new(v, image, name);
     let backing = image.path().join(name);
-    story.fault(&backing, Some(plan)).expect("the daemon is armed");
+    story
+        .fault(&backing, Some(plan))
+        .expect("the daemon is armed");
     let ran = story.mount.run(&["gc", "--keep-last=2"]);
     let fired = match story.fault(&backing, None) {
         Some((_, fired)) => fired > 0,
@@ -116,7 +162,11 @@ fn cut_short(v: Variant, image: &Image, name: &str, what: &str, plan: Plan, want
     story.check(&shown);
     let report = story.mount.json(&["gc", "--keep-last=2"]);
     assert_eq!(ids(&story.mount), KEPT, "{shown}: {report}");
-    assert_eq!(objects(&backing).len(), wanted, "{shown}: the next run frees what was left: {report}");
+    assert_eq!(
+        objects(&backing).len(),
+        wanted,
+        "{shown}: the next run frees what was left: {report}"
+    );
     story.check(&shown);
     story.mount.umount();
     fs::remove_dir_all(&backing).expect("the tree is ours");

@@ -1,4 +1,5 @@
-//! After a deletion the store has the size of one that never had what was deleted, and nothing that is left is another.
+//! After a deletion the store has the size of one that never had what was deleted, and nothing that
+//! is left is another.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -26,29 +27,45 @@ const KEPT: u64 = 10;
 fn change(root: &Path, step: u64) {
     for number in 0..CHANGES {
         let name = format!("f{}", (step * CHANGES + number) * 7 % FILES);
-        OpenOptions::new().append(true).open(root.join(name)).unwrap().write_all(b"more\n").unwrap();
+        OpenOptions::new()
+            .append(true)
+            .open(root.join(name))
+            .unwrap()
+            .write_all(b"more\n")
+            .unwrap();
     }
 }
 
 /// Bytes that the parts of a store take on the disk.
 fn sizes(root: &Path) -> BTreeMap<&'static str, u64> {
     fn of(path: &Path) -> u64 {
-        let Ok(stat) = fs::symlink_metadata(path) else { return 0 };
-        let below = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| of(&entry.path())).sum::<u64>();
+        let Ok(stat) = fs::symlink_metadata(path) else {
+            return 0;
+        };
+        let below = fs::read_dir(path)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| of(&entry.path()))
+            .sum::<u64>();
         below + stat.blocks() * 512
     }
-    ["layers", "index", "journal"].map(|part| (part, of(&root.join(".ckptfs").join(part)))).into()
+    ["layers", "index", "journal"]
+        .map(|part| (part, of(&root.join(".ckptfs").join(part))))
+        .into()
 }
 
 fn files(root: &Path) {
-    (0..FILES).for_each(|number| fs::write(root.join(format!("f{number}")), noise(100, number)).unwrap());
+    (0..FILES)
+        .for_each(|number| fs::write(root.join(format!("f{number}")), noise(100, number)).unwrap());
 }
 
 fn total(sizes: &BTreeMap<&str, u64>) -> u64 {
     sizes.values().sum()
 }
 
-/// A store that has all the checkpoints, and how many bytes it may have without those that a store with a few never had.
+/// A store that has all the checkpoints, and how many bytes it may have without those that a store
+/// with a few never had.
 fn many(v: Variant) -> (Rig, u64) {
     let mut few = v.start_with(MountOpts::new(v.io), files);
     (0..COUNT - KEPT).for_each(|step| change(few.path(), step));
@@ -64,7 +81,10 @@ fn many(v: Variant) -> (Rig, u64) {
         many.mount.checkpoint();
         change(many.path(), step);
     }
-    println!("{v:?}: {:?}, and {few:?} with {KEPT} only", sizes(many.path()));
+    println!(
+        "{v:?}: {:?}, and {few:?} with {KEPT} only",
+        sizes(many.path())
+    );
     (many, total(&few) + total(&few) / 20 + (1 << 20))
 }
 
@@ -79,7 +99,10 @@ fn assert_small(mut many: Rig, bound: u64) {
     println!("{now:?} after {:?}", begun.elapsed());
     assert!(total(&now) <= bound, "{now:?} are more than {bound}");
     many.mount.remount();
-    assert_eq!(ids(&many.mount), (COUNT - KEPT + 1..=COUNT).collect::<Vec<_>>());
+    assert_eq!(
+        ids(&many.mount),
+        (COUNT - KEPT + 1..=COUNT).collect::<Vec<_>>()
+    );
     assert_eq!(many.mount.checkpoint(), COUNT + 1);
     many.mount.ok(&["verify"]);
 }
@@ -96,15 +119,23 @@ fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
     many.mount.ok(&["gc", "--keep-last", &KEPT.to_string()]);
     many.mount.umount();
     many.mount.remount();
-    wait_until("the rest is forgotten", 60, || audited(&many.mount) < COUNT as usize / 10);
-    wait_until("nothing is left to do", 60, || !many.mount.path().join(".ckptfs/unpacked").exists());
+    wait_until("the rest is forgotten", 60, || {
+        audited(&many.mount) < COUNT as usize / 10
+    });
+    wait_until("nothing is left to do", 60, || {
+        !many.mount.path().join(".ckptfs/unpacked").exists()
+    });
     assert_small(many, bound);
 }
 
 /// How many records of the journal tell of a checkpoint: what `audit` shows of them.
 fn audited(mount: &Mount) -> usize {
     let told = mount.json(&["audit"]);
-    told.as_array().unwrap().iter().filter(|event| event["checkpoint"].as_u64().is_some()).count()
+    told.as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["checkpoint"].as_u64().is_some())
+        .count()
 }
 
 fn what_is_left_is_what_it_was(v: Variant) {
@@ -113,14 +144,23 @@ fn what_is_left_is_what_it_was(v: Variant) {
     let mut made = Vec::new();
     for round in 0..24 {
         work(&root, round, 4096);
-        let id = rig.mount.checkpoint_json(&["-m", &format!("round {round}")])["id"].as_u64().unwrap();
+        let id = rig
+            .mount
+            .checkpoint_json(&["-m", &format!("round {round}")])["id"]
+            .as_u64()
+            .unwrap();
         made.push(id);
         let back = |steps: usize| made[made.len() - 1 - steps];
         match round % 6 {
-            1 => drop(rig.mount.ok(&["tag", &id.to_string(), &format!("t{round}")])),
+            1 => drop(
+                rig.mount
+                    .ok(&["tag", &id.to_string(), &format!("t{round}")]),
+            ),
             2 => drop(rig.mount.ok(&["pin", &id.to_string()])),
             3 => drop(rig.mount.ok(&["delete", &back(3).to_string()])),
-            4 => [back(1), id].into_iter().for_each(|id| rig.mount.restore(id)),
+            4 => [back(1), id]
+                .into_iter()
+                .for_each(|id| rig.mount.restore(id)),
             5 => {
                 rig.mount.ok(&["untag", &format!("t{}", round - 4)]);
                 rig.mount.ok(&["unpin", &back(3).to_string()]);
@@ -129,14 +169,26 @@ fn what_is_left_is_what_it_was(v: Variant) {
         }
     }
     // What undo needs is not held for a day.
-    rig.mount.ok(&["config", "set", "retention.keep-undone", "1s"]);
+    rig.mount
+        .ok(&["config", "set", "retention.keep-undone", "1s"]);
     let before = (rig.mount.log_json(), audited(&rig.mount));
     thread::sleep(Duration::from_millis(1500));
     rig.mount.ok(&["gc", "--keep-last", "4"]);
     let left = rig.mount.log_json();
-    let views: BTreeMap<u64, _> = ids(&rig.mount).into_iter().map(|id| (id, tree_of(&rig.view(id)))).collect();
-    wait_until("the rest is forgotten", 60, || audited(&rig.mount) * 2 < before.1);
-    let look = |mount: &Mount| (mount.log_json(), mount.json(&["ops"]), mount.json(&["audit"]));
+    let views: BTreeMap<u64, _> = ids(&rig.mount)
+        .into_iter()
+        .map(|id| (id, tree_of(&rig.view(id))))
+        .collect();
+    wait_until("the rest is forgotten", 60, || {
+        audited(&rig.mount) * 2 < before.1
+    });
+    let look = |mount: &Mount| {
+        (
+            mount.log_json(),
+            mount.json(&["ops"]),
+            mount.json(&["audit"]),
+        )
+    };
     let told = look(&rig.mount);
     assert_eq!(told.0, left, "{}", before.0);
     for anew in [false, true] {
@@ -145,21 +197,31 @@ fn what_is_left_is_what_it_was(v: Variant) {
             fs::remove_dir_all(root.join(".ckptfs/index")).unwrap();
         }
         if !anew {
-            let checked = Command::new(env!("CARGO_BIN_EXE_ckptfs")).arg("-C").arg(&root).arg("fsck").output().unwrap();
+            let checked = Command::new(env!("CARGO_BIN_EXE_ckptfs"))
+                .arg("-C")
+                .arg(&root)
+                .arg("fsck")
+                .output()
+                .unwrap();
             assert!(checked.status.success(), "{checked:?}");
         }
         rig.mount.remount();
         let (log, operations, _) = look(&rig.mount);
         assert_eq!((&log, &operations), (&told.0, &told.1), "anew: {anew}");
-        views.iter().for_each(|(id, view)| assert_tree_is(&rig.view(*id), view, &TreeOpts::default()));
+        views
+            .iter()
+            .for_each(|(id, view)| assert_tree_is(&rig.view(*id), view, &TreeOpts::default()));
         rig.mount.ok(&["verify"]);
     }
     let next = rig.mount.checkpoint();
-    assert!(views.keys().all(|id| *id < next), "no number is given twice: {next}");
+    assert!(
+        views.keys().all(|id| *id < next),
+        "no number is given twice: {next}"
+    );
 }
 
-/// The names in a directory that is younger than a checkpoint have no record of what they led to then. Found by the random story under tiers, where a pin kept
-/// such a file.
+/// The names in a directory that is younger than a checkpoint have no record of what they led to
+/// then. Found by the random story under tiers, where a pin kept such a file.
 fn what_lay_in_a_new_directory_is_not_kept_for_older_checkpoints(v: Variant) {
     let rig = v.start();
     fs::write(rig.path().join("old"), noise(5000, 1)).unwrap();
@@ -171,11 +233,18 @@ fn what_lay_in_a_new_directory_is_not_kept_for_older_checkpoints(v: Variant) {
     fs::remove_dir_all(rig.path().join("new")).unwrap();
     rig.mount.checkpoint();
     let files = |rig: &Rig| {
-        let of = |path: &String| fs::symlink_metadata(rig.path().join(path)).is_ok_and(|stat| stat.is_file());
+        let of = |path: &String| {
+            fs::symlink_metadata(rig.path().join(path)).is_ok_and(|stat| stat.is_file())
+        };
         objects(rig.path()).iter().filter(|path| of(path)).count()
     };
     assert_eq!(files(&rig), 2);
     rig.mount.ok(&["delete", "--now", "2"]);
-    wait_until("what only the second showed is gone", 10, || files(&rig) == 1);
-    assert!(fs::read(rig.view(1).join("old")).unwrap() == noise(5000, 1), "the first shows what it had");
+    wait_until("what only the second showed is gone", 10, || {
+        files(&rig) == 1
+    });
+    assert!(
+        fs::read(rig.view(1).join("old")).unwrap() == noise(5000, 1),
+        "the first shows what it had"
+    );
 }

@@ -1,4 +1,5 @@
-//! `gc` and `du`: what is told comes free and nothing else, what is kept stays as it was, and a run that is cut short is finished by the next.
+//! `gc` and `du`: what is told comes free and nothing else, what is kept stays as it was, and a run
+//! that is cut short is finished by the next.
 
 mod around;
 mod by_itself;

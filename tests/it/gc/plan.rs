@@ -12,15 +12,23 @@ for_each_variant! { one => each_rule_is_told_and_pins_and_tags_stay, the_history
 
 /// A whole file of the story.
 const UNIT: usize = 2 << 20;
-/// What a filesystem may take or free besides: metadata, and parts of extents that btrfs keeps whole.
+/// What a filesystem may take or free besides: metadata, and parts of extents that btrfs keeps
+/// whole.
 const GRAIN: u64 = 256 << 10;
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("{value} is no number"))
 }
 
 fn gone(report: &Value) -> Vec<u64> {
-    report["gone"].as_array().unwrap().iter().map(|one| number(&one["id"])).collect()
+    report["gone"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| number(&one["id"]))
+        .collect()
 }
 
 fn the_plan_is_what_comes_free(v: Variant) {
@@ -34,7 +42,10 @@ fn the_plan_is_what_comes_free(v: Variant) {
     assert_eq!(ids(&rig.mount).len(), 10, "a dry run deletes nothing");
     let before = free(rig.image.path());
     let done = rig.mount.json(&["gc", "--keep-last", "2"]);
-    assert_eq!((&done["gone"], &done["freed_bytes"], &done["kept"]), (&plan["gone"], &plan["freed_bytes"], &plan["kept"]));
+    assert_eq!(
+        (&done["gone"], &done["freed_bytes"], &done["kept"]),
+        (&plan["gone"], &plan["freed_bytes"], &plan["kept"])
+    );
     let planned = number(&plan["freed_bytes"]);
     assert!(planned > 6 * UNIT as u64, "{plan}");
     let mut freed = 0;
@@ -49,7 +60,15 @@ fn the_plan_is_what_comes_free(v: Variant) {
     }
     // Nothing is left to do, and nothing is wrong.
     let again = rig.mount.json(&["gc", "--keep-last", "2"]);
-    assert_eq!((gone(&again).len(), number(&again["freed_bytes"]), number(&again["leftovers"])), (0, 0, 0), "{again}");
+    assert_eq!(
+        (
+            gone(&again).len(),
+            number(&again["freed_bytes"]),
+            number(&again["leftovers"])
+        ),
+        (0, 0, 0),
+        "{again}"
+    );
     let wrong = rig.mount.json(&["verify", "--deep"]);
     assert_eq!(wrong["findings"], json!([]));
 }
@@ -61,7 +80,10 @@ fn du_tells_what_deleting_one_frees(v: Variant) {
     for id in [3, 1, 2, 6, 5] {
         let all = rig.mount.json(&["du"]);
         let one = rig.mount.json(&["du", &id.to_string()])["checkpoints"][0].clone();
-        assert!(all["checkpoints"].as_array().unwrap().contains(&one), "{all} {one}");
+        assert!(
+            all["checkpoints"].as_array().unwrap().contains(&one),
+            "{all} {one}"
+        );
         let (before, exclusive) = (free(rig.image.path()), number(&one["exclusive_bytes"]));
         // By either way: at once, or deleted first so that it could come back, and freed then.
         if id % 2 == 0 {
@@ -69,17 +91,29 @@ fn du_tells_what_deleting_one_frees(v: Variant) {
         } else {
             rig.mount.ok(&["delete", &id.to_string()]);
             let report = rig.mount.json(&["gc"]);
-            assert_eq!((&report["gone"][0]["why"], &report["freed_bytes"]), (&json!("deleted"), &json!(exclusive)), "{report}");
+            assert_eq!(
+                (&report["gone"][0]["why"], &report["freed_bytes"]),
+                (&json!("deleted"), &json!(exclusive)),
+                "{report}"
+            );
         }
         let mut freed = 0;
-        wait_until(&format!("what du told of {id} is free: {exclusive}"), 60, || {
-            freed = free(rig.image.path()).saturating_sub(before);
-            freed.abs_diff(exclusive) <= GRAIN
-        });
+        wait_until(
+            &format!("what du told of {id} is free: {exclusive}"),
+            60,
+            || {
+                freed = free(rig.image.path()).saturating_sub(before);
+                freed.abs_diff(exclusive) <= GRAIN
+            },
+        );
         told.push((id, exclusive, freed));
     }
     println!("{v:?}: checkpoint, exclusive, freed: {told:?}");
-    assert!(told.iter().any(|(_, exclusive, _)| *exclusive > UNIT as u64), "{told:?}");
+    assert!(
+        told.iter()
+            .any(|(_, exclusive, _)| *exclusive > UNIT as u64),
+        "{told:?}"
+    );
     let all = rig.mount.json(&["du"]);
     assert_eq!(number(&all["unneeded_bytes"]), 0, "{all}");
 }
@@ -90,8 +124,14 @@ fn each_rule_is_told_and_pins_and_tags_stay(v: Variant) {
     rig.mount.ok(&["tag", "2", "v1"]);
     rig.mount.ok(&["pin", "1", "--reason", "first"]);
     let all = rig.mount.json(&["gc"]);
-    assert_eq!((gone(&all).len(), &all["kept"][2]), (0, &json!({"id": 3, "rules": ["no-rule"]})), "without a rule nothing goes");
-    let report = rig.mount.json(&["gc", "--dry-run", "--keep-last", "2", "--keep-daily", "1"]);
+    assert_eq!(
+        (gone(&all).len(), &all["kept"][2]),
+        (0, &json!({"id": 3, "rules": ["no-rule"]})),
+        "without a rule nothing goes"
+    );
+    let report = rig
+        .mount
+        .json(&["gc", "--dry-run", "--keep-last", "2", "--keep-daily", "1"]);
     assert_eq!(gone(&report), [3, 4]);
     let kept = json!([
         {"id": 1, "rules": ["pinned"]},
@@ -103,9 +143,15 @@ fn each_rule_is_told_and_pins_and_tags_stay(v: Variant) {
     // From the configuration too; the command line goes before it.
     rig.mount.ok(&["config", "set", "retention.keep-last", "3"]);
     assert_eq!(gone(&rig.mount.json(&["gc", "-n"])), [3]);
-    assert_eq!(gone(&rig.mount.json(&["gc", "-n", "--keep-last=1"])), [3, 4, 5]);
+    assert_eq!(
+        gone(&rig.mount.json(&["gc", "-n", "--keep-last=1"])),
+        [3, 4, 5]
+    );
     let text = rig.mount.ok(&["gc", "-n", "--verbose", "--keep-last=1"]);
-    assert!(text.contains("stays 1  pinned\n") && text.contains("would go 3  "), "{text}");
+    assert!(
+        text.contains("stays 1  pinned\n") && text.contains("would go 3  "),
+        "{text}"
+    );
     rig.mount.ok(&["gc", "--yes", "--keep-last=1"]);
     assert_eq!(ids(&rig.mount), [1, 2, 6]);
 }
@@ -117,12 +163,25 @@ fn the_history_is_kept_below_its_size(v: Variant) {
     let max = history / 2;
     let report = rig.mount.json(&["gc", "--max-size", &max.to_string()]);
     let went = gone(&report);
-    assert!(!went.is_empty() && went.len() < 7 && went[0] == 1, "the oldest go, and no more than must: {report}");
-    assert!(report["gone"].as_array().unwrap().iter().all(|one| one["why"] == "max-size"), "{report}");
+    assert!(
+        !went.is_empty() && went.len() < 7 && went[0] == 1,
+        "the oldest go, and no more than must: {report}"
+    );
+    assert!(
+        report["gone"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["why"] == "max-size"),
+        "{report}"
+    );
     let expected = history - number(&report["freed_bytes"]);
-    // XFS lets go of what a removed file had a moment later (inode inactivation): until then what it shared with others seems to be shared still.
+    // XFS lets go of what a removed file had a moment later (inode inactivation): until then what
+    // it shared with others seems to be shared still.
     let left = || number(&rig.mount.json(&["du"])["history_bytes"]);
-    wait_until("what was told came free", 60, || left().abs_diff(expected) <= GRAIN);
+    wait_until("what was told came free", 60, || {
+        left().abs_diff(expected) <= GRAIN
+    });
     let left = left();
     assert!(left <= max, "{left} of {max}: {report}");
     let kept_one_more = left + number(&report["gone"].as_array().unwrap().last().unwrap()["bytes"]);
@@ -133,9 +192,15 @@ fn the_history_is_kept_below_its_size(v: Variant) {
     }
     let report = rig.mount.json(&["gc", "--max-size", "4096"]);
     let over = number(&report["over_bytes"]);
-    assert!(gone(&report).is_empty() && over.abs_diff(left - 4096) <= GRAIN, "{left}: {report}");
+    assert!(
+        gone(&report).is_empty() && over.abs_diff(left - 4096) <= GRAIN,
+        "{left}: {report}"
+    );
     let warnings = rig.mount.status_json()["warnings"].to_string();
-    assert!(warnings.contains("more than retention.max-size"), "{warnings}");
+    assert!(
+        warnings.contains("more than retention.max-size"),
+        "{warnings}"
+    );
     rig.mount.json(&["gc", "--max-size", "1T"]);
     assert_eq!(rig.mount.status_json()["warnings"], json!([]));
     assert!(!objects(rig.path()).is_empty());

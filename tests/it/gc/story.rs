@@ -30,19 +30,33 @@ pub fn free(dir: &Path) -> u64 {
     stat.f_bfree * stat.f_frsize
 }
 
-/// One round of work, with files of `unit` bytes: a file is written anew, one in part, one is made, one that an earlier round made is changed and
-/// one removed, a directory is renamed.
+/// One round of work, with files of `unit` bytes: a file is written anew, one in part, one is made,
+/// one that an earlier round made is changed and one removed, a directory is renamed.
 pub fn work(root: &Path, round: u64, unit: usize) {
     fs::write(root.join("whole"), noise(unit, round)).unwrap();
-    let part = OpenOptions::new().write(true).create(true).truncate(false).open(root.join("part")).unwrap();
+    let part = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(root.join("part"))
+        .unwrap();
     if round == 0 {
         part.write_all_at(&noise(unit * 4, 100), 0).unwrap();
     } else {
-        part.write_all_at(&noise(unit / 4, 200 + round), (round % 7) * unit as u64 / 2).unwrap();
+        part.write_all_at(&noise(unit / 4, 200 + round), (round % 7) * unit as u64 / 2)
+            .unwrap();
     }
     part.sync_all().unwrap();
-    fs::write(root.join(format!("new{round}")), noise(unit / 2, 300 + round)).unwrap();
-    let earlier = |back: u64| round.checked_sub(back).map(|round| root.join(format!("new{round}")));
+    fs::write(
+        root.join(format!("new{round}")),
+        noise(unit / 2, 300 + round),
+    )
+    .unwrap();
+    let earlier = |back: u64| {
+        round
+            .checked_sub(back)
+            .map(|round| root.join(format!("new{round}")))
+    };
     if let Some(changed) = earlier(2) {
         fs::write(changed, noise(unit / 2, 400 + round)).unwrap();
     }
@@ -50,9 +64,17 @@ pub fn work(root: &Path, round: u64, unit: usize) {
         fs::remove_file(removed).unwrap();
     }
     fs::create_dir(root.join(format!("dir{round}"))).unwrap();
-    fs::write(root.join(format!("dir{round}/small")), format!("small {round}\n")).unwrap();
+    fs::write(
+        root.join(format!("dir{round}/small")),
+        format!("small {round}\n"),
+    )
+    .unwrap();
     if round > 0 {
-        fs::rename(root.join(format!("dir{}", round - 1)), root.join(format!("was{}", round - 1))).unwrap();
+        fs::rename(
+            root.join(format!("dir{}", round - 1)),
+            root.join(format!("was{}", round - 1)),
+        )
+        .unwrap();
         fs::write(root.join(format!("was{}/small", round - 1)), "changed\n").unwrap();
     }
 }
@@ -68,16 +90,29 @@ pub fn rounds(mount: &Mount, count: u64, unit: usize) {
 
 /// What the kept checkpoints show, by number.
 pub fn views(mount: &Mount) -> BTreeMap<u64, Tree> {
-    ids(mount).into_iter().map(|id| (id, tree_of(&mount.view(id)))).collect()
+    ids(mount)
+        .into_iter()
+        .map(|id| (id, tree_of(&mount.view(id))))
+        .collect()
 }
 
 /// The checkpoints that are kept, oldest first.
 pub fn ids(mount: &Mount) -> Vec<u64> {
-    mount.log_json().as_array().unwrap().iter().rev().map(|one| one["id"].as_u64().unwrap()).collect()
+    mount
+        .log_json()
+        .as_array()
+        .unwrap()
+        .iter()
+        .rev()
+        .map(|one| one["id"].as_u64().unwrap())
+        .collect()
 }
 
 /// The objects in the store of a directory that is served at `root` or was.
 pub fn objects(root: &Path) -> Vec<String> {
-    let found = crate::common::command::sh(root, "find .ckptfs/layers/ -mindepth 3 2>/dev/null | sort || true");
+    let found = crate::common::command::sh(
+        root,
+        "find .ckptfs/layers/ -mindepth 3 2>/dev/null | sort || true",
+    );
     found.lines().map(str::to_owned).collect()
 }

@@ -16,17 +16,31 @@ for_each_variant! { reflink => a_tier_drops_what_it_says_and_nothing_else, what_
 for_each_variant! { one => every_verb_knows_dropped_from_missing, what_stays_is_not_written_through_a_link, what_somebody_reads_is_freed_later }
 
 const UNIT: usize = 1 << 20;
-const MADE: [&str; 3] = ["app/node_modules/lib/changed.js", "app/node_modules/lib/made.js", "a.tmp"];
+const MADE: [&str; 3] = [
+    "app/node_modules/lib/changed.js",
+    "app/node_modules/lib/made.js",
+    "a.tmp",
+];
 
 /// Writes the configuration: one tier.
 pub fn configure(mount: &Mount, paths: &str, keep: &str) {
-    let store = mount.status_json()["store"].as_str().expect("a path").to_owned();
-    fs::write(format!("{store}/ckptfs.toml"), format!("[[tiers]]\npaths = {paths}\nkeep = \"{keep}\"\n")).unwrap();
+    let store = mount.status_json()["store"]
+        .as_str()
+        .expect("a path")
+        .to_owned();
+    fs::write(
+        format!("{store}/ckptfs.toml"),
+        format!("[[tiers]]\npaths = {paths}\nkeep = \"{keep}\"\n"),
+    )
+    .unwrap();
 }
 
 /// The paths of a view whose content was dropped.
 pub fn dropped(tree: &Tree) -> Vec<&Path> {
-    tree.iter().filter(|(_, node)| node.kind == NodeKind::Dropped).map(|(path, _)| path.as_path()).collect()
+    tree.iter()
+        .filter(|(_, node)| node.kind == NodeKind::Dropped)
+        .map(|(path, _)| path.as_path())
+        .collect()
 }
 
 /// A view is what it was but for what was dropped of it, which shows all but its content.
@@ -35,7 +49,10 @@ pub fn assert_whole_but_dropped(shown: &str, now: &Tree, then: &Tree) {
     let mut now = now.clone();
     for (path, node) in &mut now {
         if let (NodeKind::Dropped, Some(was)) = (&node.kind, then.get(path)) {
-            assert!(matches!(was.kind, NodeKind::File { .. }), "{shown}: {path:?}");
+            assert!(
+                matches!(was.kind, NodeKind::File { .. }),
+                "{shown}: {path:?}"
+            );
             node.kind = was.kind.clone();
         }
     }
@@ -66,25 +83,49 @@ fn a_tier_drops_what_it_says_and_nothing_else(v: Variant) {
     configure(&rig.mount, r#"["node_modules", "*.tmp"]"#, "1ms");
     let plan = rig.mount.json(&["gc", "--dry-run"]);
     // Three of 1, three of 3. What 2 shows is pinned, and 4 is the newest.
-    assert_eq!((&plan["tiers"][0]["versions"], &plan["tiers"][0]["paths"]), (&json!(6), &json!(["node_modules", "*.tmp"])), "{plan}");
+    assert_eq!(
+        (&plan["tiers"][0]["versions"], &plan["tiers"][0]["paths"]),
+        (&json!(6), &json!(["node_modules", "*.tmp"])),
+        "{plan}"
+    );
     let text = rig.mount.ok(&["gc", "--dry-run"]);
-    assert!(text.contains("would be dropped: 6 versions in node_modules, *.tmp  6.0 MiB\n"), "{text}");
+    assert!(
+        text.contains("would be dropped: 6 versions in node_modules, *.tmp  6.0 MiB\n"),
+        "{text}"
+    );
     assert_eq!(kept, views(&rig.mount), "a dry run drops nothing");
     let (before, count) = (free(rig.image.path()), objects(rig.path()).len());
     let done = rig.mount.json(&["gc"]);
-    assert_eq!((&done["tiers"], &done["freed_bytes"], &done["gone"]), (&plan["tiers"], &plan["freed_bytes"], &json!([])));
+    assert_eq!(
+        (&done["tiers"], &done["freed_bytes"], &done["gone"]),
+        (&plan["tiers"], &plan["freed_bytes"], &json!([]))
+    );
     let planned = plan["tiers"][0]["bytes"].as_u64().unwrap();
     // What the sealer is just reading is freed by a later run.
     wait_until("what the plan told is free", 120, || {
         rig.mount.ok(&["gc"]);
-        free(rig.image.path()).saturating_sub(before).abs_diff(planned) <= 256 << 10
+        free(rig.image.path())
+            .saturating_sub(before)
+            .abs_diff(planned)
+            <= 256 << 10
     });
     assert!(planned >= 6 * UNIT as u64, "{plan}");
-    println!("{v:?}: {planned} bytes, {count} objects before, {} after", objects(rig.path()).len());
+    println!(
+        "{v:?}: {planned} bytes, {count} objects before, {} after",
+        objects(rig.path()).len()
+    );
     let check = || {
         for (id, tree) in &views(&rig.mount) {
-            let expected: Vec<&str> = if [1, 3].contains(id) { vec![MADE[2], MADE[0], MADE[1]] } else { Vec::new() };
-            assert_eq!(dropped(tree), expected.iter().map(Path::new).collect::<Vec<_>>(), "{id}");
+            let expected: Vec<&str> = if [1, 3].contains(id) {
+                vec![MADE[2], MADE[0], MADE[1]]
+            } else {
+                Vec::new()
+            };
+            assert_eq!(
+                dropped(tree),
+                expected.iter().map(Path::new).collect::<Vec<_>>(),
+                "{id}"
+            );
             assert_whole_but_dropped(&format!("{id}"), tree, &kept[id]);
         }
         said(&rig.mount);
@@ -93,19 +134,40 @@ fn a_tier_drops_what_it_says_and_nothing_else(v: Variant) {
     // Nothing is wrong, and nothing is left to do.
     assert_eq!(rig.mount.json(&["verify", "--deep"])["findings"], json!([]));
     let again = rig.mount.json(&["gc"]);
-    assert_eq!((&again["freed_bytes"], &again["tiers"][0]["versions"], &again["leftovers"]), (&json!(0), &json!(0), &json!(0)), "{again}");
+    assert_eq!(
+        (
+            &again["freed_bytes"],
+            &again["tiers"][0]["versions"],
+            &again["leftovers"]
+        ),
+        (&json!(0), &json!(0), &json!(0)),
+        "{again}"
+    );
     check();
 }
 
 /// Checkpoints 1 and 3 say that something was dropped of them.
 fn said(mount: &Mount) {
     let marked = |log: Value| -> Vec<u64> {
-        let marked = log.as_array().unwrap().iter().filter(|one| one["has_dropped"] == json!(true)).cloned().collect::<Vec<_>>();
-        marked.iter().map(|one| one["id"].as_u64().unwrap()).collect()
+        let marked = log
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|one| one["has_dropped"] == json!(true))
+            .cloned()
+            .collect::<Vec<_>>();
+        marked
+            .iter()
+            .map(|one| one["id"].as_u64().unwrap())
+            .collect()
     };
     assert_eq!(marked(mount.log_json()), [3, 1]);
     let shown = mount.json(&["show", "1"]);
-    assert_eq!(shown["dropped"], json!({"paths": ["a.tmp", "app/node_modules"], "files": 3, "bytes": 3 * UNIT}), "{shown}");
+    assert_eq!(
+        shown["dropped"],
+        json!({"paths": ["a.tmp", "app/node_modules"], "files": 3, "bytes": 3 * UNIT}),
+        "{shown}"
+    );
     assert_eq!(mount.json(&["show", "2"])["dropped"], Value::Null);
     let log = mount.ok(&["log"]);
     assert_eq!(log.matches("(some dropped)").count(), 2, "{log}");
@@ -113,7 +175,12 @@ fn said(mount: &Mount) {
     assert!(text.contains("3 files (3.0 MiB) of which a tier has dropped the content, in\n    a.tmp\n    app/node_modules\n"), "{text}");
     let cat = mount.run(&["cat", "1:a.tmp"]);
     let told = String::from_utf8_lossy(&cat.stderr).into_owned();
-    assert!(!cat.status.success() && told.contains("dropped by a tier") && told.contains("ckptfs show 1"), "{told}");
+    assert!(
+        !cat.status.success()
+            && told.contains("dropped by a tier")
+            && told.contains("ckptfs show 1"),
+        "{told}"
+    );
 }
 
 fn what_is_young_pinned_or_linked_stays(v: Variant) {
@@ -123,7 +190,10 @@ fn what_is_young_pinned_or_linked_stays(v: Variant) {
     let kept = views(&rig.mount);
     let dropped_now = || {
         rig.mount.ok(&["gc"]);
-        views(&rig.mount).values().map(|tree| dropped(tree).len()).sum::<usize>()
+        views(&rig.mount)
+            .values()
+            .map(|tree| dropped(tree).len())
+            .sum::<usize>()
     };
     // An hour is not over: all of it can be undone, from however old a checkpoint.
     configure(&rig.mount, r#"["node_modules", "*.tmp"]"#, "1h");
@@ -139,7 +209,8 @@ fn what_is_young_pinned_or_linked_stays(v: Variant) {
         rig.mount.ok(&["pin", id]);
     }
     assert_eq!(dropped_now(), 0, "what is pinned stays");
-    // A file with another name somewhere else, and one that was somewhere else in an older checkpoint.
+    // A file with another name somewhere else, and one that was somewhere else in an older
+    // checkpoint.
     fs::create_dir(root.join("kept")).unwrap();
     fs::write(root.join("kept/linked"), noise(4096, 1)).unwrap();
     fs::hard_link(root.join("kept/linked"), root.join("linked.tmp")).unwrap();
@@ -157,34 +228,72 @@ fn what_is_young_pinned_or_linked_stays(v: Variant) {
     let report = rig.mount.json(&["gc"]);
     assert_eq!(report["tiers"][0]["linked"], json!(1), "{report}");
     let now = views(&rig.mount);
-    assert_eq!((&now[&both].get(Path::new("moved")), &now[&in_tier]), (&kept[&both].get(Path::new("moved")), &kept[&in_tier]));
+    assert_eq!(
+        (&now[&both].get(Path::new("moved")), &now[&in_tier]),
+        (&kept[&both].get(Path::new("moved")), &kept[&in_tier])
+    );
     assert_eq!(dropped(&now[&in_tier]), Vec::<&Path>::new());
     // Once the checkpoint that had it elsewhere is gone, nothing but the tier speaks of it.
     rig.mount.ok(&["delete", "--now", &both.to_string()]);
     rig.mount.ok(&["gc"]);
-    assert_eq!(dropped(&tree_of(&rig.view(in_tier))), [Path::new("moved.tmp")]);
+    assert_eq!(
+        dropped(&tree_of(&rig.view(in_tier))),
+        [Path::new("moved.tmp")]
+    );
 }
 
 /// A restore of 1, whose `node_modules` and `a.tmp` lack something.
 fn restored(rig: &Rig, then: &BTreeMap<u64, Tree>) {
     let root = rig.path();
     let unit_of = |tree: &Tree| -> Tree {
-        tree.iter().filter(|(path, _)| path.starts_with("app/node_modules")).map(|(path, node)| (path.clone(), node.clone())).collect()
+        tree.iter()
+            .filter(|(path, _)| path.starts_with("app/node_modules"))
+            .map(|(path, node)| (path.clone(), node.clone()))
+            .collect()
     };
     let before = tree_without_ours(root);
     let plan = rig.mount.json(&["restore", "1", "--dry-run"]);
     assert_eq!(
-        (&plan["dropped"], &plan["changes"][0]["path"], plan["changes"].as_array().unwrap().len()),
-        (&json!(["a.tmp", "app/node_modules"]), &json!("src/main.c"), 1)
+        (
+            &plan["dropped"],
+            &plan["changes"][0]["path"],
+            plan["changes"].as_array().unwrap().len()
+        ),
+        (
+            &json!(["a.tmp", "app/node_modules"]),
+            &json!("src/main.c"),
+            1
+        )
     );
     let told = rig.mount.json(&["restore", "1"]);
-    assert_eq!((&told["dropped"], &told["changes"]), (&plan["dropped"], &plan["changes"]));
+    assert_eq!(
+        (&told["dropped"], &told["changes"]),
+        (&plan["dropped"], &plan["changes"])
+    );
     let after = tree_without_ours(root);
-    assert_eq!(after[Path::new("src/main.c")].kind, then[&1][Path::new("src/main.c")].kind);
-    assert_eq!((unit_of(&after), &after[Path::new("a.tmp")]), (unit_of(&before), &before[Path::new("a.tmp")]), "what lacks something stays");
+    assert_eq!(
+        after[Path::new("src/main.c")].kind,
+        then[&1][Path::new("src/main.c")].kind
+    );
+    assert_eq!(
+        (unit_of(&after), &after[Path::new("a.tmp")]),
+        (unit_of(&before), &before[Path::new("a.tmp")]),
+        "what lacks something stays"
+    );
     rig.mount.ok(&["undo"]);
-    assert_eq!(compare(&tree_without_ours(root), &before, &TreeOpts { dir_mtime: false, ..TreeOpts::default() }), Vec::<String>::new());
-    // The directory around it was removed and made anew: it comes back, with what is there now in the unit.
+    assert_eq!(
+        compare(
+            &tree_without_ours(root),
+            &before,
+            &TreeOpts {
+                dir_mtime: false,
+                ..TreeOpts::default()
+            }
+        ),
+        Vec::<String>::new()
+    );
+    // The directory around it was removed and made anew: it comes back, with what is there now in
+    // the unit.
     fs::rename(root.join("app/node_modules"), root.join("aside")).unwrap();
     fs::remove_dir(root.join("app")).unwrap();
     fs::create_dir(root.join("app")).unwrap();
@@ -200,15 +309,41 @@ fn restored(rig: &Rig, then: &BTreeMap<u64, Tree>) {
     fs::remove_file(root.join("a.tmp")).unwrap();
     let told = rig.mount.json(&["restore", "1"]);
     assert_eq!(told["dropped"], plan["dropped"]);
-    assert!(root.join("app").is_dir() && !root.join("app/node_modules").exists() && !root.join("a.tmp").exists());
+    assert!(
+        root.join("app").is_dir()
+            && !root.join("app/node_modules").exists()
+            && !root.join("a.tmp").exists()
+    );
     // A path inside the unit that is whole is brought back if somebody asks for it.
-    let told = rig.mount.json(&["restore", "1", &root.join("app/node_modules/whole").display().to_string()]);
+    let told = rig.mount.json(&[
+        "restore",
+        "1",
+        &root.join("app/node_modules/whole").display().to_string(),
+    ]);
     assert_eq!(told["dropped"], Value::Null);
-    assert_eq!(fs::read(root.join("app/node_modules/whole")).unwrap(), b"never changed");
-    let told = rig.mount.json(&["restore", "1", &root.join(MADE[0]).display().to_string()]);
-    assert_eq!((&told["dropped"], root.join(MADE[0]).exists()), (&json!([MADE[0]]), false));
+    assert_eq!(
+        fs::read(root.join("app/node_modules/whole")).unwrap(),
+        b"never changed"
+    );
+    let told = rig
+        .mount
+        .json(&["restore", "1", &root.join(MADE[0]).display().to_string()]);
+    assert_eq!(
+        (&told["dropped"], root.join(MADE[0]).exists()),
+        (&json!([MADE[0]]), false)
+    );
     rig.mount.ok(&["restore", "4"]);
-    assert_eq!(compare(&tree_without_ours(root), &then[&4], &TreeOpts { dir_mtime: false, ..TreeOpts::default() }), Vec::<String>::new());
+    assert_eq!(
+        compare(
+            &tree_without_ours(root),
+            &then[&4],
+            &TreeOpts {
+                dir_mtime: false,
+                ..TreeOpts::default()
+            }
+        ),
+        Vec::<String>::new()
+    );
 }
 
 fn tree_without_ours(root: &Path) -> Tree {
@@ -228,46 +363,100 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
     said(&rig.mount);
     // diff names it, log PATH has each version, and a patch says that it cannot.
     let changes = rig.mount.diff_json("1", Some("3"));
-    let paths: Vec<&str> = changes.as_array().unwrap().iter().map(|one| one["path"].as_str().unwrap()).collect();
+    let paths: Vec<&str> = changes
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["path"].as_str().unwrap())
+        .collect();
     for path in ["a.tmp", MADE[0], "src/main.c"] {
         assert!(paths.contains(&path), "{paths:?}");
     }
-    assert_eq!(rig.mount.json(&["log", &rig.path().join("a.tmp").display().to_string()]).as_array().unwrap().len(), 4);
+    assert_eq!(
+        rig.mount
+            .json(&["log", &rig.path().join("a.tmp").display().to_string()])
+            .as_array()
+            .unwrap()
+            .len(),
+        4
+    );
     let patch = rig.mount.run(&["diff", "--patch", "1", "4"]);
     let told = String::from_utf8_lossy(&patch.stderr).into_owned();
-    assert!(!patch.status.success() && told.contains("its content was dropped by a tier"), "{told}");
+    assert!(
+        !patch.status.success() && told.contains("its content was dropped by a tier"),
+        "{told}"
+    );
     // A copy that lacks something is made only if that is wanted.
     let copy = rig.image.path().join("copy");
-    let (dest, at) = (copy.display().to_string(), |id: &str| vec!["export".to_owned(), id.to_owned()]);
-    assert!(!rig.mount.run(&[at("1"), vec![dest.clone()]].concat()).status.success());
-    let told = rig.mount.json(&[at("1"), vec![dest.clone(), "--without-dropped".into()]].concat());
-    assert_eq!((&told["dropped"], &told["refused"]), (&json!(["a.tmp", MADE[0], MADE[1]]), &json!([])), "{told}");
-    assert!(!copy.join("a.tmp").exists() && copy.join("src/main.c").exists() && copy.join("app/node_modules/whole").exists());
+    let (dest, at) = (copy.display().to_string(), |id: &str| {
+        vec!["export".to_owned(), id.to_owned()]
+    });
+    assert!(
+        !rig.mount
+            .run(&[at("1"), vec![dest.clone()]].concat())
+            .status
+            .success()
+    );
+    let told = rig
+        .mount
+        .json(&[at("1"), vec![dest.clone(), "--without-dropped".into()]].concat());
+    assert_eq!(
+        (&told["dropped"], &told["refused"]),
+        (&json!(["a.tmp", MADE[0], MADE[1]]), &json!([])),
+        "{told}"
+    );
+    assert!(
+        !copy.join("a.tmp").exists()
+            && copy.join("src/main.c").exists()
+            && copy.join("app/node_modules/whole").exists()
+    );
     // From a state that has it to one that lacks it: the old bytes do not stay.
     rig.mount.ok(&[at("2"), vec![dest.clone()]].concat());
     assert!(copy.join("a.tmp").exists());
-    let told = rig.mount.json(&[at("3"), vec![dest.clone(), "--without-dropped".into()]].concat());
+    let told = rig
+        .mount
+        .json(&[at("3"), vec![dest.clone(), "--without-dropped".into()]].concat());
     assert_eq!(told["from"], json!(2), "{told}");
-    assert!(!copy.join("a.tmp").exists() && !copy.join(MADE[0]).exists() && copy.join("src/main.c").exists());
+    assert!(
+        !copy.join("a.tmp").exists()
+            && !copy.join(MADE[0]).exists()
+            && copy.join("src/main.c").exists()
+    );
     let fork = rig.image.path().join("fork").display().to_string();
     assert!(!rig.mount.run(&["fork", "1", &fork]).status.success());
-    let stream = rig.mount.run(&["export", "1", "-", "--without-dropped"]).stdout;
+    let stream = rig
+        .mount
+        .run(&["export", "1", "-", "--without-dropped"])
+        .stdout;
     let names = String::from_utf8_lossy(&stream);
-    assert!(names.contains("src/main.c") && !names.contains("a.tmp"), "what is left out has no header");
+    assert!(
+        names.contains("src/main.c") && !names.contains("a.tmp"),
+        "what is left out has no header"
+    );
     restored(&rig, &kept);
     // After kill -9, with another index, and to who has no daemon.
     rig.mount.kill();
     rig.mount.remount();
     assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
     rig.mount.umount();
-    assert!(rig.mount.ok(&["log"]).contains("(some dropped)"), "also where nothing is mounted");
+    assert!(
+        rig.mount.ok(&["log"]).contains("(some dropped)"),
+        "also where nothing is mounted"
+    );
     let fsck = rig.mount.run(&["fsck", "--deep"]);
-    assert!(fsck.status.success(), "{}{}", String::from_utf8_lossy(&fsck.stdout), String::from_utf8_lossy(&fsck.stderr));
+    assert!(
+        fsck.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&fsck.stdout),
+        String::from_utf8_lossy(&fsck.stderr)
+    );
     fs::remove_dir_all(rig.path().join(".ckptfs/index")).unwrap();
     rig.mount.remount();
     assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
     // The control: what is missing and was not dropped is damage.
-    let object = objects(rig.path()).into_iter().find(|name| fs::metadata(rig.path().join(name)).is_ok_and(|meta| meta.is_file() && meta.size() > 0));
+    let object = objects(rig.path()).into_iter().find(|name| {
+        fs::metadata(rig.path().join(name)).is_ok_and(|meta| meta.is_file() && meta.size() > 0)
+    });
     rig.mount.umount();
     fs::remove_file(rig.path().join(object.expect("an object"))).unwrap();
     assert_eq!(rig.mount.run(&["fsck"]).status.code(), Some(4));
@@ -279,22 +468,38 @@ fn what_somebody_reads_is_freed_later(v: Variant) {
     let rig = v.start();
     history(rig.path(), &rig.mount, UNIT);
     configure(&rig.mount, r#"["node_modules", "*.tmp"]"#, "1ms");
-    let mut open: Vec<(PathBuf, fs::File)> =
-        MADE.iter().map(|path| (rig.view(1).join(path), fs::File::open(rig.view(1).join(path)).unwrap())).collect();
+    let mut open: Vec<(PathBuf, fs::File)> = MADE
+        .iter()
+        .map(|path| {
+            (
+                rig.view(1).join(path),
+                fs::File::open(rig.view(1).join(path)).unwrap(),
+            )
+        })
+        .collect();
     rig.mount.ok(&["gc"]);
     for (number, (path, file)) in open.iter_mut().enumerate() {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).unwrap();
         let seed = [0, 100, 300][number];
-        assert!(bytes == noise(UNIT, seed), "{}: {} bytes", path.display(), bytes.len());
+        assert!(
+            bytes == noise(UNIT, seed),
+            "{}: {} bytes",
+            path.display(),
+            bytes.len()
+        );
         assert!(fs::File::open(path).is_err(), "nobody else opens it");
     }
     drop(open);
-    // What was not freed is the file that was moved, which is emptied under a lease: a later run does.
-    wait_until("the daemon has closed it", 120, || rig.mount.json(&["gc"])["leftovers"] == json!(0));
+    // What was not freed is the file that was moved, which is emptied under a lease: a later run
+    // does.
+    wait_until("the daemon has closed it", 120, || {
+        rig.mount.json(&["gc"])["leftovers"] == json!(0)
+    });
 }
 
-/// A file that comes back in place keeps its number, and all names show it; one of them may be in what stays. Found by the random story.
+/// A file that comes back in place keeps its number, and all names show it; one of them may be in
+/// what stays. Found by the random story.
 fn what_stays_is_not_written_through_a_link(v: Variant) {
     let rig = v.start();
     configure(&rig.mount, r#"["node_modules"]"#, "1ms");
@@ -311,8 +516,17 @@ fn what_stays_is_not_written_through_a_link(v: Variant) {
     rig.mount.checkpoint();
     std::thread::sleep(std::time::Duration::from_millis(5));
     rig.mount.ok(&["gc"]);
-    assert_eq!(dropped(&tree_of(&rig.view(1))), [Path::new("node_modules/dropped")]);
+    assert_eq!(
+        dropped(&tree_of(&rig.view(1))),
+        [Path::new("node_modules/dropped")]
+    );
     rig.mount.ok(&["restore", "1"]);
-    assert!(fs::read(path("linked")).unwrap() == noise(6000, 1), "it came back");
-    assert!(fs::read(path("node_modules/linked")).unwrap() == noise(6000, 2), "it stays");
+    assert!(
+        fs::read(path("linked")).unwrap() == noise(6000, 1),
+        "it came back"
+    );
+    assert!(
+        fs::read(path("node_modules/linked")).unwrap() == noise(6000, 2),
+        "it stays"
+    );
 }

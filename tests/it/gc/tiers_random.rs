@@ -1,5 +1,5 @@
-//! Random work, checkpoints, pins, runs, restores and kills, against a copy of each state that was kept: nothing that no tier speaks of is lost, and wrong bytes
-//! are never shown.
+//! Random work, checkpoints, pins, runs, restores and kills, against a copy of each state that was
+//! kept: nothing that no tier speaks of is lost, and wrong bytes are never shown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -40,7 +40,9 @@ impl Random {
 /// By another code than ours.
 fn in_tier(path: &Path) -> bool {
     let text = path.to_str().unwrap();
-    text.split('/').any(|name| name == "node_modules" || name.ends_with(".tmp")) || text.starts_with("a/out/")
+    text.split('/')
+        .any(|name| name == "node_modules" || name.ends_with(".tmp"))
+        || text.starts_with("a/out/")
 }
 
 struct Story {
@@ -56,13 +58,29 @@ fn live(rig: &Rig) -> Tree {
 }
 
 fn random_work_under_tiers(v: Variant) {
-    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let seed = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(clock | 1);
+    let clock = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_nanos() as u64;
+    let seed = std::env::var("CKPTFS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(clock | 1);
     println!("{v:?}: CKPTFS_SEED={seed}");
-    let steps = if std::env::var_os("CKPTFS_LONG").is_some() { STEPS_LONG } else { STEPS };
+    let steps = if std::env::var_os("CKPTFS_LONG").is_some() {
+        STEPS_LONG
+    } else {
+        STEPS
+    };
     let rig = v.start();
     configure(&rig.mount, PATTERNS, "1ms");
-    let mut story = Story { rig, random: Random(seed | 1), kept: BTreeMap::new(), pinned: BTreeSet::new(), log: Vec::new() };
+    let mut story = Story {
+        rig,
+        random: Random(seed | 1),
+        kept: BTreeMap::new(),
+        pinned: BTreeSet::new(),
+        log: Vec::new(),
+    };
     for step in 0..steps {
         story.step();
         if step % 20 == 19 {
@@ -72,8 +90,14 @@ fn random_work_under_tiers(v: Variant) {
     story.one_that_is_dropped();
     let lost: usize = story.check();
     assert!(lost > 0, "nothing was dropped at all: {:#?}", story.log);
-    assert_eq!(story.rig.mount.json(&["verify", "--deep"])["findings"], json!([]));
-    println!("{v:?}: {} checkpoints, {lost} versions dropped", story.kept.len());
+    assert_eq!(
+        story.rig.mount.json(&["verify", "--deep"])["findings"],
+        json!([])
+    );
+    println!(
+        "{v:?}: {} checkpoints, {lost} versions dropped",
+        story.kept.len()
+    );
 }
 
 impl Story {
@@ -103,7 +127,8 @@ impl Story {
         let content = noise(1 + self.random.below(9000), self.random.0);
         self.log.push(format!("work {what} {path:?} {other:?}"));
         let _ = match what {
-            0..=2 => fs::create_dir_all(root.join(&path).parent().unwrap()).and_then(|()| fs::write(root.join(&path), content)),
+            0..=2 => fs::create_dir_all(root.join(&path).parent().unwrap())
+                .and_then(|()| fs::write(root.join(&path), content)),
             3 => fs::remove_file(root.join(&path)),
             4 | 5 => fs::rename(root.join(&path), root.join(&other)),
             6 => fs::hard_link(root.join(&path), root.join(&other)),
@@ -112,7 +137,8 @@ impl Story {
         };
     }
 
-    /// Pins, empty files and luck may keep all that the work made; this version of a file nothing keeps.
+    /// Pins, empty files and luck may keep all that the work made; this version of a file nothing
+    /// keeps.
     fn one_that_is_dropped(&mut self) {
         let path = self.rig.path().join("src/last.tmp");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -151,30 +177,65 @@ impl Story {
         let answer = self.rig.mount.json(&["restore", &id.to_string()]);
         self.log.push(format!("restore {id}: {answer}"));
         let Some(guard) = answer["guard"].as_u64() else {
-            return assert_eq!(answer["changes"], serde_json::json!([]), "only a restore of nothing has no guard");
+            return assert_eq!(
+                answer["changes"],
+                serde_json::json!([]),
+                "only a restore of nothing has no guard"
+            );
         };
         self.kept.insert(guard, before.clone());
         let after = live(&self.rig);
-        let units: Vec<PathBuf> =
-            answer["dropped"].as_array().map_or(Vec::new(), |list| list.iter().map(|path| PathBuf::from(path.as_str().unwrap())).collect());
+        let units: Vec<PathBuf> = answer["dropped"].as_array().map_or(Vec::new(), |list| {
+            list.iter()
+                .map(|path| PathBuf::from(path.as_str().unwrap()))
+                .collect()
+        });
         let spared = |path: &Path| units.iter().any(|unit| path.starts_with(unit));
         let strip = |tree: &Tree, wanted: bool| -> BTreeMap<PathBuf, String> {
             // A link to a name that stays is another file now.
-            let of = |(path, node): (&PathBuf, &crate::common::NodeInfo)| (path.clone(), format!("{:?} {:o} {}", node.kind, node.mode, node.size));
-            tree.iter().filter(|(path, _)| spared(path) == wanted).map(of).collect()
+            let of = |(path, node): (&PathBuf, &crate::common::NodeInfo)| {
+                (
+                    path.clone(),
+                    format!("{:?} {:o} {}", node.kind, node.mode, node.size),
+                )
+            };
+            tree.iter()
+                .filter(|(path, _)| spared(path) == wanted)
+                .map(of)
+                .collect()
         };
-        assert_eq!(strip(&after, false), strip(&self.kept[&id], false), "{:#?}", self.log);
-        let there: Vec<(PathBuf, String)> = strip(&before, true).into_iter().filter(|(path, _)| !after.contains_key(path)).collect();
-        assert!(there.is_empty(), "what stays was removed: {there:?}\n{:#?}", self.log);
+        assert_eq!(
+            strip(&after, false),
+            strip(&self.kept[&id], false),
+            "{:#?}",
+            self.log
+        );
+        let there: Vec<(PathBuf, String)> = strip(&before, true)
+            .into_iter()
+            .filter(|(path, _)| !after.contains_key(path))
+            .collect();
+        assert!(
+            there.is_empty(),
+            "what stays was removed: {there:?}\n{:#?}",
+            self.log
+        );
         let stayed = |tree: &Tree| strip(tree, true).into_iter().collect::<BTreeSet<_>>();
         let (was, is) = (stayed(&before), stayed(&after));
         let changed: Vec<_> = was.symmetric_difference(&is).collect();
-        assert!(changed.is_empty(), "what stays was changed: {changed:?}\n{:#?}", self.log);
+        assert!(
+            changed.is_empty(),
+            "what stays was changed: {changed:?}\n{:#?}",
+            self.log
+        );
     }
 
     /// How many versions were dropped from what is kept.
     fn check(&mut self) -> usize {
-        assert!(self.kept.keys().all(|id| ids(&self.rig.mount).contains(id)), "{:#?}", self.log);
+        assert!(
+            self.kept.keys().all(|id| ids(&self.rig.mount).contains(id)),
+            "{:#?}",
+            self.log
+        );
         let mut lost = 0;
         for (id, then) in &self.kept {
             let now = tree_of(&self.rig.view(*id));
@@ -183,7 +244,10 @@ impl Story {
             let gone = dropped(&now);
             lost += gone.len();
             assert!(gone.iter().all(|path| in_tier(path)), "{gone:?}: {shown}");
-            assert!(gone.is_empty() || !self.pinned.contains(id), "{gone:?}: {shown}");
+            assert!(
+                gone.is_empty() || !self.pinned.contains(id),
+                "{gone:?}: {shown}"
+            );
         }
         lost
     }

@@ -39,9 +39,13 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
         while !stop.load(Ordering::Relaxed) {
             for id in 1..=20 {
                 match fs::read(rig.view(id).join("whole")) {
-                    Ok(bytes) => assert!(bytes == noise(UNIT, id - 1), "checkpoint {id} shows other bytes"),
+                    Ok(bytes) => assert!(
+                        bytes == noise(UNIT, id - 1),
+                        "checkpoint {id} shows other bytes"
+                    ),
                     Err(error) => {
-                        let told = [libc_enoent(), rustix::io::Errno::STALE.raw_os_error()].contains(&error.raw_os_error().unwrap_or(0));
+                        let told = [libc_enoent(), rustix::io::Errno::STALE.raw_os_error()]
+                            .contains(&error.raw_os_error().unwrap_or(0));
                         assert!(told, "checkpoint {id}: {error}");
                     }
                 }
@@ -58,7 +62,11 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
         let report = rig.mount.json(&["gc", "--keep-last", "3"]);
         assert_eq!(report["gone"].as_array().unwrap().len(), 17, "{report}");
     });
-    println!("{v:?}: the longest of {} changes took {} us", writes.load(Ordering::Relaxed), longest_us.load(Ordering::Relaxed));
+    println!(
+        "{v:?}: the longest of {} changes took {} us",
+        writes.load(Ordering::Relaxed),
+        longest_us.load(Ordering::Relaxed)
+    );
     assert_eq!(ids(&rig.mount), [18, 19, 20]);
     for id in [18, 19, 20] {
         assert_tree_is(&rig.view(id), &kept[&id], &TreeOpts::default());
@@ -66,12 +74,23 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
     // What was opened before is read as it was, or not at all; what was not is gone.
     let mut bytes = Vec::new();
     match past.read_to_end(&mut bytes) {
-        Ok(_) => assert!(bytes == expected, "an open file of a view that is gone shows other bytes"),
-        Err(error) => assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::STALE.raw_os_error()), "{error}"),
+        Ok(_) => assert!(
+            bytes == expected,
+            "an open file of a view that is gone shows other bytes"
+        ),
+        Err(error) => assert_eq!(
+            error.raw_os_error(),
+            Some(rustix::io::Errno::STALE.raw_os_error()),
+            "{error}"
+        ),
     }
     assert!(!rig.view(4).exists());
-    let gone = rustix::fs::statat(&dir, "small", rustix::fs::AtFlags::empty()).expect_err("its checkpoint is gone");
-    assert!([rustix::io::Errno::STALE, rustix::io::Errno::NOENT].contains(&gone), "{gone}");
+    let gone = rustix::fs::statat(&dir, "small", rustix::fs::AtFlags::empty())
+        .expect_err("its checkpoint is gone");
+    assert!(
+        [rustix::io::Errno::STALE, rustix::io::Errno::NOENT].contains(&gone),
+        "{gone}"
+    );
 }
 
 fn libc_enoent() -> i32 {

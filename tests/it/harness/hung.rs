@@ -1,4 +1,5 @@
-//! A filesystem whose daemon never answers: whoever looks at it hangs until the connection is aborted.
+//! A filesystem whose daemon never answers: whoever looks at it hangs until the connection is
+//! aborted.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -12,16 +13,36 @@ use crate::common::mount::{abort, minor_of, wait_until};
 use crate::common::run_dir::script;
 use crate::common::{Fs, RunDir, scratch, skip, succeeds, tool};
 
-/// Mounts a FUSE filesystem on `point` that nobody serves. It hangs as long as the returned descriptor is open.
+/// Mounts a FUSE filesystem on `point` that nobody serves. It hangs as long as the returned
+/// descriptor is open.
 fn hung_mount(point: &Path) -> File {
-    let device = File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse can be opened");
-    let options = std::ffi::CString::new(format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd())).unwrap();
-    mount("ckptfs-test", point, "fuse", MountFlags::empty(), Some(options.as_c_str())).expect("a FUSE filesystem can be mounted");
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+        .expect("/dev/fuse can be opened");
+    let options = std::ffi::CString::new(format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0",
+        device.as_raw_fd()
+    ))
+    .unwrap();
+    mount(
+        "ckptfs-test",
+        point,
+        "fuse",
+        MountFlags::empty(),
+        Some(options.as_c_str()),
+    )
+    .expect("a FUSE filesystem can be mounted");
     device
 }
 
 fn cannot_mount() -> Option<String> {
-    if Path::new("/dev/fuse").exists() { Fs::Tmpfs.unavailable() } else { Some("there is no /dev/fuse".to_owned()) }
+    if Path::new("/dev/fuse").exists() {
+        Fs::Tmpfs.unavailable()
+    } else {
+        Some("there is no /dev/fuse".to_owned())
+    }
 }
 
 fn stat_hangs(point: &Path) {
@@ -47,7 +68,9 @@ fn an_abort_frees_who_waits_for_a_hung_mount() {
     stat_hangs(&point);
     assert!(!waiting.is_finished());
     abort(&point);
-    wait_until("the waiting thread got an error", 10, || waiting.is_finished());
+    wait_until("the waiting thread got an error", 10, || {
+        waiting.is_finished()
+    });
     assert!(waiting.join().unwrap().is_err());
     succeeds(tool("umount", &["-l"]).arg(&point), 10);
     assert_eq!(minor_of(&point), None);
@@ -75,7 +98,10 @@ fn the_script_removes_a_run_directory_with_a_hung_mount() {
 #[test]
 fn the_script_refuses_what_is_no_run_directory() {
     let base = scratch();
-    let output = tool("bash", &[script("cleanup.sh")]).arg(base.path()).output().unwrap();
+    let output = tool("bash", &[script("cleanup.sh")])
+        .arg(base.path())
+        .output()
+        .unwrap();
     assert!(!output.status.success());
     assert!(base.path().exists());
 }

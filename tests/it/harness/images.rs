@@ -8,7 +8,12 @@ use crate::common::command::try_run_limited;
 use crate::common::{Fs, Image, run_limited, scratch, skip, stdout_of, succeeds, tool};
 
 fn type_of(path: &Path) -> String {
-    stdout_of(tool("findmnt", &["-n", "-o", "FSTYPE", "--target"]).arg(path), 10).trim().to_owned()
+    stdout_of(
+        tool("findmnt", &["-n", "-o", "FSTYPE", "--target"]).arg(path),
+        10,
+    )
+    .trim()
+    .to_owned()
 }
 
 fn comes_and_goes(fs: Fs) {
@@ -19,8 +24,16 @@ fn comes_and_goes(fs: Fs) {
     let (point, file) = (image.path().to_owned(), image.file().map(Path::to_owned));
     assert_eq!(type_of(&point), fs.name());
     fs::write(image.dir("project").join("a"), "kept").unwrap();
-    let reflink = tool("cp", &["--reflink=always", "project/a", "project/b"]).current_dir(&point).output().unwrap();
-    assert_eq!(reflink.status.success(), fs.has_reflink(), "{}", String::from_utf8_lossy(&reflink.stderr));
+    let reflink = tool("cp", &["--reflink=always", "project/a", "project/b"])
+        .current_dir(&point)
+        .output()
+        .unwrap();
+    assert_eq!(
+        reflink.status.success(),
+        fs.has_reflink(),
+        "{}",
+        String::from_utf8_lossy(&reflink.stderr)
+    );
     if file.is_some() {
         image.unmount();
         assert!(!point.join("project").exists());
@@ -30,10 +43,22 @@ fn comes_and_goes(fs: Fs) {
     drop(image);
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!table.contains(point.to_str().unwrap()), "still mounted");
-    assert!(!point.parent().unwrap().exists(), "the image's directory stays");
+    assert!(
+        !point.parent().unwrap().exists(),
+        "the image's directory stays"
+    );
     if let Some(file) = file {
-        let loops = stdout_of(&mut tool("losetup", &["--list", "--noheadings", "--output", "BACK-FILE"]), 10);
-        assert!(!loops.contains(file.to_str().unwrap()), "the loop device stays");
+        let loops = stdout_of(
+            &mut tool(
+                "losetup",
+                &["--list", "--noheadings", "--output", "BACK-FILE"],
+            ),
+            10,
+        );
+        assert!(
+            !loops.contains(file.to_str().unwrap()),
+            "the loop device stays"
+        );
     }
 }
 
@@ -63,14 +88,22 @@ fn several_images_at_once_do_not_take_each_others_loop_device() {
         return skip(&reason);
     }
     let images: Vec<Image> = std::thread::scope(|scope| {
-        let makers: Vec<_> = (0..4).map(|_| scope.spawn(|| Image::new(Fs::Ext4, 64 << 20))).collect();
-        makers.into_iter().map(|maker| maker.join().unwrap()).collect()
+        let makers: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| Image::new(Fs::Ext4, 64 << 20)))
+            .collect();
+        makers
+            .into_iter()
+            .map(|maker| maker.join().unwrap())
+            .collect()
     });
     for (number, image) in images.iter().enumerate() {
         fs::write(image.path().join("number"), number.to_string()).unwrap();
     }
     for (number, image) in images.iter().enumerate() {
-        assert_eq!(fs::read_to_string(image.path().join("number")).unwrap(), number.to_string());
+        assert_eq!(
+            fs::read_to_string(image.path().join("number")).unwrap(),
+            number.to_string()
+        );
     }
 }
 
@@ -104,7 +137,8 @@ fn output_larger_than_a_pipe_arrives_whole() {
     assert_eq!(output.stdout.len(), 3_000_000);
 }
 
-/// What a killed test process left is removed by the script: its mounts, loop devices, daemons and files.
+/// What a killed test process left is removed by the script: its mounts, loop devices, daemons and
+/// files.
 #[test]
 fn leftovers_of_a_dead_process_are_removed() {
     if let Some(reason) = Fs::Ext4.unavailable() {
@@ -113,17 +147,40 @@ fn leftovers_of_a_dead_process_are_removed() {
     let base = scratch();
     let run = base.path().join("ckptfs-test-of-a-dead-one");
     fs::create_dir_all(run.join("mnt")).unwrap();
-    fs::File::create(run.join("disk.img")).unwrap().set_len(32 << 20).unwrap();
-    succeeds(tool("mkfs.ext4", &["-q", "-F"]).arg(run.join("disk.img")), 30);
-    succeeds(tool("mount", &["-o", "loop"]).arg(run.join("disk.img")).arg(run.join("mnt")), 30);
+    fs::File::create(run.join("disk.img"))
+        .unwrap()
+        .set_len(32 << 20)
+        .unwrap();
+    succeeds(
+        tool("mkfs.ext4", &["-q", "-F"]).arg(run.join("disk.img")),
+        30,
+    );
+    succeeds(
+        tool("mount", &["-o", "loop"])
+            .arg(run.join("disk.img"))
+            .arg(run.join("mnt")),
+        30,
+    );
     let mut daemon = tool("sleep", &["300"]).spawn().unwrap();
     let start = crate::common::process::start_of(daemon.id()).unwrap();
-    fs::write(run.join("daemons"), format!("{} {start}\n{} 1\n", daemon.id(), std::process::id())).unwrap();
-    // Our own id with another start time stands for an id that was given out again: that process must live.
+    fs::write(
+        run.join("daemons"),
+        format!("{} {start}\n{} 1\n", daemon.id(), std::process::id()),
+    )
+    .unwrap();
+    // Our own id with another start time stands for an id that was given out again: that process
+    // must live.
     fs::write(run.join("owner"), format!("{} 1\n", std::process::id())).unwrap();
     let script = crate::common::run_dir::script("cleanup.sh");
-    succeeds(tool("bash", &[script.as_os_str(), "--dead".as_ref()]).env("CKPTFS_TEST_DIR", base.path()), 60);
+    succeeds(
+        tool("bash", &[script.as_os_str(), "--dead".as_ref()]).env("CKPTFS_TEST_DIR", base.path()),
+        60,
+    );
     assert!(!run.exists());
-    assert!(crate::common::process::wait_dead(daemon.id(), start, Duration::from_secs(5)));
+    assert!(crate::common::process::wait_dead(
+        daemon.id(),
+        start,
+        Duration::from_secs(5)
+    ));
     daemon.wait().unwrap();
 }

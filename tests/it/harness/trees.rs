@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::common::tree::{compare, tree_without};
-use crate::common::{Fs, Image, TreeOpts, assert_same_tree, copy_tree, sample_tree, scratch, skip, tree_of};
+use crate::common::{
+    Fs, Image, TreeOpts, assert_same_tree, copy_tree, sample_tree, scratch, skip, tree_of,
+};
 
 /// A tree and its copy, on a filesystem that keeps every attribute.
 fn two_trees(check: impl Fn(&Path, &Path)) {
@@ -29,7 +31,12 @@ fn a_copy_is_the_same() {
     two_trees(|a, b| {
         let tree = tree_of(a);
         assert!(tree.len() > 320, "the sample has {} files", tree.len());
-        assert_eq!(tree.values().filter(|node| node.linked_to.is_some()).count(), 2);
+        assert_eq!(
+            tree.values()
+                .filter(|node| node.linked_to.is_some())
+                .count(),
+            2
+        );
         assert!(!tree[Path::new("links/same-as-plain")].xattrs.is_empty());
         assert_same_tree(a, b, &TreeOpts::default());
     });
@@ -38,9 +45,19 @@ fn a_copy_is_the_same() {
 #[test]
 fn each_kind_of_difference_is_seen() {
     two_trees(|a, b| {
-        let same_time = File::open(b.join("plain.txt")).unwrap().metadata().unwrap().modified().unwrap();
+        let same_time = File::open(b.join("plain.txt"))
+            .unwrap()
+            .metadata()
+            .unwrap()
+            .modified()
+            .unwrap();
         fs::write(b.join("plain.txt"), "A line\n").unwrap();
-        File::options().write(true).open(b.join("plain.txt")).unwrap().set_modified(same_time).unwrap();
+        File::options()
+            .write(true)
+            .open(b.join("plain.txt"))
+            .unwrap()
+            .set_modified(same_time)
+            .unwrap();
         fs::set_permissions(b.join("sticky"), Permissions::from_mode(0o777)).unwrap();
         fs::remove_file(b.join("wide/file-007")).unwrap();
         fs::write(b.join("new"), "").unwrap();

@@ -1,4 +1,5 @@
-//! Trees deeper than a path can say, and deeper than a stack: whoever may make directories may make them so.
+//! Trees deeper than a path can say, and deeper than a stack: whoever may make directories may make
+//! them so.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -21,11 +22,17 @@ fn is_long() -> bool {
 
 fn dir_in(dir: &OwnedFd, name: &str) -> OwnedFd {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(dir, name, flags, Mode::empty()).unwrap_or_else(|error| panic!("{name}: {error}"))
+    rustix::fs::openat(dir, name, flags, Mode::empty())
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 fn open(path: &Path) -> OwnedFd {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("open")
+    rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .expect("open")
 }
 
 /// Goes down from `dir`, and makes what is not there if `make` says so.
@@ -40,12 +47,14 @@ fn bottom(dir: &Path, levels: usize, make: bool) -> OwnedFd {
 
 fn write(dir: &OwnedFd, content: &str) {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, "leaf", flags, Mode::from_raw_mode(0o644)).expect("open the leaf");
+    let file =
+        rustix::fs::openat(dir, "leaf", flags, Mode::from_raw_mode(0o644)).expect("open the leaf");
     rustix::io::write(&file, content.as_bytes()).expect("write");
 }
 
 fn read(dir: &OwnedFd) -> String {
-    let file = rustix::fs::openat(dir, "leaf", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).expect("open the leaf");
+    let file = rustix::fs::openat(dir, "leaf", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .expect("open the leaf");
     let mut buffer = vec![0; 100];
     let length = rustix::io::read(&file, &mut buffer).expect("read");
     String::from_utf8_lossy(&buffer[..length]).into_owned()
@@ -65,11 +74,24 @@ fn a_tree_deeper_than_a_path_and_than_a_stack(v: Variant) {
     let id = rig.mount.checkpoint();
     write(&leaf, "now");
     drop(leaf);
-    assert_eq!(read(&bottom(&rig.view(id).join("top"), levels, false)), "then");
+    assert_eq!(
+        read(&bottom(&rig.view(id).join("top"), levels, false)),
+        "then"
+    );
     // Paths are told to a length; what is deeper is told by the directory there.
     let dirty = rig.mount.dirty();
-    assert!(dirty.len() == 1 && dirty[0].starts_with("top/d/d/"), "{} paths", dirty.len());
-    assert_eq!(rig.mount.diff_json(&id.to_string(), None).as_array().map(Vec::len), Some(1));
+    assert!(
+        dirty.len() == 1 && dirty[0].starts_with("top/d/d/"),
+        "{} paths",
+        dirty.len()
+    );
+    assert_eq!(
+        rig.mount
+            .diff_json(&id.to_string(), None)
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
     rig.mount.ok(&["restore", &id.to_string(), "top"]);
     assert_eq!(read(&bottom(&root.join("top"), levels, false)), "then");
     if is_long() {
@@ -94,6 +116,9 @@ fn comes_and_goes(rig: &mut Rig, id: u64, levels: usize) {
     assert_eq!(read(&bottom(&root.join("top"), levels, false)), "then");
     rig.mount.umount();
     rig.mount.remount();
-    assert_eq!(read(&bottom(&rig.view(id).join("top"), levels, false)), "then");
+    assert_eq!(
+        read(&bottom(&rig.view(id).join("top"), levels, false)),
+        "then"
+    );
     rig.mount.ok(&["status"]);
 }

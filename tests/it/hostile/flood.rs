@@ -24,16 +24,31 @@ fn start(v: Variant, settings: &[(&str, u32)]) -> Rig {
 /// Runs a shell command in `.snapshots` with these arguments of setpriv(1).
 fn run_as(rig: &Rig, who: &[&str], script: &str) -> Output {
     let mut command = tool("setpriv", who);
-    command.args(["sh", "-c", script]).current_dir(rig.path().join(".snapshots"));
+    command
+        .args(["sh", "-c", script])
+        .current_dir(rig.path().join(".snapshots"));
     run_limited(&mut command, 60)
 }
 
 /// How many directories with this first letter can be made before one is refused, and why.
 fn made_by(rig: &Rig, who: &[&str], letter: char, most: u32) -> (u32, String) {
-    let script = format!("n=0; while [ $n -lt {most} ]; do mkdir {letter}$n || break; n=$((n+1)); done; echo $n");
+    let script = format!(
+        "n=0; while [ $n -lt {most} ]; do mkdir {letter}$n || break; n=$((n+1)); done; echo $n"
+    );
     let output = run_as(rig, who, &script);
-    let said = String::from_utf8_lossy(&output.stderr).rsplit(": ").next().unwrap_or_default().trim().to_owned();
-    (String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number"), said)
+    let said = String::from_utf8_lossy(&output.stderr)
+        .rsplit(": ")
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
+    (
+        String::from_utf8_lossy(&output.stdout)
+            .trim()
+            .parse()
+            .expect("a number"),
+        said,
+    )
 }
 
 const QUOTA: &str = "Disk quota exceeded";
@@ -53,12 +68,32 @@ fn a_user_makes_so_many_checkpoints_with_mkdir_and_so_many_in_a_minute(v: Varian
     assert_eq!(made_by(&rig, &user("1001"), 'a', 5), refused(5, ""));
     assert_eq!(made_by(&rig, &user("1001"), 'b', 5), refused(0, QUOTA));
     assert!(run_as(&rig, &user("1001"), "rmdir a3").status.success());
-    assert_eq!(made_by(&rig, &user("1001"), 'c', 5), refused(1, QUOTA), "what is deleted makes room");
-    assert_eq!(made_by(&rig, &user("1002"), 'd', 9), refused(5, QUOTA), "each user has as many");
-    assert_eq!(made_by(&rig, &CONTAINED, 'e', 9), refused(5, QUOTA), "root without the rights of the daemon too");
+    assert_eq!(
+        made_by(&rig, &user("1001"), 'c', 5),
+        refused(1, QUOTA),
+        "what is deleted makes room"
+    );
+    assert_eq!(
+        made_by(&rig, &user("1002"), 'd', 9),
+        refused(5, QUOTA),
+        "each user has as many"
+    );
+    assert_eq!(
+        made_by(&rig, &CONTAINED, 'e', 9),
+        refused(5, QUOTA),
+        "root without the rights of the daemon too"
+    );
     assert_eq!(made_by(&rig, &user("1003"), 'f', 9), refused(5, QUOTA));
-    assert_eq!(made_by(&rig, &user("1004"), 'g', 9), refused(0, QUOTA), "and all of them four times as many");
-    assert_eq!(made_by(&rig, &["--reuid", "0"], 'h', 9), refused(9, ""), "but not whoever could ask the daemon with a verb");
+    assert_eq!(
+        made_by(&rig, &user("1004"), 'g', 9),
+        refused(0, QUOTA),
+        "and all of them four times as many"
+    );
+    assert_eq!(
+        made_by(&rig, &["--reuid", "0"], 'h', 9),
+        refused(9, ""),
+        "but not whoever could ask the daemon with a verb"
+    );
     rig.mount.ok(&["config", "set", "snapdir.per-user", "100"]);
     // A minute brings three: the next is there after 20 s.
     rig.mount.ok(&["config", "set", "snapdir.per-minute", "3"]);
@@ -76,8 +111,17 @@ fn what_was_deleted_with_rmdir_is_kept_within_the_same_limit(v: Variant) {
     let output = run_as(&rig, &user("1001"), script);
     assert!(output.status.success(), "{output:?}");
     let hidden = rig.mount.json(&["log", "--deleted"]);
-    let ids: Vec<_> = hidden.as_array().expect("a list").iter().map(|one| one["id"].as_u64().expect("a number")).collect();
-    assert_eq!(ids, [13, 12, 11, 10, 1], "their last four, and what is not theirs");
+    let ids: Vec<_> = hidden
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["id"].as_u64().expect("a number"))
+        .collect();
+    assert_eq!(
+        ids,
+        [13, 12, 11, 10, 1],
+        "their last four, and what is not theirs"
+    );
 }
 
 fn a_name_given_with_mkdir_keeps_nothing_from_gc(v: Variant) {
@@ -88,6 +132,17 @@ fn a_name_given_with_mkdir_keeps_nothing_from_gc(v: Variant) {
     rig.mount.ok(&["tag", "two", "wanted"]);
     rig.mount.ok(&["checkpoint"]);
     rig.mount.ok(&["gc", "--keep-last", "1"]);
-    let left: Vec<_> = rig.mount.log_json().as_array().expect("a list").iter().map(|one| one["id"].as_u64().expect("a number")).collect();
-    assert_eq!(left, [4, 3, 2], "the last of each kind, and what has a name that somebody gave besides");
+    let left: Vec<_> = rig
+        .mount
+        .log_json()
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["id"].as_u64().expect("a number"))
+        .collect();
+    assert_eq!(
+        left,
+        [4, 3, 2],
+        "the last of each kind, and what has a name that somebody gave besides"
+    );
 }

@@ -1,7 +1,9 @@
-//! Journals with right hashes and wrong contents: whoever makes a store knows its id, and can chain any frames. What cannot be true is refused with a
-//! word of the damage, and no walk over the rest goes in circles, takes memory without bound, or shows the store as a part of the tree.
+//! Journals with right hashes and wrong contents: whoever makes a store knows its id, and can chain
+//! any frames. What cannot be true is refused with a word of the damage, and no walk over the rest
+//! goes in circles, takes memory without bound, or shows the store as a part of the tree.
 //!
-//! Frames are made here byte by byte (docs/format.md), so that they are what a stranger makes and not what our encoder lets through.
+//! Frames are made here byte by byte (docs/format.md), so that they are what a stranger makes and
+//! not what our encoder lets through.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +15,8 @@ use crate::common::{Fs, Image, Io, Mount, MountOpts, run_limited, tool};
 
 /// Seconds that a command may take: what goes in circles never ends.
 const LIMIT_S: u64 = 20;
-/// Memory that the daemon may take, KiB: one that goes in circles takes a gigabyte in eight seconds.
+/// Memory that the daemon may take, KiB: one that goes in circles takes a gigabyte in eight
+/// seconds.
 const MEMORY_KIB: u64 = 300 << 10;
 
 /// A number as the journal has it.
@@ -28,7 +31,12 @@ fn uint(mut value: u64) -> Vec<u8> {
 }
 
 fn place(parent: u64, name: &str) -> Vec<u8> {
-    [uint(parent), uint(name.len() as u64), name.as_bytes().to_vec()].concat()
+    [
+        uint(parent),
+        uint(name.len() as u64),
+        name.as_bytes().to_vec(),
+    ]
+    .concat()
 }
 
 /// What a name led to: a directory.
@@ -40,7 +48,17 @@ fn entry(dir: u64, name: &str, child: u64) -> Vec<u8> {
 fn attr(slot: u64, mode: u64) -> Vec<u8> {
     let time = [uint(2 * 946_684_800), uint(0)].concat();
     let numbers = [mode, 1, 0, 0, 0, 0, 8, 4096].map(uint).concat();
-    [vec![1], uint(slot), uint(1), uint(slot), vec![1], numbers, time.repeat(3), vec![0, 0]].concat()
+    [
+        vec![1],
+        uint(slot),
+        uint(1),
+        uint(slot),
+        vec![1],
+        numbers,
+        time.repeat(3),
+        vec![0, 0],
+    ]
+    .concat()
 }
 
 fn home(slot: u64, parent: u64, name: &str) -> Vec<u8> {
@@ -49,7 +67,10 @@ fn home(slot: u64, parent: u64, name: &str) -> Vec<u8> {
 
 /// The payload of a frame of kind 1.
 fn undo(epoch: u64, items: &[Vec<u8>]) -> (u16, Vec<u8>) {
-    (1, [uint(epoch), uint(items.len() as u64), items.concat()].concat())
+    (
+        1,
+        [uint(epoch), uint(items.len() as u64), items.concat()].concat(),
+    )
 }
 
 /// The payload of a frame of kind 3.
@@ -57,12 +78,18 @@ fn moved(slot: u64, parent: u64, name: &str) -> (u16, Vec<u8>) {
     (3, [uint(1), uint(slot), place(parent, name)].concat())
 }
 
-/// Puts frames behind those that the journal of a tree has, as if a daemon had been killed right after. Without an index and a tail it is all there is.
+/// Puts frames behind those that the journal of a tree has, as if a daemon had been killed right
+/// after. Without an index and a tail it is all there is.
 fn forge(tree: &Path, frames: &[(u16, Vec<u8>)]) {
     let store = tree.join(".ckptfs");
     let format = fs::read_to_string(store.join("format")).expect("format");
-    let id = format.lines().find_map(|line| line.strip_prefix("id ")).expect("id");
-    let id: Vec<u8> = (0..16).map(|at| u8::from_str_radix(&id[2 * at..2 * at + 2], 16).expect("hexadecimal")).collect();
+    let id = format
+        .lines()
+        .find_map(|line| line.strip_prefix("id "))
+        .expect("id");
+    let id: Vec<u8> = (0..16)
+        .map(|at| u8::from_str_radix(&id[2 * at..2 * at + 2], 16).expect("hexadecimal"))
+        .collect();
     let key = blake3::derive_key("ckptfs journal v1", &id);
     let segment = store.join("journal/00000001");
     let mut bytes = fs::read(&segment).expect("segment");
@@ -72,7 +99,8 @@ fn forge(tree: &Path, frames: &[(u16, Vec<u8>)]) {
         if number != seq + 1 {
             break;
         }
-        let end = at + 56 + u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")) as usize;
+        let end =
+            at + 56 + u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")) as usize;
         prev = blake3::keyed_hash(&key, &bytes[at..end]);
         (at, seq) = (end + 32, number);
     }
@@ -93,7 +121,10 @@ fn forge(tree: &Path, frames: &[(u16, Vec<u8>)]) {
     fs::write(&segment, bytes).expect("segment");
     fs::remove_dir_all(store.join("index")).expect("index");
     let _ = fs::remove_file(store.join("ended"));
-    for name in fs::read_dir(store.join("journal")).expect("journal").map(|entry| entry.expect("entry").file_name()) {
+    for name in fs::read_dir(store.join("journal"))
+        .expect("journal")
+        .map(|entry| entry.expect("entry").file_name())
+    {
         if name.to_string_lossy().starts_with("tail-") {
             fs::remove_file(store.join("journal").join(name)).expect("tail");
         }
@@ -116,13 +147,25 @@ fn tree(image: &Image, name: &str) -> (std::path::PathBuf, Slots) {
     assert_eq!(mount.checkpoint(), 1);
     mount.umount();
     let ino = |path: &str| fs::metadata(dir.join(path)).expect("stat").ino();
-    let slots = Slots { a: ino("a"), b: ino("a/b"), store: ino(".ckptfs") };
+    let slots = Slots {
+        a: ino("a"),
+        b: ino("a/b"),
+        store: ino(".ckptfs"),
+    };
     (dir, slots)
 }
 
 fn ckptfs(dir: &Path, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str]).arg("-C").arg(dir).args(arguments), LIMIT_S);
-    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    let output = run_limited(
+        tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str])
+            .arg("-C")
+            .arg(dir)
+            .args(arguments),
+        LIMIT_S,
+    );
+    let said = [output.stdout, output.stderr]
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .concat();
     assert!(!said.contains("panicked"), "{arguments:?}: {said}");
     (output.status.code(), said)
 }
@@ -130,7 +173,10 @@ fn ckptfs(dir: &Path, arguments: &[&str]) -> (Option<i32>, String) {
 /// `fsck` of an unmounted store finds damage that it tells so.
 fn fsck_finds(dir: &Path, what: &str) {
     let (status, said) = ckptfs(dir, &["fsck"]);
-    assert!(status == Some(4) && said.contains(what), "{status:?}: {said}");
+    assert!(
+        status == Some(4) && said.contains(what),
+        "{status:?}: {said}"
+    );
 }
 
 /// The store is not mounted, for this reason, and the tree stays an ordinary directory.
@@ -141,7 +187,13 @@ fn is_refused(dir: &Path, why: &str) {
     if mounted {
         let _ = run_limited(tool("umount", &["-l"]).arg(dir), LIMIT_S);
     }
-    assert!(!mounted && said.contains("the record at") && said.contains(why) && !said.contains("panicked"), "{said}");
+    assert!(
+        !mounted
+            && said.contains("the record at")
+            && said.contains(why)
+            && !said.contains("panicked"),
+        "{said}"
+    );
     fsck_finds(dir, why);
 }
 
@@ -168,11 +220,18 @@ fn all_walks_end(mount: &mut Mount) {
         let (status, said) = ckptfs(mount.path(), verb);
         eprintln!("{verb:?}: {status:?} {said:.200}");
         let rss_kib = mount.status_memory_kib();
-        assert!(rss_kib < MEMORY_KIB, "{verb:?}: the daemon has {rss_kib} KiB");
+        assert!(
+            rss_kib < MEMORY_KIB,
+            "{verb:?}: the daemon has {rss_kib} KiB"
+        );
     }
     let to = dest.path().join("copy");
     ckptfs(mount.path(), &["export", "1", to.to_str().expect("UTF-8")]);
-    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 trait Memory {
@@ -181,13 +240,21 @@ trait Memory {
 
 impl Memory for Mount {
     fn status_memory_kib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the daemon lives");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM");
-        line.split_ascii_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
+        let status =
+            fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the daemon lives");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:"))
+            .expect("VmHWM");
+        line.split_ascii_whitespace()
+            .next()
+            .and_then(|kib| kib.parse().ok())
+            .expect("a number")
     }
 }
 
-/// A place that said that a directory is in itself had the daemon climb for ever and record each step: 1 GB in 8 s, at the first `restore`.
+/// A place that said that a directory is in itself had the daemon climb for ever and record each
+/// step: 1 GB in 8 s, at the first `restore`.
 #[test]
 fn a_directory_in_itself_is_refused() {
     let image = Image::of(Fs::Tmpfs);
@@ -199,7 +266,8 @@ fn a_directory_in_itself_is_refused() {
     is_refused(&dir, "a directory leads to itself");
 }
 
-/// Each of two is in the other: no record alone says so, and every walk ends all the same. `verify` and `fsck` tell of it.
+/// Each of two is in the other: no record alone says so, and every walk ends all the same. `verify`
+/// and `fsck` tell of it.
 #[test]
 fn no_walk_goes_in_circles() {
     let image = Image::of(Fs::Tmpfs);
@@ -209,17 +277,32 @@ fn no_walk_goes_in_circles() {
     all_walks_end(&mut mount);
     mount.umount();
     let (dir, Slots { a, b, .. }) = tree(&image, "homes");
-    forge(&dir, &[undo(2, &[entry(b, "loop", a), entry(a, "b", b), home(a, b, "loop"), home(b, a, "b")])]);
+    forge(
+        &dir,
+        &[undo(
+            2,
+            &[
+                entry(b, "loop", a),
+                entry(a, "b", b),
+                home(a, b, "loop"),
+                home(b, a, "b"),
+            ],
+        )],
+    );
     fsck_finds(&dir, "lead in a circle");
     let mut mount = Mount::start(&dir, &MountOpts::new(Io::Daemon));
     let (status, said) = ckptfs(mount.path(), &["verify"]);
-    assert!(status == Some(4) && said.contains("lead in a circle"), "{status:?}: {said}");
+    assert!(
+        status == Some(4) && said.contains("lead in a circle"),
+        "{status:?}: {said}"
+    );
     let _ = run_limited(tool("ls", &["-laR"]).arg(mount.view(1)), LIMIT_S);
     all_walks_end(&mut mount);
     mount.umount();
 }
 
-/// Forty directories, each under two names in the one before: a walk that goes all ways to each never ends.
+/// Forty directories, each under two names in the one before: a walk that goes all ways to each
+/// never ends.
 #[test]
 fn a_directory_in_many_places_is_gone_through_once() {
     let image = Image::of(Fs::Tmpfs);
@@ -227,7 +310,11 @@ fn a_directory_in_many_places_is_gone_through_once() {
     let slot = |level: u64| 1_000_000_000 + level;
     let mut items = vec![entry(a, "bomb", slot(0))];
     for level in 0..40 {
-        items.extend([attr(slot(level), 0o755), entry(slot(level), "x", slot(level + 1)), entry(slot(level), "y", slot(level + 1))]);
+        items.extend([
+            attr(slot(level), 0o755),
+            entry(slot(level), "x", slot(level + 1)),
+            entry(slot(level), "y", slot(level + 1)),
+        ]);
     }
     items.push(attr(slot(40), 0o755));
     forge(&dir, &[undo(2, &items)]);
@@ -236,12 +323,40 @@ fn a_directory_in_many_places_is_gone_through_once() {
     mount.umount();
 }
 
-/// An epoch that was over, or is not yet, had `fsck` panic: "range start is greater than range end".
+/// An epoch that was over, or is not yet, had `fsck` panic: "range start is greater than range
+/// end".
 #[test]
 fn what_is_not_of_the_time_at_which_it_stands_is_refused() {
     let image = Image::of(Fs::Tmpfs);
-    let checkpoint = |id: u64| (4, [uint(id), uint(0), uint(0), uint(0), vec![1], uint(0), vec![0]].concat());
-    let data = |slot: u64| [vec![3], uint(slot), vec![1], uint(3), uint(slot), uint(0), vec![0], uint(5), vec![0]].concat();
+    let checkpoint = |id: u64| {
+        (
+            4,
+            [
+                uint(id),
+                uint(0),
+                uint(0),
+                uint(0),
+                vec![1],
+                uint(0),
+                vec![0],
+            ]
+            .concat(),
+        )
+    };
+    let data = |slot: u64| {
+        [
+            vec![3],
+            uint(slot),
+            vec![1],
+            uint(3),
+            uint(slot),
+            uint(0),
+            vec![0],
+            uint(5),
+            vec![0],
+        ]
+        .concat()
+    };
     let frames: [Vec<(u16, Vec<u8>)>; 8] = [
         vec![undo(1, &[attr(7, 0o755)])],
         vec![undo(3, &[attr(7, 0o755)])],
@@ -259,39 +374,90 @@ fn what_is_not_of_the_time_at_which_it_stands_is_refused() {
     }
 }
 
-/// A view showed `.ckptfs`, with any mode that the record liked, and a restore could have put it anywhere.
+/// A view showed `.ckptfs`, with any mode that the record liked, and a restore could have put it
+/// anywhere.
 #[test]
 fn the_store_is_no_part_of_any_tree() {
     let image = Image::of(Fs::Tmpfs);
     let (dir, slots) = tree(&image, "entry-of-store");
-    forge(&dir, &[undo(2, &[entry(1, ".ckptfs", slots.store), attr(slots.store, 0o777), home(slots.store, 1, ".ckptfs")])]);
+    forge(
+        &dir,
+        &[undo(
+            2,
+            &[
+                entry(1, ".ckptfs", slots.store),
+                attr(slots.store, 0o777),
+                home(slots.store, 1, ".ckptfs"),
+            ],
+        )],
+    );
     is_refused(&dir, "the store as a part of the tree");
     let (dir, slots) = tree(&image, "place-of-store");
-    forge(&dir, &[undo(2, &[entry(1, "shown", slots.store), attr(slots.store, 0o777)]), moved(slots.store, 1, ".ckptfs")]);
+    forge(
+        &dir,
+        &[
+            undo(
+                2,
+                &[entry(1, "shown", slots.store), attr(slots.store, 0o777)],
+            ),
+            moved(slots.store, 1, ".ckptfs"),
+        ],
+    );
     is_refused(&dir, "the store as a part of the tree");
     // Under another name it is nowhere: what is looked for there is not the store.
     let (dir, slots) = tree(&image, "another-name");
-    forge(&dir, &[undo(2, &[entry(slots.a, "shown", slots.store), attr(slots.store, 0o777), home(slots.store, slots.a, "shown")])]);
+    forge(
+        &dir,
+        &[undo(
+            2,
+            &[
+                entry(slots.a, "shown", slots.store),
+                attr(slots.store, 0o777),
+                home(slots.store, slots.a, "shown"),
+            ],
+        )],
+    );
     let mut mount = Mount::start(&dir, &MountOpts::new(Io::Daemon));
     for below in ["journal", "format", "layers"] {
-        assert!(fs::symlink_metadata(mount.view(1).join("a/shown").join(below)).is_err(), "{below}");
+        assert!(
+            fs::symlink_metadata(mount.view(1).join("a/shown").join(below)).is_err(),
+            "{below}"
+        );
     }
     all_walks_end(&mut mount);
     assert!(dir.join(".ckptfs/format").exists());
     mount.umount();
 }
 
-/// A tag with a slash had the kernel refuse the whole listing of `.snapshots`, and one that is a number went before the checkpoint of that number.
+/// A tag with a slash had the kernel refuse the whole listing of `.snapshots`, and one that is a
+/// number went before the checkpoint of that number.
 #[test]
 fn what_can_be_no_tag_names_nothing() {
     let image = Image::of(Fs::Tmpfs);
     let (dir, _) = tree(&image, "tags");
-    let tags = ["", "../../etc", "a/b", "good", "latest", ".", "..", "1", "\u{1b}[31m"];
-    let tags = tags.map(|tag| [uint(tag.len() as u64), tag.as_bytes().to_vec()].concat()).concat();
+    let tags = [
+        "",
+        "../../etc",
+        "a/b",
+        "good",
+        "latest",
+        ".",
+        "..",
+        "1",
+        "\u{1b}[31m",
+    ];
+    let tags = tags
+        .map(|tag| [uint(tag.len() as u64), tag.as_bytes().to_vec()].concat())
+        .concat();
     forge(&dir, &[(5, [uint(1), uint(9), tags].concat())]);
     let mut mount = Mount::start(&dir, &MountOpts::new(Io::Daemon));
-    let listed = fs::read_dir(dir.join(".snapshots")).expect("list").map(|entry| entry.expect("entry").file_name());
-    assert_eq!(listed.collect::<std::collections::BTreeSet<_>>(), ["1", "good", "latest"].map(Into::into).into());
+    let listed = fs::read_dir(dir.join(".snapshots"))
+        .expect("list")
+        .map(|entry| entry.expect("entry").file_name());
+    assert_eq!(
+        listed.collect::<std::collections::BTreeSet<_>>(),
+        ["1", "good", "latest"].map(Into::into).into()
+    );
     assert_eq!(mount.log_json()[0]["tags"], serde_json::json!(["good"]));
     mount.umount();
     let (_, said) = ckptfs(&dir, &["log"]);

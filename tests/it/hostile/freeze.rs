@@ -1,9 +1,11 @@
-//! Nobody can stop everybody: a process that waits in the kernel with the lock of a file, for as long as it likes, and what others wait for meanwhile.
+//! Nobody can stop everybody: a process that waits in the kernel with the lock of a file, for as
+//! long as it likes, and what others wait for meanwhile.
 //!
-//! The kernel locks a file while somebody writes to it, and XFS while somebody reads it. Where it does the I/O of a mount itself that is the lock of the
-//! backing file, which FICLONE wants too, and truncate(2), chmod(2), and a change of a name. Whoever copies from or to a mapping of a file of his own
-//! filesystem keeps that lock until his filesystem answers. With the gate or the tree held by who waits for him the whole mount stood still: 21.8 and 30.5 s,
-//! until he was killed.
+//! The kernel locks a file while somebody writes to it, and XFS while somebody reads it. Where it
+//! does the I/O of a mount itself that is the lock of the backing file, which FICLONE wants too,
+//! and truncate(2), chmod(2), and a change of a name. Whoever copies from or to a mapping of a file
+//! of his own filesystem keeps that lock until his filesystem answers. With the gate or the tree
+//! held by who waits for him the whole mount stood still: 21.8 and 30.5 s, until he was killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -34,7 +36,8 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 /// For what an attacker does that ends by itself, and for a verb.
 const END_SECONDS: u64 = 20;
 
-/// A Python program of an ordinary user's. It says "ready", and then does what keeps a lock; what it has imported and opened is named `m` and `a`.
+/// A Python program of an ordinary user's. It says "ready", and then does what keeps a lock; what
+/// it has imported and opened is named `m` and `a`.
 pub struct Attack {
     pub child: Child,
     said: BufReader<ChildStdout>,
@@ -43,9 +46,20 @@ pub struct Attack {
 impl Attack {
     pub fn start(script: &str, args: &[&Path]) -> Attack {
         let prelude = "import os, sys, mmap, threading, time\na = sys.argv\ndef say(x): print(x, flush=True)\n";
-        let become_nobody = format!("os.setgroups([]); os.setresgid({NOBODY}, {NOBODY}, {NOBODY}); os.setresuid({NOBODY}, {NOBODY}, {NOBODY})\n");
-        let mut command = tool("python3", &["-c", &format!("{prelude}{become_nobody}{script}")]);
-        let mut child = command.args(args).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python3 starts");
+        let become_nobody = format!(
+            "os.setgroups([]); os.setresgid({NOBODY}, {NOBODY}, {NOBODY}); os.setresuid({NOBODY}, {NOBODY}, {NOBODY})\n"
+        );
+        let mut command = tool(
+            "python3",
+            &["-c", &format!("{prelude}{become_nobody}{script}")],
+        );
+        let mut child = command
+            .args(args)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
         let said = BufReader::new(child.stdout.take().expect("stdout is piped"));
         Attack { child, said }
     }
@@ -59,8 +73,13 @@ impl Attack {
     /// Waits until it ends, which it must.
     pub fn ends(&mut self) {
         let child = &mut self.child;
-        wait_until("the attacker ends", END_SECONDS, || child.try_wait().expect("a child").is_some());
-        assert!(self.child.wait().expect("a child").success(), "the attacker failed");
+        wait_until("the attacker ends", END_SECONDS, || {
+            child.try_wait().expect("a child").is_some()
+        });
+        assert!(
+            self.child.wait().expect("a child").success(),
+            "the attacker failed"
+        );
     }
 }
 
@@ -107,7 +126,10 @@ impl Other {
             }
             (rounds, longest)
         });
-        Other { stop, thread: Some(thread) }
+        Other {
+            stop,
+            thread: Some(thread),
+        }
     }
 
     /// How long he ever waited for one call.
@@ -161,7 +183,9 @@ pub fn checkpoint(rig: &Rig, name: &str) -> bool {
 }
 
 fn start(v: Variant) -> Rig {
-    v.start_with(MountOpts::new(v.io), |dir| fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("chmod"))
+    v.start_with(MountOpts::new(v.io), |dir| {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("chmod")
+    })
 }
 
 fn a_write_from_the_past_of_the_same_file_ends(v: Variant) {
@@ -180,7 +204,8 @@ fn a_write_from_the_past_of_the_same_file_ends(v: Variant) {
     assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
 }
 
-/// A reader has the lock on XFS, somebody who wants to write waits for him, and the read of the view would wait behind that one.
+/// A reader has the lock on XFS, somebody who wants to write waits for him, and the read of the
+/// view would wait behind that one.
 fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
     let rig = start(v);
     let file = theirs(rig.path(), "F", b'1');
@@ -195,9 +220,16 @@ fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
         time.sleep(.3); threading.Thread(target=lambda: os.open(a[2], os.O_WRONLY)).start()\n\
         time.sleep(.3); say('ready'); assert os.preadv(os.open(a[2], os.O_RDONLY), [m], 0) == 32 << 10; say('read')\n\
         sys.stdin.read()";
-    let mut attack = Attack::start(script, &[&rig.view(id).join("theirs/F"), &file, &stuck.file()]);
+    let mut attack = Attack::start(
+        script,
+        &[&rig.view(id).join("theirs/F"), &file, &stuck.file()],
+    );
     attack.hear("ready");
-    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10), "the past can be read meanwhile");
+    assert_eq!(
+        get(rig.view(id).join("theirs/F")),
+        "1".repeat(32 << 10),
+        "the past can be read meanwhile"
+    );
     checkpoint(&rig, "theirs/F");
     stuck.release();
     attack.hear("read");
@@ -217,28 +249,42 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     let mut attack = Attack::start(script, &[&stuck.file(), &file]);
     attack.hear("ready");
     wait_until("the writer waits", END_SECONDS, || stuck.waiting() > 0);
-    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10), "the past can be read meanwhile");
+    assert_eq!(
+        get(rig.view(id).join("theirs/F")),
+        "1".repeat(32 << 10),
+        "the past can be read meanwhile"
+    );
     let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/F")).collect();
     let kept = rig.mount.run(&["restore", &id.to_string(), "theirs"]);
     stuck.release();
     attack.ends();
     assert_short(other.longest_wait());
-    assert_eq!(made[0], v.io == crate::common::Io::Daemon, "where the kernel writes a checkpoint cannot be had");
+    assert_eq!(
+        made[0],
+        v.io == crate::common::Io::Daemon,
+        "where the kernel writes a checkpoint cannot be had"
+    );
     assert_eq!(kept.status.success(), made[0], "nor a restore");
     let after = rig.mount.checkpoint();
     assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
-    assert_eq!(get(rig.view(after).join("theirs/F")), get(&file), "what was given up is taken for no capture");
+    assert_eq!(
+        get(rig.view(after).join("theirs/F")),
+        get(&file),
+        "what was given up is taken for no capture"
+    );
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// On XFS a reader has the lock too, and the kernel lets others ask us to change the file meanwhile.
+/// On XFS a reader has the lock too, and the kernel lets others ask us to change the file
+/// meanwhile.
 fn a_reader_that_waits_stops_nobody(v: Variant) {
     let rig = start(v);
     let (file, twin) = (theirs(rig.path(), "F", b'1'), theirs(rig.path(), "G", b'2'));
     let id = rig.mount.checkpoint();
     let stuck = Stuck::start();
     let other = Other::start(rig.path());
-    // The second is open for writing too, so that a checkpoint must capture it; of the first there is no capture yet.
+    // The second is open for writing too, so that a checkpoint must capture it; of the first there
+    // is no capture yet.
     let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 1 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
         f, g = os.open(a[2], os.O_RDONLY), os.open(a[3], os.O_RDWR)\n\
         t = [threading.Thread(target=lambda f=f, i=i: os.preadv(f, [memoryview(m)[i << 19:(i << 19) + (16 << 10)]], 0)) for i, f in enumerate((f, g))]\n\
@@ -252,14 +298,28 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
     let mut attack = Attack::start(script, &[&stuck.file(), &file, &twin]);
     attack.hear("ready");
     wait_until("the readers wait", END_SECONDS, || stuck.waiting() > 1);
-    attack.child.stdin.as_mut().expect("piped").write_all(b"\n").expect("it listens");
+    attack
+        .child
+        .stdin
+        .as_mut()
+        .expect("piped")
+        .write_all(b"\n")
+        .expect("it listens");
     attack.hear("tried");
     let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/")).collect();
-    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10), "the past can be read meanwhile");
+    assert_eq!(
+        get(rig.view(id).join("theirs/F")),
+        "1".repeat(32 << 10),
+        "the past can be read meanwhile"
+    );
     stuck.release();
     attack.ends();
     assert_short(other.longest_wait());
-    assert_eq!(made[0], v.io == crate::common::Io::Daemon, "where the kernel reads a checkpoint cannot be had");
+    assert_eq!(
+        made[0],
+        v.io == crate::common::Io::Daemon,
+        "where the kernel reads a checkpoint cannot be had"
+    );
     rig.mount.checkpoint();
     assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
     assert_eq!(get(rig.view(id).join("theirs/G")), "2".repeat(32 << 10));
@@ -280,11 +340,22 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
         [x.start() for x in t[100:]]; say('tried'); [x.join() for x in t]";
     let mut attack = Attack::start(script, &[&stuck.file(), &rig.path().join("theirs")]);
     attack.hear("ready");
-    wait_until("the readers wait", END_SECONDS, || stuck.waiting() > FILES / 2);
-    attack.child.stdin.as_mut().expect("piped").write_all(b"\n").expect("it listens");
+    wait_until("the readers wait", END_SECONDS, || {
+        stuck.waiting() > FILES / 2
+    });
+    attack
+        .child
+        .stdin
+        .as_mut()
+        .expect("piped")
+        .write_all(b"\n")
+        .expect("it listens");
     attack.hear("tried");
     thread::sleep(Duration::from_millis(500));
-    assert!(checkpoint(&rig, "theirs/"), "none of them is open for writing yet");
+    assert!(
+        checkpoint(&rig, "theirs/"),
+        "none of them is open for writing yet"
+    );
     let began = Instant::now();
     let file = File::create(rig.path().join("synced")).expect("create");
     file.sync_all().expect("sync");
@@ -297,17 +368,40 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
 
 fn arm(rig: &Rig, plan: Option<Plan>) -> u64 {
     let store = File::open(rig.path().join(".ckptfs")).expect("the store");
-    Client::connect(store).expect("the daemon listens").ask(Fault { plan }).expect("a debug build").1
+    Client::connect(store)
+        .expect("the daemon listens")
+        .ask(Fault { plan })
+        .expect("a debug build")
+        .1
 }
 
-/// A file of 3 MiB, whose next capture takes three seconds; what `during` returns, when the first byte has been written over.
+/// A file of 3 MiB, whose next capture takes three seconds; what `during` returns, when the first
+/// byte has been written over.
 fn captured_slowly<T>(rig: &Rig, v: Variant, during: impl FnOnce() -> T) -> (u64, T) {
     let file = rig.path().join("large");
     put(&file, vec![b'1'; 3 << 20]);
     let id = rig.mount.checkpoint();
-    let call = if matches!(v.fs, Fs::Xfs | Fs::Btrfs) { Call::Clone } else { Call::Copy };
-    arm(rig, Some(Plan { errno: 0, pause_ms: 3_000, ..Plan::nth(1, ckptfs::sys::Errno::EIO).only(call) }));
-    let writer = thread::spawn(move || OpenOptions::new().write(true).open(file).expect("open").write_all_at(b"2", 0).expect("write"));
+    let call = if matches!(v.fs, Fs::Xfs | Fs::Btrfs) {
+        Call::Clone
+    } else {
+        Call::Copy
+    };
+    arm(
+        rig,
+        Some(Plan {
+            errno: 0,
+            pause_ms: 3_000,
+            ..Plan::nth(1, ckptfs::sys::Errno::EIO).only(call)
+        }),
+    );
+    let writer = thread::spawn(move || {
+        OpenOptions::new()
+            .write(true)
+            .open(file)
+            .expect("open")
+            .write_all_at(b"2", 0)
+            .expect("write")
+    });
     thread::sleep(Duration::from_millis(300));
     let got = during();
     writer.join().expect("the writer");
@@ -321,21 +415,38 @@ fn a_large_capture_stops_nobody(v: Variant) {
     let other = Other::start(rig.path());
     let (id, ()) = captured_slowly(&rig, v, || thread::sleep(Duration::from_secs(1)));
     let longest = other.longest_wait();
-    assert!(longest < Duration::from_millis(1_500), "somebody waited {longest:?}");
+    assert!(
+        longest < Duration::from_millis(1_500),
+        "somebody waited {longest:?}"
+    );
     assert_eq!(get(rig.view(id).join("large")), "1".repeat(3 << 20));
 }
 
-/// The file is not changed before it is captured, so it is in both checkpoints as it was; the capture is of the later one.
+/// The file is not changed before it is captured, so it is in both checkpoints as it was; the
+/// capture is of the later one.
 fn a_checkpoint_during_a_capture_is_exact(v: Variant) {
     let mut rig = start(v);
     let began = Instant::now();
-    let (first, (second, meanwhile)) = captured_slowly(&rig, v, || (rig.mount.checkpoint(), began.elapsed() < Duration::from_secs(3)));
+    let (first, (second, meanwhile)) = captured_slowly(&rig, v, || {
+        (
+            rig.mount.checkpoint(),
+            began.elapsed() < Duration::from_secs(3),
+        )
+    });
     assert!(meanwhile, "it waited for the capture");
     let third = rig.mount.checkpoint();
     for pass in 0..2 {
         for (id, byte) in [(first, "1"), (second, "1"), (third, "2")] {
-            assert_eq!(get(rig.view(id).join("large"))[..1], *byte, "checkpoint {id}, pass {pass}");
-            assert_eq!(get(rig.view(id).join("large"))[1..], "1".repeat((3 << 20) - 1), "checkpoint {id}, pass {pass}");
+            assert_eq!(
+                get(rig.view(id).join("large"))[..1],
+                *byte,
+                "checkpoint {id}, pass {pass}"
+            );
+            assert_eq!(
+                get(rig.view(id).join("large"))[1..],
+                "1".repeat((3 << 20) - 1),
+                "checkpoint {id}, pass {pass}"
+            );
         }
         rig.mount.ok(&["verify", "--deep"]);
         rig.mount.umount();

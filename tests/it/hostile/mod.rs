@@ -1,5 +1,6 @@
-//! Input that means harm: names, links that are swapped, stores from strangers, clients that speak nonsense, other users. Nothing panics, hangs,
-//! leads out of the backing directory, or takes the mount away from those who use it.
+//! Input that means harm: names, links that are swapped, stores from strangers, clients that speak
+//! nonsense, other users. Nothing panics, hangs, leads out of the backing directory, or takes the
+//! mount away from those who use it.
 
 mod deep;
 mod flood;

@@ -12,7 +12,8 @@ use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, 
 
 for_each_variant! { one => every_odd_name_is_a_name }
 
-/// Names that a careless program takes for a way up, an option, two names, an order to a terminal, or no text.
+/// Names that a careless program takes for a way up, an option, two names, an order to a terminal,
+/// or no text.
 fn odd_names() -> Vec<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = [
         &b"..."[..],
@@ -51,7 +52,9 @@ pub fn path_of(value: &Value) -> Vec<u8> {
     use base64::Engine;
     match value {
         Value::String(text) => text.clone().into_bytes(),
-        other => base64::engine::general_purpose::STANDARD.decode(other["base64"].as_str().expect("base64")).expect("base64"),
+        other => base64::engine::general_purpose::STANDARD
+            .decode(other["base64"].as_str().expect("base64"))
+            .expect("base64"),
     }
 }
 
@@ -70,29 +73,58 @@ fn every_odd_name_is_a_name(v: Variant) {
     let mut sorted = names.clone();
     sorted.sort();
     let changes = rig.mount.diff_json(&id.to_string(), None);
-    let told: Vec<Vec<u8>> = changes.as_array().expect("a list").iter().map(|change| path_of(&change["path"])).collect();
+    let told: Vec<Vec<u8>> = changes
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|change| path_of(&change["path"]))
+        .collect();
     assert_eq!(told, sorted, "--json says every name, byte for byte");
-    let listed = rig.mount.run(&["diff", &id.to_string(), "--name-only", "-z"]).stdout;
-    let listed: Vec<&[u8]> = listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()).collect();
+    let listed = rig
+        .mount
+        .run(&["diff", &id.to_string(), "--name-only", "-z"])
+        .stdout;
+    let listed: Vec<&[u8]> = listed
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+        .collect();
     assert_eq!(listed, sorted, "and so does -z");
     for name in &names {
         let path = OsStr::from_bytes(name);
-        assert_eq!(&fs::read(rig.view(id).join(path)).expect("in the view"), name);
-        succeeds(rig.mount.command(&["restore", "--times=kept", &id.to_string(), "--"]).arg(root.join(path)), 60);
+        assert_eq!(
+            &fs::read(rig.view(id).join(path)).expect("in the view"),
+            name
+        );
+        succeeds(
+            rig.mount
+                .command(&["restore", "--times=kept", &id.to_string(), "--"])
+                .arg(root.join(path)),
+            60,
+        );
         assert_eq!(&fs::read(root.join(path)).expect("in the tree"), name);
     }
-    crate::common::tree::assert_tree_is(root, &was, &crate::common::TreeOpts { dir_mtime: false, ..Default::default() });
+    crate::common::tree::assert_tree_is(
+        root,
+        &was,
+        &crate::common::TreeOpts {
+            dir_mtime: false,
+            ..Default::default()
+        },
+    );
 }
 
-/// `status` encoded the path of the mount as text, and failed; and two such directories had one source in the table of mounts.
+/// `status` encoded the path of the mount as text, and failed; and two such directories had one
+/// source in the table of mounts.
 #[test]
 fn a_mount_whose_path_is_no_text_is_a_mount() {
     if let Some(reason) = Fs::Xfs.unavailable() {
         return skip(&reason);
     }
     let image = Image::of(Fs::Xfs);
-    let dirs: Vec<PathBuf> =
-        [&b"p\xff\x1b[31m\n,x"[..], b"p\xfe\x1b[31m\n,x"].iter().map(|name| image.path().join(OsStr::from_bytes(name))).collect();
+    let dirs: Vec<PathBuf> = [&b"p\xff\x1b[31m\n,x"[..], b"p\xfe\x1b[31m\n,x"]
+        .iter()
+        .map(|name| image.path().join(OsStr::from_bytes(name)))
+        .collect();
     for dir in &dirs {
         fs::create_dir(dir).expect("mkdir");
     }
@@ -101,7 +133,10 @@ fn a_mount_whose_path_is_no_text_is_a_mount() {
         let output = Mount::try_start(dir, &MountOpts::new(Io::Daemon).arg("--json"));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{said}");
-        is(&serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["mount"], dir);
+        is(
+            &serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["mount"],
+            dir,
+        );
     }
     let ckptfs = || crate::common::tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str]);
     for dir in &dirs {
@@ -113,8 +148,14 @@ fn a_mount_whose_path_is_no_text_is_a_mount() {
         is(&ask("stats")["mount"], dir);
         assert_eq!(ask("checkpoint")["id"], 1);
         let doctor = crate::common::run_limited(ckptfs().arg("doctor").arg(dir).arg("--json"), 60);
-        is(&serde_json::from_slice::<Value>(&doctor.stdout).expect("JSON")["directory"], dir);
+        is(
+            &serde_json::from_slice::<Value>(&doctor.stdout).expect("JSON")["directory"],
+            dir,
+        );
         let output = succeeds(ckptfs().arg("umount").arg(dir).arg("--json"), 60);
-        is(&serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["unmounted"], dir);
+        is(
+            &serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["unmounted"],
+            dir,
+        );
     }
 }

@@ -1,6 +1,8 @@
-//! Set-id bits, owners, devices: what a tree, or a filesystem, of somebody else says of them is worth nothing to whoever copies it.
+//! Set-id bits, owners, devices: what a tree, or a filesystem, of somebody else says of them is
+//! worth nothing to whoever copies it.
 //!
-//! Everything runs in a mount namespace of its own, in which an ordinary user may mount and let others in.
+//! Everything runs in a mount namespace of its own, in which an ordinary user may mount and let
+//! others in.
 
 use crate::common::{Fs, Image, run_limited, skip, tool};
 
@@ -48,8 +50,9 @@ ls ../rootcopy
 echo done
 "#;
 
-/// A file of somebody else's with set-id bits was copied by an ordinary user as one of theirs with these bits: whoever had written it ran as them. And what
-/// a filesystem of an ordinary user said to root was taken over, a set-uid root program and all.
+/// A file of somebody else's with set-id bits was copied by an ordinary user as one of theirs with
+/// these bits: whoever had written it ran as them. And what a filesystem of an ordinary user said
+/// to root was taken over, a set-uid root program and all.
 #[test]
 fn set_id_bits_owners_and_devices_are_not_taken_over_from_strangers() {
     if let Some(reason) = Fs::Xfs.unavailable() {
@@ -71,10 +74,24 @@ fn set_id_bits_owners_and_devices_are_not_taken_over_from_strangers() {
          (cat /etc/passwd; echo 'stranger:x:{USER}:{USER}::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && \
          echo user_allow_other > /mnt/fuse.conf && mount --bind /mnt/fuse.conf /etc/fuse.conf && exec \"$@\""
     );
-    let mut command = tool("unshare", &["--mount", "sh", "-c", &prepare, "sh", "bash", "-c", STORY, "story"]);
-    command.arg(&binary).arg(&home).arg(USER.to_string()).env("HOME", "/nonexistent").current_dir("/");
+    let mut command = tool(
+        "unshare",
+        &[
+            "--mount", "sh", "-c", &prepare, "sh", "bash", "-c", STORY, "story",
+        ],
+    );
+    command
+        .arg(&binary)
+        .arg(&home)
+        .arg(USER.to_string())
+        .env("HOME", "/nonexistent")
+        .current_dir("/");
     let output = run_limited(&mut command, 90);
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     let name = home.join("project");
     let expected = format!(
         "1  {0}: nothing has changed\n\

@@ -22,15 +22,23 @@ struct Slow {
 impl Slow {
     fn unavailable() -> Option<String> {
         let limit = format!("{LIMITS}.write_bps_device");
-        (!Path::new(&limit).exists()).then(|| format!("there is no {limit} (cgroup version 1) to make a disk slow"))
+        (!Path::new(&limit).exists())
+            .then(|| format!("there is no {limit} (cgroup version 1) to make a disk slow"))
     }
 
     fn new(point: &Path) -> Slow {
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
-        let source =
-            mounts.lines().find(|line| line.split(' ').nth(4) == point.to_str()).and_then(|line| line.split(" - ").nth(1)?.split(' ').nth(1));
-        let name = source.and_then(|source| source.strip_prefix("/dev/")).expect("a loop device");
-        let device = fs::read_to_string(format!("/sys/class/block/{name}/dev")).expect("its number").trim().to_owned();
+        let source = mounts
+            .lines()
+            .find(|line| line.split(' ').nth(4) == point.to_str())
+            .and_then(|line| line.split(" - ").nth(1)?.split(' ').nth(1));
+        let name = source
+            .and_then(|source| source.strip_prefix("/dev/"))
+            .expect("a loop device");
+        let device = fs::read_to_string(format!("/sys/class/block/{name}/dev"))
+            .expect("its number")
+            .trim()
+            .to_owned();
         let slow = Slow { device };
         slow.limit(BYTES_PER_S);
         slow
@@ -38,7 +46,11 @@ impl Slow {
 
     fn limit(&self, bytes_per_s: u64) {
         for way in ["read", "write"] {
-            fs::write(format!("{LIMITS}.{way}_bps_device"), format!("{} {bytes_per_s}", self.device)).expect("a limit is set");
+            fs::write(
+                format!("{LIMITS}.{way}_bps_device"),
+                format!("{} {bytes_per_s}", self.device),
+            )
+            .expect("a limit is set");
         }
     }
 }
@@ -51,8 +63,16 @@ impl Drop for Slow {
 }
 
 fn make_dirty(path: &Path) -> File {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open");
-    let noise: Vec<u8> = (0..DIRTY_BYTES as u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .expect("open");
+    let noise: Vec<u8> = (0..DIRTY_BYTES as u64)
+        .map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+        .collect();
     file.write_all_at(&noise, 0).expect("write");
     file
 }
@@ -60,7 +80,10 @@ fn make_dirty(path: &Path) -> File {
 /// `work` waits for the disk, and nobody with it.
 fn nobody_waits_for(rig: &Rig, what: &str, work: impl FnOnce()) {
     let took = nobody_waits_beside(rig, what, work);
-    assert!(took > Duration::from_secs(1), "{what} did not wait for the disk: {took:?}");
+    assert!(
+        took > Duration::from_secs(1),
+        "{what} did not wait for the disk: {took:?}"
+    );
 }
 
 /// `work` may wait for the disk, and nobody with it. Says how long it took.
@@ -73,7 +96,10 @@ fn nobody_waits_beside(rig: &Rig, what: &str, work: impl FnOnce()) -> Duration {
     let took = began.elapsed();
     drop(slow);
     let waited = other.longest_wait();
-    assert!(waited < (took / 4).max(Duration::from_millis(250)), "{what} took {took:?}, and somebody else waited {waited:?} for one call");
+    assert!(
+        waited < (took / 4).max(Duration::from_millis(250)),
+        "{what} took {took:?}, and somebody else waited {waited:?} for one call"
+    );
     took
 }
 
@@ -88,10 +114,14 @@ fn nobody_waits_for_a_slow_disk(v: Variant) {
     if v.io == Io::Passthrough {
         drop(make_dirty(&file));
         rig.mount.checkpoint();
-        nobody_waits_for(&rig, "the open of a dirty file", || drop(OpenOptions::new().write(true).open(&file).expect("open")));
+        nobody_waits_for(&rig, "the open of a dirty file", || {
+            drop(OpenOptions::new().write(true).open(&file).expect("open"))
+        });
         drop(make_dirty(&file));
         rig.mount.checkpoint();
-        nobody_waits_for(&rig, "what empties a dirty file", || drop(File::create(&file).expect("open")));
+        nobody_waits_for(&rig, "what empties a dirty file", || {
+            drop(File::create(&file).expect("open"))
+        });
         let open = make_dirty(&file);
         nobody_waits_for(&rig, "a checkpoint with a dirty file open", || {
             rig.mount.checkpoint();
@@ -100,13 +130,25 @@ fn nobody_waits_for_a_slow_disk(v: Variant) {
     }
     drop(make_dirty(&file));
     rig.mount.checkpoint();
-    nobody_waits_for(&rig, "the first write to a dirty file", || drop(make_dirty(&file)));
-    nobody_waits_for(&rig, "a checkpoint that is synced", || drop(rig.mount.ok(&["checkpoint", "--sync"])));
+    nobody_waits_for(&rig, "the first write to a dirty file", || {
+        drop(make_dirty(&file))
+    });
+    nobody_waits_for(&rig, "a checkpoint that is synced", || {
+        drop(rig.mount.ok(&["checkpoint", "--sync"]))
+    });
     drop(make_dirty(&file));
-    nobody_waits_for(&rig, "fsync", || make_dirty(&file).sync_all().expect("fsync"));
+    nobody_waits_for(&rig, "fsync", || {
+        make_dirty(&file).sync_all().expect("fsync")
+    });
     // Nobody's disk.
     let elsewhere = Image::new(Fs::Tmpfs, 64 << 20);
-    nobody_waits_beside(&rig, "an export", || drop(rig.mount.ok(&["export", "1", elsewhere.path().join("e").to_str().expect("a path")])));
+    nobody_waits_beside(&rig, "an export", || {
+        drop(rig.mount.ok(&[
+            "export",
+            "1",
+            elsewhere.path().join("e").to_str().expect("a path"),
+        ]))
+    });
     drop(make_dirty(&file));
     nobody_waits_beside(&rig, "a restore", || {
         rig.mount.ok(&["restore", "1", "data"]);

@@ -1,4 +1,5 @@
-//! Clients that do not speak the control protocol, or speak it too much. The mount goes on, and so does the socket for everybody else.
+//! Clients that do not speak the control protocol, or speak it too much. The mount goes on, and so
+//! does the socket for everybody else.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +16,8 @@ use rustix::fs::{Mode, OFlags};
 use super::support::{noise, put, sh};
 use crate::common::{Fs, Io, MountOpts, Rig, Variant, run_limited, skip, tool};
 
-/// What the daemon may take at most, whatever is sent to it: four long messages with what is made of them, and 64 short ones.
+/// What the daemon may take at most, whatever is sent to it: four long messages with what is made
+/// of them, and 64 short ones.
 const RSS_BYTES_MAX: u64 = 700 << 20;
 
 struct Socket {
@@ -24,7 +26,14 @@ struct Socket {
 
 impl Socket {
     fn of(mount: &Path) -> Socket {
-        Socket { store: rustix::fs::open(mount.join(".ckptfs"), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("the store") }
+        Socket {
+            store: rustix::fs::open(
+                mount.join(".ckptfs"),
+                OFlags::PATH | OFlags::DIRECTORY,
+                Mode::empty(),
+            )
+            .expect("the store"),
+        }
     }
 
     /// A connection; the listener's queue may be full for a moment.
@@ -34,7 +43,9 @@ impl Socket {
         loop {
             match UnixStream::connect(&path) {
                 Ok(stream) => {
-                    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+                    stream
+                        .set_read_timeout(Some(Duration::from_secs(60)))
+                        .expect("a timeout");
                     return stream;
                 }
                 Err(error) => assert!(began.elapsed() < Duration::from_secs(60), "{error}"),
@@ -48,14 +59,19 @@ impl Socket {
         let _ = stream.write_all(bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
-        let _ = BufReader::new(stream).take(1 << 20).read_until(b'\n', &mut answer);
+        let _ = BufReader::new(stream)
+            .take(1 << 20)
+            .read_until(b'\n', &mut answer);
         String::from_utf8_lossy(&answer).into_owned()
     }
 }
 
 /// A mount in which somebody works all the time; what is done there must never stop.
 fn with_mount(test: impl FnOnce(&Rig, &Socket)) {
-    let v = Variant { fs: Fs::Xfs, io: Io::Daemon };
+    let v = Variant {
+        fs: Fs::Xfs,
+        io: Io::Daemon,
+    };
     if let Some(reason) = v.unavailable() {
         return skip(&reason);
     }
@@ -75,9 +91,13 @@ fn with_mount(test: impl FnOnce(&Rig, &Socket)) {
         test(&rig, &Socket::of(rig.path()));
         rig.mount.ok(&["log"]);
         let before = writes.load(Ordering::Relaxed);
-        crate::common::mount::wait_until("work in the mount goes on", 30, || writes.load(Ordering::Relaxed) > before + 2);
+        crate::common::mount::wait_until("work in the mount goes on", 30, || {
+            writes.load(Ordering::Relaxed) > before + 2
+        });
     });
-    let rss = rig.mount.json(&["stats"])["rss_bytes"].as_u64().expect("rss_bytes");
+    let rss = rig.mount.json(&["stats"])["rss_bytes"]
+        .as_u64()
+        .expect("rss_bytes");
     eprintln!("the daemon has {} MiB", rss >> 20);
     assert!(rss < RSS_BYTES_MAX, "{rss}");
     let log = fs::read_to_string(rig.path().join(".ckptfs/daemon.log")).expect("the log");
@@ -95,8 +115,13 @@ impl Drop for Stop<'_> {
 #[test]
 fn nonsense_is_answered_or_ended_and_nothing_more() {
     with_mount(|rig, socket| {
-        let deep = |open: &str, count: usize| format!("{{\"version\":2,\"request\":{}\n", open.repeat(count)).into_bytes();
-        let text = |state: &str| format!("{{\"version\":2,\"request\":{{\"show\":{{\"state\":{state}}}}}}}\n").into_bytes();
+        let deep = |open: &str, count: usize| {
+            format!("{{\"version\":2,\"request\":{}\n", open.repeat(count)).into_bytes()
+        };
+        let text = |state: &str| {
+            format!("{{\"version\":2,\"request\":{{\"show\":{{\"state\":{state}}}}}}}\n")
+                .into_bytes()
+        };
         let paths = |path: &str, count: usize| {
             let list = vec![path; count].join(",");
             format!("{{\"version\":2,\"request\":{{\"restore\":{{\"to\":\"1\",\"dry_run\":true,\"paths\":[{list}]}}}}}}\n").into_bytes()
@@ -127,14 +152,34 @@ fn nonsense_is_answered_or_ended_and_nothing_more() {
         for message in &messages {
             let answer = socket.say(message);
             let begin = String::from_utf8_lossy(&message[..message.len().min(60)]).into_owned();
-            assert!(answer.is_empty() || answer.contains("\"error\""), "{begin:?}: {answer}");
-            assert!(answer.len() < 200_000, "{begin:?} is answered with {} bytes", answer.len());
+            assert!(
+                answer.is_empty() || answer.contains("\"error\""),
+                "{begin:?}: {answer}"
+            );
+            assert!(
+                answer.len() < 200_000,
+                "{begin:?} is answered with {} bytes",
+                answer.len()
+            );
         }
         for tag in ["a/b", "..", &"t".repeat(300)] {
-            assert_eq!(rig.mount.run(&["checkpoint", "--tag", tag]).status.code(), Some(1));
+            assert_eq!(
+                rig.mount.run(&["checkpoint", "--tag", tag]).status.code(),
+                Some(1)
+            );
         }
-        assert_eq!(rig.mount.run(&["checkpoint", "-m", &"n".repeat(4097)]).status.code(), Some(1));
-        assert_eq!(rig.mount.log_json().as_array().map(Vec::len), Some(1), "nothing was done");
+        assert_eq!(
+            rig.mount
+                .run(&["checkpoint", "-m", &"n".repeat(4097)])
+                .status
+                .code(),
+            Some(1)
+        );
+        assert_eq!(
+            rig.mount.log_json().as_array().map(Vec::len),
+            Some(1),
+            "nothing was done"
+        );
     });
 }
 
@@ -149,9 +194,13 @@ fn half_a_message_and_silence_keep_nobody_out() {
                 stream
             })
             .collect();
-        crate::common::mount::wait_until("somebody else is served", 60, || rig.mount.run(&["log"]).status.success());
+        crate::common::mount::wait_until("somebody else is served", 60, || {
+            rig.mount.run(&["log"]).status.success()
+        });
         let mut answer = String::new();
-        BufReader::new(&halves[0]).read_line(&mut answer).expect("an answer");
+        BufReader::new(&halves[0])
+            .read_line(&mut answer)
+            .expect("an answer");
         assert!(answer.contains("had not ended after"), "{answer}");
     });
 }
@@ -165,7 +214,9 @@ fn silent_connections_give_way() {
         while rig.mount.run(&["log"]).status.success() {
             silent.push(socket.connect());
         }
-        crate::common::mount::wait_until("somebody else is served", 60, || rig.mount.run(&["log"]).status.success());
+        crate::common::mount::wait_until("somebody else is served", 60, || {
+            rig.mount.run(&["log"]).status.success()
+        });
         for _ in 0..CONNECTIONS_MAX {
             rig.mount.ok(&["log"]);
         }
@@ -183,7 +234,11 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
         let mut stream = BufReader::new(socket.connect());
         let mut answer = String::new();
         for number in 0..10_000 {
-            let message: &[u8] = if number % 2 == 0 { b"{\"version\":2,\"request\":{\"log\":null}}\n" } else { b"nonsense\n" };
+            let message: &[u8] = if number % 2 == 0 {
+                b"{\"version\":2,\"request\":{\"log\":null}}\n"
+            } else {
+                b"nonsense\n"
+            };
             stream.get_mut().write_all(message).expect("send");
             answer.clear();
             stream.read_line(&mut answer).expect("an answer");
@@ -192,7 +247,11 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
         // All at once, and nobody reads the answers before the end.
         let mut stream = socket.connect();
         let sender = stream.try_clone().expect("clone");
-        let sent = thread::spawn(move || (0..10_000).try_for_each(|_| (&sender).write_all(b"{\"version\":2,\"request\":{\"log\":null}}\n")));
+        let sent = thread::spawn(move || {
+            (0..10_000).try_for_each(|_| {
+                (&sender).write_all(b"{\"version\":2,\"request\":{\"log\":null}}\n")
+            })
+        });
         let mut count = 0;
         let mut buffer = vec![0; 1 << 16];
         while count < 10_000 {
@@ -214,37 +273,72 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
             stats = output.status.success().then_some(output.stdout);
             stats.is_some()
         });
-        let stats: serde_json::Value = serde_json::from_slice(&stats.expect("an answer")).expect("json");
+        let stats: serde_json::Value =
+            serde_json::from_slice(&stats.expect("an answer")).expect("json");
         let threads = stats["threads"].as_u64().expect("threads");
-        assert!(threads < 2 * CONNECTIONS_MAX as u64 + 40, "{threads} threads");
+        assert!(
+            threads < 2 * CONNECTIONS_MAX as u64 + 40,
+            "{threads} threads"
+        );
     });
 }
 
-/// The socket asks the kernel who is at the other end: that a directory above it was opened to all gives nobody anything.
+/// The socket asks the kernel who is at the other end: that a directory above it was opened to all
+/// gives nobody anything.
 #[test]
 fn another_user_is_refused_by_the_socket_itself() {
-    let v = Variant { fs: Fs::Xfs, io: Io::Daemon };
+    let v = Variant {
+        fs: Fs::Xfs,
+        io: Io::Daemon,
+    };
     if let Some(reason) = v.unavailable() {
         return skip(&reason);
     }
     let image = crate::common::Image::of(v.fs);
     let (backing, point) = (image.dir("project"), image.dir("mnt"));
-    let mount = crate::common::Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io) });
+    let mount = crate::common::Mount::start(
+        &backing,
+        &MountOpts {
+            mountpoint: Some(point),
+            ..MountOpts::new(v.io)
+        },
+    );
     let ask = |as_user: bool| {
         let mut command = if as_user {
-            tool("setpriv", &["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_ckptfs")])
+            tool(
+                "setpriv",
+                &[
+                    "--reuid=65534",
+                    "--regid=65534",
+                    "--clear-groups",
+                    env!("CARGO_BIN_EXE_ckptfs"),
+                ],
+            )
         } else {
             tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str])
         };
-        run_limited(command.arg("-C").arg(&backing).args(["checkpoint"]).current_dir("/"), 60)
+        run_limited(
+            command
+                .arg("-C")
+                .arg(&backing)
+                .args(["checkpoint"])
+                .current_dir("/"),
+            60,
+        )
     };
     let refused = |why: &str| {
         let output = ask(true);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(1) && said.contains(why), "{said}");
+        assert!(
+            output.status.code() == Some(1) && said.contains(why),
+            "{said}"
+        );
     };
     refused("belongs to another user");
-    sh(&backing, "chmod 755 . .ckptfs; chmod 666 .ckptfs/control.sock");
+    sh(
+        &backing,
+        "chmod 755 . .ckptfs; chmod 666 .ckptfs/control.sock",
+    );
     refused("controlled by user 0 and by root only");
     assert_eq!(mount.log_json(), serde_json::json!([]), "nothing was done");
     assert!(ask(false).status.success(), "root is served");

@@ -1,7 +1,10 @@
-//! Stores from strangers, as an archive may hold one: truncated, flipped, oversized, of another format, looped, with links that lead out.
+//! Stores from strangers, as an archive may hold one: truncated, flipped, oversized, of another
+//! format, looped, with links that lead out.
 //!
-//! Each damage is done to a copy of one good tree with its store: a snapshot of a btrfs subvolume, in which every inode keeps its number. Then it is mounted, asked for its past, changed, and mounted again. It may be refused with a clear
-//! word; it may serve what is left. It must not panic, hang, show other bytes than there were, or touch anything outside.
+//! Each damage is done to a copy of one good tree with its store: a snapshot of a btrfs subvolume,
+//! in which every inode keeps its number. Then it is mounted, asked for its past, changed, and
+//! mounted again. It may be refused with a clear word; it may serve what is left. It must not
+//! panic, hang, show other bytes than there were, or touch anything outside.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -35,7 +38,11 @@ impl Outside {
             let meta = fs::symlink_metadata(&path).expect("stat");
             state.push((path.clone(), meta.size(), meta.ctime(), meta.ctime_nsec()));
             if meta.is_dir() {
-                open.extend(fs::read_dir(&path).expect("list").map(|entry| entry.expect("entry").path()));
+                open.extend(
+                    fs::read_dir(&path)
+                        .expect("list")
+                        .map(|entry| entry.expect("entry").path()),
+                );
             }
         }
         state.sort();
@@ -67,9 +74,18 @@ fn damage(name: &'static str, does: impl Fn(&Path, &Path) + 'static) -> Damage {
 }
 
 fn remove(path: &Path) {
-    let removed = if path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    let removed = if path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    };
     if let Err(error) = removed {
-        assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}", path.display());
+        assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::NotFound,
+            "{}",
+            path.display()
+        );
     }
 }
 
@@ -77,7 +93,15 @@ fn remove(path: &Path) {
 fn link(name: &'static str, to: &'static str) -> impl Fn(&Path, &Path) {
     move |store, outside| {
         remove(&store.join(name));
-        symlink(if to.starts_with('.') { PathBuf::from(to) } else { outside.join(to) }, store.join(name)).expect("symlink");
+        symlink(
+            if to.starts_with('.') {
+                PathBuf::from(to)
+            } else {
+                outside.join(to)
+            },
+            store.join(name),
+        )
+        .expect("symlink");
     }
 }
 
@@ -108,23 +132,37 @@ fn directory(name: &'static str) -> impl Fn(&Path, &Path) {
 }
 
 fn length(name: &'static str, bytes: u64) -> impl Fn(&Path, &Path) {
-    move |store, _| OpenOptions::new().write(true).open(store.join(name)).and_then(|file| file.set_len(bytes)).expect("truncate")
+    move |store, _| {
+        OpenOptions::new()
+            .write(true)
+            .open(store.join(name))
+            .and_then(|file| file.set_len(bytes))
+            .expect("truncate")
+    }
 }
 
 fn flip(name: &'static str, at: u64) -> impl Fn(&Path, &Path) {
     move |store, _| {
-        let file = OpenOptions::new().read(true).write(true).open(store.join(name)).expect("open");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(store.join(name))
+            .expect("open");
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).expect("read");
         file.write_all_at(&[byte[0] ^ 0x10], at).expect("write");
     }
 }
 
-/// Every byte of the file is overwritten with bytes that claim to be the header of a frame of 4 MiB.
+/// Every byte of the file is overwritten with bytes that claim to be the header of a frame of 4
+/// MiB.
 fn false_frames(store: &Path, _: &Path) {
     let segment = store.join("journal/00000001");
     let bytes = fs::read(&segment).expect("read");
-    let used = bytes.iter().rposition(|byte| *byte != 0).map_or(64, |last| last + 1);
+    let used = bytes
+        .iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(64, |last| last + 1);
     let mut header = Vec::new();
     header.extend((4_u32 << 20).to_le_bytes());
     header.extend(2_u16.to_le_bytes());
@@ -133,17 +171,31 @@ fn false_frames(store: &Path, _: &Path) {
     header.extend(1_u64.to_le_bytes());
     header.extend([0; 32]);
     let file = OpenOptions::new().write(true).open(&segment).expect("open");
-    file.write_all_at(&header.repeat((64 << 20) / header.len() - used / header.len()), used as u64).expect("write");
+    file.write_all_at(
+        &header.repeat((64 << 20) / header.len() - used / header.len()),
+        used as u64,
+    )
+    .expect("write");
 }
 
 fn damages() -> Vec<Damage> {
-    let store_format = |version: &str| format!("ckptfs store\nversion {version}\nfeatures -\nid 00112233445566778899aabbccddeeff\n");
+    let store_format = |version: &str| {
+        format!(
+            "ckptfs store\nversion {version}\nfeatures -\nid 00112233445566778899aabbccddeeff\n"
+        )
+    };
     vec![
         damage("no format", gone("format")),
         damage("format empty", content("format", "")),
         damage("format of nobody", content("format", noise(4096, 9))),
-        damage("format newer", content("format", store_format("4294967295"))),
-        damage("format of another store", content("format", store_format("1"))),
+        damage(
+            "format newer",
+            content("format", store_format("4294967295")),
+        ),
+        damage(
+            "format of another store",
+            content("format", store_format("1")),
+        ),
         damage("format oversized", content("format", vec![b'\n'; 1 << 20])),
         damage("format a directory", directory("format")),
         damage("format a FIFO", fifo("format")),
@@ -167,12 +219,25 @@ fn damages() -> Vec<Damage> {
         damage("segment's header flipped", flip("journal/00000001", 20)),
         damage("first frame flipped", flip("journal/00000001", 100)),
         damage("a frame flipped", flip("journal/00000001", 900)),
-        damage("the last segment there can be", content("journal/4294967295", "x")),
-        damage("only the last segment there can be", |store: &Path, _: &Path| {
-            fs::rename(store.join("journal/00000001"), store.join("journal/4294967295")).expect("mv");
-        }),
+        damage(
+            "the last segment there can be",
+            content("journal/4294967295", "x"),
+        ),
+        damage(
+            "only the last segment there can be",
+            |store: &Path, _: &Path| {
+                fs::rename(
+                    store.join("journal/00000001"),
+                    store.join("journal/4294967295"),
+                )
+                .expect("mv");
+            },
+        ),
         damage("a segment too many", content("journal/00000003", "x")),
-        damage("the next segment rubbish", content("journal/00000002", noise(100_000, 5))),
+        damage(
+            "the next segment rubbish",
+            content("journal/00000002", noise(100_000, 5)),
+        ),
         damage("false frames", false_frames),
     ]
 }
@@ -188,13 +253,16 @@ fn further_damages() -> Vec<Damage> {
         damage("objects led out", link("layers/2/objects", "dir")),
         damage("the open layer led out", link("layers/3", "dir")),
         damage("objects gone", gone("layers/2/objects")),
-        damage("objects led out one by one", |store: &Path, outside: &Path| {
-            for object in fs::read_dir(store.join("layers/2/objects")).expect("list") {
-                let object = object.expect("entry").path();
-                remove(&object);
-                symlink(outside.join("file"), object).expect("symlink");
-            }
-        }),
+        damage(
+            "objects led out one by one",
+            |store: &Path, outside: &Path| {
+                for object in fs::read_dir(store.join("layers/2/objects")).expect("list") {
+                    let object = object.expect("entry").path();
+                    remove(&object);
+                    symlink(outside.join("file"), object).expect("symlink");
+                }
+            },
+        ),
         damage("no index", gone("index")),
         damage("index led out", link("index", "dir")),
         damage("index a file", content("index", "x")),
@@ -213,7 +281,9 @@ fn further_damages() -> Vec<Damage> {
             symlink(outside.join("dir"), store.join("tmp/l")).expect("symlink");
             symlink("l2", store.join("tmp/l2")).expect("symlink");
         }),
-        damage("tmp deep", |store: &Path, _: &Path| fs::create_dir_all(store.join("tmp/1/2/3/4/5/6/7/8")).expect("mkdir")),
+        damage("tmp deep", |store: &Path, _: &Path| {
+            fs::create_dir_all(store.join("tmp/1/2/3/4/5/6/7/8")).expect("mkdir")
+        }),
         damage("control.sock led out", link("control.sock", "file")),
         damage("control.sock a file", content("control.sock", "x")),
         damage("control.sock a directory", directory("control.sock")),
@@ -240,7 +310,18 @@ impl Bench {
             return None;
         }
         let image = Image::of(Fs::Btrfs);
-        succeeds(&mut tool("btrfs", &["-q".as_ref(), "subvolume".as_ref(), "create".as_ref(), image.path().join("good").as_os_str()]), LIMIT_S);
+        succeeds(
+            &mut tool(
+                "btrfs",
+                &[
+                    "-q".as_ref(),
+                    "subvolume".as_ref(),
+                    "create".as_ref(),
+                    image.path().join("good").as_os_str(),
+                ],
+            ),
+            LIMIT_S,
+        );
         good_store(&image.path().join("good"));
         let outside = Outside::new(&image);
         Some(Bench { image, outside })
@@ -249,7 +330,10 @@ impl Bench {
     /// Does damage to a copy, and looks at what becomes of it; says whether it was mounted.
     fn try_damage(&self, name: &str, does: &dyn Fn(&Path, &Path)) -> bool {
         let dir = self.image.path().join("bad");
-        sh(self.image.path(), "if [ -e bad ]; then btrfs -q subvolume delete bad; fi; btrfs -q subvolume snapshot good bad");
+        sh(
+            self.image.path(),
+            "if [ -e bad ]; then btrfs -q subvolume delete bad; fi; btrfs -q subvolume snapshot good bad",
+        );
         let _cleared = Cleared(dir.clone());
         does(&dir.join(".ckptfs"), &self.outside.dir);
         let before = Outside::state(&self.outside.dir);
@@ -257,12 +341,19 @@ impl Bench {
         let after = Outside::state(&self.outside.dir);
         assert_eq!(after, before, "{name}: what is outside was touched");
         // A file of the tree that the damaged store has a second name of.
-        assert_eq!(fs::read_to_string(dir.join("shared")).expect("read"), "shared", "{name}");
+        assert_eq!(
+            fs::read_to_string(dir.join("shared")).expect("read"),
+            "shared",
+            "{name}"
+        );
         let log = dir.join(".ckptfs/daemon.log");
         if log.symlink_metadata().is_ok_and(|meta| meta.is_file()) {
             let log = fs::read_to_string(&log).expect("the log");
             // sled panics on some damage, and is caught; nothing of ours may.
-            assert!(!log.lines().any(|line| line.contains("panicked at src")), "{name}: {log}");
+            assert!(
+                !log.lines().any(|line| line.contains("panicked at src")),
+                "{name}: {log}"
+            );
         }
         served
     }
@@ -274,16 +365,35 @@ impl Bench {
         assert!(!said.contains("panicked at src"), "{name}: {said}");
         if !output.status.success() {
             let error = said.lines().find(|line| line.starts_with("Error: "));
-            assert!(output.status.code() == Some(1) && error.is_some_and(|error| !error.contains("ended before it served")), "{name}: {said}");
-            assert!(crate::common::mount::minor_of(dir).is_none(), "{name}: refused, and mounted all the same");
+            assert!(
+                output.status.code() == Some(1)
+                    && error.is_some_and(|error| !error.contains("ended before it served")),
+                "{name}: {said}"
+            );
+            assert!(
+                crate::common::mount::minor_of(dir).is_none(),
+                "{name}: refused, and mounted all the same"
+            );
             // The tree itself is an ordinary directory, whatever is in the store.
-            assert_eq!(fs::read(dir.join("a")).expect("the tree"), noise(6000, 3), "{name}");
-            eprintln!("{name}: refused in {:?}: {}", began.elapsed(), error.unwrap_or_default());
+            assert_eq!(
+                fs::read(dir.join("a")).expect("the tree"),
+                noise(6000, 3),
+                "{name}"
+            );
+            eprintln!(
+                "{name}: refused in {:?}: {}",
+                began.elapsed(),
+                error.unwrap_or_default()
+            );
             return false;
         }
         let asked = self.ask(name, dir);
         let umount = run(dir, &["umount", "."]);
-        assert!(umount.status.success(), "{name}: {}", String::from_utf8_lossy(&umount.stderr));
+        assert!(
+            umount.status.success(),
+            "{name}: {}",
+            String::from_utf8_lossy(&umount.stderr)
+        );
         eprintln!("{name}: served in {:?}: {asked}", began.elapsed());
         true
     }
@@ -297,7 +407,8 @@ impl Bench {
         };
         expect("a", &noise(6000, 3));
         expect("e/c", b"c of checkpoint 2, changed");
-        // Without the end of its journal a store has no such past, and its numbers may be given again.
+        // Without the end of its journal a store has no such past, and its numbers may be given
+        // again.
         if run(dir, &["show", "the-second"]).status.success() {
             expect(".snapshots/1/a", &noise(5000, 1));
             expect(".snapshots/1/b", &noise(5000, 2));
@@ -309,7 +420,9 @@ impl Bench {
                 failed.push(verb[0].to_owned());
             }
         }
-        if let Err(error) = fs::write(dir.join("e/c"), "c of checkpoint 2, changed").and_then(|()| fs::write(dir.join("new"), "n")) {
+        if let Err(error) = fs::write(dir.join("e/c"), "c of checkpoint 2, changed")
+            .and_then(|()| fs::write(dir.join("new"), "n"))
+        {
             failed.push(format!("write: {error}"));
         }
         if fs::remove_file(dir.join("new")).is_err() {
@@ -332,33 +445,66 @@ impl Drop for Cleared {
 }
 
 fn run(dir: &Path, arguments: &[&str]) -> Output {
-    run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str]).arg("-C").arg(dir).args(arguments), LIMIT_S)
+    run_limited(
+        tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str])
+            .arg("-C")
+            .arg(dir)
+            .args(arguments),
+        LIMIT_S,
+    )
 }
 
 #[test]
 fn no_damage_leads_out_or_panics() {
     let Some(bench) = Bench::new() else { return };
-    assert!(bench.try_damage("none", &|_, _| ()), "the good store can be used");
-    assert!(bench.try_damage("the index led out and gone", &link("index/db", "file")), "an index is only a cache");
+    assert!(
+        bench.try_damage("none", &|_, _| ()),
+        "the good store can be used"
+    );
+    assert!(
+        bench.try_damage("the index led out and gone", &link("index/db", "file")),
+        "an index is only a cache"
+    );
     let (mut served, mut refused) = (0, 0);
     for (name, does) in damages().into_iter().chain(further_damages()) {
-        if bench.try_damage(name, &*does) { served += 1 } else { refused += 1 }
+        if bench.try_damage(name, &*does) {
+            served += 1
+        } else {
+            refused += 1
+        }
     }
     eprintln!("{served} served, {refused} refused");
 }
 
-/// sled panics on some damage and believes other; whatever it does, the index is made anew and every view is right.
+/// sled panics on some damage and believes other; whatever it does, the index is made anew and
+/// every view is right.
 #[test]
 fn a_damaged_index_is_set_aside_and_made_anew() {
     let Some(bench) = Bench::new() else { return };
-    let rounds: u64 = std::env::var("CKPTFS_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(4);
-    let seed: u64 = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let rounds: u64 = std::env::var("CKPTFS_ROUNDS")
+        .ok()
+        .and_then(|rounds| rounds.parse().ok())
+        .unwrap_or(4);
+    let seed: u64 = std::env::var("CKPTFS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(1);
     for round in seed..seed + rounds {
         let random = noise(4096, (round % 256) as u8);
         let damage = move |store: &Path, _: &Path| {
             let mut random = random.iter();
-            let mut next = |below: usize| random.by_ref().take(4).fold(0_usize, |number, byte| number << 8 | usize::from(*byte)) % below.max(1);
-            for file in fs::read_dir(store.join("index")).expect("list").map(|entry| entry.expect("entry").path()).filter(|path| path.is_file()) {
+            let mut next = |below: usize| {
+                random
+                    .by_ref()
+                    .take(4)
+                    .fold(0_usize, |number, byte| number << 8 | usize::from(*byte))
+                    % below.max(1)
+            };
+            for file in fs::read_dir(store.join("index"))
+                .expect("list")
+                .map(|entry| entry.expect("entry").path())
+                .filter(|path| path.is_file())
+            {
                 let mut bytes = fs::read(&file).expect("read");
                 match next(4) {
                     0 => bytes.truncate(next(bytes.len())),
@@ -370,13 +516,22 @@ fn a_damaged_index_is_set_aside_and_made_anew() {
                     }),
                     2 => {
                         let (from, count) = (next(bytes.len()), next(4096));
-                        bytes.iter_mut().skip(from).take(count).for_each(|byte| *byte = 0xff);
+                        bytes
+                            .iter_mut()
+                            .skip(from)
+                            .take(count)
+                            .for_each(|byte| *byte = 0xff);
                     }
                     _ => bytes.extend(noise(next(10_000), 7)),
                 }
-                File::create(&file).and_then(|file| file.write_all_at(&bytes, 0)).expect("write");
+                File::create(&file)
+                    .and_then(|file| file.write_all_at(&bytes, 0))
+                    .expect("write");
             }
         };
-        assert!(bench.try_damage(&format!("index, seed {round}"), &damage), "an index is only a cache");
+        assert!(
+            bench.try_damage(&format!("index, seed {round}"), &damage),
+            "an index is only a cache"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Users whom the tree does not belong to: the daemon does their I/O, also where the kernel does it for the owner, so that none of them can have a process
-//! of his keep the lock of a file in the kernel. What they read and write is the same all the same.
+//! Users whom the tree does not belong to: the daemon does their I/O, also where the kernel does it
+//! for the owner, so that none of them can have a process of his keep the lock of a file in the
+//! kernel. What they read and write is the same all the same.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -21,7 +22,11 @@ const OWNER: Caller = caller("the owner", 4_002, 4_002, &[], false);
 /// As `--io=auto`, but passthrough must be had.
 fn start(v: Variant) -> Rig {
     let opts = MountOpts::new(v.io);
-    let opts = if v.io == Io::Passthrough { opts.arg("--others-io=daemon") } else { opts };
+    let opts = if v.io == Io::Passthrough {
+        opts.arg("--others-io=daemon")
+    } else {
+        opts
+    };
     v.start_with(opts, |dir| {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("chmod");
         chown(dir, Some(OWNER.uid), Some(OWNER.gid)).expect("chown");
@@ -30,11 +35,17 @@ fn start(v: Variant) -> Rig {
 
 /// Requests of this kind so far.
 fn requests(rig: &Rig, kind: &str) -> u64 {
-    rig.mount.json(&["stats"])["requests"][kind].as_u64().unwrap_or(0)
+    rig.mount.json(&["stats"])["requests"][kind]
+        .as_u64()
+        .unwrap_or(0)
 }
 
 fn opened(path: &Path, write: bool) -> File {
-    OpenOptions::new().read(true).write(write).open(path).expect("open")
+    OpenOptions::new()
+        .read(true)
+        .write(write)
+        .open(path)
+        .expect("open")
 }
 
 /// What sendfile(2) gives of a file.
@@ -48,7 +59,8 @@ fn sent(file: &File, length: usize) -> rustix::io::Result<Vec<u8>> {
     Ok(got)
 }
 
-/// sendfile(2) goes by way of the cache of the mount, which does not hear of what the kernel writes for another: what could be stale is refused.
+/// sendfile(2) goes by way of the cache of the mount, which does not hear of what the kernel writes
+/// for another: what could be stale is refused.
 fn what_is_sent_is_never_stale(v: Variant) {
     let rig = start(v);
     let path = rig.path().join("F");
@@ -57,28 +69,40 @@ fn what_is_sent_is_never_stale(v: Variant) {
     let theirs = STRANGER.does(|| opened(&path, false));
     for content in ["abcd", "efgh", "ijkl+", "mnop++"] {
         let before = get(&path);
-        assert_eq!(sent(&theirs, 100).expect("nobody can write"), before.as_bytes());
-        assert_eq!(sent(&theirs, 100).expect("nobody can write"), before.as_bytes());
+        assert_eq!(
+            sent(&theirs, 100).expect("nobody can write"),
+            before.as_bytes()
+        );
+        assert_eq!(
+            sent(&theirs, 100).expect("nobody can write"),
+            before.as_bytes()
+        );
         let writes = opened(&path, true);
         for byte in [b'1', b'2'] {
             writes.write_all_at(&[byte], 0).expect("write");
             let now = [&[byte], &before.as_bytes()[1..]].concat();
             match sent(&theirs, 100) {
                 Ok(got) => assert_eq!((got, v.io), (now, Io::Daemon)),
-                Err(errno) => assert_eq!((errno, v.io), (rustix::io::Errno::INVAL, Io::Passthrough)),
+                Err(errno) => {
+                    assert_eq!((errno, v.io), (rustix::io::Errno::INVAL, Io::Passthrough))
+                }
             }
         }
         writes.write_all_at(content.as_bytes(), 0).expect("write");
         drop(writes);
         // The kernel tells of a close beside.
         crate::common::mount::wait_until("the writer is gone", 20, || sent(&theirs, 100).is_ok());
-        assert_eq!(sent(&theirs, 100).expect("nobody can write"), content.as_bytes());
+        assert_eq!(
+            sent(&theirs, 100).expect("nobody can write"),
+            content.as_bytes()
+        );
         let mut all = String::new();
         reads.read_to_string(&mut all).expect("read");
     }
 }
 
-/// The owner has a file open, and the kernel does his I/O; a stranger's goes the other way, on the same file at the same time.
+/// The owner has a file open, and the kernel does his I/O; a stranger's goes the other way, on the
+/// same file at the same time.
 fn what_one_writes_the_other_reads(v: Variant) {
     let rig = start(v);
     let path = rig.path().join("F");
@@ -98,16 +122,31 @@ fn what_one_writes_the_other_reads(v: Variant) {
         let mut got = vec![0; expected.len()];
         theirs.read_exact_at(&mut got, 0).expect("read");
         assert_eq!(got, expected, "read, round {round}");
-        assert_eq!(mapping.read(0, 4), &expected[..4], "a mapping, round {round}");
-        theirs.write_all_at(&[byte.to_ascii_uppercase()], 1).expect("write");
+        assert_eq!(
+            mapping.read(0, 4),
+            &expected[..4],
+            "a mapping, round {round}"
+        );
+        theirs
+            .write_all_at(&[byte.to_ascii_uppercase()], 1)
+            .expect("write");
         expected[1] = byte.to_ascii_uppercase();
         (&appends).write_all(b"+").expect("append");
-        mine.write_all_at(b"-", expected.len() as u64 + 1).expect("write");
+        mine.write_all_at(b"-", expected.len() as u64 + 1)
+            .expect("write");
         expected.extend(b"+-");
         mine.read_exact_at(&mut got, 0).expect("read");
-        assert_eq!(got, &expected[..got.len()], "the owner's read, round {round}");
+        assert_eq!(
+            got,
+            &expected[..got.len()],
+            "the owner's read, round {round}"
+        );
     }
-    assert_eq!(requests(&rig, "write") - writes, 100 + if v.io == Io::Daemon { 100 } else { 0 }, "the stranger's writes pass the daemon");
+    assert_eq!(
+        requests(&rig, "write") - writes,
+        100 + if v.io == Io::Daemon { 100 } else { 0 },
+        "the stranger's writes pass the daemon"
+    );
     if v.io == Io::Passthrough {
         assert!(requests(&rig, "read") - reads >= 50, "and what it reads");
     }
@@ -117,30 +156,54 @@ fn what_one_writes_the_other_reads(v: Variant) {
     assert_eq!(get(rig.view(second).join("F")).as_bytes(), expected);
     assert_eq!(get(rig.view(first).join("F")), "0000");
     drop((mine, theirs, appends, mapping));
-    // Where nobody has it open the daemon has it for all, and then the kernel again, as soon as its owner is alone.
-    STRANGER.does(|| opened(&path, true)).write_all_at(b"??", 0).expect("write");
+    // Where nobody has it open the daemon has it for all, and then the kernel again, as soon as its
+    // owner is alone.
+    STRANGER
+        .does(|| opened(&path, true))
+        .write_all_at(b"??", 0)
+        .expect("write");
     let writes = requests(&rig, "write");
-    OWNER.does(|| OpenOptions::new().write(true).custom_flags(0).open(&path).expect("open")).write_all_at(b"==", 0).expect("write");
+    OWNER
+        .does(|| {
+            OpenOptions::new()
+                .write(true)
+                .custom_flags(0)
+                .open(&path)
+                .expect("open")
+        })
+        .write_all_at(b"==", 0)
+        .expect("write");
     let cost = requests(&rig, "write") - writes;
     assert_eq!(cost, u64::from(v.io == Io::Daemon));
     assert_eq!(get(&path).as_bytes()[..2], *b"==");
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// Readers that queue behind each other, a writer, and an exchange of two files: with the kernel's I/O each of these stopped the mount for as long as the
-/// filesystem of the one who reads did not answer.
+/// Readers that queue behind each other, a writer, and an exchange of two files: with the kernel's
+/// I/O each of these stopped the mount for as long as the filesystem of the one who reads did not
+/// answer.
 fn nobody_keeps_a_lock(v: Variant) {
     const ROUNDS: usize = 6;
     let rig = start(v);
-    let names: Vec<_> = (0..ROUNDS).map(|n| (format!("F{n}"), format!("G{n}"))).collect();
-    let files: Vec<_> = names.iter().map(|(f, g)| (theirs(rig.path(), f, b'1'), theirs(rig.path(), g, b'2'))).collect();
-    // Whoever names a file that is being written waits for its writer in the kernel, as natively: this one is left alone.
+    let names: Vec<_> = (0..ROUNDS)
+        .map(|n| (format!("F{n}"), format!("G{n}")))
+        .collect();
+    let files: Vec<_> = names
+        .iter()
+        .map(|(f, g)| (theirs(rig.path(), f, b'1'), theirs(rig.path(), g, b'2')))
+        .collect();
+    // Whoever names a file that is being written waits for its writer in the kernel, as natively:
+    // this one is left alone.
     let written = theirs(rig.path(), "W", b'3');
     let id = rig.mount.checkpoint();
     let stuck = Stuck::start();
     let other = Other::start(rig.path());
     // The owner has half of them open: those the kernel serves to him.
-    let held: Vec<File> = files.iter().step_by(2).flat_map(|(f, g)| [opened(f, false), opened(g, false)]).collect();
+    let held: Vec<File> = files
+        .iter()
+        .step_by(2)
+        .flat_map(|(f, g)| [opened(f, false), opened(g, false)])
+        .collect();
     let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 64 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
         k = iter(range(0, 64 << 20, 64 << 10)); part = lambda: memoryview(m)[(p := next(k)):p + 4096]\n\
         def reads(p):\n f = os.open(p, os.O_RDONLY)\n while True: os.preadv(f, [part()], 0)\n\
@@ -148,7 +211,10 @@ fn nobody_keeps_a_lock(v: Variant) {
         t = [threading.Thread(target=reads, args=(p,), daemon=True) for p in a[3:] for _ in range(6)]\n\
         t += [threading.Thread(target=writes, args=(a[2],), daemon=True)]\n\
         [x.start() for x in t]; say('ready'); sys.stdin.read(); os._exit(0)";
-    let all: Vec<&Path> = files.iter().flat_map(|(f, g)| [f.as_path(), g.as_path()]).collect();
+    let all: Vec<&Path> = files
+        .iter()
+        .flat_map(|(f, g)| [f.as_path(), g.as_path()])
+        .collect();
     let mut attack = Attack::start(script, &[&[&*stuck.file(), &written], &all[..]].concat());
     attack.hear("ready");
     crate::common::mount::wait_until("the readers wait", 20, || stuck.waiting() > all.len());
@@ -157,7 +223,15 @@ fn nobody_keeps_a_lock(v: Variant) {
         let moved = f.with_extension("moved");
         let steps: [&dyn Fn() -> std::io::Result<()>; 4] = [
             &|| fs::set_permissions(f, fs::Permissions::from_mode(0o640)),
-            &|| Ok(rustix::fs::renameat_with(rustix::fs::CWD, f, rustix::fs::CWD, g, rustix::fs::RenameFlags::EXCHANGE)?),
+            &|| {
+                Ok(rustix::fs::renameat_with(
+                    rustix::fs::CWD,
+                    f,
+                    rustix::fs::CWD,
+                    g,
+                    rustix::fs::RenameFlags::EXCHANGE,
+                )?)
+            },
             &|| fs::rename(f, &moved),
             &|| fs::hard_link(g, g.with_extension("link")),
         ];
@@ -176,7 +250,10 @@ fn nobody_keeps_a_lock(v: Variant) {
     attack.ends();
     drop(held);
     let waited = other.longest_wait().max(longest);
-    assert!(waited < Duration::from_secs(1), "somebody waited {waited:?}");
+    assert!(
+        waited < Duration::from_secs(1),
+        "somebody waited {waited:?}"
+    );
     assert!(now > id);
     rig.mount.ok(&["verify", "--deep"]);
 }

@@ -1,6 +1,8 @@
-//! A filesystem of somebody else's that does not answer: who copies from or to a mapping of its file waits in the kernel, with the locks that he has there.
+//! A filesystem of somebody else's that does not answer: who copies from or to a mapping of its
+//! file waits in the kernel, with the locks that he has there.
 //!
-//! It is mounted by root here, for everybody. An ordinary user mounts his own with fusermount3, or in a user namespace.
+//! It is mounted by root here, for everybody. An ordinary user mounts his own with fusermount3, or
+//! in a user namespace.
 
 use std::ffi::OsStr;
 use std::fs::Permissions;
@@ -10,8 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig, LockOwner,
-    OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request, SessionACL,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEntry,
+    ReplyOpen, Request, SessionACL,
 };
 use tempfile::TempDir;
 
@@ -42,8 +45,13 @@ impl Stuck {
         let asked: Asked = Arc::new(Mutex::new(Some(Vec::new())));
         let mut config = Config::default();
         config.acl = SessionACL::All;
-        let session = fuser::spawn_mount(Served(Arc::clone(&asked)), dir.path(), &config).expect("it can be mounted");
-        Stuck { asked, _session: session, dir }
+        let session = fuser::spawn_mount(Served(Arc::clone(&asked)), dir.path(), &config)
+            .expect("it can be mounted");
+        Stuck {
+            asked,
+            _session: session,
+            dir,
+        }
     }
 
     /// The file whose pages do not come.
@@ -71,10 +79,30 @@ impl Drop for Stuck {
 }
 
 fn attr(ino: u64) -> FileAttr {
-    let (kind, perm, size) = if ino == FILE { (FileType::RegularFile, 0o644, SIZE) } else { (FileType::Directory, 0o755, 0) };
+    let (kind, perm, size) = if ino == FILE {
+        (FileType::RegularFile, 0o644, SIZE)
+    } else {
+        (FileType::Directory, 0o755, 0)
+    };
     let [atime, mtime, ctime, crtime] = [UNIX_EPOCH; 4];
     let (ino, blocks) = (INodeNo(ino), size / 512);
-    FileAttr { ino, size, blocks, atime, mtime, ctime, crtime, kind, perm, nlink: 1, uid: 0, gid: 0, rdev: 0, flags: 0, blksize: 4096 }
+    FileAttr {
+        ino,
+        size,
+        blocks,
+        atime,
+        mtime,
+        ctime,
+        crtime,
+        kind,
+        perm,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        flags: 0,
+        blksize: 4096,
+    }
 }
 
 impl Filesystem for Served {
@@ -86,7 +114,11 @@ impl Filesystem for Served {
     }
 
     fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if name == "file" { reply.entry(&FOR_EVER, &attr(FILE), Generation(0)) } else { reply.error(Errno::ENOENT) }
+        if name == "file" {
+            reply.entry(&FOR_EVER, &attr(FILE), Generation(0))
+        } else {
+            reply.error(Errno::ENOENT)
+        }
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {

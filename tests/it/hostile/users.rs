@@ -1,4 +1,5 @@
-//! Other users in the mount: what they may see of the past, and what set-id programs and device nodes are worth in it.
+//! Other users in the mount: what they may see of the past, and what set-id programs and device
+//! nodes are worth in it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -20,14 +21,30 @@ const NOBODY: u32 = 65_534;
 /// Runs a shell command as another user.
 fn as_nobody(script: &str) -> Output {
     let user = NOBODY.to_string();
-    let mut command = tool("setpriv", &["--reuid", &user, "--regid", &user, "--clear-groups", "sh", "-c", script]);
+    let mut command = tool(
+        "setpriv",
+        &[
+            "--reuid",
+            &user,
+            "--regid",
+            &user,
+            "--clear-groups",
+            "sh",
+            "-c",
+            script,
+        ],
+    );
     run_limited(command.current_dir("/"), 60)
 }
 
 #[track_caller]
 fn nobody_may(script: &str) -> String {
     let output = as_nobody(script);
-    assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{script}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
@@ -36,7 +53,10 @@ fn nobody_may_not(script: &str) {
     let output = as_nobody(script);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{script} succeeded");
-    assert!(said.contains("ermission denied") || said.contains("not permitted"), "{script}: {said}");
+    assert!(
+        said.contains("ermission denied") || said.contains("not permitted"),
+        "{script}: {said}"
+    );
 }
 
 fn mode(path: impl AsRef<Path>, mode: u32) {
@@ -44,7 +64,9 @@ fn mode(path: impl AsRef<Path>, mode: u32) {
 }
 
 fn start(v: Variant, args: &[&str]) -> Rig {
-    let opts = args.iter().fold(MountOpts::new(v.io), |opts, arg| opts.arg(arg));
+    let opts = args
+        .iter()
+        .fold(MountOpts::new(v.io), |opts, arg| opts.arg(arg));
     v.start_with(opts, |dir| mode(dir, 0o755))
 }
 
@@ -72,7 +94,10 @@ fn the_past_keeps_its_permissions(v: Variant) {
     nobody_may_not(&format!("cat {then}/private/f"));
     nobody_may_not(&format!("ls {then}/private"));
     assert_eq!(nobody_may(&format!("cat {then}/theirs")), "nobody's");
-    assert_eq!(nobody_may(&format!("cat {}/closed", root.display())), "for one");
+    assert_eq!(
+        nobody_may(&format!("cat {}/closed", root.display())),
+        "for one"
+    );
     nobody_may_not(&format!("mkdir {}/.snapshots/mine", root.display()));
     nobody_may_not(&format!("rmdir {then}"));
     assert_eq!(get(rig.view(id).join("closed")), "for one", "its owner may");
@@ -84,14 +109,30 @@ fn the_snapshot_directory_has_the_mode_that_was_asked_for(v: Variant) {
     let id = rig.mount.checkpoint();
     let then = rig.view(id);
     assert_eq!(get(then.join("f")), "for all");
-    assert_eq!(fs::metadata(rig.path().join(".snapshots")).expect("stat").permissions().mode() & 0o7777, 0o700);
-    assert_eq!(nobody_may(&format!("cat {}/f", rig.path().display())), "for all");
+    assert_eq!(
+        fs::metadata(rig.path().join(".snapshots"))
+            .expect("stat")
+            .permissions()
+            .mode()
+            & 0o7777,
+        0o700
+    );
+    assert_eq!(
+        nobody_may(&format!("cat {}/f", rig.path().display())),
+        "for all"
+    );
     nobody_may_not(&format!("cat {}/f", then.display()));
     nobody_may_not(&format!("ls {}/.snapshots", rig.path().display()));
     rig.mount.umount();
     for wrong in ["8", "4755", "rwx", "", "-1"] {
         let opts = MountOpts::new(v.io).arg(&format!("--snapdir-mode={wrong}"));
-        assert_eq!(crate::common::Mount::try_start(&rig.image.path().join("project"), &opts).status.code(), Some(2), "{wrong:?}");
+        assert_eq!(
+            crate::common::Mount::try_start(&rig.image.path().join("project"), &opts)
+                .status
+                .code(),
+            Some(2),
+            "{wrong:?}"
+        );
     }
     rig.mount.remount();
     nobody_may_not(&format!("cat {}/f", then.display()));
@@ -108,7 +149,8 @@ fn the_snapshot_directory_follows_the_root_directory(v: Variant) {
     nobody_may_not(&list);
     mode(root, 0o755);
     nobody_may(&list);
-    // Where everybody may write but delete only what is theirs, nobody deletes a checkpoint of the owner's.
+    // Where everybody may write but delete only what is theirs, nobody deletes a checkpoint of the
+    // owner's.
     mode(root, 0o1777);
     nobody_may_not(&format!("rmdir {}/1", snapshots.display()));
     nobody_may(&format!("mkdir {}/theirs", snapshots.display()));
@@ -125,20 +167,35 @@ fn the_snapshot_directory_follows_the_root_directory(v: Variant) {
 fn set_id_programs_and_devices_work_only_if_asked_for(v: Variant) {
     let mut rig = start(v, &[]);
     let project = rig.image.path().join("project");
-    sh(rig.path(), "cp \"$(command -v id)\" id; chown 0:0 id; chmod 4755 id; mknod null c 1 3; chmod 666 null");
+    sh(
+        rig.path(),
+        "cp \"$(command -v id)\" id; chown 0:0 id; chmod 4755 id; mknod null c 1 3; chmod 666 null",
+    );
     let id = rig.mount.checkpoint();
-    sh(rig.path(), "rm id null; cp \"$(command -v id)\" id; chmod 4755 id; mknod null c 1 3; chmod 666 null");
+    sh(
+        rig.path(),
+        "rm id null; cp \"$(command -v id)\" id; chmod 4755 id; mknod null c 1 3; chmod 666 null",
+    );
     let live = rig.path().to_owned();
     let places = [live, rig.view(id)];
     for place in &places {
         let place = place.display();
-        assert_eq!(nobody_may(&format!("{place}/id -u")), NOBODY.to_string(), "{place}");
+        assert_eq!(
+            nobody_may(&format!("{place}/id -u")),
+            NOBODY.to_string(),
+            "{place}"
+        );
         nobody_may_not(&format!("echo > {place}/null"));
-        assert_eq!(sh(rig.path(), &format!("stat -c %f {place}/id {place}/null")).trim(), "89ed\n21b6", "they are there all the same");
+        assert_eq!(
+            sh(rig.path(), &format!("stat -c %f {place}/id {place}/null")).trim(),
+            "89ed\n21b6",
+            "they are there all the same"
+        );
     }
     rig.mount.umount();
     drop(rig.mount);
-    let mount = crate::common::Mount::start(&project, &MountOpts::new(v.io).arg("-o").arg("suid,dev"));
+    let mount =
+        crate::common::Mount::start(&project, &MountOpts::new(v.io).arg("-o").arg("suid,dev"));
     for place in &places {
         let place = place.display();
         assert_eq!(nobody_may(&format!("{place}/id -u")), "0", "{place}");
@@ -149,10 +206,19 @@ fn set_id_programs_and_devices_work_only_if_asked_for(v: Variant) {
     }
     drop(mount);
     // Of two opposites the later one counts.
-    let mount = crate::common::Mount::start(&project, &MountOpts::new(v.io).arg("-o").arg("suid,dev,nosuid,noexec"));
+    let mount = crate::common::Mount::start(
+        &project,
+        &MountOpts::new(v.io).arg("-o").arg("suid,dev,nosuid,noexec"),
+    );
     let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
-    let line = table.lines().find(|line| line.contains("ckptfs") && line.contains(&*project.to_string_lossy())).expect("our mount");
-    assert!(line.contains("nosuid") && line.contains("noexec") && !line.contains("nodev"), "{line}");
+    let line = table
+        .lines()
+        .find(|line| line.contains("ckptfs") && line.contains(&*project.to_string_lossy()))
+        .expect("our mount");
+    assert!(
+        line.contains("nosuid") && line.contains("noexec") && !line.contains("nodev"),
+        "{line}"
+    );
     nobody_may_not(&format!("{}/id", places[0].display()));
     drop(mount);
     rig_is_gone(rig.image);

@@ -11,7 +11,11 @@ fn what_has_not_changed_makes_no_checkpoint(v: Variant) {
     sample_tree(&place.project());
     place.bring();
     let again = place.bring();
-    assert_eq!((&again["checkpoint"], &again["unchanged"], &again["made"]), (&1.into(), &true.into(), &0.into()), "{again}");
+    assert_eq!(
+        (&again["checkpoint"], &again["unchanged"], &again["made"]),
+        (&1.into(), &true.into(), &0.into()),
+        "{again}"
+    );
     // Mounted and not, and after a mount.
     let mut mount = place.mount();
     assert_eq!(place.bring()["unchanged"], true);
@@ -23,11 +27,21 @@ fn what_has_not_changed_makes_no_checkpoint(v: Variant) {
     mount.remount();
     assert_eq!(mount.json(&["show", "same"])["id"], 1);
     // In place, with the size and the times of before: it has another ctime.
-    sh(&place.project(), "touch -r plain.txt ref; printf 'A LINE\\n' 1<> plain.txt; touch -r ref plain.txt; rm ref");
+    sh(
+        &place.project(),
+        "touch -r plain.txt ref; printf 'A LINE\\n' 1<> plain.txt; touch -r ref plain.txt; rm ref",
+    );
     let again = place.bring();
-    assert_eq!((&again["checkpoint"], &again["unchanged"]), (&2.into(), &false.into()), "{again}");
+    assert_eq!(
+        (&again["checkpoint"], &again["unchanged"]),
+        (&2.into(), &false.into()),
+        "{again}"
+    );
     place.assert_equal();
-    assert_eq!(std::fs::read_to_string(mount.view(1).join("plain.txt")).expect("read"), "a line\n");
+    assert_eq!(
+        std::fs::read_to_string(mount.view(1).join("plain.txt")).expect("read"),
+        "a line\n"
+    );
 }
 
 fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
@@ -59,7 +73,17 @@ fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
         // The first compares, and says to whom it is known; the second asks only.
         unchanged();
         unchanged();
-        assert!(std::fs::read_to_string(&said).expect("read").ends_with(first.split_once(' ').expect("words").1.split_once(' ').expect("words").1));
+        assert!(
+            std::fs::read_to_string(&said).expect("read").ends_with(
+                first
+                    .split_once(' ')
+                    .expect("words")
+                    .1
+                    .split_once(' ')
+                    .expect("words")
+                    .1
+            )
+        );
     }
     // In a checkpoint already, so that nothing is dirty.
     sh(&place.tree(), "echo mine > plain.txt");
@@ -68,7 +92,12 @@ fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
     place.assert_equal();
     unchanged();
     // What comes into the source, and goes from it.
-    for change in ["mkdir -p wide/new", "rmdir wide/new", "chmod 711 wide", "touch new"] {
+    for change in [
+        "mkdir -p wide/new",
+        "rmdir wide/new",
+        "chmod 711 wide",
+        "touch new",
+    ] {
         sh(&place.project(), change);
         assert_eq!(place.bring()["unchanged"], false, "{change}");
         place.assert_equal();
@@ -88,20 +117,33 @@ fn a_record_that_is_lost_or_damaged_costs_only_time(v: Variant) {
     place.bring();
     let record = place.tree().join(".ckptfs/imported");
     let whole = std::fs::read(&record).expect("record");
-    let damages: [&dyn Fn() -> Option<Vec<u8>>; 4] = [&|| None, &|| Some(Vec::new()), &|| Some(whole[..whole.len() / 2].to_vec()), &|| {
-        let mut bytes = whole.clone();
-        let at = bytes.len() / 3;
-        bytes[at] ^= 1;
-        Some(bytes)
-    }];
+    let damages: [&dyn Fn() -> Option<Vec<u8>>; 4] = [
+        &|| None,
+        &|| Some(Vec::new()),
+        &|| Some(whole[..whole.len() / 2].to_vec()),
+        &|| {
+            let mut bytes = whole.clone();
+            let at = bytes.len() / 3;
+            bytes[at] ^= 1;
+            Some(bytes)
+        },
+    ];
     for (round, damage) in damages.iter().enumerate() {
         match damage() {
             None => std::fs::remove_file(&record).expect("remove"),
             Some(bytes) => std::fs::write(&record, bytes).expect("write"),
         }
         let again = place.bring();
-        assert_eq!((&again["unchanged"], &again["made"]), (&true.into(), &0.into()), "{round}: {again}");
-        std::fs::write(place.project().join("plain.txt"), format!("round {round}\n")).expect("write");
+        assert_eq!(
+            (&again["unchanged"], &again["made"]),
+            (&true.into(), &0.into()),
+            "{round}: {again}"
+        );
+        std::fs::write(
+            place.project().join("plain.txt"),
+            format!("round {round}\n"),
+        )
+        .expect("write");
         match damage() {
             None => std::fs::remove_file(&record).expect("remove"),
             Some(bytes) => std::fs::write(&record, bytes).expect("write"),
@@ -115,7 +157,10 @@ fn a_record_that_is_lost_or_damaged_costs_only_time(v: Variant) {
     std::fs::remove_file(&record).expect("remove");
     std::os::unix::fs::symlink(place.image.path().join("mine"), &record).expect("link");
     place.bring();
-    assert_eq!(std::fs::read_to_string(place.image.path().join("mine")).expect("read"), "mine");
+    assert_eq!(
+        std::fs::read_to_string(place.image.path().join("mine")).expect("read"),
+        "mine"
+    );
     assert!(!record.is_symlink());
 }
 
@@ -124,7 +169,10 @@ fn what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes(v: Variant) {
     sample_tree(&place.project());
     place.bring();
     let mut mount = place.mount();
-    sh(&place.tree(), "echo mine > plain.txt; mkdir mine; echo x > mine/f; rm -r deep; chmod 700 wide");
+    sh(
+        &place.tree(),
+        "echo mine > plain.txt; mkdir mine; echo x > mine/f; rm -r deep; chmod 700 wide",
+    );
     let mine = live(&place.tree());
     let told = place.bring();
     let guard = told["guard"].as_u64().expect("a guard");
@@ -135,7 +183,10 @@ fn what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes(v: Variant) {
     // While nothing is mounted too, where no checkpoint knows what was before.
     place.bring();
     mount.umount();
-    sh(&place.tree(), "echo unseen > unseen; rm wide/file-001; echo unseen >> wide/file-002");
+    sh(
+        &place.tree(),
+        "echo unseen > unseen; rm wide/file-001; echo unseen >> wide/file-002",
+    );
     let unseen = live(&place.tree());
     let told = place.bring();
     let guard = told["guard"].as_u64().expect("a guard");
@@ -153,7 +204,9 @@ fn change(root: &Path, rng: &mut Rng) {
     let script = match rng.below(14) {
         // Nobody reads from a FIFO.
         0 | 1 => format!("[ -p {one} ] || echo {number} > {one}"),
-        2 => format!("[ -f {one} ] && [ ! -L {one} ] && printf %s {number} | dd of={one} conv=notrunc bs=1 seek=$(({number} % 40)) 2>/dev/null"),
+        2 => format!(
+            "[ -f {one} ] && [ ! -L {one} ] && printf %s {number} | dd of={one} conv=notrunc bs=1 seek=$(({number} % 40)) 2>/dev/null"
+        ),
         3 => format!("rm -rf {one}"),
         4 => format!("mkdir -p {one}"),
         5 => format!("ln -f {one} {other}"),
@@ -166,16 +219,28 @@ fn change(root: &Path, rng: &mut Rng) {
         12 => format!("rm -rf d e; mkdir -p d/s e; echo {number} > d/s/t"),
         _ => format!("[ -f {one} ] && truncate -s $(({number} * 3)) {one}"),
     };
-    sh(root, &format!("mkdir -p d/s e 2>/dev/null; {{ {script}; }} 2>/dev/null || true"));
+    sh(
+        root,
+        &format!("mkdir -p d/s e 2>/dev/null; {{ {script}; }} 2>/dev/null || true"),
+    );
 }
 
 fn after_any_changes_the_tree_is_the_source(v: Variant) {
-    let seed = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_260_102);
-    let rounds: u32 = std::env::var("CKPTFS_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(6);
+    let seed = std::env::var("CKPTFS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(20_260_102);
+    let rounds: u32 = std::env::var("CKPTFS_ROUNDS")
+        .ok()
+        .and_then(|rounds| rounds.parse().ok())
+        .unwrap_or(6);
     println!("CKPTFS_SEED={seed}");
     let mut rng = Rng::new(seed);
     let place = Place::new(v);
-    sh(&place.project(), "mkdir -p d/s e; for f in a b c d/x e/z d/s/t; do echo $f > $f; done");
+    sh(
+        &place.project(),
+        "mkdir -p d/s e; for f in a b c d/x e/z d/s/t; do echo $f > $f; done",
+    );
     place.bring();
     let mut mount = place.mount();
     let mut told: Vec<(u64, Tree)> = Vec::new();
@@ -196,8 +261,15 @@ fn after_any_changes_the_tree_is_the_source(v: Variant) {
         place.assert_equal();
         // Nothing is left to do.
         let again = place.bring();
-        assert_eq!((&again["unchanged"], &again["checkpoint"]), (&true.into(), &made["checkpoint"]), "round {round}: {made}\n{again}");
-        told.push((made["checkpoint"].as_u64().expect("a checkpoint"), live(&place.project())));
+        assert_eq!(
+            (&again["unchanged"], &again["checkpoint"]),
+            (&true.into(), &made["checkpoint"]),
+            "round {round}: {made}\n{again}"
+        );
+        told.push((
+            made["checkpoint"].as_u64().expect("a checkpoint"),
+            live(&place.project()),
+        ));
         if !mounted {
             mount.remount();
         }
@@ -212,15 +284,39 @@ fn after_any_changes_the_tree_is_the_source(v: Variant) {
 fn a_series_that_grew_goes_on(v: Variant) {
     let place = Place::new(v);
     let root = place.image.path();
-    sh(root, "mkdir -p snaps/2026-01-01 snaps/2026-01-02; echo 1 > snaps/2026-01-01/f; echo 2 > snaps/2026-01-02/f");
-    assert_eq!(place.import(&["snaps", "--into", "tree"])["checkpoints"].as_array().map(Vec::len), Some(2));
+    sh(
+        root,
+        "mkdir -p snaps/2026-01-01 snaps/2026-01-02; echo 1 > snaps/2026-01-01/f; echo 2 > snaps/2026-01-02/f",
+    );
+    assert_eq!(
+        place.import(&["snaps", "--into", "tree"])["checkpoints"]
+            .as_array()
+            .map(Vec::len),
+        Some(2)
+    );
     let told = place.import(&["snaps", "--into", "tree"]);
-    assert_eq!((&told["checkpoints"], &told["known"]), (&serde_json::json!([]), &serde_json::json!(["2026-01-01", "2026-01-02"])), "{told}");
-    sh(root, "mkdir snaps/2026-01-03; cp -a snaps/2026-01-02/f snaps/2026-01-03/f");
+    assert_eq!(
+        (&told["checkpoints"], &told["known"]),
+        (
+            &serde_json::json!([]),
+            &serde_json::json!(["2026-01-01", "2026-01-02"])
+        ),
+        "{told}"
+    );
+    sh(
+        root,
+        "mkdir snaps/2026-01-03; cp -a snaps/2026-01-02/f snaps/2026-01-03/f",
+    );
     let told = place.import(&["snaps", "--into", "tree"]);
-    assert_eq!(told["checkpoints"][0]["checkpoint"], 3, "each snapshot is one, also where nothing has changed: {told}");
+    assert_eq!(
+        told["checkpoints"][0]["checkpoint"], 3,
+        "each snapshot is one, also where nothing has changed: {told}"
+    );
     let mount = place.mount();
-    assert_eq!(std::fs::read_to_string(mount.view(1).join("f")).expect("read"), "1\n");
+    assert_eq!(
+        std::fs::read_to_string(mount.view(1).join("f")).expect("read"),
+        "1\n"
+    );
     assert_same(&live(&mount.view(3)), &live(&root.join("snaps/2026-01-03")));
 }
 

@@ -1,5 +1,5 @@
-//! `--hash`: the same content once, within a project and across projects. What is shared is counted by another program: BLAKE3 of every file, and the
-//! extents that the filesystem names (FIEMAP).
+//! `--hash`: the same content once, within a project and across projects. What is shared is counted
+//! by another program: BLAKE3 of every file, and the extents that the filesystem names (FIEMAP).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -17,8 +17,14 @@ fn package(dir: &Path, number: u64) {
     let mut rng = Rng::new(1000 + number);
     std::fs::create_dir_all(dir.join("lib")).expect("mkdir");
     for file in 0..12 {
-        let path = if file % 3 == 0 { dir.join(format!("f{file}.js")) } else { dir.join(format!("lib/f{file}.js")) };
-        let bytes: Vec<u8> = (0..1 + rng.below(30_000)).map(|_| rng.below(256) as u8).collect();
+        let path = if file % 3 == 0 {
+            dir.join(format!("f{file}.js"))
+        } else {
+            dir.join(format!("lib/f{file}.js"))
+        };
+        let bytes: Vec<u8> = (0..1 + rng.below(30_000))
+            .map(|_| rng.below(256) as u8)
+            .collect();
         std::fs::write(path, bytes).expect("write");
     }
     // Every package has the same licence, and an empty file.
@@ -27,14 +33,26 @@ fn package(dir: &Path, number: u64) {
 }
 
 /// Four projects, each with packages of those before, as the seed's table has them.
-const PROJECTS: [&[u64]; 4] = [&[1, 2, 3], &[1, 2, 3, 4], &[1, 2, 4, 5, 6, 7], &[2, 3, 5, 8, 9]];
+const PROJECTS: [&[u64]; 4] = [
+    &[1, 2, 3],
+    &[1, 2, 3, 4],
+    &[1, 2, 4, 5, 6, 7],
+    &[2, 3, 5, 8, 9],
+];
 
 fn projects(root: &Path) {
     for (number, packages) in (1..).zip(PROJECTS) {
         for package_number in packages {
-            package(&root.join(format!("p{number}/node_modules/pkg{package_number}")), *package_number);
+            package(
+                &root.join(format!("p{number}/node_modules/pkg{package_number}")),
+                *package_number,
+            );
         }
-        std::fs::write(root.join(format!("p{number}/main.js")), format!("project {number}\n")).expect("write");
+        std::fs::write(
+            root.join(format!("p{number}/main.js")),
+            format!("project {number}\n"),
+        )
+        .expect("write");
     }
 }
 
@@ -67,7 +85,11 @@ fn hashes(root: &Path) -> BTreeMap<PathBuf, (blake3::Hash, u64)> {
 fn place(path: &Path) -> Option<u64> {
     let file = File::open(path).expect("open");
     sys::fsync(&file).expect("fsync");
-    sys::allocation(&file).expect("fiemap").placed.first().map(|placed| placed.physical)
+    sys::allocation(&file)
+        .expect("fiemap")
+        .placed
+        .first()
+        .map(|placed| placed.physical)
 }
 
 /// Every content in these trees is on the disk once.
@@ -78,13 +100,26 @@ fn assert_once(trees: &[PathBuf]) {
             places.entry(hash).or_default().extend(place(&path));
         }
     }
-    assert!(places.values().filter(|places| !places.is_empty()).count() > 20, "most contents have a place of their own");
-    let twice: Vec<_> = places.iter().filter(|(_, places)| places.len() > 1).collect();
-    assert!(!places.is_empty() && twice.is_empty(), "{} of {} contents are on the disk twice", twice.len(), places.len());
+    assert!(
+        places.values().filter(|places| !places.is_empty()).count() > 20,
+        "most contents have a place of their own"
+    );
+    let twice: Vec<_> = places
+        .iter()
+        .filter(|(_, places)| places.len() > 1)
+        .collect();
+    assert!(
+        !places.is_empty() && twice.is_empty(),
+        "{} of {} contents are on the disk twice",
+        twice.len(),
+        places.len()
+    );
 }
 
 fn number(value: &Value, name: &str) -> u64 {
-    value["contents"][name].as_u64().unwrap_or_else(|| panic!("{name} in {value}"))
+    value["contents"][name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{name} in {value}"))
 }
 
 fn projects_that_share_packages_share_their_extents(v: Variant) {
@@ -98,17 +133,24 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
     let mut rates = Vec::new();
     for project in 1..=4 {
         let (name, tree) = (format!("p{project}"), format!("t{project}"));
-        sh(root, &format!("cp -a {name} {}/; ", source.path().display()));
+        sh(
+            root,
+            &format!("cp -a {name} {}/; ", source.path().display()),
+        );
         let from = source.path().join(&name);
         let mut arguments = vec![from.to_str().expect("text"), "--into", &tree, "--hash"];
-        let others: Vec<String> = trees.iter().map(|tree: &PathBuf| tree.display().to_string()).collect();
+        let others: Vec<String> = trees
+            .iter()
+            .map(|tree: &PathBuf| tree.display().to_string())
+            .collect();
         if !others.is_empty() {
             arguments.push("--with");
             arguments.extend(others.iter().map(String::as_str));
         }
         let made = place.import(&arguments)["checkpoints"][0].clone();
         // Counted by hand.
-        let (mut new, mut duplicate, mut before, mut own) = ((0, 0), (0, 0), (0, 0), HashSet::new());
+        let (mut new, mut duplicate, mut before, mut own) =
+            ((0, 0), (0, 0), (0, 0), HashSet::new());
         for (hash, size) in hashes(&from).into_values() {
             let counter = if known.contains(&hash) {
                 &mut before
@@ -122,10 +164,18 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
         known.extend(own);
         let both = |files: &str, bytes: &str| (number(&made, files), number(&made, bytes));
         assert_eq!(both("new_contents", "new_bytes"), new, "{made}");
-        assert_eq!(both("duplicate_files", "duplicate_bytes"), duplicate, "{made}");
+        assert_eq!(
+            both("duplicate_files", "duplicate_bytes"),
+            duplicate,
+            "{made}"
+        );
         assert_eq!(both("known_files", "known_bytes"), before, "{made}");
         assert_eq!(number(&made, "unshared_files"), 0, "{made}");
-        assert_eq!((&made["copied_bytes"], &made["copied_because"]), (&new.1.into(), &"the source is on another filesystem".into()), "{made}");
+        assert_eq!(
+            (&made["copied_bytes"], &made["copied_because"]),
+            (&new.1.into(), &"the source is on another filesystem".into()),
+            "{made}"
+        );
         assert_same(&live(&root.join(&tree)), &live(&from));
         rates.push((before.1 + duplicate.1) * 100 / (new.1 + duplicate.1 + before.1));
         trees.push(root.join(tree));
@@ -135,11 +185,20 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
     assert!(rates[1] > 60 && rates[0] < 10, "{rates:?}");
     // Where nothing is shared the test can tell.
     sh(root, "cp -a --reflink=never t1 plain");
-    assert!(std::panic::catch_unwind(|| assert_once(&[root.join("t1"), root.join("plain")])).is_err());
+    assert!(
+        std::panic::catch_unwind(|| assert_once(&[root.join("t1"), root.join("plain")])).is_err()
+    );
     // Each is independent: what is written into one is in no other.
-    let (one, other) = (root.join("t1/node_modules/pkg1/LICENSE"), root.join("t2/node_modules/pkg1/LICENSE"));
+    let (one, other) = (
+        root.join("t1/node_modules/pkg1/LICENSE"),
+        root.join("t2/node_modules/pkg1/LICENSE"),
+    );
     std::fs::write(one, "mine").expect("write");
-    assert!(std::fs::read_to_string(other).expect("read").starts_with("do what"));
+    assert!(
+        std::fs::read_to_string(other)
+            .expect("read")
+            .starts_with("do what")
+    );
 }
 
 fn into_a_tree_that_is_served_content_is_shared_too(v: Variant) {
@@ -150,11 +209,23 @@ fn into_a_tree_that_is_served_content_is_shared_too(v: Variant) {
     package(&place.project().join("again/pkg1"), 1);
     package(&place.project().join("pkg2"), 2);
     let made = place.import(&["project", "--into", "tree", "--hash"])["checkpoints"][0].clone();
-    // Of the twelve and the licence of the first package all are known, and the licence of the second.
-    assert_eq!((number(&made, "known_files"), number(&made, "new_contents"), &made["copied_bytes"]), (14, 12, &0.into()), "{made}");
+    // Of the twelve and the licence of the first package all are known, and the licence of the
+    // second.
+    assert_eq!(
+        (
+            number(&made, "known_files"),
+            number(&made, "new_contents"),
+            &made["copied_bytes"]
+        ),
+        (14, 12, &0.into()),
+        "{made}"
+    );
     place.assert_equal();
     // A file that was changed since it was hashed is not taken for what it was.
-    sh(&place.tree(), "printf x | dd of=pkg1/f0.js conv=notrunc bs=1 2>/dev/null");
+    sh(
+        &place.tree(),
+        "printf x | dd of=pkg1/f0.js conv=notrunc bs=1 2>/dev/null",
+    );
     package(&place.project().join("more/pkg1"), 1);
     place.import(&["project", "--into", "tree", "--hash"]);
     place.assert_equal();
@@ -168,10 +239,25 @@ fn without_reflink_the_same_content_is_counted_and_copied(v: Variant) {
     package(&place.project().join("b"), 1);
     let made = place.import(&["project", "--into", "tree", "--hash"])["checkpoints"][0].clone();
     let shares = v.fs.has_reflink();
-    assert_eq!((number(&made, "unshared_files"), number(&made, "duplicate_files")), if shares { (0, 13) } else { (13, 0) }, "{made}");
+    assert_eq!(
+        (
+            number(&made, "unshared_files"),
+            number(&made, "duplicate_files")
+        ),
+        if shares { (0, 13) } else { (13, 0) },
+        "{made}"
+    );
     place.assert_equal();
-    let ino = |path: &str| std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(place.tree().join(path)).expect("stat"));
-    assert_ne!(ino("a/LICENSE"), ino("b/LICENSE"), "two files of a tree are never made one");
+    let ino = |path: &str| {
+        std::os::unix::fs::MetadataExt::ino(
+            &std::fs::metadata(place.tree().join(path)).expect("stat"),
+        )
+    };
+    assert_ne!(
+        ino("a/LICENSE"),
+        ino("b/LICENSE"),
+        "two files of a tree are never made one"
+    );
 }
 
 for_each_variant! { one => into_a_tree_that_is_served_content_is_shared_too }
@@ -188,7 +274,10 @@ fn projects_that_share_packages_share_their_extents_on_btrfs() {
 }
 
 fn on(fs: crate::common::Fs) {
-    let variant = Variant { fs, io: crate::common::Io::Daemon };
+    let variant = Variant {
+        fs,
+        io: crate::common::Io::Daemon,
+    };
     match variant.unavailable() {
         Some(reason) => crate::common::skip(&reason),
         None => projects_that_share_packages_share_their_extents(variant),

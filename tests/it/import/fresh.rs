@@ -12,26 +12,69 @@ fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
     let place = Place::new(v);
     sample_tree(&place.project());
     let made = place.bring();
-    assert_eq!((&made["checkpoint"], &made["unchanged"], made["left_out"].as_array().map(Vec::len)), (&1.into(), &false.into(), Some(0)), "{made}");
+    assert_eq!(
+        (
+            &made["checkpoint"],
+            &made["unchanged"],
+            made["left_out"].as_array().map(Vec::len)
+        ),
+        (&1.into(), &false.into(), Some(0)),
+        "{made}"
+    );
     place.assert_equal();
     // Counted by another walker.
     let tree = live(&place.project());
-    let count = |wanted: fn(&NodeKind) -> bool| tree.values().filter(|node| wanted(&node.kind)).count();
+    let count =
+        |wanted: fn(&NodeKind) -> bool| tree.values().filter(|node| wanted(&node.kind)).count();
     let files = count(|kind| matches!(kind, NodeKind::File { .. }));
     let dirs = count(|kind| *kind == NodeKind::Dir);
-    let bytes: u64 = tree.values().filter(|node| matches!(node.kind, NodeKind::File { .. })).map(|node| node.size).sum();
-    assert_eq!([&made["files"], &made["dirs"], &made["others"]], [files, dirs, tree.len() - files - dirs], "{made}");
+    let bytes: u64 = tree
+        .values()
+        .filter(|node| matches!(node.kind, NodeKind::File { .. }))
+        .map(|node| node.size)
+        .sum();
+    assert_eq!(
+        [&made["files"], &made["dirs"], &made["others"]],
+        [files, dirs, tree.len() - files - dirs],
+        "{made}"
+    );
     assert_eq!(made["bytes"], bytes, "{made}");
     // A file with several names is brought in once.
-    let once: u64 = tree.values().filter(|node| node.linked_to.is_none() && matches!(node.kind, NodeKind::File { .. })).map(|node| node.size).sum();
-    let (shared, copied) = if v.fs.has_reflink() { (once, 0) } else { (0, once) };
-    assert_eq!((&made["shared_bytes"], &made["copied_bytes"]), (&shared.into(), &copied.into()), "{made}");
-    assert_eq!(made["copied_because"].as_str(), (copied > 0).then_some("the filesystem cannot share extents"));
-    let blocks = |path: &str| std::fs::metadata(place.image.path().join(path).join("sparse")).expect("sparse").blocks();
-    assert!(blocks("tree") < 4096 && blocks("project") < 4096, "holes are kept");
+    let once: u64 = tree
+        .values()
+        .filter(|node| node.linked_to.is_none() && matches!(node.kind, NodeKind::File { .. }))
+        .map(|node| node.size)
+        .sum();
+    let (shared, copied) = if v.fs.has_reflink() {
+        (once, 0)
+    } else {
+        (0, once)
+    };
+    assert_eq!(
+        (&made["shared_bytes"], &made["copied_bytes"]),
+        (&shared.into(), &copied.into()),
+        "{made}"
+    );
+    assert_eq!(
+        made["copied_because"].as_str(),
+        (copied > 0).then_some("the filesystem cannot share extents")
+    );
+    let blocks = |path: &str| {
+        std::fs::metadata(place.image.path().join(path).join("sparse"))
+            .expect("sparse")
+            .blocks()
+    };
+    assert!(
+        blocks("tree") < 4096 && blocks("project") < 4096,
+        "holes are kept"
+    );
     let mount = place.mount();
     assert_same(&live(&mount.view(1)), &live(&place.project()));
-    let found = mount.json(&["find", "--label", &format!("Imported={}", place.project().display())]);
+    let found = mount.json(&[
+        "find",
+        "--label",
+        &format!("Imported={}", place.project().display()),
+    ]);
     assert_eq!(found[0]["id"], 1);
 }
 
@@ -42,16 +85,43 @@ fn each_directory_is_a_checkpoint_in_the_order_given(v: Variant) {
         "mkdir -p b/sub a; echo 1 > b/sub/f; ln b/sub/f b/g; echo same > b/same
          cp -a b/same a/same; echo 2 > a/sub; mkfifo a/g; echo b > a/more",
     );
-    let told = place.import(&["b", "a", "b", "--into", "tree", "--tag", "v3", "--threads", "1"]);
-    let ids: Vec<_> = told["checkpoints"].as_array().expect("array").iter().map(|made| made["checkpoint"].clone()).collect();
+    let told = place.import(&[
+        "b",
+        "a",
+        "b",
+        "--into",
+        "tree",
+        "--tag",
+        "v3",
+        "--threads",
+        "1",
+    ]);
+    let ids: Vec<_> = told["checkpoints"]
+        .as_array()
+        .expect("array")
+        .iter()
+        .map(|made| made["checkpoint"].clone())
+        .collect();
     assert_eq!(ids, [1, 2, 3], "{told}");
     let mount = place.mount();
     for (id, from) in [(1, "b"), (2, "a"), (3, "b")] {
-        assert_same(&live(&mount.view(id)), &live(&place.image.path().join(from)));
+        assert_same(
+            &live(&mount.view(id)),
+            &live(&place.image.path().join(from)),
+        );
     }
     let log = mount.log_json();
-    let tags: Vec<_> = log.as_array().expect("log").iter().map(|checkpoint| checkpoint["tags"].clone()).collect();
-    assert_eq!(serde_json::json!(tags), serde_json::json!([["v3"], [], []]), "{log}");
+    let tags: Vec<_> = log
+        .as_array()
+        .expect("log")
+        .iter()
+        .map(|checkpoint| checkpoint["tags"].clone())
+        .collect();
+    assert_eq!(
+        serde_json::json!(tags),
+        serde_json::json!([["v3"], [], []]),
+        "{log}"
+    );
     assert_eq!(mount.json(&["verify", "--deep"])["ok"], true);
 }
 
@@ -59,39 +129,96 @@ fn only_looking_changes_nothing(v: Variant) {
     let place = Place::new(v);
     sample_tree(&place.project());
     let told = place.import(&["-n", "project", "--into", "tree"]);
-    assert!(!place.tree().exists() && told["dry_run"] == true && told["checkpoints"][0]["made"].as_u64() > Some(300), "{told}");
+    assert!(
+        !place.tree().exists()
+            && told["dry_run"] == true
+            && told["checkpoints"][0]["made"].as_u64() > Some(300),
+        "{told}"
+    );
     place.bring();
     sh(&place.project(), "echo more > new; rm plain.txt");
-    let before = (live(&place.tree()), sh(&place.tree(), "cat .ckptfs/imported .ckptfs/imported-as .ckptfs/journal/* | sha256sum"));
+    let before = (
+        live(&place.tree()),
+        sh(
+            &place.tree(),
+            "cat .ckptfs/imported .ckptfs/imported-as .ckptfs/journal/* | sha256sum",
+        ),
+    );
     let told = place.import(&["-n", "project", "--into", "tree"])["checkpoints"][0].clone();
-    // The new file, the root, what still are names of plain.txt, and the directory that they are in.
-    assert_eq!((&told["removed"], &told["unchanged"]), (&1.into(), &false.into()), "{told}");
+    // The new file, the root, what still are names of plain.txt, and the directory that they are
+    // in.
+    assert_eq!(
+        (&told["removed"], &told["unchanged"]),
+        (&1.into(), &false.into()),
+        "{told}"
+    );
     assert!(told["made"].as_u64() >= Some(2), "{told}");
-    assert_eq!(before, (live(&place.tree()), sh(&place.tree(), "cat .ckptfs/imported .ckptfs/imported-as .ckptfs/journal/* | sha256sum")));
+    assert_eq!(
+        before,
+        (
+            live(&place.tree()),
+            sh(
+                &place.tree(),
+                "cat .ckptfs/imported .ckptfs/imported-as .ckptfs/journal/* | sha256sum"
+            )
+        )
+    );
 }
 
 fn of_a_tree_of_ours_the_files_are_imported_and_not_the_history(v: Variant) {
     let place = Place::new(v);
     sh(&place.project(), "echo 1 > f; mkdir sub");
     let ckptfs = env!("CARGO_BIN_EXE_ckptfs");
-    sh(&place.project(), &format!("{ckptfs} mount . >/dev/null; {ckptfs} checkpoint; echo 2 > f"));
+    sh(
+        &place.project(),
+        &format!("{ckptfs} mount . >/dev/null; {ckptfs} checkpoint; echo 2 > f"),
+    );
     // Served first, then not.
     for (into, left) in [("one", 0), ("two", 1)] {
         let told = place.import(&["project", "--into", into])["checkpoints"][0].clone();
-        let paths: Vec<_> = told["left_out"].as_array().expect("array").iter().map(|left| (left["path"].clone(), left["why"].clone())).collect();
-        assert_eq!(paths, vec![(".ckptfs".into(), "history".into()); left], "{told}");
-        assert_same(&live(&place.image.path().join(into)), &live(&place.project()));
-        let log = sh(place.image.path(), &format!("{ckptfs} -C {into} log --json"));
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&log).expect("json").as_array().map(Vec::len), Some(1), "its own history begins");
-        sh(place.image.path(), &format!("{ckptfs} umount project >/dev/null 2>&1 || true"));
+        let paths: Vec<_> = told["left_out"]
+            .as_array()
+            .expect("array")
+            .iter()
+            .map(|left| (left["path"].clone(), left["why"].clone()))
+            .collect();
+        assert_eq!(
+            paths,
+            vec![(".ckptfs".into(), "history".into()); left],
+            "{told}"
+        );
+        assert_same(
+            &live(&place.image.path().join(into)),
+            &live(&place.project()),
+        );
+        let log = sh(
+            place.image.path(),
+            &format!("{ckptfs} -C {into} log --json"),
+        );
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&log)
+                .expect("json")
+                .as_array()
+                .map(Vec::len),
+            Some(1),
+            "its own history begins"
+        );
+        sh(
+            place.image.path(),
+            &format!("{ckptfs} umount project >/dev/null 2>&1 || true"),
+        );
     }
 }
 
 fn what_is_no_place_for_a_tree_is_refused(v: Variant) {
     let place = Place::new(v);
-    sh(place.image.path(), "echo 1 > project/f; mkdir full; echo mine > full/mine");
+    sh(
+        place.image.path(),
+        "echo 1 > project/f; mkdir full; echo mine > full/mine",
+    );
     let refused = |arguments: &[&str], code: &str| {
-        let error: serde_json::Value = serde_json::from_str(&fails(&mut place.command(arguments), 60)).expect("json");
+        let error: serde_json::Value =
+            serde_json::from_str(&fails(&mut place.command(arguments), 60)).expect("json");
         assert_eq!(error["error"]["code"], code, "{error}");
         assert!(error["error"]["hint"].is_string(), "{error}");
     };
@@ -104,9 +231,18 @@ fn what_is_no_place_for_a_tree_is_refused(v: Variant) {
     assert_eq!(sh(&place.project(), "ls -A"), "f\n");
     assert!(!place.tree().exists());
     assert!(Path::new(&place.image.path().join("full/mine")).exists());
-    // Without --into it goes beside, and two trees with dates for names are no series if that is said.
-    sh(place.image.path(), "mkdir -p 2026/2026-01-01 2026/2026-01-02");
-    assert_eq!(place.import(&["--tree", "2026"])["checkpoints"].as_array().map(Vec::len), Some(1));
+    // Without --into it goes beside, and two trees with dates for names are no series if that is
+    // said.
+    sh(
+        place.image.path(),
+        "mkdir -p 2026/2026-01-01 2026/2026-01-02",
+    );
+    assert_eq!(
+        place.import(&["--tree", "2026"])["checkpoints"]
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
     assert!(place.image.path().join("2026-history/2026-01-02").is_dir());
 }
 
@@ -124,7 +260,10 @@ fn what_is_no_place_for_a_tree_is_refused_on_xfs() {
 }
 
 fn on_xfs(test: fn(Variant)) {
-    let variant = Variant { fs: crate::common::Fs::Xfs, io: crate::common::Io::Daemon };
+    let variant = Variant {
+        fs: crate::common::Fs::Xfs,
+        io: crate::common::Io::Daemon,
+    };
     match variant.unavailable() {
         Some(reason) => crate::common::skip(&reason),
         None => test(variant),

@@ -13,21 +13,32 @@ const FILES: u32 = 900;
 const ROUNDS: u64 = 4;
 
 fn fill(place: &Place) {
-    let script = format!("for d in $(seq 30); do mkdir d$d; for f in $(seq {}); do echo $d $f > d$d/f$f; done; ln d$d/f1 l$d; done", FILES / 30);
+    let script = format!(
+        "for d in $(seq 30); do mkdir d$d; for f in $(seq {}); do echo $d $f > d$d/f$f; done; ln d$d/f1 l$d; done",
+        FILES / 30
+    );
     sh(&place.project(), &script);
 }
 
 /// How many paths there are at a place, as far as they can be counted.
 fn paths(place: &Place, below: &str) -> u64 {
     let count = format!("find {below} -path '*/.ckptfs' -prune -o -print 2>/dev/null | wc -l");
-    sh(place.image.path(), &count).trim().parse().expect("a number")
+    sh(place.image.path(), &count)
+        .trim()
+        .parse()
+        .expect("a number")
 }
 
 fn start(place: &Place) -> Child {
     let mut command = place.command(&["project", "--into", "tree"]);
     // The `mount` that it has started goes with it.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("started")
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started")
 }
 
 /// Kills it with SIGKILL; whether it had ended before.
@@ -50,8 +61,11 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
         let wanted = rng.below(u64::from(FILES));
         // Some are killed when so much is there, the others when they come to the end.
         let ends = round % 3 == 2;
-        while if ends { !place.tree().join(".ckptfs/format").exists() } else { paths(&place, "tree") < wanted }
-            && begun.elapsed() < Duration::from_secs(60)
+        while if ends {
+            !place.tree().join(".ckptfs/format").exists()
+        } else {
+            paths(&place, "tree") < wanted
+        } && begun.elapsed() < Duration::from_secs(60)
         {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -60,7 +74,10 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
             if place.tree().join(".ckptfs/importing").exists() {
                 let refused = Mount::try_start(&place.tree(), &MountOpts::new(place.io));
                 let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-                assert!(!refused.status.success() && said.contains("ckptfs import"), "a half imported tree is served: {said}");
+                assert!(
+                    !refused.status.success() && said.contains("ckptfs import"),
+                    "a half imported tree is served: {said}"
+                );
             }
         }
         let made = place.bring();
@@ -74,7 +91,10 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
         assert_eq!(place.bring()["unchanged"], true);
         sh(place.image.path(), "rm -rf tree");
     }
-    assert!(cut_short >= ROUNDS / 2, "only {cut_short} were killed before they ended");
+    assert!(
+        cut_short >= ROUNDS / 2,
+        "only {cut_short} were killed before they ended"
+    );
 }
 
 fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
@@ -89,7 +109,9 @@ fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
     for round in 0..ROUNDS {
         sh(
             &place.project(),
-            &format!("for d in d?; do for f in $d/f*; do echo {round} >> $f; done; done; mkdir r{round}; mv d1{round}/* r{round}; rm l3"),
+            &format!(
+                "for d in d?; do for f in $d/f*; do echo {round} >> $f; done; done; mkdir r{round}; mv d1{round}/* r{round}; rm l3"
+            ),
         );
         sh(&place.project(), "ln d3/f1 l3");
         let expected = live(&place.project());
@@ -97,16 +119,25 @@ fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
         let child = start(&place);
         if round == 0 {
             // What somebody else has done is a checkpoint before anything is touched.
-            wait_until("the guard", 60, || mount.log_json().as_array().map_or(0, Vec::len) > before);
+            wait_until("the guard", 60, || {
+                mount.log_json().as_array().map_or(0, Vec::len) > before
+            });
         }
         std::thread::sleep(Duration::from_millis(rng.below(60)));
         kill(child);
         let made = place.bring();
         assert_same(&live(&place.tree()), &expected);
-        assert_same(&live(&mount.view(made["checkpoint"].as_u64().expect("a checkpoint"))), &expected);
+        assert_same(
+            &live(&mount.view(made["checkpoint"].as_u64().expect("a checkpoint"))),
+            &expected,
+        );
         assert_same(&live(&mount.view(1)), &first);
         assert_same(&live(&mount.view(2)), &mine);
-        assert_eq!(sh(&place.tree(), "ls -A .ckptfs/tmp/restore"), "", "the stage is empty");
+        assert_eq!(
+            sh(&place.tree(), "ls -A .ckptfs/tmp/restore"),
+            "",
+            "the stage is empty"
+        );
     }
     assert_eq!(mount.json(&["verify", "--deep"])["ok"], true);
 }

@@ -7,7 +7,10 @@ use crate::common::command::{run_limited, sh, tool};
 use crate::common::{Fs, Image, Io, Variant, skip};
 
 fn on_xfs(test: fn(Variant)) {
-    let variant = Variant { fs: Fs::Xfs, io: Io::Daemon };
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Daemon,
+    };
     match variant.unavailable() {
         Some(reason) => skip(&reason),
         None => test(variant),
@@ -27,7 +30,10 @@ impl Drop for Mounted<'_> {
 fn another_filesystem_below_is_left_out_and_told() {
     on_xfs(|v| {
         let place = Place::new(v);
-        sh(&place.project(), "mkdir sub other; echo 1 > sub/f; mount -t tmpfs none other; echo 2 > other/f");
+        sh(
+            &place.project(),
+            "mkdir sub other; echo 1 > sub/f; mount -t tmpfs none other; echo 2 > other/f",
+        );
         let other = place.project().join("other");
         let _mounted = Mounted(&other);
         let output = place.run(&["project", "--into", "tree"]);
@@ -35,7 +41,11 @@ fn another_filesystem_below_is_left_out_and_told() {
         let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("json");
         let left = &told["checkpoints"][0]["left_out"];
         assert_eq!(
-            (&left[0]["path"], &left[0]["why"], left.as_array().map(Vec::len)),
+            (
+                &left[0]["path"],
+                &left[0]["why"],
+                left.as_array().map(Vec::len)
+            ),
             (&"other".into(), &"other-filesystem".into(), Some(1)),
             "{told}"
         );
@@ -47,7 +57,8 @@ fn another_filesystem_below_is_left_out_and_told() {
 
 const USER: &str = "61234";
 
-/// As an ordinary user: what he may not read is told, is tried again, and stays as it was in the tree.
+/// As an ordinary user: what he may not read is told, is tried again, and stays as it was in the
+/// tree.
 const STORY: &str = r#"
 set -e
 ckptfs=$1 dir=$2
@@ -74,7 +85,19 @@ echo done
 #[test]
 fn what_a_user_may_not_read_is_told_and_stays_as_it_was() {
     on_xfs(|v| {
-        if run_limited(&mut tool("sh", &["-c", "command -v fusermount3 && command -v setpriv && command -v unshare"]), 10).stdout.is_empty() {
+        if run_limited(
+            &mut tool(
+                "sh",
+                &[
+                    "-c",
+                    "command -v fusermount3 && command -v setpriv && command -v unshare",
+                ],
+            ),
+            10,
+        )
+        .stdout
+        .is_empty()
+        {
             return skip("fusermount3 is not installed");
         }
         let image = Image::of(v.fs);
@@ -83,13 +106,42 @@ fn what_a_user_may_not_read_is_told_and_stays_as_it_was() {
         // The binary is copied: the directory that it is built in may be root's alone.
         let binary = home.join("ckptfs");
         std::fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).expect("copy");
-        // As in tests/it/mounted/user.rs: fusermount3 wants a user with a name, and the mounts of tests beside go.
+        // As in tests/it/mounted/user.rs: fusermount3 wants a user with a name, and the mounts of
+        // tests beside go.
         let open_fuse = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
                          (cat /etc/passwd; echo 'somebody:x:61234:61234::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && exec \"$@\"";
-        let mut command = tool("unshare", &["--mount", "sh", "-c", open_fuse, "sh", "setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"]);
-        command.args(["bash", "-c", STORY, "story"]).arg(&binary).arg(&home);
-        let output = run_limited(command.env("HOME", &home).env("USER", "somebody").current_dir(&home), SECONDS);
-        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let mut command = tool(
+            "unshare",
+            &[
+                "--mount",
+                "sh",
+                "-c",
+                open_fuse,
+                "sh",
+                "setpriv",
+                "--reuid",
+                USER,
+                "--regid",
+                USER,
+                "--clear-groups",
+            ],
+        );
+        command
+            .args(["bash", "-c", STORY, "story"])
+            .arg(&binary)
+            .arg(&home);
+        let output = run_limited(
+            command
+                .env("HOME", &home)
+                .env("USER", "somebody")
+                .current_dir(&home),
+            SECONDS,
+        );
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert!(
             output.status.success() && said.contains("done\n"),
             "{}: {said}\n{}",
@@ -103,15 +155,28 @@ fn what_a_user_may_not_read_is_told_and_stays_as_it_was() {
 fn a_file_that_is_written_all_the_time_is_whole_or_told() {
     on_xfs(|v| {
         let place = Place::new(v);
-        sh(&place.project(), "for f in $(seq 200); do echo $f > f$f; done; head -c 3000000 /dev/zero > log");
+        sh(
+            &place.project(),
+            "for f in $(seq 200); do echo $f > f$f; done; head -c 3000000 /dev/zero > log",
+        );
         let mut writer = tool("sh", &["-c", "while :; do echo more >> log; done"]);
-        let mut writer = writer.current_dir(place.project()).spawn().expect("started");
+        let mut writer = writer
+            .current_dir(place.project())
+            .spawn()
+            .expect("started");
         let output = place.run(&["project", "--into", "tree"]);
         let _ = writer.kill();
         writer.wait().expect("ended");
         let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("json");
-        let left = told["checkpoints"][0]["left_out"].as_array().expect("array").clone();
-        assert!(left.iter().all(|left| left["path"] == "log" && left["why"] == "changing"), "{told}");
+        let left = told["checkpoints"][0]["left_out"]
+            .as_array()
+            .expect("array")
+            .clone();
+        assert!(
+            left.iter()
+                .all(|left| left["path"] == "log" && left["why"] == "changing"),
+            "{told}"
+        );
         assert_eq!(output.status.success(), left.is_empty());
         // And the next import brings in what came since.
         place.bring();

@@ -1,4 +1,5 @@
-//! Existing trees brought in: new trees and trees that are there, again after changes, after a kill, the same content once, and what is left out.
+//! Existing trees brought in: new trees and trees that are there, again after changes, after a
+//! kill, the same content once, and what is left out.
 
 mod again;
 mod contents;

@@ -27,7 +27,10 @@ pub struct Place {
 
 impl Place {
     pub fn new(v: Variant) -> Place {
-        let place = Place { io: v.io, image: Image::of(v.fs) };
+        let place = Place {
+            io: v.io,
+            image: Image::of(v.fs),
+        };
         std::fs::create_dir(place.project()).expect("mkdir");
         place
     }
@@ -48,7 +51,8 @@ impl Place {
         command
     }
 
-    /// What was made just before is a tick of the kernel's clock old: an import believes nothing that may change again within the one it begins in.
+    /// What was made just before is a tick of the kernel's clock old: an import believes nothing
+    /// that may change again within the one it begins in.
     pub fn run(&self, arguments: &[&str]) -> Output {
         std::thread::sleep(TICK);
         run_limited(&mut self.command(arguments), SECONDS)
@@ -58,7 +62,11 @@ impl Place {
     #[track_caller]
     pub fn import(&self, arguments: &[&str]) -> Value {
         let output = self.run(arguments);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         serde_json::from_slice(&output.stdout).expect("json")
     }
 
@@ -74,10 +82,13 @@ impl Place {
 
     /// As [`Place::mount`], where an import that was killed may have left it mounted.
     pub fn adopted(&self) -> Mount {
-        // A daemon that was being started when its import was killed may come still, or hold the store until it has ended.
+        // A daemon that was being started when its import was killed may come still, or hold the
+        // store until it has ended.
         crate::common::mount::wait_until("the store is free", 60, || {
             let _ = run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS);
-            run_limited(tool(CKPTFS, &["mount"]).arg(self.tree()), SECONDS).status.success()
+            run_limited(tool(CKPTFS, &["mount"]).arg(self.tree()), SECONDS)
+                .status
+                .success()
         });
         let _ = run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS);
         self.mount()
@@ -97,7 +108,14 @@ pub fn live(tree: &Path) -> Tree {
 
 #[track_caller]
 pub fn assert_same(found: &Tree, expected: &Tree) {
-    let differences = compare(found, expected, &TreeOpts { ignore: Vec::new(), ..TreeOpts::default() });
+    let differences = compare(
+        found,
+        expected,
+        &TreeOpts {
+            ignore: Vec::new(),
+            ..TreeOpts::default()
+        },
+    );
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 

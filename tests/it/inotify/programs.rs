@@ -19,14 +19,32 @@ struct Program {
 
 impl Program {
     fn start(dir: &Path, name: &str, arguments: &[&str]) -> Program {
-        let mut child = tool(name, arguments).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = tool(name, arguments)
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (sender, lines) = channel();
-        let pipes: [Box<dyn std::io::Read + Send>; 2] = [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        let pipes: [Box<dyn std::io::Read + Send>; 2] = [
+            Box::new(child.stdout.take().unwrap()),
+            Box::new(child.stderr.take().unwrap()),
+        ];
         for pipe in pipes {
             let sender = sender.clone();
-            std::thread::spawn(move || BufReader::new(pipe).lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
+            std::thread::spawn(move || {
+                BufReader::new(pipe)
+                    .lines()
+                    .map_while(Result::ok)
+                    .all(|line| sender.send(line).is_ok())
+            });
         }
-        Program { child, lines, said: Vec::new() }
+        Program {
+            child,
+            lines,
+            said: Vec::new(),
+        }
     }
 
     /// Waits until each of these is part of a line.
@@ -34,11 +52,17 @@ impl Program {
     fn expect(&mut self, parts: &[&str]) {
         let end = Instant::now() + Duration::from_secs(EVENT_SECONDS);
         loop {
-            let missing: Vec<&&str> = parts.iter().filter(|part| !self.said.iter().any(|line| line.contains(**part))).collect();
+            let missing: Vec<&&str> = parts
+                .iter()
+                .filter(|part| !self.said.iter().any(|line| line.contains(**part)))
+                .collect();
             if missing.is_empty() {
                 return;
             }
-            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            match self
+                .lines
+                .recv_timeout(end.saturating_duration_since(Instant::now()))
+            {
                 Ok(line) => self.said.push(line),
                 Err(_) => panic!("it did not say {missing:?}, but {:#?}", self.said),
             }
@@ -113,7 +137,12 @@ fn node_sees_a_restore(v: Variant) {
     let mut program = Program::start(rig.path(), "node", &[script.to_str().unwrap()]);
     program.expect(&["ready"]);
     rig.mount.restore(id);
-    program.expect(&["dir rename main", "dir rename more", "file change readme", "main rename main"]);
+    program.expect(&[
+        "dir rename main",
+        "dir rename more",
+        "file change readme",
+        "main rename main",
+    ]);
 }
 
 for_each_variant! { reflink => inotifywait_sees_a_restore }

@@ -1,4 +1,5 @@
-//! Announcements while others change the same names, while the daemon is killed, while the mount is taken away, and when there are too many.
+//! Announcements while others change the same names, while the daemon is killed, while the mount is
+//! taken away, and when there are too many.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -51,7 +52,8 @@ fn change(dir: &Path, worker: u64, model: &mut Model, random: &mut Random) {
             model.remove(&name);
         }
         (2 | 3, None) => {
-            let errors = [fs::remove_file(&path), fs::remove_dir(&path)].map(|result| result.expect_err("there is nothing").kind());
+            let errors = [fs::remove_file(&path), fs::remove_dir(&path)]
+                .map(|result| result.expect_err("there is nothing").kind());
             assert_eq!(errors, [ErrorKind::NotFound; 2], "{name}");
         }
         (_, Some(Some(_))) => {
@@ -66,7 +68,11 @@ fn change(dir: &Path, worker: u64, model: &mut Model, random: &mut Random) {
 fn check(dir: &Path, name: &str, model: &Model) {
     let path = dir.join(name);
     match model.get(name) {
-        None => assert_eq!(fs::symlink_metadata(&path).expect_err("it is gone").kind(), ErrorKind::NotFound, "{name}"),
+        None => assert_eq!(
+            fs::symlink_metadata(&path).expect_err("it is gone").kind(),
+            ErrorKind::NotFound,
+            "{name}"
+        ),
         Some(None) => assert!(fs::symlink_metadata(&path).unwrap().is_dir(), "{name}"),
         Some(Some(content)) => assert_eq!(&fs::read_to_string(&path).unwrap(), content, "{name}"),
     }
@@ -114,19 +120,31 @@ fn nothing_is_lost_or_reverted_while_a_restore_is_announced(v: Variant) {
         assert_eq!(names(&dir), expected, "round {round}");
         // Who only listens knows in the end what there is.
         for (name, there) in told {
-            assert_eq!(there, expected.contains(&name), "round {round}: {name}: the last word that a watcher heard; {:#?}", watcher.said);
+            assert_eq!(
+                there,
+                expected.contains(&name),
+                "round {round}: {name}: the last word that a watcher heard; {:#?}",
+                watcher.said
+            );
         }
     }
     let id = rig.mount.checkpoint();
     assert_same_tree(&rig.view(id), rig.path(), &TreeOpts::default());
 }
 
-/// Whether each name is there by the last event about it, once the announcement is over: a last restore that changes one name says so.
+/// Whether each name is there by the last event about it, once the announcement is over: a last
+/// restore that changes one name says so.
 fn settled(watcher: &mut Watcher, dir: &Path) -> BTreeMap<String, bool> {
     let mount = dir.parent().unwrap();
     // Announcements are made one after the other.
     let ckptfs = |arguments: &[&str]| {
-        let output = crate::common::run_limited(std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs")).arg("-C").arg(mount).args(arguments), 60);
+        let output = crate::common::run_limited(
+            std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs"))
+                .arg("-C")
+                .arg(mount)
+                .args(arguments),
+            60,
+        );
         assert!(output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     };
@@ -137,16 +155,29 @@ fn settled(watcher: &mut Watcher, dir: &Path) -> BTreeMap<String, bool> {
     let heard = watcher.said.len();
     ckptfs(&["restore", &id, "d/end"]);
     let started = Instant::now();
-    while !watcher.said.iter().skip(heard).any(|line| line == "CREATE d/end") {
-        assert!(started.elapsed() < Duration::from_secs(30), "{:#?}", watcher.said);
+    while !watcher
+        .said
+        .iter()
+        .skip(heard)
+        .any(|line| line == "CREATE d/end")
+    {
+        assert!(
+            started.elapsed() < Duration::from_secs(30),
+            "{:#?}",
+            watcher.said
+        );
         std::thread::sleep(Duration::from_millis(2));
         watcher.take();
     }
     fs::remove_file(dir.join("end")).unwrap();
     let mut last = BTreeMap::new();
     for line in &watcher.said {
-        let Some((what, path)) = line.split_once(' ') else { continue };
-        let Some(name) = path.strip_prefix("d/").filter(|name| *name != "end") else { continue };
+        let Some((what, path)) = line.split_once(' ') else {
+            continue;
+        };
+        let Some(name) = path.strip_prefix("d/").filter(|name| *name != "end") else {
+            continue;
+        };
         match what.split(',').next() {
             Some("CREATE") => last.insert(name.to_owned(), true),
             Some("DELETE") => last.insert(name.to_owned(), false),
@@ -199,7 +230,8 @@ fn an_unmount_does_not_wait_for_an_announcement(v: Variant) {
     }
 }
 
-/// More changes than a watcher's queue holds: the rest is one change for each directory, and nothing else goes wrong.
+/// More changes than a watcher's queue holds: the rest is one change for each directory, and
+/// nothing else goes wrong.
 fn too_many_changes_are_told_by_directory(v: Variant) {
     let rig = v.start();
     let root = rig.path();
@@ -211,15 +243,30 @@ fn too_many_changes_are_told_by_directory(v: Variant) {
     let mut watcher = Watcher::all_below(root);
     rig.mount.restore(id);
     let started = Instant::now();
-    let count = |watcher: &Watcher| watcher.said.iter().filter(|line| line.starts_with("CREATE many/n") || line.starts_with("DELETE many/m")).count();
+    let count = |watcher: &Watcher| {
+        watcher
+            .said
+            .iter()
+            .filter(|line| line.starts_with("CREATE many/n") || line.starts_with("DELETE many/m"))
+            .count()
+    };
     while !watcher.said.iter().any(|line| line == "ATTRIB,ISDIR many") {
         watcher.take();
-        assert!(started.elapsed() < Duration::from_secs(60), "{} were told", count(&watcher));
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "{} were told",
+            count(&watcher)
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     watcher.take();
     assert_eq!(count(&watcher), 5_000);
-    assert!(!watcher.said.iter().any(|line| line.contains("QUEUE_OVERFLOW")));
+    assert!(
+        !watcher
+            .said
+            .iter()
+            .any(|line| line.contains("QUEUE_OVERFLOW"))
+    );
     assert_same_tree(&rig.view(id), root, &TreeOpts::default());
 }
 

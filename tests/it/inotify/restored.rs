@@ -70,7 +70,11 @@ fn every_kind_of_change_is_told(v: Variant) {
         rig.mount.restore(id);
         watcher.expect(&EXPECTED);
         assert_exact(&rig, id);
-        let strange: Vec<&String> = watcher.said.iter().filter(|line| line.contains("sub/same") || line.contains(".ckptfs")).collect();
+        let strange: Vec<&String> = watcher
+            .said
+            .iter()
+            .filter(|line| line.contains("sub/same") || line.contains(".ckptfs"))
+            .collect();
         assert!(strange.is_empty(), "round {round}: {strange:?}");
     }
 }
@@ -79,20 +83,48 @@ fn who_watches_a_file_is_told(v: Variant) {
     let (rig, id) = start(v);
     sh(rig.path(), CHANGED);
     let mut watcher = Watcher::new(rig.path());
-    let paths = ["d/modified", "d/mode", "hard1", "d/new", "newdir", "newdir/n", "keep", "d/sub/same", "d/xattr"];
+    let paths = [
+        "d/modified",
+        "d/mode",
+        "hard1",
+        "d/new",
+        "newdir",
+        "newdir/n",
+        "keep",
+        "d/sub/same",
+        "d/xattr",
+    ];
     paths.iter().for_each(|path| watcher.add(path, CHANGES));
     let held = File::open(rig.path().join("d/modified")).unwrap();
     rig.mount.restore(id);
-    let told =
-        ["ATTRIB d/mode", "MODIFY hard1", "DELETE_SELF d/new", "DELETE_SELF newdir", "DELETE_SELF newdir/n", "ATTRIB,ISDIR keep", "ATTRIB d/xattr"];
+    let told = [
+        "ATTRIB d/mode",
+        "MODIFY hard1",
+        "DELETE_SELF d/new",
+        "DELETE_SELF newdir",
+        "DELETE_SELF newdir/n",
+        "ATTRIB,ISDIR keep",
+        "ATTRIB d/xattr",
+    ];
     watcher.expect(&told);
     // As with any file: one that is open is not gone before it is closed.
     watcher.take();
-    assert!(!watcher.said.iter().any(|line| line == "DELETE_SELF d/modified"), "{:#?}", watcher.said);
+    assert!(
+        !watcher
+            .said
+            .iter()
+            .any(|line| line == "DELETE_SELF d/modified"),
+        "{:#?}",
+        watcher.said
+    );
     assert_eq!(held.metadata().unwrap().nlink(), 0);
     drop(held);
     watcher.expect(&["DELETE_SELF d/modified"]);
-    assert!(!watcher.said.iter().any(|line| line.contains("sub/same")), "{:#?}", watcher.said);
+    assert!(
+        !watcher.said.iter().any(|line| line.contains("sub/same")),
+        "{:#?}",
+        watcher.said
+    );
     assert_exact(&rig, id);
 }
 
@@ -101,7 +133,10 @@ fn only_what_is_watched_is_told(v: Variant) {
     let (rig, id) = start(v);
     let mut watcher = Watcher::new(rig.path());
     watcher.add("d", WatchFlags::CREATE);
-    sh(rig.path(), "rm d/modified; rm d/sub/same; echo more >> top; echo more > d/mode; rm -r gone");
+    sh(
+        rig.path(),
+        "rm d/modified; rm d/sub/same; echo more >> top; echo more > d/mode; rm -r gone",
+    );
     rig.mount.restore(id);
     watcher.expect(&["CREATE d/modified"]);
     assert_eq!(watcher.said, ["CREATE d/modified"]);
@@ -110,15 +145,23 @@ fn only_what_is_watched_is_told(v: Variant) {
 /// The planner looks who watches, and that is all.
 fn a_restore_that_nobody_watches_makes_no_request(v: Variant) {
     let rig = v.start();
-    sh(rig.path(), "mkdir d; for i in $(seq 1000); do echo $i > d/$i; done");
+    sh(
+        rig.path(),
+        "mkdir d; for i in $(seq 1000); do echo $i > d/$i; done",
+    );
     let id = rig.mount.checkpoint();
-    sh(rig.path(), "for i in $(seq 1000); do echo again > d/$i; done; rm d/1??; mkdir new");
+    sh(
+        rig.path(),
+        "for i in $(seq 1000); do echo again > d/$i; done; rm d/1??; mkdir new",
+    );
     // Somebody watches something else.
     let mut elsewhere = Watcher::new(rig.image.path());
     elsewhere.add("", CHANGES);
     let before = changing_requests(&rig);
     rig.mount.restore(id);
-    wait_until("the announcer has ended", 30, || stats(&rig)["announcing"] == false);
+    wait_until("the announcer has ended", 30, || {
+        stats(&rig)["announcing"] == false
+    });
     assert_eq!(changing_requests(&rig), before);
     // With a watcher it takes requests, which are counted.
     let id = rig.mount.checkpoint();
@@ -138,14 +181,22 @@ fn stats(rig: &Rig) -> serde_json::Value {
 /// Requests of the kinds that an announcement makes, and a walk does not.
 fn changing_requests(rig: &Rig) -> u64 {
     let requests = stats(rig)["requests"].clone();
-    ["create", "mkdir", "mknod", "rename", "unlink", "rmdir", "setattr"].iter().filter_map(|kind| requests[kind].as_u64()).sum()
+    [
+        "create", "mkdir", "mknod", "rename", "unlink", "rmdir", "setattr",
+    ]
+    .iter()
+    .filter_map(|kind| requests[kind].as_u64())
+    .sum()
 }
 
-/// From the moment a restore is acknowledged every look at the tree shows what was restored: names, numbers, kinds, content, links.
+/// From the moment a restore is acknowledged every look at the tree shows what was restored: names,
+/// numbers, kinds, content, links.
 fn nobody_meets_what_is_only_announced(v: Variant) {
     let (rig, id) = start(v);
     let root = rig.path();
-    let expected: Vec<(String, Vec<String>)> = ["", "d"].map(|dir| (dir.to_owned(), names(&root.join(dir)))).into();
+    let expected: Vec<(String, Vec<String>)> = ["", "d"]
+        .map(|dir| (dir.to_owned(), names(&root.join(dir))))
+        .into();
     for _ in 0..4 {
         sh(root, CHANGED);
         let mut watcher = Watcher::all_below(root);
@@ -161,9 +212,13 @@ fn nobody_meets_what_is_only_announced(v: Variant) {
                     })
                 })
                 .collect();
-            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| watcher.expect(&EXPECTED)));
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                watcher.expect(&EXPECTED)
+            }));
             over.store(true, Ordering::Relaxed);
-            looks.into_iter().for_each(|look| look.join().expect("a look that shows the truth"));
+            looks
+                .into_iter()
+                .for_each(|look| look.join().expect("a look that shows the truth"));
             told.expect("everything is told");
         });
         assert_exact(&rig, id);
@@ -172,12 +227,29 @@ fn nobody_meets_what_is_only_announced(v: Variant) {
 
 fn look(root: &Path, expected: &[(String, Vec<String>)]) {
     for path in ["d/other", "d/new", "newdir", "d/newsub", "d/moved"] {
-        assert!(root.join(path).symlink_metadata().is_err(), "{path} is gone");
+        assert!(
+            root.join(path).symlink_metadata().is_err(),
+            "{path} is gone"
+        );
     }
-    for (path, content) in [("d/modified", "1\n"), ("d/deleted", "2\n"), ("d/renamed", "3\n"), ("top", "5\n"), ("hard1", "8\n"), ("d/kind", "9\n")] {
-        assert_eq!(fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}")), content, "{path}");
+    for (path, content) in [
+        ("d/modified", "1\n"),
+        ("d/deleted", "2\n"),
+        ("d/renamed", "3\n"),
+        ("top", "5\n"),
+        ("hard1", "8\n"),
+        ("d/kind", "9\n"),
+    ] {
+        assert_eq!(
+            fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}")),
+            content,
+            "{path}"
+        );
         let stat = fs::symlink_metadata(root.join(path)).unwrap();
-        assert!(stat.ino() < 1 << 59 && stat.nlink() == if path == "hard1" { 2 } else { 1 }, "{path}: {stat:?}");
+        assert!(
+            stat.ino() < 1 << 59 && stat.nlink() == if path == "hard1" { 2 } else { 1 },
+            "{path}: {stat:?}"
+        );
     }
     assert_eq!(fs::read_link(root.join("d/link")).unwrap(), Path::new("a"));
     assert!(root.join("gone/deep").is_dir() && root.join("old").is_dir());

@@ -1,5 +1,6 @@
-//! What watchers, indexers and `git status` remember of a file: number, times. They stay the same over remounts, kills, checkpoints and captures,
-//! and a restore changes them only for what it restores.
+//! What watchers, indexers and `git status` remember of a file: number, times. They stay the same
+//! over remounts, kills, checkpoints and captures, and a restore changes them only for what it
+//! restores.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,14 +17,28 @@ fn remembered(root: &Path) -> Remembered {
     let paths = tree(root).into_keys();
     let stat = |path: PathBuf| {
         let stat = fs::symlink_metadata(root.join(&path)).unwrap();
-        // The root is 1 on the mount, which is no concern of anybody's: its directory has another number when it is not mounted.
-        (path, (stat.ino(), (stat.ctime(), stat.ctime_nsec()), (stat.mtime(), stat.mtime_nsec()), stat.nlink()))
+        // The root is 1 on the mount, which is no concern of anybody's: its directory has another
+        // number when it is not mounted.
+        (
+            path,
+            (
+                stat.ino(),
+                (stat.ctime(), stat.ctime_nsec()),
+                (stat.mtime(), stat.mtime_nsec()),
+                stat.nlink(),
+            ),
+        )
     };
     paths.map(stat).collect()
 }
 
 fn differing(a: &Remembered, b: &Remembered) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = a.keys().chain(b.keys()).filter(|path| a.get(*path) != b.get(*path)).cloned().collect();
+    let mut paths: Vec<PathBuf> = a
+        .keys()
+        .chain(b.keys())
+        .filter(|path| a.get(*path) != b.get(*path))
+        .cloned()
+        .collect();
     paths.sort();
     paths.dedup();
     paths
@@ -33,7 +48,10 @@ fn numbers_and_times_stay_over_remounts_kills_and_checkpoints(v: Variant) {
     let mut rig = v.start();
     let root = rig.path().to_owned();
     sample_tree(&root);
-    sh(&root, "mkdir work; for i in $(seq 40); do echo $i > work/$i; done; mkdir work/sub; echo s > work/sub/s");
+    sh(
+        &root,
+        "mkdir work; for i in $(seq 40); do echo $i > work/$i; done; mkdir work/sub; echo s > work/sub/s",
+    );
     let first = rig.mount.checkpoint();
     // Some are captured, some are opened and left alone.
     sh(
@@ -42,7 +60,11 @@ fn numbers_and_times_stay_over_remounts_kills_and_checkpoints(v: Variant) {
     );
     let then = remembered(&root);
     rig.mount.checkpoint();
-    assert_eq!(differing(&then, &remembered(&root)), [] as [&Path; 0], "a checkpoint changes nothing");
+    assert_eq!(
+        differing(&then, &remembered(&root)),
+        [] as [&Path; 0],
+        "a checkpoint changes nothing"
+    );
     for round in 0..3 {
         if round == 1 {
             rig.mount.kill()
@@ -50,32 +72,62 @@ fn numbers_and_times_stay_over_remounts_kills_and_checkpoints(v: Variant) {
             rig.mount.umount()
         }
         rig.mount.remount();
-        assert_eq!(differing(&then, &remembered(&root)), [] as [&Path; 0], "round {round}: a remount changes nothing");
+        assert_eq!(
+            differing(&then, &remembered(&root)),
+            [] as [&Path; 0],
+            "round {round}: a remount changes nothing"
+        );
     }
     // Only what is restored, and the directory that holds it, changes.
-    rig.mount.ok(&["restore", &first.to_string(), "work/3", "work/30"]);
+    rig.mount
+        .ok(&["restore", &first.to_string(), "work/3", "work/30"]);
     let changed: Vec<PathBuf> = differing(&then, &remembered(&root));
     assert_eq!(changed, ["work", "work/3", "work/30"].map(PathBuf::from));
-    assert_eq!(remembered(&root)[Path::new("work")].0, then[Path::new("work")].0, "a directory keeps its number");
+    assert_eq!(
+        remembered(&root)[Path::new("work")].0,
+        then[Path::new("work")].0,
+        "a directory keeps its number"
+    );
     let then = remembered(&root);
-    sh(&root, "for i in $(seq 5 9); do echo again > work/$i; done; chmod 600 work/21");
-    rig.mount.ok(&["restore", &rig.mount.checkpoint().to_string()]);
+    sh(
+        &root,
+        "for i in $(seq 5 9); do echo again > work/$i; done; chmod 600 work/21",
+    );
+    rig.mount
+        .ok(&["restore", &rig.mount.checkpoint().to_string()]);
     let changed = differing(&then, &remembered(&root));
-    let expected: Vec<PathBuf> = ["work/21", "work/5", "work/6", "work/7", "work/8", "work/9"].map(PathBuf::from).into();
-    assert_eq!(changed, expected, "a restore of what is there already changes nothing");
+    let expected: Vec<PathBuf> = ["work/21", "work/5", "work/6", "work/7", "work/8", "work/9"]
+        .map(PathBuf::from)
+        .into();
+    assert_eq!(
+        changed, expected,
+        "a restore of what is there already changes nothing"
+    );
 }
 
-/// `git diff-files` compares what stat(2) says with the index and refreshes nothing: a name that it prints is one whose content `git status` must
-/// read again.
+/// `git diff-files` compares what stat(2) says with the index and refreshes nothing: a name that it
+/// prints is one whose content `git status` must read again.
 fn git_reads_nothing_again_after_a_remount(v: Variant) {
     if !has("git") {
         return crate::common::skip("git is not installed");
     }
     let mut rig = v.start();
     let root = rig.path().to_owned();
-    let git = |script: &str| sh(&root, &format!("export HOME=/nonexistent GIT_CONFIG_NOSYSTEM=1 GIT_OPTIONAL_LOCKS=0; {script}"));
-    sh(&root, "mkdir -p a/b; for i in $(seq 150); do echo $i > a/b/$i; echo $i > a/$i; done; find . -type f -exec touch -d '3 days ago' {} +");
-    git("git init -q . && git add -A && git -c user.name=n -c user.email=e commit -qm first && GIT_OPTIONAL_LOCKS=1 git status --porcelain");
+    let git = |script: &str| {
+        sh(
+            &root,
+            &format!(
+                "export HOME=/nonexistent GIT_CONFIG_NOSYSTEM=1 GIT_OPTIONAL_LOCKS=0; {script}"
+            ),
+        )
+    };
+    sh(
+        &root,
+        "mkdir -p a/b; for i in $(seq 150); do echo $i > a/b/$i; echo $i > a/$i; done; find . -type f -exec touch -d '3 days ago' {} +",
+    );
+    git(
+        "git init -q . && git add -A && git -c user.name=n -c user.email=e commit -qm first && GIT_OPTIONAL_LOCKS=1 git status --porcelain",
+    );
     let must_read = || git("git diff-files --name-only");
     assert_eq!(must_read(), "");
     let id = rig.mount.checkpoint();
@@ -86,13 +138,18 @@ fn git_reads_nothing_again_after_a_remount(v: Variant) {
     rig.mount.kill();
     rig.mount.remount();
     assert_eq!(must_read(), "", "a kill and a remount");
-    // git compares whole seconds: what the restore does must not fall into that in which the files were made.
+    // git compares whole seconds: what the restore does must not fall into that in which the files
+    // were made.
     std::thread::sleep(std::time::Duration::from_millis(1_100));
     // It sees what it must.
     sh(&root, "echo changed >> a/7; touch a/9");
     assert_eq!(must_read(), "a/7\na/9\n");
     rig.mount.restore(id);
-    assert_eq!(must_read(), "a/7\na/9\n", "a restore makes new only what it restores");
+    assert_eq!(
+        must_read(),
+        "a/7\na/9\n",
+        "a restore makes new only what it restores"
+    );
     assert_eq!(git("git status --porcelain"), "");
 }
 

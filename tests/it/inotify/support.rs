@@ -29,7 +29,8 @@ pub const CHANGES: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::MOVE_SELF);
 
-/// An inotify instance, and what it has said so far: lines such as `CREATE,ISDIR d/new`, with paths from the root.
+/// An inotify instance, and what it has said so far: lines such as `CREATE,ISDIR d/new`, with paths
+/// from the root.
 pub struct Watcher {
     inotify: OwnedFd,
     root: PathBuf,
@@ -41,14 +42,23 @@ impl Watcher {
     /// Watches nothing yet.
     pub fn new(root: &Path) -> Watcher {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).expect("inotify");
-        Watcher { inotify, root: root.to_owned(), places: HashMap::new(), said: Vec::new() }
+        Watcher {
+            inotify,
+            root: root.to_owned(),
+            places: HashMap::new(),
+            said: Vec::new(),
+        }
     }
 
     /// Watches the root and all directories below.
     pub fn all_below(root: &Path) -> Watcher {
         let mut watcher = Watcher::new(root);
         watcher.add("", CHANGES);
-        for path in tree(root).iter().filter(|(path, node)| node.kind == NodeKind::Dir && !path.as_os_str().is_empty()).map(|(path, _)| path) {
+        for path in tree(root)
+            .iter()
+            .filter(|(path, node)| node.kind == NodeKind::Dir && !path.as_os_str().is_empty())
+            .map(|(path, _)| path)
+        {
             watcher.add(path.to_str().expect("the tests' names are UTF-8"), CHANGES);
         }
         watcher
@@ -58,7 +68,10 @@ impl Watcher {
     pub fn add(&mut self, path: &str, events: WatchFlags) {
         let place = self.root.join(path);
         let wd = inotify::add_watch(&self.inotify, &place, events | WatchFlags::DONT_FOLLOW);
-        self.places.insert(wd.unwrap_or_else(|error| panic!("{}: {error}", place.display())), PathBuf::from(path));
+        self.places.insert(
+            wd.unwrap_or_else(|error| panic!("{}: {error}", place.display())),
+            PathBuf::from(path),
+        );
     }
 
     /// Takes what has come since.
@@ -69,8 +82,11 @@ impl Watcher {
             match reader.next() {
                 Ok(event) => {
                     let place = self.places.get(&event.wd()).cloned().unwrap_or_default();
-                    let path = event.file_name().map_or(place.clone(), |name| place.join(OsStr::from_bytes(name.to_bytes())));
-                    self.said.push(format!("{} {}", words(event.events()), path.display()));
+                    let path = event.file_name().map_or(place.clone(), |name| {
+                        place.join(OsStr::from_bytes(name.to_bytes()))
+                    });
+                    self.said
+                        .push(format!("{} {}", words(event.events()), path.display()));
                 }
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(rustix::io::Errno::INTR) => {}
@@ -85,7 +101,10 @@ impl Watcher {
         let started = Instant::now();
         loop {
             self.take();
-            let missing: Vec<&&str> = expected.iter().filter(|line| !self.said.iter().any(|said| said == *line)).collect();
+            let missing: Vec<&&str> = expected
+                .iter()
+                .filter(|line| !self.said.iter().any(|said| said == *line))
+                .collect();
             if missing.is_empty() {
                 return;
             }
@@ -97,7 +116,11 @@ impl Watcher {
 }
 
 fn words(events: ReadFlags) -> String {
-    events.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(",")
+    events
+        .iter_names()
+        .map(|(name, _)| name)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// Everything that a tree shows, to compare with later.
@@ -111,12 +134,24 @@ pub fn tree(root: &Path) -> Tree {
 /// Names of a directory, sorted.
 pub fn names(dir: &Path) -> Vec<String> {
     let list = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-    let mut names: Vec<String> = list.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = list
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
     names.sort();
     names
 }
 
 /// Whether a program is installed.
 pub fn has(program: &str) -> bool {
-    try_run_limited(&mut tool("bash", &["-c", &format!("command -v {program}")]), 10).is_ok_and(|output| output.status.success())
+    try_run_limited(
+        &mut tool("bash", &["-c", &format!("command -v {program}")]),
+        10,
+    )
+    .is_ok_and(|output| output.status.success())
 }

@@ -15,7 +15,8 @@ f = open(\"new\", \"r+b\"); m = mmap.mmap(f.fileno(), 0); m[0] = 65; m.flush(); 
 ";
 
 fn events(root: &Path) -> Vec<String> {
-    // By a process of its own: a child that another test starts just now would hold a copy of our descriptor, and close it when somebody watches.
+    // By a process of its own: a child that another test starts just now would hold a copy of our
+    // descriptor, and close it when somebody watches.
     sh(root, "mkdir d; printf other > d/other");
     let mut watcher = Watcher::all_below(root);
     sh(root, CHANGES);

@@ -1,5 +1,6 @@
-//! The README's story ends with `umount`, "an ordinary directory again": whatever is done to it then is a change like any other at the next mount, and takes
-//! nothing from an older checkpoint. One `sed -i` after an unmount had made whole directories of every view EIO.
+//! The README's story ends with `umount`, "an ordinary directory again": whatever is done to it
+//! then is a change like any other at the next mount, and takes nothing from an older checkpoint.
+//! One `sed -i` after an unmount had made whole directories of every view EIO.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use super::story::{Random, check};
 use crate::common::command::sh;
-use crate::common::{Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, tree_of};
+use crate::common::{
+    Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, tree_of,
+};
 
 for_each_variant! { all => all_that_was_there_is_kept, what_is_kept_goes_with_its_checkpoints, without_reflink_small_files_are_copied }
 for_each_variant! { reflink => content_is_kept_ahead_from_the_first_unmount_on, what_a_killed_daemon_has_not_kept_the_next_does }
@@ -31,19 +34,57 @@ pub fn change(root: &Path, round: usize) {
 }
 
 pub fn fill(root: &Path) {
-    for dir in ["src/deep/er", "dir/below/it", "lost/sub/sub", "empty", "untouched/x", "swapped1", "swapped2"] {
+    for dir in [
+        "src/deep/er",
+        "dir/below/it",
+        "lost/sub/sub",
+        "empty",
+        "untouched/x",
+        "swapped1",
+        "swapped2",
+    ] {
         fs::create_dir_all(root.join(dir)).unwrap();
     }
-    for name in ["edited", "replaced", "mode", "gone", "moved", "away", "linked", "twice1", "attributes", "emptied", "touched", "deep/er/f", "kept"] {
-        fs::write(root.join("src").join(name), format!("{name}: replaced\n").repeat(500)).unwrap();
+    for name in [
+        "edited",
+        "replaced",
+        "mode",
+        "gone",
+        "moved",
+        "away",
+        "linked",
+        "twice1",
+        "attributes",
+        "emptied",
+        "touched",
+        "deep/er/f",
+        "kept",
+    ] {
+        fs::write(
+            root.join("src").join(name),
+            format!("{name}: replaced\n").repeat(500),
+        )
+        .unwrap();
     }
-    for name in ["dir/a", "dir/below/it/b", "lost/c", "lost/sub/sub/d", "untouched/x/e", "changes", "swapped1/one", "swapped2/two"] {
+    for name in [
+        "dir/a",
+        "dir/below/it/b",
+        "lost/c",
+        "lost/sub/sub/d",
+        "untouched/x/e",
+        "changes",
+        "swapped1/one",
+        "swapped2/two",
+    ] {
         fs::write(root.join(name), name).unwrap();
     }
     fs::hard_link(root.join("src/twice1"), root.join("src/twice2")).unwrap();
     symlink("edited", root.join("src/symbolic")).unwrap();
     fs::set_permissions(root.join("src/kept"), PermissionsExt::from_mode(0o640)).unwrap();
-    sh(root, "mkfifo src/fifo; setfattr -n user.a -v before src/attributes; setfattr -n user.d -v dir dir");
+    sh(
+        root,
+        "mkfifo src/fifo; setfattr -n user.a -v before src/attributes; setfattr -n user.d -v dir dir",
+    );
 }
 
 /// Checkpoints, and plain copies of what they show.
@@ -64,9 +105,15 @@ fn story(v: Variant, keep_time: &str) -> (Rig, Copies) {
     }
     let mut copies = Copies::new();
     keep(&rig, &mut copies);
-    sh(rig.path(), "echo changed > src/deep/er/f; mv dir/a dir/renamed; mkdir dir/made; echo x > dir/made/x");
+    sh(
+        rig.path(),
+        "echo changed > src/deep/er/f; mv dir/a dir/renamed; mkdir dir/made; echo x > dir/made/x",
+    );
     keep(&rig, &mut copies);
-    sh(rig.path(), "echo dirty > untouched/x/e; echo new > dir/made/y");
+    sh(
+        rig.path(),
+        "echo dirty > untouched/x/e; echo new > dir/made/y",
+    );
     rig.mount.umount();
     (rig, copies)
 }
@@ -87,22 +134,51 @@ fn all_that_was_there_is_kept(v: Variant) {
         let (status, report) = check(&root, &["verify", "--deep"]);
         assert_eq!(status, 0, "{report}");
         let dirty = rig.mount.dirty();
-        for path in ["src/edited", "src/gone", "src/mode", "new0/er/file", "lost/c"].iter().filter(|_| round == 0) {
-            assert!(dirty.iter().any(|dirty| dirty == path), "{path} in {dirty:?}");
+        for path in [
+            "src/edited",
+            "src/gone",
+            "src/mode",
+            "new0/er/file",
+            "lost/c",
+        ]
+        .iter()
+        .filter(|_| round == 0)
+        {
+            assert!(
+                dirty.iter().any(|dirty| dirty == path),
+                "{path} in {dirty:?}"
+            );
         }
         // And so it stays: with changes of ours, a checkpoint, a kill, a restore.
-        sh(&root, &format!("echo {round} > src/edited; echo {round} > src/kept; rm -rf src/deep"));
+        sh(
+            &root,
+            &format!("echo {round} > src/edited; echo {round} > src/kept; rm -rf src/deep"),
+        );
         keep(&rig, &mut copies);
         rig.mount.kill();
         rig.mount.remount();
         assert_all(&rig, &copies);
         rig.mount.restore(1);
-        assert_same_tree(&root, &copies[&1], &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+        assert_same_tree(
+            &root,
+            &copies[&1],
+            &TreeOpts {
+                dir_mtime: false,
+                ..TreeOpts::default()
+            },
+        );
         keep(&rig, &mut copies);
         rig.mount.umount();
     }
     // What was there is an ordinary directory, and nothing is left over.
-    assert_eq!(sh(&root, "find .ckptfs -maxdepth 1 -name '*.new' -o -path '.ckptfs/tmp/*' ! -name restore").trim(), "");
+    assert_eq!(
+        sh(
+            &root,
+            "find .ckptfs -maxdepth 1 -name '*.new' -o -path '.ckptfs/tmp/*' ! -name restore"
+        )
+        .trim(),
+        ""
+    );
 }
 
 /// Content that is lost: changed, replaced, renamed, linked, or removed, and nothing more.
@@ -137,7 +213,11 @@ fn assert_known(rig: &Rig, copies: &Copies) {
                 continue;
             }
             match fs::read(&file) {
-                Ok(content) => assert_eq!(content, fs::read(copy.join(&path)).unwrap(), "{path} in {id}"),
+                Ok(content) => assert_eq!(
+                    content,
+                    fs::read(copy.join(&path)).unwrap(),
+                    "{path} in {id}"
+                ),
                 Err(error) => {
                     assert_eq!(error.raw_os_error(), Some(libc::EIO), "{path} in {id}");
                     lost.push(path);
@@ -168,13 +248,17 @@ fn names_and_attributes_are_always_known(v: Variant) {
         assert_known(&rig, &copies);
         assert_eq!(check(&root, &["verify", "1"]).0, 4, "lost content is named");
         // A record of a later change does not make it the past.
-        sh(&root, "for f in edited replaced mode; do echo later >> src/$f; done");
+        sh(
+            &root,
+            "for f in edited replaced mode; do echo later >> src/$f; done",
+        );
         assert_known(&rig, &copies);
         rig.mount.umount();
     }
 }
 
-/// A baseline that was written in idle time and brought up to date at each unmount is what a walk would have written; and an unmount makes no walk.
+/// A baseline that was written in idle time and brought up to date at each unmount is what a walk
+/// would have written; and an unmount makes no walk.
 fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
     let root = rig.path().to_owned();
@@ -186,12 +270,21 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
     let before = wait(|| written("baseline"));
     let mut copies = Copies::new();
     for round in 0..4 {
-        sh(&root, "echo open > src/edited; mkdir -p born/deep; echo 1 > born/deep/file; ln src/linked src/again; mkfifo src/pipe; rm src/pipe");
+        sh(
+            &root,
+            "echo open > src/edited; mkdir -p born/deep; echo 1 > born/deep/file; ln src/linked src/again; mkfifo src/pipe; rm src/pipe",
+        );
         change(&root, 10 + round);
-        sh(&root, "echo second >> src/edited; echo 2 > born/deep/more; mv born/deep born/moved; rm born/moved/file; rm src/again; mkdir empty2");
+        sh(
+            &root,
+            "echo second >> src/edited; echo 2 > born/deep/more; mv born/deep born/moved; rm born/moved/file; rm src/again; mkdir empty2",
+        );
         if round % 2 == 0 {
             keep(&rig, &mut copies);
-            sh(&root, "echo third >> src/edited; echo 3 >> born/moved/more; setfattr -n user.x -v y src/kept; truncate -s 7 src/touched");
+            sh(
+                &root,
+                "echo third >> src/edited; echo 3 >> born/moved/more; setfattr -n user.x -v y src/kept; truncate -s 7 src/touched",
+            );
         }
         // For the next round.
         sh(
@@ -200,20 +293,31 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
         );
         rig.mount.umount();
         if round == 0 {
-            assert_eq!(written("baseline"), Some(before), "it is brought up to date, and not written anew");
+            assert_eq!(
+                written("baseline"),
+                Some(before),
+                "it is brought up to date, and not written anew"
+            );
         }
         let exact = v.fs == Fs::Xfs || v.fs == Fs::Btrfs || v.fs == Fs::Ext4;
-        assert!(rig.mount.compared_baseline().unwrap() || !exact, "an unmount walks the tree, round {round}");
+        assert!(
+            rig.mount.compared_baseline().unwrap() || !exact,
+            "an unmount walks the tree, round {round}"
+        );
         if round == 1 {
             change(&root, 20);
-            sh(&root, "rm -rf changes empty; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo");
+            sh(
+                &root,
+                "rm -rf changes empty; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo",
+            );
         }
         rig.mount.remount();
         assert_names(&rig, &copies);
     }
 }
 
-/// After an orderly end content is cloned in idle time, and an unmount sees to what changed alone: also after all clones went.
+/// After an orderly end content is cloned in idle time, and an unmount sees to what changed alone:
+/// also after all clones went.
 fn content_is_kept_ahead_from_the_first_unmount_on(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
     let root = rig.path().to_owned();
@@ -226,7 +330,10 @@ fn content_is_kept_ahead_from_the_first_unmount_on(v: Variant) {
     rig.mount.remount();
     wait(|| root.join(".ckptfs/kept/whole").exists().then_some(()));
     let all = kept();
-    sh(&root, "echo a >> src/edited; rm src/gone; mv dir moved; mv src/away src/kept2");
+    sh(
+        &root,
+        "echo a >> src/edited; rm src/gone; mv dir moved; mv src/away src/kept2",
+    );
     keep(&rig, &mut copies);
     // Of these the layer has what they were before.
     sh(&root, "echo b >> src/edited; rm src/touched");
@@ -239,8 +346,9 @@ fn content_is_kept_ahead_from_the_first_unmount_on(v: Variant) {
     assert_all(&rig, &copies);
 }
 
-/// After a kill the tree is written down anew, and what the killed daemon changed is not looked for in what changed since. That all had been kept before does
-/// not count then: the model found a file of that time without its content.
+/// After a kill the tree is written down anew, and what the killed daemon changed is not looked for
+/// in what changed since. That all had been kept before does not count then: the model found a file
+/// of that time without its content.
 fn what_a_killed_daemon_has_not_kept_the_next_does(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
     let root = rig.path().to_owned();
@@ -250,7 +358,12 @@ fn what_a_killed_daemon_has_not_kept_the_next_does(v: Variant) {
     assert!(root.join(".ckptfs/kept/whole").exists());
     rig.mount.remount();
     sh(&root, "echo new > src/new; echo changed > src/edited");
-    let written = || fs::metadata(root.join(".ckptfs/baseline")).unwrap().modified().unwrap();
+    let written = || {
+        fs::metadata(root.join(".ckptfs/baseline"))
+            .unwrap()
+            .modified()
+            .unwrap()
+    };
     let before = written();
     rig.mount.kill();
     rig.mount.remount();
@@ -264,7 +377,10 @@ fn what_a_killed_daemon_has_not_kept_the_next_does(v: Variant) {
 
 /// What is there is edited where it lies.
 fn change_to_what_is_kept(root: &Path) {
-    sh(root, "find . -path ./.ckptfs -prune -o -type f -exec sh -c 'echo lost >> \"$1\"' _ {} \\;");
+    sh(
+        root,
+        "find . -path ./.ckptfs -prune -o -type f -exec sh -c 'echo lost >> \"$1\"' _ {} \\;",
+    );
 }
 
 /// Every checkpoint has the names that it had, and content that can be read is what it was.
@@ -276,7 +392,11 @@ fn assert_names(rig: &Rig, copies: &Copies) {
         assert!(differ.is_empty(), "checkpoint {id}: {differ:#?}");
         for path in tree_of(copy).keys() {
             if let Ok(content) = fs::read(view.join(path)) {
-                assert_eq!(content, fs::read(copy.join(path)).unwrap(), "{path:?} in {id}");
+                assert_eq!(
+                    content,
+                    fs::read(copy.join(path)).unwrap(),
+                    "{path:?} in {id}"
+                );
             }
         }
     }
@@ -288,7 +408,10 @@ fn wait<T>(found: impl Fn() -> Option<T>) -> T {
         if let Some(found) = found() {
             return found;
         }
-        assert!(began.elapsed().as_secs() < 30, "nothing is written down in idle time");
+        assert!(
+            began.elapsed().as_secs() < 30,
+            "nothing is written down in idle time"
+        );
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
@@ -300,7 +423,12 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     let all = kept();
     assert!(all > 10, "{all} files are kept");
     // What has not changed is not cloned again.
-    let inodes = || sh(&root, "ls -i --ignore=whole .ckptfs/kept").lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let inodes = || {
+        sh(&root, "ls -i --ignore=whole .ckptfs/kept")
+            .lines()
+            .map(str::to_owned)
+            .collect::<BTreeSet<_>>()
+    };
     let before = inodes();
     rig.mount.remount();
     rig.mount.umount();
@@ -321,33 +449,55 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     assert_all(&rig, &copies.into_iter().skip(1).collect());
     rig.mount.ok(&["delete", "--now", "--yes", "2"]);
     rig.mount.umount();
-    assert_eq!((kept(), root.join(".ckptfs/baseline").exists()), (0, false), "without a checkpoint there is no past");
+    assert_eq!(
+        (kept(), root.join(".ckptfs/baseline").exists()),
+        (0, false),
+        "without a checkpoint there is no past"
+    );
 }
 
-/// A clone costs nothing. Copies are made of files up to 1 MiB and no more than 64 MiB of them, unless all is to be kept.
+/// A clone costs nothing. Copies are made of files up to 1 MiB and no more than 64 MiB of them,
+/// unless all is to be kept.
 fn without_reflink_small_files_are_copied(v: Variant) {
     const MANY: usize = 70;
     let write = |root: &Path, byte: u8| {
         fs::write(root.join("large"), vec![byte; (1 << 20) + 1]).unwrap();
-        (0..MANY).for_each(|number| fs::write(root.join(format!("small{number}")), vec![byte; 1 << 20]).unwrap());
+        (0..MANY).for_each(|number| {
+            fs::write(root.join(format!("small{number}")), vec![byte; 1 << 20]).unwrap()
+        });
     };
     let mut rig = v.start_with(MountOpts::new(v.io), |root| write(root, b'1'));
     let root = rig.path().to_owned();
     for (byte, keep) in [(b'1', "--keep=some"), (b'2', "--keep=all")] {
         let id = rig.mount.checkpoint();
-        let said: serde_json::Value = serde_json::from_str(&rig.mount.ok(&["umount", "--json", keep])).unwrap();
-        let not_kept = if v.fs.has_reflink() || keep == "--keep=all" { None } else { Some(1 + MANY as u64 - 64) };
+        let said: serde_json::Value =
+            serde_json::from_str(&rig.mount.ok(&["umount", "--json", keep])).unwrap();
+        let not_kept = if v.fs.has_reflink() || keep == "--keep=all" {
+            None
+        } else {
+            Some(1 + MANY as u64 - 64)
+        };
         assert_eq!(said["not_kept"].as_u64(), not_kept, "{said}");
         write(&root, byte + 1);
         rig.mount.remount();
         let view = rig.view(id);
         let is_kept = |name: &str| match fs::read(view.join(name)) {
-            Ok(content) => content.iter().all(|there| *there == byte) || panic!("{name} in {id} is another"),
-            Err(error) => error.raw_os_error() != Some(libc::EIO) && panic!("{name} in {id}: {error}"),
+            Ok(content) => {
+                content.iter().all(|there| *there == byte) || panic!("{name} in {id} is another")
+            }
+            Err(error) => {
+                error.raw_os_error() != Some(libc::EIO) && panic!("{name} in {id}: {error}")
+            }
         };
-        let small = (0..MANY).filter(|number| is_kept(&format!("small{number}"))).count();
+        let small = (0..MANY)
+            .filter(|number| is_kept(&format!("small{number}")))
+            .count();
         let all = v.fs.has_reflink() || keep == "--keep=all";
-        assert_eq!((is_kept("large"), small), if all { (true, MANY) } else { (false, 64) }, "{keep}");
+        assert_eq!(
+            (is_kept("large"), small),
+            if all { (true, MANY) } else { (false, 64) },
+            "{keep}"
+        );
     }
 }
 
@@ -358,7 +508,10 @@ fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
     // The tree, and what changed since that was written.
     let files = ["baseline", "baseline.changes"].map(|name| root.join(".ckptfs").join(name));
     let umount = |rig: &mut Rig| {
-        sh(&root, "echo seen >> src/edited; rm -f src/gone; mkdir -p src/seen");
+        sh(
+            &root,
+            "echo seen >> src/edited; rm -f src/gone; mkdir -p src/seen",
+        );
         rig.mount.umount();
     };
     let mut old = [fs::read(&files[0]).unwrap(), Vec::new()];
@@ -387,41 +540,84 @@ fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
         fs::write(&files[which], &bytes).unwrap();
         if damaged {
             let (status, report) = check(&root, &["verify"]);
-            assert!(status != 0 && report.to_string().contains("baseline-damaged"), "{status} {report}");
+            assert!(
+                status != 0 && report.to_string().contains("baseline-damaged"),
+                "{status} {report}"
+            );
         }
-        sh(&root, &format!("echo unseen{round} > src/new{round}; echo {round} >> src/kept; mv untouched/x untouched/y; mv untouched/y untouched/x"));
+        sh(
+            &root,
+            &format!(
+                "echo unseen{round} > src/new{round}; echo {round} >> src/kept; mv untouched/x untouched/y; mv untouched/y untouched/x"
+            ),
+        );
         rig.mount.remount();
         for (id, copy) in &copies {
-            for path in ["src/edited", "src/gone", "src/kept", "untouched/x/e", "dir/below/it/b", "src/deep/er/f"] {
+            for path in [
+                "src/edited",
+                "src/gone",
+                "src/kept",
+                "untouched/x/e",
+                "dir/below/it/b",
+                "src/deep/er/f",
+            ] {
                 match fs::read(rig.view(*id).join(path)) {
-                    Ok(content) => assert_eq!(content, fs::read(copy.join(path)).unwrap(), "{path} in {id}, round {round}"),
-                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{path} in {id}, round {round}"),
+                    Ok(content) => assert_eq!(
+                        content,
+                        fs::read(copy.join(path)).unwrap(),
+                        "{path} in {id}, round {round}"
+                    ),
+                    Err(error) => assert_eq!(
+                        error.raw_os_error(),
+                        Some(libc::EIO),
+                        "{path} in {id}, round {round}"
+                    ),
                 }
             }
-            let unseen = fs::metadata(rig.view(*id).join(format!("src/new{round}"))).expect_err("it was not there");
-            assert!(unseen.kind() == ErrorKind::NotFound || unseen.raw_os_error() == Some(libc::EIO), "{unseen}");
+            let unseen = fs::metadata(rig.view(*id).join(format!("src/new{round}")))
+                .expect_err("it was not there");
+            assert!(
+                unseen.kind() == ErrorKind::NotFound || unseen.raw_os_error() == Some(libc::EIO),
+                "{unseen}"
+            );
         }
         rig.mount.umount();
-        assert!(!damaged || fs::read(&files[which]).ok() != Some(bytes), "it is written anew, or gone");
+        assert!(
+            !damaged || fs::read(&files[which]).ok() != Some(bytes),
+            "it is written anew, or gone"
+        );
     }
 }
 
-/// What is removed while nothing is mounted gives its number to the next inode, and what is recorded of that one is no part of what was removed.
+/// What is removed while nothing is mounted gives its number to the next inode, and what is
+/// recorded of that one is no part of what was removed.
 fn an_inode_number_that_is_given_away_takes_nothing_along(v: Variant) {
     const DIRS: usize = 30;
-    let each = |root: &Path, command: &str| sh(root, &format!("for i in $(seq {DIRS}); do {command}; done"));
-    let mut rig = v.start_with(MountOpts::new(v.io), |dir| drop(each(dir, "mkdir d$i; echo $i > d$i/was")));
+    let each = |root: &Path, command: &str| {
+        sh(root, &format!("for i in $(seq {DIRS}); do {command}; done"))
+    };
+    let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
+        drop(each(dir, "mkdir d$i; echo $i > d$i/was"))
+    });
     let root = rig.path().to_owned();
     let mut copies = Copies::new();
     keep(&rig, &mut copies);
-    let numbers = |name: &str| each(&root, &format!("stat -c %i {name}$i")).lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let numbers = |name: &str| {
+        each(&root, &format!("stat -c %i {name}$i"))
+            .lines()
+            .map(str::to_owned)
+            .collect::<BTreeSet<_>>()
+    };
     let before = numbers("d");
     rig.mount.umount();
     sh(&root, "rm -r d*");
     each(&root, "mkdir e$i; echo $i > e$i/other");
     rig.mount.remount();
     if v.fs == Fs::Ext4 {
-        assert!(!before.is_disjoint(&numbers("e")), "no number was given away");
+        assert!(
+            !before.is_disjoint(&numbers("e")),
+            "no number was given away"
+        );
     }
     let names = |copies: &Copies| {
         for (id, copy) in copies {
@@ -433,19 +629,35 @@ fn an_inode_number_that_is_given_away_takes_nothing_along(v: Variant) {
     for round in 0..3 {
         keep(&rig, &mut copies);
         names(&copies);
-        each(&root, &format!("rm e$i/*; echo {round} > e$i/later{round}; mkdir e$i/dir{round}; rmdir e$i/dir{round}"));
+        each(
+            &root,
+            &format!(
+                "rm e$i/*; echo {round} > e$i/later{round}; mkdir e$i/dir{round}; rmdir e$i/dir{round}"
+            ),
+        );
         names(&copies);
     }
 }
 
-/// Whoever may set attributes of one file could see to it that there was no baseline for anybody: more than 1 MiB of them was too much for it.
+/// Whoever may set attributes of one file could see to it that there was no baseline for anybody:
+/// more than 1 MiB of them was too much for it.
 fn no_attributes_are_too_many_for_a_baseline(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), fill);
     let root = rig.path().to_owned();
     let value = vec![b'x'; 60_000];
-    let set = |number: u32| rustix::fs::setxattr(root.join("src/kept"), format!("user.{number}"), &value, rustix::fs::XattrFlags::empty());
+    let set = |number: u32| {
+        rustix::fs::setxattr(
+            root.join("src/kept"),
+            format!("user.{number}"),
+            &value,
+            rustix::fs::XattrFlags::empty(),
+        )
+    };
     let many = (0..100).take_while(|number| set(*number).is_ok()).count();
-    assert!((20..100).contains(&many), "{many}: the mount has a limit, and it is above 1 MiB");
+    assert!(
+        (20..100).contains(&many),
+        "{many}: the mount has a limit, and it is above 1 MiB"
+    );
     let mut copies = Copies::new();
     keep(&rig, &mut copies);
     rig.mount.umount();
@@ -454,14 +666,16 @@ fn no_attributes_are_too_many_for_a_baseline(v: Variant) {
     assert_all(&rig, &copies);
 }
 
-/// What changed since the tree was written down is beside it, and each mount reads both: a long history had as many changes there as the tree has names.
+/// What changed since the tree was written down is beside it, and each mount reads both: a long
+/// history had as many changes there as the tree has names.
 fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing().folding(), |root| {
         fill(root);
         sh(root, "mkdir -p many/below; for i in $(seq 150); do echo $i > many/$i; echo $i > many/below/$i; done");
     });
     let root = rig.path().to_owned();
-    let size = |name: &str| fs::metadata(root.join(".ckptfs").join(name)).map_or(0, |found| found.len());
+    let size =
+        |name: &str| fs::metadata(root.join(".ckptfs").join(name)).map_or(0, |found| found.len());
     let mut copies = Copies::new();
     keep(&rig, &mut copies);
     rig.mount.umount();
@@ -479,17 +693,33 @@ fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     keep(&rig, &mut copies);
     sh(&root, "rm many/10; echo open > many/11; mkdir many/10");
     rig.mount.umount();
-    assert!(rig.mount.compared_baseline().unwrap(), "what changed was looked at, and not the tree");
+    assert!(
+        rig.mount.compared_baseline().unwrap(),
+        "what changed was looked at, and not the tree"
+    );
     assert_ne!(fs::read(root.join(".ckptfs/baseline")).unwrap(), written);
-    assert!(size("baseline.changes") < 200, "but for who is gone in the open epoch, nothing is beside it");
+    assert!(
+        size("baseline.changes") < 200,
+        "but for who is gone in the open epoch, nothing is beside it"
+    );
     let (status, report) = check(&root, &["verify", "--deep"]);
     assert_eq!(status, 0, "{report}");
     for round in 1..4 {
-        sh(&root, &format!("echo {round} >> many/9; mv src/deep/below/{round} moved{round}; rm src/deep/below/10{round}; chmod 600 many/3{round}"));
+        sh(
+            &root,
+            &format!(
+                "echo {round} >> many/9; mv src/deep/below/{round} moved{round}; rm src/deep/below/10{round}; chmod 600 many/3{round}"
+            ),
+        );
         rig.mount.remount();
         assert_all(&rig, &copies);
         keep(&rig, &mut copies);
-        sh(&root, &format!("echo served{round} > many/9; mv src/deep src/deep{round}; mv src/deep{round} src/deep"));
+        sh(
+            &root,
+            &format!(
+                "echo served{round} > many/9; mv src/deep src/deep{round}; mv src/deep{round} src/deep"
+            ),
+        );
         rig.mount.umount();
         rig.mount.compared_baseline().unwrap();
     }

@@ -1,4 +1,5 @@
-//! With the sealer caught up (`--seal=full`) nothing that is changed behind our back touches the past.
+//! With the sealer caught up (`--seal=full`) nothing that is changed behind our back touches the
+//! past.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -19,8 +20,23 @@ fn story(v: Variant, seal: &str) -> (crate::common::Rig, Vec<std::path::PathBuf>
     // Something must be kept before anything can have a past.
     let mut copies = vec![keep(&rig)];
     fs::create_dir_all(root.join("dir/deeper/still")).unwrap();
-    for name in ["a", "b", "dir/c", "dir/deeper/d", "dir/deeper/still/e", "empty"] {
-        fs::write(root.join(name), if name == "empty" { String::new() } else { format!("{name} as it was\n").repeat(2000) }).unwrap();
+    for name in [
+        "a",
+        "b",
+        "dir/c",
+        "dir/deeper/d",
+        "dir/deeper/still/e",
+        "empty",
+    ] {
+        fs::write(
+            root.join(name),
+            if name == "empty" {
+                String::new()
+            } else {
+                format!("{name} as it was\n").repeat(2000)
+            },
+        )
+        .unwrap();
     }
     symlink("a", root.join("link")).unwrap();
     fs::hard_link(root.join("b"), root.join("dir/hard")).unwrap();
@@ -58,7 +74,11 @@ fn change_everything(root: &Path) {
 fn with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_back(v: Variant) {
     let (mut rig, copies) = story(v, "--seal=full");
     caught_up(&rig.mount);
-    assert_eq!(rig.mount.dirty(), Vec::<String>::new(), "to be captured ahead is no change");
+    assert_eq!(
+        rig.mount.dirty(),
+        Vec::<String>::new(),
+        "to be captured ahead is no change"
+    );
     let root = rig.path().to_owned();
     rig.mount.umount();
     assert!(!objects(&root).is_empty());
@@ -71,8 +91,20 @@ fn with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_
     let (status, report) = check(&root, &["verify", "--deep", "3"]);
     assert_eq!((status, kinds(&report)), (0, vec![]), "{report}");
     let dirty = rig.mount.dirty();
-    for path in ["a", "b", "empty", "dir/c", "dir/deeper", "dir/new", "new/tree/file", "link"] {
-        assert!(dirty.iter().any(|dirty| dirty == path), "{path} in {dirty:?}");
+    for path in [
+        "a",
+        "b",
+        "empty",
+        "dir/c",
+        "dir/deeper",
+        "dir/new",
+        "new/tree/file",
+        "link",
+    ] {
+        assert!(
+            dirty.iter().any(|dirty| dirty == path),
+            "{path} in {dirty:?}"
+        );
     }
     // And so it stays: over checkpoints, changes, kills, and a restore.
     rig.mount.checkpoint();
@@ -84,13 +116,25 @@ fn with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_
         assert_same_tree(&rig.view(id), copy, &TreeOpts::default());
     }
     rig.mount.restore(3);
-    assert_same_tree(&root, &copies[2], &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+    assert_same_tree(
+        &root,
+        &copies[2],
+        &TreeOpts {
+            dir_mtime: false,
+            ..TreeOpts::default()
+        },
+    );
 }
 
 fn what_was_captured_ahead_and_is_of_no_use_any_more_is_removed(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).arg("--seal=full"), |_| {});
     let root = rig.path().to_owned();
-    let count = || crate::common::command::sh(&root, "find .ckptfs/layers/ -name '*.c' | wc -l").trim().parse::<usize>().unwrap();
+    let count = || {
+        crate::common::command::sh(&root, "find .ckptfs/layers/ -name '*.c' | wc -l")
+            .trim()
+            .parse::<usize>()
+            .unwrap()
+    };
     rig.mount.checkpoint();
     fs::write(root.join("f"), "one".repeat(10_000)).unwrap();
     rig.mount.checkpoint();
@@ -104,7 +148,11 @@ fn what_was_captured_ahead_and_is_of_no_use_any_more_is_removed(v: Variant) {
         fs::write(root.join("f"), format!("{round}").repeat(10_000)).unwrap();
         rig.mount.checkpoint();
         caught_up(&rig.mount);
-        assert_eq!(count(), round + 2, "each version once, and the file as it is");
+        assert_eq!(
+            count(),
+            round + 2,
+            "each version once, and the file as it is"
+        );
     }
     for id in 1..=4 {
         rig.mount.ok(&["delete", "--now", "--yes", &id.to_string()]);

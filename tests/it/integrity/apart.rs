@@ -1,4 +1,5 @@
-//! What was changed while nothing was mounted is an epoch of its own, between a checkpoint of the tree as it was left and one of the tree as it was found.
+//! What was changed while nothing was mounted is an epoch of its own, between a checkpoint of the
+//! tree as it was left and one of the tree as it was found.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +9,9 @@ use serde_json::Value;
 use super::absence::{Copies, assert_all, change, fill, keep};
 use super::story::check;
 use crate::common::command::sh;
-use crate::common::{MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, run_limited};
+use crate::common::{
+    MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, run_limited,
+};
 
 for_each_variant! { reflink => an_absence_is_between_two_checkpoints }
 for_each_variant! { all => an_absence_is_told_by_name }
@@ -22,9 +25,20 @@ fn apart(v: Variant) -> MountOpts {
 
 /// Numbers and reasons, oldest first.
 fn log(rig: &Rig) -> Vec<(u64, String)> {
-    let reason = |entry: &Value| entry["reason"]["trigger"].as_str().or(entry["reason"]["kind"].as_str()).expect("a reason").to_owned();
+    let reason = |entry: &Value| {
+        entry["reason"]["trigger"]
+            .as_str()
+            .or(entry["reason"]["kind"].as_str())
+            .expect("a reason")
+            .to_owned()
+    };
     let log = rig.mount.log_json();
-    log.as_array().expect("a list").iter().rev().map(|entry| (entry["id"].as_u64().expect("a number"), reason(entry))).collect()
+    log.as_array()
+        .expect("a list")
+        .iter()
+        .rev()
+        .map(|entry| (entry["id"].as_u64().expect("a number"), reason(entry)))
+        .collect()
 }
 
 fn reasons(rig: &Rig) -> Vec<String> {
@@ -33,7 +47,13 @@ fn reasons(rig: &Rig) -> Vec<String> {
 
 /// Letter and path of each change.
 fn changes(diff: &Value) -> BTreeSet<String> {
-    let path = |change: &Value| format!("{} {}", change["change"].as_str().expect("a kind"), change["path"].as_str().expect("a path"));
+    let path = |change: &Value| {
+        format!(
+            "{} {}",
+            change["change"].as_str().expect("a kind"),
+            change["path"].as_str().expect("a path")
+        )
+    };
     diff.as_array().expect("a list").iter().map(path).collect()
 }
 
@@ -48,7 +68,12 @@ fn an_absence_is_between_two_checkpoints(v: Variant) {
     let (root, mut copies) = (rig.path().to_owned(), Copies::new());
     for round in 0..2 {
         keep(&rig, &mut copies);
-        sh(&root, &format!("echo changed{round} > src/deep/er/f; mkdir dir/made{round}; echo x > dir/made{round}/x; echo new > src/new{round}"));
+        sh(
+            &root,
+            &format!(
+                "echo changed{round} > src/deep/er/f; mkdir dir/made{round}; echo x > dir/made{round}/x; echo new > src/new{round}"
+            ),
+        );
         let next = copies.keys().max().unwrap() + 1;
         copy(&rig, next, &mut copies);
         rig.mount.umount();
@@ -56,66 +81,144 @@ fn an_absence_is_between_two_checkpoints(v: Variant) {
         copy(&rig, next + 1, &mut copies);
         rig.mount.remount();
         assert_all(&rig, &copies);
-        assert_eq!(reasons(&rig)[next as usize - 2..], ["asked", "unmount", "absence"]);
+        assert_eq!(
+            reasons(&rig)[next as usize - 2..],
+            ["asked", "unmount", "absence"]
+        );
         let told = rig.mount.status_json()["absence"].clone();
-        assert_eq!((&told["before"], &told["after"]), (&next.into(), &(next + 1).into()));
-        let diff = rig.mount.diff_json(&next.to_string(), Some(&(next + 1).to_string()));
-        assert_eq!(told["paths"].as_u64().unwrap() as usize, diff.as_array().unwrap().len(), "{diff}");
-        for path in ["M src/edited", "D src/gone", "D lost/c"].iter().filter(|_| round == 0) {
+        assert_eq!(
+            (&told["before"], &told["after"]),
+            (&next.into(), &(next + 1).into())
+        );
+        let diff = rig
+            .mount
+            .diff_json(&next.to_string(), Some(&(next + 1).to_string()));
+        assert_eq!(
+            told["paths"].as_u64().unwrap() as usize,
+            diff.as_array().unwrap().len(),
+            "{diff}"
+        );
+        for path in ["M src/edited", "D src/gone", "D lost/c"]
+            .iter()
+            .filter(|_| round == 0)
+        {
             assert!(changes(&diff).contains(*path), "{path} in {diff}");
         }
-        assert_eq!(rig.mount.diff_json(&(next + 1).to_string(), None), serde_json::json!([]), "nothing has changed since");
-        assert_eq!(rig.mount.json(&["show", "latest"])["id"], next - 1, "latest is what somebody asked for");
+        assert_eq!(
+            rig.mount.diff_json(&(next + 1).to_string(), None),
+            serde_json::json!([]),
+            "nothing has changed since"
+        );
+        assert_eq!(
+            rig.mount.json(&["show", "latest"])["id"],
+            next - 1,
+            "latest is what somebody asked for"
+        );
         assert_eq!(rig.mount.json(&["show", "auto"])["id"], next + 1);
         let (status, report) = check(&root, &["verify", "--deep"]);
         assert_eq!(status, 0, "{report}");
         // The absence is taken back, and that too.
         rig.mount.restore(next);
-        assert_same_tree(&root, &copies[&next], &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+        assert_same_tree(
+            &root,
+            &copies[&next],
+            &TreeOpts {
+                dir_mtime: false,
+                ..TreeOpts::default()
+            },
+        );
         rig.mount.ok(&["undo"]);
-        assert_same_tree(&root, &copies[&(next + 1)], &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+        assert_same_tree(
+            &root,
+            &copies[&(next + 1)],
+            &TreeOpts {
+                dir_mtime: false,
+                ..TreeOpts::default()
+            },
+        );
         copies.insert(next + 2, copies[&(next + 1)].clone());
         copies.insert(next + 3, copies[&next].clone());
         rig.mount.umount();
         rig.mount.remount();
-        assert_eq!(reasons(&rig).len() as u64, next + 3, "what was changed through the mount is no absence");
+        assert_eq!(
+            reasons(&rig).len() as u64,
+            next + 3,
+            "what was changed through the mount is no absence"
+        );
         fs::remove_dir_all(root.join(format!("new{round}"))).unwrap();
-        sh(&root, "rm -rf src dir elsewhere* lost empty changes swapped1 swapped2 untouched");
+        sh(
+            &root,
+            "rm -rf src dir elsewhere* lost empty changes swapped1 swapped2 untouched",
+        );
         fill(&root);
     }
 }
 
 /// Without reflink no content is kept, and what happened is told all the same.
 fn an_absence_is_told_by_name(v: Variant) {
-    let mut rig = v.start_with(apart(v), |dir| sh(dir, "mkdir d e; echo 1 > d/one; echo 2 > d/two; echo 3 > e/three").clear());
+    let mut rig = v.start_with(apart(v), |dir| {
+        sh(
+            dir,
+            "mkdir d e; echo 1 > d/one; echo 2 > d/two; echo 3 > e/three",
+        )
+        .clear()
+    });
     let root = rig.path().to_owned();
     rig.mount.checkpoint();
     // Nothing has changed since the checkpoint: it is the tree as it was left.
     rig.mount.umount();
-    sh(&root, "echo more >> d/one; rm d/two; mv e f; echo 4 > f/four; chmod 600 f/three");
-    let said = run_limited(&mut rig.mount.command(&["mount", root.to_str().unwrap(), "--io", v.io.name()]), 60);
-    assert!(String::from_utf8_lossy(&said.stderr).contains("5 changes while nothing was mounted: ckptfs diff 1 2\n"), "{said:?}");
+    sh(
+        &root,
+        "echo more >> d/one; rm d/two; mv e f; echo 4 > f/four; chmod 600 f/three",
+    );
+    let said = run_limited(
+        &mut rig
+            .mount
+            .command(&["mount", root.to_str().unwrap(), "--io", v.io.name()]),
+        60,
+    );
+    assert!(
+        String::from_utf8_lossy(&said.stderr)
+            .contains("5 changes while nothing was mounted: ckptfs diff 1 2\n"),
+        "{said:?}"
+    );
     rig.mount.adopt();
     assert_eq!(reasons(&rig), ["asked", "absence"]);
     let diff = changes(&rig.mount.diff_json("1", Some("2")));
     let expected = ["M d/one", "D d/two", "R f", "A f/four", "R f/three"];
     assert_eq!(diff, expected.map(str::to_owned).into(), "of checkpoint 2");
     let human = rig.mount.ok(&["status"]);
-    assert!(human.contains("absence  5 changes while nothing was mounted: ckptfs diff 1 2\n"), "{human}");
-    // With changes before, a checkpoint of these is made first; a mount of its own has only its own.
+    assert!(
+        human.contains("absence  5 changes while nothing was mounted: ckptfs diff 1 2\n"),
+        "{human}"
+    );
+    // With changes before, a checkpoint of these is made first; a mount of its own has only its
+    // own.
     sh(&root, "echo 5 > five");
     rig.mount.umount();
     sh(&root, "rm f/four");
     rig.mount.remount();
     assert_eq!(reasons(&rig), ["asked", "absence", "unmount", "absence"]);
-    assert_eq!(changes(&rig.mount.diff_json("2", Some("3"))), ["A five".to_owned()].into());
-    assert_eq!(changes(&rig.mount.diff_json("3", Some("4"))), ["D f/four".to_owned()].into());
+    assert_eq!(
+        changes(&rig.mount.diff_json("2", Some("3"))),
+        ["A five".to_owned()].into()
+    );
+    assert_eq!(
+        changes(&rig.mount.diff_json("3", Some("4"))),
+        ["D f/four".to_owned()].into()
+    );
     rig.mount.umount();
     rig.mount.remount();
-    assert!(rig.mount.status_json().get("absence").is_none(), "that was before another mount");
+    assert!(
+        rig.mount.status_json().get("absence").is_none(),
+        "that was before another mount"
+    );
     // Deleted as any other.
     rig.mount.ok(&["delete", "--now", "--yes", "3"]);
-    assert_eq!(changes(&rig.mount.diff_json("2", Some("4"))), ["A five".to_owned(), "D f/four".to_owned()].into());
+    assert_eq!(
+        changes(&rig.mount.diff_json("2", Some("4"))),
+        ["A five".to_owned(), "D f/four".to_owned()].into()
+    );
 }
 
 fn without_a_change_no_checkpoint_is_made(v: Variant) {
@@ -126,22 +229,40 @@ fn without_a_change_no_checkpoint_is_made(v: Variant) {
     rig.mount.umount();
     rig.mount.remount();
     assert_eq!(reasons(&rig), ["asked"]);
-    // A file that came and went changes the time of its directory, which is no change that anybody is told of.
+    // A file that came and went changes the time of its directory, which is no change that anybody
+    // is told of.
     rig.mount.umount();
     sh(&root, "touch d/x; rm d/x");
     rig.mount.remount();
-    assert_eq!((reasons(&rig), rig.mount.dirty()), (vec!["asked".to_owned()], vec!["d/two".to_owned()]), "{}", rig.mount.status_json()["absence"]);
+    assert_eq!(
+        (reasons(&rig), rig.mount.dirty()),
+        (vec!["asked".to_owned()], vec!["d/two".to_owned()]),
+        "{}",
+        rig.mount.status_json()["absence"]
+    );
     // It can be left out.
     rig.mount.umount();
     rig.mount.ok(&["config", "set", "auto.absence", "off"]);
     sh(&root, "echo 3 > d/three");
-    let said = run_limited(rig.mount.command(&["mount", root.to_str().unwrap(), "--io", v.io.name()]).env_remove("CKPTFS_AUTO_ABSENCE"), 60);
+    let said = run_limited(
+        rig.mount
+            .command(&["mount", root.to_str().unwrap(), "--io", v.io.name()])
+            .env_remove("CKPTFS_AUTO_ABSENCE"),
+        60,
+    );
     assert!(said.status.success(), "{said:?}");
     rig.mount.adopt();
-    assert_eq!((reasons(&rig), rig.mount.dirty()), (vec!["asked".to_owned()], vec!["d/three".to_owned(), "d/two".to_owned()]));
+    assert_eq!(
+        (reasons(&rig), rig.mount.dirty()),
+        (
+            vec!["asked".to_owned()],
+            vec!["d/three".to_owned(), "d/two".to_owned()]
+        )
+    );
 }
 
-/// Of a file that no checkpoint had shown when its tree was unmounted nothing was kept, and the checkpoint of the tree as it was left lacked it.
+/// Of a file that no checkpoint had shown when its tree was unmounted nothing was kept, and the
+/// checkpoint of the tree as it was left lacked it.
 fn what_is_new_since_the_last_checkpoint_is_kept(v: Variant) {
     let mut rig = v.start_with(apart(v), |dir| fs::write(dir.join("old"), "old").unwrap());
     let root = rig.path().to_owned();
@@ -150,8 +271,13 @@ fn what_is_new_since_the_last_checkpoint_is_kept(v: Variant) {
     rig.mount.umount();
     sh(&root, "echo newer > new; rm old");
     rig.mount.remount();
-    let read = |id: u64, name: &str| fs::read_to_string(rig.view(id).join(name)).map_err(|error| error.raw_os_error());
-    assert_eq!([read(2, "new"), read(2, "old"), read(1, "old")], [Ok("new\n".into()), Ok("twice\n".into()), Ok("old".into())]);
+    let read = |id: u64, name: &str| {
+        fs::read_to_string(rig.view(id).join(name)).map_err(|error| error.raw_os_error())
+    };
+    assert_eq!(
+        [read(2, "new"), read(2, "old"), read(1, "old")],
+        [Ok("new\n".into()), Ok("twice\n".into()), Ok("old".into())]
+    );
 }
 
 fn an_absence_that_a_gc_ends_is_one_too(v: Variant) {

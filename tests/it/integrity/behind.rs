@@ -1,4 +1,5 @@
-//! Changes past the mount, by somebody who has the directory below it: a view never shows them for the past, and says what happened.
+//! Changes past the mount, by somebody who has the directory below it: a view never shows them for
+//! the past, and says what happened.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -29,8 +30,15 @@ fn beside(v: Variant, extra: &str) -> Beside {
     fs::create_dir_all(backing.join("d/e")).unwrap();
     fs::write(backing.join("d/kept"), "kept").unwrap();
     fs::write(backing.join("long"), vec![b'.'; 4 << 20]).unwrap();
-    let opts = MountOpts { mountpoint: Some(mountpoint), ..MountOpts::new(v.io).arg(extra) };
-    Beside { mount: Mount::start(&backing, &opts), backing, _image: image }
+    let opts = MountOpts {
+        mountpoint: Some(mountpoint),
+        ..MountOpts::new(v.io).arg(extra)
+    };
+    Beside {
+        mount: Mount::start(&backing, &opts),
+        backing,
+        _image: image,
+    }
 }
 
 /// More than one tick, on any kernel.
@@ -38,11 +46,18 @@ const TICKS: std::time::Duration = std::time::Duration::from_millis(50);
 
 #[track_caller]
 fn eio<T: std::fmt::Debug>(result: std::io::Result<T>) {
-    assert_eq!(result.expect_err("it cannot be told").raw_os_error(), Some(libc::EIO));
+    assert_eq!(
+        result.expect_err("it cannot be told").raw_os_error(),
+        Some(libc::EIO)
+    );
 }
 
 fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Variant) {
-    let Beside { mut mount, backing, _image } = beside(v, "--seal=hash");
+    let Beside {
+        mut mount,
+        backing,
+        _image,
+    } = beside(v, "--seal=hash");
     let live = mount.path().to_owned();
     let first = mount.checkpoint();
     let view = mount.view(first);
@@ -52,14 +67,20 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
     fs::set_permissions(live.join("kept"), PermissionsExt::from_mode(0o600)).unwrap();
     fs::rename(live.join("d/kept"), live.join("d/e/kept")).unwrap();
 
-    // What is changed within a tick of the kernel's clock after the checkpoint cannot be told (docs/semantics.md).
+    // What is changed within a tick of the kernel's clock after the checkpoint cannot be told
+    // (docs/semantics.md).
     std::thread::sleep(TICKS);
     // Of the same length, so that only its times tell.
     fs::write(backing.join("f"), "F AS IT WAS").unwrap();
     fs::write(backing.join("g"), "G AS IT WAS").unwrap();
     fs::remove_file(backing.join("h")).unwrap();
     fs::set_permissions(backing.join("attributes"), PermissionsExt::from_mode(0o640)).unwrap();
-    OpenOptions::new().write(true).open(backing.join("long")).unwrap().write_all_at(b"changed", 3 << 20).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(backing.join("long"))
+        .unwrap()
+        .write_all_at(b"changed", 3 << 20)
+        .unwrap();
 
     eio(fs::read(view.join("f")));
     eio(fs::metadata(view.join("attributes")));
@@ -69,43 +90,87 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
     assert_eq!(start, [b'.'; 16]);
     // What nobody touched, and what was changed through the mount, is there.
     assert_eq!(fs::read_to_string(view.join("d/kept")).unwrap(), "kept");
-    assert_eq!(fs::read_to_string(view.join("kept")).unwrap(), "kept as it was");
-    assert_eq!(fs::metadata(view.join("kept")).unwrap().permissions().mode() & 0o777, 0o644);
+    assert_eq!(
+        fs::read_to_string(view.join("kept")).unwrap(),
+        "kept as it was"
+    );
+    assert_eq!(
+        fs::metadata(view.join("kept"))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o644
+    );
     // A change through the mount does not make the other one the past.
     fs::write(live.join("g"), "ours").unwrap();
     eio(fs::read(view.join("g")));
 
     let dirty = mount.dirty();
     for path in ["f", "attributes", "g", "long"] {
-        assert!(dirty.iter().any(|dirty| dirty == path), "{path} was met: {dirty:?}");
+        assert!(
+            dirty.iter().any(|dirty| dirty == path),
+            "{path} was met: {dirty:?}"
+        );
     }
     let log = fs::read_to_string(backing.join(".ckptfs/daemon.log")).unwrap();
-    let lines = log.lines().filter(|line| line.contains("changed behind our back") && line.contains("path=f ")).count();
+    let lines = log
+        .lines()
+        .filter(|line| line.contains("changed behind our back") && line.contains("path=f "))
+        .count();
     assert_eq!(lines, 1, "once, not each time: {log}");
     let (status, report) = check(&live, &["verify", "1"]);
-    assert_eq!((status, kinds(&report)), (4, vec!["changed-unseen".to_owned()]), "{report}");
-    let named: Vec<&str> = report["findings"].as_array().unwrap().iter().map(|finding| finding["path"].as_str().unwrap()).collect();
+    assert_eq!(
+        (status, kinds(&report)),
+        (4, vec!["changed-unseen".to_owned()]),
+        "{report}"
+    );
+    let named: Vec<&str> = report["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["path"].as_str().unwrap())
+        .collect();
     for path in ["f", "g", "attributes", "long"] {
         assert!(named.contains(&path), "{path} in {named:?}");
     }
-    assert!(!named.contains(&"kept") && !named.contains(&"d/e/kept"), "{named:?}");
-    assert!(report["findings"].as_array().unwrap().iter().all(|finding| finding["checkpoints"] == serde_json::json!([first])), "{report}");
+    assert!(
+        !named.contains(&"kept") && !named.contains(&"d/e/kept"),
+        "{named:?}"
+    );
+    assert!(
+        report["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|finding| finding["checkpoints"] == serde_json::json!([first])),
+        "{report}"
+    );
 
     // A later checkpoint knows what there is.
     let second = mount.checkpoint();
-    assert_eq!(fs::read_to_string(mount.view(second).join("f")).unwrap(), "F AS IT WAS");
+    assert_eq!(
+        fs::read_to_string(mount.view(second).join("f")).unwrap(),
+        "F AS IT WAS"
+    );
     assert_eq!(check(&live, &["verify", "2"]).0, 0);
     drop(open);
     mount.umount();
     mount.remount();
     eio(fs::read(mount.view(first).join("f")));
     eio(fs::read(mount.view(first).join("g")));
-    assert_eq!(fs::read_to_string(mount.view(second).join("f")).unwrap(), "F AS IT WAS");
+    assert_eq!(
+        fs::read_to_string(mount.view(second).join("f")).unwrap(),
+        "F AS IT WAS"
+    );
 }
 
-/// The negative control: everything that changes a ctime through the mount, and nothing of it is EIO.
+/// The negative control: everything that changes a ctime through the mount, and nothing of it is
+/// EIO.
 fn our_own_changes_are_never_taken_for_somebody_else_s(v: Variant) {
-    let Beside { mut mount, _image, .. } = beside(v, "--seal=hash");
+    let Beside {
+        mut mount, _image, ..
+    } = beside(v, "--seal=hash");
     let live = mount.path().to_owned();
     let all = "
         chmod 600 f; chown 1 g; touch -d 2001-01-01 h; touch -a kept; setfattr -n user.a -v b attributes; ln f hard; mv g moved; mv moved g
@@ -118,8 +183,15 @@ fn our_own_changes_are_never_taken_for_somebody_else_s(v: Variant) {
         let kept = copy.path().join("copy");
         crate::common::copy_tree(&live, &kept);
         crate::common::command::sh(&live, all);
-        crate::common::command::sh(&live, "rm -f link other fifo; mv d/renamed d/e; chmod 644 f");
-        crate::common::assert_same_tree(&mount.view(id), &kept, &crate::common::TreeOpts::default());
+        crate::common::command::sh(
+            &live,
+            "rm -f link other fifo; mv d/renamed d/e; chmod 644 f",
+        );
+        crate::common::assert_same_tree(
+            &mount.view(id),
+            &kept,
+            &crate::common::TreeOpts::default(),
+        );
         let (status, report) = check(&live, &["verify", "--deep", &id.to_string()]);
         assert_eq!(status, 0, "round {round}: {report}");
         match round {
@@ -132,14 +204,23 @@ fn our_own_changes_are_never_taken_for_somebody_else_s(v: Variant) {
                 mount.remount();
             }
         }
-        crate::common::assert_same_tree(&mount.view(id), &kept, &crate::common::TreeOpts::default());
+        crate::common::assert_same_tree(
+            &mount.view(id),
+            &kept,
+            &crate::common::TreeOpts::default(),
+        );
         assert_eq!(check(&live, &["verify", "--deep", &id.to_string()]).0, 0);
     }
 }
 
-/// Brought back it was taken for one that was made after the clock had been set back, of which nothing can be said.
+/// Brought back it was taken for one that was made after the clock had been set back, of which
+/// nothing can be said.
 fn a_checkpoint_that_was_brought_back_shows_no_change_past_the_mount(v: Variant) {
-    let Beside { mount, backing, _image } = beside(v, "--seal=hash");
+    let Beside {
+        mount,
+        backing,
+        _image,
+    } = beside(v, "--seal=hash");
     let first = mount.checkpoint();
     mount.checkpoint();
     mount.ok(&["delete", "--yes", "1"]);

@@ -12,7 +12,10 @@ use crate::common::{Fs, Io, Variant, skip, succeeds, tool};
 
 /// A store does not say by whom its tree was served: one way is enough here.
 fn variant() -> Option<Variant> {
-    let variant = Variant { fs: Fs::Xfs, io: Io::Daemon };
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Daemon,
+    };
     match variant.unavailable() {
         Some(reason) => {
             skip(&reason);
@@ -31,7 +34,11 @@ struct Flip {
 
 impl Flip {
     fn new(path: &Path, offset: u64, bit: u8) -> Flip {
-        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap();
         let flip = Flip { file, offset, bit };
         flip.turn();
         flip
@@ -40,7 +47,9 @@ impl Flip {
     fn turn(&self) {
         let mut byte = [0];
         self.file.read_exact_at(&mut byte, self.offset).unwrap();
-        self.file.write_all_at(&[byte[0] ^ (1 << self.bit)], self.offset).unwrap();
+        self.file
+            .write_all_at(&[byte[0] ^ (1 << self.bit)], self.offset)
+            .unwrap();
     }
 }
 
@@ -71,15 +80,35 @@ fn a_changed_bit_of_a_version_is_found_and_its_path_and_checkpoints_named() {
             continue;
         }
         let whole = fs::read(&object).unwrap();
-        let flip = Flip::new(&object, random.below(whole.len()) as u64, random.below(8) as u8);
+        let flip = Flip::new(
+            &object,
+            random.below(whole.len()) as u64,
+            random.below(8) as u8,
+        );
         let (status, report) = check(&dir, &["verify", "--deep"]);
-        assert_eq!((status, kinds(&report)), (4, vec!["object-changed".to_owned()]), "{report}");
-        let [finding] = &report["findings"].as_array().unwrap()[..] else { panic!("one finding: {report}") };
-        assert_eq!(dir.join(".ckptfs").join(finding["on"].as_str().unwrap()), object);
+        assert_eq!(
+            (status, kinds(&report)),
+            (4, vec!["object-changed".to_owned()]),
+            "{report}"
+        );
+        let [finding] = &report["findings"].as_array().unwrap()[..] else {
+            panic!("one finding: {report}")
+        };
+        assert_eq!(
+            dir.join(".ckptfs").join(finding["on"].as_str().unwrap()),
+            object
+        );
         names_who_shows(&story.copies, finding, &whole);
         let of = finding["checkpoints"][0].as_u64();
-        assert_eq!(look(&dir, true, of).len(), 1, "the checkpoint alone is damaged too");
-        assert!(look(&dir, false, None).is_empty(), "without --deep no byte is read");
+        assert_eq!(
+            look(&dir, true, of).len(),
+            1,
+            "the checkpoint alone is damaged too"
+        );
+        assert!(
+            look(&dir, false, None).is_empty(),
+            "without --deep no byte is read"
+        );
         drop(flip);
         tried += 1;
     }
@@ -89,13 +118,30 @@ fn a_changed_bit_of_a_version_is_found_and_its_path_and_checkpoints_named() {
 
 /// The path and the checkpoints of a finding are those whose kept copies have these bytes there.
 fn names_who_shows(copies: &[PathBuf], finding: &serde_json::Value, bytes: &[u8]) {
-    let path = finding["path"].as_str().unwrap_or_else(|| panic!("no path: {finding}"));
-    let named: BTreeSet<u64> = finding["checkpoints"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    let path = finding["path"]
+        .as_str()
+        .unwrap_or_else(|| panic!("no path: {finding}"));
+    let named: BTreeSet<u64> = finding["checkpoints"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap())
+        .collect();
     let newest = *named.last().unwrap();
-    assert_eq!(fs::read(copies[newest as usize - 1].join(path)).ok().as_deref(), Some(bytes), "{finding}: the newest that shows it shows it there");
+    assert_eq!(
+        fs::read(copies[newest as usize - 1].join(path))
+            .ok()
+            .as_deref(),
+        Some(bytes),
+        "{finding}: the newest that shows it shows it there"
+    );
     for (id, copy) in (1..).zip(copies) {
         // It may have had another name earlier.
-        assert_eq!(holds(copy, bytes), named.contains(&id), "checkpoint {id}: {finding}");
+        assert_eq!(
+            holds(copy, bytes),
+            named.contains(&id),
+            "checkpoint {id}: {finding}"
+        );
     }
 }
 
@@ -104,7 +150,11 @@ fn holds(dir: &Path, bytes: &[u8]) -> bool {
     fs::read_dir(dir).unwrap().any(|entry| {
         let path = entry.unwrap().path();
         let meta = fs::symlink_metadata(&path).unwrap();
-        if meta.is_dir() { holds(&path, bytes) } else { meta.is_file() && meta.len() == bytes.len() as u64 && fs::read(&path).unwrap() == bytes }
+        if meta.is_dir() {
+            holds(&path, bytes)
+        } else {
+            meta.is_file() && meta.len() == bytes.len() as u64 && fs::read(&path).unwrap() == bytes
+        }
     })
 }
 
@@ -119,21 +169,44 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     let frames = frames(&dir);
     let (last_begin, end) = *frames.last().unwrap();
     let mut random = Random::new("flips");
-    // Header, payload and hash of some frames, and anywhere; the segment's own header; and what follows the last frame.
-    let mut offsets: Vec<u64> = (0..64).step_by(7).chain([last_begin, last_begin + 2, end - 1, end, end + 8, end + 4096]).collect();
+    // Header, payload and hash of some frames, and anywhere; the segment's own header; and what
+    // follows the last frame.
+    let mut offsets: Vec<u64> = (0..64)
+        .step_by(7)
+        .chain([
+            last_begin,
+            last_begin + 2,
+            end - 1,
+            end,
+            end + 8,
+            end + 4096,
+        ])
+        .collect();
     for _ in 0..12 {
         let (begin, end) = frames[random.below(frames.len())];
         let inside = begin + 56 + random.below((end - begin - 88).max(1) as usize) as u64;
-        offsets.extend([begin + random.below(56) as u64, inside, end - 32 + random.below(32) as u64]);
+        offsets.extend([
+            begin + random.below(56) as u64,
+            inside,
+            end - 32 + random.below(32) as u64,
+        ]);
     }
     offsets.extend((0..40).map(|_| random.below(end as usize) as u64));
     for offset in offsets {
         let flip = Flip::new(&segment, offset, random.below(8) as u8);
-        // What follows the last frame is what a power cut leaves. The last frame itself was there when the tree was unmounted.
-        let expected = if offset >= end { DamageKind::JournalTorn } else { DamageKind::JournalDamaged };
+        // What follows the last frame is what a power cut leaves. The last frame itself was there
+        // when the tree was unmounted.
+        let expected = if offset >= end {
+            DamageKind::JournalTorn
+        } else {
+            DamageKind::JournalDamaged
+        };
         let found = look(&dir, false, None);
         assert!(
-            !found.is_empty() && found.iter().all(|damage| damage.kind == expected && damage.on == "journal/00000001"),
+            !found.is_empty()
+                && found
+                    .iter()
+                    .all(|damage| damage.kind == expected && damage.on == "journal/00000001"),
             "offset {offset}: {found:?}"
         );
         drop(flip);
@@ -142,8 +215,14 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     for offset in 0..fs::metadata(&format).unwrap().len() {
         let _flip = Flip::new(&format, offset, random.below(8) as u8);
         // Another id: the journal is that of another store.
-        let found: Vec<DamageKind> = look(&dir, false, None).into_iter().map(|damage| damage.kind).collect();
-        assert!(found == [DamageKind::FormatUnreadable] || found == [DamageKind::JournalDamaged], "offset {offset} of format: {found:?}");
+        let found: Vec<DamageKind> = look(&dir, false, None)
+            .into_iter()
+            .map(|damage| damage.kind)
+            .collect();
+        assert!(
+            found == [DamageKind::FormatUnreadable] || found == [DamageKind::JournalDamaged],
+            "offset {offset} of format: {found:?}"
+        );
     }
     is_damage_free(&dir);
 }
@@ -151,9 +230,17 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
 /// Where the frames of the first segment begin and end.
 fn frames(dir: &Path) -> Vec<(u64, u64)> {
     let (store, _) = ckptfs::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
-    let begins: Vec<u64> = store.journal.scan(store.journal.start(), None).map(|entry| u64::from(entry.unwrap().0.offset)).collect();
+    let begins: Vec<u64> = store
+        .journal
+        .scan(store.journal.start(), None)
+        .map(|entry| u64::from(entry.unwrap().0.offset))
+        .collect();
     let end = u64::from(store.journal.position().offset);
-    begins.iter().copied().zip(begins.iter().copied().skip(1).chain([end])).collect()
+    begins
+        .iter()
+        .copied()
+        .zip(begins.iter().copied().skip(1).chain([end]))
+        .collect()
 }
 
 #[test]
@@ -164,25 +251,50 @@ fn a_changed_bit_of_the_index_is_found_or_changes_nothing() {
     let dir = story.rest();
     is_damage_free(&dir);
     let (index, pristine) = (dir.join(".ckptfs/index"), dir.join(".ckptfs/pristine"));
-    succeeds(tool("cp", &["-a", "--reflink=auto"]).args([&index, &pristine]), 60);
+    succeeds(
+        tool("cp", &["-a", "--reflink=auto"]).args([&index, &pristine]),
+        60,
+    );
     let known = index_of(&dir);
     let mut random = Random::new("flips");
     let mut found = 0;
     for round in 0..40 {
         fs::remove_dir_all(&index).unwrap();
-        succeeds(tool("cp", &["-a", "--reflink=auto"]).args([&pristine, &index]), 60);
-        let files: Vec<PathBuf> = fs::read_dir(&index).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect();
+        succeeds(
+            tool("cp", &["-a", "--reflink=auto"]).args([&pristine, &index]),
+            60,
+        );
+        let files: Vec<PathBuf> = fs::read_dir(&index)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_file())
+            .collect();
         let file = &files[round % files.len()];
         let bytes = fs::read(file).unwrap();
         // sled's file is mostly zeros.
-        let used: Vec<usize> = bytes.iter().enumerate().filter(|(_, byte)| **byte != 0).map(|(at, _)| at).collect();
-        let offset = if used.is_empty() { continue } else { used[random.below(used.len())] };
+        let used: Vec<usize> = bytes
+            .iter()
+            .enumerate()
+            .filter(|(_, byte)| **byte != 0)
+            .map(|(at, _)| at)
+            .collect();
+        let offset = if used.is_empty() {
+            continue;
+        } else {
+            used[random.below(used.len())]
+        };
         std::mem::forget(Flip::new(file, offset as u64, random.below(8) as u8));
         let (status, report) = check(&dir, &["verify"]);
         match (status, kinds(&report).as_slice()) {
             (4, [kind]) if kind == "index-unreadable" || kind == "index-wrong" => found += 1,
-            // sled has mended it, or nobody reads those bytes: then nothing is lost but what the journal's tail brings back.
-            (0, []) => assert!(index_of(&dir).iter().all(|(key, value)| key.starts_with(b"m") || known.get(key) == Some(value)), "{file:?} {offset}"),
+            // sled has mended it, or nobody reads those bytes: then nothing is lost but what the
+            // journal's tail brings back.
+            (0, []) => assert!(
+                index_of(&dir)
+                    .iter()
+                    .all(|(key, value)| key.starts_with(b"m") || known.get(key) == Some(value)),
+                "{file:?} {offset}"
+            ),
             _ => panic!("{file:?}, offset {offset}: {report}"),
         }
     }
@@ -191,6 +303,10 @@ fn a_changed_bit_of_the_index_is_found_or_changes_nothing() {
     fs::remove_dir_all(&pristine).unwrap();
     let (status, report) = check(&dir, &["fsck", "--repair", "--rebuild-index"]);
     assert_eq!(status, 0, "{report}");
-    assert_eq!(index_of(&dir), known, "what the journal gives is what was there");
+    assert_eq!(
+        index_of(&dir),
+        known,
+        "what the journal gives is what was there"
+    );
     is_damage_free(&dir);
 }

@@ -22,12 +22,22 @@ fn the_index_made_from_the_journal_equals_the_old_one_entry_by_entry(v: Variant)
     let old = index_of(&dir);
     assert!(old.len() > 100, "{} entries", old.len());
     let (status, report) = check(&dir, &["fsck", "--rebuild-index"]);
-    assert_eq!((status, &report["repaired"]), (0, &serde_json::json!(["the index was made from the journal"])), "{report}");
+    assert_eq!(
+        (status, &report["repaired"]),
+        (
+            0,
+            &serde_json::json!(["the index was made from the journal"])
+        ),
+        "{report}"
+    );
     assert_eq!(index_of(&dir), old);
     // And so without being asked, where there is none.
     fs::remove_dir_all(dir.join(".ckptfs/index")).unwrap();
     let (status, report) = check(&dir, &["fsck"]);
-    assert_eq!((status, kinds(&report)), (4, vec!["index-missing".to_owned()]));
+    assert_eq!(
+        (status, kinds(&report)),
+        (4, vec!["index-missing".to_owned()])
+    );
     let (status, _) = check(&dir, &["fsck", "--repair"]);
     assert_eq!((status, index_of(&dir)), (0, old));
 }
@@ -41,30 +51,83 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
         (status, kinds(&report), report)
     };
     assert_eq!(found(&["fsck", "--deep"]).0, 0);
-    let files: Vec<_> =
-        objects(&dir).into_iter().filter(|path| fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() > 0)).collect();
+    let files: Vec<_> = objects(&dir)
+        .into_iter()
+        .filter(|path| {
+            fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() > 0)
+        })
+        .collect();
     let (short, gone) = (&files[0], &files[1]);
 
     // A size, an object that went, one that nobody knows, and a stranger.
     let whole = fs::read(short).unwrap();
-    fs::OpenOptions::new().write(true).open(short).unwrap().set_len(whole.len() as u64 - 1).unwrap();
+    fs::OpenOptions::new()
+        .write(true)
+        .open(short)
+        .unwrap()
+        .set_len(whole.len() as u64 - 1)
+        .unwrap();
     let away = dir.join("away");
     fs::rename(gone, &away).unwrap();
     let layer = short.parent().unwrap();
     fs::write(layer.join("123456789-0.c"), "unknown").unwrap();
     fs::write(layer.join("notes.txt"), "mine").unwrap();
     let (status, kinds, report) = found(&["fsck"]);
-    assert_eq!((status, kinds), (4, ["foreign-file", "object-missing", "object-size", "object-unneeded"].map(str::to_owned).to_vec()), "{report}");
-    assert_eq!(found(&["verify"]).1, ["object-missing", "object-size"], "strays are fsck's");
+    assert_eq!(
+        (status, kinds),
+        (
+            4,
+            [
+                "foreign-file",
+                "object-missing",
+                "object-size",
+                "object-unneeded"
+            ]
+            .map(str::to_owned)
+            .to_vec()
+        ),
+        "{report}"
+    );
+    assert_eq!(
+        found(&["verify"]).1,
+        ["object-missing", "object-size"],
+        "strays are fsck's"
+    );
     let before = fs::metadata(short).unwrap().len();
-    assert_eq!(found(&["fsck", "--repair", "--dry-run"]).2["repaired"].as_array().unwrap().len(), 2);
-    assert_eq!(fs::metadata(short).unwrap().len(), before, "a dry run does nothing");
+    assert_eq!(
+        found(&["fsck", "--repair", "--dry-run"]).2["repaired"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    assert_eq!(
+        fs::metadata(short).unwrap().len(),
+        before,
+        "a dry run does nothing"
+    );
     let (status, _, report) = found(&["fsck", "--repair"]);
-    assert_eq!((status, report["repaired"].as_array().unwrap().len()), (4, 2), "what is gone stays gone: {report}");
-    let aside: Vec<_> = fs::read_dir(store.join("aside")).unwrap().map(|entry| entry.unwrap()).collect();
+    assert_eq!(
+        (status, report["repaired"].as_array().unwrap().len()),
+        (4, 2),
+        "what is gone stays gone: {report}"
+    );
+    let aside: Vec<_> = fs::read_dir(store.join("aside"))
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .collect();
     assert_eq!(aside.len(), 2);
-    assert!(aside.iter().any(|entry| fs::read(entry.path()).unwrap() == whole[..whole.len() - 1]), "nothing is destroyed");
-    assert_eq!(fs::read_to_string(layer.join("notes.txt")).unwrap(), "mine", "what is not ours is left alone");
+    assert!(
+        aside
+            .iter()
+            .any(|entry| fs::read(entry.path()).unwrap() == whole[..whole.len() - 1]),
+        "nothing is destroyed"
+    );
+    assert_eq!(
+        fs::read_to_string(layer.join("notes.txt")).unwrap(),
+        "mine",
+        "what is not ours is left alone"
+    );
     fs::remove_file(layer.join("notes.txt")).unwrap();
     fs::rename(&away, gone).unwrap();
     fs::write(short, &whole).unwrap();
@@ -76,40 +139,71 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
         let (store, _) = ckptfs::store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
         store.journal.position().offset
     };
-    fs::OpenOptions::new().write(true).open(&segment).unwrap().write_all_at(b"half a frame", u64::from(end)).unwrap();
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&segment)
+        .unwrap()
+        .write_all_at(b"half a frame", u64::from(end))
+        .unwrap();
     assert_eq!(found(&["fsck"]).1, ["journal-torn"]);
     assert_eq!(found(&["fsck", "--repair"]).0, 0);
     assert_eq!(found(&["fsck", "--deep"]).0, 0);
-    assert_eq!(fs::read(store.join(format!("journal/torn-00000001-{end}"))).unwrap(), b"half a frame");
+    assert_eq!(
+        fs::read(store.join(format!("journal/torn-00000001-{end}"))).unwrap(),
+        b"half a frame"
+    );
 
     // Served: it says how to go on.
     story.mount().remount();
     let refused = story.mount().run(&["fsck"]);
-    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("ckptfs verify"), "{refused:?}");
+    assert!(
+        !refused.status.success()
+            && String::from_utf8_lossy(&refused.stderr).contains("ckptfs verify"),
+        "{refused:?}"
+    );
 }
 
-/// Every frame that is left is whole and continues the chain: only the note of where the journal ended tells. It opened as a shorter history, whose
-/// views showed the present.
+/// Every frame that is left is whole and continues the chain: only the note of where the journal
+/// ended tells. It opened as a shorter history, whose views showed the present.
 fn a_journal_that_lost_whole_frames_at_its_end_is_damaged(v: Variant) {
     let mut story = Story::tell(v, 3);
     let dir = story.rest();
     let (from, end) = {
         let (store, _) = ckptfs::store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
-        let frames: Vec<_> = store.journal.scan(store.journal.start(), None).map(|entry| entry.unwrap().0).collect();
-        (frames[frames.len() - 2].offset, store.journal.position().offset)
+        let frames: Vec<_> = store
+            .journal
+            .scan(store.journal.start(), None)
+            .map(|entry| entry.unwrap().0)
+            .collect();
+        (
+            frames[frames.len() - 2].offset,
+            store.journal.position().offset,
+        )
     };
     let journal = dir.join(".ckptfs/journal");
-    let segment = fs::OpenOptions::new().write(true).open(journal.join("00000001")).unwrap();
-    segment.write_all_at(&vec![0; (end - from) as usize], u64::from(from)).unwrap();
+    let segment = fs::OpenOptions::new()
+        .write(true)
+        .open(journal.join("00000001"))
+        .unwrap();
+    segment
+        .write_all_at(&vec![0; (end - from) as usize], u64::from(from))
+        .unwrap();
     for entry in fs::read_dir(&journal).unwrap().map(Result::unwrap) {
         if entry.file_name().to_string_lossy().starts_with("tail-") {
             fs::remove_file(entry.path()).unwrap();
         }
     }
     let (status, report) = check(&dir, &["fsck"]);
-    assert_eq!((status, kinds(&report)), (4, vec!["journal-damaged".to_owned()]), "{report}");
+    assert_eq!(
+        (status, kinds(&report)),
+        (4, vec!["journal-damaged".to_owned()]),
+        "{report}"
+    );
     let refused = Mount::try_start(&dir, &MountOpts::new(v.io));
-    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("journal"), "{refused:?}");
+    assert!(
+        !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("journal"),
+        "{refused:?}"
+    );
 }
 
 fn what_was_found_to_be_changed_is_not_shown_any_more(v: Variant) {
@@ -121,17 +215,41 @@ fn what_was_found_to_be_changed_is_not_shown_any_more(v: Variant) {
     rig.mount.checkpoint();
     super::story::caught_up(&rig.mount);
     let (status, report) = check(rig.path(), &["verify", "--deep"]);
-    assert_eq!((status, &report["versions"], &report["unhashed"]), (0, &1.into(), &0.into()), "{report}");
+    assert_eq!(
+        (status, &report["versions"], &report["unhashed"]),
+        (0, &1.into(), &0.into()),
+        "{report}"
+    );
     // Behind the daemon's back, where nobody should be.
     let objects = crate::common::command::sh(rig.path(), "find .ckptfs/layers/ -name '*.c'");
     let object = rig.path().join(objects.trim());
-    fs::OpenOptions::new().write(true).open(object).unwrap().write_all_at(b"W", 0).unwrap();
+    fs::OpenOptions::new()
+        .write(true)
+        .open(object)
+        .unwrap()
+        .write_all_at(b"W", 0)
+        .unwrap();
     let (status, report) = check(rig.path(), &["verify", "--deep"]);
-    assert_eq!((status, kinds(&report)), (4, vec!["object-changed".to_owned()]));
+    assert_eq!(
+        (status, kinds(&report)),
+        (4, vec!["object-changed".to_owned()])
+    );
     let finding = &report["findings"][0];
-    assert_eq!((&finding["path"], &finding["checkpoints"]), (&"f".into(), &serde_json::json!([id])));
+    assert_eq!(
+        (&finding["path"], &finding["checkpoints"]),
+        (&"f".into(), &serde_json::json!([id]))
+    );
     let read = fs::read(rig.view(id).join("f"));
-    assert_eq!(read.expect_err("wrong bytes are not shown").raw_os_error(), Some(libc::EIO));
-    assert_eq!(fs::read_to_string(rig.view(id).join("g")).unwrap(), "another");
-    assert_eq!(fs::read_to_string(rig.path().join("f")).unwrap(), "what it is");
+    assert_eq!(
+        read.expect_err("wrong bytes are not shown").raw_os_error(),
+        Some(libc::EIO)
+    );
+    assert_eq!(
+        fs::read_to_string(rig.view(id).join("g")).unwrap(),
+        "another"
+    );
+    assert_eq!(
+        fs::read_to_string(rig.path().join("f")).unwrap(),
+        "what it is"
+    );
 }

@@ -1,4 +1,5 @@
-//! An inode number that is given away while nothing is mounted: what has it now is another inode, no change and no new place of the one that had it.
+//! An inode number that is given away while nothing is mounted: what has it now is another inode,
+//! no change and no new place of the one that had it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +7,9 @@ use std::path::Path;
 
 use super::story::{Random, check};
 use crate::common::command::sh;
-use crate::common::{Fs, MountOpts, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant};
+use crate::common::{
+    Fs, MountOpts, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant,
+};
 
 for_each_variant! { all => another_inode_with_a_number_is_another, what_was_there_is_known_whatever_is_done_meanwhile }
 
@@ -16,22 +19,68 @@ type Case = (&'static str, &'static str, &'static str, &'static str);
 const CASES: [Case; 12] = [
     ("file", "echo was > old", "rm old", "echo is > new"),
     ("same-size", "echo was > old", "rm old", "echo now > new"),
-    ("below", "mkdir d; echo was > old", "rm old", "echo is > d/new"),
-    ("new-below", "echo was > old", "rm old", "mkdir d; echo is > d/new"),
-    ("out", "mkdir d; echo was > d/old", "rm -r d", "echo is > new"),
-    ("to-dir", "echo was > old", "rm old", "mkdir new; echo is > new/file"),
-    ("from-dir", "mkdir old; echo was > old/file", "rm -r old", "echo is > new; echo is > new2"),
-    ("dir", "mkdir old; echo was > old/file", "rm -r old", "mkdir new; echo is > new/file; echo is > new/other"),
-    ("dir-in-dir", "mkdir -p d/old/x; echo was > d/old/x/f", "rm -r d", "mkdir new; mkdir new/d; mkdir new/d/x; echo is > new/d/x/f"),
+    (
+        "below",
+        "mkdir d; echo was > old",
+        "rm old",
+        "echo is > d/new",
+    ),
+    (
+        "new-below",
+        "echo was > old",
+        "rm old",
+        "mkdir d; echo is > d/new",
+    ),
+    (
+        "out",
+        "mkdir d; echo was > d/old",
+        "rm -r d",
+        "echo is > new",
+    ),
+    (
+        "to-dir",
+        "echo was > old",
+        "rm old",
+        "mkdir new; echo is > new/file",
+    ),
+    (
+        "from-dir",
+        "mkdir old; echo was > old/file",
+        "rm -r old",
+        "echo is > new; echo is > new2",
+    ),
+    (
+        "dir",
+        "mkdir old; echo was > old/file",
+        "rm -r old",
+        "mkdir new; echo is > new/file; echo is > new/other",
+    ),
+    (
+        "dir-in-dir",
+        "mkdir -p d/old/x; echo was > d/old/x/f",
+        "rm -r d",
+        "mkdir new; mkdir new/d; mkdir new/d/x; echo is > new/d/x/f",
+    ),
     ("symlink", "ln -s was old", "rm old", "ln -s is new"),
     ("to-symlink", "echo was > old", "rm old", "ln -s is new"),
-    ("same-name", "echo was > old; echo was > other", "rm old other", "echo is > other; echo is > old"),
+    (
+        "same-name",
+        "echo was > old; echo was > other",
+        "rm old other",
+        "echo is > other; echo is > old",
+    ),
 ];
 
 /// Path and inode number of everything.
 fn numbers(root: &Path) -> BTreeMap<String, u64> {
-    let said = sh(root, "find . -mindepth 1 -not -path './.ckptfs*' -not -path './.snapshots*' -printf '%P %i\\n'");
-    said.lines().filter_map(|line| line.rsplit_once(' ')).map(|(path, number)| (path.to_owned(), number.parse().expect("a number"))).collect()
+    let said = sh(
+        root,
+        "find . -mindepth 1 -not -path './.ckptfs*' -not -path './.snapshots*' -printf '%P %i\\n'",
+    );
+    said.lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(path, number)| (path.to_owned(), number.parse().expect("a number")))
+        .collect()
 }
 
 fn another_inode_with_a_number_is_another(v: Variant) {
@@ -60,10 +109,20 @@ fn another_inode_with_a_number_is_another(v: Variant) {
         sh(&root.join(case.0), &format!("{}; {}", case.2, case.3));
     }
     let after = numbers(&root);
-    let given: Vec<&String> =
-        after.iter().filter(|(path, number)| before.iter().any(|(was, had)| had == *number && was != *path)).map(|(path, _)| path).collect();
+    let given: Vec<&String> = after
+        .iter()
+        .filter(|(path, number)| {
+            before
+                .iter()
+                .any(|(was, had)| had == *number && was != *path)
+        })
+        .map(|(path, _)| path)
+        .collect();
     println!("given away: {given:?}");
-    assert!(matches!(v.fs, Fs::Btrfs | Fs::Tmpfs) || given.len() >= 6, "numbers that are given away: {given:?}");
+    assert!(
+        matches!(v.fs, Fs::Btrfs | Fs::Tmpfs) || given.len() >= 6,
+        "numbers that are given away: {given:?}"
+    );
     rig.mount.remount();
     let is = copy("is", &root);
     let told = |rig: &crate::common::Rig| {
@@ -72,30 +131,57 @@ fn another_inode_with_a_number_is_another(v: Variant) {
             .as_array()
             .expect("an array")
             .iter()
-            .map(|entry| (entry["path"].as_str().expect("text").to_owned(), entry["change"].as_str().unwrap_or("?").to_owned()));
+            .map(|entry| {
+                (
+                    entry["path"].as_str().expect("text").to_owned(),
+                    entry["change"].as_str().unwrap_or("?").to_owned(),
+                )
+            });
         all.collect::<BTreeMap<_, _>>()
     };
     let expected: BTreeMap<String, String> = {
-        let gone = before.keys().filter(|path| !after.contains_key(*path)).map(|path| (path.clone(), "D".to_owned()));
-        let made = after.keys().filter(|path| !before.contains_key(*path)).map(|path| (path.clone(), "A".to_owned()));
-        let other = ["same-name/old", "same-name/other"].map(|path| (path.to_owned(), "M".to_owned()));
+        let gone = before
+            .keys()
+            .filter(|path| !after.contains_key(*path))
+            .map(|path| (path.clone(), "D".to_owned()));
+        let made = after
+            .keys()
+            .filter(|path| !before.contains_key(*path))
+            .map(|path| (path.clone(), "A".to_owned()));
+        let other =
+            ["same-name/old", "same-name/other"].map(|path| (path.to_owned(), "M".to_owned()));
         gone.chain(made).chain(other).collect()
     };
     let told = told(&rig);
-    let differ: Vec<_> =
-        told.iter().filter(|one| expected.get(one.0) != Some(one.1)).chain(expected.iter().filter(|one| told.get(one.0) != Some(one.1))).collect();
+    let differ: Vec<_> = told
+        .iter()
+        .filter(|one| expected.get(one.0) != Some(one.1))
+        .chain(expected.iter().filter(|one| told.get(one.0) != Some(one.1)))
+        .collect();
     assert!(differ.is_empty(), "{differ:?}");
     assert_same_tree(&rig.view(1), &was, &TreeOpts::default());
     assert_eq!(rig.mount.checkpoint(), 2);
     // A change of what is there now is none of what was.
-    each(&root, &|case| format!("for f in $(find . -type f); do echo later >> $f; done; mkdir later; touch {}-later", case.0));
+    each(&root, &|case| {
+        format!(
+            "for f in $(find . -type f); do echo later >> $f; done; mkdir later; touch {}-later",
+            case.0
+        )
+    });
     rig.mount.kill();
     rig.mount.remount();
     assert_same_tree(&rig.view(1), &was, &TreeOpts::default());
     assert_same_tree(&rig.view(2), &is, &TreeOpts::default());
     for (id, tree) in [(1, &was), (2, &is)] {
         rig.mount.restore(id);
-        assert_same_tree(&root, tree, &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+        assert_same_tree(
+            &root,
+            tree,
+            &TreeOpts {
+                dir_mtime: false,
+                ..TreeOpts::default()
+            },
+        );
     }
     assert_same_tree(&rig.view(1), &was, &TreeOpts::default());
     assert_eq!(check(&root, &["verify", "--deep"]).0, 0);
@@ -105,7 +191,12 @@ fn another_inode_with_a_number_is_another(v: Variant) {
 fn random_changes(random: &mut Random, root: &Path, count: usize) {
     let mut script = String::from("set +e; exec 2>/dev/null;");
     for number in 0..count {
-        let path = |random: &mut Random| (0..=random.below(3)).map(|_| format!("n{}", random.below(4))).collect::<Vec<_>>().join("/");
+        let path = |random: &mut Random| {
+            (0..=random.below(3))
+                .map(|_| format!("n{}", random.below(4)))
+                .collect::<Vec<_>>()
+                .join("/")
+        };
         let (path, other) = (path(random), path(random));
         script += &match random.below(8) {
             0 | 1 => format!("mkdir -p {path};"),

@@ -1,4 +1,5 @@
-//! What the sealer reads of large files: what has changed, and no more; and its hashes are those of the bytes, whatever was done.
+//! What the sealer reads of large files: what has changed, and no more; and its hashes are those of
+//! the bytes, whatever was done.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -22,7 +23,10 @@ const BLOCK: u64 = 64 << 10;
 /// Bytes of which no two pages are the same.
 fn noise(length: u64, seed: u8) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(length).unwrap()];
-    blake3::Hasher::new().update(&[seed]).finalize_xof().fill(&mut bytes);
+    blake3::Hasher::new()
+        .update(&[seed])
+        .finalize_xof()
+        .fill(&mut bytes);
     bytes
 }
 
@@ -37,10 +41,21 @@ fn sealed(mount: &Mount) -> (u64, u64) {
 /// 1.07 GB were read for 16 KiB changed of 256 MiB between a few checkpoints.
 fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
     let size = 64 * MIB;
-    let rig = v.start_with(MountOpts::new(v.io), |dir| std::fs::write(dir.join("large"), noise(size, 0)).unwrap());
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        std::fs::write(dir.join("large"), noise(size, 0)).unwrap()
+    });
     let path = rig.path().join("large");
-    let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let change = |file: &File, round: u8| file.write_all_at(&noise(16 << 10, round), u64::from(round) * 5 * MIB + 12_345).unwrap();
+    let open = || {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap()
+    };
+    let change = |file: &File, round: u8| {
+        file.write_all_at(&noise(16 << 10, round), u64::from(round) * 5 * MIB + 12_345)
+            .unwrap()
+    };
     rig.mount.checkpoint();
     change(&open(), 1);
     rig.mount.checkpoint();
@@ -57,13 +72,17 @@ fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
         rig.mount.checkpoint();
         let now = sealed(&rig.mount);
         let (objects, read) = (now.0 - before.0, now.1 - before.1);
-        assert!(read <= 2 * BLOCK * objects, "round {round}: {read} bytes read for {objects} versions with 16 KiB changed in each");
+        assert!(
+            read <= 2 * BLOCK * objects,
+            "round {round}: {read} bytes read for {objects} versions with 16 KiB changed in each"
+        );
         before = now;
     }
     drop(kept);
     assert!(before.0 >= 8, "{before:?}");
-    // What was captured ahead of the next checkpoint is taken back when nobody can write to the file any more. The kernel tells of a close before it is done, and
-    // then that is looked at again with the next close of any file.
+    // What was captured ahead of the next checkpoint is taken back when nobody can write to the
+    // file any more. The kernel tells of a close before it is done, and then that is looked at
+    // again with the next close of any file.
     wait_until("nothing is captured that is not hashed", 10, || {
         std::fs::write(rig.path().join("other"), "").unwrap();
         let (status, report) = check(rig.path(), &["verify", "--deep"]);
@@ -78,7 +97,14 @@ type Act = (&'static str, u64, fn(&File, &File));
 fn copy(from: &File, at: u64, to: &File, to_at: u64, length: u64) {
     let (mut at, mut to_at, mut left) = (at, to_at, length);
     while left > 0 {
-        let copied = copy_file_range(from, Some(&mut at), to, Some(&mut to_at), usize::try_from(left).unwrap()).unwrap() as u64;
+        let copied = copy_file_range(
+            from,
+            Some(&mut at),
+            to,
+            Some(&mut to_at),
+            usize::try_from(left).unwrap(),
+        )
+        .unwrap() as u64;
         assert!(copied > 0);
         left -= copied;
     }
@@ -86,35 +112,74 @@ fn copy(from: &File, at: u64, to: &File, to_at: u64, length: u64) {
 
 /// Each moves content or its place, to the file and with another one beside it.
 const ACTS: [Act; 16] = [
-    ("written in place", 2 * BLOCK, |file, _| file.write_all_at(&noise(16 << 10, 1), MIB).unwrap()),
-    ("made shorter", BLOCK, |file, _| file.set_len(7 * MIB + 100).unwrap()),
-    ("made longer", MIB, |file, _| file.set_len(8 * MIB).unwrap()),
-    ("written behind the old end", 2 * BLOCK, |file, _| file.write_all_at(b"byte", 7 * MIB + BLOCK + 5).unwrap()),
-    ("a hole", 5 * BLOCK, |file, _| {
-        fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 2 * MIB + 5000, 4 * BLOCK).unwrap();
+    ("written in place", 2 * BLOCK, |file, _| {
+        file.write_all_at(&noise(16 << 10, 1), MIB).unwrap()
     }),
-    ("beside the hole", BLOCK, |file, _| file.write_all_at(b"byte", 2 * MIB + 10).unwrap()),
-    ("data in the hole", BLOCK, |file, _| file.write_all_at(&noise(4096, 2), 2 * MIB + 2 * BLOCK).unwrap()),
-    ("the same bytes again", 2 * BLOCK, |file, _| file.write_all_at(&noise(16 << 10, 1), MIB).unwrap()),
-    ("its own blocks at another place", MIB, |file, _| copy(file, 4 * MIB, file, 0, MIB)),
-    ("and at two", MIB, |file, _| copy(file, 4 * MIB + 4096, file, 6 * MIB, MIB)),
-    ("of another file", MIB, |file, other| copy(other, 3 * MIB, file, MIB, MIB)),
+    ("made shorter", BLOCK, |file, _| {
+        file.set_len(7 * MIB + 100).unwrap()
+    }),
+    ("made longer", MIB, |file, _| file.set_len(8 * MIB).unwrap()),
+    ("written behind the old end", 2 * BLOCK, |file, _| {
+        file.write_all_at(b"byte", 7 * MIB + BLOCK + 5).unwrap()
+    }),
+    ("a hole", 5 * BLOCK, |file, _| {
+        fallocate(
+            file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            2 * MIB + 5000,
+            4 * BLOCK,
+        )
+        .unwrap();
+    }),
+    ("beside the hole", BLOCK, |file, _| {
+        file.write_all_at(b"byte", 2 * MIB + 10).unwrap()
+    }),
+    ("data in the hole", BLOCK, |file, _| {
+        file.write_all_at(&noise(4096, 2), 2 * MIB + 2 * BLOCK)
+            .unwrap()
+    }),
+    ("the same bytes again", 2 * BLOCK, |file, _| {
+        file.write_all_at(&noise(16 << 10, 1), MIB).unwrap()
+    }),
+    ("its own blocks at another place", MIB, |file, _| {
+        copy(file, 4 * MIB, file, 0, MIB)
+    }),
+    ("and at two", MIB, |file, _| {
+        copy(file, 4 * MIB + 4096, file, 6 * MIB, MIB)
+    }),
+    ("of another file", MIB, |file, other| {
+        copy(other, 3 * MIB, file, MIB, MIB)
+    }),
     ("to another file and back", MIB, |file, other| {
         copy(file, 6 * MIB, other, MIB, MIB);
         copy(other, MIB, file, 6 * MIB, MIB);
     }),
-    ("allocated behind the end", MIB + BLOCK, |file, _| fallocate(file, FallocateFlags::empty(), 8 * MIB, MIB).unwrap()),
-    ("written where it was allocated", 2 * BLOCK, |file, _| file.write_all_at(&noise(5000, 3), 8 * MIB + 9000).unwrap()),
+    ("allocated behind the end", MIB + BLOCK, |file, _| {
+        fallocate(file, FallocateFlags::empty(), 8 * MIB, MIB).unwrap()
+    }),
+    ("written where it was allocated", 2 * BLOCK, |file, _| {
+        file.write_all_at(&noise(5000, 3), 8 * MIB + 9000).unwrap()
+    }),
     ("empty and written anew", 8 * MIB, |file, _| {
         file.set_len(0).unwrap();
         file.write_all_at(&noise(8 * MIB, 4), 0).unwrap();
     }),
-    ("all of another file", 8 * MIB, |file, other| copy(other, 0, file, 0, 8 * MIB)),
+    ("all of another file", 8 * MIB, |file, other| {
+        copy(other, 0, file, 0, 8 * MIB)
+    }),
 ];
 
 fn a_hash_is_of_the_bytes_whatever_was_done_to_the_file(v: Variant) {
     let rig = v.start();
-    let open = |name: &str| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(rig.path().join(name)).unwrap();
+    let open = |name: &str| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(rig.path().join(name))
+            .unwrap()
+    };
     let (file, other) = (open("file"), open("other"));
     file.write_all_at(&noise(8 * MIB, 10), 0).unwrap();
     other.write_all_at(&noise(8 * MIB, 11), 0).unwrap();
@@ -128,17 +193,24 @@ fn a_hash_is_of_the_bytes_whatever_was_done_to_the_file(v: Variant) {
         // That one is hashed when its file has changed again.
         let (_, read) = sealed(&rig.mount);
         may += cost + BLOCK;
-        assert!(read <= may, "checkpoint {id}, {what}: {read} bytes were read, of {may}");
+        assert!(
+            read <= may,
+            "checkpoint {id}, {what}: {read} bytes were read, of {may}"
+        );
     }
     drop(open("file").write_at(b"last", 0));
     rig.mount.checkpoint();
     sealed(&rig.mount);
     let (status, report) = check(rig.path(), &["verify", "--deep"]);
     assert_eq!((status, &report["unhashed"]), (0, &0.into()), "{report}");
-    assert!(report["versions"].as_u64() >= Some(ACTS.len() as u64), "{report}");
+    assert!(
+        report["versions"].as_u64() >= Some(ACTS.len() as u64),
+        "{report}"
+    );
 }
 
-/// Of a compressed extent FIEMAP tells where it begins, and not which part of it the file has: both halves of one are at the same place.
+/// Of a compressed extent FIEMAP tells where it begins, and not which part of it the file has: both
+/// halves of one are at the same place.
 fn what_is_compressed_is_read(v: Variant) {
     let mut image = Image::of(v.fs);
     if v.fs == Fs::Btrfs {
@@ -146,12 +218,27 @@ fn what_is_compressed_is_read(v: Variant) {
         image.mount_with("compress-force=zstd");
     }
     let rig = v.start_on(image, MountOpts::new(v.io), |_| {});
-    let open = |name: &str| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(rig.path().join(name)).unwrap();
-    let lines = |from: u64, to: u64| (from / 16..to / 16).flat_map(|line| format!("line {line:10}\n").into_bytes()).collect::<Vec<u8>>();
+    let open = |name: &str| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(rig.path().join(name))
+            .unwrap()
+    };
+    let lines = |from: u64, to: u64| {
+        (from / 16..to / 16)
+            .flat_map(|line| format!("line {line:10}\n").into_bytes())
+            .collect::<Vec<u8>>()
+    };
     let half = BLOCK;
     let acts: [fn(&File, &File, u64); 4] = [
         |file, other, half| copy(file, half, other, 0, half),
-        |file, _, half| file.write_all_at(&vec![7; usize::try_from(half).unwrap()], half).unwrap(),
+        |file, _, half| {
+            file.write_all_at(&vec![7; usize::try_from(half).unwrap()], half)
+                .unwrap()
+        },
         |file, other, half| copy(other, 0, file, 0, half),
         |file, _, half| file.write_all_at(b"last", 3 * half).unwrap(),
     ];

@@ -1,5 +1,6 @@
-//! The promise of docs/format.md: a store of each released version is opened by this build, which migrates an older one, shows what every checkpoint showed, and goes on.
-//! `fixtures/make.sh` made them with the program of that version.
+//! The promise of docs/format.md: a store of each released version is opened by this build, which
+//! migrates an older one, shows what every checkpoint showed, and goes on. `fixtures/make.sh` made
+//! them with the program of that version.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -30,12 +31,23 @@ struct Released {
 impl Released {
     fn open(version: u32, scratch: &Path) -> Released {
         let dir = fixtures().join(format!("v{version}"));
-        let (image, point) = (scratch.join(format!("v{version}.img")), scratch.join(format!("v{version}")));
-        let (packed, file) = (File::open(dir.join("disk.img.zst")).unwrap(), File::create_new(&image).unwrap());
+        let (image, point) = (
+            scratch.join(format!("v{version}.img")),
+            scratch.join(format!("v{version}")),
+        );
+        let (packed, file) = (
+            File::open(dir.join("disk.img.zst")).unwrap(),
+            File::create_new(&image).unwrap(),
+        );
         let mut unpacked = zstd::Decoder::new(packed).unwrap();
         unpacked.window_log_max(27).unwrap();
         let (mut at, mut chunk) = (0, Vec::new());
-        while (&mut unpacked).take(CHUNK as u64).read_to_end(&mut chunk).unwrap() > 0 {
+        while (&mut unpacked)
+            .take(CHUNK as u64)
+            .read_to_end(&mut chunk)
+            .unwrap()
+            > 0
+        {
             if chunk.iter().any(|byte| *byte != 0) {
                 file.write_all_at(&chunk, at).unwrap();
             }
@@ -44,8 +56,17 @@ impl Released {
         }
         file.set_len(at).unwrap();
         fs::create_dir(&point).unwrap();
-        succeeds(tool("mount", &["-o", "loop,nouuid"]).arg(&image).arg(&point), 60);
-        Released { version, dir, point }
+        succeeds(
+            tool("mount", &["-o", "loop,nouuid"])
+                .arg(&image)
+                .arg(&point),
+            60,
+        );
+        Released {
+            version,
+            dir,
+            point,
+        }
     }
 
     fn root(&self, store: &str) -> PathBuf {
@@ -67,7 +88,10 @@ impl Released {
 
 impl Drop for Released {
     fn drop(&mut self) {
-        let _ = run_limited(&mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]), 60);
+        let _ = run_limited(
+            &mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]),
+            60,
+        );
     }
 }
 
@@ -78,21 +102,33 @@ fn describe(dir: &Path) -> String {
 
 /// What is told of a checkpoint, and stays so. What is counted may be counted better.
 fn told(entry: &Value) -> Value {
-    const KEPT: [&str; 9] = ["id", "tags", "note", "created", "atomic", "reason", "parent", "pinned", "by"];
-    KEPT.iter().map(|key| ((*key).to_owned(), entry[*key].clone())).collect::<serde_json::Map<_, _>>().into()
+    const KEPT: [&str; 9] = [
+        "id", "tags", "note", "created", "atomic", "reason", "parent", "pinned", "by",
+    ];
+    KEPT.iter()
+        .map(|key| ((*key).to_owned(), entry[*key].clone()))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }
 
 fn assert_tells(log: &Value, then: &Value) {
     let now = log.as_array().unwrap();
     for entry in then.as_array().unwrap() {
-        assert!(now.iter().any(|now| told(now) == told(entry)), "{entry:#} in {now:#?}");
+        assert!(
+            now.iter().any(|now| told(now) == told(entry)),
+            "{entry:#} in {now:#?}"
+        );
     }
 }
 
 fn assert_views(mount: &Mount, released: &Released, store: &str) {
     for entry in released.log(store).as_array().unwrap() {
         let id = entry["id"].as_u64().unwrap();
-        assert_eq!(describe(&mount.view(id)), released.text(store, &id.to_string()), "checkpoint {id} of {store}");
+        assert_eq!(
+            describe(&mount.view(id)),
+            released.text(store, &id.to_string()),
+            "checkpoint {id} of {store}"
+        );
     }
 }
 
@@ -103,7 +139,13 @@ fn opts() -> MountOpts {
 }
 
 fn offline(root: &Path, arguments: &[&str]) -> String {
-    let output = run_limited(std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs")).arg("-C").arg(root).args(arguments), 60);
+    let output = run_limited(
+        std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs"))
+            .arg("-C")
+            .arg(root)
+            .args(arguments),
+        60,
+    );
     assert!(output.status.success(), "{arguments:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -112,29 +154,52 @@ fn offline(root: &Path, arguments: &[&str]) -> String {
 fn look_without_writing(released: &Released, store: &str) {
     let root = released.root(store);
     let format = released.format(store);
-    assert!(format.contains(&format!("\nversion {}\n", released.version)), "{format}");
+    assert!(
+        format.contains(&format!("\nversion {}\n", released.version)),
+        "{format}"
+    );
     let log: Value = serde_json::from_str(&offline(&root, &["log", "--json"])).unwrap();
-    let ids = |log: &Value| log.as_array().unwrap().iter().map(|entry| entry["id"].as_u64().unwrap()).collect::<Vec<_>>();
+    let ids = |log: &Value| {
+        log.as_array()
+            .unwrap()
+            .iter()
+            .map(|entry| entry["id"].as_u64().unwrap())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(ids(&log), ids(&released.log(store)));
     offline(&root, &["audit"]);
     let (status, report) = check(&root, &["verify", "--deep"]);
     assert_eq!(status, 0, "{report}");
     let (status, report) = check(&root, &["fsck"]);
     assert_eq!(status, 0, "{report}");
-    assert_eq!(released.format(store), format, "who only looks changes nothing");
+    assert_eq!(
+        released.format(store),
+        format,
+        "who only looks changes nothing"
+    );
 }
 
 fn goes_on(mount: &mut Mount, released: &Released, store: &str) {
     let root = released.root(store);
     let before = describe(&root);
-    let first = released.log(store).as_array().unwrap().last().unwrap()["id"].as_u64().unwrap();
+    let first = released.log(store).as_array().unwrap().last().unwrap()["id"]
+        .as_u64()
+        .unwrap();
     let made = mount.checkpoint();
     assert_eq!(describe(&mount.view(made)), before);
     sh(&root, "echo later > src/later; rm -rf src/deep src/other");
     mount.restore(first);
     // Times of directories are when the restore was.
-    let without_dirs = |text: &str| text.lines().filter(|line| line.split(' ').nth(1) != Some("d")).map(str::to_owned).collect::<BTreeSet<_>>();
-    assert_eq!(without_dirs(&describe(&root)), without_dirs(&released.text(store, &first.to_string())));
+    let without_dirs = |text: &str| {
+        text.lines()
+            .filter(|line| line.split(' ').nth(1) != Some("d"))
+            .map(str::to_owned)
+            .collect::<BTreeSet<_>>()
+    };
+    assert_eq!(
+        without_dirs(&describe(&root)),
+        without_dirs(&released.text(store, &first.to_string()))
+    );
     mount.restore(made);
     assert_views(mount, released, store);
     mount.umount();
@@ -146,8 +211,20 @@ fn goes_on(mount: &mut Mount, released: &Released, store: &str) {
 }
 
 fn newest(mount: &Mount) -> Vec<(u64, String)> {
-    let reason = |entry: &Value| entry["reason"]["trigger"].as_str().unwrap_or("none").to_owned();
-    mount.log_json().as_array().unwrap().iter().take(2).map(|entry| (entry["id"].as_u64().unwrap(), reason(entry))).collect()
+    let reason = |entry: &Value| {
+        entry["reason"]["trigger"]
+            .as_str()
+            .unwrap_or("none")
+            .to_owned()
+    };
+    mount
+        .log_json()
+        .as_array()
+        .unwrap()
+        .iter()
+        .take(2)
+        .map(|entry| (entry["id"].as_u64().unwrap(), reason(entry)))
+        .collect()
 }
 
 /// Opens a store, after mounts that are killed at their first, second, third ... call.
@@ -156,10 +233,16 @@ fn opens(released: &Released, store: &str, kills: u64) -> Mount {
     let mut migrated_at = None;
     for nth in (1..=kills).filter(|_| cfg!(debug_assertions)) {
         let mut killed = opts().arg("--no-holder");
-        let plan = format!(r#"{{"nth":{nth},"errno":5,"only":null,"lasting":false,"half":true,"pause_ms":0,"kill":true}}"#);
+        let plan = format!(
+            r#"{{"nth":{nth},"errno":5,"only":null,"lasting":false,"half":true,"pause_ms":0,"kill":true}}"#
+        );
         killed.env.push(("CKPTFS_FAULT_FOR_TESTS".into(), plan));
         assert!(!Mount::try_start(&root, &killed).status.success());
-        if migrated_at.is_none() && !released.format(store).contains(&format!("version {}\n", released.version)) {
+        if migrated_at.is_none()
+            && !released
+                .format(store)
+                .contains(&format!("version {}\n", released.version))
+        {
             migrated_at = Some(nth);
         }
     }
@@ -178,21 +261,41 @@ fn every_store_of(version: u32, kills: u64) {
         let root = released.root(store);
         assert_eq!(describe(&root), released.text(store, "live"));
         let mut mount = opens(&released, store, kills);
-        assert!(released.format(store).contains("\nversion 2\nfeatures -\n"), "{}", released.format(store));
+        assert!(
+            released.format(store).contains("\nversion 2\nfeatures -\n"),
+            "{}",
+            released.format(store)
+        );
         assert_eq!(describe(&root), released.text(store, "live"));
         assert_views(&mount, &released, store);
         assert_tells(&mount.log_json(), &released.log(store));
         if store == "ended" {
             // It was changed since, while nothing was mounted.
             let newest = newest(&mount);
-            let [(after, absence), (before, unmount)] = newest.as_slice() else { panic!("{newest:?}") };
+            let [(after, absence), (before, unmount)] = newest.as_slice() else {
+                panic!("{newest:?}")
+            };
             assert_eq!((absence.as_str(), unmount.as_str()), ("absence", "unmount"));
             assert_eq!(describe(&mount.view(*before)), released.text(store, "left"));
             assert_eq!(describe(&mount.view(*after)), released.text(store, "live"));
             assert!(mount.ok(&["ops"]).lines().count() > 5);
-            assert_eq!(mount.json(&["log", "--deleted"]).as_array().unwrap().len(), 1, "one can be brought back");
-            let absences = mount.log_json().as_array().unwrap().iter().filter(|entry| entry["reason"]["trigger"] == "absence").count();
-            assert_eq!(absences, if version == 1 { 1 } else { 2 }, "from version 2 on one is on record before");
+            assert_eq!(
+                mount.json(&["log", "--deleted"]).as_array().unwrap().len(),
+                1,
+                "one can be brought back"
+            );
+            let absences = mount
+                .log_json()
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|entry| entry["reason"]["trigger"] == "absence")
+                .count();
+            assert_eq!(
+                absences,
+                if version == 1 { 1 } else { 2 },
+                "from version 2 on one is on record before"
+            );
         }
         let (status, report) = check(&root, &["verify", "--deep"]);
         assert_eq!(status, 0, "{report}");
@@ -212,7 +315,8 @@ fn version_1_is_migrated_by_mounts_that_are_killed() {
     every_store_of(1, 40);
 }
 
-/// As the first program of this version has left it: nothing is migrated, and what is there is read by each later one.
+/// As the first program of this version has left it: nothing is migrated, and what is there is read
+/// by each later one.
 #[test]
 fn version_2_is_opened_and_goes_on() {
     every_store_of(2, 0);

@@ -1,4 +1,5 @@
-//! The sealer: what is captured is hashed in the background, over kills and remounts, and nobody notices.
+//! The sealer: what is captured is hashed in the background, over kills and remounts, and nobody
+//! notices.
 
 use std::fs;
 
@@ -25,9 +26,17 @@ fn what_was_captured_is_hashed_also_over_kills(v: Variant) {
     let (status, report) = check(&dir, &["verify", "--deep"]);
     assert_eq!((status, &report["unhashed"]), (0, &0.into()), "{report}");
     assert!(report["versions"].as_u64() > Some(20), "{report}");
-    assert_eq!(story.mount().status_json()["dirty"], before, "to be hashed is no change");
+    assert_eq!(
+        story.mount().status_json()["dirty"],
+        before,
+        "to be hashed is no change"
+    );
     for (id, copy) in (1..).zip(&story.copies) {
-        crate::common::assert_same_tree(&story.rig.view(id), copy, &crate::common::TreeOpts::default());
+        crate::common::assert_same_tree(
+            &story.rig.view(id),
+            copy,
+            &crate::common::TreeOpts::default(),
+        );
     }
     // What is hashed is not hashed again.
     let done = story.mount().json(&["stats"])["sealer"]["objects"].as_u64();
@@ -46,5 +55,9 @@ fn without_it_nothing_is_hashed_and_nothing_else_changes(v: Variant) {
     }
     assert_eq!(rig.mount.json(&["stats"])["sealer"]["mode"], "off");
     let (status, report) = check(rig.path(), &["verify", "--deep"]);
-    assert_eq!((status, &report["unhashed"], &report["versions"]), (0, &2.into(), &2.into()), "{report}");
+    assert_eq!(
+        (status, &report["unhashed"], &report["versions"]),
+        (0, &2.into(), &2.into()),
+        "{report}"
+    );
 }

@@ -21,7 +21,10 @@ pub struct Random(u64);
 impl Random {
     /// From `CKPTFS_SEED`, or always the same; the seed is printed.
     pub fn new(what: &str) -> Random {
-        let seed = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121);
+        let seed = std::env::var("CKPTFS_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok())
+            .unwrap_or(20_261_121);
         println!("{what}: CKPTFS_SEED={seed}");
         Random(seed | 1)
     }
@@ -48,7 +51,12 @@ impl Story {
     /// So many checkpoints, each after random changes, and more changes after the last.
     pub fn tell(v: Variant, checkpoints: usize) -> Story {
         let rig = v.start();
-        let mut story = Story { rig, copies: Vec::new(), written: 0, random: Random::new("story") };
+        let mut story = Story {
+            rig,
+            copies: Vec::new(),
+            written: 0,
+            random: Random::new("story"),
+        };
         fs::create_dir_all(story.rig.path().join("dir/deeper")).unwrap();
         for _ in 0..checkpoints {
             story.change();
@@ -75,7 +83,8 @@ impl Story {
             let name = |random: &mut Random| dir.join(format!("f{}", random.below(12)));
             let (path, other) = (name(&mut self.random), name(&mut self.random));
             self.written += 1;
-            // No two versions have the same bytes; sizes go over a page and over a block of the hash.
+            // No two versions have the same bytes; sizes go over a page and over a block of the
+            // hash.
             let size = [10, 5000, 300_000][self.random.below(3)];
             let mut content = format!("version {}\n", self.written).into_bytes();
             content.resize(size, b'.');
@@ -84,7 +93,10 @@ impl Story {
                 0..=4 => fs::write(&path, &content),
                 5 => fs::remove_file(&path),
                 6 => fs::rename(&path, &other),
-                7 => fs::set_permissions(&path, PermissionsExt::from_mode(0o600 | self.random.below(0o100) as u32)),
+                7 => fs::set_permissions(
+                    &path,
+                    PermissionsExt::from_mode(0o600 | self.random.below(0o100) as u32),
+                ),
                 _ => symlink("nowhere", &path).or_else(|_| fs::hard_link(&path, &other)),
             };
         }
@@ -120,14 +132,21 @@ impl Story {
 
 /// Waits until the sealer says that nothing is left to do.
 pub fn caught_up(mount: &Mount) {
-    wait_until("the sealer has caught up", 120, || mount.json(&["stats"])["sealer"]["caught_up"] == true);
+    wait_until("the sealer has caught up", 120, || {
+        mount.json(&["stats"])["sealer"]["caught_up"] == true
+    });
 }
 
 /// Whether the index of a store that nobody serves has every closed epoch.
 fn index_is_whole(dir: &Path) -> bool {
     let (store, _) = ckptfs::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
-    let last = store.journal.scan(store.journal.start(), None).map(Result::unwrap);
-    let end = last.filter(|(_, record)| matches!(record, ckptfs::store::record::Record::Checkpoint(_))).last();
+    let last = store
+        .journal
+        .scan(store.journal.start(), None)
+        .map(Result::unwrap);
+    let end = last
+        .filter(|(_, record)| matches!(record, ckptfs::store::record::Record::Checkpoint(_)))
+        .last();
     end.is_none_or(|(at, record)| store.index.applied().unwrap() >= at.after(&record).unwrap())
 }
 
@@ -141,18 +160,36 @@ pub fn index_of(dir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
 /// What a verb that checks says: its status, and its JSON.
 pub fn check(dir: &Path, arguments: &[&str]) -> (i32, Value) {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-    command.arg("-C").arg(dir).args(arguments).arg("--json").env("NO_COLOR", "1").current_dir("/");
+    command
+        .arg("-C")
+        .arg(dir)
+        .args(arguments)
+        .arg("--json")
+        .env("NO_COLOR", "1")
+        .current_dir("/");
     let output = run_limited(&mut command, 60);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let value =
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}{}", String::from_utf8_lossy(&output.stderr)));
+    let value = serde_json::from_str(&text).unwrap_or_else(|error| {
+        panic!(
+            "{arguments:?}: {error}: {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        )
+    });
     (output.status.code().expect("it ended by itself"), value)
 }
 
 /// The same check within this process, for tests that make many; its findings.
 pub fn look(dir: &Path, deep: bool, of: Option<u64>) -> Vec<Damage> {
     let state = of.map(|id| StateName(id.to_string()));
-    let mut check = StoreCheck::begin(fs::File::open(dir).unwrap(), &CheckOptions { state, deep, strays: false }).unwrap();
+    let mut check = StoreCheck::begin(
+        fs::File::open(dir).unwrap(),
+        &CheckOptions {
+            state,
+            deep,
+            strays: false,
+        },
+    )
+    .unwrap();
     let mut findings = Vec::new();
     loop {
         let part = check.step();
@@ -166,7 +203,10 @@ pub fn look(dir: &Path, deep: bool, of: Option<u64>) -> Vec<Damage> {
 /// The kinds of damage in a report, sorted, each once.
 pub fn kinds(report: &Value) -> Vec<String> {
     let findings = report["findings"].as_array().expect("a list");
-    let mut kinds: Vec<String> = findings.iter().map(|finding| finding["kind"].as_str().expect("a kind").to_owned()).collect();
+    let mut kinds: Vec<String> = findings
+        .iter()
+        .map(|finding| finding["kind"].as_str().expect("a kind").to_owned())
+        .collect();
     kinds.sort();
     kinds.dedup();
     kinds

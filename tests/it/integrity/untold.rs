@@ -1,5 +1,7 @@
-//! Paths of which it cannot be told what they were: changed while nothing was mounted, or their version is lost. Every verb names them with the reason,
-//! does all the rest, and exits with 1 (`verify`: with 4, as of any damage). `diff` was empty, `verify` found nothing, and `export` wrote no file at all.
+//! Paths of which it cannot be told what they were: changed while nothing was mounted, or their
+//! version is lost. Every verb names them with the reason, does all the rest, and exits with 1
+//! (`verify`: with 4, as of any damage). `diff` was empty, `verify` found nothing, and `export`
+//! wrote no file at all.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,10 +13,15 @@ use serde_json::json;
 use crate::common::command::sh;
 use crate::common::{Fs, Io, Mount, Variant, run_limited, scratch};
 
-const VARIANT: Variant = Variant { fs: Fs::Xfs, io: Io::Daemon };
+const VARIANT: Variant = Variant {
+    fs: Fs::Xfs,
+    io: Io::Daemon,
+};
 
 fn said(output: &Output) -> String {
-    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
+    [&output.stdout, &output.stderr]
+        .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+        .concat()
 }
 
 /// The verb exits with `status` and says each of `words`.
@@ -23,7 +30,10 @@ fn tells(mount: &Mount, verb: &[&str], status: i32, words: &[&str]) -> Output {
     let text = said(&output);
     assert_eq!(output.status.code(), Some(status), "{verb:?}: {text}");
     for word in words {
-        assert!(text.contains(word), "{verb:?} says nothing of {word}: {text}");
+        assert!(
+            text.contains(word),
+            "{verb:?} says nothing of {word}: {text}"
+        );
     }
     output
 }
@@ -36,12 +46,15 @@ fn get(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|cause| panic!("{}: {cause}", path.display()))
 }
 
-/// A change past the mount was known by ctime alone: the next change through the mount took that away, for there was a record in the open epoch already.
+/// A change past the mount was known by ctime alone: the next change through the mount took that
+/// away, for there was a record in the open epoch already.
 #[test]
 fn what_is_changed_before_and_after_hides_nothing() {
     let mut rig = VARIANT.start_with(crate::common::MountOpts::new(VARIANT.io), |dir| {
         fs::create_dir(dir.join("d")).unwrap();
-        ["d/moved", "d/stays", "a"].iter().for_each(|path| put(dir.join(path), "one"));
+        ["d/moved", "d/stays", "a"]
+            .iter()
+            .for_each(|path| put(dir.join(path), "one"));
     });
     let root = rig.path().to_owned();
     let touch = |number: u32| {
@@ -62,15 +75,30 @@ fn what_is_changed_before_and_after_hides_nothing() {
         touch(number + 2);
         for id in [first, second] {
             let view = rig.mount.view(id);
-            let listed = fs::read_dir(view.join("d")).and_then(Iterator::collect::<Result<Vec<_>, _>>).map(|names| names.len());
-            assert_eq!(listed.map_err(|error| error.raw_os_error()), Err(Some(libc::EIO)), "{number}: names at checkpoint {id}");
-            assert_eq!(fs::read(view.join("a")).map_err(|error| error.raw_os_error()), Err(Some(libc::EIO)), "{number}: content at checkpoint {id}");
+            let listed = fs::read_dir(view.join("d"))
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+                .map(|names| names.len());
+            assert_eq!(
+                listed.map_err(|error| error.raw_os_error()),
+                Err(Some(libc::EIO)),
+                "{number}: names at checkpoint {id}"
+            );
+            assert_eq!(
+                fs::read(view.join("a")).map_err(|error| error.raw_os_error()),
+                Err(Some(libc::EIO)),
+                "{number}: content at checkpoint {id}"
+            );
         }
         fs::rename(root.join("d/other"), root.join("d/moved")).unwrap();
     }
     let third = rig.mount.checkpoint();
     touch(5);
-    assert_eq!(fs::read_dir(rig.mount.view(third).join("d")).unwrap().count(), 7);
+    assert_eq!(
+        fs::read_dir(rig.mount.view(third).join("d"))
+            .unwrap()
+            .count(),
+        7
+    );
     assert_eq!(get(&rig.mount.view(third).join("a")), "changed");
 }
 
@@ -94,29 +122,82 @@ fn what_was_changed_while_nothing_was_mounted() {
     fs::remove_file(root.join("d/gone")).unwrap();
     rig.mount.remount();
     let why = "changed while nothing was mounted";
-    tells(&rig.mount, &["status"], 0, &["? a", "? d\n", "? d/new", "M b"]);
-    tells(&rig.mount, &["diff", "1"], 1, &["? a", "? d/new", "M b", why]);
-    tells(&rig.mount, &["diff", "1", "--name-only"], 1, &["a\n", "b\n"]);
+    tells(
+        &rig.mount,
+        &["status"],
+        0,
+        &["? a", "? d\n", "? d/new", "M b"],
+    );
+    tells(
+        &rig.mount,
+        &["diff", "1"],
+        1,
+        &["? a", "? d/new", "M b", why],
+    );
+    tells(
+        &rig.mount,
+        &["diff", "1", "--name-only"],
+        1,
+        &["a\n", "b\n"],
+    );
     tells(&rig.mount, &["diff", "1", "--stat"], 1, &["? a"]);
-    tells(&rig.mount, &["diff", "1", "--patch"], 1, &["-one", "+two, seen", "a is not in the patch"]);
-    let changes: serde_json::Value = serde_json::from_slice(&tells(&rig.mount, &["--json", "diff", "1"], 1, &[]).stdout).unwrap();
-    let of = |path: &str| changes.as_array().unwrap().iter().find(|change| change["path"] == path).cloned().unwrap();
-    assert_eq!((&of("a")["change"], &of("a")["why"]), (&json!("?"), &json!("changed-unseen")));
+    tells(
+        &rig.mount,
+        &["diff", "1", "--patch"],
+        1,
+        &["-one", "+two, seen", "a is not in the patch"],
+    );
+    let changes: serde_json::Value =
+        serde_json::from_slice(&tells(&rig.mount, &["--json", "diff", "1"], 1, &[]).stdout)
+            .unwrap();
+    let of = |path: &str| {
+        changes
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|change| change["path"] == path)
+            .cloned()
+            .unwrap()
+    };
+    assert_eq!(
+        (&of("a")["change"], &of("a")["why"]),
+        (&json!("?"), &json!("changed-unseen"))
+    );
     assert_eq!(of("b")["change"], "M");
     tells(&rig.mount, &["verify"], 4, &["a", "changed-unseen"]);
     tells(&rig.mount, &["log", "a"], 0, &["?"]);
     // What is known is there, and only that.
     let dest = scratch();
     let copy = dest.path().join("copy");
-    tells(&rig.mount, &["export", "1", copy.to_str().unwrap()], 1, &["a: ", "d: ", "d/new: "]);
-    assert_eq!((get(&copy.join("b")), get(&copy.join("d/known")), get(&copy.join("d/e/deep"))), ("one".into(), "one".into(), "one".into()));
+    tells(
+        &rig.mount,
+        &["export", "1", copy.to_str().unwrap()],
+        1,
+        &["a: ", "d: ", "d/new: "],
+    );
+    assert_eq!(
+        (
+            get(&copy.join("b")),
+            get(&copy.join("d/known")),
+            get(&copy.join("d/e/deep"))
+        ),
+        ("one".into(), "one".into(), "one".into())
+    );
     assert!(!copy.join("a").exists() && !copy.join("d/new").exists());
     let tar = tells(&rig.mount, &["export", "1", "-"], 1, &[]);
     fs::write(dest.path().join("t"), &tar.stdout).unwrap();
-    let listed = sh(dest.path(), "mkdir x && tar -x -C x -f t && find x -type f | sort");
+    let listed = sh(
+        dest.path(),
+        "mkdir x && tar -x -C x -f t && find x -type f | sort",
+    );
     assert_eq!(listed.trim(), "x/b\nx/d/e/deep\nx/d/known");
     let fork = rig.image.path().join("fork");
-    tells(&rig.mount, &["fork", "1", fork.to_str().unwrap()], 1, &["a: "]);
+    tells(
+        &rig.mount,
+        &["fork", "1", fork.to_str().unwrap()],
+        1,
+        &["a: "],
+    );
     assert_eq!(get(&fork.join("b")), "one");
     // A checkpoint is made if nobody knows whether something changed.
     let checkpoint = rig.mount.json(&["checkpoint", "--if-changed"]);
@@ -125,16 +206,46 @@ fn what_was_changed_while_nothing_was_mounted() {
     put(root.join("a"), "three");
     let third = rig.mount.checkpoint();
     tells(&rig.mount, &["diff", "2", &third.to_string()], 0, &["M a"]);
-    tells(&rig.mount, &["diff", "1", &third.to_string()], 1, &["? a", "M b"]);
-    tells(&rig.mount, &["restore", "-n", "1"], 1, &["what a was in checkpoint 1 cannot be told", "M b"]);
+    tells(
+        &rig.mount,
+        &["diff", "1", &third.to_string()],
+        1,
+        &["? a", "M b"],
+    );
+    tells(
+        &rig.mount,
+        &["restore", "-n", "1"],
+        1,
+        &["what a was in checkpoint 1 cannot be told", "M b"],
+    );
     tells(&rig.mount, &["restore", "1", "b"], 0, &["M b"]);
     tells(&rig.mount, &["restore", "1", "a"], 1, &["cannot be told"]);
     put(root.join("b"), "four");
-    tells(&rig.mount, &["restore", "1", "a", "b"], 1, &["what a was in checkpoint 1 cannot be told", "M b"]);
-    assert_eq!((get(&root.join("a")), get(&root.join("b"))), ("three".into(), "one".into()));
+    tells(
+        &rig.mount,
+        &["restore", "1", "a", "b"],
+        1,
+        &["what a was in checkpoint 1 cannot be told", "M b"],
+    );
+    assert_eq!(
+        (get(&root.join("a")), get(&root.join("b"))),
+        ("three".into(), "one".into())
+    );
     put(root.join("b"), "five");
-    tells(&rig.mount, &["restore", "1"], 1, &["what a was in checkpoint 1 cannot be told", "M b"]);
-    assert_eq!((get(&root.join("a")), get(&root.join("b")), get(&root.join("d/new"))), ("three".into(), "one".into(), "unseen".into()));
+    tells(
+        &rig.mount,
+        &["restore", "1"],
+        1,
+        &["what a was in checkpoint 1 cannot be told", "M b"],
+    );
+    assert_eq!(
+        (
+            get(&root.join("a")),
+            get(&root.join("b")),
+            get(&root.join("d/new"))
+        ),
+        ("three".into(), "one".into(), "unseen".into())
+    );
 }
 
 /// A version is gone from the store, and another is shorter than it was.
@@ -148,9 +259,13 @@ fn what_was_lost_from_the_store() {
     });
     let root = rig.path().to_owned();
     rig.mount.checkpoint();
-    let ino = |path: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join(path)).unwrap());
+    let ino =
+        |path: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join(path)).unwrap());
     let (a, gone, short, same) = (ino("a"), ino("d/gone"), ino("short"), ino("same"));
-    sh(&root, "cp -p same ../stamp; echo -n SAME > same; touch -r ../stamp same");
+    sh(
+        &root,
+        "cp -p same ../stamp; echo -n SAME > same; touch -r ../stamp same",
+    );
     for path in ["a", "b", "short"] {
         put(root.join(path), "later, and longer");
     }
@@ -159,31 +274,79 @@ fn what_was_lost_from_the_store() {
     put(root.join("d/gone"), "another");
     rig.mount.checkpoint();
     let objects = root.join(".ckptfs/layers/2/objects");
-    for entry in fs::read_dir(&objects).unwrap().map(|entry| entry.unwrap().path()) {
+    for entry in fs::read_dir(&objects)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+    {
         let name = entry.file_name().unwrap().to_string_lossy().into_owned();
-        if [a, gone, same].iter().any(|slot| name.starts_with(&format!("{slot}-"))) {
+        if [a, gone, same]
+            .iter()
+            .any(|slot| name.starts_with(&format!("{slot}-")))
+        {
             fs::remove_file(&entry).unwrap();
         } else if name.starts_with(&format!("{short}-")) {
-            fs::OpenOptions::new().write(true).open(&entry).unwrap().set_len(2).unwrap();
+            fs::OpenOptions::new()
+                .write(true)
+                .open(&entry)
+                .unwrap()
+                .set_len(2)
+                .unwrap();
         }
     }
     let why = "a version of it is lost or damaged";
     // Of another size is known to differ; of what has the same size and times nobody knows.
-    tells(&rig.mount, &["diff", "1"], 1, &["M a", "M b", "M d/gone", "D d/removed", "M short", "? same", why]);
-    tells(&rig.mount, &["verify"], 4, &["object-missing", "object-size"]);
+    tells(
+        &rig.mount,
+        &["diff", "1"],
+        1,
+        &[
+            "M a",
+            "M b",
+            "M d/gone",
+            "D d/removed",
+            "M short",
+            "? same",
+            why,
+        ],
+    );
+    tells(
+        &rig.mount,
+        &["verify"],
+        4,
+        &["object-missing", "object-size"],
+    );
     for path in ["a", "b", "d/gone"] {
         tells(&rig.mount, &["log", path], 0, &[]);
     }
     tells(&rig.mount, &["du"], 0, &[]);
     let dest = scratch();
     let copy = dest.path().join("copy");
-    tells(&rig.mount, &["export", "1", copy.to_str().unwrap()], 1, &["a: ", "d/gone: ", "same: ", "short: "]);
-    assert_eq!((get(&copy.join("b")), get(&copy.join("d/removed"))), ("b".into(), "d/removed".into()));
+    tells(
+        &rig.mount,
+        &["export", "1", copy.to_str().unwrap()],
+        1,
+        &["a: ", "d/gone: ", "same: ", "short: "],
+    );
+    assert_eq!(
+        (get(&copy.join("b")), get(&copy.join("d/removed"))),
+        ("b".into(), "d/removed".into())
+    );
     let restored = tells(&rig.mount, &["--json", "restore", "1"], 1, &[]);
     let restored: serde_json::Value = serde_json::from_slice(&restored.stdout).unwrap();
     assert_eq!(restored["unknown"], json!(["a", "d/gone", "same", "short"]));
     let now = |path: &str| get(&root.join(path));
-    assert_eq!((now("b"), now("d/removed")), ("b".into(), "d/removed".into()), "all the rest is restored");
-    assert_eq!((now("a"), now("short"), now("d/gone")), ("later, and longer".into(), "later, and longer".into(), "another".into()));
+    assert_eq!(
+        (now("b"), now("d/removed")),
+        ("b".into(), "d/removed".into()),
+        "all the rest is restored"
+    );
+    assert_eq!(
+        (now("a"), now("short"), now("d/gone")),
+        (
+            "later, and longer".into(),
+            "later, and longer".into(),
+            "another".into()
+        )
+    );
     rig.mount.umount();
 }

@@ -15,7 +15,21 @@ fn limited(dir: &Path, io: Io) -> Mount {
     let mut mount = Mount::start(dir, &MountOpts::new(io));
     mount.umount();
     let limit = format!("--nofile={DESCRIPTORS}:{DESCRIPTORS}");
-    succeeds(tool("prlimit", &[&limit, "--", env!("CARGO_BIN_EXE_ckptfs"), "mount", "--io", io.name()]).arg(dir), 60);
+    succeeds(
+        tool(
+            "prlimit",
+            &[
+                &limit,
+                "--",
+                env!("CARGO_BIN_EXE_ckptfs"),
+                "mount",
+                "--io",
+                io.name(),
+            ],
+        )
+        .arg(dir),
+        60,
+    );
     mount.adopt();
     mount
 }
@@ -38,16 +52,31 @@ fn with_few(io: Io) {
     let root = mount.path();
     // The kernel knows every file and directory.
     let known = sh(root, "find . -size +0 | wc -l; find . -type f | wc -l");
-    assert_eq!(known.lines().last().and_then(|line| line.trim().parse().ok()), Some(dirs * files), "{known}");
+    assert_eq!(
+        known
+            .lines()
+            .last()
+            .and_then(|line| line.trim().parse().ok()),
+        Some(dirs * files),
+        "{known}"
+    );
     let before = rss(&mount, "with every file known");
     let id = mount.checkpoint();
     for number in 1..=dirs {
         put(root.join(format!("d{number}/1")), "changed");
     }
     assert_eq!(mount.dirty().len(), dirs);
-    assert_eq!(get(mount.view(id).join(format!("d{dirs}/1"))), format!("{dirs}\n"));
-    // A client opens until it is refused. What is open goes on, the past is kept, and the daemon answers.
-    let mut log = OpenOptions::new().append(true).create(true).open(root.join("log")).expect("open");
+    assert_eq!(
+        get(mount.view(id).join(format!("d{dirs}/1"))),
+        format!("{dirs}\n")
+    );
+    // A client opens until it is refused. What is open goes on, the past is kept, and the daemon
+    // answers.
+    let mut log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(root.join("log"))
+        .expect("open");
     let mut open = Vec::new();
     let refused = loop {
         match File::open(root.join(format!("d{}/1", open.len() % dirs + 1))) {
@@ -57,9 +86,13 @@ fn with_few(io: Io) {
         assert!(open.len() < DESCRIPTORS as usize * 4, "never refused");
     };
     eprintln!("{} files open: {refused}", open.len());
-    assert!(refused.raw_os_error() == Some(libc::EMFILE) && open.len() > 100, "{refused}");
+    assert!(
+        refused.raw_os_error() == Some(libc::EMFILE) && open.len() > 100,
+        "{refused}"
+    );
     log.write_all(b"1").expect("what is open is written");
-    // While every descriptor is taken the verbs are asked from the backing side's table of the kernel only: the CLI opens the store's link.
+    // While every descriptor is taken the verbs are asked from the backing side's table of the
+    // kernel only: the CLI opens the store's link.
     let second = mount.checkpoint();
     log.write_all(b"2").expect("and captured first");
     assert_eq!(errno(File::create(root.join("new"))), libc::EMFILE);
@@ -67,7 +100,10 @@ fn with_few(io: Io) {
     drop(open);
     put(root.join("new"), "there is room again");
     drop(log);
-    assert_eq!((get(mount.view(second).join("log")), get(root.join("log"))), ("1".to_owned(), "12".to_owned()));
+    assert_eq!(
+        (get(mount.view(second).join("log")), get(root.join("log"))),
+        ("1".to_owned(), "12".to_owned())
+    );
     // More files come back than there are descriptors, and the kernel knows each that goes.
     mount.restore(id);
     assert_eq!(get(root.join("d1/1")), "1\n");
@@ -89,10 +125,14 @@ fn few_descriptors_and_a_large_tree_passthrough() {
     with_few(Io::Passthrough);
 }
 
-/// A file open for writing only holds one descriptor and was counted as two: 256 of 512 could be open.
+/// A file open for writing only holds one descriptor and was counted as two: 256 of 512 could be
+/// open.
 #[test]
 fn a_file_that_is_written_to_counts_for_the_descriptors_it_has() {
-    let v = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    let v = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
     if let Some(reason) = v.unavailable() {
         return skip(&reason);
     }
@@ -111,9 +151,21 @@ fn a_file_that_is_written_to_counts_for_the_descriptors_it_has() {
                 Err(error) => break error,
             }
         };
-        assert_eq!((open.len(), refused.raw_os_error()), (may / each, Some(libc::EMFILE)), "{mode}");
+        assert_eq!(
+            (open.len(), refused.raw_os_error()),
+            (may / each, Some(libc::EMFILE)),
+            "{mode}"
+        );
         let id = mount.checkpoint();
-        open.iter_mut().for_each(|file| file.write_all(b"after").expect("what is open is written"));
-        assert!(mount.view(id).join("0").metadata().is_ok_and(|then| then.len() == 0), "{mode}");
+        open.iter_mut()
+            .for_each(|file| file.write_all(b"after").expect("what is open is written"));
+        assert!(
+            mount
+                .view(id)
+                .join("0")
+                .metadata()
+                .is_ok_and(|then| then.len() == 0),
+            "{mode}"
+        );
     }
 }

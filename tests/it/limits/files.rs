@@ -11,23 +11,32 @@ use crate::common::{MountOpts, Variant, for_each_variant};
 for_each_variant! { all => a_sparse_file_of_a_tebibyte }
 for_each_variant! { one => a_file_in_very_many_extents }
 
-/// A file may be so large on each filesystem but ext4 with small blocks, which has 16 TiB at most, and a tmpfs, which counts holes as nothing.
+/// A file may be so large on each filesystem but ext4 with small blocks, which has 16 TiB at most,
+/// and a tmpfs, which counts holes as nothing.
 const TEBIBYTE: u64 = 1 << 40;
 
 fn at(path: &Path, offset: u64) -> [u8; 4] {
     let mut bytes = [0; 4];
-    File::open(path).and_then(|file| file.read_exact_at(&mut bytes, offset)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    File::open(path)
+        .and_then(|file| file.read_exact_at(&mut bytes, offset))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     bytes
 }
 
 fn put_at(path: &Path, offset: u64, bytes: &[u8]) {
-    OpenOptions::new().write(true).open(path).and_then(|file| file.write_all_at(bytes, offset)).expect("write");
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|file| file.write_all_at(bytes, offset))
+        .expect("write");
 }
 
 fn a_sparse_file_of_a_tebibyte(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |_| {});
     let path = rig.path().join("huge");
-    File::create(&path).and_then(|file| file.set_len(TEBIBYTE)).expect("truncate");
+    File::create(&path)
+        .and_then(|file| file.set_len(TEBIBYTE))
+        .expect("truncate");
     let places = [0, TEBIBYTE / 2 + 1, TEBIBYTE - 4];
     for offset in places {
         put_at(&path, offset, b"then");
@@ -39,9 +48,16 @@ fn a_sparse_file_of_a_tebibyte(v: Variant) {
         put_at(&path, offset, b"now!");
     }
     for offset in places {
-        assert_eq!((at(&path, offset), at(&rig.view(id).join("huge"), offset)), (*b"now!", *b"then"), "{offset}");
+        assert_eq!(
+            (at(&path, offset), at(&rig.view(id).join("huge"), offset)),
+            (*b"now!", *b"then"),
+            "{offset}"
+        );
     }
-    assert_eq!(fs::metadata(rig.view(id).join("huge")).expect("stat").len(), TEBIBYTE);
+    assert_eq!(
+        fs::metadata(rig.view(id).join("huge")).expect("stat").len(),
+        TEBIBYTE
+    );
     assert_eq!(at(&rig.view(id).join("huge"), TEBIBYTE / 4), [0; 4]);
     // Changed back, with its times: only a comparison tells, and it must not read the holes.
     for offset in places {
@@ -65,7 +81,10 @@ fn a_file_in_very_many_extents(v: Variant) {
     let content = noise(BLOCK as usize, 1);
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         let file = File::create(dir.join("pieces")).expect("create");
-        (0..extents).for_each(|number| file.write_all_at(&content, 2 * number * BLOCK).expect("write"));
+        (0..extents).for_each(|number| {
+            file.write_all_at(&content, 2 * number * BLOCK)
+                .expect("write")
+        });
     });
     let path = rig.path().join("pieces");
     let before = rss(&rig.mount, "with the file");

@@ -1,4 +1,5 @@
-//! Much of everything: each limit works, or fails with the errno that docs/semantics.md names, in bounded memory. `CKPTFS_LONG=1` takes the full sizes.
+//! Much of everything: each limit works, or fails with the errno that docs/semantics.md names, in
+//! bounded memory. `CKPTFS_LONG=1` takes the full sizes.
 
 mod descriptors;
 mod files;
@@ -19,7 +20,9 @@ fn size(short: usize, long: usize) -> usize {
 
 /// Resident memory of the daemon in bytes; printed.
 fn rss(mount: &crate::common::Mount, when: &str) -> u64 {
-    let rss = mount.json(&["stats"])["rss_bytes"].as_u64().expect("rss_bytes");
+    let rss = mount.json(&["stats"])["rss_bytes"]
+        .as_u64()
+        .expect("rss_bytes");
     eprintln!("{when}: the daemon has {} MiB", rss >> 20);
     rss
 }

@@ -18,7 +18,13 @@ fn dir_in(dir: &OwnedFd, name: &str) -> OwnedFd {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => panic!("{error}"),
     }
-    rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("open")
+    rustix::fs::openat(
+        dir,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .expect("open")
 }
 
 fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
@@ -31,13 +37,24 @@ fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
         fs::create_dir(&longest).expect("mkdir");
     }
     let room = PATH_MAX - 1 - longest.as_os_str().len() - 1;
-    let (fits, does_not) = (longest.join("f".repeat(room)), longest.join("f".repeat(room + 1)));
+    let (fits, does_not) = (
+        longest.join("f".repeat(room)),
+        longest.join("f".repeat(room + 1)),
+    );
     assert_eq!(fits.as_os_str().len(), PATH_MAX - 1);
     put(&fits, "then");
     assert_eq!(errno(fs::write(&does_not, "x")), libc::ENAMETOOLONG);
-    assert_eq!(errno(fs::write(root.join("n".repeat(256)), "x")), libc::ENAMETOOLONG);
+    assert_eq!(
+        errno(fs::write(root.join("n".repeat(256)), "x")),
+        libc::ENAMETOOLONG
+    );
     // And from there on where no path leads: in steps.
-    let bottom: OwnedFd = rustix::fs::open(&longest, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("open");
+    let bottom: OwnedFd = rustix::fs::open(
+        &longest,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .expect("open");
     let below = (0..8).fold(bottom, |dir, _| dir_in(&dir, &"e".repeat(255)));
     let write = |content: &str| {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
@@ -45,7 +62,13 @@ fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
         rustix::io::write(&file, content.as_bytes()).expect("write");
     };
     let read = || {
-        let file = rustix::fs::openat(&below, "leaf", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).expect("open");
+        let file = rustix::fs::openat(
+            &below,
+            "leaf",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .expect("open");
         let mut bytes = [0; 10];
         let length = rustix::io::read(&file, &mut bytes).expect("read");
         String::from_utf8_lossy(&bytes[..length]).into_owned()
@@ -55,15 +78,36 @@ fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
     put(&fits, "now");
     write("now");
     let dirty = rig.mount.dirty();
-    let inside = fits.strip_prefix(root).expect("inside").to_string_lossy().into_owned();
-    let deeper = dirty.iter().find(|path| path.ends_with("/leaf")).expect("the deeper one").clone();
-    assert!(dirty.len() == 2 && dirty.contains(&inside) && deeper.len() > PATH_MAX, "{dirty:?}");
+    let inside = fits
+        .strip_prefix(root)
+        .expect("inside")
+        .to_string_lossy()
+        .into_owned();
+    let deeper = dirty
+        .iter()
+        .find(|path| path.ends_with("/leaf"))
+        .expect("the deeper one")
+        .clone();
+    assert!(
+        dirty.len() == 2 && dirty.contains(&inside) && deeper.len() > PATH_MAX,
+        "{dirty:?}"
+    );
     // In a view the path is longer by `.snapshots/ID/`: from inside of it.
     let id_text = id.to_string();
-    succeeds(rig.mount.command(&["restore", "--times=kept", &id_text, &inside]).current_dir(root), 60);
+    succeeds(
+        rig.mount
+            .command(&["restore", "--times=kept", &id_text, &inside])
+            .current_dir(root),
+        60,
+    );
     assert_eq!(get(&fits), "then");
     assert_eq!(read(), "now");
-    succeeds(rig.mount.command(&["restore", "--times=kept", &id_text, &deeper]).current_dir(root), 60);
+    succeeds(
+        rig.mount
+            .command(&["restore", "--times=kept", &id_text, &deeper])
+            .current_dir(root),
+        60,
+    );
     assert_eq!(read(), "then");
     assert_eq!(rig.mount.diff_json(&id_text, None), serde_json::json!([]));
 }

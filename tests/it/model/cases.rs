@@ -19,20 +19,25 @@ pub fn case(fs: Fs, io: Io, list: &str) {
 /// The story of the issue in the smallest form.
 #[test]
 fn a_file_comes_back() {
-    let list =
-        "put a 100 1\ncheckpoint\nput a 200 2\nmkdir b 493\nput b/c 10 3\ncheckpoint\nunlink a\ncheck-views\ncheck-status\nrestore 0\ncheck-live";
+    let list = "put a 100 1\ncheckpoint\nput a 200 2\nmkdir b 493\nput b/c 10 3\ncheckpoint\nunlink a\ncheck-views\ncheck-status\nrestore 0\ncheck-live";
     case(Fs::Xfs, Io::Passthrough, list);
 }
 
-/// What a killed daemon did after it had last written to the journal was taken for done while nobody served the tree, and views gave EIO.
+/// What a killed daemon did after it had last written to the journal was taken for done while
+/// nobody served the tree, and views gave EIO.
 #[test]
 fn what_a_killed_daemon_did_last_was_done_by_it() {
     for io in [Io::Passthrough, Io::Daemon] {
-        case(Fs::Xfs, io, "checkpoint\nput b 5000 980\nrename b c\nkill\ncheck-views\ncheck-status");
+        case(
+            Fs::Xfs,
+            io,
+            "checkpoint\nput b 5000 980\nrename b c\nkill\ncheck-views\ncheck-status",
+        );
     }
 }
 
-/// A file with several names changes at all of them; only the one by which it was written was told. After the remount the daemon has seen none.
+/// A file with several names changes at all of them; only the one by which it was written was told.
+/// After the remount the daemon has seen none.
 #[test]
 fn every_name_of_a_changed_file_differs() {
     let list = "mkdir c 493\nput c/a 10 1\nlink c/a c/b\nmkdir d 493\nlink c/a d/c\ncheckpoint\nwrite c/a 1 6533 298\ncheck-status\n\
@@ -43,10 +48,15 @@ fn every_name_of_a_changed_file_differs() {
 /// In a directory that was empty and is gone, a look-up gave ESTALE instead of "no such file".
 #[test]
 fn nothing_is_in_an_empty_directory_that_is_gone() {
-    case(Fs::Xfs, Io::Passthrough, "checkpoint\nmkdir a 448\nrestore 0\nrestore-paths a/c 1\ncheck-views");
+    case(
+        Fs::Xfs,
+        Io::Passthrough,
+        "checkpoint\nmkdir a 448\nrestore 0\nrestore-paths a/c 1\ncheck-views",
+    );
 }
 
-/// A file with a past was moved into a new directory, which then no record could find after a kill: recovery put the file back where it was not.
+/// A file with a past was moved into a new directory, which then no record could find after a kill:
+/// recovery put the file back where it was not.
 #[test]
 fn what_moved_into_a_new_directory_is_found_after_a_kill() {
     for list in [
@@ -59,7 +69,8 @@ fn what_moved_into_a_new_directory_is_found_after_a_kill() {
     }
 }
 
-/// A version was removed with one checkpoint, and missed when the next was deleted, or by the recovery after a kill.
+/// A version was removed with one checkpoint, and missed when the next was deleted, or by the
+/// recovery after a kill.
 #[test]
 fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
     for list in [
@@ -70,25 +81,44 @@ fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
     }
 }
 
-/// Before the first checkpoint, and after the last was deleted, what changed was kept although nobody could ask for it, and was never removed.
+/// Before the first checkpoint, and after the last was deleted, what changed was kept although
+/// nobody could ask for it, and was never removed.
 #[test]
 fn without_checkpoints_nothing_is_kept() {
     for io in [Io::Passthrough, Io::Daemon] {
-        case(Fs::Xfs, io, "mkdir f 493\nput a 5000 1\nkill\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a");
-        case(Fs::Xfs, io, "mkdir f 493\nput a 5000 1\ncheckpoint\ndelete 0\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a\ncheckpoint\nunlink a");
+        case(
+            Fs::Xfs,
+            io,
+            "mkdir f 493\nput a 5000 1\nkill\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a",
+        );
+        case(
+            Fs::Xfs,
+            io,
+            "mkdir f 493\nput a 5000 1\ncheckpoint\ndelete 0\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a\ncheckpoint\nunlink a",
+        );
     }
 }
 
-/// A restore took one of two names away, and the kernel went on counting two: only a listing that told its attributes anew had put that right.
+/// A restore took one of two names away, and the kernel went on counting two: only a listing that
+/// told its attributes anew had put that right.
 #[test]
 fn a_restore_that_takes_a_name_away_is_counted_by_the_kernel() {
     for io in [Io::Passthrough, Io::Daemon] {
-        case(Fs::Xfs, io, "put e 0 529\ncheckpoint\nrename e odd\nlink odd e\nrestore 0\ncheck-live");
-        case(Fs::Xfs, io, "put e 10 529\nlink e odd\ncheckpoint\nunlink odd\nrestore 0\ncheck-live");
+        case(
+            Fs::Xfs,
+            io,
+            "put e 0 529\ncheckpoint\nrename e odd\nlink odd e\nrestore 0\ncheck-live",
+        );
+        case(
+            Fs::Xfs,
+            io,
+            "put e 10 529\nlink e odd\ncheckpoint\nunlink odd\nrestore 0\ncheck-live",
+        );
     }
 }
 
-/// A file that was open for writing, and captured for that, counted as changed: a restore of one of its two names made a second file of it.
+/// A file that was open for writing, and captured for that, counted as changed: a restore of one of
+/// its two names made a second file of it.
 #[test]
 fn a_restore_of_one_name_does_not_split_a_file_that_is_only_open() {
     for io in [Io::Passthrough, Io::Daemon] {

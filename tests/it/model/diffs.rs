@@ -1,4 +1,5 @@
-//! What differs between two trees of the model, by the rule that `diff` and `status` document, and its comparison with what they say.
+//! What differs between two trees of the model, by the rule that `diff` and `status` document, and
+//! its comparison with what they say.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,10 +32,15 @@ pub fn expected(old: &Tree, new: &Tree, times: &Times, loose: &BTreeSet<Id>) -> 
         } else if a.mtime != b.mtime {
             let same_dir = id == other && a.entries == b.entries;
             match (times.get(a.mtime), times.get(b.mtime)) {
-                _ if loose.contains(id) || loose.contains(other) => drop(found.may.insert(path.clone())),
+                _ if loose.contains(id) || loose.contains(other) => {
+                    drop(found.may.insert(path.clone()))
+                }
                 (Some(x), Some(y)) if x == y => {}
-                // A directory's times count where none of its entries changed; whether any did in between is not always known here.
-                (Some(_), Some(_)) if !a.is_dir() || same_dir => drop(found.must.insert(path.clone(), 'M')),
+                // A directory's times count where none of its entries changed; whether any did in
+                // between is not always known here.
+                (Some(_), Some(_)) if !a.is_dir() || same_dir => {
+                    drop(found.must.insert(path.clone(), 'M'))
+                }
                 _ if a.is_dir() && id == other && !same_dir => drop(found.may.insert(path.clone())),
                 _ => drop(found.may.insert(path.clone())),
             }
@@ -52,10 +58,17 @@ fn differs(a: &Node, b: &Node) -> bool {
 }
 
 /// The changes as letters by path, renames taken apart.
-pub fn taken_apart(changes: &[Change], old: &Tree, new: &Tree) -> Result<BTreeMap<Vec<u8>, char>, String> {
+pub fn taken_apart(
+    changes: &[Change],
+    old: &Tree,
+    new: &Tree,
+) -> Result<BTreeMap<Vec<u8>, char>, String> {
     let mut found = BTreeMap::new();
     let mut add = |path: &[u8], letter: char| match found.insert(path.to_vec(), letter) {
-        Some(before) if before != letter => Err(format!("{} is told as {before} and as {letter}", shown(path))),
+        Some(before) if before != letter => Err(format!(
+            "{} is told as {before} and as {letter}",
+            shown(path)
+        )),
         _ => Ok(()),
     };
     for change in changes {
@@ -66,7 +79,12 @@ pub fn taken_apart(changes: &[Change], old: &Tree, new: &Tree) -> Result<BTreeMa
         }
         let from = &change.from.as_ref().ok_or("a rename without `from`")?.0;
         let below = |tree: &Tree, top: &[u8]| -> Vec<Vec<u8>> {
-            tree.paths().into_keys().filter(|path| path == top || (path.starts_with(top) && path.get(top.len()) == Some(&b'/'))).collect()
+            tree.paths()
+                .into_keys()
+                .filter(|path| {
+                    path == top || (path.starts_with(top) && path.get(top.len()) == Some(&b'/'))
+                })
+                .collect()
         };
         for path in below(old, from) {
             add(&path, 'D')?;
@@ -79,17 +97,39 @@ pub fn taken_apart(changes: &[Change], old: &Tree, new: &Tree) -> Result<BTreeMa
 }
 
 /// The told changes are the expected ones.
-pub fn check(what: &str, changes: &[Change], expected: &Expected, old: &Tree, new: &Tree) -> Result<(), String> {
+pub fn check(
+    what: &str,
+    changes: &[Change],
+    expected: &Expected,
+    old: &Tree,
+    new: &Tree,
+) -> Result<(), String> {
     let told = taken_apart(changes, old, new).map_err(|problem| format!("{what}: {problem}"))?;
     for (path, letter) in &expected.must {
         match told.get(path) {
             Some(is) if is == letter => {}
-            Some(is) => return Err(format!("{what}: {} is told as {is}, expected {letter}", shown(path))),
-            None => return Err(format!("{what}: {} is not told, expected {letter}", shown(path))),
+            Some(is) => {
+                return Err(format!(
+                    "{what}: {} is told as {is}, expected {letter}",
+                    shown(path)
+                ));
+            }
+            None => {
+                return Err(format!(
+                    "{what}: {} is not told, expected {letter}",
+                    shown(path)
+                ));
+            }
         }
     }
-    match told.iter().find(|(path, _)| !expected.must.contains_key(*path) && !expected.may.contains(*path)) {
-        Some((path, letter)) => Err(format!("{what}: {} is told as {letter}, but does not differ", shown(path))),
+    match told
+        .iter()
+        .find(|(path, _)| !expected.must.contains_key(*path) && !expected.may.contains(*path))
+    {
+        Some((path, letter)) => Err(format!(
+            "{what}: {} is told as {letter}, but does not differ",
+            shown(path)
+        )),
         None => Ok(()),
     }
 }

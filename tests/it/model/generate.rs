@@ -7,7 +7,9 @@ use super::world::{HANDLES, MAPS, VIEWS, World};
 const NAMES: &[&str] = &["a", "b", "c", "d", "e", "f", "odd"];
 const NODES_MAX: usize = 50;
 const SNAPS_MAX: usize = 6;
-const MODES: &[u64] = &[0o644, 0o600, 0o755, 0o700, 0o444, 0o4755, 0o2755, 0o1777, 0o2711];
+const MODES: &[u64] = &[
+    0o644, 0o600, 0o755, 0o700, 0o444, 0o4755, 0o2755, 0o1777, 0o2711,
+];
 
 /// splitmix64.
 pub struct Random(u64);
@@ -115,10 +117,29 @@ impl Generator {
     pub fn new(seed: u64) -> Generator {
         let mut random = Random::new(seed);
         let names = 3 + random.below(NAMES.len() as u64 - 2) as usize;
-        let needed = |verb| matches!(verb, Verb::Put | Verb::Mkdir | Verb::Checkpoint | Verb::CheckLive | Verb::CheckStatus);
-        let factor = |random: &mut Random, verb| if needed(verb) { 2 } else { [0, 1, 2, 2, 2, 5][random.below(6) as usize] };
-        let weights = WEIGHTS.iter().map(|(weight, verb)| (weight * factor(&mut random, *verb), *verb)).collect();
-        Generator { random, weights, names, pending: Vec::new() }
+        let needed = |verb| {
+            matches!(
+                verb,
+                Verb::Put | Verb::Mkdir | Verb::Checkpoint | Verb::CheckLive | Verb::CheckStatus
+            )
+        };
+        let factor = |random: &mut Random, verb| {
+            if needed(verb) {
+                2
+            } else {
+                [0, 1, 2, 2, 2, 5][random.below(6) as usize]
+            }
+        };
+        let weights = WEIGHTS
+            .iter()
+            .map(|(weight, verb)| (weight * factor(&mut random, *verb), *verb))
+            .collect();
+        Generator {
+            random,
+            weights,
+            names,
+            pending: Vec::new(),
+        }
     }
 
     pub fn next(&mut self, world: &World) -> Op {
@@ -126,10 +147,17 @@ impl Generator {
             return op;
         }
         let mut verb = self.verb();
-        if world.snaps.len() > SNAPS_MAX && matches!(verb, Verb::Checkpoint | Verb::Restore | Verb::RestorePaths) {
+        if world.snaps.len() > SNAPS_MAX
+            && matches!(verb, Verb::Checkpoint | Verb::Restore | Verb::RestorePaths)
+        {
             verb = Verb::Delete;
         }
-        if world.model.tree.nodes.len() > NODES_MAX && matches!(verb, Verb::Create | Verb::Mkdir | Verb::Mkfifo | Verb::Mksock | Verb::Symlink) {
+        if world.model.tree.nodes.len() > NODES_MAX
+            && matches!(
+                verb,
+                Verb::Create | Verb::Mkdir | Verb::Mkfifo | Verb::Mksock | Verb::Symlink
+            )
+        {
             verb = Verb::Unlink;
         }
         let op = self.draw(verb, world);
@@ -159,7 +187,8 @@ impl Generator {
         Verb::CheckLive
     }
 
-    /// Every view after most checkpoints. Not always: a look tells the daemon where things are, and what it knows hides mistakes.
+    /// Every view after most checkpoints. Not always: a look tells the daemon where things are, and
+    /// what it knows hides mistakes.
     fn checks_after(&mut self, verb: Verb) {
         let views = match verb {
             Verb::Checkpoint | Verb::NamedCheckpoint => !self.random.one_in(4),
@@ -180,53 +209,150 @@ impl Generator {
 
     fn draw(&mut self, verb: Verb, world: &World) -> Op {
         let size = [0, 1, 100, 4096, 5000, 20_000, 70_000][self.random.below(7) as usize];
-        let (offset, seed, length) = (self.random.below(size + 2), self.random.below(1000), self.random.below(9000) + 1);
+        let (offset, seed, length) = (
+            self.random.below(size + 2),
+            self.random.below(1000),
+            self.random.below(9000) + 1,
+        );
         let mode = MODES[self.random.below(MODES.len() as u64) as usize];
-        // Set-id bits that a file gets while it is open go with a write in a passthrough mount (docs/semantics.md); tests/it/posix/setid.rs has the whole table.
-        let open = world.handles.iter().any(Option::is_some) || world.maps.iter().any(Option::is_some);
-        let mode = if open && world.mounted.as_ref().is_some_and(|mounted| mounted.passthrough) { mode & !0o6000 } else { mode };
+        // Set-id bits that a file gets while it is open go with a write in a passthrough mount
+        // (docs/semantics.md); tests/it/posix/setid.rs has the whole table.
+        let open =
+            world.handles.iter().any(Option::is_some) || world.maps.iter().any(Option::is_some);
+        let mode = if open
+            && world
+                .mounted
+                .as_ref()
+                .is_some_and(|mounted| mounted.passthrough)
+        {
+            mode & !0o6000
+        } else {
+            mode
+        };
         let handle = self.random.below(HANDLES as u64);
         match verb {
-            Verb::Create | Verb::Mkfifo | Verb::Mksock => {
-                Op::new(verb, &[&self.fresh(world)], &[[0o644, 0o600, 0o755][self.random.below(3) as usize]])
-            }
-            Verb::Mkdir => Op::new(verb, &[&self.fresh(world)], &[[0o755, 0o700, 0o500][self.random.below(3) as usize]]),
+            Verb::Create | Verb::Mkfifo | Verb::Mksock => Op::new(
+                verb,
+                &[&self.fresh(world)],
+                &[[0o644, 0o600, 0o755][self.random.below(3) as usize]],
+            ),
+            Verb::Mkdir => Op::new(
+                verb,
+                &[&self.fresh(world)],
+                &[[0o755, 0o700, 0o500][self.random.below(3) as usize]],
+            ),
             Verb::Symlink => Op::new(verb, &[&self.fresh(world)], &[seed]),
-            Verb::Put if self.random.one_in(2) => Op::new(verb, &[&self.fresh(world)], &[size, seed]),
+            Verb::Put if self.random.one_in(2) => {
+                Op::new(verb, &[&self.fresh(world)], &[size, seed])
+            }
             Verb::Put => Op::new(verb, &[&self.existing(world, Want::File)], &[size, seed]),
-            Verb::Write => Op::new(verb, &[&self.existing(world, Want::File)], &[offset, length, seed]),
+            Verb::Write => Op::new(
+                verb,
+                &[&self.existing(world, Want::File)],
+                &[offset, length, seed],
+            ),
             Verb::Append => Op::new(verb, &[&self.existing(world, Want::File)], &[length, seed]),
-            Verb::Punch => Op::new(verb, &[&self.existing(world, Want::File)], &[offset, length]),
+            Verb::Punch => Op::new(
+                verb,
+                &[&self.existing(world, Want::File)],
+                &[offset, length],
+            ),
             Verb::Truncate => Op::new(verb, &[&self.existing(world, Want::File)], &[size]),
             Verb::Unlink => Op::new(verb, &[&self.existing(world, Want::Any)], &[]),
             Verb::Rmdir => Op::new(verb, &[&self.existing(world, Want::Dir)], &[]),
             Verb::Rename | Verb::RenameNoReplace => {
-                let to = if self.random.one_in(3) { self.existing(world, Want::Any) } else { self.fresh(world) };
+                let to = if self.random.one_in(3) {
+                    self.existing(world, Want::Any)
+                } else {
+                    self.fresh(world)
+                };
                 Op::new(verb, &[&self.existing(world, Want::Any), &to], &[])
             }
-            Verb::Exchange => Op::new(verb, &[&self.existing(world, Want::Any), &self.existing(world, Want::Any)], &[]),
-            Verb::Link => Op::new(verb, &[&self.existing(world, Want::File), &self.fresh(world)], &[]),
+            Verb::Exchange => Op::new(
+                verb,
+                &[
+                    &self.existing(world, Want::Any),
+                    &self.existing(world, Want::Any),
+                ],
+                &[],
+            ),
+            Verb::Link => Op::new(
+                verb,
+                &[&self.existing(world, Want::File), &self.fresh(world)],
+                &[],
+            ),
             Verb::Chmod => Op::new(verb, &[&self.anything(world)], &[mode]),
-            Verb::Chown => Op::new(verb, &[&self.anything(world)], &[self.random.below(3) * 1000, self.random.below(3) * 500]),
-            Verb::Utimens => Op::new(verb, &[&self.anything(world)], &[self.random.below(2_000_000_000), self.random.below(1_000_000_000)]),
-            Verb::SetXattr => Op::new(verb, &[&self.anything(world)], &[seed, self.random.below(60) + 1, seed]),
+            Verb::Chown => Op::new(
+                verb,
+                &[&self.anything(world)],
+                &[self.random.below(3) * 1000, self.random.below(3) * 500],
+            ),
+            Verb::Utimens => Op::new(
+                verb,
+                &[&self.anything(world)],
+                &[
+                    self.random.below(2_000_000_000),
+                    self.random.below(1_000_000_000),
+                ],
+            ),
+            Verb::SetXattr => Op::new(
+                verb,
+                &[&self.anything(world)],
+                &[seed, self.random.below(60) + 1, seed],
+            ),
             Verb::RemoveXattr => Op::new(verb, &[&self.anything(world)], &[seed]),
-            Verb::Copy => {
-                Op::new(verb, &[&self.existing(world, Want::File), &self.existing(world, Want::File)], &[self.random.below(5000), offset, length])
-            }
-            Verb::Open => Op::new(verb, &[&self.existing(world, Want::File)], &[handle, self.random.below(4)]),
+            Verb::Copy => Op::new(
+                verb,
+                &[
+                    &self.existing(world, Want::File),
+                    &self.existing(world, Want::File),
+                ],
+                &[self.random.below(5000), offset, length],
+            ),
+            Verb::Open => Op::new(
+                verb,
+                &[&self.existing(world, Want::File)],
+                &[handle, self.random.below(4)],
+            ),
             Verb::HandleWrite => Op::new(verb, &[], &[handle, offset, length, seed]),
             Verb::HandleTruncate => Op::new(verb, &[], &[handle, size]),
-            Verb::Map => Op::new(verb, &[&self.existing(world, Want::File)], &[self.random.below(MAPS as u64)]),
-            Verb::Store => Op::new(verb, &[], &[self.random.below(MAPS as u64), self.random.below(5000), self.random.below(50) + 1, seed]),
+            Verb::Map => Op::new(
+                verb,
+                &[&self.existing(world, Want::File)],
+                &[self.random.below(MAPS as u64)],
+            ),
+            Verb::Store => Op::new(
+                verb,
+                &[],
+                &[
+                    self.random.below(MAPS as u64),
+                    self.random.below(5000),
+                    self.random.below(50) + 1,
+                    seed,
+                ],
+            ),
             Verb::RestorePaths => {
-                let paths: Vec<String> = (0..=self.random.below(2)).map(|_| self.past(world)).collect();
+                let paths: Vec<String> = (0..=self.random.below(2))
+                    .map(|_| self.past(world))
+                    .collect();
                 let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
                 Op::new(verb, &paths, &[self.random.below(20)])
             }
             Verb::HandleChmod => Op::new(verb, &[], &[handle, mode]),
-            Verb::HandleUtimens => Op::new(verb, &[], &[handle, self.random.below(2_000_000_000), self.random.below(1_000_000_000)]),
-            Verb::OpenView => Op::new(verb, &[&self.past(world)], &[self.random.below(VIEWS as u64), self.random.below(20)]),
+            Verb::HandleUtimens => Op::new(
+                verb,
+                &[],
+                &[
+                    handle,
+                    self.random.below(2_000_000_000),
+                    self.random.below(1_000_000_000),
+                ],
+            ),
+            Verb::OpenView => Op::new(
+                verb,
+                &[&self.past(world)],
+                &[self.random.below(VIEWS as u64), self.random.below(20)],
+            ),
             Verb::ReadView => Op::new(verb, &[], &[self.random.below(VIEWS as u64)]),
             Verb::HandleRead | Verb::Fsync | Verb::Close => Op::new(verb, &[], &[handle]),
             Verb::Unmap => Op::new(verb, &[], &[self.random.below(MAPS as u64)]),
@@ -247,20 +373,42 @@ impl Generator {
         if self.random.one_in(15) {
             return format!("{}/{}", self.name(), self.name());
         }
-        let dir = if self.random.one_in(3) { String::new() } else { self.existing(world, Want::Dir) };
+        let dir = if self.random.one_in(3) {
+            String::new()
+        } else {
+            self.existing(world, Want::Dir)
+        };
         let name = self.name();
-        if dir.is_empty() || dir.matches('/').count() > 2 { name.to_owned() } else { format!("{dir}/{name}") }
+        if dir.is_empty() || dir.matches('/').count() > 2 {
+            name.to_owned()
+        } else {
+            format!("{dir}/{name}")
+        }
     }
 
     /// A path that exists, mostly, and is of the kind.
     fn existing(&mut self, world: &World, want: Want) -> String {
-        let want = if self.random.one_in(20) { Want::Any } else { want };
+        let want = if self.random.one_in(20) {
+            Want::Any
+        } else {
+            want
+        };
         let fits = |id: Id| {
             let body = &world.model.tree.node(id).body;
-            want == Want::Any || matches!((body, want), (Body::File(_), Want::File) | (Body::Dir(_), Want::Dir))
+            want == Want::Any
+                || matches!(
+                    (body, want),
+                    (Body::File(_), Want::File) | (Body::Dir(_), Want::Dir)
+                )
         };
-        let paths: Vec<String> =
-            world.model.tree.paths().into_iter().filter(|(path, id)| !path.is_empty() && fits(*id)).map(|(path, _)| token(&path)).collect();
+        let paths: Vec<String> = world
+            .model
+            .tree
+            .paths()
+            .into_iter()
+            .filter(|(path, id)| !path.is_empty() && fits(*id))
+            .map(|(path, _)| token(&path))
+            .collect();
         match self.random.pick(&paths) {
             Some(path) if !self.random.one_in(25) => path.clone(),
             _ => self.name().to_owned(),
@@ -268,7 +416,11 @@ impl Generator {
     }
 
     fn anything(&mut self, world: &World) -> String {
-        if self.random.one_in(12) { ".".to_owned() } else { self.existing(world, Want::Any) }
+        if self.random.one_in(12) {
+            ".".to_owned()
+        } else {
+            self.existing(world, Want::Any)
+        }
     }
 
     /// A path of a checkpoint, or of now.
@@ -277,8 +429,15 @@ impl Generator {
             Some(snap) if !self.random.one_in(3) => snap.tree.paths(),
             _ => world.model.tree.paths(),
         };
-        let paths: Vec<String> = from.keys().filter(|path| !path.is_empty()).map(|path| token(path)).collect();
-        self.random.pick(&paths).cloned().unwrap_or_else(|| "a".to_owned())
+        let paths: Vec<String> = from
+            .keys()
+            .filter(|path| !path.is_empty())
+            .map(|path| token(path))
+            .collect();
+        self.random
+            .pick(&paths)
+            .cloned()
+            .unwrap_or_else(|| "a".to_owned())
     }
 }
 

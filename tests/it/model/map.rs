@@ -20,7 +20,16 @@ pub struct Mapping {
 impl Mapping {
     pub fn new(file: BorrowedFd<'_>, length: usize) -> Result<Mapping, Errno> {
         // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)? };
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
         Ok(Mapping { start, length })
     }
 
@@ -28,14 +37,18 @@ impl Mapping {
         self.length
     }
 
-    /// Whether the first `length` bytes can be reached: a file that is shorter than it should be would end this process with SIGBUS.
+    /// Whether the first `length` bytes can be reached: a file that is shorter than it should be
+    /// would end this process with SIGBUS.
     fn check(&self, length: usize) -> Result<(), String> {
         assert!(length <= self.length, "beyond the mapping");
-        let memory = File::open("/proc/self/mem").map_err(|error| format!("/proc/self/mem: {error}"))?;
+        let memory =
+            File::open("/proc/self/mem").map_err(|error| format!("/proc/self/mem: {error}"))?;
         let mut byte = [0];
         for page in (0..length).step_by(4096).chain(length.checked_sub(1)) {
             let at = self.start.addr() + page;
-            memory.read_exact_at(&mut byte, at as u64).map_err(|error| format!("byte {page} of a mapping cannot be reached: {error}"))?;
+            memory
+                .read_exact_at(&mut byte, at as u64)
+                .map_err(|error| format!("byte {page} of a mapping cannot be reached: {error}"))?;
         }
         Ok(())
     }
@@ -44,7 +57,13 @@ impl Mapping {
     pub fn store(&mut self, offset: usize, bytes: &[u8]) -> Result<(), String> {
         self.check(offset + bytes.len())?;
         // SAFETY: the range lies within the mapping, which nothing else in this process refers to.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.cast::<u8>().add(offset), bytes.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.start.cast::<u8>().add(offset),
+                bytes.len(),
+            )
+        };
         Ok(())
     }
 
@@ -53,7 +72,9 @@ impl Mapping {
         self.check(length)?;
         let mut bytes = vec![0; length];
         // SAFETY: the range lies within the mapping, and the vector has as much room.
-        unsafe { std::ptr::copy_nonoverlapping(self.start.cast::<u8>(), bytes.as_mut_ptr(), length) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.cast::<u8>(), bytes.as_mut_ptr(), length)
+        };
         Ok(bytes)
     }
 

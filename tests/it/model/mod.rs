@@ -1,7 +1,9 @@
-//! The reference model: random operations on a real mount and on a tree in memory, and both compared.
+//! The reference model: random operations on a real mount and on a tree in memory, and both
+//! compared.
 //!
-//! `CKPTFS_SEED=N` (or `random`) is the first seed, `CKPTFS_OPS` the operations of a run, `CKPTFS_SECONDS` how long runs are begun;
-//! `CKPTFS_REPLAY=FILE` runs one list. What fails is shrunk and printed as a list.
+//! `CKPTFS_SEED=N` (or `random`) is the first seed, `CKPTFS_OPS` the operations of a run,
+//! `CKPTFS_SECONDS` how long runs are begun; `CKPTFS_REPLAY=FILE` runs one list. What fails is
+//! shrunk and printed as a list.
 
 mod cases;
 mod control;

@@ -52,7 +52,11 @@ impl Times {
 
 /// The absolute path of a path of the tree.
 pub fn absolute(root: &Path, path: &[u8]) -> PathBuf {
-    if path.is_empty() || path == b"." { root.to_owned() } else { root.join(OsStr::from_bytes(path)) }
+    if path.is_empty() || path == b"." {
+        root.to_owned()
+    } else {
+        root.join(OsStr::from_bytes(path))
+    }
 }
 
 /// Reads the whole tree, without our own names in the root.
@@ -61,12 +65,23 @@ pub fn observe(root: &Path) -> Result<Sight, String> {
     let mut open = vec![Vec::new()];
     while let Some(path) = open.pop() {
         let at = absolute(root, &path);
-        let cannot = |what: &str, error: std::io::Error| format!("{what} {:?} in {}: {error}", path.escape_ascii().to_string(), root.display());
+        let cannot = |what: &str, error: std::io::Error| {
+            format!(
+                "{what} {:?} in {}: {error}",
+                path.escape_ascii().to_string(),
+                root.display()
+            )
+        };
         let seen = read(&at).map_err(|error| cannot("cannot read", error))?;
         if let Body::Dir(names) = &seen.body {
-            let own = |name: &[u8]| path.is_empty() && (name == b".ckptfs" || name == b".snapshots");
+            let own =
+                |name: &[u8]| path.is_empty() && (name == b".ckptfs" || name == b".snapshots");
             for name in names.keys().filter(|name| !own(name)) {
-                open.push(if path.is_empty() { name.clone() } else { [&path[..], b"/", name].concat() });
+                open.push(if path.is_empty() {
+                    name.clone()
+                } else {
+                    [&path[..], b"/", name].concat()
+                });
             }
         }
         sight.insert(path, seen);
@@ -79,7 +94,11 @@ fn read(path: &Path) -> std::io::Result<Seen> {
     let kind = meta.file_type();
     let body = if kind.is_dir() {
         // The numbers are not the model's: a listing has none.
-        Body::Dir(fs::read_dir(path)?.map(|entry| Ok((entry?.file_name().into_vec(), 0))).collect::<std::io::Result<_>>()?)
+        Body::Dir(
+            fs::read_dir(path)?
+                .map(|entry| Ok((entry?.file_name().into_vec(), 0)))
+                .collect::<std::io::Result<_>>()?,
+        )
     } else if kind.is_symlink() {
         Body::Symlink(fs::read_link(path)?.into_os_string().into_vec())
     } else if kind.is_fifo() {
@@ -87,11 +106,19 @@ fn read(path: &Path) -> std::io::Result<Seen> {
     } else if kind.is_socket() {
         Body::Socket
     } else {
-        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+        let file = rustix::fs::open(
+            path,
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         let mut content = Vec::with_capacity(meta.len() as usize);
         fs::File::from(file).read_to_end(&mut content)?;
         if content.len() as u64 != meta.len() {
-            return Err(std::io::Error::other(format!("{} bytes are read of a size of {}", content.len(), meta.len())));
+            return Err(std::io::Error::other(format!(
+                "{} bytes are read of a size of {}",
+                content.len(),
+                meta.len()
+            )));
         }
         Body::File(content.into())
     };
@@ -115,7 +142,10 @@ fn xattrs(path: &Path) -> std::io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         Err(errno) => return Err(errno.into()),
     };
     let mut found = BTreeMap::new();
-    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty() && !name.starts_with(b"security.")) {
+    for name in names[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty() && !name.starts_with(b"security."))
+    {
         let mut value = vec![0_u8; 16 << 10];
         let length = rustix::fs::lgetxattr(path, name, &mut value[..])?;
         value.truncate(length);
@@ -125,7 +155,13 @@ fn xattrs(path: &Path) -> std::io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
 }
 
 /// Compares; `loose`: nodes whose time is not known exactly because somebody maps them.
-pub fn compare(what: &str, tree: &Tree, sight: &Sight, times: &mut Times, loose: &BTreeSet<Id>) -> Result<(), String> {
+pub fn compare(
+    what: &str,
+    tree: &Tree,
+    sight: &Sight,
+    times: &mut Times,
+    loose: &BTreeSet<Id>,
+) -> Result<(), String> {
     let mut told = Vec::new();
     let paths = tree.paths();
     for (path, id) in &paths {
@@ -134,7 +170,12 @@ pub fn compare(what: &str, tree: &Tree, sight: &Sight, times: &mut Times, loose:
             Some(seen) => compare_node(tree, *id, path, seen, times, loose, &mut told),
         }
     }
-    told.extend(sight.keys().filter(|path| !paths.contains_key(*path)).map(|path| format!("{}: should not be there", shown(path))));
+    told.extend(
+        sight
+            .keys()
+            .filter(|path| !paths.contains_key(*path))
+            .map(|path| format!("{}: should not be there", shown(path))),
+    );
     compare_groups(&paths, sight, &mut told);
     if told.is_empty() {
         return Ok(());
@@ -150,40 +191,84 @@ pub fn shown(path: &[u8]) -> String {
     if path.is_empty() {
         return "the root".to_owned();
     }
-    if path.len() > 200 { format!("{}...", path[..20].escape_ascii()) } else { path.escape_ascii().to_string() }
+    if path.len() > 200 {
+        format!("{}...", path[..20].escape_ascii())
+    } else {
+        path.escape_ascii().to_string()
+    }
 }
 
-fn compare_node(tree: &Tree, id: Id, path: &[u8], seen: &Seen, times: &mut Times, loose: &BTreeSet<Id>, told: &mut Vec<String>) {
+fn compare_node(
+    tree: &Tree,
+    id: Id,
+    path: &[u8],
+    seen: &Seen,
+    times: &mut Times,
+    loose: &BTreeSet<Id>,
+    told: &mut Vec<String>,
+) {
     let node = tree.node(id);
     let mut tell = |what: &str, is: String, expected: String| {
         if is != expected {
-            told.push(format!("{}: {what} is {is}, expected {expected}", shown(path)));
+            told.push(format!(
+                "{}: {what} is {is}, expected {expected}",
+                shown(path)
+            ));
         }
     };
-    tell("kind", seen.body.letter().to_string(), node.body.letter().to_string());
+    tell(
+        "kind",
+        seen.body.letter().to_string(),
+        node.body.letter().to_string(),
+    );
     match (&seen.body, &node.body) {
-        (Body::File(is), Body::File(expected)) if is != expected => tell("content", content(is, expected), content(expected, is)),
+        (Body::File(is), Body::File(expected)) if is != expected => {
+            tell("content", content(is, expected), content(expected, is))
+        }
         (Body::Symlink(is), Body::Symlink(expected)) => tell("target", shown(is), shown(expected)),
         _ => {}
     }
-    tell("mode", format!("{:o}", seen.mode), format!("{:o}", node.mode));
-    tell("owner", format!("{}:{}", seen.uid, seen.gid), format!("{}:{}", node.uid, node.gid));
-    tell("xattrs", format!("{:?}", names(&seen.xattrs)), format!("{:?}", names(&node.xattrs)));
+    tell(
+        "mode",
+        format!("{:o}", seen.mode),
+        format!("{:o}", node.mode),
+    );
+    tell(
+        "owner",
+        format!("{}:{}", seen.uid, seen.gid),
+        format!("{}:{}", node.uid, node.gid),
+    );
+    tell(
+        "xattrs",
+        format!("{:?}", names(&seen.xattrs)),
+        format!("{:?}", names(&node.xattrs)),
+    );
     if !node.is_dir() {
         tell("nlink", seen.nlink.to_string(), node.links.to_string());
     }
     if !loose.contains(&id) && !times.agrees(node.mtime, seen.mtime) {
-        tell("mtime", format!("{:?}", seen.mtime), format!("{:?}", times.get(node.mtime).unwrap_or_default()));
+        tell(
+            "mtime",
+            format!("{:?}", seen.mtime),
+            format!("{:?}", times.get(node.mtime).unwrap_or_default()),
+        );
     }
 }
 
 fn names(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<String> {
-    xattrs.iter().map(|(name, value)| format!("{}={}", name.escape_ascii(), value.escape_ascii())).collect()
+    xattrs
+        .iter()
+        .map(|(name, value)| format!("{}={}", name.escape_ascii(), value.escape_ascii()))
+        .collect()
 }
 
 /// Size, and what is at the first difference.
 fn content(is: &[u8], other: &[u8]) -> String {
-    let first = is.iter().zip(other).position(|(a, b)| a != b).unwrap_or(is.len().min(other.len()));
+    let first = is
+        .iter()
+        .zip(other)
+        .position(|(a, b)| a != b)
+        .unwrap_or(is.len().min(other.len()));
     format!("{} bytes, at {first} {:?}", is.len(), is.get(first))
 }
 
@@ -191,12 +276,20 @@ fn content(is: &[u8], other: &[u8]) -> String {
 fn compare_groups(paths: &BTreeMap<Vec<u8>, Id>, sight: &Sight, told: &mut Vec<String>) {
     let (mut by_id, mut by_ino) = (HashMap::new(), HashMap::new());
     for (path, id) in paths {
-        let Some(seen) = sight.get(path) else { continue };
+        let Some(seen) = sight.get(path) else {
+            continue;
+        };
         if *by_id.entry(id).or_insert(seen.ino) != seen.ino {
-            told.push(format!("{}: is not the same inode as its other names", shown(path)));
+            told.push(format!(
+                "{}: is not the same inode as its other names",
+                shown(path)
+            ));
         }
         if by_ino.entry(seen.ino).or_insert(id) != &id {
-            told.push(format!("{}: is the same inode as another file", shown(path)));
+            told.push(format!(
+                "{}: is the same inode as another file",
+                shown(path)
+            ));
         }
     }
 }

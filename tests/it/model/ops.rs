@@ -1,4 +1,5 @@
-//! Operations, and the text that lists them: one a line, a verb, paths, numbers. A failing list is printed so, replayed so and kept so.
+//! Operations, and the text that lists them: one a line, a verb, paths, numbers. A failing list is
+//! printed so, replayed so and kept so.
 
 use std::fmt;
 use std::str::FromStr;
@@ -47,7 +48,8 @@ pub enum Verb {
     RestorePaths,
     Delete,
     Remount,
-    /// Unmounts; path operations that follow are done to the ordinary directory, and whatever else comes mounts it again.
+    /// Unmounts; path operations that follow are done to the ordinary directory, and whatever else
+    /// comes mounts it again.
     Leave,
     Kill,
     KillWorker,
@@ -119,11 +121,16 @@ const WORDS: &[(&str, Verb)] = &[
 impl Verb {
     /// It names what it changes by path, and needs no mount.
     pub fn is_by_path(self) -> bool {
-        WORDS.iter().position(|(_, verb)| *verb == self) < WORDS.iter().position(|(_, verb)| *verb == Open)
+        WORDS.iter().position(|(_, verb)| *verb == self)
+            < WORDS.iter().position(|(_, verb)| *verb == Open)
     }
 
     fn word(self) -> &'static str {
-        WORDS.iter().find(|(_, verb)| *verb == self).expect("every verb has a word").0
+        WORDS
+            .iter()
+            .find(|(_, verb)| *verb == self)
+            .expect("every verb has a word")
+            .0
     }
 }
 
@@ -137,7 +144,11 @@ pub struct Op {
 
 impl Op {
     pub fn new(verb: Verb, paths: &[&str], numbers: &[u64]) -> Op {
-        Op { verb, paths: paths.iter().map(|path| (*path).to_owned()).collect(), numbers: numbers.to_vec() }
+        Op {
+            verb,
+            paths: paths.iter().map(|path| (*path).to_owned()).collect(),
+            numbers: numbers.to_vec(),
+        }
     }
 
     /// A path; a list written by hand may lack it.
@@ -154,8 +165,12 @@ impl Op {
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.verb.word())?;
-        self.paths.iter().try_for_each(|path| write!(f, " {path}"))?;
-        self.numbers.iter().try_for_each(|number| write!(f, " {number}"))
+        self.paths
+            .iter()
+            .try_for_each(|path| write!(f, " {path}"))?;
+        self.numbers
+            .iter()
+            .try_for_each(|number| write!(f, " {number}"))
     }
 }
 
@@ -165,8 +180,16 @@ impl FromStr for Op {
     fn from_str(line: &str) -> Result<Op, String> {
         let mut tokens = line.split_whitespace();
         let word = tokens.next().ok_or("an empty line")?;
-        let verb = WORDS.iter().find(|(known, _)| *known == word).ok_or_else(|| format!("no such operation: {word}"))?.1;
-        let mut op = Op { verb, paths: Vec::new(), numbers: Vec::new() };
+        let verb = WORDS
+            .iter()
+            .find(|(known, _)| *known == word)
+            .ok_or_else(|| format!("no such operation: {word}"))?
+            .1;
+        let mut op = Op {
+            verb,
+            paths: Vec::new(),
+            numbers: Vec::new(),
+        };
         for token in tokens {
             match token.parse() {
                 Ok(number) => op.numbers.push(number),
@@ -179,8 +202,13 @@ impl FromStr for Op {
 
 /// Reads a list; `#` begins a remark.
 pub fn parse(text: &str) -> Vec<Op> {
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|line| !line.is_empty());
-    lines.map(|line| line.parse().unwrap_or_else(|problem| panic!("{problem}"))).collect()
+    let lines = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or_default().trim())
+        .filter(|line| !line.is_empty());
+    lines
+        .map(|line| line.parse().unwrap_or_else(|problem| panic!("{problem}")))
+        .collect()
 }
 
 /// The list as text.

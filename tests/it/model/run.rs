@@ -1,4 +1,5 @@
-//! Runs: one list or one seed on a fresh directory, seeds until the time is up, and the shrinking of what failed.
+//! Runs: one list or one seed on a fresh directory, seeds until the time is up, and the shrinking
+//! of what failed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -37,19 +38,35 @@ pub struct Bench {
 }
 
 fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().and_then(|value| value.parse().ok())
+    std::env::var(variable)
+        .ok()
+        .and_then(|value| value.parse().ok())
 }
 
 impl Bench {
     pub fn new(variant: Variant) -> Bench {
-        let opts = MountOpts { limit: RUN_LIMIT, ..MountOpts::new(variant.io).packing().comparing() };
-        let opts = if variant.io == Io::Daemon { opts.folding() } else { opts };
-        Bench { image: Image::of(variant.fs), opts: Some(opts), next: AtomicU64::new(1) }
+        let opts = MountOpts {
+            limit: RUN_LIMIT,
+            ..MountOpts::new(variant.io).packing().comparing()
+        };
+        let opts = if variant.io == Io::Daemon {
+            opts.folding()
+        } else {
+            opts
+        };
+        Bench {
+            image: Image::of(variant.fs),
+            opts: Some(opts),
+            next: AtomicU64::new(1),
+        }
     }
 
     /// Without a mount: the model against the filesystem itself.
     pub fn plain(variant: Variant) -> Bench {
-        Bench { opts: None, ..Bench::new(variant) }
+        Bench {
+            opts: None,
+            ..Bench::new(variant)
+        }
     }
 
     /// Runs a list.
@@ -58,7 +75,9 @@ impl Bench {
     }
 
     fn once(&self, source: &Source<'_>) -> Result<(), Failure> {
-        let dir = self.image.dir(&format!("p{}", self.next.fetch_add(1, Ordering::Relaxed)));
+        let dir = self
+            .image
+            .dir(&format!("p{}", self.next.fetch_add(1, Ordering::Relaxed)));
         let mut done = Vec::new();
         let result = catch_unwind(AssertUnwindSafe(|| {
             let mut world = World::new(&dir, self.opts.as_ref());
@@ -69,9 +88,16 @@ impl Bench {
         }));
         let result = result.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
-            Err(format!("panic: {}", text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()))
+            Err(format!(
+                "panic: {}",
+                text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+                    .unwrap_or_default()
+            ))
         });
-        let result = result.map_err(|problem| Failure { ops: done, problem: format!("{problem}\n{}", log_of(&dir)) });
+        let result = result.map_err(|problem| Failure {
+            ops: done,
+            problem: format!("{problem}\n{}", log_of(&dir)),
+        });
         if let Err(error) = std::fs::remove_dir_all(&dir) {
             eprintln!("model: {} stays: {error}", dir.display());
         }
@@ -81,30 +107,47 @@ impl Bench {
     /// Runs seeds one after the other until the time is up.
     pub fn seeds(&self, name: &str, seconds_default: u64) {
         if let Ok(file) = std::env::var("CKPTFS_REPLAY") {
-            let list = ops::parse(&std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}")));
-            return self.list(&list).unwrap_or_else(|failure| self.fail(name, "a replay", failure));
+            let list = ops::parse(
+                &std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}")),
+            );
+            return self
+                .list(&list)
+                .unwrap_or_else(|failure| self.fail(name, "a replay", failure));
         }
         let seconds = number("CKPTFS_SECONDS").unwrap_or(seconds_default);
         let length = number("CKPTFS_OPS").unwrap_or(250) as usize;
         let random = std::env::var("CKPTFS_SEED").is_ok_and(|seed| seed == "random");
         let chosen = number("CKPTFS_SEED");
-        let first = if random { Random::new(now()).below(1 << 40) } else { chosen.unwrap_or(1) };
+        let first = if random {
+            Random::new(now()).below(1 << 40)
+        } else {
+            chosen.unwrap_or(1)
+        };
         eprintln!("{name}: seeds from {first}");
         let started = Instant::now();
         let mut seed = first;
         loop {
-            self.once(&Source::Seed(seed, length)).unwrap_or_else(|failure| self.fail(name, &format!("CKPTFS_SEED={seed}"), failure));
+            self.once(&Source::Seed(seed, length))
+                .unwrap_or_else(|failure| self.fail(name, &format!("CKPTFS_SEED={seed}"), failure));
             seed += 1;
             if started.elapsed() >= Duration::from_secs(seconds) {
                 break;
             }
         }
-        println!("{name}: {} runs of {length} operations, seeds {first} to {}", seed - first, seed - 1);
+        println!(
+            "{name}: {} runs of {length} operations, seeds {first} to {}",
+            seed - first,
+            seed - 1
+        );
     }
 
     /// Shrinks what failed and panics with it.
     fn fail(&self, name: &str, what: &str, failure: Failure) {
-        eprintln!("{name}: {what} failed after {} operations: {}", failure.ops.len(), failure.problem);
+        eprintln!(
+            "{name}: {what} failed after {} operations: {}",
+            failure.ops.len(),
+            failure.problem
+        );
         let shrunk = self.shrink(failure);
         panic!(
             "{name}: {what} failed; shrunk to {} operations:\n{}{}\n(CKPTFS_REPLAY=FILE runs a list; a fixed one belongs in tests/it/model/cases.rs)",
@@ -149,21 +192,31 @@ impl Bench {
 /// Shrinking must not wander off to another problem.
 fn same_kind(a: &Failure, b: &Failure) -> bool {
     let kind = |failure: &Failure| -> String {
-        let said = failure.problem.split_once(": ").map_or(&*failure.problem, |(_, said)| said);
-        said.chars().filter(|c| !c.is_ascii_digit()).take(10).collect()
+        let said = failure
+            .problem
+            .split_once(": ")
+            .map_or(&*failure.problem, |(_, said)| said);
+        said.chars()
+            .filter(|c| !c.is_ascii_digit())
+            .take(10)
+            .collect()
     };
     kind(a) == kind(b)
 }
 
 fn now() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos() as u64)
 }
 
 /// Draws or takes operations and carries them out; `done` holds those that were.
 fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(), String> {
     let mut step = |world: &mut World, op: Op| {
         done.push(op.clone());
-        world.run(&op).map_err(|problem| format!("at {op}: {problem}"))
+        world
+            .run(&op)
+            .map_err(|problem| format!("at {op}: {problem}"))
     };
     match source {
         Source::List(list) => list.iter().try_for_each(|op| step(world, op.clone()))?,
@@ -175,15 +228,27 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
             }
         }
     }
-    world.finish().map_err(|problem| format!("at the end: {problem}"))?;
+    world
+        .finish()
+        .map_err(|problem| format!("at the end: {problem}"))?;
     let log = std::fs::read(world.root.join(".ckptfs/daemon.log")).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
-    // fuser warns that it cannot unmount what was unmounted; the holder, that somebody has killed its worker; and fuser, that nobody waits any more for
-    // what a thread of that worker had asked for.
-    let told = ["fuser::session", "the daemon died; another takes over", "Failed to send FUSE reply: No such file or directory"];
+    // fuser warns that it cannot unmount what was unmounted; the holder, that somebody has killed
+    // its worker; and fuser, that nobody waits any more for what a thread of that worker had asked
+    // for.
+    let told = [
+        "fuser::session",
+        "the daemon died; another takes over",
+        "Failed to send FUSE reply: No such file or directory",
+    ];
     let expected = |line: &&str| told.iter().any(|told| line.contains(told));
-    let complaint = log.lines().filter(|line| !expected(line)).find(|line| line.contains(" WARN ") || line.contains(" ERROR "));
-    complaint.map_or(Ok(()), |line| Err(format!("at the end: the daemon complains: {line}")))
+    let complaint = log
+        .lines()
+        .filter(|line| !expected(line))
+        .find(|line| line.contains(" WARN ") || line.contains(" ERROR "));
+    complaint.map_or(Ok(()), |line| {
+        Err(format!("at the end: the daemon complains: {line}"))
+    })
 }
 
 /// The end of the daemon's log.
@@ -191,13 +256,20 @@ fn log_of(dir: &Path) -> String {
     let log = std::fs::read(dir.join(".ckptfs/daemon.log")).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
     let lines: Vec<&str> = log.lines().collect();
-    let end = lines.iter().skip(lines.len().saturating_sub(LOG_LINES)).map(|line| format!("  daemon: {line}\n"));
+    let end = lines
+        .iter()
+        .skip(lines.len().saturating_sub(LOG_LINES))
+        .map(|line| format!("  daemon: {line}\n"));
     end.collect()
 }
 
 /// A list keeps its meaning when it is written and read.
 #[test]
 fn a_list_is_read_as_it_was_written() {
-    let list = vec![Op::new(Verb::Rename, &["a/odd", "b"], &[]), Op::new(Verb::Write, &["a"], &[5, 6, 7]), Op::new(Verb::Kill, &[], &[])];
+    let list = vec![
+        Op::new(Verb::Rename, &["a/odd", "b"], &[]),
+        Op::new(Verb::Write, &["a"], &[5, 6, 7]),
+        Op::new(Verb::Kill, &[], &[]),
+    ];
     assert_eq!(ops::parse(&ops::text(&list)), list);
 }

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 pub type Id = u64;
 pub const ROOT: Id = 1;
 
-/// Stands for a modification time: equal stamps are equal times. What the time is may be learned later.
+/// Stands for a modification time: equal stamps are equal times. What the time is may be learned
+/// later.
 pub type Stamp = u64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +88,9 @@ pub type Answer<T> = Result<T, Errno>;
 
 impl Tree {
     pub fn node(&self, id: Id) -> &Node {
-        self.nodes.get(&id).expect("every id that is kept has a node")
+        self.nodes
+            .get(&id)
+            .expect("every id that is kept has a node")
     }
 
     fn child(&self, dir: Id, name: &[u8]) -> Answer<Option<Id>> {
@@ -105,7 +108,8 @@ impl Tree {
         if path == b"." {
             return Ok(ROOT);
         }
-        path.split(|byte| *byte == b'/').try_fold(ROOT, |at, name| self.child(at, name)?.ok_or(Errno::NOENT))
+        path.split(|byte| *byte == b'/')
+            .try_fold(ROOT, |at, name| self.child(at, name)?.ok_or(Errno::NOENT))
     }
 
     /// The directory of a path, its last name, and what that leads to.
@@ -134,7 +138,11 @@ impl Tree {
         while let Some((path, id)) = open.pop() {
             if let Body::Dir(names) = &self.node(id).body {
                 for (name, child) in names {
-                    let below = if path.is_empty() { name.clone() } else { [&path[..], b"/", name].concat() };
+                    let below = if path.is_empty() {
+                        name.clone()
+                    } else {
+                        [&path[..], b"/", name].concat()
+                    };
                     open.push((below, *child));
                 }
             }
@@ -160,14 +168,25 @@ impl Tree {
     /// Counts the names of everything anew.
     pub fn count_links(&mut self) {
         let mut links: BTreeMap<Id, u32> = BTreeMap::new();
-        self.paths().into_values().for_each(|id| *links.entry(id).or_default() += 1);
-        self.nodes.iter_mut().for_each(|(id, node)| node.links = links.get(id).copied().unwrap_or(0));
+        self.paths()
+            .into_values()
+            .for_each(|id| *links.entry(id).or_default() += 1);
+        self.nodes
+            .iter_mut()
+            .for_each(|(id, node)| node.links = links.get(id).copied().unwrap_or(0));
     }
 
     /// Only what has a path: what a checkpoint keeps.
     pub fn reachable(&self) -> Tree {
         let ids: BTreeSet<Id> = self.paths().into_values().collect();
-        Tree { nodes: self.nodes.iter().filter(|(id, _)| ids.contains(id)).map(|(id, node)| (*id, node.clone())).collect() }
+        Tree {
+            nodes: self
+                .nodes
+                .iter()
+                .filter(|(id, _)| ids.contains(id))
+                .map(|(id, node)| (*id, node.clone()))
+                .collect(),
+        }
     }
 }
 
@@ -175,12 +194,30 @@ impl Model {
     pub fn new() -> Model {
         let mut counter = Counter(ROOT);
         let mtime = counter.next();
-        let root = Node { body: Body::Dir(BTreeMap::new()), mode: 0o755, uid: 0, gid: 0, mtime, xattrs: BTreeMap::new(), links: 1, entries: mtime };
-        Model { tree: Tree { nodes: BTreeMap::from([(ROOT, root)]) }, counter, held: BTreeSet::new() }
+        let root = Node {
+            body: Body::Dir(BTreeMap::new()),
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            mtime,
+            xattrs: BTreeMap::new(),
+            links: 1,
+            entries: mtime,
+        };
+        Model {
+            tree: Tree {
+                nodes: BTreeMap::from([(ROOT, root)]),
+            },
+            counter,
+            held: BTreeSet::new(),
+        }
     }
 
     pub fn node_mut(&mut self, id: Id) -> &mut Node {
-        self.tree.nodes.get_mut(&id).expect("every id that is kept has a node")
+        self.tree
+            .nodes
+            .get_mut(&id)
+            .expect("every id that is kept has a node")
     }
 
     /// The modification time becomes another one.
@@ -209,8 +246,21 @@ impl Model {
         let parent = self.tree.node(dir);
         let inherits = parent.mode & 0o2000 != 0;
         let gid = if inherits { parent.gid } else { 0 };
-        let mode = if inherits && matches!(body, Body::Dir(_)) { mode | 0o2000 } else { mode };
-        let node = Node { body, mode, uid: 0, gid, mtime, xattrs: BTreeMap::new(), links: 1, entries: mtime };
+        let mode = if inherits && matches!(body, Body::Dir(_)) {
+            mode | 0o2000
+        } else {
+            mode
+        };
+        let node = Node {
+            body,
+            mode,
+            uid: 0,
+            gid,
+            mtime,
+            xattrs: BTreeMap::new(),
+            links: 1,
+            entries: mtime,
+        };
         self.tree.nodes.insert(id, node);
         self.names_mut(dir).insert(name, id);
         Ok(id)
@@ -266,7 +316,13 @@ impl Model {
     }
 
     /// renameat2(2).
-    pub fn rename(&mut self, from: &[u8], to: &[u8], noreplace: bool, exchange: bool) -> Answer<()> {
+    pub fn rename(
+        &mut self,
+        from: &[u8],
+        to: &[u8],
+        noreplace: bool,
+        exchange: bool,
+    ) -> Answer<()> {
         let (from_dir, from_name) = self.tree.parent(from)?;
         let (to_dir, to_name) = self.tree.parent(to)?;
         let source = self.tree.child(from_dir, &from_name)?.ok_or(Errno::NOENT)?;
@@ -281,7 +337,11 @@ impl Model {
         }
         if let Some(target) = target {
             if self.tree.node(target).is_dir() && self.tree.is_within(target, from_dir) {
-                return Err(if exchange { Errno::INVAL } else { Errno::NOTEMPTY });
+                return Err(if exchange {
+                    Errno::INVAL
+                } else {
+                    Errno::NOTEMPTY
+                });
             }
             if target == source {
                 return Ok(());
@@ -291,7 +351,10 @@ impl Model {
             }
         }
         // A directory's `..` changes with its parent, and on some filesystems its time with that.
-        for moved in [Some(source), target.filter(|_| exchange)].into_iter().flatten() {
+        for moved in [Some(source), target.filter(|_| exchange)]
+            .into_iter()
+            .flatten()
+        {
             if from_dir != to_dir && self.tree.node(moved).is_dir() {
                 self.touch(moved);
             }
@@ -311,7 +374,10 @@ impl Model {
     }
 
     fn check_replace(&self, source: Id, target: Id) -> Answer<()> {
-        match (self.tree.node(source).is_dir(), self.tree.node(target).is_dir()) {
+        match (
+            self.tree.node(source).is_dir(),
+            self.tree.node(target).is_dir(),
+        ) {
             (true, false) => Err(Errno::NOTDIR),
             (false, true) => Err(Errno::ISDIR),
             (true, true) if !self.is_empty_dir(target) => Err(Errno::NOTEMPTY),
@@ -322,7 +388,9 @@ impl Model {
     /// A regular file that is opened for writing by its path.
     pub fn file(&self, path: &[u8], create: bool) -> Answer<Option<Id>> {
         let (_, _, there) = self.tree.resolve(path)?;
-        let Some(id) = there else { return if create { Ok(None) } else { Err(Errno::NOENT) } };
+        let Some(id) = there else {
+            return if create { Ok(None) } else { Err(Errno::NOENT) };
+        };
         match self.tree.node(id).body {
             Body::File(_) => Ok(Some(id)),
             Body::Dir(_) => Err(Errno::ISDIR),
@@ -371,6 +439,9 @@ impl Model {
     }
 
     pub fn size(&self, id: Id) -> usize {
-        self.tree.node(id).content().map_or(0, |content| content.len())
+        self.tree
+            .node(id)
+            .content()
+            .map_or(0, |content| content.len())
     }
 }

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ckptfs::control::Client;
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps,
+    Uid, XattrFlags,
+};
 use rustix::io::Errno;
 
 use super::map::Mapping;
@@ -36,7 +39,8 @@ pub struct Handle {
 pub struct Mapped {
     pub id: Id,
     pub mapping: Mapping,
-    /// The daemon may be the one who serves it, for its set-id bits, or because such a handle was open already: then it dies with the daemon.
+    /// The daemon may be the one who serves it, for its set-id bits, or because such a handle was
+    /// open already: then it dies with the daemon.
     pub served: bool,
     pub ino: u64,
 }
@@ -67,7 +71,8 @@ pub struct Mounted {
     pub passthrough: bool,
 }
 
-/// A directory, its model, and everything that is open. Without a mount it is an ordinary directory: so the model itself is tested.
+/// A directory, its model, and everything that is open. Without a mount it is an ordinary
+/// directory: so the model itself is tested.
 pub struct World {
     // What is open is dropped first: it keeps the mount busy.
     pub handles: [Option<Handle>; HANDLES],
@@ -86,14 +91,20 @@ pub struct World {
 
 /// The bytes that a seed stands for.
 pub fn data(seed: u64, length: u64) -> Vec<u8> {
-    (0..length).map(|at| (seed.wrapping_mul(31).wrapping_add(at.wrapping_mul(7)) % 251) as u8 + 1).collect()
+    (0..length)
+        .map(|at| (seed.wrapping_mul(31).wrapping_add(at.wrapping_mul(7)) % 251) as u8 + 1)
+        .collect()
 }
 
 impl World {
     pub fn new(root: &Path, opts: Option<&MountOpts>) -> World {
         rustix::fs::chmod(root, Mode::from_raw_mode(0o755)).expect("the directory is ours");
         let passthrough = opts.is_some_and(|opts| opts.io == Io::Passthrough);
-        let mounted = opts.map(|opts| Mounted { client: None, mount: Mount::start(root, opts), passthrough });
+        let mounted = opts.map(|opts| Mounted {
+            client: None,
+            mount: Mount::start(root, opts),
+            passthrough,
+        });
         World {
             root: root.to_owned(),
             mounted,
@@ -113,7 +124,9 @@ impl World {
     fn leave(&mut self) -> Result<(), String> {
         if self.mounted.is_some() && self.left.is_none() {
             self.close_all();
-            let Some(mounted) = &mut self.mounted else { return Ok(()) };
+            let Some(mounted) = &mut self.mounted else {
+                return Ok(());
+            };
             mounted.client = None;
             mounted.mount.umount();
             self.left = Some(self.model.tree.reachable());
@@ -124,7 +137,9 @@ impl World {
 
     /// Mounts it again, if it was left.
     pub fn come_back(&mut self) -> Result<(), String> {
-        let (Some(left), Some(mounted)) = (self.left.take(), &mut self.mounted) else { return Ok(()) };
+        let (Some(left), Some(mounted)) = (self.left.take(), &mut self.mounted) else {
+            return Ok(());
+        };
         mounted.mount.remount();
         self.take_in_absence(left)
     }
@@ -135,7 +150,13 @@ impl World {
     }
 
     fn refresh_held(&mut self) {
-        let held: BTreeSet<Id> = self.handles.iter().flatten().map(|handle| handle.id).chain(self.loose()).collect();
+        let held: BTreeSet<Id> = self
+            .handles
+            .iter()
+            .flatten()
+            .map(|handle| handle.id)
+            .chain(self.loose())
+            .collect();
         for id in std::mem::replace(&mut self.model.held, held.clone()) {
             if !held.contains(&id) {
                 self.model.let_go(id);
@@ -197,11 +218,17 @@ impl World {
     fn expected(&mut self, op: &Op, path: &[u8], second: &[u8]) -> Answer<()> {
         let (n, model) = (|index| op.number(index), &mut self.model);
         match op.verb {
-            Verb::Create => model.make(path, Body::File(Vec::new().into()), n(0) as u32).map(drop),
-            Verb::Mkdir => model.make(path, Body::Dir(BTreeMap::new()), n(0) as u32).map(drop),
+            Verb::Create => model
+                .make(path, Body::File(Vec::new().into()), n(0) as u32)
+                .map(drop),
+            Verb::Mkdir => model
+                .make(path, Body::Dir(BTreeMap::new()), n(0) as u32)
+                .map(drop),
             Verb::Mkfifo => model.make(path, Body::Fifo, n(0) as u32).map(drop),
             Verb::Mksock => model.make(path, Body::Socket, n(0) as u32).map(drop),
-            Verb::Symlink => model.make(path, Body::Symlink(target(n(0))), 0o777).map(drop),
+            Verb::Symlink => model
+                .make(path, Body::Symlink(target(n(0))), 0o777)
+                .map(drop),
             Verb::Put => {
                 let id = match model.file(path, true)? {
                     Some(id) => id,
@@ -276,11 +303,19 @@ impl World {
             }
             Verb::Utimens => {
                 node.mtime = stamp;
-                self.times.set(stamp, (op.number(0) as i64, op.number(1) as i64));
+                self.times
+                    .set(stamp, (op.number(0) as i64, op.number(1) as i64));
             }
             Verb::SetXattr | Verb::RemoveXattr if !has_xattrs => return Err(Errno::PERM),
-            Verb::SetXattr => drop(node.xattrs.insert(xattr(op.number(0)), data(op.number(2), op.number(1)))),
-            Verb::RemoveXattr => drop(node.xattrs.remove(&xattr(op.number(0))).ok_or(Errno::NODATA)?),
+            Verb::SetXattr => drop(
+                node.xattrs
+                    .insert(xattr(op.number(0)), data(op.number(2), op.number(1))),
+            ),
+            Verb::RemoveXattr => drop(
+                node.xattrs
+                    .remove(&xattr(op.number(0)))
+                    .ok_or(Errno::NODATA)?,
+            ),
             _ => panic!("{op} is none of these"),
         }
         Ok(())
@@ -293,40 +328,80 @@ impl World {
         let n = |index| op.number(index);
         let mode = Mode::from_raw_mode(n(0) as u32);
         match op.verb {
-            Verb::Create => open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode).map(drop),
+            Verb::Create => {
+                open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode).map(drop)
+            }
             Verb::Mkdir => rustix::fs::mkdir(path, mode),
             Verb::Mkfifo => rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0),
             Verb::Mksock => rustix::fs::mknodat(CWD, path, FileType::Socket, mode, 0),
             Verb::Symlink => rustix::fs::symlink(&target(n(0))[..], path),
             Verb::Put => {
-                let file = open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, Mode::from_raw_mode(0o644))?;
+                let file = open(
+                    path,
+                    OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC,
+                    Mode::from_raw_mode(0o644),
+                )?;
                 write_all(&file, &data(n(1), n(0)), 0)
             }
-            Verb::Write => write_all(&open(path, OFlags::WRONLY, Mode::empty())?, &data(n(2), n(1)), n(0)),
-            Verb::Append => write_all(&open(path, OFlags::WRONLY | OFlags::APPEND, Mode::empty())?, &data(n(1), n(0)), 0),
+            Verb::Write => write_all(
+                &open(path, OFlags::WRONLY, Mode::empty())?,
+                &data(n(2), n(1)),
+                n(0),
+            ),
+            Verb::Append => write_all(
+                &open(path, OFlags::WRONLY | OFlags::APPEND, Mode::empty())?,
+                &data(n(1), n(0)),
+                0,
+            ),
             Verb::Punch => {
                 let file = open(path, OFlags::WRONLY, Mode::empty())?;
-                rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, n(0), n(1))
+                rustix::fs::fallocate(
+                    &file,
+                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                    n(0),
+                    n(1),
+                )
             }
             Verb::Truncate => super::map::truncate(path, n(0)),
             Verb::Unlink => rustix::fs::unlink(path),
             Verb::Rmdir => rustix::fs::rmdir(path),
             Verb::Rename => rustix::fs::rename(path, second),
-            Verb::RenameNoReplace => rustix::fs::renameat_with(CWD, path, CWD, second, RenameFlags::NOREPLACE),
-            Verb::Exchange => rustix::fs::renameat_with(CWD, path, CWD, second, RenameFlags::EXCHANGE),
+            Verb::RenameNoReplace => {
+                rustix::fs::renameat_with(CWD, path, CWD, second, RenameFlags::NOREPLACE)
+            }
+            Verb::Exchange => {
+                rustix::fs::renameat_with(CWD, path, CWD, second, RenameFlags::EXCHANGE)
+            }
             Verb::Link => rustix::fs::linkat(CWD, path, CWD, second, AtFlags::empty()),
             Verb::Copy => copy(path, second, op),
             Verb::Chmod => rustix::fs::chmod(path, mode),
             Verb::Chown => {
                 let ids = (Uid::from_raw(n(0) as u32), Gid::from_raw(n(1) as u32));
-                rustix::fs::chownat(CWD, path, Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW)
+                rustix::fs::chownat(
+                    CWD,
+                    path,
+                    Some(ids.0),
+                    Some(ids.1),
+                    AtFlags::SYMLINK_NOFOLLOW,
+                )
             }
             Verb::Utimens => {
-                let time = Timespec { tv_sec: n(0) as i64, tv_nsec: n(1) as _ };
-                let times = Timestamps { last_access: time, last_modification: time };
+                let time = Timespec {
+                    tv_sec: n(0) as i64,
+                    tv_nsec: n(1) as _,
+                };
+                let times = Timestamps {
+                    last_access: time,
+                    last_modification: time,
+                };
                 rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
             }
-            Verb::SetXattr => rustix::fs::lsetxattr(path, &xattr(n(0))[..], &data(n(2), n(1)), XattrFlags::empty()),
+            Verb::SetXattr => rustix::fs::lsetxattr(
+                path,
+                &xattr(n(0))[..],
+                &data(n(2), n(1)),
+                XattrFlags::empty(),
+            ),
             Verb::RemoveXattr => rustix::fs::lremovexattr(path, &xattr(n(0))[..]),
             _ => panic!("{op} is none of these"),
         }
@@ -337,8 +412,17 @@ impl World {
         if op.verb == Verb::Open {
             return self.open_handle(op, slot);
         }
-        let Some(handle) = &self.handles[slot] else { return Ok(()) };
-        let (id, refused) = (handle.id, if handle.write { Ok(()) } else { Err(Errno::BADF) });
+        let Some(handle) = &self.handles[slot] else {
+            return Ok(());
+        };
+        let (id, refused) = (
+            handle.id,
+            if handle.write {
+                Ok(())
+            } else {
+                Err(Errno::BADF)
+            },
+        );
         match op.verb {
             Verb::Close => {
                 self.handles[slot] = None;
@@ -356,7 +440,10 @@ impl World {
                 Ok(())
             }
             Verb::HandleTruncate => {
-                same(refused.map_err(|_| Errno::INVAL), rustix::fs::ftruncate(&handle.file, op.number(1)))?;
+                same(
+                    refused.map_err(|_| Errno::INVAL),
+                    rustix::fs::ftruncate(&handle.file, op.number(1)),
+                )?;
                 if refused.is_ok() {
                     self.model.truncate(id, op.number(1) as usize);
                 }
@@ -364,15 +451,33 @@ impl World {
             }
             Verb::Fsync => same(Ok(()), rustix::fs::fsync(&handle.file)),
             Verb::HandleChmod => {
-                same(Ok(()), rustix::fs::fchmod(&handle.file, Mode::from_raw_mode(op.number(1) as u32)))?;
+                same(
+                    Ok(()),
+                    rustix::fs::fchmod(&handle.file, Mode::from_raw_mode(op.number(1) as u32)),
+                )?;
                 self.model.node_mut(id).mode = op.number(1) as u32;
                 Ok(())
             }
             Verb::HandleUtimens => {
-                let time = Timespec { tv_sec: op.number(1) as i64, tv_nsec: op.number(2) as _ };
-                same(Ok(()), rustix::fs::futimens(&handle.file, &Timestamps { last_access: time, last_modification: time }))?;
+                let time = Timespec {
+                    tv_sec: op.number(1) as i64,
+                    tv_nsec: op.number(2) as _,
+                };
+                same(
+                    Ok(()),
+                    rustix::fs::futimens(
+                        &handle.file,
+                        &Timestamps {
+                            last_access: time,
+                            last_modification: time,
+                        },
+                    ),
+                )?;
                 self.model.touch(id);
-                self.times.set(self.model.tree.node(id).mtime, (op.number(1) as i64, op.number(2) as i64));
+                self.times.set(
+                    self.model.tree.node(id).mtime,
+                    (op.number(1) as i64, op.number(2) as i64),
+                );
                 Ok(())
             }
             _ => self.check_handle(handle),
@@ -381,19 +486,41 @@ impl World {
 
     fn open_handle(&mut self, op: &Op, slot: usize) -> Result<(), String> {
         let path = bytes(op.path(0));
-        let id = self.model.tree.lookup(&path).ok().filter(|id| self.model.tree.node(*id).content().is_some());
+        let id = self
+            .model
+            .tree
+            .lookup(&path)
+            .ok()
+            .filter(|id| self.model.tree.node(*id).content().is_some());
         let Some(id) = id else { return Ok(()) };
-        let (read, write, append) = [(true, false, false), (true, true, false), (false, true, true), (false, true, false)][op.number(1) as usize % 4];
+        let (read, write, append) = [
+            (true, false, false),
+            (true, true, false),
+            (false, true, true),
+            (false, true, false),
+        ][op.number(1) as usize % 4];
         let access = match (read, write) {
             (true, true) => OFlags::RDWR,
             (false, true) => OFlags::WRONLY,
             _ => OFlags::RDONLY,
         };
-        let flags = if append { access | OFlags::APPEND } else { access };
+        let flags = if append {
+            access | OFlags::APPEND
+        } else {
+            access
+        };
         self.handles[slot] = None;
-        let file = open(&absolute(&self.root, &path), flags, Mode::empty()).map_err(|errno| format!("cannot open {}: {errno}", op.path(0)))?;
+        let file = open(&absolute(&self.root, &path), flags, Mode::empty())
+            .map_err(|errno| format!("cannot open {}: {errno}", op.path(0)))?;
         let ino = ino(&file)?;
-        self.handles[slot] = Some(Handle { id, ino, file, read, write, append });
+        self.handles[slot] = Some(Handle {
+            id,
+            ino,
+            file,
+            read,
+            write,
+            append,
+        });
         self.refresh_held();
         Ok(())
     }
@@ -403,21 +530,34 @@ impl World {
         match op.verb {
             Verb::Map => {
                 let path = bytes(op.path(0));
-                let id = self.model.tree.lookup(&path).ok().filter(|id| self.model.size(*id) > 0);
+                let id = self
+                    .model
+                    .tree
+                    .lookup(&path)
+                    .ok()
+                    .filter(|id| self.model.size(*id) > 0);
                 let Some(id) = id else { return Ok(()) };
                 self.unmap(slot);
                 let path = absolute(&self.root, &path);
                 let cannot = |errno: Errno| format!("cannot map {}: {errno}", op.path(0));
                 let file = open(&path, OFlags::RDWR, Mode::empty()).map_err(cannot)?;
                 let mapping = Mapping::new(file.as_fd(), self.model.size(id)).map_err(cannot)?;
-                let open = self.handles.iter().flatten().any(|handle| handle.id == id) || self.loose().contains(&id);
+                let open = self.handles.iter().flatten().any(|handle| handle.id == id)
+                    || self.loose().contains(&id);
                 let served = open || self.model.tree.node(id).mode & 0o6000 != 0;
-                self.maps[slot] = Some(Mapped { id, mapping, served, ino: ino(&file)? });
+                self.maps[slot] = Some(Mapped {
+                    id,
+                    mapping,
+                    served,
+                    ino: ino(&file)?,
+                });
                 self.refresh_held();
             }
             Verb::Unmap => self.unmap(slot),
             _ => {
-                let Some(mapped) = &mut self.maps[slot] else { return Ok(()) };
+                let Some(mapped) = &mut self.maps[slot] else {
+                    return Ok(());
+                };
                 let (offset, bytes) = (op.number(1) as usize, data(op.number(3), op.number(2)));
                 let end = self.model.size(mapped.id).min(mapped.mapping.len());
                 if offset + bytes.len() <= end {
@@ -449,13 +589,20 @@ impl World {
     }
 
     pub fn unmap_served(&mut self) {
-        let served = |slot: &usize| self.maps[*slot].as_ref().is_some_and(|mapped| mapped.served);
+        let served = |slot: &usize| {
+            self.maps[*slot]
+                .as_ref()
+                .is_some_and(|mapped| mapped.served)
+        };
         let slots: Vec<usize> = (0..MAPS).filter(served).collect();
         slots.into_iter().for_each(|slot| self.unmap(slot));
     }
 
     pub fn flush_maps(&self) {
-        self.maps.iter().flatten().for_each(|mapped| mapped.mapping.flush());
+        self.maps
+            .iter()
+            .flatten()
+            .for_each(|mapped| mapped.mapping.flush());
     }
 
     pub fn close_handles(&mut self) {
@@ -467,18 +614,35 @@ impl World {
 
 /// Both answered the same.
 pub fn same(expected: Answer<()>, actual: Answer<()>) -> Result<(), String> {
-    let shown = |answer: Answer<()>| answer.map_or_else(|errno| errno.to_string(), |()| "success".to_owned());
+    let shown = |answer: Answer<()>| {
+        answer.map_or_else(|errno| errno.to_string(), |()| "success".to_owned())
+    };
     // For a directory that is not empty POSIX allows both; XFS takes the one, btrfs the other.
     let full = expected == Err(Errno::NOTEMPTY) && actual == Err(Errno::EXIST);
-    if expected == actual || full { Ok(()) } else { Err(format!("answered {}, expected {}", shown(actual), shown(expected))) }
+    if expected == actual || full {
+        Ok(())
+    } else {
+        Err(format!(
+            "answered {}, expected {}",
+            shown(actual),
+            shown(expected)
+        ))
+    }
 }
 
 fn ino(file: &OwnedFd) -> Result<u64, String> {
-    rustix::fs::fstat(file).map(|stat| stat.st_ino).map_err(|errno| format!("fstat: {errno}"))
+    rustix::fs::fstat(file)
+        .map(|stat| stat.st_ino)
+        .map_err(|errno| format!("fstat: {errno}"))
 }
 
 fn target(number: u64) -> Vec<u8> {
-    format!("nowhere-{}/{}", number % 5, "x".repeat((number % 40) as usize)).into_bytes()
+    format!(
+        "nowhere-{}/{}",
+        number % 5,
+        "x".repeat((number % 40) as usize)
+    )
+    .into_bytes()
 }
 
 fn xattr(number: u64) -> Vec<u8> {
@@ -486,7 +650,11 @@ fn xattr(number: u64) -> Vec<u8> {
 }
 
 pub fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
-    rustix::fs::open(path, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, mode)
+    rustix::fs::open(
+        path,
+        flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC,
+        mode,
+    )
 }
 
 fn write_all(file: &OwnedFd, content: &[u8], offset: u64) -> Answer<()> {

@@ -1,4 +1,5 @@
-//! Changes made while nothing is mounted have no record; they are found by ctime and never shown as the past.
+//! Changes made while nothing is mounted have no record; they are found by ctime and never shown as
+//! the past.
 
 use std::fs;
 
@@ -28,27 +29,63 @@ fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
     fs::remove_file(root.join("d/lost")).unwrap();
     rig.mount.remount();
     let view = rig.view(first);
-    assert_eq!(errno(fs::read(view.join("f"))), libc::EIO, "content that nobody saw is not given for what was");
+    assert_eq!(
+        errno(fs::read(view.join("f"))),
+        libc::EIO,
+        "content that nobody saw is not given for what was"
+    );
     assert_eq!(errno(fs::read(view.join("d/lost"))), libc::EIO);
-    assert_eq!(names(view.join("d")), ["kept", "lost"], "but names are known");
-    assert_eq!(fs::metadata(view.join("f")).unwrap().len(), 3, "and attributes");
-    assert_eq!((get(view.join("g")), get(view.join("d/kept"))), ("two".into(), "three".into()), "what has a record or was left alone is there");
+    assert_eq!(
+        names(view.join("d")),
+        ["kept", "lost"],
+        "but names are known"
+    );
+    assert_eq!(
+        fs::metadata(view.join("f")).unwrap().len(),
+        3,
+        "and attributes"
+    );
+    assert_eq!(
+        (get(view.join("g")), get(view.join("d/kept"))),
+        ("two".into(), "three".into()),
+        "what has a record or was left alone is there"
+    );
     assert_eq!(rig.mount.dirty(), ["d/lost", "f", "g"]);
     let output = rig.mount.run(&["--json", "restore", "1"]);
     assert_eq!(output.status.code(), Some(1), "not all that was asked for");
     let restored: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(restored["unknown"], serde_json::json!(["d/lost", "f"]), "a restore names what it cannot bring back");
-    assert_eq!((get(root.join("f")), get(root.join("g"))), ("unseen".into(), "two".into()));
+    assert_eq!(
+        restored["unknown"],
+        serde_json::json!(["d/lost", "f"]),
+        "a restore names what it cannot bring back"
+    );
+    assert_eq!(
+        (get(root.join("f")), get(root.join("g"))),
+        ("unseen".into(), "two".into())
+    );
     let second = rig.mount.checkpoint();
     put(root.join("f"), "seen");
-    assert_eq!(errno(fs::read(rig.view(first).join("f"))), libc::EIO, "a later record does not make the unseen state the past");
-    assert_eq!(get(rig.view(second).join("f")), "unseen", "a later checkpoint knows it");
+    assert_eq!(
+        errno(fs::read(rig.view(first).join("f"))),
+        libc::EIO,
+        "a later record does not make the unseen state the past"
+    );
+    assert_eq!(
+        get(rig.view(second).join("f")),
+        "unseen",
+        "a later checkpoint knows it"
+    );
     rig.mount.umount();
     rig.mount.remount();
-    assert_eq!(errno(fs::read(rig.view(first).join("f"))), libc::EIO, "that is remembered over mounts");
+    assert_eq!(
+        errno(fs::read(rig.view(first).join("f"))),
+        libc::EIO,
+        "that is remembered over mounts"
+    );
 }
 
-/// `status` failed with EIO as a whole: it asked for the extended attributes that such a directory had.
+/// `status` failed with EIO as a whole: it asked for the extended attributes that such a directory
+/// had.
 fn a_directory_changed_while_unmounted_and_after_hinders_no_status_and_no_restore(v: Variant) {
     let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
         fs::create_dir(dir.join("d")).unwrap();
@@ -70,16 +107,27 @@ fn a_directory_changed_while_unmounted_and_after_hinders_no_status_and_no_restor
     fs::create_dir(root.join("e")).unwrap();
     let dirty = rig.mount.dirty();
     for path in ["d/unseen", "d/kept", "d/seen", "seen", "e/kept"] {
-        assert!(dirty.iter().any(|dirty| dirty == path), "{path} in {dirty:?}");
+        assert!(
+            dirty.iter().any(|dirty| dirty == path),
+            "{path} in {dirty:?}"
+        );
     }
     assert_eq!(get(rig.view(first).join("d/kept")), "one");
     rig.mount.restore(first);
-    assert_eq!((get(root.join("d/kept")), get(root.join("e/kept"))), ("one".into(), "one".into()));
-    assert_eq!((names(root.join("d")), names(root.join("e"))), (vec!["kept".to_owned()], vec!["kept".to_owned()]));
+    assert_eq!(
+        (get(root.join("d/kept")), get(root.join("e/kept"))),
+        ("one".into(), "one".into())
+    );
+    assert_eq!(
+        (names(root.join("d")), names(root.join("e"))),
+        (vec!["kept".to_owned()], vec!["kept".to_owned()])
+    );
 }
 
 fn what_did_not_change_while_unmounted_is_still_the_past(v: Variant) {
-    let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| put(dir.join("f"), "one"));
+    let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
+        put(dir.join("f"), "one")
+    });
     let root = rig.path().to_owned();
     let first = rig.mount.checkpoint();
     for round in 0..3 {
@@ -91,5 +139,9 @@ fn what_did_not_change_while_unmounted_is_still_the_past(v: Variant) {
     }
     rig.mount.restore(first);
     assert_eq!(get(root.join("f")), "one");
-    assert!(rig.mount.dirty().len() <= 4, "nothing is taken for a change behind our back: {:?}", rig.mount.dirty());
+    assert!(
+        rig.mount.dirty().len() <= 4,
+        "nothing is taken for a change behind our back: {:?}",
+        rig.mount.dirty()
+    );
 }

@@ -1,4 +1,5 @@
-//! Attributes of open files: what a write has made of them is known at once, whoever wrote, and what a store through a mapping has within a second.
+//! Attributes of open files: what a write has made of them is known at once, whoever wrote, and
+//! what a store through a mapping has within a second.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -21,13 +22,19 @@ for_each_variant! { reflink =>
 
 /// The latest that the time of a store is seen, and some for the kernel's ticks.
 const STORE_SEEN_MAX: Duration = Duration::from_millis(1050);
-/// For an eighth of this the kernel may believe what it is told afterwards: for longer than what is done then takes.
+/// For an eighth of this the kernel may believe what it is told afterwards: for longer than what is
+/// done then takes.
 const REST: Duration = Duration::from_millis(1600);
 
-/// A file that is open for reading and writing, and has been for so long that the kernel remembers its attributes.
+/// A file that is open for reading and writing, and has been for so long that the kernel remembers
+/// its attributes.
 fn rested(path: &Path) -> File {
     fs::write(path, [b'a'; 100]).unwrap();
-    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
     std::thread::sleep(REST);
     assert_eq!(file.metadata().unwrap().len(), 100);
     file
@@ -37,26 +44,51 @@ fn end(mut file: &File) -> u64 {
     file.seek(SeekFrom::End(0)).unwrap()
 }
 
-/// The mistake that it would be: PostgreSQL writes the next block where it is told that the file ends.
+/// The mistake that it would be: PostgreSQL writes the next block where it is told that the file
+/// ends.
 fn the_end_is_exact_after_a_write_by_anybody(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let file = rested(&path);
-    let (both, writer) = (OpenOptions::new().read(true).write(true).open(&path).unwrap(), OpenOptions::new().write(true).open(&path).unwrap());
+    let (both, writer) = (
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap(),
+        OpenOptions::new().write(true).open(&path).unwrap(),
+    );
     fs::hard_link(&path, rig.path().join("g")).unwrap();
-    let named = OpenOptions::new().read(true).write(true).open(rig.path().join("g")).unwrap();
+    let named = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(rig.path().join("g"))
+        .unwrap();
     let mut size = end(&file);
     for round in 0..100 {
         let other = [&both, &writer, &named, &file][round % 4];
         other.write_all_at(b"0123456789", size).unwrap();
         size += 10;
-        assert_eq!([end(&file), end(&both), end(&writer), end(&named)], [size; 4], "round {round}");
+        assert_eq!(
+            [end(&file), end(&both), end(&writer), end(&named)],
+            [size; 4],
+            "round {round}"
+        );
     }
     for round in 0..5 {
         let mut other = Command::new("sh");
-        run_limited(other.args(["-c", "printf 0123456789 >>\"$1\"", "sh"]).arg(&path), VERB_SECONDS);
+        run_limited(
+            other
+                .args(["-c", "printf 0123456789 >>\"$1\"", "sh"])
+                .arg(&path),
+            VERB_SECONDS,
+        );
         size += 10;
-        assert_eq!((end(&file), fs::metadata(&path).unwrap().len()), (size, size), "process {round}");
+        assert_eq!(
+            (end(&file), fs::metadata(&path).unwrap().len()),
+            (size, size),
+            "process {round}"
+        );
     }
 }
 
@@ -65,13 +97,19 @@ fn the_end_is_exact_while_others_ask(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let file = rested(&path);
-    let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let writer = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    fs::metadata(&path).and_then(|_| File::open(&path)?.metadata()).unwrap();
+                    fs::metadata(&path)
+                        .and_then(|_| File::open(&path)?.metadata())
+                        .unwrap();
                 }
             });
         }
@@ -81,7 +119,11 @@ fn the_end_is_exact_while_others_ask(v: Variant) {
         });
         let wrong: Vec<_> = ends.filter(|(told, is)| told != is).collect();
         done.store(true, Ordering::Relaxed);
-        assert!(wrong.is_empty(), "{} of 2000 ends are wrong: {wrong:?}", wrong.len());
+        assert!(
+            wrong.is_empty(),
+            "{} of 2000 ends are wrong: {wrong:?}",
+            wrong.len()
+        );
     });
 }
 
@@ -89,12 +131,25 @@ fn an_append_is_seen_at_once_by_all(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let file = rested(&path);
-    let mut appended = [(); 3].map(|()| OpenOptions::new().read(true).append(true).open(&path).unwrap());
+    let mut appended = [(); 3].map(|()| {
+        OpenOptions::new()
+            .read(true)
+            .append(true)
+            .open(&path)
+            .unwrap()
+    });
     for round in 0..99_u64 {
-        appended[(round % 3) as usize].write_all(b"0123456789").unwrap();
+        appended[(round % 3) as usize]
+            .write_all(b"0123456789")
+            .unwrap();
         let size = 110 + 10 * round;
         assert_eq!((end(&file), file.metadata().unwrap().len()), (size, size));
-        assert_eq!(appended.each_ref().map(|file| file.metadata().unwrap().len()), [size; 3]);
+        assert_eq!(
+            appended
+                .each_ref()
+                .map(|file| file.metadata().unwrap().len()),
+            [size; 3]
+        );
     }
 }
 
@@ -102,14 +157,21 @@ fn size_and_times_are_exact_after_a_write(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let file = rested(&path);
-    let other = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let other = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
     let mut before = file.metadata().unwrap();
     for round in 0..50_u64 {
         other.write_all_at(b"x", 99 + round).unwrap();
         let (now, named) = (file.metadata().unwrap(), fs::metadata(&path).unwrap());
         let times = |of: &fs::Metadata| (of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec());
         assert_eq!((now.len(), named.len()), (100 + round, 100 + round));
-        assert!(times(&now) > times(&before), "round {round}: a write is not seen in the times");
+        assert!(
+            times(&now) > times(&before),
+            "round {round}: a write is not seen in the times"
+        );
         assert_eq!(times(&now), times(&named));
         before = now;
     }
@@ -119,12 +181,23 @@ fn a_file_that_is_cut_or_stretched_has_its_size_at_once(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let file = rested(&path);
-    let other = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let other = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
     for round in 0..30_u64 {
         other.set_len(50 + round).unwrap();
-        assert_eq!((end(&file), file.metadata().unwrap().len()), (50 + round, 50 + round));
-        rustix::fs::fallocate(&other, rustix::fs::FallocateFlags::empty(), 0, 5000 + round).unwrap();
-        assert_eq!((end(&file), file.metadata().unwrap().len()), (5000 + round, 5000 + round));
+        assert_eq!(
+            (end(&file), file.metadata().unwrap().len()),
+            (50 + round, 50 + round)
+        );
+        rustix::fs::fallocate(&other, rustix::fs::FallocateFlags::empty(), 0, 5000 + round)
+            .unwrap();
+        assert_eq!(
+            (end(&file), file.metadata().unwrap().len()),
+            (5000 + round, 5000 + round)
+        );
         File::create(&path).unwrap();
         assert_eq!((end(&file), file.metadata().unwrap().len()), (0, 0));
     }
@@ -139,29 +212,50 @@ fn after_a_restore_nothing_is_stale(v: Variant) {
     for round in 0..3 {
         open.write_all_at(&[b'b'; 300], 0).unwrap();
         fs::set_permissions(&marked, fs::Permissions::from_mode(0o600)).unwrap();
-        let _known = (open.metadata().unwrap(), dressed.metadata().unwrap(), fs::metadata(&written).unwrap(), fs::metadata(&marked).unwrap());
+        let _known = (
+            open.metadata().unwrap(),
+            dressed.metadata().unwrap(),
+            fs::metadata(&written).unwrap(),
+            fs::metadata(&marked).unwrap(),
+        );
         rig.mount.restore(id);
-        assert_eq!((fs::metadata(&written).unwrap().len(), fs::read(&written).unwrap()), (100, vec![b'a'; 100]), "round {round}");
-        let modes = [fs::metadata(&marked), dressed.metadata()].map(|found| found.unwrap().mode() & 0o7777);
+        assert_eq!(
+            (
+                fs::metadata(&written).unwrap().len(),
+                fs::read(&written).unwrap()
+            ),
+            (100, vec![b'a'; 100]),
+            "round {round}"
+        );
+        let modes =
+            [fs::metadata(&marked), dressed.metadata()].map(|found| found.unwrap().mode() & 0o7777);
         assert_eq!(modes, [0o640; 2], "round {round}");
     }
 }
 
-/// It moves the time of the file below, of which the kernel does not know that it is that of this file.
+/// It moves the time of the file below, of which the kernel does not know that it is that of this
+/// file.
 fn the_time_of_a_store_is_seen_within_a_second(v: Variant) {
     if v.io == Io::Daemon {
         // Stores are in the kernel's cache then, and move a time when they are written back.
         return;
     }
     let image = Image::of(v.fs);
-    let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(v.io) };
+    let opts = MountOpts {
+        mountpoint: Some(image.dir("mounted")),
+        ..MountOpts::new(v.io)
+    };
     let rig = v.start_on(image, opts, |_| {});
     let (path, below) = (rig.path().join("f"), rig.image.path().join("project/f"));
     let file = rested(&path);
     file.set_len(4096).unwrap();
     let mapping = Mapping::writable(&file, 4096);
     drop(file);
-    let times = |path: &Path| fs::metadata(path).map(|found| (found.mtime(), found.mtime_nsec())).unwrap();
+    let times = |path: &Path| {
+        fs::metadata(path)
+            .map(|found| (found.mtime(), found.mtime_nsec()))
+            .unwrap()
+    };
     for round in 0..6_u8 {
         mapping.sync();
         if round % 3 == 0 {
@@ -175,7 +269,10 @@ fn the_time_of_a_store_is_seen_within_a_second(v: Variant) {
             if seen != before {
                 break;
             }
-            assert!(asked - stored < STORE_SEEN_MAX, "round {round}: the time of a store is not seen");
+            assert!(
+                asked - stored < STORE_SEEN_MAX,
+                "round {round}: the time of a store is not seen"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(times(&path), times(&below), "round {round}");
@@ -194,10 +291,17 @@ fn who_writes_past_the_mount_is_seen_at_once(v: Variant) {
     });
     let past = past.expect("it was opened before the mount");
     let path = rig.path().join("f");
-    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
     std::thread::sleep(REST);
     for round in 0..10 {
         past.write_all_at(&[b'b'; 10], 100 + 10 * round).unwrap();
-        assert_eq!((end(&file), fs::metadata(&path).unwrap().len()), (110 + 10 * round, 110 + 10 * round));
+        assert_eq!(
+            (end(&file), fs::metadata(&path).unwrap().len()),
+            (110 + 10 * round, 110 + 10 * round)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Below the mount: what somebody had of the directory before it was mounted bypasses the mount, and must not do so in silence.
+//! Below the mount: what somebody had of the directory before it was mounted bypasses the mount,
+//! and must not do so in silence.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -7,11 +8,14 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 
 use crate::common::mount::wait_until;
-use crate::common::{Fs, Image, Io, Mount, MountOpts, Rig, Variant, for_each_variant, run_limited, skip, tool};
+use crate::common::{
+    Fs, Image, Io, Mount, MountOpts, Rig, Variant, for_each_variant, run_limited, skip, tool,
+};
 
 for_each_variant! { one => a_working_directory_below_the_mount_is_told_by_every_verb, who_has_something_below_the_mount_is_named }
 
-/// `cd p; ckptfs mount .`: edits were unseen, `status` said that nothing had changed, and what was removed was gone.
+/// `cd p; ckptfs mount .`: edits were unseen, `status` said that nothing had changed, and what was
+/// removed was gone.
 fn a_working_directory_below_the_mount_is_told_by_every_verb(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::create_dir(dir.join("sub")).unwrap();
@@ -33,9 +37,16 @@ cd .
     shell.arg(&dir).args([ckptfs, v.io.name()]);
     let output = run_limited(&mut shell, 60);
     rig.mount.adopt();
-    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (said, told) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert_eq!(said, "", "stderr: {told}");
-    assert_eq!(told.matches("enter the mount: cd .").count(), 1, "mount says it too: {told}");
+    assert_eq!(
+        told.matches("enter the mount: cd .").count(),
+        1,
+        "mount says it too: {told}"
+    );
 }
 
 /// Somebody who was there before, until dropped.
@@ -43,7 +54,12 @@ struct Before(Child);
 
 impl Before {
     fn start(program: &str, arguments: &[&str], dir: &Path) -> Before {
-        let child = tool(program, arguments).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let child = tool(program, arguments)
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         Before(child)
     }
 
@@ -66,7 +82,11 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
         fs::write(dir.join("read"), "r").unwrap();
         fs::write(dir.join("sub/log"), [0; 64]).unwrap();
     });
-    assert_eq!(rig.mount.status_json()["below"], serde_json::json!([]), "nobody is below the mount");
+    assert_eq!(
+        rig.mount.status_json()["below"],
+        serde_json::json!([]),
+        "nobody is below the mount"
+    );
     rig.mount.umount();
     let dir = rig.path().to_owned();
     let shell = Before::start("sleep", &["60"], &dir.join("sub"));
@@ -74,20 +94,44 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     // A namespace of its own has copies of the mounts of other tests, which would keep them.
     let script = "umount -l -a -t fuse.ckptfs; mkdir -p $0/m; mount --bind $1/sub $0/m; cd /; exec 7<>$0/m/log; exec sleep 60";
     let place = crate::common::scratch();
-    let container = Before::start("unshare", &["-m", "sh", "-c", script, place.path().to_str().unwrap(), dir.to_str().unwrap()], Path::new("/"));
+    let container = Before::start(
+        "unshare",
+        &[
+            "-m",
+            "sh",
+            "-c",
+            script,
+            place.path().to_str().unwrap(),
+            dir.to_str().unwrap(),
+        ],
+        Path::new("/"),
+    );
     let is_in = |pid: u64, fd: &str| {
-        fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|path| path.is_absolute() && path.exists() || path.ends_with("log"))
+        fs::read_link(format!("/proc/{pid}/fd/{fd}"))
+            .is_ok_and(|path| path.is_absolute() && path.exists() || path.ends_with("log"))
     };
-    wait_until("the programs are there", 20, || is_in(reader.pid(), "7") && is_in(container.pid(), "7"));
+    wait_until("the programs are there", 20, || {
+        is_in(reader.pid(), "7") && is_in(container.pid(), "7")
+    });
 
     let output = Mount::try_start(&dir, &MountOpts::new(v.io));
     rig.mount.adopt();
     let told = String::from_utf8_lossy(&output.stderr);
-    for (who, what) in [(&shell, "has its working directory there"), (&reader, "read open"), (&container, "log open")] {
-        assert!(told.contains(&format!("(pid {})", who.pid())) && told.contains(what), "{what}: {told}");
+    for (who, what) in [
+        (&shell, "has its working directory there"),
+        (&reader, "read open"),
+        (&container, "log open"),
+    ] {
+        assert!(
+            told.contains(&format!("(pid {})", who.pid())) && told.contains(what),
+            "{what}: {told}"
+        );
     }
     // What it writes is seen by nobody, and is in each checkpoint.
-    let log = File::options().write(true).open(format!("/proc/{}/fd/7", container.pid())).unwrap();
+    let log = File::options()
+        .write(true)
+        .open(format!("/proc/{}/fd/7", container.pid()))
+        .unwrap();
     for value in [1, 2] {
         log.write_all_at(&[value; 64], 0).unwrap();
         let id = rig.mount.checkpoint();
@@ -97,19 +141,27 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     drop(log);
     let below = |rig: &Rig| -> Vec<u64> {
         let status = rig.mount.status_json();
-        status["below"].as_array().unwrap().iter().map(|holder| holder["pid"].as_u64().unwrap()).collect()
+        status["below"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|holder| holder["pid"].as_u64().unwrap())
+            .collect()
     };
     let mut all = vec![shell.pid(), reader.pid(), container.pid()];
     all.sort_unstable();
     assert_eq!(below(&rig), all);
     let text = rig.mount.run(&["status"]);
-    assert!(String::from_utf8_lossy(&text.stderr).contains("has its working directory there"), "{text:?}");
+    assert!(
+        String::from_utf8_lossy(&text.stderr).contains("has its working directory there"),
+        "{text:?}"
+    );
     drop((shell, reader, container));
     assert_eq!(below(&rig), [] as [u64; 0]);
 }
 
-/// Writes what it is told into a file, as somebody who does not want to be found: in a thread with open files of its own, or in one that goes on after
-/// the first thread has ended.
+/// Writes what it is told into a file, as somebody who does not want to be found: in a thread with
+/// open files of its own, or in one that goes on after the first thread has ended.
 const HIDDEN: &str = r#"
 import ctypes, mmap, os, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -141,7 +193,13 @@ struct Hidden {
 impl Hidden {
     fn start(path: &Path, how: &str) -> Hidden {
         let mut python = tool("python3", &["-c", HIDDEN]);
-        let mut child = python.arg(path).arg(how).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = python
+            .arg(path)
+            .arg(how)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let mut hidden = Hidden { child, output };
         hidden.says("ready");
@@ -155,7 +213,12 @@ impl Hidden {
     }
 
     fn store(&mut self, byte: u8) {
-        self.child.stdin.as_mut().unwrap().write_all(&[byte, b'\n']).unwrap();
+        self.child
+            .stdin
+            .as_mut()
+            .unwrap()
+            .write_all(&[byte, b'\n'])
+            .unwrap();
         self.says("stored");
     }
 }
@@ -171,7 +234,11 @@ for_each_variant! { one => who_hides_below_the_mount_is_found }
 
 /// `/proc/PID/fd` and `/proc/PID/maps` are those of the first thread.
 fn who_hides_below_the_mount_is_found(v: Variant) {
-    if run_limited(&mut tool("sh", &["-c", "command -v python3"]), 20).status.code() != Some(0) {
+    if run_limited(&mut tool("sh", &["-c", "command -v python3"]), 20)
+        .status
+        .code()
+        != Some(0)
+    {
         return skip("python3 is not installed");
     }
     let names = ["plain", "line\nend", r"not\012so"];
@@ -187,7 +254,11 @@ fn who_hides_below_the_mount_is_found(v: Variant) {
         let id = rig.mount.checkpoint();
         hidden.iter_mut().for_each(|hidden| hidden.store(round + 1));
         for name in names {
-            assert_eq!(fs::read(rig.view(id).join(name)).unwrap(), [round; 64], "{name:?}: the view shows a later write");
+            assert_eq!(
+                fs::read(rig.view(id).join(name)).unwrap(),
+                [round; 64],
+                "{name:?}: the view shows a later write"
+            );
         }
     }
 }
@@ -204,10 +275,19 @@ fn mounts_inside_are_refused_or_named() {
         let _inner = Mount::start(&inner, &opts);
         let output = Mount::try_start(&outer, &opts);
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && told.contains("inner is mounted inside of") && told.contains("ckptfs umount"), "{told}");
+        assert!(
+            !output.status.success()
+                && told.contains("inner is mounted inside of")
+                && told.contains("ckptfs umount"),
+            "{told}"
+        );
     }
     let output = Mount::try_start(Path::new("/"), &opts);
-    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("/ cannot be mounted over"), "{output:?}");
+    assert!(
+        !output.status.success()
+            && String::from_utf8_lossy(&output.stderr).contains("/ cannot be mounted over"),
+        "{output:?}"
+    );
     assert!(!Path::new("/.ckptfs").exists());
 
     let place = outer.join("tmpfs");
@@ -216,6 +296,13 @@ fn mounts_inside_are_refused_or_named() {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let gone = tool("umount", &["-l"]).arg(&outer).status();
     crate::common::succeeds(tool("umount", &["-l"]).arg(&place), 20);
-    assert!(output.status.success() && gone.is_ok_and(|status| status.success()), "{told}");
-    assert!(told.contains("is not served, and cannot be reached until it is unmounted") && told.contains("outer/tmpfs"), "{told}");
+    assert!(
+        output.status.success() && gone.is_ok_and(|status| status.success()),
+        "{told}"
+    );
+    assert!(
+        told.contains("is not served, and cannot be reached until it is unmounted")
+            && told.contains("outer/tmpfs"),
+        "{told}"
+    );
 }

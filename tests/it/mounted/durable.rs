@@ -1,4 +1,5 @@
-//! What was acknowledged survives the death of the daemon; the index is a cache; a dead mount is repaired by mounting again.
+//! What was acknowledged survives the death of the daemon; the index is a cache; a dead mount is
+//! repaired by mounting again.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -28,22 +29,39 @@ for_each_variant! { one =>
 fn busy_shell(root: &Path) -> Child {
     let script = "i=0; while :; do i=$((i+1)); echo $i >> log || exit 0; echo $i > t.$i; mv t.$i current; mkdir -p d/$((i%7)); \
                   cp log d/$((i%7))/copy; chmod 6$((i%8))4 current; rm -rf d/$(((i+3)%7)); ln -f current hard; done";
-    tool("bash", &["-c", script]).current_dir(root).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("bash starts")
+    tool("bash", &["-c", script])
+        .current_dir(root)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("bash starts")
 }
 
 fn checkpoints_and_dirty_state_survive_kill_9_at_any_moment(v: Variant) {
-    let mut rig = v.start_with(MountOpts::new(v.io), |dir| sh(dir, "mkdir fixed; seq 1000 > fixed/f; echo 0 > log").truncate(0));
+    let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(dir, "mkdir fixed; seq 1000 > fixed/f; echo 0 > log").truncate(0)
+    });
     let root = rig.path().to_owned();
     for round in 0..4_u64 {
         let before = rig.mount.log_json().as_array().unwrap().len();
         let mut shell = busy_shell(&root);
         let mut acknowledged = Vec::new();
         for number in 0..3 {
-            put(root.join(format!("mark-{round}-{number}")), format!("{round} {number}"));
-            acknowledged.push((rig.mount.checkpoint(), format!("mark-{round}-{number}"), format!("{round} {number}")));
+            put(
+                root.join(format!("mark-{round}-{number}")),
+                format!("{round} {number}"),
+            );
+            acknowledged.push((
+                rig.mount.checkpoint(),
+                format!("mark-{round}-{number}"),
+                format!("{round} {number}"),
+            ));
             std::thread::sleep(Duration::from_millis(7 * (round + 1)));
         }
-        put(root.join(format!("late-{round}")), "after the last checkpoint");
+        put(
+            root.join(format!("late-{round}")),
+            "after the last checkpoint",
+        );
         rig.mount.kill();
         shell.wait().unwrap();
         rig.mount.remount();
@@ -52,7 +70,11 @@ fn checkpoints_and_dirty_state_survive_kill_9_at_any_moment(v: Variant) {
             assert_eq!(get(rig.view(*id).join(name)), *content);
             assert_eq!(get(rig.view(*id).join("fixed/f")).lines().count(), 1000);
         }
-        assert!(dirty(&rig.mount).contains(&format!("A late-{round}")), "{:?}", dirty(&rig.mount));
+        assert!(
+            dirty(&rig.mount).contains(&format!("A late-{round}")),
+            "{:?}",
+            dirty(&rig.mount)
+        );
         assert_dirty_is_what_differs(&rig, acknowledged[2].0);
     }
 }
@@ -67,7 +89,12 @@ fn assert_dirty_is_what_differs(rig: &Rig, id: u64) {
         }
         _ => true,
     };
-    let paths: std::collections::BTreeSet<PathBuf> = then.keys().chain(now.keys()).filter(|path| differs(path)).cloned().collect();
+    let paths: std::collections::BTreeSet<PathBuf> = then
+        .keys()
+        .chain(now.keys())
+        .filter(|path| differs(path))
+        .cloned()
+        .collect();
     let status = rig.mount.status_json();
     let mut named = std::collections::BTreeSet::new();
     for entry in status["dirty"].as_array().unwrap() {
@@ -76,9 +103,15 @@ fn assert_dirty_is_what_differs(rig: &Rig, id: u64) {
         }
     }
     let carried = |path: &PathBuf| path.ancestors().skip(1).any(|above| named.contains(above));
-    let missing: Vec<_> = paths.iter().filter(|path| !named.contains(*path) && !carried(path)).collect();
+    let missing: Vec<_> = paths
+        .iter()
+        .filter(|path| !named.contains(*path) && !carried(path))
+        .collect();
     let wrong: Vec<_> = named.iter().filter(|path| !paths.contains(*path)).collect();
-    assert!(missing.is_empty() && wrong.is_empty(), "not named: {missing:?}; named and the same: {wrong:?}");
+    assert!(
+        missing.is_empty() && wrong.is_empty(),
+        "not named: {missing:?}; named and the same: {wrong:?}"
+    );
 }
 
 /// Three checkpoints with renames, deletions and hard links between them, and what each must show.
@@ -88,9 +121,10 @@ fn with_history(v: Variant) -> (Rig, Vec<(u64, Tree)>) {
     });
     let root = rig.path().to_owned();
     let mut states = vec![(rig.mount.checkpoint(), tree(&root))];
-    for script in
-        ["mv a/b c/; rm a/2; echo changed > a/3; chmod 600 a/4", "rm -rf c; mkdir c; ln a/1 c/again; truncate -s 0 a/5; setfattr -n user.x -v y a/6"]
-    {
+    for script in [
+        "mv a/b c/; rm a/2; echo changed > a/3; chmod 600 a/4",
+        "rm -rf c; mkdir c; ln a/1 c/again; truncate -s 0 a/5; setfattr -n user.x -v y a/6",
+    ] {
         sh(&root, script);
         states.push((rig.mount.checkpoint(), tree(&root)));
     }
@@ -110,7 +144,13 @@ fn the_index_is_made_again_when_it_is_gone(v: Variant) {
     let changed = dirty(&rig.mount);
     let damages: [fn(&Path); 3] = [
         |store| fs::remove_dir_all(store.join("index")).unwrap(),
-        |store| sh(store, "for f in index/db index/conf; do [ ! -f $f ] || truncate -s 100 $f; done").truncate(0),
+        |store| {
+            sh(
+                store,
+                "for f in index/db index/conf; do [ ! -f $f ] || truncate -s 100 $f; done",
+            )
+            .truncate(0)
+        },
         |store| {
             sh(store, "f=$(find index -type f -size +0 | head -1); dd if=/dev/urandom of=$f bs=4096 count=2 conv=notrunc status=none").truncate(0)
         },
@@ -132,12 +172,14 @@ fn a_torn_end_of_the_journal_loses_what_is_in_it_and_no_more(v: Variant) {
     let root = rig.path().to_owned();
     let changed = dirty(&rig.mount);
     rig.mount.umount();
-    // A frame that was begun and not written to its end, as a power cut leaves it: a length, and zeros where the rest should be.
+    // A frame that was begun and not written to its end, as a power cut leaves it: a length, and
+    // zeros where the rest should be.
     let segment = root.join(".ckptfs/journal/00000001");
     let bytes = fs::read(&segment).unwrap();
     let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
     let file = OpenOptions::new().write(true).open(&segment).unwrap();
-    file.write_all_at(&[200, 0, 0, 0, 1, 0, 0, 0], end as u64).unwrap();
+    file.write_all_at(&[200, 0, 0, 0, 1, 0, 0, 0], end as u64)
+        .unwrap();
     drop(file);
     rig.mount.remount();
     let warnings = rig.mount.status_json()["warnings"].to_string();
@@ -158,17 +200,34 @@ fn a_stack_of_dead_mounts_is_repaired_by_mounting(v: Variant) {
     rig.mount.checkpoint();
     for _ in 0..3 {
         rig.mount.kill();
-        let dead = fs::metadata(rig.path().join("f")).unwrap_err().raw_os_error().unwrap();
-        assert!([libc::ENOTCONN, libc::ECONNABORTED].contains(&dead), "errno {dead}");
+        let dead = fs::metadata(rig.path().join("f"))
+            .unwrap_err()
+            .raw_os_error()
+            .unwrap();
+        assert!(
+            [libc::ENOTCONN, libc::ECONNABORTED].contains(&dead),
+            "errno {dead}"
+        );
         rig.mount.remount();
-        assert_eq!((get(rig.path().join("f")), get(rig.view(1).join("f"))), ("kept".into(), "kept".into()));
+        assert_eq!(
+            (get(rig.path().join("f")), get(rig.view(1).join("f"))),
+            ("kept".into(), "kept".into())
+        );
     }
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let path = rig.path().to_str().unwrap().to_owned();
-    assert_eq!(table.lines().filter(|line| line.split(' ').nth(4) == Some(&path)).count(), 1, "one mount, no pile of dead ones");
+    assert_eq!(
+        table
+            .lines()
+            .filter(|line| line.split(' ').nth(4) == Some(&path))
+            .count(),
+        1,
+        "one mount, no pile of dead ones"
+    );
 }
 
-/// Runs `action` while strace kills the daemon at its N-th call of one of `calls`; says whether it came to that.
+/// Runs `action` while strace kills the daemon at its N-th call of one of `calls`; says whether it
+/// came to that.
 fn killed_at(rig: &mut Rig, calls: &str, nth: u32, action: impl FnOnce(&Rig)) -> bool {
     // Nobody is to take over.
     rig.mount.kill_holder();
@@ -176,20 +235,44 @@ fn killed_at(rig: &mut Rig, calls: &str, nth: u32, action: impl FnOnce(&Rig)) ->
     let inject = format!("inject={calls}:signal=SIGKILL:when={nth}");
     let log = rig.image.path().join("strace.log");
     fs::write(&log, "").unwrap();
-    let mut strace = tool("strace", &["-f", "-q", "-o", log.to_str().unwrap(), "-e", &format!("trace={calls}"), "-e", &inject, "-p", &pid])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("strace starts");
+    let mut strace = tool(
+        "strace",
+        &[
+            "-f",
+            "-q",
+            "-o",
+            log.to_str().unwrap(),
+            "-e",
+            &format!("trace={calls}"),
+            "-e",
+            &inject,
+            "-p",
+            &pid,
+        ],
+    )
+    .stdout(Stdio::null())
+    .stderr(Stdio::null())
+    .spawn()
+    .expect("strace starts");
     let traced = || {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let of = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
-        tasks.map(of).all(|status| status.lines().any(|line| line.strip_prefix("TracerPid:\t").is_some_and(|tracer| tracer != "0")))
+        let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let of =
+            |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        tasks.map(of).all(|status| {
+            status.lines().any(|line| {
+                line.strip_prefix("TracerPid:\t")
+                    .is_some_and(|tracer| tracer != "0")
+            })
+        })
     };
     wait_until("strace has hold of every thread of the daemon", 60, traced);
     action(rig);
     let alive = rig.mount.run(&["status"]).status.success();
-    // Asked to detach in an orderly way. Where the daemon died while it looked on, strace may wait for ever.
+    // Asked to detach in an orderly way. Where the daemon died while it looked on, strace may wait
+    // for ever.
     let id = rustix::process::Pid::from_raw(strace.id() as i32).unwrap();
     rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
     let began = std::time::Instant::now();
@@ -213,11 +296,17 @@ fn a_kill_in_the_middle_of_an_operation_is_finished_or_undone(v: Variant) {
         ("unlink", "rm y"),
         ("rename of a directory", "mv d e"),
         ("rmdir", "rmdir empty"),
-        ("exchange", "mv --exchange -T x y 2>/dev/null || python3 -c 'import os' && mv x z"),
+        (
+            "exchange",
+            "mv --exchange -T x y 2>/dev/null || python3 -c 'import os' && mv x z",
+        ),
     ];
     for (what, script) in operations {
         for nth in 1..=4 {
-            sh(&root, "rm -rf -- *; mkdir d empty; echo x > x; echo y > y; echo f > d/f");
+            sh(
+                &root,
+                "rm -rf -- *; mkdir d empty; echo x > x; echo y > y; echo f > d/f",
+            );
             let (id, was) = (rig.mount.checkpoint(), tree(&root));
             let died = killed_at(&mut rig, "renameat2,unlinkat", nth, |rig| {
                 let _ = run_limited(tool("bash", &["-c", script]).current_dir(rig.path()), 60);
@@ -226,12 +315,18 @@ fn a_kill_in_the_middle_of_an_operation_is_finished_or_undone(v: Variant) {
                 break;
             }
             rig.mount.kill();
-            eprintln!("{what}, killed at call {nth}: {}", fs::read_to_string(rig.image.path().join("strace.log")).unwrap());
+            eprintln!(
+                "{what}, killed at call {nth}: {}",
+                fs::read_to_string(rig.image.path().join("strace.log")).unwrap()
+            );
             rig.mount.remount();
             assert_tree_is(&rig.view(id), &was, &TreeOpts::default());
             assert_dirty_is_what_differs(&rig, id);
             let now: BTreeMap<_, _> = tree(&root);
-            assert!(now.contains_key(Path::new("d/f")) || now.contains_key(Path::new("e/f")), "{what}: d/f is gone");
+            assert!(
+                now.contains_key(Path::new("d/f")) || now.contains_key(Path::new("e/f")),
+                "{what}: d/f is gone"
+            );
             rig.mount.restore(id);
             assert_tree_is(&root, &was, &TreeOpts::default());
         }
@@ -257,9 +352,14 @@ fn a_kill_in_the_middle_of_a_restore_is_finished_at_the_next_mount(v: Variant) {
             "echo changed > a/1; rm a/2; rm -r gone; mv moved a/b/; echo new > new; mkdir -p n/n; echo n > n/n/f; chmod 700 a; ln -sfn b l; rm hard",
         );
         let then = tree(&root);
-        let died = killed_at(&mut rig, "renameat2,unlinkat,linkat,mkdirat,fchmodat,fchownat,utimensat", nth, |rig| {
-            let _ = rig.mount.run(&["restore", &id.to_string()]);
-        });
+        let died = killed_at(
+            &mut rig,
+            "renameat2,unlinkat,linkat,mkdirat,fchmodat,fchownat,utimensat",
+            nth,
+            |rig| {
+                let _ = rig.mount.run(&["restore", &id.to_string()]);
+            },
+        );
         if !died {
             assert_tree_is(&root, &was, &TreeOpts::default());
             break;
@@ -280,13 +380,17 @@ fn a_kill_in_the_middle_of_a_restore_is_finished_at_the_next_mount(v: Variant) {
             rig.mount.ok(&["delete", "--yes", &guard.to_string()]);
         }
         assert_tree_is(&rig.view(id), &was, &TreeOpts::default());
-        assert_eq!(names(root.join(".ckptfs/tmp/restore")), Vec::<String>::new());
+        assert_eq!(
+            names(root.join(".ckptfs/tmp/restore")),
+            Vec::<String>::new()
+        );
     }
     assert!(kills >= 3, "the restore was killed {kills} times only");
 }
 
 fn have_strace() -> bool {
-    let found = crate::common::command::try_run_limited(&mut tool("strace", &["-V"]), 10).is_ok_and(|output| output.status.success());
+    let found = crate::common::command::try_run_limited(&mut tool("strace", &["-V"]), 10)
+        .is_ok_and(|output| output.status.success());
     if !found {
         crate::common::skip("strace is not installed");
     }
@@ -296,13 +400,20 @@ fn have_strace() -> bool {
 fn unmounted_the_directory_is_plain_complete_and_current(v: Variant) {
     let (mut rig, states) = with_history(v);
     let root = rig.path().to_owned();
-    let mut log = OpenOptions::new().append(true).create(true).open(root.join("log")).unwrap();
+    let mut log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(root.join("log"))
+        .unwrap();
     log.write_all(b"line\n").unwrap();
     drop(log);
     let now = tree(&root);
     rig.mount.umount();
     assert_tree_is(&root, &now, &TreeOpts::default());
-    assert!(!root.join(".snapshots").exists(), "nothing of ours but the store");
+    assert!(
+        !root.join(".snapshots").exists(),
+        "nothing of ours but the store"
+    );
     rig.mount.remount();
     assert_tree_is(&root, &now, &TreeOpts::default());
     assert_history(&rig, &states);

@@ -16,13 +16,21 @@ for_each_variant! { one => a_change_beside_a_long_capture_waits_for_it }
 
 fn ckptfs(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-    command.arg("-C").arg(dir).args(arguments).env("NO_COLOR", "1");
+    command
+        .arg("-C")
+        .arg(dir)
+        .args(arguments)
+        .env("NO_COLOR", "1");
     command
 }
 
 fn run(dir: &Path, arguments: &[&str]) -> (Output, String) {
     let output = run_limited(&mut ckptfs(dir, arguments), VERB_SECONDS);
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     (output, said)
 }
 
@@ -37,11 +45,15 @@ fn files(dir: &Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
     }
 }
 
-/// sled made its files with what the umask leaves, and the daemon's leaves everything: in a store that is copied without its modes, or bound somewhere
-/// else, anybody could read and change the index. And `git add -A` in a served repository must not take the store.
+/// sled made its files with what the umask leaves, and the daemon's leaves everything: in a store
+/// that is copied without its modes, or bound somewhere else, anybody could read and change the
+/// index. And `git add -A` in a served repository must not take the store.
 #[test]
 fn the_store_is_its_owner_s_alone_and_git_s_never() {
-    let variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
@@ -57,7 +69,9 @@ fn the_store_is_its_owner_s_alone_and_git_s_never() {
     let mut found = Vec::new();
     files(&store, &mut found);
     // What was moved is the inode itself, with its own mode.
-    found.retain(|(path, mode)| mode & 0o077 != 0 && path.extension().is_none_or(|suffix| suffix != "m"));
+    found.retain(|(path, mode)| {
+        mode & 0o077 != 0 && path.extension().is_none_or(|suffix| suffix != "m")
+    });
     assert!(found.is_empty(), "{found:?}");
     // One that an older program made gets it too; what somebody wrote into it stays.
     fs::remove_file(store.join(".gitignore")).unwrap();
@@ -65,7 +79,14 @@ fn the_store_is_its_owner_s_alone_and_git_s_never() {
     rig.mount.remount();
     rig.mount.umount();
     assert_eq!(fs::read(store.join(".gitignore")).unwrap(), b"*\n");
-    assert_eq!(fs::metadata(store.join("index/db")).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        fs::metadata(store.join("index/db"))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o600
+    );
     fs::write(store.join(".gitignore"), "mine").unwrap();
     rig.mount.remount();
     rig.mount.umount();
@@ -75,14 +96,22 @@ fn the_store_is_its_owner_s_alone_and_git_s_never() {
 /// What could not be mounted is as it was: no store that nobody wanted. One that was there stays.
 #[test]
 fn a_mount_that_fails_leaves_no_store() {
-    if let Some(reason) = (Variant { fs: Fs::Ext4, io: Io::Daemon }).unavailable() {
+    if let Some(reason) = (Variant {
+        fs: Fs::Ext4,
+        io: Io::Daemon,
+    })
+    .unavailable()
+    {
         return skip(&reason);
     }
     let image = Image::new(Fs::Ext4, 64 << 20);
     let dir = image.dir("project");
     let refused = || {
         let output = Mount::try_start(&dir, &MountOpts::new(Io::Passthrough));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("passthrough cannot be had"), "{output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains("passthrough cannot be had"),
+            "{output:?}"
+        );
     };
     refused();
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
@@ -95,21 +124,34 @@ fn a_mount_that_fails_leaves_no_store() {
     assert_eq!(fs::read(mount.view(id).join("f")).unwrap(), b"kept");
 }
 
-/// A mount on ext4 has the daemon's I/O and copies: `doctor` said that the kernel could read and write by itself.
+/// A mount on ext4 has the daemon's I/O and copies: `doctor` said that the kernel could read and
+/// write by itself.
 #[test]
 fn doctor_says_what_a_mount_without_reflink_does() {
-    if let Some(reason) = (Variant { fs: Fs::Ext4, io: Io::Daemon }).unavailable() {
+    if let Some(reason) = (Variant {
+        fs: Fs::Ext4,
+        io: Io::Daemon,
+    })
+    .unavailable()
+    {
         return skip(&reason);
     }
     let image = Image::new(Fs::Ext4, 64 << 20);
     let (_, said) = run(&image.dir("project"), &["doctor"]);
-    assert!(said.contains("I/O of the daemon, and captures are copies") && !said.contains("by itself"), "{said}");
+    assert!(
+        said.contains("I/O of the daemon, and captures are copies") && !said.contains("by itself"),
+        "{said}"
+    );
 }
 
-/// A daemon that was killed may hold the store's lock for longer than it takes to mount again: `mount` said "in-use".
+/// A daemon that was killed may hold the store's lock for longer than it takes to mount again:
+/// `mount` said "in-use".
 #[test]
 fn a_mount_waits_for_a_daemon_that_dies() {
-    let variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
@@ -128,36 +170,61 @@ fn a_mount_waits_for_a_daemon_that_dies() {
 /// Small things that were not said, or said wrongly.
 #[test]
 fn what_is_done_and_who_may_is_said() {
-    let variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
     let mut rig = variant.start();
     fs::write(rig.path().join("f"), "1").unwrap();
     let id = rig.mount.checkpoint();
-    let fork = rig.mount.json(&["fork", "-n", "latest", "/var/tmp/ckptfs-no-such-fork"]);
-    assert_eq!((&fork["forked"], &fork["dry_run"]), (&id.into(), &true.into()));
+    let fork = rig
+        .mount
+        .json(&["fork", "-n", "latest", "/var/tmp/ckptfs-no-such-fork"]);
+    assert_eq!(
+        (&fork["forked"], &fork["dry_run"]),
+        (&id.into(), &true.into())
+    );
     assert!(rig.mount.ok(&["restore", "--help"]).contains("session:PID"));
     let mut other = ckptfs(Path::new("/"), &["umount"]);
     let output = run_limited(other.arg(rig.path()).uid(65534).gid(65534), VERB_SECONDS);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("was mounted by another user") && said.contains("root may unmount it"), "{said}");
+    assert!(
+        !output.status.success()
+            && said.contains("was mounted by another user")
+            && said.contains("root may unmount it"),
+        "{said}"
+    );
     rig.mount.umount();
     let dir = rig.image.path().join("project");
     fs::remove_dir_all(dir.join(".ckptfs/index")).unwrap();
     let (output, said) = run(&dir, &["fsck", "--rebuild-index"]);
-    assert!(output.status.success() && said.contains("the index was made from the journal") && !said.contains("can be repaired"), "{said}");
+    assert!(
+        output.status.success()
+            && said.contains("the index was made from the journal")
+            && !said.contains("can be repaired"),
+        "{said}"
+    );
     let (output, said) = run(&dir, &["fsck"]);
     assert!(output.status.success(), "{said}");
     rig.mount.remount();
 }
 
-/// A checkpoint captures open files before it freezes, and one of very many extents takes its time: a change of the file failed with EBUSY after 0.7 s.
+/// A checkpoint captures open files before it freezes, and one of very many extents takes its time:
+/// a change of the file failed with EBUSY after 0.7 s.
 fn a_change_beside_a_long_capture_waits_for_it(v: Variant) {
     const EXTENTS: u64 = 60_000;
     let rig = v.start();
     let path = rig.path().join("file");
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
     (0..EXTENTS).for_each(|n| file.write_all_at(&[1; 4096], n * 8192).unwrap());
     file.sync_all().unwrap();
     let ended = AtomicBool::new(false);
@@ -171,7 +238,9 @@ fn a_change_beside_a_long_capture_waits_for_it(v: Variant) {
         });
         (0_u32..)
             .take_while(|_| !ended.load(Ordering::SeqCst))
-            .map(|n| fs::set_permissions(&path, Permissions::from_mode(0o600 | (n & 1) << 6)).unwrap())
+            .map(|n| {
+                fs::set_permissions(&path, Permissions::from_mode(0o600 | (n & 1) << 6)).unwrap()
+            })
             .count()
     });
     assert!(changed > 0);

@@ -23,16 +23,35 @@ fn handle_of(path: &Path, flags: i32) -> Result<(i32, Vec<u8>), i32> {
         handle: [u8; 128],
     }
     let name = CString::new(path.as_os_str().as_bytes()).expect("no NUL");
-    let (mut handle, mut mount) = (Handle { bytes: 128, kind: 0, handle: [0; 128] }, 0_i32);
+    let (mut handle, mut mount) = (
+        Handle {
+            bytes: 128,
+            kind: 0,
+            handle: [0; 128],
+        },
+        0_i32,
+    );
     // SAFETY: the path is terminated, and there is room for as many bytes as the handle says.
-    let result = unsafe { libc::syscall(libc::SYS_name_to_handle_at, libc::AT_FDCWD, name.as_ptr(), &raw mut handle, &raw mut mount, flags) };
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            libc::AT_FDCWD,
+            name.as_ptr(),
+            &raw mut handle,
+            &raw mut mount,
+            flags,
+        )
+    };
     match result {
         0 => Ok((handle.kind, handle.handle[..handle.bytes as usize].to_vec())),
-        _ => Err(std::io::Error::last_os_error().raw_os_error().expect("an errno")),
+        _ => Err(std::io::Error::last_os_error()
+            .raw_os_error()
+            .expect("an errno")),
     }
 }
 
-/// Handles were given and were ESTALE once the kernel had dropped the inode: an NFS server would have lost files under memory pressure.
+/// Handles were given and were ESTALE once the kernel had dropped the inode: an NFS server would
+/// have lost files under memory pressure.
 fn a_handle_that_could_not_be_opened_later_is_not_given(v: Variant) {
     let rig = v.start();
     let file = rig.path().join("file");
@@ -42,11 +61,24 @@ fn a_handle_that_could_not_be_opened_later_is_not_given(v: Variant) {
     // Who only watches can tell files apart all the same.
     let (kind, bytes) = handle_of(&file, ONLY_COMPARED).expect("a handle to compare with");
     // SAFETY: it takes integers.
-    let watch = unsafe { libc::fanotify_init(libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID | libc::FAN_NONBLOCK, libc::O_RDONLY as u32) };
+    let watch = unsafe {
+        libc::fanotify_init(
+            libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID | libc::FAN_NONBLOCK,
+            libc::O_RDONLY as u32,
+        )
+    };
     assert!(watch >= 0, "{}", std::io::Error::last_os_error());
     let name = CString::new(file.as_os_str().as_bytes()).expect("no NUL");
     // SAFETY: the path is terminated.
-    let marked = unsafe { libc::fanotify_mark(watch, libc::FAN_MARK_ADD, libc::FAN_MODIFY, libc::AT_FDCWD, name.as_ptr()) };
+    let marked = unsafe {
+        libc::fanotify_mark(
+            watch,
+            libc::FAN_MARK_ADD,
+            libc::FAN_MODIFY,
+            libc::AT_FDCWD,
+            name.as_ptr(),
+        )
+    };
     assert_eq!(marked, 0, "{}", std::io::Error::last_os_error());
     put(&file, "new");
     let mut event = vec![0_u8; 4096];
@@ -55,7 +87,11 @@ fn a_handle_that_could_not_be_opened_later_is_not_given(v: Variant) {
     event.truncate(usize::try_from(length).expect("an event"));
     // SAFETY: it is ours.
     unsafe { libc::close(watch) };
-    // After the event's own 24 bytes: 4 of the record's head, 8 of the filesystem's id, 4 and 4 of the handle's head, the handle.
+    // After the event's own 24 bytes: 4 of the record's head, 8 of the filesystem's id, 4 and 4 of
+    // the handle's head, the handle.
     let number = |at: usize| i32::from_ne_bytes(event[at..at + 4].try_into().expect("four bytes"));
-    assert_eq!((number(36), number(40), &event[44..44 + bytes.len()]), (bytes.len() as i32, kind, &bytes[..]));
+    assert_eq!(
+        (number(36), number(40), &event[44..44 + bytes.len()]),
+        (bytes.len() as i32, kind, &bytes[..])
+    );
 }

@@ -7,7 +7,10 @@ use std::path::Path;
 use std::process::Output;
 
 use super::support::{errno, get, names, noise, put, sh, tree};
-use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, fails, for_each_variant, run_limited, skip, succeeds, tool};
+use crate::common::{
+    Fs, Image, Io, Mount, MountOpts, Variant, fails, for_each_variant, run_limited, skip, succeeds,
+    tool,
+};
 
 for_each_variant! { one =>
     on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched,
@@ -18,13 +21,29 @@ for_each_variant! { one =>
 /// It failed with one line that says what, one with what to do, and nothing on stdout.
 #[track_caller]
 fn refused(output: &Output, code: i32, what: &str, hint: &str) {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert_eq!(output.status.code(), Some(code), "{out}{err}");
     assert_eq!(out, "");
-    let errors: Vec<&str> = err.lines().filter(|line| line.starts_with("Error: ")).collect();
-    assert!(errors.len() == 1 && errors[0].contains(what), "no line with {what:?}: {err}");
-    let hints = err.lines().filter(|line| line.starts_with("Hint: ")).collect::<Vec<_>>().join("\n");
-    assert!(hints.contains(hint) && (hint.is_empty() || !hints.is_empty()), "no hint with {hint:?}: {err}");
+    let errors: Vec<&str> = err
+        .lines()
+        .filter(|line| line.starts_with("Error: "))
+        .collect();
+    assert!(
+        errors.len() == 1 && errors[0].contains(what),
+        "no line with {what:?}: {err}"
+    );
+    let hints = err
+        .lines()
+        .filter(|line| line.starts_with("Hint: "))
+        .collect::<Vec<_>>()
+        .join("\n");
+    assert!(
+        hints.contains(hint) && (hint.is_empty() || !hints.is_empty()),
+        "no hint with {hint:?}: {err}"
+    );
     assert!(err.lines().count() <= 4, "short: {err}");
 }
 
@@ -45,9 +64,19 @@ fn what_is_no_directory_cannot_be_mounted() {
         let dir = image.dir("d");
         put(dir.join("file"), "x");
         symlink("nowhere", dir.join("dangling")).unwrap();
-        refused(&Mount::try_start(&dir.join("file"), &opts()), 1, "not a directory", "");
+        refused(
+            &Mount::try_start(&dir.join("file"), &opts()),
+            1,
+            "not a directory",
+            "",
+        );
         refused(&Mount::try_start(&dir.join("none"), &opts()), 1, "none", "");
-        refused(&Mount::try_start(&dir.join("dangling"), &opts()), 1, "dangling", "");
+        refused(
+            &Mount::try_start(&dir.join("dangling"), &opts()),
+            1,
+            "dangling",
+            "",
+        );
         assert_eq!(names(&dir), ["dangling", "file"]);
     });
 }
@@ -57,7 +86,12 @@ fn a_directory_is_mounted_once() {
     on_xfs(|image| {
         let dir = image.dir("d");
         let mount = Mount::start(&dir, &opts());
-        refused(&Mount::try_start(&dir, &opts()), 1, "already mounted", "ckptfs umount");
+        refused(
+            &Mount::try_start(&dir, &opts()),
+            1,
+            "already mounted",
+            "ckptfs umount",
+        );
         put(mount.path().join("f"), "still works");
     });
 }
@@ -73,10 +107,29 @@ fn a_store_of_a_newer_format_is_left_alone() {
         let format = dir.join(".ckptfs/format");
         let text = get(&format);
         put(&format, text.replace("version 2", "version 3"));
-        let before = sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort");
-        refused(&Mount::try_start(&dir, &opts()), 1, "made by a newer ckptfs: it has format 3, and this program knows formats up to 2", "newer");
-        refused(&mount.run(&["log"]), 1, "made by a newer ckptfs: it has format 3, and this program knows formats up to 2", "newer");
-        assert_eq!(sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort"), before);
+        let before = sh(
+            &dir,
+            "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort",
+        );
+        refused(
+            &Mount::try_start(&dir, &opts()),
+            1,
+            "made by a newer ckptfs: it has format 3, and this program knows formats up to 2",
+            "newer",
+        );
+        refused(
+            &mount.run(&["log"]),
+            1,
+            "made by a newer ckptfs: it has format 3, and this program knows formats up to 2",
+            "newer",
+        );
+        assert_eq!(
+            sh(
+                &dir,
+                "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort"
+            ),
+            before
+        );
         put(&format, text.replace("features -", "features time-travel"));
         refused(&Mount::try_start(&dir, &opts()), 1, "time-travel", "");
         put(&format, text);
@@ -105,7 +158,10 @@ fn somebody_elses_directory_named_like_the_store_is_left_alone() {
         fs::create_dir(dir.join(".ckptfs")).unwrap();
         put(dir.join(".ckptfs/mine"), "not a store");
         refused(&Mount::try_start(&dir, &opts()), 1, ".ckptfs", "");
-        assert_eq!((names(dir.join(".ckptfs")), get(dir.join(".ckptfs/mine"))), (vec!["mine".to_owned()], "not a store".to_owned()));
+        assert_eq!(
+            (names(dir.join(".ckptfs")), get(dir.join(".ckptfs/mine"))),
+            (vec!["mine".to_owned()], "not a store".to_owned())
+        );
     });
 }
 
@@ -115,37 +171,70 @@ fn passthrough_without_reflink_is_refused() {
         return skip(&reason);
     }
     let image = Image::of(Fs::Ext4);
-    refused(&Mount::try_start(&image.dir("d"), &MountOpts::new(Io::Passthrough)), 1, "ext4 has no reflink", "--io auto");
+    refused(
+        &Mount::try_start(&image.dir("d"), &MountOpts::new(Io::Passthrough)),
+        1,
+        "ext4 has no reflink",
+        "--io auto",
+    );
 }
 
 #[test]
 fn without_dev_fuse_it_says_so() {
     on_xfs(|image| {
         let dir = image.dir("d");
-        // A mount namespace of its own, with an empty /dev but for null, and without the mounts of tests beside: they could not be unmounted while it lives.
+        // A mount namespace of its own, with an empty /dev but for null, and without the mounts of
+        // tests beside: they could not be unmounted while it lives.
         let script = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$0\" mount \"$1\"";
-        let mut command = tool("unshare", &["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_ckptfs")]);
+        let mut command = tool(
+            "unshare",
+            &["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_ckptfs")],
+        );
         refused(&run_limited(command.arg(&dir), 60), 1, "FUSE", "doctor");
     });
 }
 
-/// A daemon below a daemon: a restore of the outer tree would put back the store of the inner one while that is served.
+/// A daemon below a daemon: a restore of the outer tree would put back the store of the inner one
+/// while that is served.
 #[test]
 fn a_directory_in_a_mount_is_refused_by_whatever_name() {
     on_xfs(|image| {
         let mount = Mount::start(&image.dir("d"), &opts());
-        let (inner, other, bound) = (mount.path().join("inner"), image.dir("other"), image.dir("bound"));
+        let (inner, other, bound) = (
+            mount.path().join("inner"),
+            image.dir("other"),
+            image.dir("bound"),
+        );
         fs::create_dir(&inner).unwrap();
         succeeds(tool("mount", &["--bind"]).args([&inner, &bound]), 20);
-        let at = |dir: &Path, mountpoint: Option<&Path>| Mount::try_start(dir, &MountOpts { mountpoint: mountpoint.map(Path::to_owned), ..opts() });
-        let outputs = [at(&inner, None), at(&inner, Some(&other)), at(&bound, None), at(&other, Some(&inner))];
+        let at = |dir: &Path, mountpoint: Option<&Path>| {
+            Mount::try_start(
+                dir,
+                &MountOpts {
+                    mountpoint: mountpoint.map(Path::to_owned),
+                    ..opts()
+                },
+            )
+        };
+        let outputs = [
+            at(&inner, None),
+            at(&inner, Some(&other)),
+            at(&bound, None),
+            at(&other, Some(&inner)),
+        ];
         succeeds(&mut tool("umount", &[&bound]), 20);
-        outputs.iter().for_each(|output| refused(output, 1, "is inside of the mount", "ckptfs umount"));
-        assert!(names(&inner).is_empty() && names(&other).is_empty(), "nothing was made");
+        outputs
+            .iter()
+            .for_each(|output| refused(output, 1, "is inside of the mount", "ckptfs umount"));
+        assert!(
+            names(&inner).is_empty() && names(&other).is_empty(),
+            "nothing was made"
+        );
     });
 }
 
-/// Numbers of files are those of several filesystems there: it was mounted, and each file made in it was EXDEV.
+/// Numbers of files are those of several filesystems there: it was mounted, and each file made in
+/// it was EXDEV.
 #[test]
 fn an_overlay_of_several_filesystems_is_refused() {
     on_xfs(|image| {
@@ -153,29 +242,61 @@ fn an_overlay_of_several_filesystems_is_refused() {
         let [lower, above, merged] = &dirs;
         fs::create_dir(lower.join("d")).unwrap();
         succeeds(tool("mount", &["-t", "tmpfs", "none"]).arg(above), 20);
-        ["upper", "work"].iter().for_each(|name| fs::create_dir(above.join(name)).unwrap());
-        let layers = format!("lowerdir={},upperdir={a}/upper,workdir={a}/work", lower.display(), a = above.display());
-        succeeds(tool("mount", &["-t", "overlay", "none", "-o", &layers]).arg(merged), 20);
+        ["upper", "work"]
+            .iter()
+            .for_each(|name| fs::create_dir(above.join(name)).unwrap());
+        let layers = format!(
+            "lowerdir={},upperdir={a}/upper,workdir={a}/work",
+            lower.display(),
+            a = above.display()
+        );
+        succeeds(
+            tool("mount", &["-t", "overlay", "none", "-o", &layers]).arg(merged),
+            20,
+        );
         let output = Mount::try_start(&merged.join("d"), &opts());
         succeeds(&mut tool("umount", &[merged, above]), 20);
         refused(&output, 1, "on other devices", "below");
     });
 }
 
-/// The daemon lives in the namespace, and so the namespace in the daemon: nobody could unmount it, and nothing else on the filesystem either.
+/// The daemon lives in the namespace, and so the namespace in the daemon: nobody could unmount it,
+/// and nothing else on the filesystem either.
 #[test]
 fn a_mount_in_a_namespace_that_was_left_is_ended_from_outside() {
     on_xfs(|image| {
         let dir = image.dir("d");
         // Without the mounts of tests beside, as above.
-        let others = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l";
+        let others =
+            "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l";
         let script = format!("{others}; \"$0\" mount --io daemon \"$1\" && echo new > \"$1/f\"");
-        let mut command = tool("unshare", &["--mount", "--propagation", "private", "sh", "-c", &script, env!("CARGO_BIN_EXE_ckptfs")]);
+        let mut command = tool(
+            "unshare",
+            &[
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                &script,
+                env!("CARGO_BIN_EXE_ckptfs"),
+            ],
+        );
         succeeds(command.arg(&dir), 60);
-        let ckptfs = |verb: &str| run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &[verb]).arg(&dir), 60);
-        refused(&ckptfs("mount"), 1, "in use by another process", "ckptfs umount");
+        let ckptfs =
+            |verb: &str| run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &[verb]).arg(&dir), 60);
+        refused(
+            &ckptfs("mount"),
+            1,
+            "in use by another process",
+            "ckptfs umount",
+        );
         let ended = ckptfs("umount");
-        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        assert!(
+            ended.status.success(),
+            "{}",
+            String::from_utf8_lossy(&ended.stderr)
+        );
         let mount = Mount::start(&dir, &opts());
         assert_eq!(get(mount.path().join("f")), "new\n");
     });
@@ -186,13 +307,28 @@ fn an_ordinary_user_needs_a_directory_of_his_own() {
     on_xfs(|image| {
         let dir = image.dir("d");
         put(dir.join("f"), "root's");
-        let nobody = MountOpts { user: Some(65534), ..opts() };
+        let nobody = MountOpts {
+            user: Some(65534),
+            ..opts()
+        };
         let output = Mount::try_start(&dir, &nobody);
         refused(&output, 1, "ermission", "");
         assert!(!dir.join(".ckptfs").exists(), "nothing was made");
         let mount = Mount::start(&dir, &opts());
-        let mut theirs = tool("setpriv", &["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_ckptfs"), "-C"]);
-        let said = fails(theirs.arg(mount.path()).arg("checkpoint").current_dir("/"), 60);
+        let mut theirs = tool(
+            "setpriv",
+            &[
+                "--reuid=65534",
+                "--regid=65534",
+                "--clear-groups",
+                env!("CARGO_BIN_EXE_ckptfs"),
+                "-C",
+            ],
+        );
+        let said = fails(
+            theirs.arg(mount.path()).arg("checkpoint").current_dir("/"),
+            60,
+        );
         assert!(said.contains("Error: "), "{said}");
         assert_eq!(mount.log_json(), serde_json::json!([]));
     });
@@ -203,17 +339,41 @@ fn unknown_ids_and_paths_are_named(v: Variant) {
     put(rig.path().join("f"), "1");
     rig.mount.checkpoint();
     refused(&rig.mount.run(&["restore", "7"]), 1, "\"7\"", "ckptfs log");
-    refused(&rig.mount.run(&["diff", "1", "nosuch"]), 1, "nosuch", "ckptfs log");
-    refused(&rig.mount.run(&["restore", "1", "no/such/path"]), 1, "no/such/path", ".snapshots/1");
-    refused(&rig.mount.run(&["restore", "1", "../outside"]), 1, "outside", "");
-    refused(&rig.mount.run(&["checkpoint", "--tag", "a/b"]), 1, "a/b", "tag");
+    refused(
+        &rig.mount.run(&["diff", "1", "nosuch"]),
+        1,
+        "nosuch",
+        "ckptfs log",
+    );
+    refused(
+        &rig.mount.run(&["restore", "1", "no/such/path"]),
+        1,
+        "no/such/path",
+        ".snapshots/1",
+    );
+    refused(
+        &rig.mount.run(&["restore", "1", "../outside"]),
+        1,
+        "outside",
+        "",
+    );
+    refused(
+        &rig.mount.run(&["checkpoint", "--tag", "a/b"]),
+        1,
+        "a/b",
+        "tag",
+    );
     assert_eq!(rig.mount.run(&["restore"]).status.code(), Some(2));
     assert_eq!(rig.mount.log_json().as_array().unwrap().len(), 1);
 }
 
 /// Fills a filesystem to the last block.
 fn fill(dir: &Path) {
-    let mut file = OpenOptions::new().create(true).append(true).open(dir.join("filler")).unwrap();
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(dir.join("filler"))
+        .unwrap();
     for size in [1 << 20, 64 << 10, 4 << 10, 512] {
         let block = noise(size, 3);
         while file.write(&block).is_ok_and(|written| written == size) {}
@@ -221,7 +381,8 @@ fn fill(dir: &Path) {
     // What is still in memory may find no room either.
     let _ = file.sync_all();
     let mut number = 0;
-    while fs::write(dir.join(format!("filler-{number}")), noise(3000, 4)).is_ok() && number < 20_000 {
+    while fs::write(dir.join(format!("filler-{number}")), noise(3000, 4)).is_ok() && number < 20_000
+    {
         number += 1;
     }
 }
@@ -234,7 +395,13 @@ fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant)
     }
     // The log of the daemon is on the full filesystem too.
     let env = vec![("CKPTFS_LOG".to_owned(), "debug".to_owned())];
-    let mut mount = Mount::start(&dir, &MountOpts { env, ..MountOpts::new(v.io) });
+    let mut mount = Mount::start(
+        &dir,
+        &MountOpts {
+            env,
+            ..MountOpts::new(v.io)
+        },
+    );
     let root = mount.path().to_owned();
     let id = mount.checkpoint();
     let was = tree(&mount.view(id));
@@ -242,13 +409,22 @@ fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant)
     let mut refused = 0;
     for number in 0..40_u8 {
         let path = root.join(format!("f{number:02}"));
-        let changed = OpenOptions::new().write(true).open(&path).and_then(|file| file.write_all_at(&[0; 100], 0));
+        let changed = OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.write_all_at(&[0; 100], 0));
         let content = fs::read(&path).unwrap();
         match changed {
-            Ok(()) => assert!(content[..100] == [0; 100] && content[100..] == noise(20_000, number)[100..], "f{number:02}"),
+            Ok(()) => assert!(
+                content[..100] == [0; 100] && content[100..] == noise(20_000, number)[100..],
+                "f{number:02}"
+            ),
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "f{number:02}");
-                assert!(content == noise(20_000, number), "f{number:02}: the change failed, and the live file is another");
+                assert!(
+                    content == noise(20_000, number),
+                    "f{number:02}: the change failed, and the live file is another"
+                );
                 refused += 1;
             }
         }
@@ -256,7 +432,10 @@ fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant)
     eprintln!("{refused} of 40 changes were refused");
     let _ = mount.run(&["checkpoint"]);
     assert_eq!(
-        errno(fs::create_dir_all(root.join("no/room/for/these/directories")).and(fs::write(root.join("new"), noise(4 << 20, 1)))),
+        errno(
+            fs::create_dir_all(root.join("no/room/for/these/directories"))
+                .and(fs::write(root.join("new"), noise(4 << 20, 1)))
+        ),
         libc::ENOSPC
     );
     crate::common::tree::assert_tree_is(&mount.view(id), &was, &crate::common::TreeOpts::default());
@@ -275,17 +454,26 @@ fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant)
 fn a_restore_that_finds_no_room_loses_nothing(v: Variant) {
     let image = Image::new(v.fs, 320 << 20);
     let dir = image.dir("project");
-    sh(&dir, "mkdir -p a/b moved; for i in $(seq 300); do echo $i > a/b/$i; done; echo m > moved/m; ln a/b/1 hard");
+    sh(
+        &dir,
+        "mkdir -p a/b moved; for i in $(seq 300); do echo $i > a/b/$i; done; echo m > moved/m; ln a/b/1 hard",
+    );
     let mut mount = Mount::start(&dir, &MountOpts::new(v.io));
     let root = mount.path().to_owned();
     let (id, was) = (mount.checkpoint(), tree(&root));
-    sh(&root, "for i in $(seq 150); do echo changed > a/b/$i; done; rm a/b/2??; mv moved a/; mkdir new; echo n > new/n");
+    sh(
+        &root,
+        "for i in $(seq 150); do echo changed > a/b/$i; done; rm a/b/2??; mv moved a/; mkdir new; echo n > new/n",
+    );
     let then = tree(&root);
     fill(image.path());
     let whole = crate::common::TreeOpts::default();
     let restored = mount.run(&["restore", &id.to_string()]);
     let failed = !restored.status.success();
-    eprintln!("restore on a full filesystem: {}", String::from_utf8_lossy(&restored.stderr));
+    eprintln!(
+        "restore on a full filesystem: {}",
+        String::from_utf8_lossy(&restored.stderr)
+    );
     sh(image.path(), "rm -f filler*");
     let newest = mount.log_json()[0]["id"].as_u64().unwrap();
     if !failed {

@@ -1,4 +1,5 @@
-//! A mount as the upper layer of an overlay, as dockerd has its data root, and what an overlay needs: whiteouts.
+//! A mount as the upper layer of an overlay, as dockerd has its data root, and what an overlay
+//! needs: whiteouts.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -8,7 +9,9 @@ use rustix::fs::{CWD, RenameFlags};
 
 use super::support::{errno, get, put, sh};
 use crate::common::tree::assert_tree_is;
-use crate::common::{TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, succeeds, tool, tree_of};
+use crate::common::{
+    TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, succeeds, tool, tree_of,
+};
 
 for_each_variant! { reflink =>
     the_upper_layer_of_an_overlay,
@@ -20,13 +23,15 @@ for_each_variant! { all =>
 }
 
 fn is_whiteout(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|node| node.file_type().is_char_device() && node.rdev() == 0)
+    fs::symlink_metadata(path)
+        .is_ok_and(|node| node.file_type().is_char_device() && node.rdev() == 0)
 }
 
 fn a_rename_leaves_a_whiteout(v: Variant) {
     let rig = v.start();
     let (root, at) = (rig.path(), |name: &str| rig.path().join(name));
-    let rename = |from: &str, to: &str, flags| rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags);
+    let rename =
+        |from: &str, to: &str, flags| rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags);
     for name in ["a", "b", "over", "c"] {
         put(at(name), name);
     }
@@ -36,17 +41,40 @@ fn a_rename_leaves_a_whiteout(v: Variant) {
     rename("b", "over", RenameFlags::WHITEOUT).expect("over a file with a past");
     put(at("new"), "new");
     rename("c", "new", RenameFlags::WHITEOUT).expect("over a file without one");
-    assert_eq!(rename("gone", "new", RenameFlags::WHITEOUT | RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
+    assert_eq!(
+        rename(
+            "gone",
+            "new",
+            RenameFlags::WHITEOUT | RenameFlags::NOREPLACE
+        ),
+        Err(rustix::io::Errno::EXIST)
+    );
     assert!(["a", "b", "c"].iter().all(|name| is_whiteout(&at(name))));
-    assert_eq!(["gone", "over", "new"].map(|name| get(at(name))), ["a", "b", "c"]);
+    assert_eq!(
+        ["gone", "over", "new"].map(|name| get(at(name))),
+        ["a", "b", "c"]
+    );
     // One is anybody's to make, and belongs to whoever made the rename.
-    sh(root, "chmod 777 .; setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'mknod theirs c 0 0; test -c theirs'");
-    assert_eq!(fs::symlink_metadata(at("theirs")).expect("stat").uid(), 65_534);
-    let dirty: Vec<String> = rig.mount.dirty().into_iter().filter(|path| path != ".").collect();
+    sh(
+        root,
+        "chmod 777 .; setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'mknod theirs c 0 0; test -c theirs'",
+    );
+    assert_eq!(
+        fs::symlink_metadata(at("theirs")).expect("stat").uid(),
+        65_534
+    );
+    let dirty: Vec<String> = rig
+        .mount
+        .dirty()
+        .into_iter()
+        .filter(|path| path != ".")
+        .collect();
     assert_eq!(dirty, ["a", "b", "c", "gone", "new", "over", "theirs"]);
     let second = rig.mount.checkpoint();
     let whited = tree_of(&rig.view(second));
-    assert!(is_whiteout(&rig.view(second).join("b")) && is_whiteout(&rig.view(second).join("theirs")));
+    assert!(
+        is_whiteout(&rig.view(second).join("b")) && is_whiteout(&rig.view(second).join("theirs"))
+    );
     assert_tree_is(&rig.view(id), &then, &TreeOpts::default());
     rig.mount.restore(id);
     assert_tree_is(root, &then, &TreeOpts::default());
@@ -55,14 +83,21 @@ fn a_rename_leaves_a_whiteout(v: Variant) {
     assert!(is_whiteout(&at("a")) && get(at("gone")) == "a");
 }
 
-/// XFS says EEXIST, the others ENOTEMPTY; both are right, and programs have been seen to know only the one of their filesystem.
+/// XFS says EEXIST, the others ENOTEMPTY; both are right, and programs have been seen to know only
+/// the one of their filesystem.
 fn a_rename_over_a_directory_fails_as_it_does_below(v: Variant) {
     let rig = v.start();
     let beside = rig.image.dir("beside");
     let refused = |root: &Path| {
-        ["old/f", "full/f", "empty"].iter().for_each(|dir| fs::create_dir_all(root.join(dir)).expect("mkdir"));
+        ["old/f", "full/f", "empty"]
+            .iter()
+            .for_each(|dir| fs::create_dir_all(root.join(dir)).expect("mkdir"));
         let rename = |from: &str| errno(fs::rename(root.join(from), root.join("full")));
-        (rename("empty"), rename("old"), errno(fs::remove_dir(root.join("full"))))
+        (
+            rename("empty"),
+            rename("old"),
+            errno(fs::remove_dir(root.join("full"))),
+        )
     };
     let below = refused(&beside);
     assert_eq!(refused(rig.path()), below);
@@ -70,7 +105,8 @@ fn a_rename_over_a_directory_fails_as_it_does_below(v: Variant) {
     assert_eq!(refused(rig.path()), below, "with a past too");
 }
 
-/// The kernel refused it ("upper fs missing required features"): dockerd could not have its data in a mount.
+/// The kernel refused it ("upper fs missing required features"): dockerd could not have its data in
+/// a mount.
 fn the_upper_layer_of_an_overlay(v: Variant) {
     let rig = v.start();
     let (root, lower, merged) = (rig.path(), scratch(), scratch());
@@ -81,16 +117,33 @@ fn the_upper_layer_of_an_overlay(v: Variant) {
     put(lower.join("gone"), "gone");
     put(lower.join("moved"), "moved");
     sh(root, "mkdir upper work");
-    let layers = format!("lowerdir={},upperdir={r}/upper,workdir={r}/work", lower.display(), r = root.display());
-    succeeds(tool("mount", &["-t", "overlay", "overlay", "-o", &layers]).arg(merged), 20);
-    let umount = || assert!(run_limited(&mut tool("umount", &[merged]), 20).status.success(), "umount");
+    let layers = format!(
+        "lowerdir={},upperdir={r}/upper,workdir={r}/work",
+        lower.display(),
+        r = root.display()
+    );
+    succeeds(
+        tool("mount", &["-t", "overlay", "overlay", "-o", &layers]).arg(merged),
+        20,
+    );
+    let umount = || {
+        assert!(
+            run_limited(&mut tool("umount", &[merged]), 20)
+                .status
+                .success(),
+            "umount"
+        )
+    };
     let work = || {
         sh(
             merged,
             "rm gone; mv moved renamed; rm -r dir; mkdir dir; echo new > dir/new; echo more >> renamed; echo made > made; ln made linked; mv made made2",
         );
         assert!(!merged.join("gone").exists() && !merged.join("dir/inner").exists());
-        assert_eq!((get(merged.join("renamed")), get(merged.join("linked"))), ("movedmore\n".to_owned(), "made\n".to_owned()));
+        assert_eq!(
+            (get(merged.join("renamed")), get(merged.join("linked"))),
+            ("movedmore\n".to_owned(), "made\n".to_owned())
+        );
     };
     let id = rig.mount.checkpoint();
     work();
@@ -100,9 +153,17 @@ fn the_upper_layer_of_an_overlay(v: Variant) {
     umount();
     // What was there with the upper layer of then.
     rig.mount.restore(id);
-    assert!(fs::read_dir(root.join("upper")).expect("list").next().is_none());
+    assert!(
+        fs::read_dir(root.join("upper"))
+            .expect("list")
+            .next()
+            .is_none()
+    );
     rig.mount.restore(second);
-    succeeds(tool("mount", &["-t", "overlay", "overlay", "-o", &layers]).arg(merged), 20);
+    succeeds(
+        tool("mount", &["-t", "overlay", "overlay", "-o", &layers]).arg(merged),
+        20,
+    );
     assert_tree_is(merged, &seen, &TreeOpts::default());
     umount();
 }

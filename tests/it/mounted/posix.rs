@@ -1,22 +1,27 @@
-//! The live tree behaves as the directory itself would: every operation is done on the mount, and the directory below has the result.
+//! The live tree behaves as the directory itself would: every operation is done on the mount, and
+//! the directory below has the result.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{
+    FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
+};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps, mknodat, openat, renameat_with,
-    utimensat,
+    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec,
+    Timestamps, mknodat, openat, renameat_with, utimensat,
 };
 
 use super::support::{Mapping, errno, get, ino, names, noise, put, sh, tree};
 use crate::common::tree::assert_tree_is;
-use crate::common::{Fs, MountOpts, Rig, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, tool};
+use crate::common::{
+    Fs, MountOpts, Rig, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, tool,
+};
 
 for_each_variant! { all =>
     names_links_and_renames,
@@ -43,7 +48,8 @@ fn rename_with(from: &Path, to: &Path, flags: RenameFlags) -> Result<(), i32> {
     renameat_with(CWD, from, CWD, to, flags).map_err(rustix::io::Errno::raw_os_error)
 }
 
-/// A mount with a checkpoint before, so that everything has a past that is kept; at the end the past must be unharmed.
+/// A mount with a checkpoint before, so that everything has a past that is kept; at the end the
+/// past must be unharmed.
 fn with_past(v: Variant, fill: impl FnOnce(&Path), test: impl FnOnce(&Path)) {
     let rig: Rig = v.start_with(MountOpts::new(v.io), fill);
     let was = tree(rig.path());
@@ -53,23 +59,65 @@ fn with_past(v: Variant, fill: impl FnOnce(&Path), test: impl FnOnce(&Path)) {
 }
 
 fn names_links_and_renames(v: Variant) {
-    let fill = |dir: &Path| sh(dir, "mkdir -p a/sub b empty; echo 1 > f; echo 2 > g; echo 3 > a/sub/h; ln f hard; ln -s f link").truncate(0);
+    let fill = |dir: &Path| {
+        sh(dir, "mkdir -p a/sub b empty; echo 1 > f; echo 2 > g; echo 3 > a/sub/h; ln f hard; ln -s f link").truncate(0)
+    };
     with_past(v, fill, |root| {
         let at = |name: &str| root.join(name);
-        assert_eq!(rename_with(&at("f"), &at("g"), RenameFlags::NOREPLACE), Err(libc::EEXIST));
-        assert_eq!(rename_with(&at("f"), &at("none"), RenameFlags::EXCHANGE), Err(libc::ENOENT));
-        assert_eq!(rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE), Ok(()));
-        assert_eq!((get(at("a")), get(at("f/sub/h"))), ("1\n".into(), "3\n".into()), "a file and a directory changed places");
-        assert_eq!(rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE), Ok(()));
+        assert_eq!(
+            rename_with(&at("f"), &at("g"), RenameFlags::NOREPLACE),
+            Err(libc::EEXIST)
+        );
+        assert_eq!(
+            rename_with(&at("f"), &at("none"), RenameFlags::EXCHANGE),
+            Err(libc::ENOENT)
+        );
+        assert_eq!(
+            rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE),
+            Ok(())
+        );
+        assert_eq!(
+            (get(at("a")), get(at("f/sub/h"))),
+            ("1\n".into(), "3\n".into()),
+            "a file and a directory changed places"
+        );
+        assert_eq!(
+            rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE),
+            Ok(())
+        );
         let number = ino(at("f"));
-        assert_eq!(rename_with(&at("f"), &at("b/f"), RenameFlags::NOREPLACE), Ok(()));
-        assert_eq!((ino(at("b/f")), ino(at("hard")), nofollow(&at("hard")).nlink()), (number, number, 2));
+        assert_eq!(
+            rename_with(&at("f"), &at("b/f"), RenameFlags::NOREPLACE),
+            Ok(())
+        );
+        assert_eq!(
+            (
+                ino(at("b/f")),
+                ino(at("hard")),
+                nofollow(&at("hard")).nlink()
+            ),
+            (number, number, 2)
+        );
         fs::rename(at("b/f"), at("g")).unwrap();
-        assert_eq!((get(at("g")), errno(fs::metadata(at("b/f")))), ("1\n".into(), libc::ENOENT));
+        assert_eq!(
+            (get(at("g")), errno(fs::metadata(at("b/f")))),
+            ("1\n".into(), libc::ENOENT)
+        );
         fs::rename(at("g"), at("hard")).unwrap();
-        assert_eq!(names(root), ["a", "b", "empty", "g", "hard", "link"], "two names of one file: rename does nothing");
+        assert_eq!(
+            names(root),
+            ["a", "b", "empty", "g", "hard", "link"],
+            "two names of one file: rename does nothing"
+        );
         assert_eq!(errno(fs::rename(at("a"), at("a/sub/below"))), libc::EINVAL);
-        assert_eq!(errno(fs::rename(at("b"), at("a"))), if v.fs == Fs::Xfs { libc::EEXIST } else { libc::ENOTEMPTY });
+        assert_eq!(
+            errno(fs::rename(at("b"), at("a"))),
+            if v.fs == Fs::Xfs {
+                libc::EEXIST
+            } else {
+                libc::ENOTEMPTY
+            }
+        );
         assert_eq!(errno(fs::rename(at("g"), at("b"))), libc::EISDIR);
         assert_eq!(errno(fs::rename(at("b"), at("g"))), libc::ENOTDIR);
         fs::rename(at("b"), at("empty")).unwrap();
@@ -78,13 +126,23 @@ fn names_links_and_renames(v: Variant) {
         assert_eq!(errno(fs::remove_file(at("a"))), libc::EISDIR);
         assert_eq!(errno(fs::create_dir(at("a"))), libc::EEXIST);
         assert_eq!(errno(File::create_new(at("link"))), libc::EEXIST);
-        assert_eq!(errno(fs::read(at("link"))), libc::ENOENT, "its target was renamed");
+        assert_eq!(
+            errno(fs::read(at("link"))),
+            libc::ENOENT,
+            "its target was renamed"
+        );
         fs::hard_link(at("link"), at("link2")).unwrap();
-        assert_eq!((ino(at("link")), fs::read_link(at("link2")).unwrap()), (ino(at("link2")), "f".into()));
+        assert_eq!(
+            (ino(at("link")), fs::read_link(at("link2")).unwrap()),
+            (ino(at("link2")), "f".into())
+        );
         assert_eq!(errno(fs::hard_link(at("a"), at("dirlink"))), libc::EPERM);
         let links = nofollow(&at("a")).nlink();
         fs::create_dir(at("a/new")).unwrap();
-        assert!(nofollow(&at("a")).nlink() == links + 1 || links == 1, "link counts of directories as the filesystem counts them");
+        assert!(
+            nofollow(&at("a")).nlink() == links + 1 || links == 1,
+            "link counts of directories as the filesystem counts them"
+        );
         fs::remove_file(at("hard")).unwrap();
         assert_eq!(nofollow(&at("g")).nlink(), 1);
         sh(root, "rm -rf a empty link link2; test \"$(ls)\" = g");
@@ -99,14 +157,33 @@ fn content_holes_and_ranges(v: Variant) {
     };
     with_past(v, fill, |root| {
         let mut expected = noise(SIZE, 1);
-        let file = OpenOptions::new().read(true).write(true).open(root.join("data")).unwrap();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(root.join("data"))
+            .unwrap();
         file.write_all_at(b"in the middle", 300_000).unwrap();
         expected[300_000..300_013].copy_from_slice(b"in the middle");
-        rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 65_536, 131_072).unwrap();
+        rustix::fs::fallocate(
+            &file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            65_536,
+            131_072,
+        )
+        .unwrap();
         expected[65_536..65_536 + 131_072].fill(0);
-        assert!(fs::read(root.join("data")).unwrap() == expected, "after a punched hole");
-        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)), Ok(65_536));
-        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(65_536)), Ok(65_536 + 131_072));
+        assert!(
+            fs::read(root.join("data")).unwrap() == expected,
+            "after a punched hole"
+        );
+        assert_eq!(
+            rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)),
+            Ok(65_536)
+        );
+        assert_eq!(
+            rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(65_536)),
+            Ok(65_536 + 131_072)
+        );
         file.set_len(3 << 20).unwrap();
         expected.resize(3 << 20, 0);
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 3 << 20, 4096).unwrap();
@@ -116,21 +193,32 @@ fn content_holes_and_ranges(v: Variant) {
         let (mut from, mut to) = (0, 1 << 20);
         while (from as usize) < SIZE {
             let left = SIZE - from as usize;
-            let copied = rustix::fs::copy_file_range(&other, Some(&mut from), &file, Some(&mut to), left).unwrap();
+            let copied =
+                rustix::fs::copy_file_range(&other, Some(&mut from), &file, Some(&mut to), left)
+                    .unwrap();
             assert!(copied > 0);
         }
         expected[SIZE..2 * SIZE].copy_from_slice(&noise(SIZE, 2));
-        assert!(fs::read(root.join("data")).unwrap() == expected, "after copy_file_range");
+        assert!(
+            fs::read(root.join("data")).unwrap() == expected,
+            "after copy_file_range"
+        );
         file.set_len(10).unwrap();
         file.set_len(20).unwrap();
         expected.truncate(10);
         expected.resize(20, 0);
-        assert!(fs::read(root.join("data")).unwrap() == expected, "cut and grown again");
+        assert!(
+            fs::read(root.join("data")).unwrap() == expected,
+            "cut and grown again"
+        );
         let mut sparse = File::create(root.join("sparse")).unwrap();
         sparse.seek(SeekFrom::Start(100 << 20)).unwrap();
         sparse.write_all(b"end").unwrap();
         sparse.sync_all().unwrap();
-        assert!(sparse.metadata().unwrap().blocks() < 10_000, "a hole takes no blocks");
+        assert!(
+            sparse.metadata().unwrap().blocks() < 10_000,
+            "a hole takes no blocks"
+        );
     });
 }
 
@@ -139,35 +227,84 @@ fn special_files_and_odd_names(v: Variant) {
         let longest = root.join(OsStr::from_bytes(&[0xfe; 255]));
         put(&longest, "not UTF-8");
         assert_eq!(get(&longest), "not UTF-8");
-        assert_eq!(errno(File::create(root.join("n".repeat(256)))), libc::ENAMETOOLONG);
-        for name in ["back\\slash", "new\nline", " ", "-rf", "...", "tab\t", "\u{202e}abc", "*"] {
+        assert_eq!(
+            errno(File::create(root.join("n".repeat(256)))),
+            libc::ENAMETOOLONG
+        );
+        for name in [
+            "back\\slash",
+            "new\nline",
+            " ",
+            "-rf",
+            "...",
+            "tab\t",
+            "\u{202e}abc",
+            "*",
+        ] {
             put(root.join(name), name);
             assert_eq!(get(root.join(name)), name);
             fs::rename(root.join(name), root.join(format!("{name}2"))).unwrap();
             fs::remove_file(root.join(format!("{name}2"))).unwrap();
         }
-        mknodat(CWD, root.join("pipe"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-        sh(root, "(echo through > pipe) & read line < pipe; test \"$line\" = through; wait");
-        sh(root, "(echo old > fifo) & read line < fifo; test \"$line\" = old; wait");
+        mknodat(
+            CWD,
+            root.join("pipe"),
+            FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        sh(
+            root,
+            "(echo through > pipe) & read line < pipe; test \"$line\" = through; wait",
+        );
+        sh(
+            root,
+            "(echo old > fifo) & read line < fifo; test \"$line\" = old; wait",
+        );
         let socket = root.join("sock");
         let dir = File::open(root).unwrap();
         let _listener = UnixListener::bind(via(&dir, "sock")).unwrap();
         UnixStream::connect(via(&dir, "sock")).unwrap();
         assert!(nofollow(&socket).file_type().is_socket());
-        mknodat(CWD, root.join("zero"), FileType::CharacterDevice, Mode::from_raw_mode(0o600), rustix::fs::makedev(1, 5)).unwrap();
-        assert_eq!(errno(File::open(root.join("zero"))), libc::EACCES, "device nodes work with -o dev only");
-        assert_eq!(nofollow(&root.join("zero")).rdev(), rustix::fs::makedev(1, 5));
+        mknodat(
+            CWD,
+            root.join("zero"),
+            FileType::CharacterDevice,
+            Mode::from_raw_mode(0o600),
+            rustix::fs::makedev(1, 5),
+        )
+        .unwrap();
+        assert_eq!(
+            errno(File::open(root.join("zero"))),
+            libc::EACCES,
+            "device nodes work with -o dev only"
+        );
+        assert_eq!(
+            nofollow(&root.join("zero")).rdev(),
+            rustix::fs::makedev(1, 5)
+        );
         fs::remove_file(root.join("block")).unwrap();
         fs::remove_file(root.join("socket")).unwrap();
         symlink("x".repeat(1000), root.join("long link")).unwrap();
-        assert_eq!(fs::read_link(root.join("long link")).unwrap().as_os_str().len(), 1000);
+        assert_eq!(
+            fs::read_link(root.join("long link"))
+                .unwrap()
+                .as_os_str()
+                .len(),
+            1000
+        );
         assert_eq!(errno(fs::read(root.join("loop"))), libc::ELOOP);
     });
 }
 
 /// A path short enough for a socket's address.
 fn via(dir: &File, name: &str) -> std::path::PathBuf {
-    format!("/proc/self/fd/{}/{name}", std::os::fd::AsRawFd::as_raw_fd(dir)).into()
+    format!(
+        "/proc/self/fd/{}/{name}",
+        std::os::fd::AsRawFd::as_raw_fd(dir)
+    )
+    .into()
 }
 
 fn unlinked_files_live_until_they_are_closed(v: Variant) {
@@ -178,7 +315,11 @@ fn unlinked_files_live_until_they_are_closed(v: Variant) {
     with_past(v, fill, |root| {
         put(root.join("new"), "new content");
         for name in ["old", "new"] {
-            let mut file = OpenOptions::new().read(true).write(true).open(root.join(name)).unwrap();
+            let mut file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(root.join(name))
+                .unwrap();
             fs::remove_file(root.join(name)).unwrap();
             assert_eq!(errno(fs::metadata(root.join(name))), libc::ENOENT);
             put(root.join(name), "another");
@@ -189,17 +330,39 @@ fn unlinked_files_live_until_they_are_closed(v: Variant) {
             file.read_to_string(&mut text).unwrap();
             assert_eq!(&text[3..11], " content");
             let meta = file.metadata().unwrap();
-            assert_eq!((meta.nlink(), meta.len(), meta.mode() & 0o777), (0, 20, 0o640), "{name}");
+            assert_eq!(
+                (meta.nlink(), meta.len(), meta.mode() & 0o777),
+                (0, 20, 0o640),
+                "{name}"
+            );
             assert_eq!(get(root.join(name)), "another");
             file.sync_all().unwrap();
         }
         let dir: OwnedFd = File::open(root.join("d")).unwrap().into();
         sh(root, "rm -r d");
-        let failed = openat(&dir, "new", OFlags::CREATE | OFlags::WRONLY, Mode::from_raw_mode(0o600)).unwrap_err();
-        assert_eq!(failed.raw_os_error(), libc::ENOENT, "nothing can be made in a directory that was removed");
+        let failed = openat(
+            &dir,
+            "new",
+            OFlags::CREATE | OFlags::WRONLY,
+            Mode::from_raw_mode(0o600),
+        )
+        .unwrap_err();
+        assert_eq!(
+            failed.raw_os_error(),
+            libc::ENOENT,
+            "nothing can be made in a directory that was removed"
+        );
         let mut list = rustix::fs::Dir::read_from(&dir).unwrap();
-        assert!(list.all(|entry| [".", ".."].contains(&entry.unwrap().file_name().to_str().unwrap())));
-        let temp = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(root.join("t")).unwrap();
+        assert!(
+            list.all(|entry| [".", ".."].contains(&entry.unwrap().file_name().to_str().unwrap()))
+        );
+        let temp = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(root.join("t"))
+            .unwrap();
         fs::rename(root.join("old"), root.join("t")).unwrap();
         temp.write_all_at(b"replaced", 0).unwrap();
         assert_eq!(get(root.join("t")), "another");
@@ -209,9 +372,25 @@ fn unlinked_files_live_until_they_are_closed(v: Variant) {
 /// Runs a script as a user without any privilege.
 fn as_user(dir: &Path, uid: u32, script: &str) -> String {
     let id = uid.to_string();
-    let mut command = tool("setpriv", &["--reuid", &id, "--regid", &id, "--clear-groups", "bash", "-c", script]);
+    let mut command = tool(
+        "setpriv",
+        &[
+            "--reuid",
+            &id,
+            "--regid",
+            &id,
+            "--clear-groups",
+            "bash",
+            "-c",
+            script,
+        ],
+    );
     let output = run_limited(command.current_dir(dir), 60);
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 fn permissions_umask_and_acls_as_an_ordinary_user(v: Variant) {
@@ -226,21 +405,54 @@ fn permissions_umask_and_acls_as_an_ordinary_user(v: Variant) {
         let user = |script: &str| as_user(root, 1000, script);
         assert!(user("cat s").contains("Permission denied"));
         assert!(user("echo x > new").contains("Permission denied"));
-        assert!(user("rm shared/root").contains("not permitted"), "the sticky bit counts");
+        assert!(
+            user("rm shared/root").contains("not permitted"),
+            "the sticky bit counts"
+        );
         assert!(user("chown 0 mine/f").contains("not permitted"));
         assert!(user("chmod 777 s").contains("not permitted"));
-        assert!(user("touch -d 2001-01-01 shared/root").contains("not permitted") || user("touch -d 2001-01-01 shared/root").contains("denied"));
-        assert_eq!(user("umask 027; echo x > mine/n; mkdir mine/d; stat -c '%a %u:%g' mine/n mine/d"), "640 1000:1000\n750 1000:1000\n");
-        assert_eq!(user("umask 077; mkfifo mine/p; ln -s x mine/l; stat -c '%a %u' mine/p; stat -c %u mine/l"), "600 1000\n1000\n");
-        assert_eq!(user("umask 022; echo x > group/f; mkdir group/d; stat -c '%a %g' group/f group/d"), "644 77\n2755 77\n", "a setgid directory");
+        assert!(
+            user("touch -d 2001-01-01 shared/root").contains("not permitted")
+                || user("touch -d 2001-01-01 shared/root").contains("denied")
+        );
+        assert_eq!(
+            user("umask 027; echo x > mine/n; mkdir mine/d; stat -c '%a %u:%g' mine/n mine/d"),
+            "640 1000:1000\n750 1000:1000\n"
+        );
+        assert_eq!(
+            user(
+                "umask 077; mkfifo mine/p; ln -s x mine/l; stat -c '%a %u' mine/p; stat -c %u mine/l"
+            ),
+            "600 1000\n1000\n"
+        );
+        assert_eq!(
+            user("umask 022; echo x > group/f; mkdir group/d; stat -c '%a %g' group/f group/d"),
+            "644 77\n2755 77\n",
+            "a setgid directory"
+        );
         let acl = user("umask 022; echo x > acl/f; getfacl -cnE acl/f");
-        assert_eq!(acl.trim_end(), "user::rw-\nuser:2000:rwx\ngroup::rwx\nmask::rw-\nother::---", "a default ACL takes the place of the umask");
-        assert_eq!(as_user(root, 2000, "cat acl/f; echo y >> acl/f; cat acl/f"), "x\nx\ny\n", "the ACL lets in whom it names");
+        assert_eq!(
+            acl.trim_end(),
+            "user::rw-\nuser:2000:rwx\ngroup::rwx\nmask::rw-\nother::---",
+            "a default ACL takes the place of the umask"
+        );
+        assert_eq!(
+            as_user(root, 2000, "cat acl/f; echo y >> acl/f; cat acl/f"),
+            "x\nx\ny\n",
+            "the ACL lets in whom it names"
+        );
         assert!(as_user(root, 3000, "cat acl/f").contains("Permission denied"));
-        assert_eq!(user("mkdir acl/d && getfacl -cdn acl/d | grep 2000"), "user:2000:rwx\n", "directories hand their default ACL on");
+        assert_eq!(
+            user("mkdir acl/d && getfacl -cdn acl/d | grep 2000"),
+            "user:2000:rwx\n",
+            "directories hand their default ACL on"
+        );
         assert!(user("chmod 400 mine/f; echo x > mine/f").contains("Permission denied"));
         assert_eq!(user("test -w mine/f || echo no"), "no\n");
-        assert!(user("cat .ckptfs/format; ls .ckptfs/").contains("denied"), "the store is its owner's");
+        assert!(
+            user("cat .ckptfs/format; ls .ckptfs/").contains("denied"),
+            "the store is its owner's"
+        );
     });
 }
 
@@ -253,22 +465,51 @@ fn set_id_bits_go_when_somebody_else_changes_the_file(v: Variant) {
     };
     with_past(v, fill, |root| {
         let user = |script: &str| as_user(root, 1000, script);
-        assert_eq!(user("echo x > w; stat -c %a w"), "777\n", "open to truncate, and write");
+        assert_eq!(
+            user("echo x > w; stat -c %a w"),
+            "777\n",
+            "open to truncate, and write"
+        );
         assert_eq!(user("echo x >> a; stat -c %a a"), "777\n", "append");
         assert_eq!(user("truncate -s 3 t; stat -c %a t"), "777\n", "truncate");
-        assert_eq!(user("dd if=/dev/zero of=k bs=1 count=1 conv=notrunc status=none; stat -c %a k"), "777\n", "a write in the middle");
-        assert_eq!(sh(root, "echo x >> h; stat -c %a h"), "6777\n", "root keeps them");
+        assert_eq!(
+            user("dd if=/dev/zero of=k bs=1 count=1 conv=notrunc status=none; stat -c %a k"),
+            "777\n",
+            "a write in the middle"
+        );
+        assert_eq!(
+            sh(root, "echo x >> h; stat -c %a h"),
+            "6777\n",
+            "root keeps them"
+        );
         let range = "python3 -c \"import os; a=os.open('h',0); b=os.open('r',1); os.copy_file_range(a,b,3)\"";
-        assert_eq!(user(&format!("{range}; stat -c %a r")), "777\n", "copy_file_range");
-        assert_eq!(user("fallocate -p -o 0 -l 4096 p; stat -c %a p"), "777\n", "fallocate");
+        assert_eq!(
+            user(&format!("{range}; stat -c %a r")),
+            "777\n",
+            "copy_file_range"
+        );
+        assert_eq!(
+            user("fallocate -p -o 0 -l 4096 p; stat -c %a p"),
+            "777\n",
+            "fallocate"
+        );
         assert_eq!(sh(root, "chown 5 c; stat -c %a c"), "777\n", "chown");
         assert_eq!(user("echo y >> cap; cat cap | wc -l"), "2\n");
         assert_eq!(
-            sh(root, "getfattr -n security.capability cap 2>&1 | grep -c 'No such attribute' || true"),
+            sh(
+                root,
+                "getfattr -n security.capability cap 2>&1 | grep -c 'No such attribute' || true"
+            ),
             "1\n",
             "a write drops file capabilities"
         );
-        assert_eq!(sh(root, "chmod 4755 m; stat -c %a m; chmod g+s m; stat -c %a m"), "4755\n6755\n");
+        assert_eq!(
+            sh(
+                root,
+                "chmod 4755 m; stat -c %a m; chmod g+s m; stat -c %a m"
+            ),
+            "4755\n6755\n"
+        );
     });
 }
 
@@ -278,7 +519,11 @@ fn locks_and_appends_of_two_processes(v: Variant) {
         |dir| put(dir.join("f"), ""),
         |root| {
             let path = root.join("f");
-            let held = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            let held = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .unwrap();
             rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
             assert!(sh(root, "flock -n f true || echo busy").contains("busy"));
             rustix::fs::flock(&held, FlockOperation::Unlock).unwrap();
@@ -294,15 +539,31 @@ fn locks_and_appends_of_two_processes(v: Variant) {
                 assert_eq!(sh(root, &python), "free\n");
             }
             drop(held);
-            sh(root, "for p in a b c; do (for i in $(seq 300); do echo $p-$i >> f; done) & done; wait");
+            sh(
+                root,
+                "for p in a b c; do (for i in $(seq 300); do echo $p-$i >> f; done) & done; wait",
+            );
             let text = get(&path);
             assert_eq!(text.lines().count(), 900, "no line was lost");
-            assert!(text.lines().all(|line| line.len() >= 3 && line.as_bytes()[1] == b'-'), "no line was torn");
-            let writers: Vec<File> = (0..2).map(|_| OpenOptions::new().append(true).open(&path).unwrap()).collect();
+            assert!(
+                text.lines()
+                    .all(|line| line.len() >= 3 && line.as_bytes()[1] == b'-'),
+                "no line was torn"
+            );
+            let writers: Vec<File> = (0..2)
+                .map(|_| OpenOptions::new().append(true).open(&path).unwrap())
+                .collect();
             for number in 0..50 {
-                (&writers[number % 2]).write_all(format!("x-{number}\n").as_bytes()).unwrap();
+                (&writers[number % 2])
+                    .write_all(format!("x-{number}\n").as_bytes())
+                    .unwrap();
             }
-            assert_eq!(get(&path).lines().skip(900).collect::<Vec<_>>(), (0..50).map(|number| format!("x-{number}")).collect::<Vec<_>>());
+            assert_eq!(
+                get(&path).lines().skip(900).collect::<Vec<_>>(),
+                (0..50)
+                    .map(|number| format!("x-{number}"))
+                    .collect::<Vec<_>>()
+            );
         },
     );
 }
@@ -313,10 +574,18 @@ fn mappings_and_direct_io(v: Variant) {
         |dir| put(dir.join("m"), noise(1 << 20, 1)),
         |root| {
             let path = root.join("m");
-            let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .unwrap();
             let mapping = Mapping::writable(&file, 1 << 20);
             file.write_all_at(b"by write", 5000).unwrap();
-            assert_eq!(mapping.read(5000, 8), b"by write", "a write shows in the mapping");
+            assert_eq!(
+                mapping.read(5000, 8),
+                b"by write",
+                "a write shows in the mapping"
+            );
             mapping.write(70_000, b"by store");
             let mut read = [0; 8];
             file.read_exact_at(&mut read, 70_000).unwrap();
@@ -324,7 +593,12 @@ fn mappings_and_direct_io(v: Variant) {
             assert_eq!(&fs::read(&path).unwrap()[70_000..70_008], b"by store");
             mapping.sync();
             drop((mapping, file));
-            let direct = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+            let direct = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_DIRECT)
+                .open(&path)
+                .unwrap();
             let memory = File::open("/dev/zero").unwrap();
             drop(memory);
             let block = AlignedBlock([0x5a; 4096]);
@@ -347,7 +621,13 @@ fn some_names(dir: &File) -> Vec<String> {
     let mut reader = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
     let mut names = Vec::new();
     while let Some(entry) = reader.next() {
-        names.push(entry.expect("getdents").file_name().to_string_lossy().into_owned());
+        names.push(
+            entry
+                .expect("getdents")
+                .file_name()
+                .to_string_lossy()
+                .into_owned(),
+        );
         if reader.is_buffer_empty() {
             break;
         }
@@ -355,18 +635,27 @@ fn some_names(dir: &File) -> Vec<String> {
     names
 }
 
-/// readdir(3): a name that is there all the time is listed once, whatever comes and goes meanwhile; no handle tells the daemon who lists.
+/// readdir(3): a name that is there all the time is listed once, whatever comes and goes meanwhile;
+/// no handle tells the daemon who lists.
 fn a_listing_under_way_has_every_name_that_stays_once(v: Variant) {
-    let stays: Vec<String> = (0..2_000).map(|number| format!("stays-{number:04}")).collect();
+    let stays: Vec<String> = (0..2_000)
+        .map(|number| format!("stays-{number:04}"))
+        .collect();
     let fill = |dir: &Path| {
         fs::create_dir(dir.join("d")).expect("mkdir");
-        stays.iter().for_each(|name| put(dir.join("d").join(name), name));
+        stays
+            .iter()
+            .for_each(|name| put(dir.join("d").join(name), name));
         (0..2_000).for_each(|number| put(dir.join("d").join(format!("goes-{number:04}")), "x"));
     };
     let rig: Rig = v.start_with(MountOpts::new(v.io), fill);
     let id = rig.mount.checkpoint();
     let open = |path: &Path| File::open(path).expect("open");
-    let (live, also, past) = (open(&rig.path().join("d")), open(&rig.path().join("d")), open(&rig.view(id).join("d")));
+    let (live, also, past) = (
+        open(&rig.path().join("d")),
+        open(&rig.path().join("d")),
+        open(&rig.view(id).join("d")),
+    );
     let mut seen = [some_names(&live), some_names(&also), some_names(&past)];
     for number in 0..2_000 {
         fs::remove_file(rig.path().join(format!("d/goes-{number:04}"))).expect("unlink");
@@ -381,11 +670,18 @@ fn a_listing_under_way_has_every_name_that_stays_once(v: Variant) {
         while let Some(more) = Some(some_names(dir)).filter(|more| !more.is_empty()) {
             seen.extend(more);
         }
-        let mut found: Vec<&String> = seen.iter().filter(|name| name.starts_with("stays-")).collect();
+        let mut found: Vec<&String> = seen
+            .iter()
+            .filter(|name| name.starts_with("stays-"))
+            .collect();
         found.sort();
         assert_eq!(found, stays.iter().collect::<Vec<_>>());
     }
-    assert_eq!(seen[2].len(), 4_000 + 2, "the past has what was there, and nothing else");
+    assert_eq!(
+        seen[2].len(),
+        4_000 + 2,
+        "the past has what was there, and nothing else"
+    );
 }
 
 fn large_directories_and_long_paths(v: Variant) {
@@ -401,23 +697,51 @@ fn large_directories_and_long_paths(v: Variant) {
         assert_eq!(sh(&many, "ls -l | wc -l"), format!("{}\n", FILES + 1));
         let dir = File::open(&many).unwrap();
         let mut list = rustix::fs::Dir::read_from(&dir).unwrap();
-        let first: Vec<_> = list.by_ref().take(100).map(|entry| entry.unwrap().file_name().to_owned()).collect();
+        let first: Vec<_> = list
+            .by_ref()
+            .take(100)
+            .map(|entry| entry.unwrap().file_name().to_owned())
+            .collect();
         put(many.join("one more"), "");
         list.rewind();
-        let again: Vec<_> = list.by_ref().map(|entry| entry.unwrap().file_name().to_owned()).collect();
-        assert_eq!((again.len(), &again[..50]), (FILES + 3, &first[..50]), "rewinddir reads the directory anew");
+        let again: Vec<_> = list
+            .by_ref()
+            .map(|entry| entry.unwrap().file_name().to_owned())
+            .collect();
+        assert_eq!(
+            (again.len(), &again[..50]),
+            (FILES + 3, &first[..50]),
+            "rewinddir reads the directory anew"
+        );
         assert!(list.next().is_none());
-        sh(&many, "ls | head -2500 | xargs rm; test $(ls | wc -l) = 2501");
+        sh(
+            &many,
+            "ls | head -2500 | xargs rm; test $(ls | wc -l) = 2501",
+        );
         let mut at: OwnedFd = File::open(root).unwrap().into();
         for _ in 0..60 {
             let name = "d".repeat(100);
             rustix::fs::mkdirat(&at, &name, Mode::from_raw_mode(0o755)).unwrap();
-            at = openat(&at, &name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            at = openat(
+                &at,
+                &name,
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+            .unwrap();
         }
-        let file = openat(&at, "leaf", OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600)).unwrap();
+        let file = openat(
+            &at,
+            "leaf",
+            OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC,
+            Mode::from_raw_mode(0o600),
+        )
+        .unwrap();
         File::from(file).write_all(b"6,000 bytes down").unwrap();
         let mut text = String::new();
-        File::from(openat(&at, "leaf", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap()).read_to_string(&mut text).unwrap();
+        File::from(openat(&at, "leaf", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap())
+            .read_to_string(&mut text)
+            .unwrap();
         assert_eq!(text, "6,000 bytes down");
         drop(at);
         sh(root, &format!("rm -rf {}", "d".repeat(100)));
@@ -430,11 +754,21 @@ fn times_access_and_statfs(v: Variant) {
         |dir| sh(dir, "echo x > f; mkdir d; ln -s f l").truncate(0),
         |root| {
             for (name, seconds) in [("f", -1), ("d", 1), ("l", 4_000_000_000)] {
-                let time = |nsec| Timespec { tv_sec: seconds, tv_nsec: nsec };
-                let times = Timestamps { last_access: time(1), last_modification: time(999_999_999) };
+                let time = |nsec| Timespec {
+                    tv_sec: seconds,
+                    tv_nsec: nsec,
+                };
+                let times = Timestamps {
+                    last_access: time(1),
+                    last_modification: time(999_999_999),
+                };
                 utimensat(CWD, root.join(name), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
                 let meta = nofollow(&root.join(name));
-                assert_eq!((meta.mtime(), meta.mtime_nsec(), meta.atime()), (seconds, 999_999_999, seconds), "{name}");
+                assert_eq!(
+                    (meta.mtime(), meta.mtime_nsec(), meta.atime()),
+                    (seconds, 999_999_999, seconds),
+                    "{name}"
+                );
             }
             let before = nofollow(&root.join("f"));
             put(root.join("f"), "y");
@@ -442,11 +776,23 @@ fn times_access_and_statfs(v: Variant) {
             assert!(after.mtime() > before.mtime() && after.ctime() >= before.ctime());
             let dir = nofollow(&root.join("d")).mtime();
             put(root.join("d/new"), "");
-            assert!(nofollow(&root.join("d")).mtime() > dir, "a new name changes the time of its directory");
-            sh(root, "test -r f -a -w f -a ! -x f -a -d d -a -L l; chmod +x f; test -x f");
+            assert!(
+                nofollow(&root.join("d")).mtime() > dir,
+                "a new name changes the time of its directory"
+            );
+            sh(
+                root,
+                "test -r f -a -w f -a ! -x f -a -d d -a -L l; chmod +x f; test -x f",
+            );
             assert_eq!(as_user(root, 1000, "test -w f || echo no"), "no\n");
-            let (here, below) = (rustix::fs::statvfs(root).unwrap(), rustix::fs::statvfs(root.parent().unwrap()).unwrap());
-            assert_eq!((here.f_blocks * here.f_frsize, here.f_namemax), (below.f_blocks * below.f_frsize, 255));
+            let (here, below) = (
+                rustix::fs::statvfs(root).unwrap(),
+                rustix::fs::statvfs(root.parent().unwrap()).unwrap(),
+            );
+            assert_eq!(
+                (here.f_blocks * here.f_frsize, here.f_namemax),
+                (below.f_blocks * below.f_frsize, 255)
+            );
             rustix::fs::fsync(File::open(root.join("d")).unwrap().as_fd()).unwrap();
             rustix::fs::syncfs(File::open(root).unwrap()).unwrap();
         },
@@ -463,7 +809,11 @@ fn what_was_made_through_the_mount_is_in_the_directory(v: Variant) {
     let plain = rig.image.path().join("plain");
     fs::create_dir(&plain).unwrap();
     sample_tree(&plain);
-    let opts = TreeOpts { mtime: false, dir_mtime: false, ..TreeOpts::default() };
+    let opts = TreeOpts {
+        mtime: false,
+        dir_mtime: false,
+        ..TreeOpts::default()
+    };
     crate::common::assert_same_tree(&root, &plain, &opts);
     rig.mount.remount();
 }

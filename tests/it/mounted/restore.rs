@@ -1,4 +1,5 @@
-//! A restore makes the tree what it was, in place, can be undone, and leaves no stale answer in any cache.
+//! A restore makes the tree what it was, in place, can be undone, and leaves no stale answer in any
+//! cache.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -59,7 +60,11 @@ fn everything_comes_back_and_the_guard_undoes_it(v: Variant) {
     same(&root, &was);
     same(&rig.view(guard + 1), &was);
     rig.mount.umount();
-    assert_eq!(names(root.join(".ckptfs/tmp/restore")), Vec::<String>::new(), "nothing is left in the staging directory");
+    assert_eq!(
+        names(root.join(".ckptfs/tmp/restore")),
+        Vec::<String>::new(),
+        "nothing is left in the staging directory"
+    );
     same(&root, &was);
     rig.mount.remount();
     same(&root, &was);
@@ -76,33 +81,70 @@ fn small(v: Variant) -> (Rig, u64) {
 
 fn a_dry_run_names_the_changes_and_makes_none(v: Variant) {
     let (rig, id) = small(v);
-    sh(rig.path(), "echo changed > one; rm two; echo new > new; mv a/b c/");
+    sh(
+        rig.path(),
+        "echo changed > one; rm two; echo new > new; mv a/b c/",
+    );
     let now = tree(rig.path());
     let dry = rig.mount.json(&["restore", &id.to_string(), "--dry-run"]);
-    let said: Vec<String> = dry["changes"].as_array().unwrap().iter().map(|change| format!("{} {}", change["change"], change["path"])).collect();
+    let said: Vec<String> = dry["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|change| format!("{} {}", change["change"], change["path"]))
+        .collect();
     let mut said: Vec<String> = said.iter().map(|line| line.replace('"', "")).collect();
     said.sort();
     assert_eq!(said, ["A two", "D new", "M one", "R a/b"]);
-    assert_eq!((&dry["guard"], &dry["dry_run"]), (&serde_json::Value::Null, &true.into()));
+    assert_eq!(
+        (&dry["guard"], &dry["dry_run"]),
+        (&serde_json::Value::Null, &true.into())
+    );
     same(rig.path(), &now);
-    assert_eq!(rig.mount.log_json().as_array().unwrap().len(), 1, "no guard was made");
+    assert_eq!(
+        rig.mount.log_json().as_array().unwrap().len(),
+        1,
+        "no guard was made"
+    );
     let done = rig.mount.json(&["restore", &id.to_string()]);
-    assert_eq!(done["changes"], dry["changes"], "what was promised is what was done");
+    assert_eq!(
+        done["changes"], dry["changes"],
+        "what was promised is what was done"
+    );
 }
 
 fn only_the_given_paths_come_back(v: Variant) {
     let (rig, id) = small(v);
     let root = rig.path();
-    sh(root, "for f in one two a/one a/b/one a/b/two; do echo changed > $f; done; rm a/b/three a/two; echo new > a/b/new; rm -r c; rm three");
-    rig.mount.ok(&["restore", &id.to_string(), "a/b", "two", "c"]);
-    assert_eq!((get(root.join("a/b/one")), get(root.join("a/b/three")), get(root.join("two"))), ("one\n".into(), "three\n".into(), "two\n".into()));
-    assert_eq!((get(root.join("one")), get(root.join("a/one"))), ("changed\n".into(), "changed\n".into()), "what was not named stays");
+    sh(
+        root,
+        "for f in one two a/one a/b/one a/b/two; do echo changed > $f; done; rm a/b/three a/two; echo new > a/b/new; rm -r c; rm three",
+    );
+    rig.mount
+        .ok(&["restore", &id.to_string(), "a/b", "two", "c"]);
+    assert_eq!(
+        (
+            get(root.join("a/b/one")),
+            get(root.join("a/b/three")),
+            get(root.join("two"))
+        ),
+        ("one\n".into(), "three\n".into(), "two\n".into())
+    );
+    assert_eq!(
+        (get(root.join("one")), get(root.join("a/one"))),
+        ("changed\n".into(), "changed\n".into()),
+        "what was not named stays"
+    );
     assert_eq!(names(root.join("a/b")), ["one", "three", "two"]);
     assert_eq!(names(root), ["a", "c", "link", "one", "two"]);
     assert_eq!(names(root.join("a")), ["b", "one", "three"]);
     sh(root, "rm -r a");
     rig.mount.ok(&["restore", &id.to_string(), "a/b/two"]);
-    assert_eq!(sh(root, "find a"), "a\na/b\na/b/two\n", "directories that are missing on the way come back with the path, and nothing else");
+    assert_eq!(
+        sh(root, "find a"),
+        "a\na/b\na/b/two\n",
+        "directories that are missing on the way come back with the path, and nothing else"
+    );
     let refused = rig.mount.run(&["restore", &id.to_string(), "no/such"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }
@@ -110,25 +152,58 @@ fn only_the_given_paths_come_back(v: Variant) {
 fn directories_keep_their_inodes(v: Variant) {
     let (rig, id) = small(v);
     let root = rig.path();
-    let before = (ino(root.join("a")), ino(root.join("a/b")), ino(root.join("c")), ino(root.join("three")));
+    let before = (
+        ino(root.join("a")),
+        ino(root.join("a/b")),
+        ino(root.join("c")),
+        ino(root.join("three")),
+    );
     let shell = File::open(root.join("a/b")).unwrap();
-    sh(root, "rm a/b/*; echo x > a/b/new; chmod 700 a; mv a/b c/elsewhere; echo changed > one");
+    sh(
+        root,
+        "rm a/b/*; echo x > a/b/new; chmod 700 a; mv a/b c/elsewhere; echo changed > one",
+    );
     rig.mount.restore(id);
-    assert_eq!((ino(root.join("a")), ino(root.join("a/b")), ino(root.join("c")), ino(root.join("three"))), before);
+    assert_eq!(
+        (
+            ino(root.join("a")),
+            ino(root.join("a/b")),
+            ino(root.join("c")),
+            ino(root.join("three"))
+        ),
+        before
+    );
     let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&shell));
-    assert_eq!(names(through), ["one", "three", "two"], "who was in the directory sees it restored");
+    assert_eq!(
+        names(through),
+        ["one", "three", "two"],
+        "who was in the directory sees it restored"
+    );
 }
 
 fn open_files_keep_what_they_opened(v: Variant) {
     let (rig, id) = small(v);
     let root = rig.path();
     put(root.join("one"), "changed one");
-    let mut open = OpenOptions::new().read(true).write(true).open(root.join("one")).unwrap();
-    let mut new = OpenOptions::new().read(true).write(true).create_new(true).open(root.join("new")).unwrap();
+    let mut open = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(root.join("one"))
+        .unwrap();
+    let mut new = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(root.join("new"))
+        .unwrap();
     new.write_all(b"new content").unwrap();
     let mut past = File::open(rig.view(id).join("one")).unwrap();
     rig.mount.restore(id);
-    for (file, expected) in [(&mut open, "changed one"), (&mut new, "new content"), (&mut past, "one\n")] {
+    for (file, expected) in [
+        (&mut open, "changed one"),
+        (&mut new, "new content"),
+        (&mut past, "one\n"),
+    ] {
         let mut text = String::new();
         file.seek(SeekFrom::Start(0)).unwrap();
         file.read_to_string(&mut text).unwrap();
@@ -136,15 +211,35 @@ fn open_files_keep_what_they_opened(v: Variant) {
     }
     open.write_all(b" and more").unwrap();
     new.write_all(b" and more").unwrap();
-    assert_eq!((open.metadata().unwrap().nlink(), open.metadata().unwrap().len()), (0, 20));
-    assert_eq!(get(root.join("one")), "one\n", "a write to the old file does not reach the new one");
+    assert_eq!(
+        (
+            open.metadata().unwrap().nlink(),
+            open.metadata().unwrap().len()
+        ),
+        (0, 20)
+    );
+    assert_eq!(
+        get(root.join("one")),
+        "one\n",
+        "a write to the old file does not reach the new one"
+    );
     assert_eq!(errno(fs::metadata(root.join("new"))), libc::ENOENT);
-    assert_eq!(get(rig.view(id + 1).join("one")), "changed one", "nor the guard");
+    assert_eq!(
+        get(rig.view(id + 1).join("one")),
+        "changed one",
+        "nor the guard"
+    );
     assert_eq!(get(rig.view(id + 1).join("new")), "new content");
 }
 
 fn hard_links_come_back_as_links(v: Variant) {
-    let rig = v.start_with(MountOpts::new(v.io), |dir| sh(dir, "mkdir d; echo text > x; ln x y; ln x d/z; echo other > p; ln p q").truncate(0));
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(
+            dir,
+            "mkdir d; echo text > x; ln x y; ln x d/z; echo other > p; ln p q",
+        )
+        .truncate(0)
+    });
     let root = rig.path();
     let was = tree(root);
     let id = rig.mount.checkpoint();
@@ -162,7 +257,11 @@ fn hard_links_come_back_as_links(v: Variant) {
         let restored = rig.mount.json(&["restore", &id.to_string()]);
         same(root, &was);
         same(&rig.view(restored["guard"].as_u64().unwrap()), &then);
-        assert_eq!((ino(root.join("x")), ino(root.join("y"))), (ino(root.join("d/z")), ino(root.join("x"))), "{script}");
+        assert_eq!(
+            (ino(root.join("x")), ino(root.join("y"))),
+            (ino(root.join("d/z")), ino(root.join("x"))),
+            "{script}"
+        );
         assert_eq!(fs::metadata(root.join("x")).unwrap().nlink(), 3, "{script}");
     }
     same(&rig.view(id), &was);
@@ -205,7 +304,8 @@ fn no_cache_is_stale_after_a_restore(v: Variant) {
             "rm -r gone; rm d/f1; echo changed > d/f2; echo new > d/new; mv d/f3 keep/; chmod 600 d/f4; ln -sfn keep link; setfattr -n user.a -v 1 d/f5",
         );
         put(root.join("big"), noise(200_000, 2));
-        // Everything is looked at, so that every cache of the kernel holds it: names, missing names, attributes, listings, pages, links.
+        // Everything is looked at, so that every cache of the kernel holds it: names, missing
+        // names, attributes, listings, pages, links.
         let held = File::open(root.join("d/f2")).unwrap();
         let changed = tree(root);
         assert_eq!(errno(fs::metadata(root.join("gone/g"))), libc::ENOENT);
@@ -213,12 +313,39 @@ fn no_cache_is_stale_after_a_restore(v: Variant) {
         assert_eq!(get(root.join("d/f2")), "changed\n");
         rig.mount.restore(id);
         assert_eq!(get(root.join("d/f2")), "2\n", "round {round}: content");
-        assert_eq!(fs::metadata(root.join("d/f4")).unwrap().permissions().mode() & 0o777, 0o644, "round {round}: attributes");
-        assert_eq!(get(root.join("gone/g")), "g\n", "round {round}: a missing name was remembered");
-        assert_eq!((names(root.join("d")).len(), names(root.join("keep"))), (50, vec![]), "round {round}: a listing was remembered");
-        assert_eq!(errno(fs::metadata(root.join("d/new"))), libc::ENOENT, "round {round}: a name was remembered");
-        assert_eq!(fs::read_link(root.join("link")).unwrap(), Path::new("d"), "round {round}: a link was remembered");
-        assert!(fs::read(root.join("big")).unwrap() == noise(300_000, 1), "round {round}: pages were remembered");
+        assert_eq!(
+            fs::metadata(root.join("d/f4"))
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o777,
+            0o644,
+            "round {round}: attributes"
+        );
+        assert_eq!(
+            get(root.join("gone/g")),
+            "g\n",
+            "round {round}: a missing name was remembered"
+        );
+        assert_eq!(
+            (names(root.join("d")).len(), names(root.join("keep"))),
+            (50, vec![]),
+            "round {round}: a listing was remembered"
+        );
+        assert_eq!(
+            errno(fs::metadata(root.join("d/new"))),
+            libc::ENOENT,
+            "round {round}: a name was remembered"
+        );
+        assert_eq!(
+            fs::read_link(root.join("link")).unwrap(),
+            Path::new("d"),
+            "round {round}: a link was remembered"
+        );
+        assert!(
+            fs::read(root.join("big")).unwrap() == noise(300_000, 1),
+            "round {round}: pages were remembered"
+        );
         same(root, &tree(&rig.view(id)));
         same(&rig.view(id + 1 + round), &changed);
         drop(held);
@@ -229,7 +356,13 @@ fn a_restore_to_an_older_checkpoint_leaves_the_newer_ones_as_they_were(v: Varian
     let mut rig = v.start();
     let root = rig.path().to_owned();
     let mut states: Vec<(u64, Tree)> = Vec::new();
-    for script in ["mkdir d; echo 1 > d/f; echo 1 > g", "echo 2 > d/f; mv g h", "rm -r d; echo 3 > h", "mkdir d; echo 4 > d/f; ln h d/h", ":"] {
+    for script in [
+        "mkdir d; echo 1 > d/f; echo 1 > g",
+        "echo 2 > d/f; mv g h",
+        "rm -r d; echo 3 > h",
+        "mkdir d; echo 4 > d/f; ln h d/h",
+        ":",
+    ] {
         sh(&root, script);
         states.push((rig.mount.checkpoint(), tree(&root)));
     }
@@ -250,18 +383,37 @@ fn a_restore_to_an_older_checkpoint_leaves_the_newer_ones_as_they_were(v: Varian
 
 fn nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made(v: Variant) {
     let (rig, id) = small(v);
-    sh(rig.path(), "echo changed > one; rm two; mv a/b c/; mkdir -p n/n; chmod 600 three; setfattr -n user.x -v 1 a/one");
+    sh(
+        rig.path(),
+        "echo changed > one; rm two; mv a/b c/; mkdir -p n/n; chmod 600 three; setfattr -n user.x -v 1 a/one",
+    );
     rig.mount.restore(id);
-    assert_eq!(rig.mount.diff_json(&id.to_string(), None), serde_json::json!([]), "the live tree is what the checkpoint holds");
+    assert_eq!(
+        rig.mount.diff_json(&id.to_string(), None),
+        serde_json::json!([]),
+        "the live tree is what the checkpoint holds"
+    );
     let listed = dirty(&rig.mount);
-    assert!(listed.is_empty(), "status compares with what was restored: {listed:?}");
+    assert!(
+        listed.is_empty(),
+        "status compares with what was restored: {listed:?}"
+    );
     let guard = (id + 1).to_string();
-    assert_ne!(rig.mount.diff_json(&guard, None), serde_json::json!([]), "compared with the guard, the restore is a change");
+    assert_ne!(
+        rig.mount.diff_json(&guard, None),
+        serde_json::json!([]),
+        "compared with the guard, the restore is a change"
+    );
     fs::set_permissions(rig.path().join("one"), Permissions::from_mode(0o644)).unwrap();
-    assert_eq!(rig.mount.diff_json(&id.to_string(), None), serde_json::json!([]), "the same mode again is no change");
+    assert_eq!(
+        rig.mount.diff_json(&id.to_string(), None),
+        serde_json::json!([]),
+        "the same mode again is no change"
+    );
 }
 
-/// A restore had the kernel forget the listing of `.snapshots` while it held what a mkdir(2) there waits for, with that directory locked.
+/// A restore had the kernel forget the listing of `.snapshots` while it held what a mkdir(2) there
+/// waits for, with that directory locked.
 fn restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other(v: Variant) {
     let (rig, id) = small(v);
     let (root, done) = (rig.path().to_owned(), AtomicBool::new(false));
@@ -282,7 +434,8 @@ fn restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other(v: Varian
     });
 }
 
-/// More files than go behind one record, with long names and attributes, among links, other kinds and names that changed places.
+/// More files than go behind one record, with long names and attributes, among links, other kinds
+/// and names that changed places.
 fn many_files_come_back_behind_few_records(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |root| {
         for index in 0..400 {
@@ -307,35 +460,59 @@ fn many_files_come_back_behind_few_records(v: Variant) {
     rig.mount.restore(id + 1);
     same(&root, &then);
     rig.mount.umount();
-    assert_eq!(names(root.join(".ckptfs/tmp/restore")), Vec::<String>::new(), "nothing is left in the staging directory");
+    assert_eq!(
+        names(root.join(".ckptfs/tmp/restore")),
+        Vec::<String>::new(),
+        "nothing is left in the staging directory"
+    );
 }
 
-/// What comes back is found out while others work on. Of names that were made one after the other the guard has the first, and the tree the rest.
+/// What comes back is found out while others work on. Of names that were made one after the other
+/// the guard has the first, and the tree the rest.
 fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
     let (rig, id) = small(v);
     let (root, done) = (rig.path().to_owned(), AtomicBool::new(false));
     (0..50).for_each(|index| put(root.join(format!("changed-{index}")), "changed"));
     let numbers = |dir: &Path| {
-        let mut numbers: Vec<u64> = names(dir).iter().filter_map(|name| name.strip_prefix("made-")?.parse().ok()).collect();
+        let mut numbers: Vec<u64> = names(dir)
+            .iter()
+            .filter_map(|name| name.strip_prefix("made-")?.parse().ok())
+            .collect();
         numbers.sort_unstable();
-        assert!(numbers.windows(2).all(|two| two[1] == two[0] + 1), "{}: {numbers:?}", dir.display());
+        assert!(
+            numbers.windows(2).all(|two| two[1] == two[0] + 1),
+            "{}: {numbers:?}",
+            dir.display()
+        );
         numbers
     };
     let (count, next) = std::thread::scope(|scope| {
-        let writer =
-            scope.spawn(|| (0..).take_while(|_| !done.load(Ordering::Relaxed)).map(|made| put(root.join(format!("made-{made}")), "made")).count());
+        let writer = scope.spawn(|| {
+            (0..)
+                .take_while(|_| !done.load(Ordering::Relaxed))
+                .map(|made| put(root.join(format!("made-{made}")), "made"))
+                .count()
+        });
         let mut next = 0;
         for round in 0..20 {
-            (0..50).for_each(|index| put(root.join(format!("changed-{index}")), format!("{round}")));
+            (0..50)
+                .for_each(|index| put(root.join(format!("changed-{index}")), format!("{round}")));
             let restored = rig.mount.json(&["restore", &id.to_string()]);
             let guard = numbers(&rig.view(restored["guard"].as_u64().expect("a guard")));
-            assert!(guard.first().is_none_or(|first| *first == next), "{round}: {next} is missing in {guard:?}");
+            assert!(
+                guard.first().is_none_or(|first| *first == next),
+                "{round}: {next} is missing in {guard:?}"
+            );
             next = guard.last().map_or(next, |last| last + 1);
         }
         done.store(true, Ordering::Relaxed);
         (writer.join().expect("the writer") as u64, next)
     });
     let left = numbers(&root);
-    assert_eq!(left.first().copied().unwrap_or(count), next, "what came after the last restore is there");
+    assert_eq!(
+        left.first().copied().unwrap_or(count),
+        next,
+        "what came after the last restore is there"
+    );
     assert_eq!(left.last().map_or(next, |last| last + 1), count);
 }

@@ -1,4 +1,5 @@
-//! What history costs in space: nothing for what did not change, shared extents for what did, and it comes back.
+//! What history costs in space: nothing for what did not change, shared extents for what did, and
+//! it comes back.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -40,19 +41,38 @@ fn unchanged_files_take_no_blocks_in_the_store(v: Variant) {
     let root = rig.path();
     for round in 0..3 {
         rig.mount.checkpoint();
-        sh(root, "cat f* > /dev/null; chmod 600 f0; mv f1 moved; mv moved f1; ln f2 hard; rm hard; touch -h -a f3");
-        drop(OpenOptions::new().read(true).write(true).open(root.join("f4")).unwrap());
+        sh(
+            root,
+            "cat f* > /dev/null; chmod 600 f0; mv f1 moved; mv moved f1; ln f2 hard; rm hard; touch -h -a f3",
+        );
+        drop(
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(root.join("f4"))
+                .unwrap(),
+        );
         put(root.join("new"), noise(500_000, 99));
         fs::remove_file(root.join("new")).unwrap();
-        // A file that was opened for writing is let go of when the kernel releases it, which may be after close(2) has returned.
-        crate::common::mount::wait_until(&format!("round {round}: nothing is kept"), 30, || objects(root).is_empty());
+        // A file that was opened for writing is let go of when the kernel releases it, which may be
+        // after close(2) has returned.
+        crate::common::mount::wait_until(&format!("round {round}: nothing is kept"), 30, || {
+            objects(root).is_empty()
+        });
     }
-    OpenOptions::new().write(true).open(root.join("f5")).unwrap().write_all_at(b"x", 0).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(root.join("f5"))
+        .unwrap()
+        .write_all_at(b"x", 0)
+        .unwrap();
     assert_eq!(objects(root).len(), 1, "one changed file, one object");
 }
 
 fn what_is_freed_leaves_no_empty_layer(v: Variant) {
-    let rig = v.start_with(MountOpts::new(v.io), |dir| put(dir.join("f"), noise(100, 1)));
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        put(dir.join("f"), noise(100, 1))
+    });
     let root = rig.path();
     for round in 1..=4 {
         rig.mount.checkpoint();
@@ -61,48 +81,76 @@ fn what_is_freed_leaves_no_empty_layer(v: Variant) {
     for id in ["1", "2", "3"] {
         rig.mount.ok(&["delete", "--now", id]);
     }
-    // The layer of the open epoch is made ahead, and those of earlier ones that were never used go within a second.
+    // The layer of the open epoch is made ahead, and those of earlier ones that were never used go
+    // within a second.
     crate::common::mount::wait_until("no closed layer is empty", 60, || {
         sh(root, "cd .ckptfs/layers; for layer in *; do test $layer -ge 5 || test -n \"$(ls $layer/objects)\" || echo $layer; done").is_empty()
     });
     assert_eq!(objects(root).len(), 1, "checkpoint 4 needs one");
 }
 
-/// Each checkpoint cloned each file that was open to be written; now the next epoch's record leads to what the last one has.
+/// Each checkpoint cloned each file that was open to be written; now the next epoch's record leads
+/// to what the last one has.
 fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
     const OLD: [u8; 8192] = [1; 8192];
-    let rig = v.start_with(MountOpts::new(v.io), |dir| ["mapped", "written"].iter().for_each(|name| put(dir.join(name), OLD)));
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        ["mapped", "written"]
+            .iter()
+            .for_each(|name| put(dir.join(name), OLD))
+    });
     let (root, log) = (rig.path(), File::create(rig.path().join("log")).unwrap());
     // A stat proves nothing of what changed a moment before.
     std::thread::sleep(std::time::Duration::from_millis(2100));
     rig.mount.checkpoint();
-    let mapped = OpenOptions::new().read(true).write(true).open(root.join("mapped")).unwrap();
+    let mapped = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(root.join("mapped"))
+        .unwrap();
     let mapping = Mapping::writable(&mapped, OLD.len());
-    let written = OpenOptions::new().write(true).open(root.join("written")).unwrap();
+    let written = OpenOptions::new()
+        .write(true)
+        .open(root.join("written"))
+        .unwrap();
     for byte in 2..=7 {
         log.write_all_at(&[byte], 0).unwrap();
         assert_eq!(rig.mount.checkpoint(), u64::from(byte));
     }
-    let is_of = |object: &&PathBuf| fs::metadata(object).is_ok_and(|found| found.len() == OLD.len() as u64);
+    let is_of =
+        |object: &&PathBuf| fs::metadata(object).is_ok_and(|found| found.len() == OLD.len() as u64);
     let kept = objects(root).iter().filter(is_of).count();
-    assert!(kept <= 4, "{kept} of two files at their opening, and of one at the next checkpoint");
+    assert!(
+        kept <= 4,
+        "{kept} of two files at their opening, and of one at the next checkpoint"
+    );
     mapping.write(4096, b"stored");
     written.write_all_at(b"written", 0).unwrap();
     assert_eq!(rig.mount.checkpoint(), 8);
     let check = |id: u64| {
-        let shown = |name: &str| fs::read(rig.view(id).join(name)).unwrap_or_else(|error| panic!("{name} of {id}: {error}"));
+        let shown = |name: &str| {
+            fs::read(rig.view(id).join(name))
+                .unwrap_or_else(|error| panic!("{name} of {id}: {error}"))
+        };
         let (mut store, mut write) = (OLD, OLD);
         if id >= 8 {
             store[4096..4102].copy_from_slice(b"stored");
             write[..7].copy_from_slice(b"written");
         }
-        assert!(shown("mapped") == store && shown("written") == write, "checkpoint {id}");
+        assert!(
+            shown("mapped") == store && shown("written") == write,
+            "checkpoint {id}"
+        );
         if (2..8).contains(&id) {
             assert_eq!(shown("log"), [id as u8]);
         }
     };
     (1..=8).for_each(check);
-    for (gone, left) in [(2, [1, 3, 4, 5, 6, 7, 8].as_slice()), (1, &[3, 4, 5, 6, 7, 8]), (7, &[3, 4, 5, 6, 8]), (4, &[3, 5, 6, 8])] {
+    for (gone, left) in [
+        (2, [1, 3, 4, 5, 6, 7, 8].as_slice()),
+        (1, &[3, 4, 5, 6, 7, 8]),
+        (7, &[3, 4, 5, 6, 8]),
+        (4, &[3, 5, 6, 8]),
+    ] {
         rig.mount.ok(&["delete", "--now", &gone.to_string()]);
         left.iter().copied().for_each(check);
     }
@@ -122,14 +170,30 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
 
 /// Captures are made before the freeze, for an epoch that may never open.
 fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
-    let mut rig = v.start_with(MountOpts::new(v.io).arg("--no-holder"), |dir| (0..4).for_each(|n| put(dir.join(format!("f{n}")), noise(9000, n))));
+    let mut rig = v.start_with(MountOpts::new(v.io).arg("--no-holder"), |dir| {
+        (0..4).for_each(|n| put(dir.join(format!("f{n}")), noise(9000, n)))
+    });
     let root = rig.path().to_owned();
     rig.mount.checkpoint();
-    let open = |n: u8| OpenOptions::new().read(true).write(true).open(root.join(format!("f{n}"))).unwrap();
+    let open = |n: u8| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(root.join(format!("f{n}")))
+            .unwrap()
+    };
     let files: Vec<File> = (0..4).map(open).collect();
-    files.iter().for_each(|file| file.write_all_at(b"new", 0).unwrap());
-    let plan = Plan { kill: true, ..Plan::nth(3, Errno::EIO).only(Call::Clone) };
-    Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap().ask(Fault { plan: Some(plan) }).unwrap();
+    files
+        .iter()
+        .for_each(|file| file.write_all_at(b"new", 0).unwrap());
+    let plan = Plan {
+        kill: true,
+        ..Plan::nth(3, Errno::EIO).only(Call::Clone)
+    };
+    Client::connect(File::open(root.join(".ckptfs")).unwrap())
+        .unwrap()
+        .ask(Fault { plan: Some(plan) })
+        .unwrap();
     let made = rig.mount.run(&["checkpoint"]);
     drop(files);
     if v.io == Io::Daemon {
@@ -139,39 +203,65 @@ fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
     assert!(!made.status.success(), "{made:?}");
     rig.mount.kill();
     said("umount", &["-l".as_ref(), root.as_os_str()]);
-    let left = || sh(&root, "ls .ckptfs/layers/3/objects 2>/dev/null | wc -l").trim().parse::<u32>().unwrap();
+    let left = || {
+        sh(&root, "ls .ckptfs/layers/3/objects 2>/dev/null | wc -l")
+            .trim()
+            .parse::<u32>()
+            .unwrap()
+    };
     assert!(left() > 0, "it was killed before it had captured anything");
     rig.mount.remount();
     for n in 0..4 {
-        assert_eq!(fs::read(rig.view(1).join(format!("f{n}"))).unwrap(), noise(9000, n));
+        assert_eq!(
+            fs::read(rig.view(1).join(format!("f{n}"))).unwrap(),
+            noise(9000, n)
+        );
     }
     assert_eq!(left(), 0, "what nobody has a record of");
 }
 
 fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     const SIZE: usize = 64 << 20;
-    let rig = v.start_with(MountOpts::new(v.io), |dir| put(dir.join("big"), noise(SIZE, 1)));
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        put(dir.join("big"), noise(SIZE, 1))
+    });
     let root = rig.path();
     let start = free(rig.image.path());
     rig.mount.checkpoint();
-    let file = OpenOptions::new().read(true).write(true).open(root.join("big")).unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(root.join("big"))
+        .unwrap();
     file.write_all_at(&[7; 4096], 1 << 20).unwrap();
     file.sync_all().unwrap();
     drop(file);
     rig.mount.checkpoint();
-    // The kernel may tell of the close later than the checkpoint, which then keeps the file ahead; it is let go of once that is known.
+    // The kernel may tell of the close later than the checkpoint, which then keeps the file ahead;
+    // it is let go of once that is known.
     crate::common::mount::wait_until("one object is kept", 30, || {
         rig.mount.ok(&["status"]);
         objects(root).len() == 1
     });
-    let [object] = &objects(root)[..] else { panic!("one object: {:?}", objects(root)) };
+    let [object] = &objects(root)[..] else {
+        panic!("one object: {:?}", objects(root))
+    };
     let used = start.saturating_sub(free(rig.image.path()));
-    assert!(used < 16 << 20, "a changed page of a file of 64 MiB took {used} bytes");
+    assert!(
+        used < 16 << 20,
+        "a changed page of a file of 64 MiB took {used} bytes"
+    );
     let shared = said("filefrag", &["-v".as_ref(), object.as_os_str()]);
-    assert!(shared.lines().any(|line| line.contains("shared")), "{shared}");
+    assert!(
+        shared.lines().any(|line| line.contains("shared")),
+        "{shared}"
+    );
     put(root.join("big"), noise(SIZE, 2));
     let full = free(rig.image.path());
-    assert!(start.saturating_sub(full) > SIZE as u64 / 2, "the old content is kept");
+    assert!(
+        start.saturating_sub(full) > SIZE as u64 / 2,
+        "the old content is kept"
+    );
     fs::remove_dir(root.join(".snapshots/1")).unwrap();
     fs::remove_dir(root.join(".snapshots/2")).unwrap();
     assert!(!objects(root).is_empty(), "they can be brought back");
@@ -180,5 +270,7 @@ fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     }
     assert_eq!(objects(root), Vec::<PathBuf>::new());
     // XFS and btrfs free extents in the background.
-    crate::common::mount::wait_until("the space is free again", 60, || free(rig.image.path()).saturating_sub(full) > SIZE as u64 / 2);
+    crate::common::mount::wait_until("the space is free again", 60, || {
+        free(rig.image.path()).saturating_sub(full) > SIZE as u64 / 2
+    });
 }

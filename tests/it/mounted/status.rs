@@ -25,7 +25,10 @@ fn filled(v: Variant) -> Rig {
         for name in ["a", "b", "c", "d", "e"] {
             put(dir.join(name), format!("content of {name}\n"));
         }
-        sh(dir, "mkdir -p sub/deep; echo x > sub/x; echo y > sub/deep/y; ln -s a link; mkfifo fifo");
+        sh(
+            dir,
+            "mkdir -p sub/deep; echo x > sub/x; echo y > sub/deep/y; ln -s a link; mkfifo fifo",
+        );
     });
     rig.mount.checkpoint();
     rig
@@ -35,10 +38,19 @@ fn filled(v: Variant) -> Rig {
 pub fn dirty(mount: &Mount) -> Vec<String> {
     let status = mount.status_json();
     let entries = status["dirty"].as_array().expect("an array").iter();
-    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let text = |value: &serde_json::Value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    };
     entries
         .map(|entry| match entry.get("from") {
-            Some(from) => format!("{} {} -> {}", text(&entry["change"]), text(from), text(&entry["path"])),
+            Some(from) => format!(
+                "{} {} -> {}",
+                text(&entry["change"]),
+                text(from),
+                text(&entry["path"])
+            ),
             None => format!("{} {}", text(&entry["change"]), text(&entry["path"])),
         })
         .collect()
@@ -48,15 +60,31 @@ fn what_was_only_opened_or_read_is_not_dirty(v: Variant) {
     let rig = filled(v);
     let root = rig.path();
     drop(OpenOptions::new().write(true).open(root.join("a")).unwrap());
-    drop(OpenOptions::new().append(true).open(root.join("b")).unwrap());
-    let mut both = OpenOptions::new().read(true).write(true).open(root.join("c")).unwrap();
+    drop(
+        OpenOptions::new()
+            .append(true)
+            .open(root.join("b"))
+            .unwrap(),
+    );
+    let mut both = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(root.join("c"))
+        .unwrap();
     both.read_to_string(&mut String::new()).unwrap();
     drop(both);
-    let mapped = OpenOptions::new().read(true).write(true).open(root.join("d")).unwrap();
+    let mapped = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(root.join("d"))
+        .unwrap();
     let mapping = Mapping::writable(&mapped, 10);
     assert_eq!(mapping.read(0, 7), b"content");
     drop((mapped, mapping));
-    sh(root, "cat a sub/x > /dev/null; ls -lR > /dev/null; getfacl -R . > /dev/null");
+    sh(
+        root,
+        "cat a sub/x > /dev/null; ls -lR > /dev/null; getfacl -R . > /dev/null",
+    );
     assert_eq!(dirty(&rig.mount), Vec::<String>::new());
 }
 
@@ -75,19 +103,42 @@ fn every_kind_of_change_is_dirty_with_its_letter(v: Variant) {
     fs::create_dir(root.join("fifo")).unwrap();
     put(root.join("fifo/new"), "");
     sh(root, "touch e");
-    let expected = ["M a", "M b", "M c", "R sub/deep -> deep", "M e", "T fifo", "A fifo/new", "M link", "R d -> sub/moved", "D sub/x"];
+    let expected = [
+        "M a",
+        "M b",
+        "M c",
+        "R sub/deep -> deep",
+        "M e",
+        "T fifo",
+        "A fifo/new",
+        "M link",
+        "R d -> sub/moved",
+        "D sub/x",
+    ];
     assert_eq!(dirty(&rig.mount), expected);
     rig.mount.checkpoint();
-    assert_eq!(dirty(&rig.mount), Vec::<String>::new(), "nothing is dirty after a checkpoint");
+    assert_eq!(
+        dirty(&rig.mount),
+        Vec::<String>::new(),
+        "nothing is dirty after a checkpoint"
+    );
 }
 
 fn what_was_changed_back_is_not_dirty(v: Variant) {
     let rig = filled(v);
     let root = rig.path();
     let before = fs::symlink_metadata(root.join("a")).unwrap();
-    put(root.join("a"), "something longer than before, and then as it was");
+    put(
+        root.join("a"),
+        "something longer than before, and then as it was",
+    );
     put(root.join("a"), "content of a\n");
-    File::options().write(true).open(root.join("a")).unwrap().set_modified(before.modified().unwrap()).unwrap();
+    File::options()
+        .write(true)
+        .open(root.join("a"))
+        .unwrap()
+        .set_modified(before.modified().unwrap())
+        .unwrap();
     fs::rename(root.join("b"), root.join("elsewhere")).unwrap();
     fs::rename(root.join("elsewhere"), root.join("b")).unwrap();
     fs::set_permissions(root.join("c"), Permissions::from_mode(0o600)).unwrap();
@@ -101,26 +152,51 @@ fn what_was_changed_back_is_not_dirty(v: Variant) {
     assert_eq!(dirty(&rig.mount), Vec::<String>::new());
     let before = fs::metadata(root.join("e")).unwrap().modified().unwrap();
     put(root.join("e"), "CONTENT OF E\n");
-    File::options().write(true).open(root.join("e")).unwrap().set_modified(before).unwrap();
-    assert_eq!(dirty(&rig.mount), ["M e"], "the same size and time do not hide other bytes");
+    File::options()
+        .write(true)
+        .open(root.join("e"))
+        .unwrap()
+        .set_modified(before)
+        .unwrap();
+    assert_eq!(
+        dirty(&rig.mount),
+        ["M e"],
+        "the same size and time do not hide other bytes"
+    );
 }
 
-/// It was left out, for what only moves along with its directory is: nobody saw whether it had changed besides.
+/// It was left out, for what only moves along with its directory is: nobody saw whether it had
+/// changed besides.
 fn what_changed_in_a_directory_that_was_renamed_is_named(v: Variant) {
     let rig = filled(v);
     fs::rename(rig.path().join("sub"), rig.path().join("other")).unwrap();
     assert_eq!(dirty(&rig.mount), ["R sub -> other"]);
     put(rig.path().join("other/deep/y"), "changed");
     fs::set_permissions(rig.path().join("other/x"), Permissions::from_mode(0o600)).unwrap();
-    assert_eq!(dirty(&rig.mount), ["R sub -> other", "R sub/deep/y -> other/deep/y", "R sub/x -> other/x"]);
+    assert_eq!(
+        dirty(&rig.mount),
+        [
+            "R sub -> other",
+            "R sub/deep/y -> other/deep/y",
+            "R sub/x -> other/x"
+        ]
+    );
 }
 
 fn a_file_written_through_a_mapping_after_its_descriptor_was_closed_is_dirty(v: Variant) {
     let rig = filled(v);
-    let file = OpenOptions::new().read(true).write(true).open(rig.path().join("sub/x")).unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(rig.path().join("sub/x"))
+        .unwrap();
     let mapping = Mapping::writable(&file, 2);
     drop(file);
-    assert_eq!(dirty(&rig.mount), Vec::<String>::new(), "nothing was stored yet");
+    assert_eq!(
+        dirty(&rig.mount),
+        Vec::<String>::new(),
+        "nothing was stored yet"
+    );
     mapping.write(0, b"z");
     if v.io == crate::common::Io::Daemon {
         mapping.sync();
@@ -139,12 +215,19 @@ fn a_file_written_through_a_mapping_after_its_descriptor_was_closed_is_dirty(v: 
 
 fn an_open_file_is_dirty_only_once_it_is_written(v: Variant) {
     let rig = filled(v);
-    let mut log = OpenOptions::new().append(true).open(rig.path().join("a")).unwrap();
+    let mut log = OpenOptions::new()
+        .append(true)
+        .open(rig.path().join("a"))
+        .unwrap();
     assert_eq!(dirty(&rig.mount), Vec::<String>::new());
     log.write_all(b"line\n").unwrap();
     assert_eq!(dirty(&rig.mount), ["M a"]);
     rig.mount.checkpoint();
-    assert_eq!(dirty(&rig.mount), Vec::<String>::new(), "still open, and unchanged since");
+    assert_eq!(
+        dirty(&rig.mount),
+        Vec::<String>::new(),
+        "still open, and unchanged since"
+    );
     log.write_all(b"line\n").unwrap();
     assert_eq!(dirty(&rig.mount), ["M a"]);
     rig.mount.checkpoint();
@@ -157,10 +240,25 @@ fn the_dirty_state_survives_an_unmount_and_a_kill(v: Variant) {
     let mut rig = filled(v);
     let root = rig.path().to_owned();
     put(root.join("a"), "changed");
-    sh(&root, "mv sub/deep deep; rm b; mkdir -p n/e/w; echo 1 > n/e/w/file; chmod 600 c");
+    sh(
+        &root,
+        "mv sub/deep deep; rm b; mkdir -p n/e/w; echo 1 > n/e/w/file; chmod 600 c",
+    );
     let open = OpenOptions::new().write(true).open(root.join("d")).unwrap();
     let expected = dirty(&rig.mount);
-    assert_eq!(expected, ["M a", "D b", "M c", "R sub/deep -> deep", "A n", "A n/e", "A n/e/w", "A n/e/w/file"]);
+    assert_eq!(
+        expected,
+        [
+            "M a",
+            "D b",
+            "M c",
+            "R sub/deep -> deep",
+            "A n",
+            "A n/e",
+            "A n/e/w",
+            "A n/e/w/file"
+        ]
+    );
     rig.mount.kill();
     drop(open);
     rig.mount.remount();
@@ -172,7 +270,8 @@ fn the_dirty_state_survives_an_unmount_and_a_kill(v: Variant) {
     assert_eq!(dirty(&rig.mount), Vec::<String>::new());
 }
 
-/// What an editor, a compiler and a version control system do to files, followed by a look at every path.
+/// What an editor, a compiler and a version control system do to files, followed by a look at every
+/// path.
 fn the_dirty_set_of_a_working_day_is_exact(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "mkdir -p src/mod docs target; for i in $(seq 40); do echo $i > src/f$i; echo $i > docs/d$i; done; echo lib > src/mod/lib");
@@ -196,17 +295,30 @@ fn the_dirty_set_of_a_working_day_is_exact(v: Variant) {
         let named = found.iter().any(|line| line.ends_with(&format!(" {name}")));
         let differs = view.get(path).is_none_or(|old| {
             let timed = node.kind != crate::common::tree::NodeKind::Dir;
-            (&old.kind, old.mode, old.uid, &old.xattrs) != (&node.kind, node.mode, node.uid, &node.xattrs) || (timed && old.mtime != node.mtime)
+            (&old.kind, old.mode, old.uid, &old.xattrs)
+                != (&node.kind, node.mode, node.uid, &node.xattrs)
+                || (timed && old.mtime != node.mtime)
         });
         assert_eq!(named, differs, "{name} in {found:#?}");
     }
     for path in view.keys().filter(|path| !live.contains_key(*path)) {
-        let (deleted, renamed) = (format!("D {}", path.display()), format!("R {} ->", path.display()));
-        assert!(found.iter().any(|line| *line == deleted || line.starts_with(&renamed)), "{path:?} is gone: {found:#?}");
+        let (deleted, renamed) = (
+            format!("D {}", path.display()),
+            format!("R {} ->", path.display()),
+        );
+        assert!(
+            found
+                .iter()
+                .any(|line| *line == deleted || line.starts_with(&renamed)),
+            "{path:?} is gone: {found:#?}"
+        );
     }
     let mut sorted = rig.mount.dirty();
     sorted.dedup();
     assert_eq!(sorted.len(), found.len(), "each path once");
-    let file = OpenOptions::new().write(true).open(root.join("src/f9")).unwrap();
+    let file = OpenOptions::new()
+        .write(true)
+        .open(root.join("src/f9"))
+        .unwrap();
     file.write_all_at(b"9", 0).unwrap();
 }

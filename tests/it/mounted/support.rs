@@ -16,9 +16,14 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the first `length` bytes of a file for reading and writing; the descriptor may be closed after.
+    /// Maps the first `length` bytes of a file for reading and writing; the descriptor may be
+    /// closed after.
     pub fn writable(file: &File, length: usize) -> Mapping {
-        Mapping::new(file, length, rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE)
+        Mapping::new(
+            file,
+            length,
+            rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+        )
     }
 
     /// Maps the first `length` bytes of a file for reading.
@@ -27,22 +32,39 @@ impl Mapping {
     }
 
     fn new(file: &File, length: usize, protection: rustix::mm::ProtFlags) -> Mapping {
-        // SAFETY: the kernel chooses the address, so no memory of ours is replaced; the mapping lives as long as the value.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, rustix::mm::MapFlags::SHARED, file, 0) };
-        Mapping { at: at.expect("the file can be mapped"), length }
+        // SAFETY: the kernel chooses the address, so no memory of ours is replaced; the mapping
+        // lives as long as the value.
+        let at = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                protection,
+                rustix::mm::MapFlags::SHARED,
+                file,
+                0,
+            )
+        };
+        Mapping {
+            at: at.expect("the file can be mapped"),
+            length,
+        }
     }
 
     /// Has what was stored written to the file (msync(2)).
     pub fn sync(&self) {
         // SAFETY: exactly the mapping, which lives as long as `self`.
-        unsafe { rustix::mm::msync(self.at, self.length, rustix::mm::MsyncFlags::SYNC) }.expect("a mapping of a file can be synced");
+        unsafe { rustix::mm::msync(self.at, self.length, rustix::mm::MsyncFlags::SYNC) }
+            .expect("a mapping of a file can be synced");
     }
 
     /// Copies bytes out of the mapping.
     pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= self.length);
-        // SAFETY: within the mapping, which lives as long as `self`; the files of these tests are not cut while they are mapped.
-        (0..length).map(|index| unsafe { self.at.cast::<u8>().add(offset + index).read_volatile() }).collect()
+        // SAFETY: within the mapping, which lives as long as `self`; the files of these tests are
+        // not cut while they are mapped.
+        (0..length)
+            .map(|index| unsafe { self.at.cast::<u8>().add(offset + index).read_volatile() })
+            .collect()
     }
 
     /// Stores bytes through the mapping.
@@ -50,7 +72,12 @@ impl Mapping {
         assert!(offset + bytes.len() <= self.length);
         for (index, byte) in bytes.iter().enumerate() {
             // SAFETY: as in `read`, and the mapping was made for writing.
-            unsafe { self.at.cast::<u8>().add(offset + index).write_volatile(*byte) };
+            unsafe {
+                self.at
+                    .cast::<u8>()
+                    .add(offset + index)
+                    .write_volatile(*byte)
+            };
         }
     }
 }
@@ -65,7 +92,10 @@ impl Drop for Mapping {
 /// The errno that a call failed with.
 #[track_caller]
 pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
-    result.expect_err("it must fail").raw_os_error().expect("an error of the system")
+    result
+        .expect_err("it must fail")
+        .raw_os_error()
+        .expect("an error of the system")
 }
 
 /// Writes a file through a path; panics with the path.
@@ -79,13 +109,18 @@ pub fn put(path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
 #[track_caller]
 pub fn get(path: impl AsRef<Path>) -> String {
     let path = path.as_ref();
-    String::from_utf8_lossy(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).into_owned()
+    String::from_utf8_lossy(
+        &fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())),
+    )
+    .into_owned()
 }
 
 /// Inode number, without following a link.
 #[track_caller]
 pub fn ino(path: impl AsRef<Path>) -> u64 {
-    fs::symlink_metadata(path.as_ref()).unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display())).ino()
+    fs::symlink_metadata(path.as_ref())
+        .unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
+        .ino()
 }
 
 /// Names of a directory, sorted.
@@ -93,14 +128,25 @@ pub fn ino(path: impl AsRef<Path>) -> u64 {
 pub fn names(dir: impl AsRef<Path>) -> Vec<String> {
     let dir = dir.as_ref();
     let list = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-    let mut names: Vec<String> = list.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = list
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
     names.sort();
     names
 }
 
 /// Runs a tool and returns everything it said, with its status in front unless that is 0.
 pub fn said(name: &str, arguments: &[&std::ffi::OsStr]) -> String {
-    let output = run_limited(&mut tool(name, arguments), crate::common::command::TOOL_SECONDS);
+    let output = run_limited(
+        &mut tool(name, arguments),
+        crate::common::command::TOOL_SECONDS,
+    );
     let mut text = String::new();
     if !output.status.success() {
         text.push_str(&format!("{}\n", output.status));
@@ -121,6 +167,9 @@ pub fn tree(root: &Path) -> Tree {
 /// Bytes that look different everywhere.
 pub fn noise(length: usize, seed: u8) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    blake3::Hasher::new().update(&[seed]).finalize_xof().fill(&mut bytes);
+    blake3::Hasher::new()
+        .update(&[seed])
+        .finalize_xof()
+        .fill(&mut bytes);
     bytes
 }

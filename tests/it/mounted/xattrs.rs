@@ -17,7 +17,9 @@ const ACL: &str = "system.posix_acl_access";
 const CAPABILITY: &str = "security.capability";
 
 /// cap_net_raw=ep, as setcap(8) writes it.
-const CAPABLE: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const CAPABLE: [u8; 20] = [
+    1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+];
 
 fn get(path: &Path, name: &str) -> Result<Vec<u8>, Errno> {
     let mut value = [0; 256];
@@ -31,7 +33,11 @@ fn set(path: &Path, name: &str, value: &[u8]) -> Result<(), Errno> {
 fn names(path: &Path) -> Result<Vec<String>, Errno> {
     let mut list = [0; 1024];
     let length = rustix::fs::listxattr(path, &mut list)?;
-    Ok(list[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+    Ok(list[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect())
 }
 
 /// A mount with a file `f` that had attributes of each kind before.
@@ -55,18 +61,32 @@ fn with_off_there_are_none_and_history_has_them(v: Variant) {
     assert_eq!(get(&path, ACL), Err(Errno::NODATA));
     assert_eq!(names(&path), Err(Errno::OPNOTSUPP));
     assert_eq!(set(&path, "user.note", b"x"), Err(Errno::OPNOTSUPP));
-    assert_eq!(rustix::fs::removexattr(&path, "user.note"), Err(Errno::OPNOTSUPP));
+    assert_eq!(
+        rustix::fs::removexattr(&path, "user.note"),
+        Err(Errno::OPNOTSUPP)
+    );
     let id = rig.mount.checkpoint();
-    assert_eq!(get(&rig.view(id).join("f"), "user.note"), Err(Errno::OPNOTSUPP));
+    assert_eq!(
+        get(&rig.view(id).join("f"), "user.note"),
+        Err(Errno::OPNOTSUPP)
+    );
     // A write takes the capabilities away, though the kernel did not ask whether there are any.
-    OpenOptions::new().append(true).open(&path).unwrap().write_all(b" and new").unwrap();
+    OpenOptions::new()
+        .append(true)
+        .open(&path)
+        .unwrap()
+        .write_all(b" and new")
+        .unwrap();
     rig.mount.umount();
     assert_eq!(get(&path, CAPABILITY), Err(Errno::NODATA));
     rig.mount.remount();
     fs::remove_file(&path).unwrap();
     rig.mount.restore(id);
     rig.mount.umount();
-    assert_eq!((get(&path, "user.note"), get(&path, "trusted.note")), (Ok(b"mine".to_vec()), Ok(b"root's".to_vec())));
+    assert_eq!(
+        (get(&path, "user.note"), get(&path, "trusted.note")),
+        (Ok(b"mine".to_vec()), Ok(b"root's".to_vec()))
+    );
     assert_eq!(get(&path, CAPABILITY), Ok(CAPABLE.to_vec()));
 }
 
@@ -79,12 +99,21 @@ fn with_user_there_are_those_of_programs(v: Variant) {
         assert_eq!(get(&path, name), Err(Errno::NODATA), "{name}");
     }
     assert_eq!(set(&path, "trusted.note", b"x"), Err(Errno::OPNOTSUPP));
-    assert_eq!(rustix::fs::removexattr(&path, CAPABILITY), Err(Errno::OPNOTSUPP));
+    assert_eq!(
+        rustix::fs::removexattr(&path, CAPABILITY),
+        Err(Errno::OPNOTSUPP)
+    );
     set(&path, "user.more", b"yours").unwrap();
     let id = rig.mount.checkpoint();
     set(&path, "user.note", b"changed").unwrap();
-    assert_eq!(get(&rig.view(id).join("f"), "user.note"), Ok(b"mine".to_vec()));
-    assert_eq!(names(&rig.view(id).join("f")).map(|names| names.len()), Ok(2));
+    assert_eq!(
+        get(&rig.view(id).join("f"), "user.note"),
+        Ok(b"mine".to_vec())
+    );
+    assert_eq!(
+        names(&rig.view(id).join("f")).map(|names| names.len()),
+        Ok(2)
+    );
 }
 
 fn what_is_off_stays_off_after_a_takeover(v: Variant) {

@@ -17,7 +17,13 @@ struct Running(Child);
 
 impl Running {
     fn start(program: &Path) -> Running {
-        Running(Command::new(program).arg("60").stdin(Stdio::null()).spawn().unwrap_or_else(|error| panic!("{}: {error}", program.display())))
+        Running(
+            Command::new(program)
+                .arg("60")
+                .stdin(Stdio::null())
+                .spawn()
+                .unwrap_or_else(|error| panic!("{}: {error}", program.display())),
+        )
     }
 }
 
@@ -28,26 +34,50 @@ impl Drop for Running {
     }
 }
 
-/// `open::etxtbsy` of pjdfstest failed once in thirty runs: `O_RDONLY | O_TRUNC` on a running program said ETXTBSY, but had emptied it, and it died of
-/// SIGBUS. With FUSE_ATOMIC_O_TRUNC the kernel asks whether the file is being executed only after the open. Nobody but the kernel knows that, so such
-/// an open of a file that can be executed is refused.
+/// `open::etxtbsy` of pjdfstest failed once in thirty runs: `O_RDONLY | O_TRUNC` on a running
+/// program said ETXTBSY, but had emptied it, and it died of SIGBUS. With FUSE_ATOMIC_O_TRUNC the
+/// kernel asks whether the file is being executed only after the open. Nobody but the kernel knows
+/// that, so such an open of a file that can be executed is refused.
 fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     let rig = v.start();
     let program = rig.path().join("sleep");
-    let sleep = ["/bin/sleep", "/usr/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).expect("there is sleep");
+    let sleep = ["/bin/sleep", "/usr/bin/sleep"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())
+        .expect("there is sleep");
     fs::copy(sleep, &program).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let bytes = fs::read(&program).unwrap();
     let running = Running::start(&program);
     // The standard library does not pass O_TRUNC without write access.
-    let empty = || OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&program);
+    let empty = || {
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_TRUNC)
+            .open(&program)
+    };
     assert_eq!(empty().unwrap_err().raw_os_error(), Some(libc::ETXTBSY));
-    assert_eq!(OpenOptions::new().write(true).truncate(true).open(&program).unwrap_err().raw_os_error(), Some(libc::ETXTBSY));
-    assert!(fs::read(&program).unwrap() == bytes, "the program is as it was");
+    assert_eq!(
+        OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(&program)
+            .unwrap_err()
+            .raw_os_error(),
+        Some(libc::ETXTBSY)
+    );
+    assert!(
+        fs::read(&program).unwrap() == bytes,
+        "the program is as it was"
+    );
     drop(running);
     fs::set_permissions(&program, Permissions::from_mode(0o644)).unwrap();
     empty().unwrap();
-    assert_eq!(fs::metadata(&program).unwrap().len(), 0, "what cannot be executed is emptied, as Linux does");
+    assert_eq!(
+        fs::metadata(&program).unwrap().len(),
+        0,
+        "what cannot be executed is emptied, as Linux does"
+    );
 }
 
 /// strace on a daemon, which makes its clones slow. It lets go of it when dropped.
@@ -56,12 +86,34 @@ struct SlowClones(Child);
 impl SlowClones {
     fn start(daemon: u32, said: &Path) -> Option<SlowClones> {
         let mut command = Command::new("strace");
-        command.args(["-f", "-e", "trace=ioctl", "-e", "inject=ioctl:delay_exit=150000", "-p", &daemon.to_string(), "-o"]).arg(said);
-        let strace = SlowClones(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().ok()?);
+        command
+            .args([
+                "-f",
+                "-e",
+                "trace=ioctl",
+                "-e",
+                "inject=ioctl:delay_exit=150000",
+                "-p",
+                &daemon.to_string(),
+                "-o",
+            ])
+            .arg(said);
+        let strace = SlowClones(
+            command
+                .stdin(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .ok()?,
+        );
         wait_until("strace follows every thread of the daemon", 60, || {
             let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("the daemon lives");
-            let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
-            start_of(strace.0.id()).is_none() || !tasks.flatten().any(|task| status(task).contains("TracerPid:\t0\n"))
+            let status = |task: fs::DirEntry| {
+                fs::read_to_string(task.path().join("status")).unwrap_or_default()
+            };
+            start_of(strace.0.id()).is_none()
+                || !tasks
+                    .flatten()
+                    .any(|task| status(task).contains("TracerPid:\t0\n"))
         });
         start_of(strace.0.id()).map(|_| strace)
     }
@@ -76,12 +128,18 @@ impl Drop for SlowClones {
     }
 }
 
-/// fsx stood still, and a checkpoint said that it is not of one instant: the disk was busy, the first clone took all the time that a cut has, and it
-/// gave up without looking whether anything had changed meanwhile.
+/// fsx stood still, and a checkpoint said that it is not of one instant: the disk was busy, the
+/// first clone took all the time that a cut has, and it gave up without looking whether anything
+/// had changed meanwhile.
 fn a_slow_clone_is_of_one_instant_all_the_same(v: Variant) {
     let said = Slot::new("strace");
     let rig = v.start();
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(rig.path().join("f")).unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(rig.path().join("f"))
+        .unwrap();
     file.set_len(1 << 20).unwrap();
     let mut client = connect(rig.path());
     checkpoint(&mut client);
@@ -93,7 +151,10 @@ fn a_slow_clone_is_of_one_instant_all_the_same(v: Variant) {
     drop(slow);
     assert!(info.atomic, "nothing was written while the clone was made");
     if v.io == Io::Passthrough {
-        assert!(info.duration_us > Some(100_000), "the clone was not slow: {info:?}");
+        assert!(
+            info.duration_us > Some(100_000),
+            "the clone was not slow: {info:?}"
+        );
     }
     file.write_all_at(&[2; 100_000], 0).unwrap();
     assert!(fs::read(rig.view(info.id.0).join("f")).unwrap()[..100_000] == [1; 100_000]);

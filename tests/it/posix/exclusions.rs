@@ -1,4 +1,5 @@
-//! The list of what the mount is known not to do: `exclusions.txt`. A line that is not needed is an error.
+//! The list of what the mount is known not to do: `exclusions.txt`. A line that is not needed is an
+//! error.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +19,20 @@ struct Exclusion {
 }
 
 fn parse(list: &'static str) -> Result<Vec<Exclusion>, String> {
-    let lines = list.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines = list
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'));
     let entry = |line: &'static str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            [suite, case, variant, ref reason @ ..] if reason.len() >= REASON_WORDS_MIN && variant.contains('_') => {
-                Ok(Exclusion { suite, case, variant })
+            [suite, case, variant, ref reason @ ..]
+                if reason.len() >= REASON_WORDS_MIN && variant.contains('_') =>
+            {
+                Ok(Exclusion {
+                    suite,
+                    case,
+                    variant,
+                })
             }
             _ => Err(format!("not SUITE CASE VARIANT REASON: {line}")),
         }
@@ -33,23 +42,28 @@ fn parse(list: &'static str) -> Result<Vec<Exclusion>, String> {
 
 fn matches(pattern: &str, v: Variant) -> bool {
     let part = |pattern: &str, name: &str| pattern == "*" || pattern == name;
-    pattern.split_once('_').is_some_and(|(fs, io)| part(fs, v.fs.name()) && part(io, v.io.name()))
+    pattern
+        .split_once('_')
+        .is_some_and(|(fs, io)| part(fs, v.fs.name()) && part(io, v.io.name()))
 }
 
 /// What was seen of the cases of one suite on one variant.
 #[derive(Debug, Default)]
 pub struct Verdicts {
-    /// Passed on the plain filesystem, and failed or were skipped through the mount, with what they said.
+    /// Passed on the plain filesystem, and failed or were skipped through the mount, with what they
+    /// said.
     worse: Vec<(String, String)>,
     /// Every case that passed on the plain filesystem.
     required: BTreeSet<String>,
 }
 
 impl Verdicts {
-    /// A case that passed on the plain filesystem; `problem` is what it said through the mount if it did not pass there.
+    /// A case that passed on the plain filesystem; `problem` is what it said through the mount if
+    /// it did not pass there.
     pub fn add(&mut self, case: &str, problem: Option<String>) {
         self.required.insert(case.to_owned());
-        self.worse.extend(problem.map(|problem| (case.to_owned(), problem)));
+        self.worse
+            .extend(problem.map(|problem| (case.to_owned(), problem)));
     }
 
     /// How many cases must pass.
@@ -57,21 +71,46 @@ impl Verdicts {
         self.required.len()
     }
 
-    /// Panics when a case is worse through the mount and not excluded, or is excluded and not worse.
+    /// Panics when a case is worse through the mount and not excluded, or is excluded and not
+    /// worse.
     pub fn check(&self, suite: &str, v: Variant) {
-        let problems = self.problems(&parse(LIST).unwrap_or_else(|problem| panic!("exclusions.txt: {problem}")), suite, v);
-        assert!(problems.is_empty(), "{suite} on {v:?}:\n{}", problems.join("\n"));
+        let problems = self.problems(
+            &parse(LIST).unwrap_or_else(|problem| panic!("exclusions.txt: {problem}")),
+            suite,
+            v,
+        );
+        assert!(
+            problems.is_empty(),
+            "{suite} on {v:?}:\n{}",
+            problems.join("\n")
+        );
     }
 
     fn problems(&self, list: &[Exclusion], suite: &str, v: Variant) -> Vec<String> {
         let of_suite = |entry: &&Exclusion| entry.suite == suite && matches(entry.variant, v);
-        let excluded: BTreeSet<&str> = list.iter().filter(of_suite).map(|entry| entry.case).collect();
-        let worse = self.worse.iter().filter(|(case, _)| !excluded.contains(case.as_str()));
-        let mut problems: Vec<String> =
-            worse.map(|(case, problem)| format!("{case} passes on the plain filesystem and not through the mount: {problem}")).collect();
+        let excluded: BTreeSet<&str> = list
+            .iter()
+            .filter(of_suite)
+            .map(|entry| entry.case)
+            .collect();
+        let worse = self
+            .worse
+            .iter()
+            .filter(|(case, _)| !excluded.contains(case.as_str()));
+        let mut problems: Vec<String> = worse
+            .map(|(case, problem)| {
+                format!(
+                    "{case} passes on the plain filesystem and not through the mount: {problem}"
+                )
+            })
+            .collect();
         let is_worse = |case: &str| self.worse.iter().any(|(worse, _)| worse == case);
         let needless = excluded.iter().filter(|case| !is_worse(case));
-        problems.extend(needless.map(|case| format!("{case} is excluded and passes (or is no such case): take it out of exclusions.txt")));
+        problems.extend(needless.map(|case| {
+            format!(
+                "{case} is excluded and passes (or is no such case): take it out of exclusions.txt"
+            )
+        }));
         problems
     }
 }
@@ -85,9 +124,31 @@ fn the_list_can_only_shrink() {
     verdicts.add("known", Some("EIO".to_owned()));
     verdicts.add("gone", None);
     let on = |io| verdicts.problems(&list, "s", Variant { fs: Fs::Xfs, io });
-    assert_eq!(on(Io::Daemon), ["gone is excluded and passes (or is no such case): take it out of exclusions.txt"]);
-    assert_eq!(on(Io::Passthrough).len(), 2, "known is not excluded there, gone is needless");
-    assert!(verdicts.problems(&list, "another", Variant { fs: Fs::Xfs, io: Io::Daemon }).len() == 1);
-    assert!(parse("s case *_daemon no reason").is_err(), "a reason says why");
+    assert_eq!(
+        on(Io::Daemon),
+        ["gone is excluded and passes (or is no such case): take it out of exclusions.txt"]
+    );
+    assert_eq!(
+        on(Io::Passthrough).len(),
+        2,
+        "known is not excluded there, gone is needless"
+    );
+    assert!(
+        verdicts
+            .problems(
+                &list,
+                "another",
+                Variant {
+                    fs: Fs::Xfs,
+                    io: Io::Daemon
+                }
+            )
+            .len()
+            == 1
+    );
+    assert!(
+        parse("s case *_daemon no reason").is_err(),
+        "a reason says why"
+    );
     parse(LIST).unwrap();
 }

@@ -1,7 +1,9 @@
-//! `fsx`: one process that changes one file in every way it knows, and knows what must be in it, while checkpoints are made all the time.
+//! `fsx`: one process that changes one file in every way it knows, and knows what must be in it,
+//! while checkpoints are made all the time.
 //!
-//! A checkpoint is made every 50 ms, unless the machine is so busy that this takes most of the time. At every other one fsx is stopped first, and the live file is copied aside: the view must be that copy, bit for
-//! bit. At the others fsx runs on; what they show must never change.
+//! A checkpoint is made every 50 ms, unless the machine is so busy that this takes most of the
+//! time. At every other one fsx is stopped first, and the live file is copied aside: the view must
+//! be that copy, bit for bit. At the others fsx runs on; what they show must never change.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,17 +22,20 @@ use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant};
 /// Operations of one run: now, and in the long form.
 const OPERATIONS: u64 = 20_000;
 const OPERATIONS_LONG: u64 = 200_000;
-/// Operations on the plain filesystem, which show that the suite asks for nothing that it does not have.
+/// Operations on the plain filesystem, which show that the suite asks for nothing that it does not
+/// have.
 const OPERATIONS_PLAIN: u64 = 2_000;
 /// From one checkpoint to the next.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 /// Seconds that one operation may take, on a machine that has much else to do.
 const OPERATION_SECONDS_MAX: f64 = 0.02;
-/// Room for every version of the file: thousands of checkpoints, each with all of its 256 KiB changed.
+/// Room for every version of the file: thousands of checkpoints, each with all of its 256 KiB
+/// changed.
 const IMAGE_BYTES: u64 = 8 << 30;
 /// One view in so many is read at once as well.
 const READ_AT_ONCE_EVERY: u64 = 5;
-/// After so many checkpoints they are made more slowly, so that a machine with much else to do does not fill the image.
+/// After so many checkpoints they are made more slowly, so that a machine with much else to do does
+/// not fill the image.
 const QUICK_CHECKPOINTS_MAX: u64 = 8_000;
 const SLOW_CHECKPOINT_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of what a difference is narrowed down to.
@@ -46,7 +51,8 @@ struct Plan {
 
 impl Plan {
     fn limit(self) -> Duration {
-        Duration::from_secs(120) + Duration::from_secs_f64(self.operations as f64 * OPERATION_SECONDS_MAX)
+        Duration::from_secs(120)
+            + Duration::from_secs_f64(self.operations as f64 * OPERATION_SECONDS_MAX)
     }
 }
 
@@ -59,17 +65,41 @@ struct Fsx {
 }
 
 impl Fsx {
-    /// Starts on `file`; what it says, and its own picture of the file should it fail, goes to `artifacts`.
+    /// Starts on `file`; what it says, and its own picture of the file should it fail, goes to
+    /// `artifacts`.
     fn start(plan: Plan, file: &Path, artifacts: &Path) -> Fsx {
         let said = artifacts.join("said");
         let out = File::create(&said).expect("the run directory is writable");
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/posix").join(plan.config);
+        let config = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/it/posix")
+            .join(plan.config);
         let mut command = Command::new(suite("fsx"));
-        command.arg("-f").arg(config).arg("-P").arg(artifacts).args(["-N", &plan.operations.to_string(), "-S", &plan.seed.to_string()]).arg(file);
-        command.stdin(Stdio::null()).stdout(out.try_clone().expect("a descriptor can be duplicated")).stderr(out);
-        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        command
+            .arg("-f")
+            .arg(config)
+            .arg("-P")
+            .arg(artifacts)
+            .args([
+                "-N",
+                &plan.operations.to_string(),
+                "-S",
+                &plan.seed.to_string(),
+            ])
+            .arg(file);
+        command
+            .stdin(Stdio::null())
+            .stdout(out.try_clone().expect("a descriptor can be duplicated"))
+            .stderr(out);
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let pid = Pid::from_child(&child);
-        Fsx { child, pid, said, plan }
+        Fsx {
+            child,
+            pid,
+            said,
+            plan,
+        }
     }
 
     fn ended(&mut self) -> Option<ExitStatus> {
@@ -78,24 +108,31 @@ impl Fsx {
 
     /// Stops it and waits until each of its threads stands still; `false` if it has ended.
     fn stop(&mut self) -> bool {
-        kill_process(self.pid, Signal::STOP).expect("it is not waited for yet, so its id is its own");
-        wait_until("fsx stands still", 120, || self.ended().is_some() || self.stands_still());
+        kill_process(self.pid, Signal::STOP)
+            .expect("it is not waited for yet, so its id is its own");
+        wait_until("fsx stands still", 120, || {
+            self.ended().is_some() || self.stands_still()
+        });
         self.ended().is_none()
     }
 
     /// Every thread is in state T, on its way back from the kernel: no call of it is under way.
     fn stands_still(&self) -> bool {
         let tasks = format!("/proc/{}/task", self.pid.as_raw_nonzero());
-        let Ok(tasks) = fs::read_dir(tasks) else { return false };
+        let Ok(tasks) = fs::read_dir(tasks) else {
+            return false;
+        };
         let mut states = tasks.flatten().map(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, rest)| rest.starts_with('T'))
         });
         states.all(|stopped| stopped)
     }
 
     fn go_on(&self) {
-        kill_process(self.pid, Signal::CONT).expect("it is not waited for yet, so its id is its own");
+        kill_process(self.pid, Signal::CONT)
+            .expect("it is not waited for yet, so its id is its own");
     }
 
     /// Panics with what it said unless it came to its end and found no difference.
@@ -123,13 +160,21 @@ struct Content {
 
 impl Content {
     fn of(bytes: &[u8]) -> Content {
-        Content { length: bytes.len(), pages: bytes.chunks(PAGE_BYTES).map(blake3::hash).collect() }
+        Content {
+            length: bytes.len(),
+            pages: bytes.chunks(PAGE_BYTES).map(blake3::hash).collect(),
+        }
     }
 
     /// Where another content differs.
     fn difference(&self, other: &Content) -> String {
-        let differ: Vec<usize> = (0..self.pages.len().min(other.pages.len())).filter(|page| self.pages[*page] != other.pages[*page]).collect();
-        format!("{} bytes against {}, different pages {differ:?}", self.length, other.length)
+        let differ: Vec<usize> = (0..self.pages.len().min(other.pages.len()))
+            .filter(|page| self.pages[*page] != other.pages[*page])
+            .collect();
+        format!(
+            "{} bytes against {}, different pages {differ:?}",
+            self.length, other.length
+        )
     }
 }
 
@@ -153,8 +198,12 @@ impl Kept {
     fn stopped(&mut self, rig: &Rig, client: &mut Client) {
         let info = checkpoint(client);
         let id = info.id.0;
-        // In the daemon path a page may still be on its way to the kernel's cache, which could have been left by a store.
-        assert!(info.atomic || rig.mount.status_json()["io"] == "daemon", "checkpoint {id} is not atomic although nothing was written");
+        // In the daemon path a page may still be on its way to the kernel's cache, which could have
+        // been left by a store.
+        assert!(
+            info.atomic || rig.mount.status_json()["io"] == "daemon",
+            "checkpoint {id} is not atomic although nothing was written"
+        );
         self.not_atomic += u64::from(!info.atomic);
         let copy = fs::read(rig.path().join("f")).expect("the live file can be read");
         self.by_id.insert(id, Expected::Copy(Content::of(&copy)));
@@ -168,7 +217,8 @@ impl Kept {
         let info = checkpoint(client);
         let id = info.id.0;
         self.not_atomic += u64::from(!info.atomic);
-        self.by_id.insert(id, Expected::First(Content::of(&shown(rig, id))));
+        self.by_id
+            .insert(id, Expected::First(Content::of(&shown(rig, id))));
         self.check(rig, id, "at once");
     }
 
@@ -178,7 +228,11 @@ impl Kept {
             Expected::Copy(copy) => (copy, "is not its copy"),
             Expected::First(first) => (first, "has changed"),
         };
-        assert!(shown == *expected, "checkpoint {id}, read {when}, {what}: {}", shown.difference(expected));
+        assert!(
+            shown == *expected,
+            "checkpoint {id}, read {when}, {what}: {}",
+            shown.difference(expected)
+        );
     }
 
     fn check_all(&self, rig: &Rig, when: &str) {
@@ -186,7 +240,10 @@ impl Kept {
     }
 
     fn count(&self, wanted: fn(&Expected) -> bool) -> usize {
-        self.by_id.values().filter(|expected| wanted(expected)).count()
+        self.by_id
+            .values()
+            .filter(|expected| wanted(expected))
+            .count()
     }
 }
 
@@ -212,7 +269,11 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
     let mut fsx = Fsx::start(plan, &rig.path().join("f"), artifacts.path());
     let (began, mut turn) = (Instant::now(), 0u64);
     while fsx.ended().is_none() {
-        assert!(began.elapsed() < plan.limit(), "fsx {plan:?} is not at its end after {} s", plan.limit().as_secs());
+        assert!(
+            began.elapsed() < plan.limit(),
+            "fsx {plan:?} is not at its end after {} s",
+            plan.limit().as_secs()
+        );
         turn += 1;
         let began_turn = Instant::now();
         if turn.is_multiple_of(2) {
@@ -221,14 +282,21 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
             kept.stopped(rig, &mut client);
             fsx.go_on();
         }
-        // On a machine that is busy a turn takes long, and fsx, which stands still in it, must get on nevertheless.
+        // On a machine that is busy a turn takes long, and fsx, which stands still in it, must get
+        // on nevertheless.
         let took = began_turn.elapsed();
-        let pause = if turn <= QUICK_CHECKPOINTS_MAX { CHECKPOINT_PAUSE } else { SLOW_CHECKPOINT_PAUSE };
+        let pause = if turn <= QUICK_CHECKPOINTS_MAX {
+            CHECKPOINT_PAUSE
+        } else {
+            SLOW_CHECKPOINT_PAUSE
+        };
         thread::sleep(pause.saturating_sub(took).max(took));
     }
     fsx.assert_right();
-    let (copied, free) =
-        (kept.count(|expected| matches!(expected, Expected::Copy(_))), kept.count(|expected| matches!(expected, Expected::First(_))));
+    let (copied, free) = (
+        kept.count(|expected| matches!(expected, Expected::Copy(_))),
+        kept.count(|expected| matches!(expected, Expected::First(_))),
+    );
     eprintln!(
         "{plan:?}: {:.0} s, {copied} checkpoints with fsx stopped, {free} with it running; {} not atomic",
         began.elapsed().as_secs_f64(),
@@ -239,15 +307,46 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
 }
 
 fn views_of_a_file_that_fsx_changes(v: Variant) {
-    let seed = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok());
-    let operations = if is_long() { OPERATIONS_LONG } else { OPERATIONS };
-    let mut plans: Vec<Plan> = (1..=3).map(|seed| Plan { config: "fsx.toml", seed, operations }).collect();
-    plans.push(Plan { config: "fsx-small.toml", seed: 4, operations });
+    let seed = std::env::var("CKPTFS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
+    let operations = if is_long() {
+        OPERATIONS_LONG
+    } else {
+        OPERATIONS
+    };
+    let mut plans: Vec<Plan> = (1..=3)
+        .map(|seed| Plan {
+            config: "fsx.toml",
+            seed,
+            operations,
+        })
+        .collect();
+    plans.push(Plan {
+        config: "fsx-small.toml",
+        seed: 4,
+        operations,
+    });
     if let Some(seed) = seed {
-        plans = ["fsx.toml", "fsx-small.toml"].map(|config| Plan { config, seed, operations }).to_vec();
+        plans = ["fsx.toml", "fsx-small.toml"]
+            .map(|config| Plan {
+                config,
+                seed,
+                operations,
+            })
+            .to_vec();
     } else if !is_long() {
         // One of each kind, half as long.
-        plans = vec![Plan { operations: operations / 2, ..plans[0] }, Plan { operations: operations / 2, ..plans[3] }];
+        plans = vec![
+            Plan {
+                operations: operations / 2,
+                ..plans[0]
+            },
+            Plan {
+                operations: operations / 2,
+                ..plans[3]
+            },
+        ];
     }
     for plan in plans {
         let mut rig = start(v, plan);
@@ -262,9 +361,15 @@ fn views_of_a_file_that_fsx_changes(v: Variant) {
 fn the_plain_filesystem_passes(v: Variant) {
     let (image, artifacts) = (Image::of(v.fs), Slot::new("fsx"));
     for config in ["fsx.toml", "fsx-small.toml"] {
-        let plan = Plan { config, seed: 1, operations: OPERATIONS_PLAIN };
+        let plan = Plan {
+            config,
+            seed: 1,
+            operations: OPERATIONS_PLAIN,
+        };
         let mut fsx = Fsx::start(plan, &image.path().join("f"), artifacts.path());
-        wait_until("fsx is at its end", plan.limit().as_secs(), || fsx.ended().is_some());
+        wait_until("fsx is at its end", plan.limit().as_secs(), || {
+            fsx.ended().is_some()
+        });
         fsx.assert_right();
     }
 }

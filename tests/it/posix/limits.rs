@@ -1,4 +1,5 @@
-//! Limits and their errors, on the plain filesystem and through the mount: the essence of creat05, fcntl12 and linkat02 of LTP.
+//! Limits and their errors, on the plain filesystem and through the mount: the essence of creat05,
+//! fcntl12 and linkat02 of LTP.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -7,7 +8,9 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, linkat};
 
-use crate::common::{Caller, Image, Mount, MountOpts, Variant, caller, for_each_variant, stdout_of, tool};
+use crate::common::{
+    Caller, Image, Mount, MountOpts, Variant, caller, for_each_variant, stdout_of, tool,
+};
 
 for_each_variant! { one => as_many_files_as_a_process_may_open, links_fail_as_they_do_elsewhere, any_number_of_names }
 
@@ -19,23 +22,40 @@ fn both<T>(v: Variant, act: impl Fn(&Path) -> T) -> (T, T) {
     (plain, act(mount.path()))
 }
 
-/// Makes files and keeps them open until there is no descriptor for one more: bash has them above 10, so those below come last.
+/// Makes files and keeps them open until there is no descriptor for one more: bash has them above
+/// 10, so those below come last.
 const OPEN_ALL: &str = "exec 2>&1; n=0; while { exec {fd}<>f$n; }; do n=$((n+1)); done; echo $n; exec 3<>a 4<>b 5<>c 6<>d 7<>e 8<>f 9<>g;
     exec {fd}<>last; [ -e last ] || echo not made; exec 3>&-; exec 3<>again && echo again";
 
 fn as_many_files_as_a_process_may_open(v: Variant) {
-    let (plain, here) = both(v, |dir| stdout_of(tool("prlimit", &["--nofile=1024", "bash", "-c", OPEN_ALL]).current_dir(dir), 60));
-    assert!(plain.contains("cannot duplicate fd: Too many open files\n") && plain.contains("last: Too many open files\nnot made\n"), "{plain}");
+    let (plain, here) = both(v, |dir| {
+        stdout_of(
+            tool("prlimit", &["--nofile=1024", "bash", "-c", OPEN_ALL]).current_dir(dir),
+            60,
+        )
+    });
+    assert!(
+        plain.contains("cannot duplicate fd: Too many open files\n")
+            && plain.contains("last: Too many open files\nnot made\n"),
+        "{plain}"
+    );
     // How many it is depends on what bash was given beside its first three.
     let files = plain.lines().find_map(|line| line.parse::<u32>().ok());
-    assert!(files.is_some_and(|files| (900..1024).contains(&files)) && plain.ends_with("\nagain\n"), "{plain}");
+    assert!(
+        files.is_some_and(|files| (900..1024).contains(&files)) && plain.ends_with("\nagain\n"),
+        "{plain}"
+    );
     assert_eq!(here, plain);
 }
 
 const USER: Caller = caller("user", 4001, 4001, &[], false);
 
 fn errno(result: rustix::io::Result<()>) -> Option<i32> {
-    result.err().map(|errno| io::Error::from(errno).raw_os_error().expect("a system call says why"))
+    result.err().map(|errno| {
+        io::Error::from(errno)
+            .raw_os_error()
+            .expect("a system call says why")
+    })
 }
 
 fn links_fail_as_they_do_elsewhere(v: Variant) {
@@ -64,18 +84,37 @@ fn links_fail_as_they_do_elsewhere(v: Variant) {
             link("f", &at("f/x")),
             link("d", &at("k")),
             link("f", &elsewhere.path().join("l")),
-            errno(linkat(CWD, elsewhere.path(), CWD, at("m"), AtFlags::empty())),
+            errno(linkat(
+                CWD,
+                elsewhere.path(),
+                CWD,
+                at("m"),
+                AtFlags::empty(),
+            )),
             USER.does(|| link("f", &at("closed/n"))),
         ]
         .to_vec()
     });
     assert_eq!(here, plain);
-    let said = [libc::EEXIST, libc::ENAMETOOLONG, libc::ELOOP, libc::ENOENT, libc::ENOTDIR, libc::EPERM, libc::EXDEV, libc::EACCES];
-    assert!(said.iter().all(|errno| plain.contains(&Some(*errno))), "{plain:?}");
+    let said = [
+        libc::EEXIST,
+        libc::ENAMETOOLONG,
+        libc::ELOOP,
+        libc::ENOENT,
+        libc::ENOTDIR,
+        libc::EPERM,
+        libc::EXDEV,
+        libc::EACCES,
+    ];
+    assert!(
+        said.iter().all(|errno| plain.contains(&Some(*errno))),
+        "{plain:?}"
+    );
 }
 
-/// 17,000 names of 250 bytes do not fit into a record of the journal: after a checkpoint every change of the file failed with E2BIG. And each new one
-/// was compared with all, so that 65,000 took minutes.
+/// 17,000 names of 250 bytes do not fit into a record of the journal: after a checkpoint every
+/// change of the file failed with E2BIG. And each new one was compared with all, so that 65,000
+/// took minutes.
 fn any_number_of_names(v: Variant) {
     const NAMES: u64 = 17_000;
     let rig = v.start();
@@ -91,6 +130,16 @@ fn any_number_of_names(v: Variant) {
     assert_eq!(fs::metadata(name(8)).expect("stat").nlink(), NAMES);
     let then = rig.view(id);
     assert_eq!(fs::read(then.join("f")).expect("read"), b"f");
-    assert_eq!(fs::metadata(then.join("f")).expect("stat").nlink(), NAMES + 1);
-    assert_eq!(fs::read(then.join("d").join(name(16_999).file_name().expect("it has one"))).expect("read"), b"f");
+    assert_eq!(
+        fs::metadata(then.join("f")).expect("stat").nlink(),
+        NAMES + 1
+    );
+    assert_eq!(
+        fs::read(
+            then.join("d")
+                .join(name(16_999).file_name().expect("it has one"))
+        )
+        .expect("read"),
+        b"f"
+    );
 }

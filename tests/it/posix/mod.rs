@@ -1,4 +1,5 @@
-//! Conformance suites that we did not write, `pjdfstest` and `fsx`, on the plain filesystem and through the mount: what passes there passes here.
+//! Conformance suites that we did not write, `pjdfstest` and `fsx`, on the plain filesystem and
+//! through the mount: what passes there passes here.
 
 mod cases;
 mod exclusions;

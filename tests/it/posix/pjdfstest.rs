@@ -14,7 +14,8 @@ use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limi
 const RUN_SECONDS: u64 = 300;
 /// Cases in the pinned version.
 const CASES: usize = 398;
-/// Of those this many pass on every plain filesystem that we know; the others need what it does not have.
+/// Of those this many pass on every plain filesystem that we know; the others need what it does not
+/// have.
 const PASSING_MIN: usize = 390;
 /// Runs of the suite while checkpoints are made: now, and in the long form.
 const ROUNDS: u64 = 1;
@@ -39,65 +40,118 @@ struct Setting {
     dir: Slot,
     /// A directory of another filesystem.
     other: Slot,
-    /// Holds a link to the directory under test: the suite binds sockets, whose paths have 107 bytes at most (unix(7)).
+    /// Holds a link to the directory under test: the suite binds sockets, whose paths have 107
+    /// bytes at most (unix(7)).
     short: Slot,
 }
 
 impl Setting {
     fn new() -> Setting {
-        let setting = Setting { dir: Slot::new("suite"), other: Slot::new("other"), short: Slot::short() };
+        let setting = Setting {
+            dir: Slot::new("suite"),
+            other: Slot::new("other"),
+            short: Slot::short(),
+        };
         let users = two_users();
         for (name, remount) in [("plain.toml", false), ("remount.toml", true)] {
-            fs::write(setting.dir.path().join(name), config(&users, setting.other.path(), remount)).expect("the run directory is writable");
+            fs::write(
+                setting.dir.path().join(name),
+                config(&users, setting.other.path(), remount),
+            )
+            .expect("the run directory is writable");
         }
-        // `mount -o remount` of a FUSE filesystem calls the helper of its type, which cannot remount; `-i` asks the kernel itself.
+        // `mount -o remount` of a FUSE filesystem calls the helper of its type, which cannot
+        // remount; `-i` asks the kernel itself.
         let bin = setting.dir.path().join("bin");
         fs::create_dir(&bin).expect("the run directory is writable");
-        fs::write(bin.join("mount"), "#!/bin/sh\nPATH=${PATH#*:}\nexec mount -i \"$@\"\n").expect("the run directory is writable");
-        fs::set_permissions(bin.join("mount"), Permissions::from_mode(0o755)).expect("the file is ours");
+        fs::write(
+            bin.join("mount"),
+            "#!/bin/sh\nPATH=${PATH#*:}\nexec mount -i \"$@\"\n",
+        )
+        .expect("the run directory is writable");
+        fs::set_permissions(bin.join("mount"), Permissions::from_mode(0o755))
+            .expect("the file is ours");
         setting
     }
 
     /// Runs the cases whose names contain `pattern` in `dir`.
     fn run(&self, dir: &Path, remount: bool, pattern: &[&str]) -> Results {
-        let config = self.dir.path().join(if remount { "remount.toml" } else { "plain.toml" });
+        let config = self.dir.path().join(if remount {
+            "remount.toml"
+        } else {
+            "plain.toml"
+        });
         let link = self.short.path().join("d");
         symlink(dir, &link).expect("the directory is ours");
         // Those that remount bind no socket, and look for the mount point in the path itself.
         let under_test = if remount { dir } else { &link };
-        let mut command = tool(&suite("pjdfstest").to_string_lossy(), &[Path::new("-c"), &config, Path::new("-p"), under_test]);
+        let mut command = tool(
+            &suite("pjdfstest").to_string_lossy(),
+            &[Path::new("-c"), &config, Path::new("-p"), under_test],
+        );
         let path = std::env::var("PATH").unwrap_or_default();
-        command.args(pattern).env("NO_COLOR", "1").env("RUST_BACKTRACE", "0");
-        command.env("PATH", format!("{}:{path}:/usr/sbin:/sbin", self.dir.path().join("bin").display()));
+        command
+            .args(pattern)
+            .env("NO_COLOR", "1")
+            .env("RUST_BACKTRACE", "0");
+        command.env(
+            "PATH",
+            format!(
+                "{}:{path}:/usr/sbin:/sbin",
+                self.dir.path().join("bin").display()
+            ),
+        );
         let output = run_limited(&mut command, RUN_SECONDS);
         fs::remove_file(&link).expect("the link is there");
         let said = String::from_utf8_lossy(&output.stdout);
         let results = parse(&said);
-        assert!(said.contains("Summary"), "pjdfstest did not come to its end ({}): {said}{}", output.status, String::from_utf8_lossy(&output.stderr));
+        assert!(
+            said.contains("Summary"),
+            "pjdfstest did not come to its end ({}): {said}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
         results
     }
 
-    /// Runs all cases. Those that remount the filesystem come by themselves: other cases of the suite leave files open for writing, and then it
-    /// cannot be remounted.
+    /// Runs all cases. Those that remount the filesystem come by themselves: other cases of the
+    /// suite leave files open for writing, and then it cannot be remounted.
     fn run_all(&self, dir: &Path) -> Results {
         let mut results = self.run(dir, false, &[]);
         results.extend(self.run(dir, true, &["erofs"]));
-        assert_eq!(results.len(), CASES, "another number of cases than this version of the suite has");
+        assert_eq!(
+            results.len(),
+            CASES,
+            "another number of cases than this version of the suite has"
+        );
         results
     }
 }
 
 /// Two ordinary users and their groups, by name.
 fn two_users() -> [(String, String); 2] {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let read =
+        |path: &str| fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let (users, groups) = (read("/etc/passwd"), read("/etc/group"));
-    let group_of = |gid: &str| groups.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|group| group.get(2) == Some(&gid));
-    let ordinary = users.lines().map(|line| line.split(':').collect::<Vec<_>>()).filter(|user| user.len() > 3 && user[2] != "0" && user[3] != "0");
-    let mut found: Vec<(String, String)> = ordinary.filter_map(|user| Some((user[0].to_owned(), group_of(user[3])?[0].to_owned()))).collect();
+    let group_of = |gid: &str| {
+        groups
+            .lines()
+            .map(|line| line.split(':').collect::<Vec<_>>())
+            .find(|group| group.get(2) == Some(&gid))
+    };
+    let ordinary = users
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .filter(|user| user.len() > 3 && user[2] != "0" && user[3] != "0");
+    let mut found: Vec<(String, String)> = ordinary
+        .filter_map(|user| Some((user[0].to_owned(), group_of(user[3])?[0].to_owned())))
+        .collect();
     // Those that every system has come first.
     found.sort_by_key(|(user, _)| !matches!(user.as_str(), "nobody" | "daemon"));
     found.truncate(2);
-    found.try_into().expect("the system has two users besides root, with groups")
+    found
+        .try_into()
+        .expect("the system has two users besides root, with groups")
 }
 
 fn config(users: &[(String, String); 2], other: &Path, remount: bool) -> String {
@@ -144,11 +198,16 @@ fn compare(plain: &Results, mounted: &Results) -> Verdicts {
         };
         verdicts.add(case, problem);
     }
-    assert!(verdicts.required() >= PASSING_MIN, "only {} cases pass on the plain filesystem: {plain:?}", verdicts.required());
+    assert!(
+        verdicts.required() >= PASSING_MIN,
+        "only {} cases pass on the plain filesystem: {plain:?}",
+        verdicts.required()
+    );
     verdicts
 }
 
-/// An image with the results on it before anything is mounted, and the mount of another directory of it.
+/// An image with the results on it before anything is mounted, and the mount of another directory
+/// of it.
 fn start(v: Variant, setting: &Setting) -> (Results, Mount, Image) {
     let image = Image::of(v.fs);
     let plain = setting.run_all(&image.dir("plain"));
@@ -164,18 +223,31 @@ fn every_case(v: Variant) {
     compare(&plain, &setting.run_all(mount.path())).check("pjdfstest", v);
 }
 
-/// The same while checkpoints are made, so that the cases change files whose past is kept. The cases that remount are left out: a checkpoint is a
-/// change, and a mount that is read-only for a moment refuses none of them.
+/// The same while checkpoints are made, so that the cases change files whose past is kept. The
+/// cases that remount are left out: a checkpoint is a change, and a mount that is read-only for a
+/// moment refuses none of them.
 fn every_case_while_checkpoints_are_made(v: Variant) {
     let setting = Setting::new();
     let (plain, mount, _image) = start(v, &setting);
-    let plain: Results = plain.into_iter().filter(|(case, _)| !case.contains("erofs")).collect();
+    let plain: Results = plain
+        .into_iter()
+        .filter(|(case, _)| !case.contains("erofs"))
+        .collect();
     for round in 0..if is_long() { ROUNDS_LONG } else { ROUNDS } {
-        let (results, made) = between_checkpoints(mount.path(), CHECKPOINT_PAUSE, || setting.run(mount.path(), false, &[]));
-        assert!(made > 1, "round {round}: no checkpoint was made while the suite ran");
+        let (results, made) = between_checkpoints(mount.path(), CHECKPOINT_PAUSE, || {
+            setting.run(mount.path(), false, &[])
+        });
+        assert!(
+            made > 1,
+            "round {round}: no checkpoint was made while the suite ran"
+        );
         let mut verdicts = Verdicts::default();
         for (case, _) in plain.iter().filter(|(_, ended)| **ended == Ended::Passed) {
-            verdicts.add(case, (results.get(case) != Some(&Ended::Passed)).then(|| format!("round {round}: {:?}", results.get(case))));
+            verdicts.add(
+                case,
+                (results.get(case) != Some(&Ended::Passed))
+                    .then(|| format!("round {round}: {:?}", results.get(case))),
+            );
         }
         verdicts.check("pjdfstest", v);
     }

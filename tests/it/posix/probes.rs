@@ -1,4 +1,5 @@
-//! Calls that the suites do not make: each gives on the mount what it gives on the plain filesystem, value for value and errno for errno.
+//! Calls that the suites do not make: each gives on the mount what it gives on the plain
+//! filesystem, value for value and errno for errno.
 //!
 //! Where FUSE or `fuser` is in the way, the call is in `exclusions.txt` with the reason.
 
@@ -10,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, Timespec, Timestamps, XattrFlags, linkat, mknodat, open,
-    openat, renameat_with, statx, utimensat,
+    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags,
+    Timespec, Timestamps, XattrFlags, linkat, mknodat, open, openat, renameat_with, statx,
+    utimensat,
 };
 
 use super::exclusions::Verdicts;
@@ -27,12 +29,18 @@ type Probe = fn(&Path) -> Found;
 fn every_probe(v: Variant) {
     let image = Image::of(v.fs);
     let (plain_dir, project) = (image.dir("plain"), image.dir("project"));
-    let plain: Vec<String> = PROBES.iter().map(|(name, probe)| outcome(&plain_dir, name, *probe)).collect();
+    let plain: Vec<String> = PROBES
+        .iter()
+        .map(|(name, probe)| outcome(&plain_dir, name, *probe))
+        .collect();
     let mount = Mount::start(&project, &MountOpts::new(v.io).arg("-odev,suid"));
     let mut verdicts = Verdicts::default();
     for ((name, probe), plain) in PROBES.iter().zip(&plain) {
         let here = outcome(mount.path(), name, *probe);
-        verdicts.add(name, (here != *plain).then(|| format!("{here}, and there {plain}")));
+        verdicts.add(
+            name,
+            (here != *plain).then(|| format!("{here}, and there {plain}")),
+        );
     }
     verdicts.check("probe", v);
 }
@@ -51,13 +59,27 @@ const PROBES: &[(&str, Probe)] = &[
     ("tmpfile_gets_a_name", tmpfile_gets_a_name),
     ("clone", clone),
     ("fallocate", |dir| fallocate(dir, FallocateFlags::empty())),
-    ("fallocate_keep_size", |dir| fallocate(dir, FallocateFlags::KEEP_SIZE)),
-    ("punch_hole", |dir| fallocate(dir, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE)),
-    ("zero_range", |dir| fallocate(dir, FallocateFlags::ZERO_RANGE)),
-    ("collapse_range", |dir| fallocate(dir, FallocateFlags::COLLAPSE_RANGE)),
-    ("insert_range", |dir| fallocate(dir, FallocateFlags::INSERT_RANGE)),
-    ("unshare_range", |dir| fallocate(dir, FallocateFlags::UNSHARE_RANGE)),
-    ("rename_noreplace", |dir| rename(dir, RenameFlags::NOREPLACE)),
+    ("fallocate_keep_size", |dir| {
+        fallocate(dir, FallocateFlags::KEEP_SIZE)
+    }),
+    ("punch_hole", |dir| {
+        fallocate(dir, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE)
+    }),
+    ("zero_range", |dir| {
+        fallocate(dir, FallocateFlags::ZERO_RANGE)
+    }),
+    ("collapse_range", |dir| {
+        fallocate(dir, FallocateFlags::COLLAPSE_RANGE)
+    }),
+    ("insert_range", |dir| {
+        fallocate(dir, FallocateFlags::INSERT_RANGE)
+    }),
+    ("unshare_range", |dir| {
+        fallocate(dir, FallocateFlags::UNSHARE_RANGE)
+    }),
+    ("rename_noreplace", |dir| {
+        rename(dir, RenameFlags::NOREPLACE)
+    }),
     ("rename_exchange", |dir| rename(dir, RenameFlags::EXCHANGE)),
     ("rename_whiteout", |dir| rename(dir, RenameFlags::WHITEOUT)),
     ("inode_flags", inode_flags),
@@ -95,7 +117,11 @@ const PROBES: &[(&str, Probe)] = &[
 ];
 
 fn create(path: &Path, bytes: &[u8]) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)?;
     (&file).write_all(bytes)?;
     Ok(file)
 }
@@ -110,9 +136,17 @@ fn hash(path: &Path) -> io::Result<String> {
 }
 
 fn tmpfile(dir: &Path) -> Found {
-    let file = File::from(open(dir, OFlags::RDWR | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR)?);
+    let file = File::from(open(
+        dir,
+        OFlags::RDWR | OFlags::TMPFILE,
+        Mode::RUSR | Mode::WUSR,
+    )?);
     file.write_all_at(b"text", 0)?;
-    Ok(format!("{} {}", file.metadata()?.len(), file.metadata()?.nlink()))
+    Ok(format!(
+        "{} {}",
+        file.metadata()?.len(),
+        file.metadata()?.nlink()
+    ))
 }
 
 fn via(file: impl AsFd) -> PathBuf {
@@ -121,7 +155,11 @@ fn via(file: impl AsFd) -> PathBuf {
 }
 
 fn tmpfile_gets_a_name(dir: &Path) -> Found {
-    let file = File::from(open(dir, OFlags::RDWR | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR)?);
+    let file = File::from(open(
+        dir,
+        OFlags::RDWR | OFlags::TMPFILE,
+        Mode::RUSR | Mode::WUSR,
+    )?);
     linkat(CWD, via(&file), CWD, dir.join("f"), AtFlags::SYMLINK_FOLLOW)?;
     Ok(format!("{}", fs::metadata(dir.join("f"))?.nlink()))
 }
@@ -135,9 +173,18 @@ fn clone(dir: &Path) -> Found {
 
 fn fallocate(dir: &Path, how: FallocateFlags) -> Found {
     let path = dir.join("f");
-    let file = create(&path, &(0..40_960u32).map(|number| (number / 160) as u8).collect::<Vec<_>>())?;
+    let file = create(
+        &path,
+        &(0..40_960u32)
+            .map(|number| (number / 160) as u8)
+            .collect::<Vec<_>>(),
+    )?;
     // The end of the file is in the range where the call allows it.
-    let beyond = !how.intersects(FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE | FallocateFlags::UNSHARE_RANGE);
+    let beyond = !how.intersects(
+        FallocateFlags::COLLAPSE_RANGE
+            | FallocateFlags::INSERT_RANGE
+            | FallocateFlags::UNSHARE_RANGE,
+    );
     rustix::fs::fallocate(&file, how, 8192, if beyond { 65_536 } else { 4096 })?;
     Ok(format!("{} {}", file.metadata()?.len(), hash(&path)?))
 }
@@ -148,8 +195,19 @@ fn rename(dir: &Path, how: RenameFlags) -> Found {
     create(&b, b"b")?;
     let taken = renameat_with(CWD, &a, CWD, &b, how).map_err(io::Error::from);
     let free = renameat_with(CWD, &b, CWD, &c, how).map_err(io::Error::from);
-    let kind = |path: &Path| fs::symlink_metadata(path).map_or("none".to_owned(), |meta| format!("{:o} {} {}", meta.mode(), meta.rdev(), meta.len()));
-    Ok(format!("{} {}: {}, {}, {}", said(taken), said(free), kind(&a), kind(&b), kind(&c)))
+    let kind = |path: &Path| {
+        fs::symlink_metadata(path).map_or("none".to_owned(), |meta| {
+            format!("{:o} {} {}", meta.mode(), meta.rdev(), meta.len())
+        })
+    };
+    Ok(format!(
+        "{} {}: {}, {}, {}",
+        said(taken),
+        said(free),
+        kind(&a),
+        kind(&b),
+        kind(&c)
+    ))
 }
 
 fn inode_flags(dir: &Path) -> Found {
@@ -159,15 +217,25 @@ fn inode_flags(dir: &Path) -> Found {
 
 fn extent_map(dir: &Path) -> Found {
     create(&dir.join("f"), &[7; 10_000])?.sync_all()?;
-    let output = run_limited(tool("xfs_io", &["-r", "-c", "fiemap"]).arg(dir.join("f")), 20);
+    let output = run_limited(
+        tool("xfs_io", &["-r", "-c", "fiemap"]).arg(dir.join("f")),
+        20,
+    );
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    if text.contains("not supported") { Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)) } else { Ok(String::new()) }
+    if text.contains("not supported") {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    } else {
+        Ok(String::new())
+    }
 }
 
 fn birth_time(dir: &Path) -> Found {
     let file = create(&dir.join("f"), b"text")?;
     let found = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::ALL)?;
-    Ok(format!("{}", found.stx_mask & StatxFlags::BTIME.bits() != 0))
+    Ok(format!(
+        "{}",
+        found.stx_mask & StatxFlags::BTIME.bits() != 0
+    ))
 }
 
 fn attributes_of_a_directory(dir: &Path) -> Found {
@@ -176,16 +244,38 @@ fn attributes_of_a_directory(dir: &Path) -> Found {
     (0..3).try_for_each(|number| fs::create_dir(made.join(number.to_string())))?;
     create(&made.join("f"), b"text")?;
     let (dir, file) = (fs::metadata(&made)?, fs::metadata(made.join("f"))?);
-    Ok(format!("{} {} {} {} {}", dir.nlink(), dir.size(), dir.blksize(), file.blksize(), file.nlink()))
+    Ok(format!(
+        "{} {} {} {} {}",
+        dir.nlink(),
+        dir.size(),
+        dir.blksize(),
+        file.blksize(),
+        file.nlink()
+    ))
 }
 
 fn holes(dir: &Path) -> Found {
     let file = create(&dir.join("f"), b"")?;
     file.write_all_at(&[1; 4096], 1 << 20)?;
     file.set_len(4 << 20)?;
-    let seek = |from| rustix::fs::seek(&file, from).map_err(io::Error::from).map_or_else(|error| error.to_string(), |at| at.to_string());
-    let at = [SeekFrom::Data(0), SeekFrom::Hole(1 << 20), SeekFrom::Data(2 << 20), SeekFrom::Hole(5 << 20), SeekFrom::End(-1)].map(seek);
-    Ok(format!("{} {}", at.join(" "), file.metadata()?.blocks() < 200))
+    let seek = |from| {
+        rustix::fs::seek(&file, from)
+            .map_err(io::Error::from)
+            .map_or_else(|error| error.to_string(), |at| at.to_string())
+    };
+    let at = [
+        SeekFrom::Data(0),
+        SeekFrom::Hole(1 << 20),
+        SeekFrom::Data(2 << 20),
+        SeekFrom::Hole(5 << 20),
+        SeekFrom::End(-1),
+    ]
+    .map(seek);
+    Ok(format!(
+        "{} {}",
+        at.join(" "),
+        file.metadata()?.blocks() < 200
+    ))
 }
 
 fn copy_range_over_the_end(dir: &Path) -> Found {
@@ -195,17 +285,33 @@ fn copy_range_over_the_end(dir: &Path) -> Found {
     let first = rustix::fs::copy_file_range(&from, Some(&mut at), &to, None, 5_000)?;
     let none = rustix::fs::copy_file_range(&from, Some(&mut end), &to, None, 5_000)?;
     let append = OpenOptions::new().append(true).open(dir.join("to"))?;
-    let refused = rustix::fs::copy_file_range(&from, None, &append, None, 10).map_err(io::Error::from);
-    Ok(format!("{first} {none} {at} {} {}", to.metadata()?.len(), refused.expect_err("a file for appending is refused")))
+    let refused =
+        rustix::fs::copy_file_range(&from, None, &append, None, 10).map_err(io::Error::from);
+    Ok(format!(
+        "{first} {none} {at} {} {}",
+        to.metadata()?.len(),
+        refused.expect_err("a file for appending is refused")
+    ))
 }
 
 fn copy_range_in_one_file(dir: &Path) -> Found {
-    let file = create(&dir.join("f"), &(0..20_000u32).map(|number| (number / 100) as u8).collect::<Vec<_>>())?;
+    let file = create(
+        &dir.join("f"),
+        &(0..20_000u32)
+            .map(|number| (number / 100) as u8)
+            .collect::<Vec<_>>(),
+    )?;
     let (mut from, mut to, mut over) = (0, 12_345, 100);
     let copied = rustix::fs::copy_file_range(&file, Some(&mut from), &file, Some(&mut to), 5_000)?;
     let mut again = 0;
-    let overlapping = rustix::fs::copy_file_range(&file, Some(&mut again), &file, Some(&mut over), 5_000).map_err(io::Error::from);
-    Ok(format!("{copied} {} {}", hash(&dir.join("f"))?, overlapping.expect_err("overlapping ranges are refused")))
+    let overlapping =
+        rustix::fs::copy_file_range(&file, Some(&mut again), &file, Some(&mut over), 5_000)
+            .map_err(io::Error::from);
+    Ok(format!(
+        "{copied} {} {}",
+        hash(&dir.join("f"))?,
+        overlapping.expect_err("overlapping ranges are refused")
+    ))
 }
 
 fn pwrite_appends(dir: &Path) -> Found {
@@ -216,7 +322,12 @@ fn pwrite_appends(dir: &Path) -> Found {
 }
 
 fn direct_io(dir: &Path) -> Found {
-    let file = OpenOptions::new().read(true).write(true).create_new(true).custom_flags(libc::O_DIRECT).open(dir.join("f"))?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(dir.join("f"))?;
     // The start of a page within a buffer that is larger.
     let mut buffer = vec![5u8; 3 * 4096];
     let start = buffer.as_ptr().align_offset(4096);
@@ -224,26 +335,53 @@ fn direct_io(dir: &Path) -> Found {
     file.write_all_at(aligned, 4096)?;
     aligned.fill(0);
     let read = file.read_at(aligned, 4096)?;
-    Ok(format!("{read} {} {}", aligned.iter().all(|byte| *byte == 5), file.metadata()?.len()))
+    Ok(format!(
+        "{read} {} {}",
+        aligned.iter().all(|byte| *byte == 5),
+        file.metadata()?.len()
+    ))
 }
 
 fn direct_io_unaligned(dir: &Path) -> Found {
-    let file = OpenOptions::new().read(true).write(true).create_new(true).custom_flags(libc::O_DIRECT).open(dir.join("f"))?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(dir.join("f"))?;
     let mut buffer = vec![5u8; 3 * 4096];
     let start = buffer.as_ptr().align_offset(4096);
     let aligned = &mut buffer[start..start + 4096];
-    Ok(format!("{} {} {}", said(file.write_at(&aligned[..100], 0)), said(file.write_at(aligned, 100)), file.metadata()?.len()))
+    Ok(format!(
+        "{} {} {}",
+        said(file.write_at(&aligned[..100], 0)),
+        said(file.write_at(aligned, 100)),
+        file.metadata()?.len()
+    ))
 }
 
 fn vectors_with_flags(dir: &Path) -> Found {
     use rustix::io::ReadWriteFlags;
     let file = create(&dir.join("f"), b"text")?;
-    let write = |flags, at| rustix::io::pwritev2(&file, &[io::IoSlice::new(b"more")], at, flags).map_err(io::Error::from);
+    let write = |flags, at| {
+        rustix::io::pwritev2(&file, &[io::IoSlice::new(b"more")], at, flags)
+            .map_err(io::Error::from)
+    };
     let mut buffer = [0; 4];
     let durable = said(write(ReadWriteFlags::DSYNC, 2));
     let appended = said(write(ReadWriteFlags::APPEND, 0));
-    let read = rustix::io::preadv2(&file, &mut [io::IoSliceMut::new(&mut buffer)], 0, ReadWriteFlags::HIPRI).map_err(io::Error::from);
-    Ok(format!("{durable} {appended} {} {}", said(read), fs::read_to_string(dir.join("f"))?))
+    let read = rustix::io::preadv2(
+        &file,
+        &mut [io::IoSliceMut::new(&mut buffer)],
+        0,
+        ReadWriteFlags::HIPRI,
+    )
+    .map_err(io::Error::from);
+    Ok(format!(
+        "{durable} {appended} {} {}",
+        said(read),
+        fs::read_to_string(dir.join("f"))?
+    ))
 }
 
 fn largest_file(dir: &Path) -> Found {
@@ -254,13 +392,19 @@ fn largest_file(dir: &Path) -> Found {
     let length = file.metadata()?.len();
     let too_far = said(file.write_at(b"xx", i64::MAX as u64 - 1));
     file.set_len(0)?;
-    Ok(format!("{} {} {length} {too_far}", sizes.join(" "), said(far)))
+    Ok(format!(
+        "{} {} {length} {too_far}",
+        sizes.join(" "),
+        said(far)
+    ))
 }
 
 fn xattrs(dir: &Path) -> Found {
     let path = dir.join("f");
     create(&path, b"text")?;
-    let set = |name: &str, length, how| said(rustix::fs::setxattr(&path, name, &vec![1; length], how).map_err(io::Error::from));
+    let set = |name: &str, length, how| {
+        said(rustix::fs::setxattr(&path, name, &vec![1; length], how).map_err(io::Error::from))
+    };
     let long = format!("user.{}", "n".repeat(250));
     let mut all = vec![
         set("user.a", 10, XattrFlags::CREATE),
@@ -275,12 +419,21 @@ fn xattrs(dir: &Path) -> Found {
         set("user.large", 3000, XattrFlags::empty()),
     ];
     let mut small = [0u8; 2];
-    all.push(said(rustix::fs::getxattr(&path, "user.large", &mut small[..]).map_err(io::Error::from)));
-    all.push(said(rustix::fs::listxattr(&path, &mut small[..]).map_err(io::Error::from)));
-    all.push(said(rustix::fs::removexattr(&path, "user.none").map_err(io::Error::from)));
+    all.push(said(
+        rustix::fs::getxattr(&path, "user.large", &mut small[..]).map_err(io::Error::from),
+    ));
+    all.push(said(
+        rustix::fs::listxattr(&path, &mut small[..]).map_err(io::Error::from),
+    ));
+    all.push(said(
+        rustix::fs::removexattr(&path, "user.none").map_err(io::Error::from),
+    ));
     let mut list = vec![0u8; 4096];
     let length = rustix::fs::listxattr(&path, &mut list[..])?;
-    let mut names: Vec<_> = list[..length].split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let mut names: Vec<_> = list[..length]
+        .split(|byte| *byte == 0)
+        .map(String::from_utf8_lossy)
+        .collect();
     names.sort();
     Ok(format!("{} {}", all.join(" "), names.join(" ")))
 }
@@ -288,22 +441,57 @@ fn xattrs(dir: &Path) -> Found {
 fn xattr_too_long(dir: &Path) -> Found {
     let path = dir.join("f");
     create(&path, b"text")?;
-    let set = |length| rustix::fs::setxattr(&path, "user.a", &vec![1; length], XattrFlags::empty()).map_err(io::Error::from);
-    Ok(format!("{} {}", set(60_000).map_or_else(|error| error.to_string(), |()| "ok".to_owned()), said(set(65_537))))
+    let set = |length| {
+        rustix::fs::setxattr(&path, "user.a", &vec![1; length], XattrFlags::empty())
+            .map_err(io::Error::from)
+    };
+    Ok(format!(
+        "{} {}",
+        set(60_000).map_or_else(|error| error.to_string(), |()| "ok".to_owned()),
+        said(set(65_537))
+    ))
 }
 
 fn xattrs_of_a_link_and_a_fifo(dir: &Path) -> Found {
     symlink("nowhere", dir.join("link"))?;
     mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RWXU, 0)?;
-    let set = |name: &str, key: &str| said(rustix::fs::lsetxattr(dir.join(name), key, b"1", XattrFlags::empty()).map_err(io::Error::from));
-    Ok([set("link", "trusted.t"), set("link", "user.u"), set("fifo", "trusted.t"), set("fifo", "user.u")].join(" "))
+    let set = |name: &str, key: &str| {
+        said(
+            rustix::fs::lsetxattr(dir.join(name), key, b"1", XattrFlags::empty())
+                .map_err(io::Error::from),
+        )
+    };
+    Ok([
+        set("link", "trusted.t"),
+        set("link", "user.u"),
+        set("fifo", "trusted.t"),
+        set("fifo", "user.u"),
+    ]
+    .join(" "))
 }
 
 fn link_of_a_link(dir: &Path) -> Found {
     symlink("nowhere", dir.join("link"))?;
-    linkat(CWD, dir.join("link"), CWD, dir.join("second"), AtFlags::empty())?;
-    let follow = linkat(CWD, dir.join("link"), CWD, dir.join("third"), AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from);
-    Ok(format!("{} {}", fs::symlink_metadata(dir.join("second"))?.nlink(), said(follow)))
+    linkat(
+        CWD,
+        dir.join("link"),
+        CWD,
+        dir.join("second"),
+        AtFlags::empty(),
+    )?;
+    let follow = linkat(
+        CWD,
+        dir.join("link"),
+        CWD,
+        dir.join("third"),
+        AtFlags::SYMLINK_FOLLOW,
+    )
+    .map_err(io::Error::from);
+    Ok(format!(
+        "{} {}",
+        fs::symlink_metadata(dir.join("second"))?.nlink(),
+        said(follow)
+    ))
 }
 
 fn link_of_a_descriptor(dir: &Path) -> Found {
@@ -311,7 +499,8 @@ fn link_of_a_descriptor(dir: &Path) -> Found {
     linkat(&file, "", CWD, dir.join("second"), AtFlags::EMPTY_PATH)?;
     fs::remove_file(dir.join("f"))?;
     fs::remove_file(dir.join("second"))?;
-    let gone = linkat(&file, "", CWD, dir.join("third"), AtFlags::EMPTY_PATH).map_err(io::Error::from);
+    let gone =
+        linkat(&file, "", CWD, dir.join("third"), AtFlags::EMPTY_PATH).map_err(io::Error::from);
     Ok(said(gone))
 }
 
@@ -322,13 +511,24 @@ fn unlinked_file(dir: &Path) -> Found {
     rustix::fs::fchmod(&file, Mode::RWXU)?;
     rustix::fs::fchown(&file, Some(rustix::fs::Uid::from_raw(1)), None)?;
     rustix::fs::fsetxattr(&file, "user.a", b"1", XattrFlags::empty())?;
-    rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 2)?;
+    rustix::fs::fallocate(
+        &file,
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        0,
+        2,
+    )?;
     file.sync_all()?;
     let again = File::open(via(&file))?;
     let mut text = String::new();
     again.take(4).read_to_string(&mut text)?;
     let meta = file.metadata()?;
-    Ok(format!("{text:?} {} {:o} {} {}", meta.nlink(), meta.mode(), meta.uid(), meta.len()))
+    Ok(format!(
+        "{text:?} {} {:o} {} {}",
+        meta.nlink(),
+        meta.mode(),
+        meta.uid(),
+        meta.len()
+    ))
 }
 
 fn removed_directory(dir: &Path) -> Found {
@@ -336,12 +536,24 @@ fn removed_directory(dir: &Path) -> Found {
     fs::create_dir(&path)?;
     let held = open(&path, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty())?;
     fs::remove_dir(&path)?;
-    let make = openat(&held, "f", OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RWXU).map_err(io::Error::from);
+    let make = openat(
+        &held,
+        "f",
+        OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::RWXU,
+    )
+    .map_err(io::Error::from);
     let directory = rustix::fs::mkdirat(&held, "e", Mode::RWXU).map_err(io::Error::from);
-    let parent = openat(&held, "..", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from);
+    let parent = openat(&held, "..", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(io::Error::from);
     let names = rustix::fs::Dir::read_from(&held)?.count();
     let links = rustix::fs::fstat(&held)?.st_nlink;
-    Ok(format!("{} {} {} {names} {links}", said(make), said(directory), said(parent)))
+    Ok(format!(
+        "{} {} {} {names} {links}",
+        said(make),
+        said(directory),
+        said(parent)
+    ))
 }
 
 fn open_flags(dir: &Path) -> Found {
@@ -349,7 +561,9 @@ fn open_flags(dir: &Path) -> Found {
     symlink("f", dir.join("link"))?;
     symlink("none", dir.join("dangling"))?;
     let try_open = |name: &str, flags| {
-        open(dir.join(name), flags, Mode::RWXU).map_err(io::Error::from).map_or_else(|error| error.to_string(), |_| "ok".to_owned())
+        open(dir.join(name), flags, Mode::RWXU)
+            .map_err(io::Error::from)
+            .map_or_else(|error| error.to_string(), |_| "ok".to_owned())
     };
     let all = [
         try_open(".", OFlags::RDWR),
@@ -370,8 +584,21 @@ fn open_flags(dir: &Path) -> Found {
 fn odd_names(dir: &Path) -> Found {
     let make = |name: &str| said(create(&dir.join(name), b""));
     let target = |length| said(symlink("t".repeat(length), dir.join(format!("l{length}"))));
-    let all = [make(&"n".repeat(255)), make(&"n".repeat(256)), make("\u{1}\n\\"), make("x/"), target(1023), target(4095), target(4096)];
-    let dots = [fs::remove_dir(dir.join(".")), fs::remove_dir(dir.join("..")), fs::rename(dir.join("."), dir.join("x"))].map(said);
+    let all = [
+        make(&"n".repeat(255)),
+        make(&"n".repeat(256)),
+        make("\u{1}\n\\"),
+        make("x/"),
+        target(1023),
+        target(4095),
+        target(4096),
+    ];
+    let dots = [
+        fs::remove_dir(dir.join(".")),
+        fs::remove_dir(dir.join("..")),
+        fs::rename(dir.join("."), dir.join("x")),
+    ]
+    .map(said);
     fs::create_dir_all(dir.join("d/e"))?;
     let inside = said(fs::rename(dir.join("d"), dir.join("d/e/f")));
     Ok(format!("{} {} {inside}", all.join(" "), dots.join(" ")))
@@ -379,14 +606,29 @@ fn odd_names(dir: &Path) -> Found {
 
 /// Sets access and modification time to a second of long ago.
 fn make_old(path: &Path, accessed: i64, modified: i64) -> io::Result<()> {
-    let time = |seconds| Timespec { tv_sec: seconds, tv_nsec: 0 };
-    Ok(utimensat(CWD, path, &Timestamps { last_access: time(accessed), last_modification: time(modified) }, AtFlags::SYMLINK_NOFOLLOW)?)
+    let time = |seconds| Timespec {
+        tv_sec: seconds,
+        tv_nsec: 0,
+    };
+    Ok(utimensat(
+        CWD,
+        path,
+        &Timestamps {
+            last_access: time(accessed),
+            last_modification: time(modified),
+        },
+        AtFlags::SYMLINK_NOFOLLOW,
+    )?)
 }
 
 /// Which of its three times are not of long ago.
 fn news(path: &Path) -> io::Result<String> {
     let meta = fs::symlink_metadata(path)?;
-    Ok([("a", meta.atime()), ("m", meta.mtime())].iter().filter(|(_, time)| *time > 1_000_000).map(|(name, _)| *name).collect())
+    Ok([("a", meta.atime()), ("m", meta.mtime())]
+        .iter()
+        .filter(|(_, time)| *time > 1_000_000)
+        .map(|(name, _)| *name)
+        .collect())
 }
 
 /// Truncation to the size that a file has is a change all the same (open(2), ftruncate(2)).
@@ -449,21 +691,41 @@ fn access_time_not_wanted(dir: &Path) -> Found {
     let path = dir.join("f");
     create(&path, b"text")?;
     make_old(&path, 1000, 2000)?;
-    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(&path)?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOATIME)
+        .open(&path)?;
     file.read_to_end(&mut Vec::new())?;
     news(&path)
 }
 
 fn device(dir: &Path) -> Found {
     let path = dir.join("null");
-    mknodat(CWD, &path, FileType::CharacterDevice, Mode::RWXU, rustix::fs::makedev(1, 3))?;
-    OpenOptions::new().write(true).open(&path)?.write_all(b"gone")?;
-    Ok(format!("{} {}", fs::metadata(&path)?.rdev(), fs::read(&path)?.len()))
+    mknodat(
+        CWD,
+        &path,
+        FileType::CharacterDevice,
+        Mode::RWXU,
+        rustix::fs::makedev(1, 3),
+    )?;
+    OpenOptions::new()
+        .write(true)
+        .open(&path)?
+        .write_all(b"gone")?;
+    Ok(format!(
+        "{} {}",
+        fs::metadata(&path)?.rdev(),
+        fs::read(&path)?.len()
+    ))
 }
 
 fn script(dir: &Path) -> io::Result<PathBuf> {
     let path = dir.join("script");
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o755)
+        .open(&path)?;
     file.write_all(b"#!/bin/sh\necho $1\n")?;
     Ok(path)
 }
@@ -477,7 +739,10 @@ fn program_being_written(dir: &Path) -> Found {
     let path = script(dir)?;
     let _writer = OpenOptions::new().write(true).open(&path)?;
     let refused = Command::new(path).output();
-    Ok(refused.map_or_else(|error| error.to_string(), |output| output.status.to_string()))
+    Ok(refused.map_or_else(
+        |error| error.to_string(),
+        |output| output.status.to_string(),
+    ))
 }
 
 fn set_group_directory(dir: &Path) -> Found {
@@ -488,7 +753,13 @@ fn set_group_directory(dir: &Path) -> Found {
     fs::create_dir(path.join("e"))?;
     create(&path.join("f"), b"")?;
     let (made, file) = (fs::metadata(path.join("e"))?, fs::metadata(path.join("f"))?);
-    Ok(format!("{:o} {} {:o} {}", made.mode() & 0o7000, made.gid(), file.mode() & 0o7000, file.gid()))
+    Ok(format!(
+        "{:o} {} {:o} {}",
+        made.mode() & 0o7000,
+        made.gid(),
+        file.mode() & 0o7000,
+        file.gid()
+    ))
 }
 
 /// The numbers in a listing are those of stat.
@@ -502,7 +773,11 @@ fn numbers_of_a_listing(dir: &Path) -> Found {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let found = rustix::fs::statat(&held, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
-        same.push(format!("{name} {:?} {}", entry.file_type(), found.st_ino == entry.ino()));
+        same.push(format!(
+            "{name} {:?} {}",
+            entry.file_type(),
+            found.st_ino == entry.ino()
+        ));
     }
     same.sort();
     Ok(same.join(", "))

@@ -1,12 +1,16 @@
-//! Set-id bits and file capabilities: what is left of them after each call, by whom it is made, on the plain filesystem and through the mount.
+//! Set-id bits and file capabilities: what is left of them after each call, by whom it is made, on
+//! the plain filesystem and through the mount.
 //!
-//! The rules are the kernel's (`setattr_should_drop_suidgid` in fs/attr.c, `posix_acl_update_mode` in fs/posix_acl.c) and ask for the caller's groups and
-//! for CAP_FSETID, neither of which a FUSE request carries. The mount has nothing to say here: whatever the plain filesystem does is right. generic/193, 355,
-//! 375, 683, 684 and 685 of xfstests ask for some of these rows.
+//! The rules are the kernel's (`setattr_should_drop_suidgid` in fs/attr.c, `posix_acl_update_mode`
+//! in fs/posix_acl.c) and ask for the caller's groups and for CAP_FSETID, neither of which a FUSE
+//! request carries. The mount has nothing to say here: whatever the plain filesystem does is right.
+//! generic/193, 355, 375, 683, 684 and 685 of xfstests ask for some of these rows.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{
+    DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 
@@ -26,10 +30,22 @@ const CALLERS: [Caller; 9] = [
     caller("root without CAP_FSETID", 0, 0, &[], false),
     caller("owner with CAP_FSETID", OWNER, STRANGER, &[], true),
     caller("owner, by group", OWNER, GROUP, &[], false),
-    caller("owner, by further group", OWNER, STRANGER, &[5, GROUP, 6], false),
+    caller(
+        "owner, by further group",
+        OWNER,
+        STRANGER,
+        &[5, GROUP, 6],
+        false,
+    ),
     caller("owner, not in the group", OWNER, STRANGER, &[0], false),
     caller("stranger with CAP_FSETID", STRANGER, STRANGER, &[], true),
-    caller("stranger, by further group", STRANGER, STRANGER, &[GROUP], false),
+    caller(
+        "stranger, by further group",
+        STRANGER,
+        STRANGER,
+        &[GROUP],
+        false,
+    ),
     caller("stranger", STRANGER, STRANGER, &[], false),
 ];
 
@@ -38,15 +54,52 @@ type Call = fn(&Path, &File) -> io::Result<()>;
 
 const CALLS: &[(&str, Call)] = &[
     ("write", |_, file| file.write_all_at(b"x", 0)),
-    ("append", |path, _| OpenOptions::new().append(true).open(path).and_then(|file| file.write_all_at(b"x", 0))),
-    ("truncate", |path, _| OpenOptions::new().write(true).open(path)?.set_len(1)),
+    ("append", |path, _| {
+        OpenOptions::new()
+            .append(true)
+            .open(path)
+            .and_then(|file| file.write_all_at(b"x", 0))
+    }),
+    ("truncate", |path, _| {
+        OpenOptions::new().write(true).open(path)?.set_len(1)
+    }),
     ("ftruncate", |_, file| file.set_len(1)),
-    ("`O_TRUNC`", |path, _| OpenOptions::new().write(true).truncate(true).open(path).map(drop)),
-    ("fallocate", |_, file| Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, 8192)?)),
-    ("punch hole", |_, file| Ok(rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096)?)),
-    ("zero range", |_, file| Ok(rustix::fs::fallocate(file, FallocateFlags::ZERO_RANGE, 0, 4096)?)),
+    ("`O_TRUNC`", |path, _| {
+        OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(path)
+            .map(drop)
+    }),
+    ("fallocate", |_, file| {
+        Ok(rustix::fs::fallocate(
+            file,
+            FallocateFlags::empty(),
+            0,
+            8192,
+        )?)
+    }),
+    ("punch hole", |_, file| {
+        Ok(rustix::fs::fallocate(
+            file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            0,
+            4096,
+        )?)
+    }),
+    ("zero range", |_, file| {
+        Ok(rustix::fs::fallocate(
+            file,
+            FallocateFlags::ZERO_RANGE,
+            0,
+            4096,
+        )?)
+    }),
     ("direct write", |path, _| {
-        let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(path)?;
         file.write_all_at(&Block([b'x'; 4096]).0, 0)
     }),
     ("copy_file_range", |path, file| {
@@ -58,15 +111,34 @@ const CALLS: &[(&str, Call)] = &[
         Ok(())
     }),
     ("chown of nothing", |path, _| chown(path, None, None)),
-    ("chgrp to a group of one's own", |path, _| chown(path, None, Some(STRANGER))),
+    ("chgrp to a group of one's own", |path, _| {
+        chown(path, None, Some(STRANGER))
+    }),
     ("chown to oneself", |path, _| chown(path, Some(OWNER), None)),
-    ("chmod 6777", |path, _| fs::set_permissions(path, Permissions::from_mode(0o6777))),
-    ("chmod 2766", |path, _| fs::set_permissions(path, Permissions::from_mode(0o2766))),
+    ("chmod 6777", |path, _| {
+        fs::set_permissions(path, Permissions::from_mode(0o6777))
+    }),
+    ("chmod 2766", |path, _| {
+        fs::set_permissions(path, Permissions::from_mode(0o2766))
+    }),
     ("utimes", |_, file| file.set_modified(std::time::UNIX_EPOCH)),
-    ("setfacl u::rwx,g::rwx,o::rwx", |path, _| set_acl(path, "access", &[(1, 7, !0), (4, 7, !0), (0x20, 7, !0)])),
-    ("setfacl u:NAME:rwx", |path, _| set_acl(path, "access", NAMED)),
-    ("setfacl -b", |path, _| Ok(rustix::fs::removexattr(path, "system.posix_acl_access")?)),
-    ("setfattr user.x", |path, _| Ok(rustix::fs::setxattr(path, "user.x", b"1", XattrFlags::empty())?)),
+    ("setfacl u::rwx,g::rwx,o::rwx", |path, _| {
+        set_acl(path, "access", &[(1, 7, !0), (4, 7, !0), (0x20, 7, !0)])
+    }),
+    ("setfacl u:NAME:rwx", |path, _| {
+        set_acl(path, "access", NAMED)
+    }),
+    ("setfacl -b", |path, _| {
+        Ok(rustix::fs::removexattr(path, "system.posix_acl_access")?)
+    }),
+    ("setfattr user.x", |path, _| {
+        Ok(rustix::fs::setxattr(
+            path,
+            "user.x",
+            b"1",
+            XattrFlags::empty(),
+        )?)
+    }),
 ];
 
 /// As O_DIRECT wants it.
@@ -74,7 +146,13 @@ const CALLS: &[(&str, Call)] = &[
 struct Block([u8; 4096]);
 
 /// An access list with a named user, by tag, rights and id.
-const NAMED: &[(u16, u16, u32)] = &[(1, 7, !0), (2, 7, 4009), (4, 7, !0), (0x10, 7, !0), (0x20, 7, !0)];
+const NAMED: &[(u16, u16, u32)] = &[
+    (1, 7, !0),
+    (2, 7, 4009),
+    (4, 7, !0),
+    (0x10, 7, !0),
+    (0x20, 7, !0),
+];
 
 /// As in linux/posix_acl_xattr.h.
 fn set_acl(path: &Path, which: &str, entries: &[(u16, u16, u32)]) -> io::Result<()> {
@@ -83,11 +161,18 @@ fn set_acl(path: &Path, which: &str, entries: &[(u16, u16, u32)]) -> io::Result<
         value.extend([tag.to_le_bytes(), rights.to_le_bytes()].concat());
         value.extend(id.to_le_bytes());
     }
-    Ok(rustix::fs::setxattr(path, format!("system.posix_acl_{which}"), &value, XattrFlags::empty())?)
+    Ok(rustix::fs::setxattr(
+        path,
+        format!("system.posix_acl_{which}"),
+        &value,
+        XattrFlags::empty(),
+    )?)
 }
 
 /// `security.capability` as setcap(8) writes it: cap_net_raw, permitted and effective.
-const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const CAPABILITY: [u8; 20] = [
+    1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+];
 
 /// Modes that differ for the rules: with and without the right to execute for the group.
 const MODES: [u32; 6] = [0o4777, 0o2777, 0o6777, 0o6766, 0o2666, 0o6666];
@@ -103,16 +188,43 @@ struct Place<'a> {
 impl Place<'_> {
     /// What is left of the mode after a call, as everybody sees it, and what the call said.
     fn left(&self, name: &str, said: io::Result<()>) -> String {
-        let (here, below) = (fs::metadata(self.root.join(name)).expect("stat"), fs::metadata(self.below.join(name)).expect("stat"));
-        let capability = |root: &Path| rustix::fs::getxattr(root.join(name), "security.capability", &mut [0; 64][..]).is_ok();
-        assert_eq!(here.mode() & 0o7777, below.mode() & 0o7777, "{name}: what is shown is what is there");
-        assert_eq!(capability(self.root), capability(&self.below), "{name}: what is shown is what is there");
-        let error = said.err().map_or_else(String::new, |error| format!(" {}", errno_name(&error)));
-        format!("{:o}{}{error}", here.mode() & 0o7777, if capability(self.root) { " cap" } else { "" })
+        let (here, below) = (
+            fs::metadata(self.root.join(name)).expect("stat"),
+            fs::metadata(self.below.join(name)).expect("stat"),
+        );
+        let capability = |root: &Path| {
+            rustix::fs::getxattr(root.join(name), "security.capability", &mut [0; 64][..]).is_ok()
+        };
+        assert_eq!(
+            here.mode() & 0o7777,
+            below.mode() & 0o7777,
+            "{name}: what is shown is what is there"
+        );
+        assert_eq!(
+            capability(self.root),
+            capability(&self.below),
+            "{name}: what is shown is what is there"
+        );
+        let error = said
+            .err()
+            .map_or_else(String::new, |error| format!(" {}", errno_name(&error)));
+        format!(
+            "{:o}{}{error}",
+            here.mode() & 0o7777,
+            if capability(self.root) { " cap" } else { "" }
+        )
     }
 
-    /// A file of OWNER and GROUP that everybody may write. `opened`: by the caller, before it gets its mode or after.
-    fn call(&self, name: &str, caller: Caller, (mode, capability): (u32, bool), before: bool, call: Call) -> String {
+    /// A file of OWNER and GROUP that everybody may write. `opened`: by the caller, before it gets
+    /// its mode or after.
+    fn call(
+        &self,
+        name: &str,
+        caller: Caller,
+        (mode, capability): (u32, bool),
+        before: bool,
+        call: Call,
+    ) -> String {
         let path = self.root.join(name);
         fs::write(&path, [b'.'; 4096]).expect("write");
         chown(&path, Some(OWNER), Some(GROUP)).expect("chown");
@@ -131,7 +243,13 @@ impl Place<'_> {
             turn.wait();
             fs::set_permissions(&path, Permissions::from_mode(mode)).expect("chmod");
             if capability {
-                rustix::fs::setxattr(&path, "security.capability", &CAPABILITY, XattrFlags::empty()).expect("setcap");
+                rustix::fs::setxattr(
+                    &path,
+                    "security.capability",
+                    &CAPABILITY,
+                    XattrFlags::empty(),
+                )
+                .expect("setcap");
             }
             // The kernel remembers it.
             assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, mode);
@@ -158,12 +276,26 @@ fn calls(place: &Place<'_>, before: bool) -> Rows {
     let mut rows = Rows::new();
     for (call_name, call) in CALLS {
         for caller in CALLERS {
-            for (mode, capability) in MODES.map(|mode| (mode, false)).into_iter().chain([(0o755, true)]) {
+            for (mode, capability) in MODES
+                .map(|mode| (mode, false))
+                .into_iter()
+                .chain([(0o755, true)])
+            {
                 if caller.uid == STRANGER && (capability || *call_name == "chown of nothing") {
                     continue;
                 }
-                let name = format!("{call_name} of {mode:o} by {}{}", caller.name, if before { ", opened before" } else { "" });
-                let left = place.call(&name.replace('/', " "), caller, (mode, capability), before, *call);
+                let name = format!(
+                    "{call_name} of {mode:o} by {}{}",
+                    caller.name,
+                    if before { ", opened before" } else { "" }
+                );
+                let left = place.call(
+                    &name.replace('/', " "),
+                    caller,
+                    (mode, capability),
+                    before,
+                    *call,
+                );
                 rows.push((name, left));
             }
         }
@@ -171,20 +303,43 @@ fn calls(place: &Place<'_>, before: bool) -> Rows {
     rows
 }
 
-/// A call in a directory of OWNER and GROUP that everybody may write, and the name in it that counts.
+/// A call in a directory of OWNER and GROUP that everybody may write, and the name in it that
+/// counts.
 type DirCall = fn(&Path) -> io::Result<()>;
 
 const DIR_CALLS: &[(&str, &str, DirCall)] = &[
     ("setfacl of it", "", |dir| set_acl(dir, "access", NAMED)),
     ("default acl", "", |dir| set_acl(dir, "default", NAMED)),
-    ("chmod 2770", "", |dir| fs::set_permissions(dir, Permissions::from_mode(0o2770))),
+    ("chmod 2770", "", |dir| {
+        fs::set_permissions(dir, Permissions::from_mode(0o2770))
+    }),
     ("chgrp", "", |dir| chown(dir, None, Some(STRANGER))),
     ("chown of nothing", "", |dir| chown(dir, None, None)),
-    ("creat 2755", "f", |dir| OpenOptions::new().write(true).create_new(true).mode(0o2755).open(dir.join("f")).map(drop)),
-    ("creat 6744", "f", |dir| OpenOptions::new().write(true).create_new(true).mode(0o6744).open(dir.join("f")).map(drop)),
-    ("mkdir", "d", |dir| fs::DirBuilder::new().mode(0o755).create(dir.join("d"))),
+    ("creat 2755", "f", |dir| {
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o2755)
+            .open(dir.join("f"))
+            .map(drop)
+    }),
+    ("creat 6744", "f", |dir| {
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o6744)
+            .open(dir.join("f"))
+            .map(drop)
+    }),
+    ("mkdir", "d", |dir| {
+        fs::DirBuilder::new().mode(0o755).create(dir.join("d"))
+    }),
     ("creat 2755, write", "f", |dir| {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o2755).open(dir.join("f"))?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o2755)
+            .open(dir.join("f"))?;
         file.write_all_at(b"x", 0)
     }),
 ];
@@ -210,8 +365,8 @@ fn dir_calls(place: &Place<'_>) -> Rows {
     rows
 }
 
-/// chown(2) without an id comes as the request that goes before a write, which who has the file open may make; of one that nobody has open it is
-/// only for the owner.
+/// chown(2) without an id comes as the request that goes before a write, which who has the file
+/// open may make; of one that nobody has open it is only for the owner.
 fn not_open(place: &Place<'_>) -> Rows {
     let row = |caller: Caller| {
         let name = format!("chown of nothing of 6777 by {}, not open", caller.name);
@@ -228,24 +383,61 @@ fn not_open(place: &Place<'_>) -> Rows {
 /// The same rows on the plain filesystem and through a mount of it; gives what is on the plain one.
 fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
     let image = Image::of(v.fs);
-    let (plain, project, mounted) = (image.dir("plain"), image.dir("project"), image.dir("mounted"));
-    let expected = rows(&Place { root: &plain, below: plain.clone() });
-    let mount = Mount::start(&project, &MountOpts { mountpoint: Some(mounted), ..MountOpts::new(v.io).arg("-osuid") });
-    let found = rows(&Place { root: mount.path(), below: project });
-    let wrong = expected.iter().zip(&found).filter(|((name, expected), (_, found))| stricter(v, name, expected) != *found);
-    let wrong: Vec<String> = wrong.map(|((name, expected), (_, found))| format!("{name}: {found}, and {expected} on the plain filesystem")).collect();
-    assert!(wrong.is_empty(), "{} of {} rows on {v:?}:\n{}", wrong.len(), expected.len(), wrong.join("\n"));
+    let (plain, project, mounted) = (
+        image.dir("plain"),
+        image.dir("project"),
+        image.dir("mounted"),
+    );
+    let expected = rows(&Place {
+        root: &plain,
+        below: plain.clone(),
+    });
+    let mount = Mount::start(
+        &project,
+        &MountOpts {
+            mountpoint: Some(mounted),
+            ..MountOpts::new(v.io).arg("-osuid")
+        },
+    );
+    let found = rows(&Place {
+        root: mount.path(),
+        below: project,
+    });
+    let wrong = expected
+        .iter()
+        .zip(&found)
+        .filter(|((name, expected), (_, found))| stricter(v, name, expected) != *found);
+    let wrong: Vec<String> = wrong
+        .map(|((name, expected), (_, found))| {
+            format!("{name}: {found}, and {expected} on the plain filesystem")
+        })
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{} of {} rows on {v:?}:\n{}",
+        wrong.len(),
+        expected.len(),
+        wrong.join("\n")
+    );
     expected
 }
 
-/// What the mount makes of it where it takes more than the plain filesystem does (docs/semantics.md, "What is not promised").
+/// What the mount makes of it where it takes more than the plain filesystem does
+/// (docs/semantics.md, "What is not promised").
 fn stricter(v: Variant, name: &str, expected: &str) -> String {
-    // The kernel writes with the rights of the daemon's threads, which have no CAP_FSETID and not the file's group.
-    let by_the_kernel = name.ends_with("opened before") && ["write of", "append of", "direct write of"].iter().any(|call| name.starts_with(call));
+    // The kernel writes with the rights of the daemon's threads, which have no CAP_FSETID and not
+    // the file's group.
+    let by_the_kernel = name.ends_with("opened before")
+        && ["write of", "append of", "direct write of"]
+            .iter()
+            .any(|call| name.starts_with(call));
     // The dirty page comes as a write.
     let mapped = name.starts_with("store through a mapping");
     match (v.io, expected.split_once(' ')) {
-        (Io::Passthrough, None) if by_the_kernel => format!("{:o}", u32::from_str_radix(expected, 8).expect("a mode") & 0o777),
+        (Io::Passthrough, None) if by_the_kernel => format!(
+            "{:o}",
+            u32::from_str_radix(expected, 8).expect("a mode") & 0o777
+        ),
         (Io::Daemon, Some((mode, "cap"))) if mapped => mode.to_owned(),
         _ => expected.to_owned(),
     }
@@ -269,18 +461,45 @@ fn a_holder_from_before(v: Variant) {
 
 /// The table of docs/semantics.md is what XFS does.
 fn check_document(rows: &Rows) {
-    let left = |row: String| rows.iter().find_map(|(name, left)| (*name == row).then_some(left.as_str())).unwrap_or_else(|| panic!("no row {row}"));
+    let left = |row: String| {
+        rows.iter()
+            .find_map(|(name, left)| (*name == row).then_some(left.as_str()))
+            .unwrap_or_else(|| panic!("no row {row}"))
+    };
     let callers = ["root", "owner, by further group", "owner, not in the group"];
-    let of = |what: String| callers.map(|caller| left(format!("{what} by {caller}"))).join(", ");
+    let of = |what: String| {
+        callers
+            .map(|caller| left(format!("{what} by {caller}")))
+            .join(", ")
+    };
     let file = |call: &str| {
-        let capability = if left(format!("{call} of 755 by root")).ends_with("cap") { "stay" } else { "go" };
-        format!("| {call} | {} | {} | {capability} |", of(format!("{call} of 6777")), of(format!("{call} of 6666")))
+        let capability = if left(format!("{call} of 755 by root")).ends_with("cap") {
+            "stay"
+        } else {
+            "go"
+        };
+        format!(
+            "| {call} | {} | {} | {capability} |",
+            of(format!("{call} of 6777")),
+            of(format!("{call} of 6666"))
+        )
     };
     let lines = CALLS.iter().map(|(call, _)| file(call));
-    let lines: Vec<String> =
-        lines.chain(DIR_CALLS.iter().map(|(call, ..)| format!("| {call} | {} |", of(format!("{call} of a directory"))))).collect();
-    let missing = lines.iter().any(|line| !DOCUMENT.lines().any(|known| known == line));
-    assert!(!missing, "docs/semantics.md has not these lines:\n{}", lines.join("\n"));
+    let lines: Vec<String> = lines
+        .chain(
+            DIR_CALLS
+                .iter()
+                .map(|(call, ..)| format!("| {call} | {} |", of(format!("{call} of a directory")))),
+        )
+        .collect();
+    let missing = lines
+        .iter()
+        .any(|line| !DOCUMENT.lines().any(|known| known == line));
+    assert!(
+        !missing,
+        "docs/semantics.md has not these lines:\n{}",
+        lines.join("\n")
+    );
 }
 
 const DOCUMENT: &str = include_str!("../../../docs/semantics.md");

@@ -1,4 +1,5 @@
-//! What the suites share: where they are installed, how to ask the daemon, and checkpoints made in the background.
+//! What the suites share: where they are installed, how to ask the daemon, and checkpoints made in
+//! the background.
 
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
@@ -22,20 +23,32 @@ pub fn is_long() -> bool {
 
 /// The program of an installed suite. One that is not installed is a failure, not a reason to skip.
 pub fn suite(name: &str) -> PathBuf {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin").join(name);
-    assert!(program.is_file(), "the suite {name} is not installed. Hint: tests/tools.sh");
+    let program = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("target/tools/bin")
+        .join(name);
+    assert!(
+        program.is_file(),
+        "the suite {name} is not installed. Hint: tests/tools.sh"
+    );
     program
 }
 
 /// A connection to the daemon of a mount.
 pub fn connect(mount: &Path) -> Client {
-    let store: OwnedFd = rustix::fs::open(mount.join(".ckptfs"), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("the store is there");
+    let store: OwnedFd = rustix::fs::open(
+        mount.join(".ckptfs"),
+        OFlags::PATH | OFlags::DIRECTORY,
+        Mode::empty(),
+    )
+    .expect("the store is there");
     Client::connect(&store).expect("the daemon listens")
 }
 
 /// Makes a checkpoint.
 pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
-    client.ask(CheckpointOptions::default()).expect("a checkpoint can be made")
+    client
+        .ask(CheckpointOptions::default())
+        .expect("a checkpoint can be made")
 }
 
 /// A directory that goes with the value, or with the run directory should this process be killed.
@@ -48,17 +61,28 @@ impl Slot {
     /// In the run directory, on a disk.
     pub fn new(kind: &str) -> Slot {
         let run = RunDir::get();
-        Slot { path: run.slot(kind), _run: run }
+        Slot {
+            path: run.slot(kind),
+            _run: run,
+        }
     }
 
-    /// In `/tmp`, for what must have a short path. What a killed process leaves there is found by the note of its owner.
+    /// In `/tmp`, for what must have a short path. What a killed process leaves there is found by
+    /// the note of its owner.
     pub fn short() -> Slot {
-        let path = tempfile::Builder::new().prefix("ckptfs-test-").tempdir_in("/tmp").expect("a directory can be made in /tmp").keep();
+        let path = tempfile::Builder::new()
+            .prefix("ckptfs-test-")
+            .tempdir_in("/tmp")
+            .expect("a directory can be made in /tmp")
+            .keep();
         fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("the directory is ours");
         let pid = std::process::id();
         let start = process::start_of(pid).expect("this process lives");
         fs::write(path.join("owner"), format!("{pid} {start}\n")).expect("the directory is ours");
-        Slot { path, _run: RunDir::get() }
+        Slot {
+            path,
+            _run: RunDir::get(),
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -83,7 +107,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Runs `body` while a checkpoint is made every `pause`; returns what it returned and how many were made.
+/// Runs `body` while a checkpoint is made every `pause`; returns what it returned and how many were
+/// made.
 pub fn between_checkpoints<T>(mount: &Path, pause: Duration, body: impl FnOnce() -> T) -> (T, u64) {
     let stop = AtomicBool::new(false);
     let mut client = connect(mount);

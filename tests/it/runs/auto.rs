@@ -11,8 +11,15 @@ use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 
 fn automatic(rig: &Rig, trigger: &str) -> Vec<u64> {
     let log = rig.mount.log_json();
-    let of = |checkpoint: &Value| (checkpoint["reason"]["trigger"] == trigger).then(|| checkpoint["id"].as_u64().expect("an id"));
-    log.as_array().expect("a log").iter().filter_map(of).collect()
+    let of = |checkpoint: &Value| {
+        (checkpoint["reason"]["trigger"] == trigger)
+            .then(|| checkpoint["id"].as_u64().expect("an id"))
+    };
+    log.as_array()
+        .expect("a log")
+        .iter()
+        .filter_map(of)
+        .collect()
 }
 
 /// Long enough for several rounds.
@@ -22,14 +29,30 @@ fn something_changed_and_it_was_time(variant: Variant) {
     let rig = variant.start_with(MountOpts::new(variant.io).arg("--auto-every=300ms"), |_| {});
     rig.mount.checkpoint();
     std::thread::sleep(SEVERAL_ROUNDS);
-    assert!(automatic(&rig, "interval").is_empty(), "nothing has changed");
+    assert!(
+        automatic(&rig, "interval").is_empty(),
+        "nothing has changed"
+    );
     fs::write(rig.path().join("a"), "1").unwrap();
-    wait_until("a checkpoint is made", 60, || !automatic(&rig, "interval").is_empty());
+    wait_until("a checkpoint is made", 60, || {
+        !automatic(&rig, "interval").is_empty()
+    });
     let made = automatic(&rig, "interval");
-    assert_eq!(fs::read_to_string(rig.view(made[0]).join("a")).unwrap(), "1");
+    assert_eq!(
+        fs::read_to_string(rig.view(made[0]).join("a")).unwrap(),
+        "1"
+    );
     std::thread::sleep(SEVERAL_ROUNDS);
-    assert_eq!(automatic(&rig, "interval"), made, "nothing has changed since");
-    assert_eq!(rig.mount.json(&["show", "latest"])["id"], 1, "it is nobody's latest");
+    assert_eq!(
+        automatic(&rig, "interval"),
+        made,
+        "nothing has changed since"
+    );
+    assert_eq!(
+        rig.mount.json(&["show", "latest"])["id"],
+        1,
+        "it is nobody's latest"
+    );
 }
 
 /// The writer holds its file open all the time: with passthrough no request tells of its writes.
@@ -43,7 +66,9 @@ fn it_became_quiet_after_a_change(variant: Variant) {
     }
     file.write_all(b"end").unwrap();
     wait_until("a checkpoint is made", 60, || {
-        automatic(&rig, "quiet").iter().any(|id| fs::read(rig.view(*id).join("log")).is_ok_and(|log| log.ends_with(b"end")))
+        automatic(&rig, "quiet")
+            .iter()
+            .any(|id| fs::read(rig.view(*id).join("log")).is_ok_and(|log| log.ends_with(b"end")))
     });
     let made = automatic(&rig, "quiet");
     std::thread::sleep(2 * SEVERAL_ROUNDS);

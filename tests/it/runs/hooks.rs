@@ -16,7 +16,11 @@ fn hook(dir: &Path, name: &str, script: &str) {
 /// A mount with a directory of hooks, which may take `timeout`.
 fn start(variant: Variant, dir: &Path, timeout: &str) -> Rig {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
-    let opts = MountOpts::new(variant.io).arg("--hooks").arg(dir.to_str().unwrap()).arg("--hook-timeout").arg(timeout);
+    let opts = MountOpts::new(variant.io)
+        .arg("--hooks")
+        .arg(dir.to_str().unwrap())
+        .arg("--hook-timeout")
+        .arg(timeout);
     variant.start_with(opts, |_| {})
 }
 
@@ -24,26 +28,69 @@ fn start(variant: Variant, dir: &Path, timeout: &str) -> Rig {
 fn hooks_read_and_write_the_mount_and_know_what_for(variant: Variant) {
     let hooks = scratch();
     let log = hooks.path().join("log");
-    let note = format!("echo $CKPTFS_HOOK $CKPTFS_VERB $CKPTFS_ID $CKPTFS_RESULT >> {}", log.display());
-    hook(hooks.path(), "pre-checkpoint", &format!("{note}; test \"$PWD\" = / || exit 9; cd \"$CKPTFS_MOUNT\"; cat state; echo quiet > state"));
-    hook(hooks.path(), "post-checkpoint", &format!("{note}; echo busy > $CKPTFS_MOUNT/state"));
-    hook(hooks.path(), "pre-restore", &format!("{note}; {} -C $CKPTFS_MOUNT checkpoint --tag of-the-hook", env!("CARGO_BIN_EXE_ckptfs")));
-    hook(hooks.path(), "post-restore", &format!("{note}; cd $CKPTFS_MOUNT; cat state > copy"));
+    let note = format!(
+        "echo $CKPTFS_HOOK $CKPTFS_VERB $CKPTFS_ID $CKPTFS_RESULT >> {}",
+        log.display()
+    );
+    hook(
+        hooks.path(),
+        "pre-checkpoint",
+        &format!(
+            "{note}; test \"$PWD\" = / || exit 9; cd \"$CKPTFS_MOUNT\"; cat state; echo quiet > state"
+        ),
+    );
+    hook(
+        hooks.path(),
+        "post-checkpoint",
+        &format!("{note}; echo busy > $CKPTFS_MOUNT/state"),
+    );
+    hook(
+        hooks.path(),
+        "pre-restore",
+        &format!(
+            "{note}; {} -C $CKPTFS_MOUNT checkpoint --tag of-the-hook",
+            env!("CARGO_BIN_EXE_ckptfs")
+        ),
+    );
+    hook(
+        hooks.path(),
+        "post-restore",
+        &format!("{note}; cd $CKPTFS_MOUNT; cat state > copy"),
+    );
     let rig = start(variant, hooks.path(), "60s");
     fs::write(rig.path().join("state"), "busy\n").unwrap();
     let id = rig.mount.checkpoint();
-    assert_eq!(fs::read_to_string(rig.view(id).join("state")).unwrap(), "quiet\n");
-    assert_eq!(fs::read_to_string(rig.path().join("state")).unwrap(), "busy\n");
+    assert_eq!(
+        fs::read_to_string(rig.view(id).join("state")).unwrap(),
+        "quiet\n"
+    );
+    assert_eq!(
+        fs::read_to_string(rig.path().join("state")).unwrap(),
+        "busy\n"
+    );
     fs::create_dir(rig.path().join(".snapshots/by-mkdir")).unwrap();
-    assert_eq!(fs::read_to_string(rig.path().join(".snapshots/by-mkdir/state")).unwrap(), "quiet\n");
+    assert_eq!(
+        fs::read_to_string(rig.path().join(".snapshots/by-mkdir/state")).unwrap(),
+        "quiet\n"
+    );
     rig.mount.restore(id);
-    assert_eq!(fs::read_to_string(rig.path().join("copy")).unwrap(), "quiet\n");
+    assert_eq!(
+        fs::read_to_string(rig.path().join("copy")).unwrap(),
+        "quiet\n"
+    );
     rig.mount.ok(&["restore", "--dry-run", &id.to_string()]);
     rig.mount.ok(&["show", "of-the-hook"]);
     let told = fs::read_to_string(&log).unwrap();
     let expected = "pre-checkpoint checkpoint\npost-checkpoint checkpoint 1 done\npre-checkpoint checkpoint\npost-checkpoint checkpoint 2 done\n\
                     pre-restore restore 1\npost-restore restore 1 done\n";
-    assert_eq!(told.lines().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n") + "\n", expected);
+    assert_eq!(
+        told.lines()
+            .map(|line| line.trim_end())
+            .collect::<Vec<_>>()
+            .join("\n")
+            + "\n",
+        expected
+    );
 }
 
 fn a_hook_that_fails_or_hangs_stops_what_it_is_before(variant: Variant) {
@@ -54,7 +101,11 @@ fn a_hook_that_fails_or_hangs_stops_what_it_is_before(variant: Variant) {
         "cd $CKPTFS_MOUNT; if [ -e hang ]; then sleep 1000 & sleep 1000; fi; if [ -e veto ]; then echo the database is busy >&2; exit 3; fi",
     );
     hook(hooks.path(), "pre-restore", "exit 1");
-    hook(hooks.path(), "post-checkpoint", "if [ -e $CKPTFS_MOUNT/late ]; then exit 5; fi");
+    hook(
+        hooks.path(),
+        "post-checkpoint",
+        "if [ -e $CKPTFS_MOUNT/late ]; then exit 5; fi",
+    );
     let rig = start(variant, hooks.path(), "2s");
     let id = rig.mount.checkpoint();
     let refused = |arguments: &[&str]| {
@@ -64,7 +115,10 @@ fn a_hook_that_fails_or_hangs_stops_what_it_is_before(variant: Variant) {
     };
     fs::write(rig.path().join("veto"), "").unwrap();
     let said = refused(&["checkpoint"]);
-    assert!(said.contains("pre-checkpoint failed: the database is busy"), "{said}");
+    assert!(
+        said.contains("pre-checkpoint failed: the database is busy"),
+        "{said}"
+    );
     assert!(fs::create_dir(rig.path().join(".snapshots/name")).is_err());
     let said = refused(&["restore", &id.to_string()]);
     assert!(said.contains("pre-restore failed"), "{said}");
@@ -72,18 +126,27 @@ fn a_hook_that_fails_or_hangs_stops_what_it_is_before(variant: Variant) {
     fs::rename(rig.path().join("veto"), rig.path().join("hang")).unwrap();
     let said = refused(&["checkpoint"]);
     assert!(said.contains("did not end within 2s"), "{said}");
-    assert_eq!(rig.mount.log_json().as_array().map(Vec::len), Some(1), "none of these was made");
+    assert_eq!(
+        rig.mount.log_json().as_array().map(Vec::len),
+        Some(1),
+        "none of these was made"
+    );
     fs::rename(rig.path().join("hang"), rig.path().join("late")).unwrap();
     rig.mount.checkpoint();
     let warnings = rig.mount.status_json()["warnings"].to_string();
     assert!(warnings.contains("post-checkpoint failed"), "{warnings}");
 }
 
-/// What somebody else can write is not run: a container with the volume must not choose what root runs.
+/// What somebody else can write is not run: a container with the volume must not choose what root
+/// runs.
 fn what_others_can_write_is_not_run(variant: Variant) {
     let hooks = scratch();
     let ran = hooks.path().join("ran");
-    hook(hooks.path(), "pre-checkpoint", &format!("echo >> {}", ran.display()));
+    hook(
+        hooks.path(),
+        "pre-checkpoint",
+        &format!("echo >> {}", ran.display()),
+    );
     let rig = start(variant, hooks.path(), "60s");
     let path = hooks.path().join("pre-checkpoint");
     let refused = || {
@@ -102,28 +165,46 @@ fn what_others_can_write_is_not_run(variant: Variant) {
     rig.mount.checkpoint();
     assert!(ran.exists());
     // In the tree, or in its store, nothing is looked for.
-    sh(rig.path(), "mkdir hooks && printf '#!/bin/sh\\nexit 1\\n' > hooks/pre-checkpoint && chmod 755 hooks hooks/pre-checkpoint");
+    sh(
+        rig.path(),
+        "mkdir hooks && printf '#!/bin/sh\\nexit 1\\n' > hooks/pre-checkpoint && chmod 755 hooks hooks/pre-checkpoint",
+    );
     let inside = rig.path().join("hooks");
-    let refused = crate::common::Mount::try_start(rig.path(), &MountOpts::new(variant.io).arg("--hooks").arg(inside.to_str().unwrap()));
+    let refused = crate::common::Mount::try_start(
+        rig.path(),
+        &MountOpts::new(variant.io)
+            .arg("--hooks")
+            .arg(inside.to_str().unwrap()),
+    );
     assert!(!refused.status.success());
     rig.mount.checkpoint();
 }
 
-/// A directory above that of the hooks belonged to somebody, who exchanged the hooks' directory for one made of root's own files between the look at them
-/// and their run: won at the eighth try. Every directory above counts, and what was looked at is what runs.
+/// A directory above that of the hooks belonged to somebody, who exchanged the hooks' directory for
+/// one made of root's own files between the look at them and their run: won at the eighth try.
+/// Every directory above counts, and what was looked at is what runs.
 fn whoever_exchanges_names_above_runs_nothing(variant: Variant) {
     let above = scratch();
     fs::set_permissions(above.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let hooks = above.path().join("theirs/hooks");
     fs::create_dir_all(&hooks).unwrap();
     let ran = above.path().join("ran");
-    hook(&hooks, "pre-checkpoint", &format!("echo >> {}", ran.display()));
-    let opts = MountOpts::new(variant.io).arg("--hooks").arg(hooks.to_str().unwrap());
+    hook(
+        &hooks,
+        "pre-checkpoint",
+        &format!("echo >> {}", ran.display()),
+    );
+    let opts = MountOpts::new(variant.io)
+        .arg("--hooks")
+        .arg(hooks.to_str().unwrap());
     let rig = variant.start_with(opts, |_| {});
     let refused = |why: &str| {
         let output = run_limited(&mut rig.mount.command(&["checkpoint"]), 60);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(1) && said.contains(why) && !ran.exists(), "{said}");
+        assert!(
+            output.status.code() == Some(1) && said.contains(why) && !ran.exists(),
+            "{said}"
+        );
     };
     let theirs = above.path().join("theirs");
     chown(&theirs, Some(61_234), None).unwrap();
@@ -147,7 +228,8 @@ fn whoever_exchanges_names_above_runs_nothing(variant: Variant) {
     refused("is not a regular file");
 }
 
-/// Names are exchanged as fast as they can be, by somebody who may (here: root), while the hook is run again and again: it is always the one that was looked at.
+/// Names are exchanged as fast as they can be, by somebody who may (here: root), while the hook is
+/// run again and again: it is always the one that was looked at.
 fn what_was_looked_at_is_what_runs(variant: Variant) {
     let above = scratch();
     fs::set_permissions(above.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -159,7 +241,12 @@ fn what_was_looked_at_is_what_runs(variant: Variant) {
     }
     // Of the directory that is exchanged for the good one only its own owner could be told.
     chown(bad.join("pre-checkpoint"), Some(61_234), None).unwrap();
-    let rig = variant.start_with(MountOpts::new(variant.io).arg("--hooks").arg(good.to_str().unwrap()), |_| {});
+    let rig = variant.start_with(
+        MountOpts::new(variant.io)
+            .arg("--hooks")
+            .arg(good.to_str().unwrap()),
+        |_| {},
+    );
     let ended = std::sync::atomic::AtomicBool::new(false);
     let refused = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -167,18 +254,32 @@ fn what_was_looked_at_is_what_runs(variant: Variant) {
                 exchange(&good, &bad);
             }
         });
-        let tries = (0..60).map(|_| run_limited(&mut rig.mount.command(&["checkpoint"]), 60).status.success());
+        let tries = (0..60).map(|_| {
+            run_limited(&mut rig.mount.command(&["checkpoint"]), 60)
+                .status
+                .success()
+        });
         let refused = tries.filter(|made| !made).count();
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
         refused
     });
     assert!(!evil.exists(), "what was exchanged for it has run");
-    assert!(ran.exists() && refused > 0, "{refused} of 60 met the other one");
+    assert!(
+        ran.exists() && refused > 0,
+        "{refused} of 60 met the other one"
+    );
 }
 
 /// renameat2(2) with `RENAME_EXCHANGE`.
 fn exchange(one: &Path, other: &Path) {
-    rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, other, rustix::fs::RenameFlags::EXCHANGE).unwrap();
+    rustix::fs::renameat_with(
+        rustix::fs::CWD,
+        one,
+        rustix::fs::CWD,
+        other,
+        rustix::fs::RenameFlags::EXCHANGE,
+    )
+    .unwrap();
 }
 
 for_each_variant! { one => hooks_read_and_write_the_mount_and_know_what_for }
@@ -187,7 +288,10 @@ mod refusals {
     use super::*;
     use crate::common::{Fs, Io};
 
-    const VARIANT: Variant = Variant { fs: Fs::Tmpfs, io: Io::Daemon };
+    const VARIANT: Variant = Variant {
+        fs: Fs::Tmpfs,
+        io: Io::Daemon,
+    };
 
     #[test]
     fn a_hook_that_fails_or_hangs_stops_what_it_is_before() {

@@ -1,4 +1,5 @@
-//! A command under protection, in the past, and in one checkpoint after the other; the checkpoints that nobody asks for; hooks; a quiet moment.
+//! A command under protection, in the past, and in one checkpoint after the other; the checkpoints
+//! that nobody asks for; hooks; a quiet moment.
 
 mod auto;
 mod hooks;

@@ -6,14 +6,19 @@ use std::path::Path;
 
 use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
-use crate::common::{Fs, Image, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip, tool, tree_of};
+use crate::common::{
+    Fs, Image, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip, tool,
+    tree_of,
+};
 
 /// Runs a shell script at a checkpoint.
 fn at(rig: &crate::common::Rig, id: u64, script: &str) -> String {
-    rig.mount.ok(&["run", "--at", &id.to_string(), "--", "bash", "-euc", script])
+    rig.mount
+        .ok(&["run", "--at", &id.to_string(), "--", "bash", "-euc", script])
 }
 
-/// A command sees at the same path what was there then, changes it as it likes, and nobody else sees any of it.
+/// A command sees at the same path what was there then, changes it as it likes, and nobody else
+/// sees any of it.
 fn a_command_works_in_the_tree_as_it_was(variant: Variant) {
     let rig = variant.start();
     sample_tree(rig.path());
@@ -22,17 +27,36 @@ fn a_command_works_in_the_tree_as_it_was(variant: Variant) {
     let copies = scratch();
     let then = tree_of(rig.path());
     let id = rig.mount.checkpoint();
-    sh(rig.path(), "echo now > work/dir/file; find . -mindepth 1 -maxdepth 1 -not -name work | head -2 | xargs rm -rf; echo > later");
+    sh(
+        rig.path(),
+        "echo now > work/dir/file; find . -mindepth 1 -maxdepth 1 -not -name work | head -2 | xargs rm -rf; echo > later",
+    );
     let now = tree_of(rig.path());
     let seen = copies.path().join("seen");
-    at(&rig, id, &format!("cp -a --reflink=never . {}", seen.display()));
-    assert_tree_is(&seen, &then, &TreeOpts { xattrs: false, dir_mtime: false, ..TreeOpts::default() });
+    at(
+        &rig,
+        id,
+        &format!("cp -a --reflink=never . {}", seen.display()),
+    );
+    assert_tree_is(
+        &seen,
+        &then,
+        &TreeOpts {
+            xattrs: false,
+            dir_mtime: false,
+            ..TreeOpts::default()
+        },
+    );
     let change = "cat work/dir/file; mv work/dir work/moved; echo mine > work/moved/file; rm -rf .git* [a-k]*; test ! -e later; touch new; pwd";
     let said = at(&rig, id, change);
     assert_eq!(said, format!("then\n{}\n", rig.path().display()));
     assert_tree_is(rig.path(), &now, &TreeOpts::default());
     assert_tree_is(&rig.view(id), &then, &TreeOpts::default());
-    assert_eq!(at(&rig, id, "cat work/dir/file"), "then\n", "nothing of it is left");
+    assert_eq!(
+        at(&rig, id, "cat work/dir/file"),
+        "then\n",
+        "nothing of it is left"
+    );
     assert_eq!(sh(rig.path(), "cat work/dir/file"), "now\n");
 }
 
@@ -43,10 +67,34 @@ fn what_is_changed_in_the_past_can_be_kept(variant: Variant) {
     let copies = scratch();
     let keep = copies.path().join("keep");
     let keep = keep.to_str().unwrap();
-    rig.mount.ok(&["run", "--at", &id, "--keep-changes", keep, "--", "sh", "-c", "echo more >> a; echo b > b"]);
-    assert_eq!(sh(Path::new(keep), "cat a b; ls -A .."), "then\nmore\nb\nkeep\n");
+    rig.mount.ok(&[
+        "run",
+        "--at",
+        &id,
+        "--keep-changes",
+        keep,
+        "--",
+        "sh",
+        "-c",
+        "echo more >> a; echo b > b",
+    ]);
+    assert_eq!(
+        sh(Path::new(keep), "cat a b; ls -A .."),
+        "then\nmore\nb\nkeep\n"
+    );
     let inside = rig.path().join("keep");
-    let refused = run_limited(&mut rig.mount.command(&["run", "--at", &id, "--keep-changes", inside.to_str().unwrap(), "--", "true"]), 60);
+    let refused = run_limited(
+        &mut rig.mount.command(&[
+            "run",
+            "--at",
+            &id,
+            "--keep-changes",
+            inside.to_str().unwrap(),
+            "--",
+            "true",
+        ]),
+        60,
+    );
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
 }
 
@@ -56,30 +104,77 @@ fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
     let mut ids = Vec::new();
     for n in 0..12 {
         fs::write(rig.path().join("state"), format!("{n}\n")).unwrap();
-        fs::write(rig.path().join(".ignored"), if n < 7 { "well" } else { "broken" }).unwrap();
+        fs::write(
+            rig.path().join(".ignored"),
+            if n < 7 { "well" } else { "broken" },
+        )
+        .unwrap();
         ids.push(rig.mount.checkpoint());
     }
     let (good, bad) = (ids[0].to_string(), ids[11].to_string());
     let bisect = |test: &str| {
-        let output = run_limited(&mut rig.mount.command(&["bisect", &good, &bad, "--json", "--", "sh", "-c", test]), 120);
-        (output.status.code(), serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default())
+        let output = run_limited(
+            &mut rig
+                .mount
+                .command(&["bisect", &good, &bad, "--json", "--", "sh", "-c", test]),
+            120,
+        );
+        (
+            output.status.code(),
+            serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default(),
+        )
     };
     let (code, found) = bisect("echo noise; touch made-by-test; ! grep -q broken .ignored");
-    assert_eq!((code, &found["first_bad"]["id"]), (Some(0), &ids[7].into()), "{found}");
-    assert!(found["steps"].as_array().is_some_and(|steps| (3..=6).contains(&steps.len())), "{found}");
-    let (code, found) = bisect("n=$(cat state); if [ $n -ge 5 ] && [ $n -le 7 ]; then exit 125; fi; [ $n -lt 6 ]");
-    assert_eq!((code, &found["first_bad"]), (Some(1), &serde_json::Value::Null), "{found}");
-    assert_eq!(found["candidates"], serde_json::json!([ids[5], ids[6], ids[7], ids[8]]));
+    assert_eq!(
+        (code, &found["first_bad"]["id"]),
+        (Some(0), &ids[7].into()),
+        "{found}"
+    );
+    assert!(
+        found["steps"]
+            .as_array()
+            .is_some_and(|steps| (3..=6).contains(&steps.len())),
+        "{found}"
+    );
+    let (code, found) =
+        bisect("n=$(cat state); if [ $n -ge 5 ] && [ $n -le 7 ]; then exit 125; fi; [ $n -lt 6 ]");
+    assert_eq!(
+        (code, &found["first_bad"]),
+        (Some(1), &serde_json::Value::Null),
+        "{found}"
+    );
+    assert_eq!(
+        found["candidates"],
+        serde_json::json!([ids[5], ids[6], ids[7], ids[8]])
+    );
     assert_eq!(bisect("exit 200").0, Some(1), "it ends");
-    // It named the last one, whatever the test said: the ends were taken for what they were said to be.
+    // It named the last one, whatever the test said: the ends were taken for what they were said to
+    // be.
     assert_eq!((bisect("true").0, bisect("false").0), (Some(1), Some(1)));
     // What the daemon made by itself before a restore is no step of anybody's work.
     fs::write(rig.path().join("state"), "5\n").unwrap();
     rig.mount.restore(ids[5]);
     let last = rig.mount.checkpoint();
-    let mut command = rig.mount.command(&["bisect", &bad, &last.to_string(), "--json", "--", "sh", "-c", "grep -q broken .ignored"]);
-    let found: serde_json::Value = serde_json::from_slice(&run_limited(&mut command, 120).stdout).unwrap();
-    assert_eq!((&found["first_bad"]["id"], found["steps"].as_array().map(Vec::len)), (&last.into(), Some(2)), "{found}");
+    let mut command = rig.mount.command(&[
+        "bisect",
+        &bad,
+        &last.to_string(),
+        "--json",
+        "--",
+        "sh",
+        "-c",
+        "grep -q broken .ignored",
+    ]);
+    let found: serde_json::Value =
+        serde_json::from_slice(&run_limited(&mut command, 120).stdout).unwrap();
+    assert_eq!(
+        (
+            &found["first_bad"]["id"],
+            found["steps"].as_array().map(Vec::len)
+        ),
+        (&last.into(), Some(2)),
+        "{found}"
+    );
     assert!(!rig.path().join("made-by-test").exists());
 }
 
@@ -106,11 +201,34 @@ echo done
 /// An ordinary user gets a namespace of its own, where that is permitted.
 #[test]
 fn an_ordinary_user_works_in_the_past() {
-    let permitted = tool("setpriv", &["--reuid=61234", "--regid=61234", "--clear-groups", "unshare", "--user", "--mount", "true"]);
+    let permitted = tool(
+        "setpriv",
+        &[
+            "--reuid=61234",
+            "--regid=61234",
+            "--clear-groups",
+            "unshare",
+            "--user",
+            "--mount",
+            "true",
+        ],
+    );
     if !run_limited(&mut { permitted }, 10).status.success() {
         return skip("user namespaces are not permitted here");
     }
-    if run_limited(&mut tool("sh", &["-c", "command -v fusermount3 && command -v setpriv && command -v unshare"]), 10).stdout.is_empty() {
+    if run_limited(
+        &mut tool(
+            "sh",
+            &[
+                "-c",
+                "command -v fusermount3 && command -v setpriv && command -v unshare",
+            ],
+        ),
+        10,
+    )
+    .stdout
+    .is_empty()
+    {
         return skip("fusermount3 is not installed");
     }
     let image = Image::of(Fs::Tmpfs);
@@ -125,9 +243,38 @@ fn an_ordinary_user_works_in_the_past() {
                      mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
                      (cat /etc/passwd; echo 'somebody:x:61234:61234::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && exec \"$@\"";
     let user = USER.to_string();
-    let mut command = tool("unshare", &["--mount", "sh", "-c", open_fuse, "sh", "setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"]);
-    command.args(["bash", "-c", STORY, "story"]).arg(&binary).arg(&dir);
-    let output = run_limited(command.env("HOME", &home).env("USER", "somebody").current_dir(&home), 90);
+    let mut command = tool(
+        "unshare",
+        &[
+            "--mount",
+            "sh",
+            "-c",
+            open_fuse,
+            "sh",
+            "setpriv",
+            "--reuid",
+            &user,
+            "--regid",
+            &user,
+            "--clear-groups",
+        ],
+    );
+    command
+        .args(["bash", "-c", STORY, "story"])
+        .arg(&binary)
+        .arg(&dir);
+    let output = run_limited(
+        command
+            .env("HOME", &home)
+            .env("USER", "somebody")
+            .current_dir(&home),
+        90,
+    );
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(said, format!("then\n{USER}\nchanged\na\nnow\nb\ndone\n"), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        said,
+        format!("then\n{USER}\nchanged\na\nnow\nb\ndone\n"),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -1,4 +1,5 @@
-//! `ckptfs run`: what a command did comes to light, and goes if it is to go. Its shapes are shown by `tests/it/cli/run.rs`.
+//! `ckptfs run`: what a command did comes to light, and goes if it is to go. Its shapes are shown
+//! by `tests/it/cli/run.rs`.
 
 use std::fs;
 
@@ -6,23 +7,51 @@ use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
 use crate::common::{TreeOpts, Variant, for_each_variant, run_limited, sample_tree, tree_of};
 
-/// Whatever a command does to a tree, a rollback leaves what was there before, and the guard has what the command did.
+/// Whatever a command does to a tree, a rollback leaves what was there before, and the guard has
+/// what the command did.
 fn a_rollback_takes_back_all_that_a_command_did(variant: Variant) {
     let rig = variant.start();
     sample_tree(rig.path());
     let before = tree_of(rig.path());
     let wreck = "find . -mindepth 1 -maxdepth 1 | head -3 | xargs rm -rf; echo new > new; mkdir -p d/e; echo more > d/e/f; ln -s new link; exit 7";
-    let output = run_limited(&mut rig.mount.command(&["run", "--rollback", "on-failure", "--json", "--", "sh", "-c", wreck]), 120);
+    let output = run_limited(
+        &mut rig.mount.command(&[
+            "run",
+            "--rollback",
+            "on-failure",
+            "--json",
+            "--",
+            "sh",
+            "-c",
+            wreck,
+        ]),
+        120,
+    );
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert!(output.stdout.is_empty(), "stdout is the command's alone");
     let report: serde_json::Value = serde_json::from_slice(&output.stderr).expect("a report");
-    assert_eq!((&report["status"], &report["rolled_back"]), (&7.into(), &true.into()), "{report}");
-    assert!(report["changes"].as_array().is_some_and(|changes| changes.len() > 5), "{report}");
+    assert_eq!(
+        (&report["status"], &report["rolled_back"]),
+        (&7.into(), &true.into()),
+        "{report}"
+    );
+    assert!(
+        report["changes"]
+            .as_array()
+            .is_some_and(|changes| changes.len() > 5),
+        "{report}"
+    );
     assert_tree_is(rig.path(), &before, &TreeOpts::default());
     let guard = report["guard"].as_u64().expect("a guard");
-    assert_eq!(fs::read_to_string(rig.view(guard).join("d/e/f")).expect("what the command made"), "more\n");
+    assert_eq!(
+        fs::read_to_string(rig.view(guard).join("d/e/f")).expect("what the command made"),
+        "more\n"
+    );
     // Without the rollback it stays: the check above can fail.
-    let output = run_limited(&mut rig.mount.command(&["run", "--", "sh", "-c", wreck]), 120);
+    let output = run_limited(
+        &mut rig.mount.command(&["run", "--", "sh", "-c", wreck]),
+        120,
+    );
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(sh(rig.path(), "cat d/e/f"), "more\n");
 }

@@ -9,9 +9,12 @@ use serde_json::Value;
 use crate::common::command::sh;
 use crate::common::mount::wait_until;
 use crate::common::tree::assert_tree_is;
-use crate::common::{MountOpts, Rig, TreeOpts, Variant, fails, for_each_variant, sample_tree, tree_of};
+use crate::common::{
+    MountOpts, Rig, TreeOpts, Variant, fails, for_each_variant, sample_tree, tree_of,
+};
 
-/// The time of the tripwire in these tests. Generous: a slow machine must do more than [`COUNT`] removals in it.
+/// The time of the tripwire in these tests. Generous: a slow machine must do more than [`COUNT`]
+/// removals in it.
 const WITHIN: Duration = Duration::from_secs(2);
 const COUNT: usize = 25;
 
@@ -29,8 +32,14 @@ fn start(variant: Variant) -> Rig {
 /// The checkpoints that the daemon made by itself, newest first.
 fn automatic(rig: &Rig) -> Vec<u64> {
     let log = rig.mount.log_json();
-    let of = |checkpoint: &Value| (checkpoint["reason"]["kind"] == "auto").then(|| checkpoint["id"].as_u64().expect("an id"));
-    log.as_array().expect("a log").iter().filter_map(of).collect()
+    let of = |checkpoint: &Value| {
+        (checkpoint["reason"]["kind"] == "auto").then(|| checkpoint["id"].as_u64().expect("an id"))
+    };
+    log.as_array()
+        .expect("a log")
+        .iter()
+        .filter_map(of)
+        .collect()
 }
 
 /// Waits until the tripwire has forgotten whatever was destroyed before.
@@ -38,11 +47,15 @@ fn quiet(began: Instant) {
     std::thread::sleep((WITHIN + Duration::from_millis(100)).saturating_sub(began.elapsed()));
 }
 
-/// Edits after the last checkpoint, and then everything is removed: one restore brings back all, the edits too.
+/// Edits after the last checkpoint, and then everything is removed: one restore brings back all,
+/// the edits too.
 fn rm_rf_is_undone_by_one_restore(variant: Variant) {
     let rig = start(variant);
     let asked = rig.mount.checkpoint();
-    sh(rig.path(), "echo edited > many/3; echo new > many/new; mkdir many/newer; echo x > many/newer/x; chmod 600 many/4");
+    sh(
+        rig.path(),
+        "echo edited > many/3; echo new > many/new; mkdir many/newer; echo x > many/newer/x; chmod 600 many/4",
+    );
     let before = tree_of(rig.path());
     quiet(Instant::now());
     sh(rig.path(), "rm -rf -- *");
@@ -56,7 +69,8 @@ fn rm_rf_is_undone_by_one_restore(variant: Variant) {
     assert_eq!(rig.mount.json(&["show", "auto"])["id"], marks[0]);
 }
 
-/// `find -exec rm`, one process for each file; `git clean`; a program that empties files; one that renames over them.
+/// `find -exec rm`, one process for each file; `git clean`; a program that empties files; one that
+/// renames over them.
 fn other_ways_to_destroy_trip_it_too(variant: Variant) {
     let rig = start(variant);
     rig.mount.checkpoint();
@@ -74,8 +88,16 @@ fn other_ways_to_destroy_trip_it_too(variant: Variant) {
         sh(rig.path(), way);
         let marks = automatic(&rig);
         assert!(marks.len() > known, "{way}: {:?}", rig.mount.log_json());
-        let mark = marks.last().filter(|_| known == 0).or(marks.first()).expect("a mark");
-        assert_eq!(fs::read_to_string(rig.view(*mark).join("many/7")).expect("the edit"), format!("edit {n}\n"), "{way}");
+        let mark = marks
+            .last()
+            .filter(|_| known == 0)
+            .or(marks.first())
+            .expect("a mark");
+        assert_eq!(
+            fs::read_to_string(rig.view(*mark).join("many/7")).expect("the edit"),
+            format!("edit {n}\n"),
+            "{way}"
+        );
         rig.mount.restore(*mark);
     }
 }
@@ -89,26 +111,40 @@ fn a_few_removals_leave_no_checkpoint(variant: Variant) {
     sh(rig.path(), "rm many/1 many/2; echo x > many/5");
     wait_until("the mark is taken back", 60, || automatic(&rig).is_empty());
     assert_eq!(rig.mount.json(&["show", "latest"])["id"], asked);
-    assert_eq!(fs::read_to_string(rig.view(asked).join("many/1")).expect("the past"), "1\n");
-    assert_eq!(fs::read_to_string(rig.view(asked).join("many/3")).expect("the past"), "3\n");
+    assert_eq!(
+        fs::read_to_string(rig.view(asked).join("many/1")).expect("the past"),
+        "1\n"
+    );
+    assert_eq!(
+        fs::read_to_string(rig.view(asked).join("many/3")).expect("the past"),
+        "3\n"
+    );
     let link = fs::read_link(rig.path().join(".snapshots/latest")).expect("the link");
     assert_eq!(link, Path::new(&asked.to_string()));
 }
 
-/// Nothing had changed since the last checkpoint: it is the state before the burst, and another would say the same.
+/// Nothing had changed since the last checkpoint: it is the state before the burst, and another
+/// would say the same.
 fn a_burst_right_after_a_checkpoint_needs_no_other(variant: Variant) {
     let rig = start(variant);
     let asked = rig.mount.checkpoint();
     sh(rig.path(), "rm -rf many");
     assert!(automatic(&rig).is_empty());
     rig.mount.restore(asked);
-    assert_eq!(fs::read_dir(rig.path().join("many")).unwrap().count(), 3 * COUNT);
+    assert_eq!(
+        fs::read_dir(rig.path().join("many")).unwrap().count(),
+        3 * COUNT
+    );
 }
 
-/// Marks are made by the threads that serve the kernel. Whatever goes on at once, checkpoints by both ways, restores, mapped files, a view that is read:
-/// nobody waits for ever, and nothing that was kept is harmed.
+/// Marks are made by the threads that serve the kernel. Whatever goes on at once, checkpoints by
+/// both ways, restores, mapped files, a view that is read: nobody waits for ever, and nothing that
+/// was kept is harmed.
 fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
-    let rig = variant.start_with(MountOpts::new(variant.io).arg("--tripwire=3/100ms"), sample_tree);
+    let rig = variant.start_with(
+        MountOpts::new(variant.io).arg("--tripwire=3/100ms"),
+        sample_tree,
+    );
     let first = rig.mount.checkpoint();
     let kept = tree_of(&rig.view(first));
     let ckptfs = env!("CARGO_BIN_EXE_ckptfs");
@@ -122,7 +158,13 @@ fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
          busy back & jobs=\"$jobs $!\"
          for job in $jobs; do wait $job || exit 1; done"
     );
-    let mapped = fs::File::options().read(true).write(true).create(true).truncate(false).open(rig.path().join("mapped")).expect("a file");
+    let mapped = fs::File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(rig.path().join("mapped"))
+        .expect("a file");
     mapped.set_len(1 << 16).expect("a size");
     let mapping = crate::runs::support::Mapping::writable(&mapped, 1 << 16);
     std::thread::scope(|scope| {
@@ -141,28 +183,49 @@ fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
     rig.mount.ok(&["verify"]);
 }
 
-/// `git checkout .` over a few edited files, `sed -i`, and a script that empties them: what was in them was nowhere else, and lost.
+/// `git checkout .` over a few edited files, `sed -i`, and a script that empties them: what was in
+/// them was nowhere else, and lost.
 fn a_few_edited_files_that_are_replaced_trip_it(variant: Variant) {
     let rig = start(variant);
-    sh(rig.path(), "git init -q . && git add many && git -c user.name=n -c user.email=e commit -qm 1");
+    sh(
+        rig.path(),
+        "git init -q . && git add many && git -c user.name=n -c user.email=e commit -qm 1",
+    );
     rig.mount.checkpoint();
-    let ways = ["git checkout -q .", "sed -i s/edit/lost/ many/[0-7]", "for n in 0 1 2 3 4 5 6 7; do : > many/$n; done"];
+    let ways = [
+        "git checkout -q .",
+        "sed -i s/edit/lost/ many/[0-7]",
+        "for n in 0 1 2 3 4 5 6 7; do : > many/$n; done",
+    ];
     for (n, way) in ways.into_iter().enumerate() {
-        sh(rig.path(), &format!("for n in 0 1 2 3 4 5 6 7; do echo edit {n} > many/$n; done"));
+        sh(
+            rig.path(),
+            &format!("for n in 0 1 2 3 4 5 6 7; do echo edit {n} > many/$n; done"),
+        );
         quiet(Instant::now());
         sh(rig.path(), way);
         quiet(Instant::now());
         std::thread::sleep(WITHIN);
         let marks = automatic(&rig);
-        assert_eq!(fs::read_to_string(rig.view(marks[0]).join("many/7")).expect("the edit"), format!("edit {n}\n"), "{way}");
+        assert_eq!(
+            fs::read_to_string(rig.view(marks[0]).join("many/7")).expect("the edit"),
+            format!("edit {n}\n"),
+            "{way}"
+        );
     }
     // One file is edited and replaced all the time, as an editor does: that is none.
     let known = automatic(&rig).len();
-    sh(rig.path(), "for n in 1 2 3 4 5 6 7 8; do echo $n > many/new; mv many/new many/3; sleep 0.05; done");
-    wait_until("the mark is taken back", 60, || automatic(&rig).len() == known);
+    sh(
+        rig.path(),
+        "for n in 1 2 3 4 5 6 7 8; do echo $n > many/new; mv many/new many/3; sleep 0.05; done",
+    );
+    wait_until("the mark is taken back", 60, || {
+        automatic(&rig).len() == known
+    });
 }
 
-/// `undo` after `rm -rf` deleted the checkpoint that somebody had asked for, and brought nothing back.
+/// `undo` after `rm -rf` deleted the checkpoint that somebody had asked for, and brought nothing
+/// back.
 fn undo_after_a_burst_offers_what_was_there(variant: Variant) {
     let rig = start(variant);
     rig.mount.checkpoint();
@@ -172,7 +235,10 @@ fn undo_after_a_burst_offers_what_was_there(variant: Variant) {
     sh(rig.path(), "rm -rf -- *");
     let mark = automatic(&rig)[0];
     let refused = fails(&mut rig.mount.command(&["undo"]), 60);
-    assert!(refused.contains(&format!("ckptfs restore {mark}")), "{refused}");
+    assert!(
+        refused.contains(&format!("ckptfs restore {mark}")),
+        "{refused}"
+    );
     assert_eq!(rig.mount.log_json().as_array().map(Vec::len), Some(2));
     rig.mount.restore(mark);
     assert_tree_is(rig.path(), &before, &TreeOpts::default());
@@ -181,7 +247,8 @@ fn undo_after_a_burst_offers_what_was_there(variant: Variant) {
     assert!(fs::read_dir(rig.path()).unwrap().count() < 3);
 }
 
-/// Rules that leave nothing, checked all the time: what the tripwire caught and what was undone went within two seconds.
+/// Rules that leave nothing, checked all the time: what the tripwire caught and what was undone
+/// went within two seconds.
 fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
     let rig = start(variant);
     for (key, value) in [("retention.keep-last", "1"), ("retention.auto", "1s")] {
@@ -192,14 +259,25 @@ fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
     quiet(Instant::now());
     sh(rig.path(), "rm -rf many");
     let mark = automatic(&rig)[0];
-    let guard = rig.mount.json(&["restore", &mark.to_string()])["guard"].as_u64().expect("a guard");
+    let guard = rig.mount.json(&["restore", &mark.to_string()])["guard"]
+        .as_u64()
+        .expect("a guard");
     let undone = rig.mount.checkpoint();
     rig.mount.ok(&["undo", "--force"]);
     sh(rig.path(), "echo more > many/3");
     let last = rig.mount.checkpoint();
     // A run has been there: the first checkpoint is gone.
-    wait_until("a run", 60, || !rig.mount.log_json().to_string().contains("\"id\":1,"));
-    let ids: Vec<u64> = rig.mount.log_json().as_array().expect("a log").iter().map(|one| one["id"].as_u64().expect("an id")).collect();
+    wait_until("a run", 60, || {
+        !rig.mount.log_json().to_string().contains("\"id\":1,")
+    });
+    let ids: Vec<u64> = rig
+        .mount
+        .log_json()
+        .as_array()
+        .expect("a log")
+        .iter()
+        .map(|one| one["id"].as_u64().expect("an id"))
+        .collect();
     assert_eq!(ids, [last, guard, mark]);
     let hidden = rig.mount.json(&["log", "--deleted"]);
     assert_eq!(hidden[0]["id"], undone);
@@ -212,9 +290,15 @@ fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
 
 /// The control of all this: without it there is no such checkpoint.
 fn off_is_off(variant: Variant) {
-    let rig = variant.start_with(MountOpts::new(variant.io).arg("--tripwire=off"), sample_tree);
+    let rig = variant.start_with(
+        MountOpts::new(variant.io).arg("--tripwire=off"),
+        sample_tree,
+    );
     rig.mount.checkpoint();
-    sh(rig.path(), "for n in $(seq 60); do echo $n > new$n; done; sleep 0.1; rm new*");
+    sh(
+        rig.path(),
+        "for n in $(seq 60); do echo $n > new$n; done; sleep 0.1; rm new*",
+    );
     assert!(automatic(&rig).is_empty());
 }
 

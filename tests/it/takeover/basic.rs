@@ -22,7 +22,11 @@ fn open_files_go_on(v: Variant) {
     fs::create_dir(path.parent().unwrap()).unwrap();
     fs::write(&path, "0123456789").unwrap();
     let id = rig.mount.checkpoint();
-    let mut both = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut both = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
     let mut appended = OpenOptions::new().append(true).open(&path).unwrap();
     let mut reader = File::open(&path).unwrap();
     let ino = reader.metadata().unwrap().ino();
@@ -32,7 +36,13 @@ fn open_files_go_on(v: Variant) {
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     assert_eq!(text, "ab23456789xyz");
-    assert_eq!((reader.metadata().unwrap().ino(), fs::metadata(&path).unwrap().ino()), (ino, ino));
+    assert_eq!(
+        (
+            reader.metadata().unwrap().ino(),
+            fs::metadata(&path).unwrap().ino()
+        ),
+        (ino, ino)
+    );
     both.set_len(4).unwrap();
     both.sync_all().unwrap();
     // A new handle of the same inode must get the backing id of the old ones.
@@ -41,7 +51,10 @@ fn open_files_go_on(v: Variant) {
     both.write_all_at(b"Z", 0).unwrap();
     drop((both, appended, reader));
     assert_eq!(fs::read(&path).unwrap(), b"Zb23");
-    assert_eq!(fs::read(rig.view(id).join("dir/file")).unwrap(), b"0123456789");
+    assert_eq!(
+        fs::read(rig.view(id).join("dir/file")).unwrap(),
+        b"0123456789"
+    );
     assert_eq!(rig.mount.dirty(), ["dir/file"]);
     let after = rig.mount.checkpoint();
     fs::write(&path, "later").unwrap();
@@ -57,8 +70,17 @@ fn an_unlinked_open_file_keeps_its_bytes(v: Variant) {
     let path = rig.path().join("f");
     fs::write(&path, "past").unwrap();
     let id = rig.mount.checkpoint();
-    let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let mut fresh = OpenOptions::new().read(true).write(true).create_new(true).open(rig.path().join("g")).unwrap();
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let mut fresh = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(rig.path().join("g"))
+        .unwrap();
     fresh.write_all(b"young").unwrap();
     fs::remove_file(&path).unwrap();
     fs::remove_file(rig.path().join("g")).unwrap();
@@ -99,7 +121,10 @@ fn views_stay_readable(v: Variant) {
     open.read_to_string(&mut text).unwrap();
     assert_eq!(text, "then");
     assert_eq!(fs::read_to_string(format!("{below}/kept")).unwrap(), "kept");
-    let mut names: Vec<_> = fs::read_dir(&below).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> = fs::read_dir(&below)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     names.sort();
     assert_eq!(names, ["f", "kept"]);
     assert_eq!(fs::read_to_string(view.join("a/b/f")).unwrap(), "then");
@@ -113,26 +138,36 @@ fn without_a_holder_the_mount_dies(v: Variant) {
     assert!(rig.mount.status_json()["daemon"]["holder"].is_null());
     rig.mount.kill();
     let error = fs::write(&path, "y").unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()), "{error}");
+    assert_eq!(
+        error.raw_os_error(),
+        Some(rustix::io::Errno::NOTCONN.raw_os_error()),
+        "{error}"
+    );
     rig.mount.remount();
     assert_eq!(fs::read(&path).unwrap(), b"x");
 }
 
-/// What a handle of the dead worker writes is a change like any other: a checkpoint made after it has the content of its moment.
+/// What a handle of the dead worker writes is a change like any other: a checkpoint made after it
+/// has the content of its moment.
 fn a_file_that_was_written_before_is_captured_after(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("log");
     let file = File::create(&path).unwrap();
     let mut views = Vec::new();
     for round in 0..3_u8 {
-        file.write_all_at(&[round; 8], u64::from(round) * 8).unwrap();
+        file.write_all_at(&[round; 8], u64::from(round) * 8)
+            .unwrap();
         rig.mount.replace_worker();
         views.push((rig.mount.checkpoint(), fs::read(&path).unwrap()));
     }
     file.write_all_at(b"later", 0).unwrap();
     drop(file);
     for (id, content) in views {
-        assert_eq!(fs::read(rig.view(id).join("log")).unwrap(), content, "checkpoint {id}");
+        assert_eq!(
+            fs::read(rig.view(id).join("log")).unwrap(),
+            content,
+            "checkpoint {id}"
+        );
     }
 }
 
@@ -153,37 +188,59 @@ fn the_holder_may_die(v: Variant) {
     assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
 }
 
-/// A worker that cannot live must not be followed by others for ever: after five that made no difference the mount is dead, and requests fail instead of
-/// waiting. `mount` repairs it.
+/// A worker that cannot live must not be followed by others for ever: after five that made no
+/// difference the mount is dead, and requests fail instead of waiting. `mount` repairs it.
 fn five_brief_workers_are_the_last(v: Variant) {
     let mut rig = v.start();
     fs::write(rig.path().join("f"), "x").unwrap();
     let id = rig.mount.checkpoint();
     let holder = rig.mount.holder_pid().unwrap();
-    let (mut killed, children) = (std::collections::BTreeSet::new(), format!("/proc/{holder}/task/{holder}/children"));
+    let (mut killed, children) = (
+        std::collections::BTreeSet::new(),
+        format!("/proc/{holder}/task/{holder}/children"),
+    );
     wait_until("the holder has given up", 60, || {
         let found = fs::read_to_string(&children).unwrap_or_default();
-        let workers: Vec<u32> = found.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
-        workers.iter().filter(|pid| killed.insert(**pid)).for_each(|pid| process::kill(*pid));
+        let workers: Vec<u32> = found
+            .split_whitespace()
+            .map(|pid| pid.parse().unwrap())
+            .collect();
+        workers
+            .iter()
+            .filter(|pid| killed.insert(**pid))
+            .for_each(|pid| process::kill(*pid));
         fs::read_to_string(format!("/proc/{holder}/comm")).is_err()
     });
     assert!((5..=7).contains(&killed.len()), "{killed:?}");
-    assert_eq!(fs::metadata(rig.path().join("nobody")).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+    assert_eq!(
+        fs::metadata(rig.path().join("nobody"))
+            .unwrap_err()
+            .raw_os_error(),
+        Some(libc::ENOTCONN)
+    );
     rig.mount.kill();
     rig.mount.remount();
     assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
 }
 
-/// Every worker tells the kernel the same generation of an inode, or the kernel takes the one it has for dead: EIO through every handle.
+/// Every worker tells the kernel the same generation of an inode, or the kernel takes the one it
+/// has for dead: EIO through every handle.
 fn a_second_name_leads_to_the_same_file(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::write(dir.join("first"), "one").unwrap();
         fs::hard_link(dir.join("first"), dir.join("second")).unwrap();
     });
-    let mut file = OpenOptions::new().read(true).write(true).open(rig.path().join("first")).unwrap();
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(rig.path().join("first"))
+        .unwrap();
     rig.mount.replace_worker();
     // Nobody has looked this name up before.
-    assert_eq!(fs::metadata(rig.path().join("second")).unwrap().ino(), file.metadata().unwrap().ino());
+    assert_eq!(
+        fs::metadata(rig.path().join("second")).unwrap().ino(),
+        file.metadata().unwrap().ino()
+    );
     file.write_all(b"ONE").unwrap();
     assert_eq!(fs::read(rig.path().join("second")).unwrap(), b"ONE");
     let mut text = String::new();
@@ -192,12 +249,20 @@ fn a_second_name_leads_to_the_same_file(v: Variant) {
     assert_eq!(text, "ONE");
 }
 
-/// A mapping lives on without a handle; the next worker must know that stores may come, also to a file that has no past yet.
+/// A mapping lives on without a handle; the next worker must know that stores may come, also to a
+/// file that has no past yet.
 fn a_mapping_without_a_handle_is_captured(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("map");
     fs::write(&path, [b'a'; 4096]).unwrap();
-    let map = crate::takeover::map::Map::new(OpenOptions::new().read(true).write(true).open(&path).unwrap(), 4096);
+    let map = crate::takeover::map::Map::new(
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap(),
+        4096,
+    );
     map.store(0, 1);
     rig.mount.replace_worker();
     let first = rig.mount.checkpoint();
@@ -205,7 +270,13 @@ fn a_mapping_without_a_handle_is_captured(v: Variant) {
     rig.mount.replace_worker();
     let second = rig.mount.checkpoint();
     map.store(0, 3);
-    let stored = |id| u64::from_ne_bytes(fs::read(rig.view(id).join("map")).unwrap()[..8].try_into().unwrap());
+    let stored = |id| {
+        u64::from_ne_bytes(
+            fs::read(rig.view(id).join("map")).unwrap()[..8]
+                .try_into()
+                .unwrap(),
+        )
+    };
     assert_eq!((stored(first), stored(second)), (1, 2));
     assert_eq!(rig.mount.dirty(), ["map"]);
 }
@@ -215,14 +286,32 @@ fn what_the_kernel_was_told_before_is_not_stale_after(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("f");
     fs::write(&path, [b'a'; 100]).unwrap();
-    let [mut file, writer] = [(); 2].map(|()| OpenOptions::new().read(true).write(true).open(&path).unwrap());
+    let [mut file, writer] = [(); 2].map(|()| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap()
+    });
     for round in 0..3_u64 {
         std::thread::sleep(std::time::Duration::from_secs(1));
         assert_eq!(file.metadata().unwrap().len(), 100 + 20 * round);
         writer.write_all_at(&[b'b'; 10], 100 + 20 * round).unwrap();
         rig.mount.replace_worker();
-        assert_eq!((file.seek(SeekFrom::End(0)).unwrap(), fs::metadata(&path).unwrap().len()), (110 + 20 * round, 110 + 20 * round));
+        assert_eq!(
+            (
+                file.seek(SeekFrom::End(0)).unwrap(),
+                fs::metadata(&path).unwrap().len()
+            ),
+            (110 + 20 * round, 110 + 20 * round)
+        );
         writer.write_all_at(&[b'c'; 10], 110 + 20 * round).unwrap();
-        assert_eq!((file.seek(SeekFrom::End(0)).unwrap(), fs::metadata(&path).unwrap().len()), (120 + 20 * round, 120 + 20 * round));
+        assert_eq!(
+            (
+                file.seek(SeekFrom::End(0)).unwrap(),
+                fs::metadata(&path).unwrap().len()
+            ),
+            (120 + 20 * round, 120 + 20 * round)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The mount outlives its daemon: programs go on while it is killed, and nothing is lost or done twice.
+//! The mount outlives its daemon: programs go on while it is killed, and nothing is lost or done
+//! twice.
 
 mod basic;
 mod others;

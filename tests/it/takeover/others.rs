@@ -34,18 +34,38 @@ fn watches_and_locks_stay(v: Variant) {
     let mut events = inotify::Reader::new(&watcher, &mut buffer);
     let mut seen = Vec::new();
     while let Ok(event) = events.next() {
-        seen.push((event.events() & (ReadFlags::CREATE | ReadFlags::DELETE), event.file_name().unwrap().to_str().unwrap().to_owned()));
+        seen.push((
+            event.events() & (ReadFlags::CREATE | ReadFlags::DELETE),
+            event.file_name().unwrap().to_str().unwrap().to_owned(),
+        ));
     }
-    let expected = [("lock", ReadFlags::CREATE), ("posix", ReadFlags::CREATE), ("new", ReadFlags::CREATE), ("new", ReadFlags::DELETE)];
+    let expected = [
+        ("lock", ReadFlags::CREATE),
+        ("posix", ReadFlags::CREATE),
+        ("new", ReadFlags::CREATE),
+        ("new", ReadFlags::DELETE),
+    ];
     assert_eq!(seen, expected.map(|(name, event)| (event, name.to_owned())));
     let other = File::open(dir.join("lock")).unwrap();
-    assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err(), "the lock is held");
-    let script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)";
-    let taken = Command::new("python3").args(["-c", script]).arg(dir.join("posix")).stderr(Stdio::null()).status().unwrap();
+    assert!(
+        flock(&other, FlockOperation::NonBlockingLockExclusive).is_err(),
+        "the lock is held"
+    );
+    let script =
+        "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)";
+    let taken = Command::new("python3")
+        .args(["-c", script])
+        .arg(dir.join("posix"))
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
     assert!(!taken.success(), "the other lock is held too");
     drop(held);
-    // A program that another test is starting has a copy of the descriptor, and so the lock, until it is run.
-    wait_until("the lock is free", 30, || flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok());
+    // A program that another test is starting has a copy of the descriptor, and so the lock, until
+    // it is run.
+    wait_until("the lock is free", 30, || {
+        flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok()
+    });
 }
 
 const GIT: &str = r#"
@@ -92,9 +112,15 @@ fn git_and_sqlite_go_on(v: Variant) {
         thread::spawn(move || sh(&dir, &format!("python3 - {mode} <<'END'\n{SQLITE}\nEND")))
     };
     let git = root.join("git");
-    let programs = [thread::spawn(move || sh(&git, GIT)), python("wal"), python("delete")];
+    let programs = [
+        thread::spawn(move || sh(&git, GIT)),
+        python("wal"),
+        python("delete"),
+    ];
     for name in ["git", "wal", "delete"] {
-        wait_until("every program is at work", 60, || root.join(name).join("going").exists());
+        wait_until("every program is at work", 60, || {
+            root.join(name).join("going").exists()
+        });
     }
     for _ in 0..3 {
         thread::sleep(Duration::from_millis(400));
@@ -104,7 +130,11 @@ fn git_and_sqlite_go_on(v: Variant) {
     for name in ["git", "wal", "delete"] {
         fs::write(root.join(name).join("stop"), "").unwrap();
     }
-    let rounds = programs.map(|program| program.join().unwrap_or_else(|_| panic!("a program failed")));
+    let rounds = programs.map(|program| {
+        program
+            .join()
+            .unwrap_or_else(|_| panic!("a program failed"))
+    });
     println!("{v:?}: rounds {rounds:?}");
 }
 
@@ -113,7 +143,9 @@ fn a_mount_without_a_worker_that_lives_is_given_up(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("f");
     fs::write(&path, "kept").unwrap();
-    let holder = rig.mount.status_json()["daemon"]["holder"].as_u64().unwrap() as u32;
+    let holder = rig.mount.status_json()["daemon"]["holder"]
+        .as_u64()
+        .unwrap() as u32;
     let start = process::start_of(holder).unwrap();
     let waits = {
         let path = path.clone();
@@ -122,7 +154,10 @@ fn a_mount_without_a_worker_that_lives_is_given_up(v: Variant) {
     };
     let began = Instant::now();
     while process::start_of(holder) == Some(start) {
-        assert!(began.elapsed() < Duration::from_secs(120), "the holder gives up");
+        assert!(
+            began.elapsed() < Duration::from_secs(120),
+            "the holder gives up"
+        );
         children(holder).into_iter().for_each(process::kill);
         thread::sleep(Duration::from_millis(1));
     }
@@ -137,5 +172,8 @@ fn a_mount_without_a_worker_that_lives_is_given_up(v: Variant) {
 
 fn children(of: u32) -> Vec<u32> {
     let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
-    read(Path::new(&format!("/proc/{of}/task/{of}/children"))).split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    read(Path::new(&format!("/proc/{of}/task/{of}/children")))
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
 }

@@ -1,4 +1,5 @@
-//! Programs at work while the worker is killed again and again: none sees an error, and nothing is lost or done twice.
+//! Programs at work while the worker is killed again and again: none sees an error, and nothing is
+//! lost or done twice.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -16,13 +17,18 @@ for_each_variant! { reflink => programs_go_on_while_workers_die }
 
 /// Kills of one run; the long form has more.
 fn kills() -> u32 {
-    if std::env::var_os("CKPTFS_LONG").is_some() { 20 } else { 2 }
+    if std::env::var_os("CKPTFS_LONG").is_some() {
+        20
+    } else {
+        2
+    }
 }
 
 /// Time between two kills, from the moment that one has been made good.
 const PAUSE: Duration = Duration::from_millis(350);
 
-/// A program: it works below a directory until it is told to stop, counts its rounds, and says at the end what must be there.
+/// A program: it works below a directory until it is told to stop, counts its rounds, and says at
+/// the end what must be there.
 type Program = fn(&Path, &AtomicBool, &AtomicU64);
 
 const PROGRAMS: [(&str, Program); 9] = [
@@ -37,7 +43,8 @@ const PROGRAMS: [(&str, Program); 9] = [
     ("lists", list_while_it_changes),
 ];
 
-/// Each system call must do what it does on a directory of its own: `mkdir` of a name that nobody else makes never finds it there.
+/// Each system call must do what it does on a directory of its own: `mkdir` of a name that nobody
+/// else makes never finds it there.
 fn make_and_remove_dirs(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
         let round = rounds.load(Ordering::Relaxed);
@@ -45,13 +52,20 @@ fn make_and_remove_dirs(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
         fs::create_dir(&at).expect("mkdir");
         fs::create_dir(at.join("in")).expect("mkdir below");
         std::os::unix::fs::symlink("target", at.join("link")).expect("symlink");
-        assert_eq!(fs::read_link(at.join("link")).expect("readlink"), Path::new("target"));
+        assert_eq!(
+            fs::read_link(at.join("link")).expect("readlink"),
+            Path::new("target")
+        );
         fs::remove_file(at.join("link")).expect("unlink");
         fs::remove_dir(at.join("in")).expect("rmdir below");
         fs::remove_dir(&at).expect("rmdir");
         rounds.fetch_add(1, Ordering::Relaxed);
     }
-    assert_eq!(fs::read_dir(dir).expect("readdir").count(), 0, "all are gone");
+    assert_eq!(
+        fs::read_dir(dir).expect("readdir").count(),
+        0,
+        "all are gone"
+    );
 }
 
 fn rename_around(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
@@ -63,7 +77,10 @@ fn rename_around(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
         fs::write(dir.join("c"), round.to_string()).expect("write");
         fs::write(dir.join("sub/d"), "replaced").expect("write");
         fs::rename(dir.join("c"), dir.join("sub/d")).expect("rename over a file");
-        assert_eq!(fs::read_to_string(dir.join("sub/d")).expect("read"), round.to_string());
+        assert_eq!(
+            fs::read_to_string(dir.join("sub/d")).expect("read"),
+            round.to_string()
+        );
         fs::rename(dir.join("sub/b"), dir.join("a")).expect("rename back");
         rounds.fetch_add(1, Ordering::Relaxed);
     }
@@ -76,13 +93,24 @@ fn write_and_read_files(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
         let path = dir.join(format!("f{}", round % 50));
         let content = format!("{round}:").repeat(1 + (round as usize % 3000));
         let file = if path.exists() {
-            OpenOptions::new().write(true).truncate(true).open(&path).expect("open to truncate")
+            OpenOptions::new()
+                .write(true)
+                .truncate(true)
+                .open(&path)
+                .expect("open to truncate")
         } else {
-            OpenOptions::new().write(true).create_new(true).open(&path).expect("create")
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&path)
+                .expect("create")
         };
         file.write_all_at(content.as_bytes(), 0).expect("write");
         drop(file);
-        assert!(fs::read(&path).expect("read") == content.as_bytes(), "what was written is there");
+        assert!(
+            fs::read(&path).expect("read") == content.as_bytes(),
+            "what was written is there"
+        );
         if round % 7 == 6 {
             fs::remove_file(&path).expect("unlink");
         }
@@ -109,9 +137,14 @@ fn exchange(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     fs::write(dir.join("right"), "1").expect("write");
     while !stop.load(Ordering::Relaxed) {
         let at = File::open(dir).expect("open");
-        rustix::fs::renameat_with(&at, "left", &at, "right", rustix::fs::RenameFlags::EXCHANGE).expect("exchange");
+        rustix::fs::renameat_with(&at, "left", &at, "right", rustix::fs::RenameFlags::EXCHANGE)
+            .expect("exchange");
         let round = rounds.fetch_add(1, Ordering::Relaxed) + 1;
-        assert_eq!(fs::read_to_string(dir.join("left")).expect("read"), (round % 2).to_string(), "after {round} exchanges");
+        assert_eq!(
+            fs::read_to_string(dir.join("left")).expect("read"),
+            (round % 2).to_string(),
+            "after {round} exchanges"
+        );
     }
 }
 
@@ -123,8 +156,17 @@ fn attributes(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
         let round = rounds.load(Ordering::Relaxed);
         let mode = 0o600 | (round as u32 % 64);
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("chmod");
-        assert_eq!(fs::metadata(&path).expect("stat").permissions().mode() & 0o777, mode);
-        rustix::fs::setxattr(&path, "user.a", round.to_string().as_bytes(), rustix::fs::XattrFlags::CREATE).expect("setxattr of a new one");
+        assert_eq!(
+            fs::metadata(&path).expect("stat").permissions().mode() & 0o777,
+            mode
+        );
+        rustix::fs::setxattr(
+            &path,
+            "user.a",
+            round.to_string().as_bytes(),
+            rustix::fs::XattrFlags::CREATE,
+        )
+        .expect("setxattr of a new one");
         rustix::fs::removexattr(&path, "user.a").expect("removexattr");
         rounds.fetch_add(1, Ordering::Relaxed);
     }
@@ -134,7 +176,11 @@ fn attributes(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
 fn append_to_a_log(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     use std::io::Write;
     let path = dir.join("log");
-    let mut log = OpenOptions::new().append(true).create(true).open(&path).expect("open");
+    let mut log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&path)
+        .expect("open");
     while !stop.load(Ordering::Relaxed) {
         let round = rounds.load(Ordering::Relaxed);
         log.write_all(&round.to_le_bytes()).expect("append");
@@ -143,13 +189,25 @@ fn append_to_a_log(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
         }
         rounds.fetch_add(1, Ordering::Relaxed);
     }
-    let told: Vec<u64> = fs::read(&path).expect("read").chunks(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("whole"))).collect();
-    assert!(told.iter().copied().eq(0..rounds.load(Ordering::Relaxed)), "every line once, in order");
+    let told: Vec<u64> = fs::read(&path)
+        .expect("read")
+        .chunks(8)
+        .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("whole")))
+        .collect();
+    assert!(
+        told.iter().copied().eq(0..rounds.load(Ordering::Relaxed)),
+        "every line once, in order"
+    );
 }
 
 fn store_through_a_mapping(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     let path = dir.join("map");
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("open");
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .expect("open");
     file.set_len(64 * 4096).expect("truncate");
     let map = crate::takeover::map::Map::new(file, 64 * 4096);
     while !stop.load(Ordering::Relaxed) {
@@ -161,19 +219,29 @@ fn store_through_a_mapping(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     }
     let content = fs::read(&path).expect("read");
     for page in 0..64_usize {
-        let there = u64::from_le_bytes(content[page * 4096..page * 4096 + 8].try_into().expect("eight"));
+        let there = u64::from_le_bytes(
+            content[page * 4096..page * 4096 + 8]
+                .try_into()
+                .expect("eight"),
+        );
         assert_eq!(there, map.load(page * 4096), "page {page}");
     }
 }
 
 /// The names that stay are in every listing, once.
 fn list_while_it_changes(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
-    let stay: BTreeSet<OsString> = (0..600).map(|number| OsString::from(format!("stays-{number:04}"))).collect();
-    stay.iter().for_each(|name| fs::write(dir.join(name), "").expect("write"));
+    let stay: BTreeSet<OsString> = (0..600)
+        .map(|number| OsString::from(format!("stays-{number:04}")))
+        .collect();
+    stay.iter()
+        .for_each(|name| fs::write(dir.join(name), "").expect("write"));
     while !stop.load(Ordering::Relaxed) {
         let round = rounds.fetch_add(1, Ordering::Relaxed);
         fs::write(dir.join(format!("comes-{round}")), "").expect("write");
-        let listed: Vec<OsString> = fs::read_dir(dir).expect("readdir").map(|entry| entry.expect("entry").file_name()).collect();
+        let listed: Vec<OsString> = fs::read_dir(dir)
+            .expect("readdir")
+            .map(|entry| entry.expect("entry").file_name())
+            .collect();
         let there: BTreeSet<OsString> = listed.iter().cloned().collect();
         assert_eq!(there.len(), listed.len(), "no name twice");
         assert!(stay.is_subset(&there), "no name is missing");
@@ -181,11 +249,13 @@ fn list_while_it_changes(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
-/// What is compared of each view, while programs go on: not what is renamed all the time, which a view may fail to find (ESTALE) in the moment between
-/// a rename and the table's hearing of it.
-const LISTING: &str = "find sample files log attributes -type f -print0 | sort -z | xargs -0 sha256sum";
+/// What is compared of each view, while programs go on: not what is renamed all the time, which a
+/// view may fail to find (ESTALE) in the moment between a rename and the table's hearing of it.
+const LISTING: &str =
+    "find sample files log attributes -type f -print0 | sort -z | xargs -0 sha256sum";
 
-/// All programs at once, and workers that die at any moment; and checkpoints, whose views stay what they were.
+/// All programs at once, and workers that die at any moment; and checkpoints, whose views stay what
+/// they were.
 fn programs_go_on_while_workers_die(v: Variant) {
     let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
         fs::create_dir(dir.join("sample")).expect("mkdir");
@@ -212,8 +282,14 @@ fn programs_go_on_while_workers_die(v: Variant) {
         for (name, program) in programs {
             assert!(program.join().is_ok(), "the program {name} failed");
         }
-        println!("{v:?}: {} takeovers, the slowest took {slowest:?}; rounds {rounds:?}", kills());
-        assert!(slowest < Duration::from_secs(30), "a takeover took {slowest:?}");
+        println!(
+            "{v:?}: {} takeovers, the slowest took {slowest:?}; rounds {rounds:?}",
+            kills()
+        );
+        assert!(
+            slowest < Duration::from_secs(30),
+            "a takeover took {slowest:?}"
+        );
     });
 }
 
@@ -233,10 +309,20 @@ fn kill_workers(rig: &mut Rig, rounds: &[AtomicU64]) -> Duration {
         thread::sleep(PAUSE);
         slowest = slowest.max(rig.mount.replace_worker());
         // Every program gets on with another worker.
-        let before: Vec<u64> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
+        let before: Vec<u64> = rounds
+            .iter()
+            .map(|rounds| rounds.load(Ordering::Relaxed))
+            .collect();
         let began = Instant::now();
-        while rounds.iter().zip(&before).any(|(now, before)| now.load(Ordering::Relaxed) <= *before) {
-            assert!(began.elapsed() < Duration::from_secs(60), "after kill {kill} programs do not go on: {before:?}, {rounds:?}");
+        while rounds
+            .iter()
+            .zip(&before)
+            .any(|(now, before)| now.load(Ordering::Relaxed) <= *before)
+        {
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "after kill {kill} programs do not go on: {before:?}, {rounds:?}"
+            );
             thread::sleep(Duration::from_millis(5));
         }
         let id = rig.mount.checkpoint();

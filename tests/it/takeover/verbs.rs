@@ -1,4 +1,5 @@
-//! Checkpoints, restores and questions while workers die: an answer is true for ever, and who only asks always gets one.
+//! Checkpoints, restores and questions while workers die: an answer is true for ever, and who only
+//! asks always gets one.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -14,10 +15,15 @@ use crate::common::{Mount, Variant, for_each_variant};
 for_each_variant! { reflink => verbs_and_workers_that_die }
 
 fn kills() -> u32 {
-    if std::env::var_os("CKPTFS_LONG").is_some() { 20 } else { 3 }
+    if std::env::var_os("CKPTFS_LONG").is_some() {
+        20
+    } else {
+        3
+    }
 }
 
-/// Checkpoints of a file that counts up, and restores of a directory that somebody watches, as fast as it goes. Either may fail when its worker dies.
+/// Checkpoints of a file that counts up, and restores of a directory that somebody watches, as fast
+/// as it goes. Either may fail when its worker dies.
 fn verbs_and_workers_that_die(v: Variant) {
     let mut rig = v.start();
     let root = rig.path().to_owned();
@@ -26,9 +32,17 @@ fn verbs_and_workers_that_die(v: Variant) {
         fs::write(root.join(format!("back/sub/f{number}")), number.to_string()).unwrap();
     }
     let base = rig.mount.checkpoint();
-    let watcher = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC | rustix::fs::inotify::CreateFlags::NONBLOCK).unwrap();
+    let watcher = rustix::fs::inotify::init(
+        rustix::fs::inotify::CreateFlags::CLOEXEC | rustix::fs::inotify::CreateFlags::NONBLOCK,
+    )
+    .unwrap();
     for watched in [root.join("back"), root.join("back/sub")] {
-        rustix::fs::inotify::add_watch(&watcher, &watched, rustix::fs::inotify::WatchFlags::ALL_EVENTS).unwrap();
+        rustix::fs::inotify::add_watch(
+            &watcher,
+            &watched,
+            rustix::fs::inotify::WatchFlags::ALL_EVENTS,
+        )
+        .unwrap();
     }
     let (stop, stored) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut acknowledged: BTreeMap<u64, u64> = BTreeMap::new();
@@ -37,10 +51,17 @@ fn verbs_and_workers_that_die(v: Variant) {
         // Also if something below fails: the scope waits for the thread.
         let _ended = End(&stop);
         let command = |mount: &Mount, arguments: &[&str]| {
-            let output = try_run_limited(&mut mount.command(arguments), VERB_SECONDS).expect("no verb hangs");
+            let output = try_run_limited(&mut mount.command(arguments), VERB_SECONDS)
+                .expect("no verb hangs");
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success() || said.contains("ended before it answered"), "{arguments:?}: {said}");
-            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+            assert!(
+                output.status.success() || said.contains("ended before it answered"),
+                "{arguments:?}: {said}"
+            );
+            output
+                .status
+                .success()
+                .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         };
         for kill in 0..kills() {
             let worker = rig.mount.pid();
@@ -59,14 +80,17 @@ fn verbs_and_workers_that_die(v: Variant) {
                 fs::write(root.join("back/sub/f1"), "changed").unwrap();
                 fs::remove_file(root.join("back/sub/f2")).unwrap();
                 fs::write(root.join("back/new"), "new").unwrap();
-                let restored = command(&rig.mount, &["restore", &base.to_string(), "back"]).is_some();
+                let restored =
+                    command(&rig.mount, &["restore", &base.to_string(), "back"]).is_some();
                 let f2 = || fs::read_to_string(root.join("back/sub/f2"));
                 if restored {
                     assert_eq!(f2().expect("the file that was removed is back"), "2");
                     continue;
                 }
                 finish_by_hand(&root);
-                wait_until("the file that was removed is back", 20, || f2().is_ok_and(|text| text == "2"));
+                wait_until("the file that was removed is back", 20, || {
+                    f2().is_ok_and(|text| text == "2")
+                });
             }
             killer.join().unwrap();
             rig.mount.adopt();
@@ -76,17 +100,31 @@ fn verbs_and_workers_that_die(v: Variant) {
         mapped.join().expect("stores go on");
     });
     // Nothing that announces a restore has done it to the tree.
-    assert_eq!(sh(&root.join("back"), "find . -type f | wc -l").trim(), "40");
+    assert_eq!(
+        sh(&root.join("back"), "find . -type f | wc -l").trim(),
+        "40"
+    );
     let known = rig.mount.log_json().to_string();
     for (id, count) in acknowledged {
-        assert!(known.contains(&format!("\"id\":{id},")), "checkpoint {id} was acknowledged");
-        assert_eq!(fs::read_to_string(rig.view(id).join("count")).unwrap(), count.to_string(), "checkpoint {id}");
-        assert_eq!(fs::read(rig.view(id).join("back/sub/f3")).unwrap(), b"3", "checkpoint {id}");
+        assert!(
+            known.contains(&format!("\"id\":{id},")),
+            "checkpoint {id} was acknowledged"
+        );
+        assert_eq!(
+            fs::read_to_string(rig.view(id).join("count")).unwrap(),
+            count.to_string(),
+            "checkpoint {id}"
+        );
+        assert_eq!(
+            fs::read(rig.view(id).join("back/sub/f3")).unwrap(),
+            b"3",
+            "checkpoint {id}"
+        );
     }
 }
 
-/// A restore that was interrupted is finished by the worker that takes over; one that never began is not. Until that worker is there the kernel answers
-/// from what it knew.
+/// A restore that was interrupted is finished by the worker that takes over; one that never began
+/// is not. Until that worker is there the kernel answers from what it knew.
 fn finish_by_hand(root: &Path) {
     match fs::remove_file(root.join("back/new")) {
         Ok(()) => fs::write(root.join("back/sub/f2"), "2").unwrap(),
@@ -103,9 +141,15 @@ impl Drop for End<'_> {
     }
 }
 
-/// Dirty pages of a mapping: in a daemon mount a checkpoint waits until they have been written by requests, which the next worker must answer.
+/// Dirty pages of a mapping: in a daemon mount a checkpoint waits until they have been written by
+/// requests, which the next worker must answer.
 fn store_all_the_time(root: &Path, stop: &AtomicBool, stored: &AtomicU64) {
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(root.join("mapped")).unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(root.join("mapped"))
+        .unwrap();
     file.set_len(1 << 20).unwrap();
     let map = crate::takeover::map::Map::new(file, 1 << 20);
     while !stop.load(Ordering::Relaxed) {

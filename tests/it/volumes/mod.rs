@@ -1,4 +1,5 @@
-//! Container volumes without a container engine: the calls as engines send them, what is mounted by them, and what survives kills.
+//! Container volumes without a container engine: the calls as engines send them, what is mounted by
+//! them, and what survives kills.
 
 mod support;
 

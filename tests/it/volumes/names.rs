@@ -48,11 +48,19 @@ fn what_is_no_name_touches_nothing() {
             assert!(said.contains("name of a"), "{call} {name:?}: {said}");
         }
     }
-    // Names of files are not enough to be a volume, and a name in another writing is another volume.
+    // Names of files are not enough to be a volume, and a name in another writing is another
+    // volume.
     for name in ["good.json", "GOOD", "locks", "driver.lock"] {
-        assert!(rig.error("Get", &json!({"Name": name})).starts_with("no such volume"), "{name}");
+        assert!(
+            rig.error("Get", &json!({"Name": name}))
+                .starts_with("no such volume"),
+            "{name}"
+        );
     }
-    assert_eq!(tree_of(&rig.root).keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
+    assert_eq!(
+        tree_of(&rig.root).keys().collect::<Vec<_>>(),
+        before.keys().collect::<Vec<_>>()
+    );
     let longest = "b".repeat(200);
     rig.create(&longest, json!({}));
     rig.mount(&longest, "i");

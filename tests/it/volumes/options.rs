@@ -17,17 +17,30 @@ fn an_option_that_is_not_known_is_refused_with_the_nearest() {
     }
     let rig = Rig::start();
     let said = rig.error("Create", &json!({"Name": "v", "Opts": {"chekpoint": "1"}}));
-    assert_eq!(said, "there is no option \"chekpoint\" (did you mean checkpoint?)");
-    rig.error("Create", &json!({"Name": "v", "Opts": {"k": "a=b,c", "k2": "", "readonly": ""}}));
+    assert_eq!(
+        said,
+        "there is no option \"chekpoint\" (did you mean checkpoint?)"
+    );
+    rig.error(
+        "Create",
+        &json!({"Name": "v", "Opts": {"k": "a=b,c", "k2": "", "readonly": ""}}),
+    );
     rig.error("Create", &json!({"Name": "v", "Opts": {"uid": 5}}));
     let from = rig.error("Create", &json!({"Name": "v", "Opts": {"from": "none"}}));
     assert!(from.starts_with("no such volume: none"), "{from}");
     rig.error("Get", &json!({"Name": "v"}));
-    assert_eq!(fs::read_dir(rig.root.join("volumes")).unwrap().count(), 0, "nothing is left of what was refused");
+    assert_eq!(
+        fs::read_dir(rig.root.join("volumes")).unwrap().count(),
+        0,
+        "nothing is left of what was refused"
+    );
     // Docker asks Get only, and would say nothing: whoever asks again hears of it.
     rig.create("v", json!({"mode": "0700"}));
     rig.create("v", json!({"mode": "0700"}));
-    assert!(rig.error("Create", &json!({"Name": "v", "Opts": {}})).contains("is there already, with other options"));
+    assert!(
+        rig.error("Create", &json!({"Name": "v", "Opts": {}}))
+            .contains("is there already, with other options")
+    );
 }
 
 #[test]
@@ -49,9 +62,18 @@ fn a_volume_from_a_checkpoint_is_on_its_own() {
     container.end();
     rig.unmount("base", "a");
     rig.done("Remove", &json!({"Name": "base"}));
-    for (name, content) in [("then", "one"), ("same", "one"), ("alias", "one"), ("now", "two")] {
+    for (name, content) in [
+        ("then", "one"),
+        ("same", "one"),
+        ("alias", "one"),
+        ("now", "two"),
+    ] {
         let point = rig.mount(name, "b");
-        assert_eq!(fs::read_to_string(point.join("f")).unwrap(), content, "{name}");
+        assert_eq!(
+            fs::read_to_string(point.join("f")).unwrap(),
+            content,
+            "{name}"
+        );
         let root = fs::metadata(&point).unwrap();
         assert_eq!((root.uid(), root.mode() & 0o7777), (70, 0o750));
         fs::write(point.join("f"), name).unwrap();
@@ -67,20 +89,29 @@ fn a_size_is_kept_to() {
         return;
     }
     let rig = Rig::start();
-    assert!(rig.error("Create", &json!({"Name": "v", "Opts": {"size": "10M"}})).contains("from 300M"));
+    assert!(
+        rig.error("Create", &json!({"Name": "v", "Opts": {"size": "10M"}}))
+            .contains("from 300M")
+    );
     rig.create("v", json!({"size": "300M"}));
     rig.create("other", json!({}));
     let fill = |id: &str| {
         let mut file = fs::File::create(rig.mount("v", id).join("big")).unwrap();
         let part = vec![7; 1 << 20];
         let failed = (0..400).find_map(|_| file.write_all(&part).err());
-        assert_eq!(failed.and_then(|error| error.raw_os_error()), Some(28), "ENOSPC");
+        assert_eq!(
+            failed.and_then(|error| error.raw_os_error()),
+            Some(28),
+            "ENOSPC"
+        );
     };
     fill("a");
     fs::write(rig.mount("other", "a").join("f"), vec![1; 1 << 20]).expect("the others have room");
     fs::remove_file(rig.point("v").join("big")).expect("what was written can be removed");
     // The kernel tells the daemon of a close beside, and XFS frees what a removed file had beside.
-    wait_until("there is room", 30, || fs::write(rig.point("v").join("small"), "x").is_ok());
+    wait_until("there is room", 30, || {
+        fs::write(rig.point("v").join("small"), "x").is_ok()
+    });
     rig.unmount("v", "a");
     rig.unmount("other", "a");
     // In another mount it is the same.
@@ -101,8 +132,14 @@ fn a_directory_that_there_is_is_served_in_place_and_never_removed() {
     fs::create_dir(&source).unwrap();
     fs::write(source.join("f"), "mine").unwrap();
     rig.create("v", json!({"source": source}));
-    rig.error("Create", &json!({"Name": "w", "Opts": {"source": "/not/there"}}));
-    rig.error("Create", &json!({"Name": "w", "Opts": {"source": source.join("f")}}));
+    rig.error(
+        "Create",
+        &json!({"Name": "w", "Opts": {"source": "/not/there"}}),
+    );
+    rig.error(
+        "Create",
+        &json!({"Name": "w", "Opts": {"source": source.join("f")}}),
+    );
     assert_eq!(rig.mount("v", "a"), source);
     assert!(minor_of(&source).is_some());
     rig.ok(&["--volume", "v", "checkpoint"]);
@@ -126,20 +163,37 @@ fn readonly_snapdir_and_owners_are_as_asked_for() {
         return;
     }
     let rig = Rig::start();
-    rig.create("v", json!({"snapdir": "visible", "uid": "5", "gid": "6", "mode": "1777"}));
+    rig.create(
+        "v",
+        json!({"snapdir": "visible", "uid": "5", "gid": "6", "mode": "1777"}),
+    );
     let point = rig.mount("v", "a");
-    assert!(fs::read_dir(&point).unwrap().any(|entry| entry.unwrap().file_name() == ".snapshots"));
+    assert!(
+        fs::read_dir(&point)
+            .unwrap()
+            .any(|entry| entry.unwrap().file_name() == ".snapshots")
+    );
     let root = fs::metadata(&point).unwrap();
-    assert_eq!((root.uid(), root.gid(), root.mode() & 0o7777), (5, 6, 0o1777));
+    assert_eq!(
+        (root.uid(), root.gid(), root.mode() & 0o7777),
+        (5, 6, 0o1777)
+    );
     fs::write(point.join("f"), "x").unwrap();
     rig.ok(&["--volume", "v", "checkpoint"]);
     rig.unmount("v", "a");
     // What Podman has instead of v@1, which it refuses.
-    rig.create("r", json!({"from": "v", "checkpoint": "1", "readonly": "true"}));
+    rig.create(
+        "r",
+        json!({"from": "v", "checkpoint": "1", "readonly": "true"}),
+    );
     let point = rig.mount("r", "a");
     assert_eq!(fs::read(point.join("f")).unwrap(), b"x");
     for path in ["f", "g"] {
-        assert_eq!(fs::write(point.join(path), "y").unwrap_err().raw_os_error(), Some(30), "EROFS");
+        assert_eq!(
+            fs::write(point.join(path), "y").unwrap_err().raw_os_error(),
+            Some(30),
+            "EROFS"
+        );
     }
     rig.unmount("r", "a");
 }
@@ -179,13 +233,31 @@ fn checkpoints_by_themselves_and_rules_for_keeping_them() {
     rig.unmount("v", "a");
     rig.mount("v", "b");
     rig.unmount("v", "b");
-    let notes: Vec<_> = rig.status("v")["checkpoints"].as_array().unwrap().iter().map(|one| one["note"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(notes, ["unmounted", "mounted"], "newest first, and none where nothing was changed");
+    let notes: Vec<_> = rig.status("v")["checkpoints"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["note"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        notes,
+        ["unmounted", "mounted"],
+        "newest first, and none where nothing was changed"
+    );
     let rules = rig.ok(&["--volume", "v", "config", "show"]);
-    for rule in ["retention.keep-within = \"14400s\"", "retention.keep-hourly = 24", "retention.keep-daily = 14", "retention.auto = \"1h\""] {
+    for rule in [
+        "retention.keep-within = \"14400s\"",
+        "retention.keep-hourly = 24",
+        "retention.keep-daily = 14",
+        "retention.auto = \"1h\"",
+    ] {
         assert!(rules.contains(rule), "{rules}");
     }
-    assert_eq!(rig.status("v")["checkpoints_kept"], 2, "a verb is no use by a container");
+    assert_eq!(
+        rig.status("v")["checkpoints_kept"],
+        2,
+        "a verb is no use by a container"
+    );
 }
 
 #[test]
@@ -201,13 +273,19 @@ fn a_removed_volume_goes_to_the_trash_if_asked_for() {
         rig.unmount(name, "a");
         rig.done("Remove", &json!({"Name": name}));
     }
-    let trash: Vec<_> = fs::read_dir(rig.root.join("trash")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let trash: Vec<_> = fs::read_dir(rig.root.join("trash"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     assert_eq!(trash.len(), 1);
     assert_eq!(fs::read(trash[0].join("tree/f")).unwrap(), b"kept");
     assert!(trash[0].join("volume.json").exists());
     // It can be had back, with its history, unless another has its name.
     rig.create("kept", json!({}));
-    assert!(rig.refused(&["volumes", "recover", "kept"]).contains("there is another volume kept"));
+    assert!(
+        rig.refused(&["volumes", "recover", "kept"])
+            .contains("there is another volume kept")
+    );
     rig.done("Remove", &json!({"Name": "kept"}));
     assert_eq!(rig.ok(&["volumes", "recover", "kept"]), "kept\n");
     assert_eq!(fs::read(rig.mount("kept", "a").join("f")).unwrap(), b"kept");
@@ -217,19 +295,28 @@ fn a_removed_volume_goes_to_the_trash_if_asked_for() {
     // Or be deleted for good.
     rig.done("Remove", &json!({"Name": "kept"}));
     rig.ok(&["volumes", "purge", "kept"]);
-    assert!(rig.refused(&["volumes", "recover", "kept"]).contains("no kept in the trash"));
+    assert!(
+        rig.refused(&["volumes", "recover", "kept"])
+            .contains("no kept in the trash")
+    );
     rig.create("kept", json!({"size": "300M", "on-remove": "trash"}));
     fs::write(rig.mount("kept", "a").join("f"), "sized").unwrap();
     rig.unmount("kept", "a");
     rig.done("Remove", &json!({"Name": "kept"}));
     rig.ok(&["volumes", "recover", "kept"]);
-    assert_eq!(fs::read(rig.mount("kept", "a").join("f")).unwrap(), b"sized");
+    assert_eq!(
+        fs::read(rig.mount("kept", "a").join("f")).unwrap(),
+        b"sized"
+    );
     rig.unmount("kept", "a");
     assert_eq!(rig.end(), 0);
     rig.serve(&["--on-remove", "trash"]);
     rig.create("by-the-driver", json!({}));
     rig.done("Remove", &json!({"Name": "by-the-driver"}));
-    assert!(rig.ok(&["volumes", "ls", "--trash"]).starts_with("by-the-driver@"));
+    assert!(
+        rig.ok(&["volumes", "ls", "--trash"])
+            .starts_with("by-the-driver@")
+    );
 }
 
 #[test]
@@ -238,7 +325,11 @@ fn a_pool_without_reflink_says_what_it_costs_and_works() {
         return;
     }
     let rig = Rig::start_on(Fs::Ext4, &[]);
-    assert!(rig.log().contains("cannot share data between files") && rig.log().contains("--pool-image"), "{}", rig.log());
+    assert!(
+        rig.log().contains("cannot share data between files") && rig.log().contains("--pool-image"),
+        "{}",
+        rig.log()
+    );
     rig.create("v", json!({}));
     fs::write(rig.mount("v", "a").join("f"), "x").unwrap();
     rig.create("w", json!({"from": "v"}));
@@ -257,11 +348,25 @@ fn a_pool_image_is_made_mounted_and_found_again() {
     let image = rig.disk().join("pool.img");
     let image = image.to_str().unwrap();
     let socket = rig.socket.to_str().unwrap().to_owned();
-    let none = rig.refused(&["volumes", "serve", "--socket", &socket, "--pool-image", image]);
-    assert!(none.contains("pool.img does not exist") && none.contains("--pool-size"), "{none}");
+    let none = rig.refused(&[
+        "volumes",
+        "serve",
+        "--socket",
+        &socket,
+        "--pool-image",
+        image,
+    ]);
+    assert!(
+        none.contains("pool.img does not exist") && none.contains("--pool-size"),
+        "{none}"
+    );
     let warned = rig.log().matches("cannot share data").count();
     rig.serve(&["--pool-image", image, "--pool-size", "400M"]);
-    assert_eq!(rig.log().matches("cannot share data").count(), warned, "on XFS there is nothing to warn of");
+    assert_eq!(
+        rig.log().matches("cannot share data").count(),
+        warned,
+        "on XFS there is nothing to warn of"
+    );
     rig.create("v", json!({}));
     rig.kill();
     rig.serve(&["--pool-image", image]);
@@ -285,9 +390,21 @@ fn what_the_history_takes_is_told_once_it_was_counted() {
     // The next driver looks at once, and not half a minute later.
     rig.kill();
     rig.serve(&[]);
-    wait_until("it was counted", 60, || rig.status("v")["history_bytes"].as_u64().is_some_and(|bytes| bytes >= 1 << 20));
-    assert!(rig.status("v")["checkpoints"][0]["bytes"].as_u64().is_some_and(|bytes| bytes >= 1 << 20));
-    assert!(rig.status("sized")["used_bytes"].as_u64().is_some_and(|bytes| bytes < 300 << 20));
+    wait_until("it was counted", 60, || {
+        rig.status("v")["history_bytes"]
+            .as_u64()
+            .is_some_and(|bytes| bytes >= 1 << 20)
+    });
+    assert!(
+        rig.status("v")["checkpoints"][0]["bytes"]
+            .as_u64()
+            .is_some_and(|bytes| bytes >= 1 << 20)
+    );
+    assert!(
+        rig.status("sized")["used_bytes"]
+            .as_u64()
+            .is_some_and(|bytes| bytes < 300 << 20)
+    );
     rig.unmount("v", "a");
     rig.unmount("sized", "a");
     rig.done("Remove", &json!({"Name": "v"}));

@@ -1,4 +1,5 @@
-//! A pool on a filesystem of its own, a driver that serves it, and processes that use volumes as containers do.
+//! A pool on a filesystem of its own, a driver that serves it, and processes that use volumes as
+//! containers do.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -28,7 +29,11 @@ pub struct Rig {
 
 /// Why none of these tests can run here, if so; said already.
 pub fn unavailable() -> bool {
-    let why = if Path::new("/dev/fuse").exists() { Fs::Xfs.unavailable() } else { Some("there is no /dev/fuse".to_owned()) };
+    let why = if Path::new("/dev/fuse").exists() {
+        Fs::Xfs.unavailable()
+    } else {
+        Some("there is no /dev/fuse".to_owned())
+    };
     why.map(|why| skip(&why)).is_some()
 }
 
@@ -42,7 +47,12 @@ impl Rig {
     pub fn start_on(fs: Fs, arguments: &[&str]) -> Rig {
         let image = Image::of(fs);
         let (root, sockets) = (image.dir("pool"), image.dir("plugins"));
-        let mut rig = Rig { driver: None, root, socket: sockets.join("ckptfs.sock"), image };
+        let mut rig = Rig {
+            driver: None,
+            root,
+            socket: sockets.join("ckptfs.sock"),
+            image,
+        };
         rig.serve(arguments);
         rig
     }
@@ -65,7 +75,12 @@ impl Rig {
     pub fn ok(&self, arguments: &[&str]) -> String {
         let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}{}",
+            text(&output.stdout),
+            text(&output.stderr)
+        );
         text(&output.stdout)
     }
 
@@ -73,7 +88,11 @@ impl Rig {
     #[track_caller]
     pub fn refused(&self, arguments: &[&str]) -> String {
         let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
-        assert!(!output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+        assert!(
+            !output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stdout)
+        );
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
@@ -93,15 +112,25 @@ impl Rig {
 
     /// Starts a driver, and waits until it answers.
     pub fn serve(&mut self, arguments: &[&str]) {
-        let log = File::options().create(true).append(true).open(self.log_path()).expect("the disk is ours");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("the disk is ours");
         let socket = self.socket.to_str().expect("text").to_owned();
         let mut command = self.ckptfs(&["volumes", "serve", "--socket", &socket]);
-        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone().expect("a copy")).stderr(log);
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a copy"))
+            .stderr(log);
         let said = || self.log().matches("serving the volumes in").count();
         let before = said();
         let mut driver = command.spawn().expect("the driver starts");
         let answers = || said() > before && UnixStream::connect(&self.socket).is_ok();
-        wait_until("the driver answers", SECONDS, || answers() || driver.try_wait().expect("a child").is_some());
+        wait_until("the driver answers", SECONDS, || {
+            answers() || driver.try_wait().expect("a child").is_some()
+        });
         assert!(answers(), "the driver ended: {}", self.log());
         self.driver = Some(driver);
     }
@@ -118,41 +147,72 @@ impl Rig {
         let mut driver = self.driver.take().expect("it runs");
         let pid = rustix::process::Pid::from_child(&driver);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
-        wait_until("the driver ends", SECONDS, || driver.try_wait().expect("a child").is_some());
-        driver.wait().expect("it is ours").code().expect("no signal")
+        wait_until("the driver ends", SECONDS, || {
+            driver.try_wait().expect("a child").is_some()
+        });
+        driver
+            .wait()
+            .expect("it is ours")
+            .code()
+            .expect("no signal")
     }
 
     /// A call, on a connection of its own: status and answer.
     pub fn call(&self, name: &str, body: &Value) -> (u16, Value) {
         let body = format!("{body}\n");
-        let request = format!("POST /{name} HTTP/1.1\r\nHost: \r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+        let request = format!(
+            "POST /{name} HTTP/1.1\r\nHost: \r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
         let said = self.exchange(request.as_bytes());
-        let (head, body) = said.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{name} was answered with {said:?}; {}", self.log()));
-        let status = head.split(' ').nth(1).expect("a status").parse().expect("a number");
-        (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {said}")))
+        let (head, body) = said
+            .split_once("\r\n\r\n")
+            .unwrap_or_else(|| panic!("{name} was answered with {said:?}; {}", self.log()));
+        let status = head
+            .split(' ')
+            .nth(1)
+            .expect("a status")
+            .parse()
+            .expect("a number");
+        (
+            status,
+            serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {said}")),
+        )
     }
 
     /// Sends some bytes, and gives all that comes back until the driver closes the connection.
     pub fn exchange(&self, bytes: &[u8]) -> String {
         let mut stream = UnixStream::connect(&self.socket).expect("the driver listens");
-        stream.set_read_timeout(Some(Duration::from_secs(SECONDS))).expect("a timeout");
+        stream
+            .set_read_timeout(Some(Duration::from_secs(SECONDS)))
+            .expect("a timeout");
         stream.write_all(bytes).expect("the driver reads");
         let mut text = String::new();
-        stream.read_to_string(&mut text).expect("the driver answers");
+        stream
+            .read_to_string(&mut text)
+            .expect("the driver answers");
         text
     }
 
     /// A call to a driver that may be killed meanwhile: `None` if it was not answered.
     pub fn try_call(&self, name: &str, body: &Value) -> Option<(u16, Value)> {
         let body = body.to_string();
-        let request = format!("POST /VolumeDriver.{name} HTTP/1.1\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+        let request = format!(
+            "POST /VolumeDriver.{name} HTTP/1.1\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
         let mut stream = UnixStream::connect(&self.socket).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(SECONDS))).ok()?;
+        stream
+            .set_read_timeout(Some(Duration::from_secs(SECONDS)))
+            .ok()?;
         stream.write_all(request.as_bytes()).ok()?;
         let mut said = String::new();
         stream.read_to_string(&mut said).ok()?;
         let (head, body) = said.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, serde_json::from_str(body).ok()?))
+        Some((
+            head.split(' ').nth(1)?.parse().ok()?,
+            serde_json::from_str(body).ok()?,
+        ))
     }
 
     /// Kills the driver, with others still calling it.
@@ -164,7 +224,12 @@ impl Rig {
     #[track_caller]
     pub fn done(&self, name: &str, body: &Value) -> Value {
         let (status, value) = self.call(&format!("VolumeDriver.{name}"), body);
-        assert_eq!((status, value["Err"].as_str()), (200, Some("")), "{name} {body}: {value}; {}", self.log());
+        assert_eq!(
+            (status, value["Err"].as_str()),
+            (200, Some("")),
+            "{name} {body}: {value}; {}",
+            self.log()
+        );
         value
     }
 
@@ -173,7 +238,11 @@ impl Rig {
     pub fn error(&self, name: &str, body: &Value) -> String {
         let (status, value) = self.call(&format!("VolumeDriver.{name}"), body);
         assert_eq!(status, 500, "{name} {body}: {value}");
-        value["Err"].as_str().filter(|text| !text.is_empty()).expect("it says why").to_owned()
+        value["Err"]
+            .as_str()
+            .filter(|text| !text.is_empty())
+            .expect("it says why")
+            .to_owned()
     }
 
     /// Makes a volume.
@@ -187,17 +256,30 @@ impl Rig {
     pub fn mount(&self, name: &str, id: &str) -> PathBuf {
         let value = self.done("Mount", &json!({"Name": name, "ID": id}));
         let point = value["Mountpoint"].as_str().expect("a path");
-        assert!(point.starts_with('/'), "docker binds the container's own directory where this is empty: {value}");
+        assert!(
+            point.starts_with('/'),
+            "docker binds the container's own directory where this is empty: {value}"
+        );
         PathBuf::from(point)
     }
 
-    /// Mounts a volume for a process that has ended when this returns, as for an engine that was killed.
+    /// Mounts a volume for a process that has ended when this returns, as for an engine that was
+    /// killed.
     #[track_caller]
     pub fn mount_for_the_dead(&self, name: &str, id: &str) {
         let body = json!({"Name": name, "ID": id}).to_string();
         let mut curl = tool("curl", &["-sS", "--fail", "--data", &body, "--unix-socket"]);
-        let output = run_limited(curl.arg(&self.socket).arg("http://engine/VolumeDriver.Mount"), SECONDS);
-        assert!(output.status.success(), "{}; {}", String::from_utf8_lossy(&output.stderr), self.log());
+        let output = run_limited(
+            curl.arg(&self.socket)
+                .arg("http://engine/VolumeDriver.Mount"),
+            SECONDS,
+        );
+        assert!(
+            output.status.success(),
+            "{}; {}",
+            String::from_utf8_lossy(&output.stderr),
+            self.log()
+        );
     }
 
     /// Gives a mount back.
@@ -224,7 +306,8 @@ impl Rig {
 
     /// The record of a volume, as it is on disk.
     pub fn record(&self, name: &str) -> Value {
-        let text = fs::read(self.record_path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let text =
+            fs::read(self.record_path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
         serde_json::from_slice(&text).expect("JSON")
     }
 
@@ -238,14 +321,20 @@ impl Rig {
         let point = self.point(name);
         let said = self.ok(&["-C", point.to_str().expect("text"), "status", "--json"]);
         let status: Value = serde_json::from_str(&said).expect("JSON");
-        let number = |name: &str| u32::try_from(status["daemon"][name].as_u64().expect("a number")).expect("a process");
+        let number = |name: &str| {
+            u32::try_from(status["daemon"][name].as_u64().expect("a number")).expect("a process")
+        };
         (number("pid"), number("holder"))
     }
 
     fn mounts(&self) -> Vec<PathBuf> {
         let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
-        let points = table.lines().filter_map(|line| line.split(' ').nth(4).map(PathBuf::from));
-        points.filter(|point| point.starts_with(&self.root)).collect()
+        let points = table
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4).map(PathBuf::from));
+        points
+            .filter(|point| point.starts_with(&self.root))
+            .collect()
     }
 }
 
@@ -264,10 +353,15 @@ impl Drop for Rig {
     }
 }
 
-/// Unmounts, and ends the filesystem too: another process of this machine may have a copy of the mount in a namespace that it has made meanwhile.
+/// Unmounts, and ends the filesystem too: another process of this machine may have a copy of the
+/// mount in a namespace that it has made meanwhile.
 fn take_away(point: &Path, umount: &mut Command) {
     let minor = minor_of(point);
-    let said = if minor.is_some() { try_run_limited(umount.arg(point), 20).map(drop) } else { Ok(()) };
+    let said = if minor.is_some() {
+        try_run_limited(umount.arg(point), 20).map(drop)
+    } else {
+        Ok(())
+    };
     if let Some(minor) = minor {
         let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
     }
@@ -276,14 +370,15 @@ fn take_away(point: &Path, umount: &mut Command) {
     }
 }
 
-/// A process with the volume at `/data` of a mount namespace and a root directory of its own, and nothing of the host's mounts: what a container is to a
-/// volume, made as container engines do it.
+/// A process with the volume at `/data` of a mount namespace and a root directory of its own, and
+/// nothing of the host's mounts: what a container is to a volume, made as container engines do it.
 pub struct Container {
     process: Child,
 }
 
-/// Makes a root directory with the system's programs in it, the volume `$1` at `/data`, and leaves the host's behind. Then it appends a line to `log` there
-/// every few milliseconds; the pause is a read(2) of what never comes, for a child would outlive the container by a moment.
+/// Makes a root directory with the system's programs in it, the volume `$1` at `/data`, and leaves
+/// the host's behind. Then it appends a line to `log` there every few milliseconds; the pause is a
+/// read(2) of what never comes, for a child would outlive the container by a moment.
 const CONTAINER: &str = r#"
 set -e
 mount -t tmpfs tmpfs /mnt
@@ -302,15 +397,32 @@ read -r _
 impl Container {
     /// Starts one on what is mounted at `point`.
     pub fn start(point: &Path) -> Container {
-        let mut command = tool("unshare", &["--mount", "--propagation", "private", "bash", "-c", CONTAINER, "container"]);
-        let process = command.arg(point).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("unshare(1) starts");
+        let mut command = tool(
+            "unshare",
+            &[
+                "--mount",
+                "--propagation",
+                "private",
+                "bash",
+                "-c",
+                CONTAINER,
+                "container",
+            ],
+        );
+        let process = command
+            .arg(point)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("unshare(1) starts");
         let container = Container { process };
         container.writes_on();
         container
     }
 
     fn lines(&self) -> u64 {
-        fs::metadata(format!("/proc/{}/root/data/log", self.process.id())).map_or(0, |found| found.len())
+        fs::metadata(format!("/proc/{}/root/data/log", self.process.id()))
+            .map_or(0, |found| found.len())
     }
 
     /// Waits until it has written something more.
@@ -346,7 +458,8 @@ pub struct Held {
     process: Child,
 }
 
-/// Lets go of the mounts of others that a new namespace has copies of: their owners would wait for them.
+/// Lets go of the mounts of others that a new namespace has copies of: their owners would wait for
+/// them.
 const LET_GO: &str = r#"
 set -e
 tac /proc/self/mountinfo | while read -r _ _ _ _ at rest; do
@@ -357,11 +470,28 @@ done
 "#;
 
 impl Held {
-    /// Runs a script, whose `$1` is the disk of the rig, and which then waits for something to read.
+    /// Runs a script, whose `$1` is the disk of the rig, and which then waits for something to
+    /// read.
     pub fn start(script: &str, disk: &Path) -> Held {
         let script = format!("{LET_GO}{script}");
-        let mut command = tool("unshare", &["--mount", "--propagation", "private", "bash", "-c", &script, "held"]);
-        let process = command.arg(disk).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("unshare(1) starts");
+        let mut command = tool(
+            "unshare",
+            &[
+                "--mount",
+                "--propagation",
+                "private",
+                "bash",
+                "-c",
+                &script,
+                "held",
+            ],
+        );
+        let process = command
+            .arg(disk)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("unshare(1) starts");
         Held { process }
     }
 
@@ -370,16 +500,23 @@ impl Held {
         self.process.try_wait().expect("a child").is_none()
     }
 
-    /// Waits until it has a namespace of its own, in which something is mounted at a path that ends with this one.
+    /// Waits until it has a namespace of its own, in which something is mounted at a path that ends
+    /// with this one.
     #[track_caller]
     pub fn sees(&self, point: &Path) {
         let below = point.strip_prefix("/").expect("absolute");
         let process = format!("/proc/{}", self.process.id());
         let ours = fs::read_link("/proc/self/ns/mnt").expect("/proc is mounted");
         wait_until("the process has a copy of the mounts", SECONDS, || {
-            let other = fs::read_link(format!("{process}/ns/mnt")).is_ok_and(|namespace| namespace != ours);
+            let other =
+                fs::read_link(format!("{process}/ns/mnt")).is_ok_and(|namespace| namespace != ours);
             let table = fs::read_to_string(format!("{process}/mountinfo")).unwrap_or_default();
-            other && table.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at).ends_with(below)))
+            other
+                && table.lines().any(|line| {
+                    line.split(' ')
+                        .nth(4)
+                        .is_some_and(|at| Path::new(at).ends_with(below))
+                })
         });
     }
 
@@ -387,7 +524,11 @@ impl Held {
     #[track_caller]
     pub fn is_rooted_elsewhere(&self) {
         use std::os::unix::fs::MetadataExt;
-        let root = |path: &str| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        let root = |path: &str| {
+            fs::metadata(path)
+                .map(|found| (found.dev(), found.ino()))
+                .ok()
+        };
         wait_until("the process has a root of its own", SECONDS, || {
             let theirs = root(&format!("/proc/{}/root/", self.process.id()));
             theirs.is_some() && theirs != root("/")

@@ -46,9 +46,14 @@ fn a_killed_driver_is_followed_by_another_and_containers_go_on() {
     age_uses(&rig, "left");
     rig.serve(&[]);
     // What nobody has any more is unmounted, what a container has is not.
-    wait_until("the left use is dropped", SECONDS, || !rig.is_mounted("left"));
+    wait_until("the left use is dropped", SECONDS, || {
+        !rig.is_mounted("left")
+    });
     assert_eq!(rig.record("left")["mounts"], json!([]));
-    assert_eq!(rig.record("used")["mounts"].as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        rig.record("used")["mounts"].as_array().map(Vec::len),
+        Some(1)
+    );
     container.writes_on();
     assert_eq!(rig.daemons("used"), daemons);
     rig.ok(&["--volume", "used", "checkpoint"]);
@@ -74,7 +79,9 @@ fn a_use_that_is_young_is_not_taken_for_a_dead_one() {
     age_uses(&rig, "w");
     rig.serve(&[]);
     // The engine is just about to start the container: what it was told must hold.
-    wait_until("the pool was put in order", SECONDS, || !rig.is_mounted("w"));
+    wait_until("the pool was put in order", SECONDS, || {
+        !rig.is_mounted("w")
+    });
     assert!(rig.is_mounted("v"));
     Container::start(&point).end();
     rig.unmount("v", "a");
@@ -133,20 +140,38 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     let mut rig = Rig::start();
     let socket = rig.socket.to_str().unwrap().to_owned();
     let second = rig.refused(&["volumes", "serve", "--socket", &socket]);
-    assert!(second.contains("another driver serves the pool"), "{second}");
+    assert!(
+        second.contains("another driver serves the pool"),
+        "{second}"
+    );
     rig.done("List", &json!({}));
     rig.kill();
-    assert!(UnixStream::connect(&rig.socket).is_err() && rig.socket.exists(), "a dead driver has left its socket");
+    assert!(
+        UnixStream::connect(&rig.socket).is_err() && rig.socket.exists(),
+        "a dead driver has left its socket"
+    );
     rig.serve(&[]);
     rig.create("v", json!({}));
     rig.mount("v", "a");
     assert_eq!(rig.end(), 0);
-    assert!(!rig.socket.exists(), "a socket without a driver makes every call of an engine wait for 15 seconds");
-    assert_eq!(fs::read_dir(rig.socket.parent().unwrap()).unwrap().count(), 0);
-    assert!(rig.is_mounted("v"), "an engine that is restarted with its driver finds its containers running");
+    assert!(
+        !rig.socket.exists(),
+        "a socket without a driver makes every call of an engine wait for 15 seconds"
+    );
+    assert_eq!(
+        fs::read_dir(rig.socket.parent().unwrap()).unwrap().count(),
+        0
+    );
+    assert!(
+        rig.is_mounted("v"),
+        "an engine that is restarted with its driver finds its containers running"
+    );
     fs::write(&rig.socket, "mine").unwrap();
     let file = rig.refused(&["volumes", "serve", "--socket", &socket]);
-    assert!(file.contains("and no socket") && fs::read(&rig.socket).unwrap() == b"mine", "{file}");
+    assert!(
+        file.contains("and no socket") && fs::read(&rig.socket).unwrap() == b"mine",
+        "{file}"
+    );
     fs::remove_file(&rig.socket).unwrap();
     rig.serve(&[]);
     rig.unmount("v", "a");
@@ -163,20 +188,45 @@ fn a_socket_of_the_service_manager_is_used_and_left() {
     let listener = UnixListener::bind(&rig.socket).unwrap();
     // Somebody asks before there is a driver: the question waits in the socket.
     let mut early = UnixStream::connect(&rig.socket).unwrap();
-    early.write_all(b"POST /Plugin.Activate HTTP/1.1\r\nHost: \r\nConnection: close\r\n\r\n").unwrap();
+    early
+        .write_all(b"POST /Plugin.Activate HTTP/1.1\r\nHost: \r\nConnection: close\r\n\r\n")
+        .unwrap();
     let program = env!("CARGO_BIN_EXE_ckptfs");
-    let mut command =
-        tool("sh", &["-c", "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" volumes serve --socket /nowhere/at.all", program]);
-    command.env("CKPTFS_VOLUMES", &rig.root).stdin(Stdio::from(OwnedFd::from(listener))).stderr(Stdio::null());
+    let mut command = tool(
+        "sh",
+        &[
+            "-c",
+            "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" volumes serve --socket /nowhere/at.all",
+            program,
+        ],
+    );
+    command
+        .env("CKPTFS_VOLUMES", &rig.root)
+        .stdin(Stdio::from(OwnedFd::from(listener)))
+        .stderr(Stdio::null());
     let mut driver = command.spawn().unwrap();
-    early.set_read_timeout(Some(Duration::from_secs(SECONDS))).unwrap();
+    early
+        .set_read_timeout(Some(Duration::from_secs(SECONDS)))
+        .unwrap();
     let mut said = String::new();
     early.read_to_string(&mut said).unwrap();
-    assert!(said.ends_with("{\"Implements\":[\"VolumeDriver\"]}\n"), "{said}");
+    assert!(
+        said.ends_with("{\"Implements\":[\"VolumeDriver\"]}\n"),
+        "{said}"
+    );
     rig.create("v", json!({}));
-    rustix::process::kill_process(rustix::process::Pid::from_child(&driver), rustix::process::Signal::TERM).unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&driver),
+        rustix::process::Signal::TERM,
+    )
+    .unwrap();
     assert!(driver.wait().unwrap().success());
-    assert!(fs::symlink_metadata(&rig.socket).unwrap().file_type().is_socket());
+    assert!(
+        fs::symlink_metadata(&rig.socket)
+            .unwrap()
+            .file_type()
+            .is_socket()
+    );
 }
 
 #[test]
@@ -189,7 +239,8 @@ fn what_was_cut_short_is_finished_or_taken_back() {
     rig.create("w", json!({}));
     rig.mount("w", "a");
     rig.kill();
-    // A removal that had begun, trees without a record, one that was being made, and one that was being deleted.
+    // A removal that had begun, trees without a record, one that was being made, and one that was
+    // being deleted.
     let mut record = rig.record("v");
     record["removing"] = json!(true);
     fs::write(rig.record_path("v"), record.to_string()).unwrap();
@@ -198,15 +249,37 @@ fn what_was_cut_short_is_finished_or_taken_back() {
     }
     fs::write(rig.record_path("damaged"), "{").unwrap();
     rig.serve(&[]);
-    wait_until("the removal is finished", SECONDS, || !rig.record_path("v").exists() && !rig.root.join("gone/z").exists());
-    wait_until("the rest too", SECONDS, || !rig.root.join("staging/y").exists() && !rig.root.join("volumes/v").exists());
-    assert!(rig.error("Get", &json!({"Name": "v"})).starts_with("no such volume"));
-    assert!(rig.error("Get", &json!({"Name": "damaged"})).contains("damaged.json"));
-    assert_eq!(rig.done("List", &json!({}))["Volumes"].as_array().map(Vec::len), Some(1), "one damaged record does not hide the others");
-    // Nobody was told that x is there: it is made anew. But nothing is deleted that may be somebody's.
+    wait_until("the removal is finished", SECONDS, || {
+        !rig.record_path("v").exists() && !rig.root.join("gone/z").exists()
+    });
+    wait_until("the rest too", SECONDS, || {
+        !rig.root.join("staging/y").exists() && !rig.root.join("volumes/v").exists()
+    });
+    assert!(
+        rig.error("Get", &json!({"Name": "v"}))
+            .starts_with("no such volume")
+    );
+    assert!(
+        rig.error("Get", &json!({"Name": "damaged"}))
+            .contains("damaged.json")
+    );
+    assert_eq!(
+        rig.done("List", &json!({}))["Volumes"]
+            .as_array()
+            .map(Vec::len),
+        Some(1),
+        "one damaged record does not hide the others"
+    );
+    // Nobody was told that x is there: it is made anew. But nothing is deleted that may be
+    // somebody's.
     rig.create("x", json!({}));
     assert!(!rig.mount("x", "a").join("d").exists());
-    let trash = fs::read_dir(rig.root.join("trash")).unwrap().next().expect("it was set aside").unwrap().path();
+    let trash = fs::read_dir(rig.root.join("trash"))
+        .unwrap()
+        .next()
+        .expect("it was set aside")
+        .unwrap()
+        .path();
     assert!(trash.join("tree/d").exists());
     rig.unmount("x", "a");
     rig.unmount("w", "a");
@@ -223,7 +296,10 @@ fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     // Podman waits for five seconds and no longer.
     let said = rig.error("Mount", &json!({"Name": "v", "ID": "a"}));
-    assert!(said.starts_with("the volume is still being mounted"), "{said}");
+    assert!(
+        said.starts_with("the volume is still being mounted"),
+        "{said}"
+    );
     assert!(!rig.is_mounted("v"));
     drop(lock);
     wait_until("it is mounted in the end", SECONDS, || rig.is_mounted("v"));
@@ -232,7 +308,8 @@ fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
     assert!(!rig.is_mounted("v"));
 }
 
-/// Makes, uses and removes volumes until the driver is gone; those that are there for certain, and the one of which it is not known.
+/// Makes, uses and removes volumes until the driver is gone; those that are there for certain, and
+/// the one of which it is not known.
 fn work_until_killed(rig: &Rig, round: usize) -> (Vec<String>, Option<String>) {
     let mut there = Vec::new();
     for number in 0.. {
@@ -246,8 +323,11 @@ fn work_until_killed(rig: &Rig, round: usize) -> (Vec<String>, Option<String>) {
         if done("Create", json!({"Name": name})).is_none() {
             return (there, unknown);
         }
-        let used = done("Mount", json!({"Name": name, "ID": "a"})).map(|value| value["Mountpoint"].as_str().expect("a path").to_owned());
-        let Some(point) = used else { return (there, unknown) };
+        let used = done("Mount", json!({"Name": name, "ID": "a"}))
+            .map(|value| value["Mountpoint"].as_str().expect("a path").to_owned());
+        let Some(point) = used else {
+            return (there, unknown);
+        };
         fs::write(format!("{point}/f"), &name).expect("what was acknowledged is mounted");
         there.push(name.clone());
         if done("Unmount", json!({"Name": name, "ID": "a"})).is_none() {
@@ -268,12 +348,20 @@ fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over()
     if unavailable() {
         return;
     }
-    let seed: u64 = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()));
+    let seed: u64 = std::env::var("CKPTFS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or_else(|| u64::from(std::process::id()));
     println!("CKPTFS_SEED={seed}");
     let mut rig = Rig::start();
     let (mut there, mut unknown) = (Vec::new(), Vec::new());
     for round in 0..5_usize {
-        let pause = Duration::from_millis(20 + seed.wrapping_mul(6_364_136_223_846_793_005).rotate_left(7 * round as u32) % 700);
+        let pause = Duration::from_millis(
+            20 + seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .rotate_left(7 * round as u32)
+                % 700,
+        );
         let rig_now = &rig;
         let (more, one) = std::thread::scope(|scope| {
             let work = scope.spawn(move || work_until_killed(rig_now, round));
@@ -305,6 +393,8 @@ fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over()
     rig.kill();
     rig.serve(&[]);
     for dir in ["volumes", "meta", "mnt", "images", "gone", "staging"] {
-        wait_until(&format!("{dir} is empty"), SECONDS, || fs::read_dir(rig.root.join(dir)).unwrap().next().is_none());
+        wait_until(&format!("{dir} is empty"), SECONDS, || {
+            fs::read_dir(rig.root.join(dir)).unwrap().next().is_none()
+        });
     }
 }

@@ -1,4 +1,5 @@
-//! What real engines send, byte by byte (docker.io 20.10.24, Docker 26.1.5, podman 4.3.1 and 5.4.2), and what they are answered.
+//! What real engines send, byte by byte (docker.io 20.10.24, Docker 26.1.5, podman 4.3.1 and
+//! 5.4.2), and what they are answered.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,10 +18,22 @@ struct Engine {
 }
 
 impl Engine {
-    fn connect(rig: &Rig, headers: &'static str, newline: &'static str, empty_list: bool) -> Engine {
+    fn connect(
+        rig: &Rig,
+        headers: &'static str,
+        newline: &'static str,
+        empty_list: bool,
+    ) -> Engine {
         let stream = UnixStream::connect(&rig.socket).expect("the driver listens");
-        stream.set_read_timeout(Some(Duration::from_secs(SECONDS))).expect("a timeout");
-        Engine { stream: BufReader::new(stream), headers, newline, empty_list }
+        stream
+            .set_read_timeout(Some(Duration::from_secs(SECONDS)))
+            .expect("a timeout");
+        Engine {
+            stream: BufReader::new(stream),
+            headers,
+            newline,
+            empty_list,
+        }
     }
 
     /// One call; the status line, the type, and the body as bytes.
@@ -30,20 +43,37 @@ impl Engine {
             ("VolumeDriver.List", _) if self.empty_list => String::new(),
             (_, body) => format!("{body}{}", self.newline),
         };
-        let request = format!("POST /{name} HTTP/1.1\r\n{}Content-Length: {}\r\n\r\n{body}", self.headers, body.len());
-        self.stream.get_mut().write_all(request.as_bytes()).expect("the driver reads");
+        let request = format!(
+            "POST /{name} HTTP/1.1\r\n{}Content-Length: {}\r\n\r\n{body}",
+            self.headers,
+            body.len()
+        );
+        self.stream
+            .get_mut()
+            .write_all(request.as_bytes())
+            .expect("the driver reads");
         let mut head = Vec::new();
         loop {
             let mut line = String::new();
-            self.stream.read_line(&mut line).expect("the driver answers");
+            self.stream
+                .read_line(&mut line)
+                .expect("the driver answers");
             assert!(line.ends_with("\r\n"), "{line:?}");
             if line == "\r\n" {
                 break;
             }
             head.push(line.trim_end().to_owned());
         }
-        let length = head.iter().find_map(|line| line.strip_prefix("Content-Length: ")).expect("a length").parse().expect("a number");
-        assert!(head.contains(&"Content-Type: application/vnd.docker.plugins.v1.1+json".to_owned()), "{head:?}");
+        let length = head
+            .iter()
+            .find_map(|line| line.strip_prefix("Content-Length: "))
+            .expect("a length")
+            .parse()
+            .expect("a number");
+        assert!(
+            head.contains(&"Content-Type: application/vnd.docker.plugins.v1.1+json".to_owned()),
+            "{head:?}"
+        );
         let mut body = vec![0; length];
         self.stream.read_exact(&mut body).expect("the whole body");
         (head[0].clone(), String::from_utf8(body).expect("text"))
@@ -56,30 +86,96 @@ fn life(rig: &Rig, engine: &mut Engine, no_options: &str) {
     let point = rig.point("vol1").display().to_string();
     let ok = "HTTP/1.1 200 OK";
     let named = "{\"Name\":\"vol1\"}";
-    assert_eq!(engine.call("Plugin.Activate", ""), (ok.into(), "{\"Implements\":[\"VolumeDriver\"]}\n".into()));
-    assert_eq!(engine.call("VolumeDriver.Capabilities", "{}"), (ok.into(), "{\"Capabilities\":{\"Scope\":\"local\"}}\n".into()));
+    assert_eq!(
+        engine.call("Plugin.Activate", ""),
+        (ok.into(), "{\"Implements\":[\"VolumeDriver\"]}\n".into())
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Capabilities", "{}"),
+        (
+            ok.into(),
+            "{\"Capabilities\":{\"Scope\":\"local\"}}\n".into()
+        )
+    );
     let (status, body) = engine.call("VolumeDriver.Get", named);
-    assert!(status == "HTTP/1.1 500 Internal Server Error" && body.starts_with("{\"Err\":\"no such volume: vol1"), "{status} {body}");
-    assert_eq!(engine.call("VolumeDriver.List", "{}"), (ok.into(), "{\"Err\":\"\",\"Volumes\":[]}\n".into()));
-    assert_eq!(engine.call("VolumeDriver.Create", no_options), (ok.into(), "{\"Err\":\"\"}\n".into()));
+    assert!(
+        status == "HTTP/1.1 500 Internal Server Error"
+            && body.starts_with("{\"Err\":\"no such volume: vol1"),
+        "{status} {body}"
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.List", "{}"),
+        (ok.into(), "{\"Err\":\"\",\"Volumes\":[]}\n".into())
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Create", no_options),
+        (ok.into(), "{\"Err\":\"\"}\n".into())
+    );
     let (status, body) = engine.call("VolumeDriver.Get", named);
     let told: Value = serde_json::from_str(&body).expect("JSON");
-    assert_eq!((status.as_str(), told["Volume"]["Name"].as_str(), told["Volume"]["Mountpoint"].as_str()), (ok, Some("vol1"), Some("")));
-    let created = told["Volume"]["CreatedAt"].as_str().expect("docker drops a volume whose time it cannot read");
-    assert!(created.len() == 20 && created.ends_with('Z') && created.as_bytes()[10] == b'T', "RFC 3339: {created}");
+    assert_eq!(
+        (
+            status.as_str(),
+            told["Volume"]["Name"].as_str(),
+            told["Volume"]["Mountpoint"].as_str()
+        ),
+        (ok, Some("vol1"), Some(""))
+    );
+    let created = told["Volume"]["CreatedAt"]
+        .as_str()
+        .expect("docker drops a volume whose time it cannot read");
+    assert!(
+        created.len() == 20 && created.ends_with('Z') && created.as_bytes()[10] == b'T',
+        "RFC 3339: {created}"
+    );
     let mount = format!("{{\"Name\":\"vol1\",\"ID\":\"{id}\"}}");
-    assert_eq!(engine.call("VolumeDriver.Mount", &mount), (ok.into(), format!("{{\"Err\":\"\",\"Mountpoint\":\"{point}\"}}\n")));
-    assert_eq!(engine.call("VolumeDriver.Path", named), (ok.into(), format!("{{\"Err\":\"\",\"Mountpoint\":\"{point}\"}}\n")));
+    assert_eq!(
+        engine.call("VolumeDriver.Mount", &mount),
+        (
+            ok.into(),
+            format!("{{\"Err\":\"\",\"Mountpoint\":\"{point}\"}}\n")
+        )
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Path", named),
+        (
+            ok.into(),
+            format!("{{\"Err\":\"\",\"Mountpoint\":\"{point}\"}}\n")
+        )
+    );
     std::fs::write(rig.point("vol1").join("f"), "x").expect("it is mounted");
     let (_, body) = engine.call("VolumeDriver.List", "{}");
-    assert_eq!(body, format!("{{\"Err\":\"\",\"Volumes\":[{{\"CreatedAt\":\"{created}\",\"Mountpoint\":\"{point}\",\"Name\":\"vol1\"}}]}}\n"));
-    assert_eq!(engine.call("VolumeDriver.Unmount", &mount), (ok.into(), "{\"Err\":\"\"}\n".into()));
+    assert_eq!(
+        body,
+        format!(
+            "{{\"Err\":\"\",\"Volumes\":[{{\"CreatedAt\":\"{created}\",\"Mountpoint\":\"{point}\",\"Name\":\"vol1\"}}]}}\n"
+        )
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Unmount", &mount),
+        (ok.into(), "{\"Err\":\"\"}\n".into())
+    );
     assert!(!rig.is_mounted("vol1"));
-    assert_eq!(engine.call("VolumeDriver.Path", named).1, "{\"Err\":\"\",\"Mountpoint\":\"\"}\n");
-    assert_eq!(engine.call("VolumeDriver.Remove", named), (ok.into(), "{\"Err\":\"\"}\n".into()));
-    assert_eq!(engine.call("VolumeDriver.Remove", named).0, "HTTP/1.1 500 Internal Server Error");
-    assert_eq!(engine.call("VolumeDriver.Fly", named).0, "HTTP/1.1 404 Not Found");
-    assert_eq!(engine.call("VolumeDriver.Get", "{\"Name\":").0, "HTTP/1.1 500 Internal Server Error");
+    assert_eq!(
+        engine.call("VolumeDriver.Path", named).1,
+        "{\"Err\":\"\",\"Mountpoint\":\"\"}\n"
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Remove", named),
+        (ok.into(), "{\"Err\":\"\"}\n".into())
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Remove", named).0,
+        "HTTP/1.1 500 Internal Server Error"
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Fly", named).0,
+        "HTTP/1.1 404 Not Found"
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Get", "{\"Name\":").0,
+        "HTTP/1.1 500 Internal Server Error"
+    );
 }
 
 #[test]
@@ -90,9 +186,17 @@ fn docker_s_calls_are_answered_as_docker_expects() {
     let rig = Rig::start();
     let old = "Host: \r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/vnd.docker.plugins.v1.2+json\r\n";
     // Of `run -v new:/d --volume-driver ckptfs`.
-    life(&rig, &mut Engine::connect(&rig, old, "\n", false), "{\"Name\":\"vol1\",\"Opts\":null}");
+    life(
+        &rig,
+        &mut Engine::connect(&rig, old, "\n", false),
+        "{\"Name\":\"vol1\",\"Opts\":null}",
+    );
     let new = "Host: plugin.moby.localhost\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/vnd.docker.plugins.v1.2+json\r\n";
-    life(&rig, &mut Engine::connect(&rig, new, "\n", false), "{\"Name\":\"vol1\",\"Opts\":{}}");
+    life(
+        &rig,
+        &mut Engine::connect(&rig, new, "\n", false),
+        "{\"Name\":\"vol1\",\"Opts\":{}}",
+    );
 }
 
 #[test]
@@ -102,5 +206,9 @@ fn podman_s_calls_are_answered_as_podman_expects() {
     }
     let rig = Rig::start();
     let headers = "Host: plugin\r\nContent-Type: application/vnd.docker.plugins.v1.1+json\r\n";
-    life(&rig, &mut Engine::connect(&rig, headers, "", true), "{\"Name\":\"vol1\"}");
+    life(
+        &rig,
+        &mut Engine::connect(&rig, headers, "", true),
+        "{\"Name\":\"vol1\"}",
+    );
 }

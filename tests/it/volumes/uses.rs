@@ -47,7 +47,10 @@ fn removal_goes_by_what_is_mounted_and_not_by_what_is_recorded() {
     container.end();
     rig.done("Remove", &json!({"Name": "v"}));
     assert!(!rig.is_mounted("v") && !rig.record_path("v").exists());
-    assert!(rig.error("Mount", &json!({"Name": "v", "ID": "a"})).starts_with("no such volume"));
+    assert!(
+        rig.error("Mount", &json!({"Name": "v", "ID": "a"}))
+            .starts_with("no such volume")
+    );
 }
 
 #[test]
@@ -80,12 +83,19 @@ fn a_past_state_is_mounted_read_only_beside_the_volume() {
     fs::write(point.join("f"), "new").unwrap();
     // The same id for both: Podman has one for everything.
     for name in ["v@1", "v@good"] {
-        assert_eq!(rig.done("Get", &json!({"Name": name}))["Volume"]["Name"], name);
+        assert_eq!(
+            rig.done("Get", &json!({"Name": name}))["Volume"]["Name"],
+            name
+        );
         rig.done("Create", &json!({"Name": name, "Opts": {}}));
         let view = rig.mount(name, "a");
         assert_eq!(fs::read(view.join("f")).unwrap(), b"old");
         for path in ["f", "g"] {
-            assert_eq!(fs::write(view.join(path), "x").unwrap_err().raw_os_error(), Some(30), "EROFS, for :ro is never told to a plugin");
+            assert_eq!(
+                fs::write(view.join(path), "x").unwrap_err().raw_os_error(),
+                Some(30),
+                "EROFS, for :ro is never told to a plugin"
+            );
         }
     }
     rig.unmount("v", "a");
@@ -96,12 +106,27 @@ fn a_past_state_is_mounted_read_only_beside_the_volume() {
     let view = rig.mount("v@1", "b");
     assert_eq!(fs::read(view.join("f")).unwrap(), b"old");
     rig.unmount("v@1", "b");
-    for (call, name) in [("Get", "v@2"), ("Mount", "v@2"), ("Create", "v@nothing"), ("Get", "w@1")] {
+    for (call, name) in [
+        ("Get", "v@2"),
+        ("Mount", "v@2"),
+        ("Create", "v@nothing"),
+        ("Get", "w@1"),
+    ] {
         rig.error(call, &json!({"Name": name, "ID": "c", "Opts": null}));
     }
-    assert!(!rig.is_mounted("v") && rig.record("v")["mounts"].as_array().is_some_and(Vec::is_empty), "a mount that failed is no use");
+    assert!(
+        !rig.is_mounted("v")
+            && rig.record("v")["mounts"]
+                .as_array()
+                .is_some_and(Vec::is_empty),
+        "a mount that failed is no use"
+    );
     rig.done("Remove", &json!({"Name": "v@1"}));
-    assert_eq!(rig.status("v")["checkpoints_kept"], 1, "an engine forgets its name for a past state, and no checkpoint");
+    assert_eq!(
+        rig.status("v")["checkpoints_kept"],
+        1,
+        "an engine forgets its name for a past state, and no checkpoint"
+    );
 }
 
 #[test]
@@ -125,7 +150,10 @@ fn ten_at_once() {
         }
     });
     assert_eq!(fs::read_dir(rig.point("shared")).unwrap().count(), 10);
-    assert_eq!(rig.record("shared")["mounts"].as_array().map(Vec::len), Some(10));
+    assert_eq!(
+        rig.record("shared")["mounts"].as_array().map(Vec::len),
+        Some(10)
+    );
     std::thread::scope(|scope| {
         for id in &ids {
             let rig = &rig;
@@ -136,7 +164,12 @@ fn ten_at_once() {
         }
     });
     assert!(!rig.is_mounted("shared"));
-    assert_eq!(rig.done("List", &json!({}))["Volumes"].as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        rig.done("List", &json!({}))["Volumes"]
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
 }
 
 #[test]
@@ -147,14 +180,33 @@ fn a_new_volume_is_empty_and_anybody_can_use_it() {
     let rig = Rig::start();
     rig.create("v", json!({"mode": "0777"}));
     let point = rig.mount("v", "a");
-    // Docker copies an image's files into a volume whose root directory is empty: not even our own names may be there.
+    // Docker copies an image's files into a volume whose root directory is empty: not even our own
+    // names may be there.
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
     let write = format!("echo mine >{}/f", point.display());
-    let mut other = tool("setpriv", &["--reuid=1000", "--regid=1000", "--clear-groups", "sh", "-c", &write]);
+    let mut other = tool(
+        "setpriv",
+        &[
+            "--reuid=1000",
+            "--regid=1000",
+            "--clear-groups",
+            "sh",
+            "-c",
+            &write,
+        ],
+    );
     assert!(run_limited(&mut other, SECONDS).status.success());
     assert_eq!(fs::metadata(point.join("f")).unwrap().uid(), 1000);
-    let mut root = tool("setpriv", &["--reuid=1000", "--regid=1000", "--clear-groups", "ls"]);
-    assert!(!run_limited(root.arg(rig.root.join("volumes")), SECONDS).status.success(), "but nobody gets at it past the mount");
+    let mut root = tool(
+        "setpriv",
+        &["--reuid=1000", "--regid=1000", "--clear-groups", "ls"],
+    );
+    assert!(
+        !run_limited(root.arg(rig.root.join("volumes")), SECONDS)
+            .status
+            .success(),
+        "but nobody gets at it past the mount"
+    );
     rig.unmount("v", "a");
 }
 
@@ -166,7 +218,8 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     let rig = Rig::start();
     rig.create("v", json!({}));
     let point = rig.mount("v", "a");
-    // A namespace copied from ours, and a container with the whole host below a directory, as monitoring has it.
+    // A namespace copied from ours, and a container with the whole host below a directory, as
+    // monitoring has it.
     let mut copy = Held::start("read -r _", rig.disk());
     let with_host = "mkdir \"$1/own\" && mount --bind \"$1/own\" \"$1/own\" && cd \"$1/own\" && mkdir host && mount --rbind / host \
                      && for dir in usr bin lib lib64; do ln -s host/$dir $dir; done && exec chroot . /bin/sh -c 'read -r _'";
@@ -181,8 +234,12 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     fs::write(rig.mount("v", "b").join("f"), "x").unwrap();
     rig.unmount("v", "b");
     rig.done("Remove", &json!({"Name": "v"}));
-    assert!(copy.lives() && host.lives(), "they have kept what there was of it the whole time");
-    // A container in which a directory that is served in place is at the same place is one that uses it.
+    assert!(
+        copy.lives() && host.lives(),
+        "they have kept what there was of it the whole time"
+    );
+    // A container in which a directory that is served in place is at the same place is one that
+    // uses it.
     let source = rig.disk().join("source");
     fs::create_dir(&source).unwrap();
     rig.create("s", json!({"source": source}));
@@ -199,7 +256,8 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     rig.done("Remove", &json!({"Name": "s"}));
 }
 
-/// An engine that is killed gives nothing back: the next container of an ephemeral volume found what the last one had written.
+/// An engine that is killed gives nothing back: the next container of an ephemeral volume found
+/// what the last one had written.
 #[test]
 fn an_ephemeral_volume_is_fresh_after_its_engine_was_killed() {
     if unavailable() {
@@ -215,14 +273,21 @@ fn an_ephemeral_volume_is_fresh_after_its_engine_was_killed() {
     fs::write(point.join("f"), "dirty").unwrap();
     // As long as the container runs, which outlives its engine, it has what it has.
     let container = Container::start(&point);
-    assert_eq!(fs::read(rig.mount("trial", "beside").join("f")).unwrap(), b"dirty");
+    assert_eq!(
+        fs::read(rig.mount("trial", "beside").join("f")).unwrap(),
+        b"dirty"
+    );
     rig.unmount("trial", "beside");
     container.end();
     // The engine asks again under another id, or under the same: it has restarted the container.
     for id in ["another", "killed"] {
         rig.mount_for_the_dead("trial", "killed");
         fs::write(point.join("f"), "dirty").unwrap();
-        assert_eq!(fs::read(rig.mount("trial", id).join("f")).unwrap(), b"base", "{id}");
+        assert_eq!(
+            fs::read(rig.mount("trial", id).join("f")).unwrap(),
+            b"base",
+            "{id}"
+        );
         rig.unmount("trial", id);
         assert!(!rig.is_mounted("trial"), "nobody else uses it");
     }
@@ -242,16 +307,29 @@ fn a_past_state_in_use_is_pinned() {
     }
     rig.ok(&["--volume", "v", "pin", "2", "-r", "mine"]);
     let pinned = || -> Vec<Value> {
-        let log: Value = serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
-        log.as_array().unwrap_or_else(|| panic!("{log}")).iter().rev().map(|one| one["pinned"].clone()).collect()
+        let log: Value =
+            serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
+        log.as_array()
+            .unwrap_or_else(|| panic!("{log}"))
+            .iter()
+            .rev()
+            .map(|one| one["pinned"].clone())
+            .collect()
     };
     for (state, id) in [("v@1", "b"), ("v@1", "c"), ("v@2", "b")] {
         assert_eq!(fs::read(rig.mount(state, id).join("f")).unwrap(), b"old");
     }
     assert_eq!(pinned(), [json!("in use as a volume"), json!("mine")]);
-    assert!(rig.refused(&["--volume", "v", "delete", "1"]).contains("in use as a volume"));
+    assert!(
+        rig.refused(&["--volume", "v", "delete", "1"])
+            .contains("in use as a volume")
+    );
     rig.unmount("v@1", "b");
-    assert!(rig.refused(&["--volume", "v", "delete", "1"]).contains("in use as a volume"), "c uses it");
+    assert!(
+        rig.refused(&["--volume", "v", "delete", "1"])
+            .contains("in use as a volume"),
+        "c uses it"
+    );
     rig.unmount("v@1", "c");
     rig.unmount("v@2", "b");
     assert_eq!(pinned(), [Value::Null, json!("mine")]);
@@ -259,7 +337,8 @@ fn a_past_state_in_use_is_pinned() {
     rig.unmount("v", "a");
 }
 
-/// Anybody can mount a FUSE filesystem in a namespace of their own, and call it by the name of a volume's: then nobody could unmount or remove that volume.
+/// Anybody can mount a FUSE filesystem in a namespace of their own, and call it by the name of a
+/// volume's: then nobody could unmount or remove that volume.
 #[test]
 fn a_mount_that_only_says_it_is_of_a_volume_is_no_use_of_it() {
     if unavailable() {
@@ -269,21 +348,37 @@ fn a_mount_that_only_says_it_is_of_a_volume_is_no_use_of_it() {
     rig.create("v", json!({}));
     let point = rig.mount("v", "a");
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let line = table.lines().find(|line| line.split(' ').nth(4) == point.to_str()).expect("it is mounted");
-    let source = line.split(" - ").nth(1).and_then(|rest| rest.split(' ').nth(1)).expect("a source").replace("\\043", "#");
+    let line = table
+        .lines()
+        .find(|line| line.split(' ').nth(4) == point.to_str())
+        .expect("it is mounted");
+    let source = line
+        .split(" - ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').nth(1))
+        .expect("a source")
+        .replace("\\043", "#");
     assert!(source.starts_with("ckptfs#"), "{line}");
     let forge = |user: u32, at: &str| {
         let options = format!("fd=9,rootmode=40000,user_id={user},group_id={user}");
-        format!("mkdir {at} && exec 9<>/dev/fuse && mount -i -n -t fuse.ckptfs -o {options} '{source}' {at} && read -r _")
+        format!(
+            "mkdir {at} && exec 9<>/dev/fuse && mount -i -n -t fuse.ckptfs -o {options} '{source}' {at} && read -r _"
+        )
     };
     let mut other = Held::start(&forge(65_534, "\"$1/one\""), rig.disk());
     // In a user namespace of one's own one is root, and its table says so.
-    let as_root = format!("export AT=\"$1/two\"; exec unshare --user --map-root-user --mount bash -c '{}'", forge(0, "$AT").replace('\'', ""));
+    let as_root = format!(
+        "export AT=\"$1/two\"; exec unshare --user --map-root-user --mount bash -c '{}'",
+        forge(0, "$AT").replace('\'', "")
+    );
     let mut root = Held::start(&as_root, rig.disk());
     other.sees(&rig.disk().join("one"));
     root.sees(&rig.disk().join("two"));
     rig.unmount("v", "a");
-    assert!(!rig.is_mounted("v"), "it was kept for a mount that only says that it is one of the volume");
+    assert!(
+        !rig.is_mounted("v"),
+        "it was kept for a mount that only says that it is one of the volume"
+    );
     rig.mount("v", "b");
     rig.done("Remove", &json!({"Name": "v"}));
     assert!(other.lives() && root.lives());

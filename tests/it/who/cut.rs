@@ -7,7 +7,9 @@ use crate::common::{Variant, for_each_variant};
 for_each_variant! { reflink => what_was_open_for_writing_is_in_the_record }
 
 fn what_was_open_for_writing_is_in_the_record(v: Variant) {
-    let mut stage = Stage::start(v, |dir| drop(sh(dir, "mkdir d; echo a > d/a; echo b > b; echo c > c")));
+    let mut stage = Stage::start(v, |dir| {
+        drop(sh(dir, "mkdir d; echo a > d/a; echo b > b; echo c > c"))
+    });
     let mut alice = stage.begins("alice");
     alice.does("open($h{a}, '>>', 'd/a') or die; open($h{c}, '<', 'c') or die; open($h{n}, '>', 'new') or die");
     stage.does("bob", "add('b', 1)");
@@ -21,10 +23,24 @@ fn what_was_open_for_writing_is_in_the_record(v: Variant) {
             .as_array()
             .expect("files")
             .iter()
-            .map(|one| (one["path"].as_str().expect("a path").to_owned(), one["by"]["pid"].as_u64().expect("a number")))
+            .map(|one| {
+                (
+                    one["path"].as_str().expect("a path").to_owned(),
+                    one["by"]["pid"].as_u64().expect("a number"),
+                )
+            })
             .collect();
-        assert_eq!(list, [("d/a".to_owned(), u64::from(pid)), ("new".to_owned(), u64::from(pid))]);
-        assert_eq!((&open["files"][0]["by"]["name"], &open["more"]), (&"alice".into(), &0.into()));
+        assert_eq!(
+            list,
+            [
+                ("d/a".to_owned(), u64::from(pid)),
+                ("new".to_owned(), u64::from(pid))
+            ]
+        );
+        assert_eq!(
+            (&open["files"][0]["by"]["name"], &open["more"]),
+            (&"alice".into(), &0.into())
+        );
         assert!(stage.rig.mount.json(&["show", &second])["open_at_cut"].is_null());
     };
     check(&stage);
@@ -37,6 +53,9 @@ fn what_was_open_for_writing_is_in_the_record(v: Variant) {
     many.does("for (1 .. 80) { open($h{$_}, '>', \"f$_\") or die }");
     let id = stage.rig.mount.checkpoint().to_string();
     let open = stage.rig.mount.json(&["show", &id])["open_at_cut"].clone();
-    assert_eq!((open["files"].as_array().map(Vec::len), &open["more"]), (Some(64), &16.into()));
+    assert_eq!(
+        (open["files"].as_array().map(Vec::len), &open["more"]),
+        (Some(64), &16.into())
+    );
     drop(many);
 }

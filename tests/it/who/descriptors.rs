@@ -47,9 +47,14 @@ fn opened_and_left_alone_is_not_written(v: Variant) {
 fn a_descriptor_that_was_handed_on(v: Variant) {
     let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a")));
     stage.rig.mount.checkpoint();
-    let file = OpenOptions::new().append(true).open(stage.path("a")).expect("a file");
+    let file = OpenOptions::new()
+        .append(true)
+        .open(stage.path("a"))
+        .expect("a file");
     let mut command = stage.program("bob");
-    command.args(["-e", "print 'by bob'"]).stdout(file.try_clone().expect("a descriptor"));
+    command
+        .args(["-e", "print 'by bob'"])
+        .stdout(file.try_clone().expect("a descriptor"));
     assert!(command.status().expect("perl runs").success());
     drop(file);
     let names = &stage.told()["a"];
@@ -59,13 +64,28 @@ fn a_descriptor_that_was_handed_on(v: Variant) {
 }
 
 fn a_mapping_that_outlives_its_descriptor(v: Variant) {
-    let stage = Stage::start(v, |dir| drop(sh(dir, "head -c 8192 /dev/zero > m; echo b > b")));
+    let stage = Stage::start(v, |dir| {
+        drop(sh(dir, "head -c 8192 /dev/zero > m; echo b > b"))
+    });
     stage.rig.mount.checkpoint();
-    let file = OpenOptions::new().read(true).write(true).open(stage.path("m")).expect("a file");
-    // SAFETY: the kernel chooses the address; the mapping is not used after it is taken away below, and nobody cuts the file.
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(stage.path("m"))
+        .expect("a file");
+    // SAFETY: the kernel chooses the address; the mapping is not used after it is taken away below,
+    // and nobody cuts the file.
     let at = unsafe {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
-        mmap(std::ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0).expect("a mapping")
+        mmap(
+            std::ptr::null_mut(),
+            8192,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &file,
+            0,
+        )
+        .expect("a mapping")
     };
     drop(file);
     // SAFETY: within the mapping.
@@ -84,18 +104,27 @@ fn a_mapping_that_outlives_its_descriptor(v: Variant) {
     // SAFETY: exactly the mapping, which nothing refers to.
     unsafe { rustix::mm::munmap(at, 8192) }.expect("a mapping");
     assert_eq!((before, after), (expected.clone(), expected));
-    assert_eq!((&open["files"][0]["path"], &open["files"][0]["by"]["pid"]), (&"m".into(), &std::process::id().into()), "{open}");
+    assert_eq!(
+        (&open["files"][0]["path"], &open["files"][0]["by"]["pid"]),
+        (&"m".into(), &std::process::id().into()),
+        "{open}"
+    );
 }
 
 fn a_file_held_open_over_a_checkpoint(v: Variant) {
     let stage = Stage::start(v, |dir| drop(sh(dir, "echo log > log; echo quiet > quiet")));
     let mut alice = stage.begins("alice");
-    alice.does("open($h{l}, '>>', 'log') or die; open($h{q}, '>>', 'quiet') or die; $h{l}->autoflush(1)");
+    alice.does(
+        "open($h{l}, '>>', 'log') or die; open($h{q}, '>>', 'quiet') or die; $h{l}->autoflush(1)",
+    );
     stage.rig.mount.checkpoint();
     alice.does("print { $h{l} } \"one\\n\"; 1");
     assert_eq!(stage.told(), told(&[("log", &["alice"])]));
     stage.rig.mount.checkpoint();
-    let mut late = OpenOptions::new().append(true).open(stage.path("quiet")).expect("a file");
+    let mut late = OpenOptions::new()
+        .append(true)
+        .open(stage.path("quiet"))
+        .expect("a file");
     late.write_all(b"not alice").expect("write");
     drop(late);
     alice.does("print { $h{l} } \"two\\n\"; 1");
@@ -104,7 +133,8 @@ fn a_file_held_open_over_a_checkpoint(v: Variant) {
     assert_eq!(stage.told()["log"], told(&[("log", &["alice"])])["log"]);
 }
 
-/// The worker that takes over knows whose the open files are: they are told at the next checkpoint, and written to in the next epoch.
+/// The worker that takes over knows whose the open files are: they are told at the next checkpoint,
+/// and written to in the next epoch.
 fn a_file_held_open_over_a_takeover(v: Variant) {
     let mut stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
     stage.rig.mount.checkpoint();
@@ -113,7 +143,14 @@ fn a_file_held_open_over_a_takeover(v: Variant) {
     stage.rig.mount.replace_worker();
     let id = stage.rig.mount.checkpoint().to_string();
     let open = stage.rig.mount.json(&["show", &id])["open_at_cut"].clone();
-    assert_eq!((&open["files"][0]["path"], &open["files"][0]["by"]["name"], &open["more"]), (&"a".into(), &"alice".into(), &0.into()));
+    assert_eq!(
+        (
+            &open["files"][0]["path"],
+            &open["files"][0]["by"]["name"],
+            &open["more"]
+        ),
+        (&"a".into(), &"alice".into(), &0.into())
+    );
     alice.does("print { $h{a} } \"one\\n\"; 1");
     stage.does("bob", "add('b', 1)");
     assert_eq!(stage.told(), told(&[("a", &["alice"]), ("b", &["bob"])]));

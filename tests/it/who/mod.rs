@@ -1,4 +1,5 @@
-//! Who did it: which process changed what, the restore of one writer's changes, and what was open for writing at a checkpoint.
+//! Who did it: which process changed what, the restore of one writer's changes, and what was open
+//! for writing at a checkpoint.
 
 mod cut;
 mod descriptors;

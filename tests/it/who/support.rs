@@ -17,7 +17,8 @@ use crate::common::{Rig, Variant, run_limited, scratch, tool};
 /// Seconds for what a writer does.
 pub const SECONDS: u64 = 60;
 
-/// A mounted tree, and programs called `alice`, `bob` and so on, each of which is a Perl: what a script does it does in one process.
+/// A mounted tree, and programs called `alice`, `bob` and so on, each of which is a Perl: what a
+/// script does it does in one process.
 pub struct Stage {
     // In the order in which they must be dropped.
     pub rig: Rig,
@@ -25,32 +26,60 @@ pub struct Stage {
     _numbers: Numbers,
 }
 
-/// Process numbers are the whole machine's: a test that has one given away again has no other beside it, whose processes would get used ones too.
+/// Process numbers are the whole machine's: a test that has one given away again has no other
+/// beside it, whose processes would get used ones too.
 static NUMBERS: RwLock<()> = RwLock::new(());
 
 enum Numbers {
-    AsTheyCome { _guard: RwLockReadGuard<'static, ()> },
-    Chosen { _guard: RwLockWriteGuard<'static, ()> },
+    AsTheyCome {
+        _guard: RwLockReadGuard<'static, ()>,
+    },
+    Chosen {
+        _guard: RwLockWriteGuard<'static, ()>,
+    },
 }
 
-/// Path -> names of those who changed it; "others" where there were too many, nobody where that is not known.
+/// Path -> names of those who changed it; "others" where there were too many, nobody where that is
+/// not known.
 pub type Told = BTreeMap<String, BTreeSet<String>>;
 
 pub fn told(of: &[(&str, &[&str])]) -> Told {
-    of.iter().map(|(path, names)| ((*path).to_owned(), names.iter().map(|name| (*name).to_owned()).collect())).collect()
+    of.iter()
+        .map(|(path, names)| {
+            (
+                (*path).to_owned(),
+                names.iter().map(|name| (*name).to_owned()).collect(),
+            )
+        })
+        .collect()
 }
 
 /// `status --by process --json` and the like.
 pub fn as_told(all: &Value) -> Told {
-    let name = |at: &Value| all["processes"][at.as_u64().expect("a place") as usize]["name"].as_str().expect("a name").to_owned();
+    let name = |at: &Value| {
+        all["processes"][at.as_u64().expect("a place") as usize]["name"]
+            .as_str()
+            .expect("a name")
+            .to_owned()
+    };
     let one = |change: &Value| {
-        let mut names: BTreeSet<String> = change["by"].as_array().expect("a list").iter().map(name).collect();
+        let mut names: BTreeSet<String> = change["by"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(name)
+            .collect();
         if change["others"] == true {
             names.insert("others".to_owned());
         }
         (change["path"].as_str().expect("a path").to_owned(), names)
     };
-    all["changes"].as_array().expect("changes").iter().map(one).collect()
+    all["changes"]
+        .as_array()
+        .expect("changes")
+        .iter()
+        .map(one)
+        .collect()
 }
 
 impl Stage {
@@ -59,13 +88,25 @@ impl Stage {
     }
 
     pub fn of(rig: Rig) -> Stage {
-        Stage { rig, bin: scratch(), _numbers: Numbers::AsTheyCome { _guard: NUMBERS.read().unwrap_or_else(PoisonError::into_inner) } }
+        Stage {
+            rig,
+            bin: scratch(),
+            _numbers: Numbers::AsTheyCome {
+                _guard: NUMBERS.read().unwrap_or_else(PoisonError::into_inner),
+            },
+        }
     }
 
     /// As [`Stage::start`], with no other stage beside it: for a test that chooses process numbers.
     pub fn start_alone(variant: Variant, fill: impl FnOnce(&Path)) -> Stage {
-        let numbers = Numbers::Chosen { _guard: NUMBERS.write().unwrap_or_else(PoisonError::into_inner) };
-        Stage { rig: variant.start_with(crate::common::MountOpts::new(variant.io), fill), bin: scratch(), _numbers: numbers }
+        let numbers = Numbers::Chosen {
+            _guard: NUMBERS.write().unwrap_or_else(PoisonError::into_inner),
+        };
+        Stage {
+            rig: variant.start_with(crate::common::MountOpts::new(variant.io), fill),
+            bin: scratch(),
+            _numbers: numbers,
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -87,7 +128,11 @@ impl Stage {
             symlink("/usr/bin/perl", &link).expect("a link");
         }
         let mut command = Command::new(link);
-        command.current_dir(self.rig.path()).env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
+        command
+            .current_dir(self.rig.path())
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .stdin(Stdio::null());
         command
     }
 
@@ -97,21 +142,43 @@ impl Stage {
         let mut command = self.program(name);
         command.args(["-we", &format!("use strict; use Fcntl; {PUT} {script}")]);
         let output = run_limited(&mut command, SECONDS);
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{name}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 
-    /// A process of this name that goes on; it reads scripts line by line, and answers each with a line.
+    /// A process of this name that goes on; it reads scripts line by line, and answers each with a
+    /// line.
     pub fn begins(&self, name: &str) -> Actor {
         let mut command = self.program(name);
-        let script = format!("use strict; use Fcntl; our ($h, %h); {PUT} $| = 1; while (<STDIN>) {{ eval $_; print $@ || \"done\\n\"; }}");
-        let mut child = command.args(["-we", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("perl starts");
-        let (stdin, stdout) = (child.stdin.take().expect("stdin"), BufReader::new(child.stdout.take().expect("stdout")));
-        Actor { child, stdin: Some(stdin), stdout }
+        let script = format!(
+            "use strict; use Fcntl; our ($h, %h); {PUT} $| = 1; while (<STDIN>) {{ eval $_; print $@ || \"done\\n\"; }}"
+        );
+        let mut child = command
+            .args(["-we", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("perl starts");
+        let (stdin, stdout) = (
+            child.stdin.take().expect("stdin"),
+            BufReader::new(child.stdout.take().expect("stdout")),
+        );
+        Actor {
+            child,
+            stdin: Some(stdin),
+            stdout,
+        }
     }
 
-    /// Waits until the daemon has heard of every close, which the kernel tells later, and has looked at the files after it.
+    /// Waits until the daemon has heard of every close, which the kernel tells later, and has
+    /// looked at the files after it.
     pub fn all_is_closed(&self) {
-        wait_until("every file is closed", SECONDS, || self.rig.mount.json(&["stats"])["open_files"] == 0);
+        wait_until("every file is closed", SECONDS, || {
+            self.rig.mount.json(&["stats"])["open_files"] == 0
+        });
         self.rig.mount.status_json();
     }
 
@@ -125,16 +192,51 @@ impl Stage {
         // Nobody is to take over.
         self.rig.mount.kill_holder();
         let pid = self.rig.mount.pid().to_string();
-        let (trace, inject) = (format!("trace={calls}"), format!("inject={calls}:signal=SIGKILL:when={nth}"));
+        let (trace, inject) = (
+            format!("trace={calls}"),
+            format!("inject={calls}:signal=SIGKILL:when={nth}"),
+        );
         let log = self.bin.path().join("strace.log");
-        let mut command = tool("strace", &["-f", "-q", "-o", log.to_str().expect("a path"), "-e", &trace, "-e", &inject, "-p", &pid]);
-        let mut strace = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("strace starts");
+        let mut command = tool(
+            "strace",
+            &[
+                "-f",
+                "-q",
+                "-o",
+                log.to_str().expect("a path"),
+                "-e",
+                &trace,
+                "-e",
+                &inject,
+                "-p",
+                &pid,
+            ],
+        );
+        let mut strace = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("strace starts");
         let traced = || {
-            let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-            let of = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
-            tasks.map(of).all(|status| status.lines().any(|line| line.strip_prefix("TracerPid:\t").is_some_and(|tracer| tracer != "0")))
+            let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+                .into_iter()
+                .flatten()
+                .flatten();
+            let of = |task: fs::DirEntry| {
+                fs::read_to_string(task.path().join("status")).unwrap_or_default()
+            };
+            tasks.map(of).all(|status| {
+                status.lines().any(|line| {
+                    line.strip_prefix("TracerPid:\t")
+                        .is_some_and(|tracer| tracer != "0")
+                })
+            })
         };
-        wait_until("strace has hold of every thread of the daemon", SECONDS, traced);
+        wait_until(
+            "strace has hold of every thread of the daemon",
+            SECONDS,
+            traced,
+        );
         let _ = self.rig.mount.run(verb);
         // It may wait for ever where the daemon died while it looked on.
         let _ = strace.kill();
@@ -145,7 +247,9 @@ impl Stage {
 
     /// `restore --only-by`.
     pub fn take_back(&self, arguments: &[&str]) -> Value {
-        self.rig.mount.json(&[&["restore", "--only-by"], arguments].concat())
+        self.rig
+            .mount
+            .json(&[&["restore", "--only-by"], arguments].concat())
     }
 }
 
@@ -186,11 +290,27 @@ impl Drop for Actor {
 
 /// The paths of a list of changes, with the letter.
 pub fn letters(changes: &Value) -> Vec<String> {
-    let line = |change: &Value| format!("{} {}", change["change"].as_str().expect("a letter"), change["path"].as_str().expect("a path"));
-    changes.as_array().expect("changes").iter().map(line).collect()
+    let line = |change: &Value| {
+        format!(
+            "{} {}",
+            change["change"].as_str().expect("a letter"),
+            change["path"].as_str().expect("a path")
+        )
+    };
+    changes
+        .as_array()
+        .expect("changes")
+        .iter()
+        .map(line)
+        .collect()
 }
 
 /// The paths that a restore left because others changed them too.
 pub fn shared(restored: &Value) -> Vec<String> {
-    restored["shared"].as_array().expect("a list").iter().map(|one| one["path"].as_str().expect("a path").to_owned()).collect()
+    restored["shared"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["path"].as_str().expect("a path").to_owned())
+        .collect()
 }

@@ -1,4 +1,5 @@
-//! A Bloom filter: which keys are not in a run, told without reading it (Bloom, 1970; the two hashes are those of Kirsch and Mitzenmacher, 2006).
+//! A Bloom filter: which keys are not in a run, told without reading it (Bloom, 1970; the two
+//! hashes are those of Kirsch and Mitzenmacher, 2006).
 
 /// Bits for each key: with seven probes one look-up in a hundred is made in vain.
 const BITS_A_KEY: usize = 10;
@@ -11,7 +12,10 @@ pub struct Probe(u64, u64);
 impl Probe {
     pub fn of(key: &[u8]) -> Probe {
         let mut hash = [0; 16];
-        blake3::Hasher::new().update(key).finalize_xof().fill(&mut hash);
+        blake3::Hasher::new()
+            .update(key)
+            .finalize_xof()
+            .fill(&mut hash);
         let (one, two) = hash.split_at(8);
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         Probe(number(one), number(two) | 1)
@@ -48,7 +52,8 @@ impl Filter {
 
     /// `false`: the key was never added.
     pub fn may_have(&self, probe: Probe) -> bool {
-        places(probe, self.0.len()).all(|(byte, mask)| self.0.get(byte).is_none_or(|byte| byte & mask != 0))
+        places(probe, self.0.len())
+            .all(|(byte, mask)| self.0.get(byte).is_none_or(|byte| byte & mask != 0))
     }
 }
 

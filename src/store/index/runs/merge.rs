@@ -10,8 +10,16 @@ use crate::store::ids::Epoch;
 /// The newest neighbours of one level that are as many as are merged.
 pub fn due(runs: &[Listed]) -> Option<Range<usize>> {
     let mut end = runs.len();
-    while let Some(level) = end.checked_sub(1).and_then(|last| runs.get(last)).map(|listed| listed.level) {
-        let start = runs.iter().take(end).rposition(|listed| listed.level != level).map_or(0, |before| before + 1);
+    while let Some(level) = end
+        .checked_sub(1)
+        .and_then(|last| runs.get(last))
+        .map(|listed| listed.level)
+    {
+        let start = runs
+            .iter()
+            .take(end)
+            .rposition(|listed| listed.level != level)
+            .map_or(0, |before| before + 1);
         if end - start >= FAN {
             return Some(start..end);
         }
@@ -23,8 +31,8 @@ pub fn due(runs: &[Listed]) -> Option<Range<usize>> {
 /// A record: its key, its epoch, what it says.
 pub type Item<'a> = (&'a [u8], Epoch, &'a [u8]);
 
-/// The records of several runs, the oldest first, in the order of keys and epochs: of the same the oldest run's, but of places the newest's; and none that
-/// is struck.
+/// The records of several runs, the oldest first, in the order of keys and epochs: of the same the
+/// oldest run's, but of places the newest's; and none that is struck.
 pub struct Merged<'a> {
     struck: &'a Struck,
     /// Those that have a next entry, which they stand at.
@@ -42,12 +50,23 @@ impl<'a> Merged<'a> {
         let mut cursors = Vec::with_capacity(runs.len());
         for listed in runs {
             let mut cursor = Cursor::new(&listed.run, None);
-            let found = if from.is_empty() { cursor.next()? } else { cursor.seek(from, Epoch(0))? };
+            let found = if from.is_empty() {
+                cursor.next()?
+            } else {
+                cursor.seek(from, Epoch(0))?
+            };
             if found {
                 cursors.push((cursor, listed));
             }
         }
-        Ok(Merged { struck, cursors, key: Vec::new(), epoch: Epoch(0), value: Vec::new(), begun: false })
+        Ok(Merged {
+            struck,
+            cursors,
+            key: Vec::new(),
+            epoch: Epoch(0),
+            value: Vec::new(),
+            begun: false,
+        })
     }
 
     /// The record that was given last.
@@ -59,8 +78,11 @@ impl<'a> Merged<'a> {
     fn least(&self) -> Option<usize> {
         let mut least: Option<(usize, &Cursor<'_>)> = None;
         for (at, (cursor, _)) in self.cursors.iter().enumerate() {
-            let order = least.map(|(_, least)| (&cursor.key, cursor.epoch).cmp(&(&least.key, least.epoch)));
-            if order.is_none_or(|order| order.is_lt() || (order.is_eq() && keys::is_place(&cursor.key))) {
+            let order =
+                least.map(|(_, least)| (&cursor.key, cursor.epoch).cmp(&(&least.key, least.epoch)));
+            if order
+                .is_none_or(|order| order.is_lt() || (order.is_eq() && keys::is_place(&cursor.key)))
+            {
                 least = Some((at, cursor));
             }
         }
@@ -70,7 +92,12 @@ impl<'a> Merged<'a> {
     /// The next record.
     pub fn next(&mut self) -> StoreResult<Option<Item<'_>>> {
         loop {
-            let Some((at, (cursor, listed))) = self.least().and_then(|at| Some((at, self.cursors.get(at)?))) else { return Ok(None) };
+            let Some((at, (cursor, listed))) = self
+                .least()
+                .and_then(|at| Some((at, self.cursors.get(at)?)))
+            else {
+                return Ok(None);
+            };
             let known = self.begun && (&cursor.key, cursor.epoch) == (&self.key, self.epoch);
             let skip = known || is_struck(self.struck, listed, &cursor.key, cursor.epoch);
             if !skip {

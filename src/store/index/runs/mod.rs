@@ -1,14 +1,19 @@
-//! The undo records of closed epochs: sorted files that never change, the oldest first, and few of them. With them is what else has a key for each change:
-//! places that no undo record tells, and objects by what they hold.
+//! The undo records of closed epochs: sorted files that never change, the oldest first, and few of
+//! them. With them is what else has a key for each change: places that no undo record tells, and
+//! objects by what they hold.
 //!
-//! Whoever closes an epoch makes a run of its records; four neighbours of one level are merged into one of the next, so that a look-up asks few. What
-//! is listed is a run that is whole; the list is in the index's database, changed in one batch with the place up to which the journal is applied.
+//! Whoever closes an epoch makes a run of its records; four neighbours of one level are merged into
+//! one of the next, so that a look-up asks few. What is listed is a run that is whole; the list is
+//! in the index's database, changed in one batch with the place up to which the journal is applied.
 //!
 //! Invariants:
-//! - a run holds the first record of each key in each of its epochs; where two hold the same, the older one's counts. Of a place it is the last, and the newer one's;
-//! - a data record that was taken back later is struck: in the list, and for the runs that were there then. A merge leaves it out;
-//! - a file is synced before it is listed, and what it replaces is removed when the list was synced: after a power cut every one that is listed is there.
-//!   One that is not, or is not whole, is damage, and the index is made anew.
+//! - a run holds the first record of each key in each of its epochs; where two hold the same, the
+//!   older one's counts. Of a place it is the last, and the newer one's;
+//! - a data record that was taken back later is struck: in the list, and for the runs that were
+//!   there then. A merge leaves it out;
+//! - a file is synced before it is listed, and what it replaces is removed when the list was
+//!   synced: after a power cut every one that is listed is there. One that is not, or is not whole,
+//!   is damage, and the index is made anew.
 
 mod filter;
 mod merge;
@@ -50,7 +55,8 @@ const FAN: usize = 4;
 const PASSED_MAX: u32 = 4096;
 /// Entries of one name that are passed over before the next name is looked up instead.
 const SKIPS_MAX: u32 = 16;
-/// Bytes of files that were replaced, and removed when everything was synced next: with so many that is at once.
+/// Bytes of files that were replaced, and removed when everything was synced next: with so many
+/// that is at once.
 const REPLACED_BYTES_MAX: u64 = 16 << 20;
 
 /// A run as it is listed.
@@ -74,7 +80,11 @@ pub struct Line {
 
 impl Listed {
     pub fn line(&self) -> Line {
-        Line { from: self.from, number: self.run.number, level: self.level }
+        Line {
+            from: self.from,
+            number: self.run.number,
+            level: self.level,
+        }
     }
 }
 
@@ -88,21 +98,46 @@ struct List {
 }
 
 impl List {
-    /// What becomes of what is struck when these runs are merged: the one that is made has nothing of it, and begins where the oldest does.
-    fn clean(&self, due: Range<usize>, epochs: &RangeInclusive<Epoch>) -> Vec<((Epoch, Slot), Address, Option<Address>)> {
-        let place = |at: usize| self.runs.get(at).map_or(Address::START, |listed| listed.from);
+    /// What becomes of what is struck when these runs are merged: the one that is made has nothing
+    /// of it, and begins where the oldest does.
+    fn clean(
+        &self,
+        due: Range<usize>,
+        epochs: &RangeInclusive<Epoch>,
+    ) -> Vec<((Epoch, Slot), Address, Option<Address>)> {
+        let place = |at: usize| {
+            self.runs
+                .get(at)
+                .map_or(Address::START, |listed| listed.from)
+        };
         let (oldest, newest) = (place(due.start), place(due.end.saturating_sub(1)));
-        let others = || self.runs.iter().enumerate().filter(|(at, _)| !due.contains(at)).map(|(_, listed)| listed);
-        let needed = |epoch: Epoch, upto: Address| others().any(|listed| listed.run.covers(epoch) && listed.from < upto);
+        let others = || {
+            self.runs
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| !due.contains(at))
+                .map(|(_, listed)| listed)
+        };
+        let needed = |epoch: Epoch, upto: Address| {
+            others().any(|listed| listed.run.covers(epoch) && listed.from < upto)
+        };
         let mut clean = Vec::new();
-        for (key, upto) in self.struck.iter().filter(|((epoch, _), upto)| epochs.contains(epoch) && **upto > oldest) {
+        for (key, upto) in self
+            .struck
+            .iter()
+            .filter(|((epoch, _), upto)| epochs.contains(epoch) && **upto > oldest)
+        {
             if *upto > newest {
                 if !needed(key.0, *upto) {
                     clean.push((*key, *upto, None));
                 }
             } else {
                 // What came after is in these, and counts.
-                clean.push((*key, *upto, Some(oldest).filter(|oldest| needed(key.0, *oldest))));
+                clean.push((
+                    *key,
+                    *upto,
+                    Some(oldest).filter(|oldest| needed(key.0, *oldest)),
+                ));
             }
         }
         clean
@@ -112,7 +147,8 @@ impl List {
 /// Data records that were taken back, each for the runs that begin before the place.
 pub type Struck = BTreeMap<(Epoch, Slot), Address>;
 
-/// The open runs of an index. Shared by reference between threads; who changes the list is one at a time.
+/// The open runs of an index. Shared by reference between threads; who changes the list is one at a
+/// time.
 pub struct Runs {
     /// `None`: they are in memory.
     dir: Option<OwnedFd>,
@@ -129,7 +165,8 @@ pub struct Merge {
     due: Range<usize>,
     /// ... and what these are.
     pub old: Vec<Listed>,
-    /// What is struck in these, up to where; and what becomes of that: nothing, or it counts for runs that begin before another place alone.
+    /// What is struck in these, up to where; and what becomes of that: nothing, or it counts for
+    /// runs that begin before another place alone.
     pub clean: Vec<((Epoch, Slot), Address, Option<Address>)>,
 }
 
@@ -145,20 +182,40 @@ impl Runs {
 
     fn with(dir: Option<OwnedFd>) -> Runs {
         let cache = Cache::with_weighter(CACHE_BLOCKS, CACHE_BYTES, Weigh);
-        Runs { dir, list: RwLock::default(), cache, files: Mutex::new((1, Vec::new(), 0)) }
+        Runs {
+            dir,
+            list: RwLock::default(),
+            cache,
+            files: Mutex::new((1, Vec::new(), 0)),
+        }
     }
 
-    /// Opens those that are listed, in the order of their places, in a directory. Files that are not listed go, unless it is only to be `looked` at.
+    /// Opens those that are listed, in the order of their places, in a directory. Files that are
+    /// not listed go, unless it is only to be `looked` at.
     ///
     /// Errors: `Io`; `IndexDamaged`: one is not there or not whole.
     pub fn open(dir: OwnedFd, lines: &[Line], struck: Struck, looked: bool) -> StoreResult<Runs> {
-        let mut list = List { runs: Vec::with_capacity(lines.len()), struck };
-        for Line { from, number, level } in lines.iter().copied() {
+        let mut list = List {
+            runs: Vec::with_capacity(lines.len()),
+            struck,
+        };
+        for Line {
+            from,
+            number,
+            level,
+        } in lines.iter().copied()
+        {
             let file = match at::open_file(&dir, &number.to_string(), OFlags::RDONLY) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(StoreError::IndexDamaged),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(StoreError::IndexDamaged);
+                }
                 file => file.map_err(failed("open"))?,
             };
-            list.runs.push(Listed { run: Arc::new(Run::open(number, Bytes::File(file))?), from, level });
+            list.runs.push(Listed {
+                run: Arc::new(Run::open(number, Bytes::File(file))?),
+                from,
+                level,
+            });
         }
         let known: Vec<u64> = list.runs.iter().map(|listed| listed.run.number).collect();
         let runs = Runs::with(Some(dir));
@@ -174,7 +231,9 @@ impl Runs {
         let Some(dir) = &self.dir else { return Ok(()) };
         let mut next = known.iter().max().map_or(1, |last| last + 1);
         for name in at::names(dir).map_err(failed("list"))? {
-            let number = std::str::from_utf8(&name).ok().and_then(|name| name.parse::<u64>().ok());
+            let number = std::str::from_utf8(&name)
+                .ok()
+                .and_then(|name| name.parse::<u64>().ok());
             if number.is_none_or(|number| !known.contains(&number)) {
                 at::remove_tree(dir, &name).map_err(failed("remove an old file of"))?;
             }
@@ -187,7 +246,11 @@ impl Runs {
     /// Of those in memory, others that begin with the same.
     pub fn copy(&self) -> Runs {
         let (list, next) = (self.list(), self.files.lock().0);
-        Runs { list: RwLock::new(list), files: Mutex::new((next, Vec::new(), 0)), ..Runs::in_memory() }
+        Runs {
+            list: RwLock::new(list),
+            files: Mutex::new((next, Vec::new(), 0)),
+            ..Runs::in_memory()
+        }
     }
 
     /// Every record that counts, for a [`Walk`].
@@ -202,7 +265,12 @@ impl Runs {
     /// Makes a run of records that are sorted, and lists nothing. Durable on return.
     ///
     /// Errors: `Io`; then there is none.
-    fn make(&self, epochs: RangeInclusive<Epoch>, count: u64, fill: impl FnOnce(&mut Builder) -> StoreResult<()>) -> StoreResult<Arc<Run>> {
+    fn make(
+        &self,
+        epochs: RangeInclusive<Epoch>,
+        count: u64,
+        fill: impl FnOnce(&mut Builder) -> StoreResult<()>,
+    ) -> StoreResult<Arc<Run>> {
         let number = {
             let mut files = self.files.lock();
             files.0 += 1;
@@ -210,13 +278,18 @@ impl Runs {
         };
         let name = number.to_string();
         let out = match &self.dir {
-            Some(dir) => Out::File(at::open_file(dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC).map_err(failed("make a file of"))?),
+            Some(dir) => Out::File(
+                at::open_file(dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)
+                    .map_err(failed("make a file of"))?,
+            ),
             None => Out::Memory(Vec::new()),
         };
         let mut builder = Builder::new(out, *epochs.start(), *epochs.end(), count);
         let made = fill(&mut builder).and_then(|()| {
             let run = builder.finish(number).map_err(failed("write"))?;
-            run.sync().and_then(|()| self.dir.as_ref().map_or(Ok(()), at::sync_dir)).map_err(failed("sync"))?;
+            run.sync()
+                .and_then(|()| self.dir.as_ref().map_or(Ok(()), at::sync_dir))
+                .map_err(failed("sync"))?;
             Ok(run)
         });
         if let (Err(_), Some(dir)) = (&made, &self.dir) {
@@ -225,27 +298,49 @@ impl Runs {
         made.map(Arc::new)
     }
 
-    /// Makes a run of these records, sorted by key and epoch. `None`: there are none. It is listed by [`Runs::put`].
+    /// Makes a run of these records, sorted by key and epoch. `None`: there are none. It is listed
+    /// by [`Runs::put`].
     ///
     /// Errors: `Io`.
     pub fn prepare<'a>(&self, entries: &[Item<'a>], from: Address) -> StoreResult<Option<Listed>> {
         let epochs = || entries.iter().map(|(_, epoch, _)| *epoch);
-        let (Some(first), Some(last)) = (epochs().min(), epochs().max()) else { return Ok(None) };
+        let (Some(first), Some(last)) = (epochs().min(), epochs().max()) else {
+            return Ok(None);
+        };
         // Objects are of older ones.
-        let recorded: BTreeSet<Epoch> = entries.iter().filter(|(key, ..)| !keys::is_content(key)).map(|(_, epoch, _)| *epoch).collect();
+        let recorded: BTreeSet<Epoch> = entries
+            .iter()
+            .filter(|(key, ..)| !keys::is_content(key))
+            .map(|(_, epoch, _)| *epoch)
+            .collect();
         let run = self.make(first..=last, recorded.len() as u64, |builder| {
-            entries.iter().try_for_each(|(key, epoch, value)| builder.add(key, *epoch, value)).map_err(failed("write"))
+            entries
+                .iter()
+                .try_for_each(|(key, epoch, value)| builder.add(key, *epoch, value))
+                .map_err(failed("write"))
         })?;
-        Ok(Some(Listed { run, from, level: 0 }))
+        Ok(Some(Listed {
+            run,
+            from,
+            level: 0,
+        }))
     }
 
     /// Whether a record of this epoch could be in a run that is listed.
     pub fn covers(&self, epoch: Epoch) -> bool {
-        self.list().runs.iter().any(|listed| listed.run.covers(epoch))
+        self.list()
+            .runs
+            .iter()
+            .any(|listed| listed.run.covers(epoch))
     }
 
-    /// Lists a run, in place of one that begins where it does and of all behind that, and strikes what was taken back.
-    pub fn put(&self, made: Option<Listed>, struck: impl IntoIterator<Item = ((Epoch, Slot), Address)>) {
+    /// Lists a run, in place of one that begins where it does and of all behind that, and strikes
+    /// what was taken back.
+    pub fn put(
+        &self,
+        made: Option<Listed>,
+        struck: impl IntoIterator<Item = ((Epoch, Slot), Address)>,
+    ) {
         let mut guard = self.list.write();
         let mut list = List::clone(&guard);
         list.struck.extend(struck);
@@ -256,41 +351,82 @@ impl Runs {
         *guard = Arc::new(list);
     }
 
-    /// Merges what is due, and lists nothing; `None`: nothing is, or `stop` says so. Durable on return.
+    /// Merges what is due, and lists nothing; `None`: nothing is, or `stop` says so. Durable on
+    /// return.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
         let list = self.list();
-        let Some(due) = merge::due(&list.runs) else { return Ok(None) };
+        let Some(due) = merge::due(&list.runs) else {
+            return Ok(None);
+        };
         self.join(&list, due, 1, None, stop)
     }
 
-    /// Puts the runs together without what is not needed, if that is enough, and lists nothing; `None`: it is not, or `stop` says so. `end` is where
-    /// the records of the last one end, `ahead` are the inodes of which something was captured ahead. Durable on return.
+    /// Puts the runs together without what is not needed, if that is enough, and lists nothing;
+    /// `None`: it is not, or `stop` says so. `end` is where the records of the last one end,
+    /// `ahead` are the inodes of which something was captured ahead. Durable on return.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn compact(&self, needs: &Needs<'_>, end: Address, ahead: &[Slot], stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
+    pub fn compact(
+        &self,
+        needs: &Needs<'_>,
+        end: Address,
+        ahead: &[Slot],
+        stop: &dyn Fn() -> bool,
+    ) -> StoreResult<Option<Merge>> {
         let list = self.list();
-        let Some(count) = needs.due(&list.runs, end) else { return Ok(None) };
+        let Some(count) = needs.due(&list.runs, end) else {
+            return Ok(None);
+        };
         let parts = list.runs.split_at_checked(count).unwrap_or_default();
-        let Some(reader) = needs.reader(parts, &list.struck, ahead, stop)? else { return Ok(None) };
+        let Some(reader) = needs.reader(parts, &list.struck, ahead, stop)? else {
+            return Ok(None);
+        };
         self.join(&list, 0..count, 0, Some(reader), stop)
     }
 
-    /// Makes one run of several, `up` levels above theirs, of what the reader needs, if there is one.
-    fn join(&self, list: &List, due: Range<usize>, up: u8, mut reader: Option<Reader<'_>>, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
-        let Some(old) = list.runs.get(due.clone()) else { return Ok(None) };
-        let Some(oldest) = old.first() else { return Ok(None) };
+    /// Makes one run of several, `up` levels above theirs, of what the reader needs, if there is
+    /// one.
+    fn join(
+        &self,
+        list: &List,
+        due: Range<usize>,
+        up: u8,
+        mut reader: Option<Reader<'_>>,
+        stop: &dyn Fn() -> bool,
+    ) -> StoreResult<Option<Merge>> {
+        let Some(old) = list.runs.get(due.clone()) else {
+            return Ok(None);
+        };
+        let Some(oldest) = old.first() else {
+            return Ok(None);
+        };
         let runs: Vec<&Run> = old.iter().map(|listed| &*listed.run).collect();
-        let epochs = runs.iter().fold(oldest.run.first..=oldest.run.last, |epochs, run| run.first.min(*epochs.start())..=run.last.max(*epochs.end()));
-        let held = runs.iter().map(|run| run.epochs).fold(0, u64::saturating_add);
-        let count = reader.as_ref().map_or(held, |reader| reader.needs.epochs(*epochs.start(), *epochs.end()).min(held));
+        let epochs = runs
+            .iter()
+            .fold(oldest.run.first..=oldest.run.last, |epochs, run| {
+                run.first.min(*epochs.start())..=run.last.max(*epochs.end())
+            });
+        let held = runs
+            .iter()
+            .map(|run| run.epochs)
+            .fold(0, u64::saturating_add);
+        let count = reader.as_ref().map_or(held, |reader| {
+            reader
+                .needs
+                .epochs(*epochs.start(), *epochs.end())
+                .min(held)
+        });
         let mut stopped = false;
         let run = self.make(epochs.clone(), count, |builder| {
             let mut merged = Merged::new(old, &list.struck, &[])?;
             let mut passed = 0u32;
             while let Some((key, epoch, value)) = merged.next()? {
-                if reader.as_mut().map_or(Ok(true), |reader| reader.needs(key, epoch, value))? {
+                if reader
+                    .as_mut()
+                    .map_or(Ok(true), |reader| reader.needs(key, epoch, value))?
+                {
                     builder.add(key, epoch, value).map_err(failed("write"))?;
                 }
                 passed = passed.wrapping_add(1);
@@ -306,21 +442,43 @@ impl Runs {
         }
         let run = run?;
         let clean = list.clean(due.clone(), &epochs);
-        let level = old.iter().map(|listed| listed.level).max().unwrap_or(0).saturating_add(up);
-        let made = Listed { run, from: oldest.from, level };
-        Ok(Some(Merge { made, due, old: old.to_vec(), clean }))
+        let level = old
+            .iter()
+            .map(|listed| listed.level)
+            .max()
+            .unwrap_or(0)
+            .saturating_add(up);
+        let made = Listed {
+            run,
+            from: oldest.from,
+            level,
+        };
+        Ok(Some(Merge {
+            made,
+            due,
+            old: old.to_vec(),
+            clean,
+        }))
     }
 
-    /// Whether what was merged is still listed, and what of it is struck still as it was then. If not, these runs are of another index by now, and so is
-    /// what has the number of the one that was made.
+    /// Whether what was merged is still listed, and what of it is struck still as it was then. If
+    /// not, these runs are of another index by now, and so is what has the number of the one that
+    /// was made.
     pub fn settle(&self, merge: &mut Merge) -> bool {
         let list = self.list();
-        merge.clean.retain(|(key, upto, _)| list.struck.get(key) == Some(upto));
+        merge
+            .clean
+            .retain(|(key, upto, _)| list.struck.get(key) == Some(upto));
         let now = list.runs.get(merge.due.clone()).unwrap_or_default();
-        now.len() == merge.old.len() && now.iter().zip(&merge.old).all(|(now, old)| Arc::ptr_eq(&now.run, &old.run))
+        now.len() == merge.old.len()
+            && now
+                .iter()
+                .zip(&merge.old)
+                .all(|(now, old)| Arc::ptr_eq(&now.run, &old.run))
     }
 
-    /// Lists what was merged and settled; `true`: so much was replaced that everything should be synced now, and [`Runs::remove_replaced`] called.
+    /// Lists what was merged and settled; `true`: so much was replaced that everything should be
+    /// synced now, and [`Runs::remove_replaced`] called.
     pub fn put_merged(&self, merge: Merge) -> bool {
         let mut guard = self.list.write();
         let mut list = List::clone(&guard);
@@ -351,7 +509,10 @@ impl Runs {
             std::mem::take(&mut files.1)
         };
         let Some(dir) = &self.dir else { return Ok(()) };
-        replaced.iter().try_for_each(|number| at::remove_tree(dir, number.to_string().as_bytes())).map_err(failed("remove an old file of"))
+        replaced
+            .iter()
+            .try_for_each(|number| at::remove_tree(dir, number.to_string().as_bytes()))
+            .map_err(failed("remove an old file of"))
     }
 
     /// The first record of a key from an epoch on.
@@ -361,12 +522,17 @@ impl Runs {
         let bytes = keys::undo_prefix(key);
         let probe = Probe::of(&bytes);
         let list = self.list();
-        for listed in list.runs.iter().filter(|listed| listed.run.last >= first && listed.run.may_have(probe)) {
+        for listed in list
+            .runs
+            .iter()
+            .filter(|listed| listed.run.last >= first && listed.run.may_have(probe))
+        {
             let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
             let mut found = cursor.seek(&bytes, first)?;
             while found && cursor.key == bytes {
                 if !is_struck(&list.struck, listed, &cursor.key, cursor.epoch) {
-                    let undo = codec::decode_before(key.clone(), cursor.value()).map_err(|_| StoreError::IndexDamaged)?;
+                    let undo = codec::decode_before(key.clone(), cursor.value())
+                        .map_err(|_| StoreError::IndexDamaged)?;
                     return Ok(Some((cursor.epoch, undo)));
                 }
                 found = cursor.next()?;
@@ -375,12 +541,17 @@ impl Runs {
         Ok(None)
     }
 
-    /// Where an inode was seen last. In one epoch a place that no undo record tells is the later one.
+    /// Where an inode was seen last. In one epoch a place that no undo record tells is the later
+    /// one.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn last_place(&self, slot: Slot) -> StoreResult<Option<Place>> {
-        let Some((_, value)) = self.last_told(slot)? else { return Ok(None) };
-        let place = codec::decode_place(&value).ok().filter(|place| place.parent != slot);
+        let Some((_, value)) = self.last_told(slot)? else {
+            return Ok(None);
+        };
+        let place = codec::decode_place(&value)
+            .ok()
+            .filter(|place| place.parent != slot);
         place.map(Some).ok_or(StoreError::IndexDamaged)
     }
 
@@ -388,12 +559,16 @@ impl Runs {
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn last_told(&self, slot: Slot) -> StoreResult<Option<(Epoch, Vec<u8>)>> {
-        let told = [keys::place_key(slot), keys::undo_prefix(&Key::Home(slot))].map(|key| (Probe::of(&key), key));
+        let told = [keys::place_key(slot), keys::undo_prefix(&Key::Home(slot))]
+            .map(|key| (Probe::of(&key), key));
         for listed in self.list().runs.iter().rev() {
             let mut last: Option<(Epoch, Vec<u8>)> = None;
             for (_, key) in told.iter().filter(|(probe, _)| listed.run.may_have(*probe)) {
                 let found = Cursor::new(&listed.run, Some(&self.cache)).last_of(key)?;
-                last = last.into_iter().chain(found).reduce(|last, found| if found.0 > last.0 { found } else { last });
+                last = last
+                    .into_iter()
+                    .chain(found)
+                    .reduce(|last, found| if found.0 > last.0 { found } else { last });
             }
             if last.is_some() {
                 return Ok(last);
@@ -408,7 +583,12 @@ impl Runs {
     pub fn has_place(&self, slot: Slot, epoch: Epoch) -> StoreResult<bool> {
         let key = keys::place_key(slot);
         let probe = Probe::of(&key);
-        for listed in self.list().runs.iter().filter(|listed| listed.run.covers(epoch) && listed.run.may_have(probe)) {
+        for listed in self
+            .list()
+            .runs
+            .iter()
+            .filter(|listed| listed.run.covers(epoch) && listed.run.may_have(probe))
+        {
             let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
             if cursor.seek(&key, epoch)? && cursor.key == key && cursor.epoch == epoch {
                 return Ok(true);
@@ -417,18 +597,30 @@ impl Runs {
         Ok(false)
     }
 
-    /// Objects whose hash begins as this one does, with their sizes, the newest run's first, until `call` has enough of them and says `false`.
+    /// Objects whose hash begins as this one does, with their sizes, the newest run's first, until
+    /// `call` has enough of them and says `false`.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn each_content(&self, hash: &Hash, mut call: impl FnMut(ObjectId, u64) -> bool) -> StoreResult<()> {
+    pub fn each_content(
+        &self,
+        hash: &Hash,
+        mut call: impl FnMut(ObjectId, u64) -> bool,
+    ) -> StoreResult<()> {
         let prefix = keys::content_prefix(hash);
         let probe = Probe::of(&prefix);
-        for listed in self.list().runs.iter().rev().filter(|listed| listed.run.may_have(probe)) {
+        for listed in self
+            .list()
+            .runs
+            .iter()
+            .rev()
+            .filter(|listed| listed.run.may_have(probe))
+        {
             let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
             let mut found = cursor.seek(&prefix, Epoch(0))?;
             while found && cursor.key.starts_with(&prefix) {
                 let mut value = cursor.value();
-                let object = keys::parse_content(&cursor.key, cursor.epoch).ok_or(StoreError::IndexDamaged)?;
+                let object = keys::parse_content(&cursor.key, cursor.epoch)
+                    .ok_or(StoreError::IndexDamaged)?;
                 let size = codec::decode_uint(&mut value).map_err(|_| StoreError::IndexDamaged)?;
                 if !call(object, size) {
                     return Ok(());
@@ -439,14 +631,24 @@ impl Runs {
         Ok(())
     }
 
-    /// For each name in a directory that has a record from an epoch on, the first of them; in order of the names.
+    /// For each name in a directory that has a record from an epoch on, the first of them; in order
+    /// of the names.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn entries_from(&self, dir: Slot, first: Epoch) -> StoreResult<BTreeMap<Name, (Epoch, Undo)>> {
+    pub fn entries_from(
+        &self,
+        dir: Slot,
+        first: Epoch,
+    ) -> StoreResult<BTreeMap<Name, (Epoch, Undo)>> {
         let prefix = keys::entries_prefix(dir);
         let probe = Probe::of(&prefix);
         let mut all = BTreeMap::new();
-        for listed in self.list().runs.iter().filter(|listed| listed.run.last >= first && listed.run.may_have(probe)) {
+        for listed in self
+            .list()
+            .runs
+            .iter()
+            .filter(|listed| listed.run.last >= first && listed.run.may_have(probe))
+        {
             let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
             let mut more = cursor.seek(&prefix, Epoch(0))?;
             // The name that was found last, as it stands in the key.
@@ -456,8 +658,11 @@ impl Runs {
                 let again = done.as_deref() == Some(cursor.key.as_slice());
                 if cursor.epoch >= first && !again {
                     let name = keys::entry_name(&cursor.key).ok_or(StoreError::IndexDamaged)?;
-                    if let std::collections::btree_map::Entry::Vacant(place) = all.entry(name.clone()) {
-                        let undo = codec::decode_before(Key::Entry(dir, name), cursor.value()).map_err(|_| StoreError::IndexDamaged)?;
+                    if let std::collections::btree_map::Entry::Vacant(place) =
+                        all.entry(name.clone())
+                    {
+                        let undo = codec::decode_before(Key::Entry(dir, name), cursor.value())
+                            .map_err(|_| StoreError::IndexDamaged)?;
                         place.insert((cursor.epoch, undo));
                     }
                     done = Some(cursor.key.clone());
@@ -481,10 +686,16 @@ impl Runs {
     /// Every record that counts and whose key begins so, in the order of keys and epochs.
     ///
     /// Errors: `Io`, `IndexDamaged`, those of `call`.
-    pub fn each_below(&self, prefix: &[u8], mut call: impl FnMut(&[u8], Epoch, &[u8]) -> StoreResult<()>) -> StoreResult<()> {
+    pub fn each_below(
+        &self,
+        prefix: &[u8],
+        mut call: impl FnMut(&[u8], Epoch, &[u8]) -> StoreResult<()>,
+    ) -> StoreResult<()> {
         let list = self.list();
         let mut merged = Merged::new(&list.runs, &list.struck, prefix)?;
-        while let Some((key, epoch, value)) = merged.next()?.filter(|(key, _, _)| key.starts_with(prefix)) {
+        while let Some((key, epoch, value)) =
+            merged.next()?.filter(|(key, _, _)| key.starts_with(prefix))
+        {
             call(key, epoch, value)?;
         }
         Ok(())
@@ -536,5 +747,8 @@ impl<'a> Walk<'a> {
 /// A record of a run was taken back after the run was made.
 fn is_struck(struck: &Struck, listed: &Listed, key: &[u8], epoch: Epoch) -> bool {
     let slot = keys::data_slot(key);
-    !struck.is_empty() && slot.and_then(|slot| struck.get(&(epoch, slot))).is_some_and(|upto| listed.from < *upto)
+    !struck.is_empty()
+        && slot
+            .and_then(|slot| struck.get(&(epoch, slot)))
+            .is_some_and(|upto| listed.from < *upto)
 }

@@ -1,9 +1,11 @@
-//! Which records count: of a key, the first after each checkpoint that is kept. The others nobody looks up, and what is put together leaves them out.
-//! With any other record of an inode goes that of its attributes from the same epoch: it tells whose the record is. And of an inode that a record speaks of, and
-//! of the directories above, it stays where it was seen last.
+//! Which records count: of a key, the first after each checkpoint that is kept. The others nobody
+//! looks up, and what is put together leaves them out. With any other record of an inode goes that
+//! of its attributes from the same epoch: it tells whose the record is. And of an inode that a
+//! record speaks of, and of the directories above, it stays where it was seen last.
 //!
-//! A record that is taken back uncovers the next, and a checkpoint whose deletion does not come to the disk is there again. So only what lies before a
-//! place is put together up to which everything is on the disk, objects and deletions too.
+//! A record that is taken back uncovers the next, and a checkpoint whose deletion does not come to
+//! the disk is there again. So only what lies before a place is put together up to which everything
+//! is on the disk, objects and deletions too.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,38 +20,46 @@ use crate::store::record::{Key, Undo};
 pub struct Needs<'a> {
     /// The checkpoints that are kept, hidden ones too, oldest first.
     pub kept: &'a [CheckpointId],
-    /// Whether the object is gone. As long as it is there its record stays: it leads to what is to be removed.
+    /// Whether the object is gone. As long as it is there its record stays: it leads to what is to
+    /// be removed.
     pub is_gone: &'a dyn Fn(ObjectId) -> bool,
     /// Everything before this place of the journal is on the disk, with what it speaks of.
     pub upto: Address,
 }
 
-/// Some checkpoint reads the record of a key from this epoch, if the key's record before is of that one.
+/// Some checkpoint reads the record of a key from this epoch, if the key's record before is of that
+/// one.
 pub fn is_read(kept: &[CheckpointId], before: Epoch, epoch: Epoch) -> bool {
-    kept.get(kept.partition_point(|id| id.epoch() < before)).is_some_and(|id| id.epoch() < epoch)
+    kept.get(kept.partition_point(|id| id.epoch() < before))
+        .is_some_and(|id| id.epoch() < epoch)
 }
 
 impl Needs<'_> {
-    /// How many of the runs, the oldest first, may be looked at, if enough of what these hold is not needed any more. `end` is where the last one's
-    /// records end.
+    /// How many of the runs, the oldest first, may be looked at, if enough of what these hold is
+    /// not needed any more. `end` is where the last one's records end.
     pub fn due(&self, runs: &[Listed], end: Address) -> Option<usize> {
         let ends = runs.iter().skip(1).map(|listed| listed.from).chain([end]);
         let count = ends.take_while(|end| *end <= self.upto).count();
         let runs = || runs.iter().take(count).map(|listed| &listed.run);
         let held = runs().map(|run| run.epochs).fold(0, u64::saturating_add);
-        let needed = self.epochs(runs().map(|run| run.first).min()?, runs().map(|run| run.last).max()?);
+        let needed = self.epochs(
+            runs().map(|run| run.first).min()?,
+            runs().map(|run| run.last).max()?,
+        );
         (held.saturating_sub(needed) > held / 20).then_some(count)
     }
 
     /// Of so many epochs between these records can be needed.
     pub fn epochs(&self, first: Epoch, last: Epoch) -> u64 {
         let below = |epoch: Epoch| self.kept.partition_point(|id| id.epoch() < epoch) as u64;
-        // One reads the records from its own epoch to that of the next one kept, and so does the last before all.
+        // One reads the records from its own epoch to that of the next one kept, and so does the
+        // last before all.
         below(last).saturating_sub(below(first)) + 1
     }
 
-    /// A reader of all records of the runs `of`, which come to it in the order of keys and epochs; `None`: `stop` says so. `later` are the runs behind these,
-    /// `ahead` the inodes of which something was captured ahead.
+    /// A reader of all records of the runs `of`, which come to it in the order of keys and epochs;
+    /// `None`: `stop` says so. `later` are the runs behind these, `ahead` the inodes of which
+    /// something was captured ahead.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn reader(
@@ -59,7 +69,14 @@ impl Needs<'_> {
         ahead: &[Slot],
         stop: &dyn Fn() -> bool,
     ) -> StoreResult<Option<Reader<'_>>> {
-        let mut reader = Reader { needs: self, key: Vec::new(), before: Epoch(0), value: Vec::new(), with: Vec::new(), places: Places::default() };
+        let mut reader = Reader {
+            needs: self,
+            key: Vec::new(),
+            before: Epoch(0),
+            value: Vec::new(),
+            with: Vec::new(),
+            places: Places::default(),
+        };
         let (mut with, mut places) = (Vec::new(), Places::default());
         let mut passed = 0_u32;
         let mut stops = || {
@@ -71,7 +88,11 @@ impl Needs<'_> {
             places.see(key, epoch, value)?;
             if !keys::is_content(key) && reader.needs(key, epoch, value)? {
                 places.need(key, value)?;
-                with.extend(keys::owner(key).map(|slot| (slot, epoch)).filter(|last| !keys::is_attr(key) && with.last() != Some(last)));
+                with.extend(
+                    keys::owner(key)
+                        .map(|slot| (slot, epoch))
+                        .filter(|last| !keys::is_attr(key) && with.last() != Some(last)),
+                );
             }
             if stops() {
                 return Ok(None);
@@ -88,21 +109,31 @@ impl Needs<'_> {
         places.close();
         with.sort_unstable();
         with.dedup();
-        Ok(Some(Reader { key: Vec::new(), value: Vec::new(), with, places, ..reader }))
+        Ok(Some(Reader {
+            key: Vec::new(),
+            value: Vec::new(),
+            with,
+            places,
+            ..reader
+        }))
     }
 }
 
-/// Where inodes were seen last, and of which that is needed: of those that a record speaks of, and of the directories that these lead to.
+/// Where inodes were seen last, and of which that is needed: of those that a record speaks of, and
+/// of the directories that these lead to.
 #[derive(Default)]
 struct Places {
     needed: HashSet<Slot>,
-    /// The epoch of the last place, whether no undo record tells it, and the directory that it is in.
+    /// The epoch of the last place, whether no undo record tells it, and the directory that it is
+    /// in.
     last: HashMap<Slot, (Epoch, bool, Slot)>,
 }
 
 impl Places {
     fn see(&mut self, key: &[u8], epoch: Epoch, value: &[u8]) -> StoreResult<()> {
-        let Some(slot) = keys::placed_slot(key) else { return Ok(()) };
+        let Some(slot) = keys::placed_slot(key) else {
+            return Ok(());
+        };
         let place = codec::decode_place(value).map_err(|_| StoreError::IndexDamaged)?;
         let found = (epoch, keys::is_place(key), place.parent);
         let last = self.last.entry(slot).or_insert(found);
@@ -113,7 +144,8 @@ impl Places {
     fn need(&mut self, key: &[u8], value: &[u8]) -> StoreResult<()> {
         if keys::is_undo(key) {
             self.needed.extend(keys::owner(key));
-            self.needed.extend(keys::entry_child(key, value).map_err(|_| StoreError::IndexDamaged)?);
+            self.needed
+                .extend(keys::entry_child(key, value).map_err(|_| StoreError::IndexDamaged)?);
         }
         Ok(())
     }
@@ -122,13 +154,22 @@ impl Places {
     fn close(&mut self) {
         let mut open: Vec<Slot> = self.needed.iter().copied().collect();
         while let Some(slot) = open.pop() {
-            open.extend(self.last.get(&slot).map(|(_, _, up)| *up).filter(|up| self.needed.insert(*up)));
+            open.extend(
+                self.last
+                    .get(&slot)
+                    .map(|(_, _, up)| *up)
+                    .filter(|up| self.needed.insert(*up)),
+            );
         }
     }
 
     /// It is where an inode was seen last that is needed.
     fn is_needed(&self, key: &[u8], epoch: Epoch) -> bool {
-        let is_last = |slot: &Slot| self.last.get(slot).is_some_and(|(last, is_place, _)| (*last, *is_place) == (epoch, keys::is_place(key)));
+        let is_last = |slot: &Slot| {
+            self.last.get(slot).is_some_and(|(last, is_place, _)| {
+                (*last, *is_place) == (epoch, keys::is_place(key))
+            })
+        };
         keys::placed_slot(key).is_some_and(|slot| self.needed.contains(&slot) && is_last(&slot))
     }
 }
@@ -163,15 +204,25 @@ impl Reader<'_> {
         let is_read = keys::is_undo(key) && is_read(self.needs.kept, before, epoch);
         if is_read || (self.places.is_needed(key, epoch) && self.value != value) {
             self.value.clear();
-            self.value.extend_from_slice(if keys::placed_slot(key).is_some() { value } else { &[] });
+            self.value
+                .extend_from_slice(if keys::placed_slot(key).is_some() {
+                    value
+                } else {
+                    &[]
+                });
             return Ok(true);
         }
         if keys::is_attr(key) {
-            return Ok(keys::owner(key).is_some_and(|slot| self.with.binary_search(&(slot, epoch)).is_ok()));
+            return Ok(keys::owner(key)
+                .is_some_and(|slot| self.with.binary_search(&(slot, epoch)).is_ok()));
         }
-        let Some(slot) = keys::data_slot(key) else { return Ok(false) };
+        let Some(slot) = keys::data_slot(key) else {
+            return Ok(false);
+        };
         match codec::decode_before(Key::Data(slot), value) {
-            Ok(Undo::Data { before, .. }) => Ok(before.object.is_some_and(|object| !(self.needs.is_gone)(object))),
+            Ok(Undo::Data { before, .. }) => Ok(before
+                .object
+                .is_some_and(|object| !(self.needs.is_gone)(object))),
             _ => Err(StoreError::IndexDamaged),
         }
     }

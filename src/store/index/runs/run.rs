@@ -1,4 +1,5 @@
-//! A run: the undo records of some epochs as one file, sorted by key and epoch, and never changed; with them what else has a key for each change.
+//! A run: the undo records of some epochs as one file, sorted by key and epoch, and never changed;
+//! with them what else has a key for each change.
 //!
 //! ```text
 //! file     blocks, contents, tail
@@ -9,7 +10,8 @@
 //!          a block: uint length of its file's part, uint length of its first key, uint epoch of that - first, the key
 //! tail     "ckptrun2", u64 offset of the contents, 32 B BLAKE3 of everything from there to here
 //! ```
-//! A key is that of `keys` without the epoch, a value what `codec::encode_before` makes; of a place the place, of an object its size as uint.
+//! A key is that of `keys` without the epoch, a value what `codec::encode_before` makes; of a place
+//! the place, of an object its size as uint.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,7 +28,8 @@ use crate::store::journal::codec::{PAYLOAD_MAX, decode_uint, encode_uint};
 use crate::sys::fault::{self, Call};
 use crate::sys::lock::Mutex;
 
-/// A block ends with the entry that makes it so large, before it is compressed: it is read and decoded for one entry.
+/// A block ends with the entry that makes it so large, before it is compressed: it is read and
+/// decoded for one entry.
 const BLOCK_BYTES: usize = 1024;
 /// How hard blocks are compressed.
 const LEVEL: i32 = 3;
@@ -34,7 +37,8 @@ const LEVEL: i32 = 3;
 const ENTRIES_MAX: usize = 2 * PAYLOAD_MAX;
 const SUM: usize = 8;
 const MAGIC: &[u8; 8] = b"ckptrun2";
-/// Of one whose blocks are the entries as they are: a baseline that a program of format version 1 has left.
+/// Of one whose blocks are the entries as they are: a baseline that a program of format version 1
+/// has left.
 const PLAIN_MAGIC: &[u8; 8] = b"ckptruns";
 const TAIL: usize = 48;
 /// Written to the file at once.
@@ -64,7 +68,9 @@ impl Bytes {
             }
             Bytes::Memory(bytes) => {
                 let from = usize::try_from(at).unwrap_or(usize::MAX);
-                let part = bytes.get(from..from.saturating_add(length)).ok_or(io::ErrorKind::UnexpectedEof)?;
+                let part = bytes
+                    .get(from..from.saturating_add(length))
+                    .ok_or(io::ErrorKind::UnexpectedEof)?;
                 Ok(part.to_vec())
             }
         }
@@ -96,7 +102,10 @@ pub struct Run {
 
 fn sum(bytes: &[u8]) -> [u8; SUM] {
     let mut sum = [0; SUM];
-    blake3::Hasher::new().update(bytes).finalize_xof().fill(&mut sum);
+    blake3::Hasher::new()
+        .update(bytes)
+        .finalize_xof()
+        .fill(&mut sum);
     sum
 }
 
@@ -157,13 +166,23 @@ impl Builder {
             }
         }
         let shared = if self.block.is_empty() {
-            self.blocks.push(Block { key: key.to_vec(), epoch, at: self.written + self.buffer.len() as u64, length: 0 });
+            self.blocks.push(Block {
+                key: key.to_vec(),
+                epoch,
+                at: self.written + self.buffer.len() as u64,
+                length: 0,
+            });
             0
         } else {
             self.key.iter().zip(key).take_while(|(a, b)| a == b).count()
         };
         let rest = key.get(shared..).unwrap_or_default();
-        for number in [shared as u64, rest.len() as u64, epoch.0 - self.first.0, value.len() as u64] {
+        for number in [
+            shared as u64,
+            rest.len() as u64,
+            epoch.0 - self.first.0,
+            value.len() as u64,
+        ] {
             encode_uint(number, &mut self.block);
         }
         self.block.extend_from_slice(rest);
@@ -171,7 +190,11 @@ impl Builder {
         self.key.truncate(shared);
         self.key.extend_from_slice(rest);
         self.entries += 1;
-        if self.block.len() >= BLOCK_BYTES { self.end_block() } else { Ok(()) }
+        if self.block.len() >= BLOCK_BYTES {
+            self.end_block()
+        } else {
+            Ok(())
+        }
     }
 
     fn end_block(&mut self) -> io::Result<()> {
@@ -183,7 +206,11 @@ impl Builder {
             none => none.insert(Compressor::new(LEVEL)?),
         };
         let compressed = compressor.compress(&self.block)?;
-        let (length, bytes) = if compressed.len() < self.block.len() { (self.block.len(), &compressed) } else { (0, &self.block) };
+        let (length, bytes) = if compressed.len() < self.block.len() {
+            (self.block.len(), &compressed)
+        } else {
+            (0, &self.block)
+        };
         let at = self.buffer.len();
         encode_uint(length as u64, &mut self.buffer);
         self.buffer.extend_from_slice(bytes);
@@ -193,7 +220,11 @@ impl Builder {
             block.length = self.buffer.len() - at;
         }
         self.block.clear();
-        if self.buffer.len() >= WRITE_BYTES { self.write() } else { Ok(()) }
+        if self.buffer.len() >= WRITE_BYTES {
+            self.write()
+        } else {
+            Ok(())
+        }
     }
 
     fn write(&mut self) -> io::Result<()> {
@@ -214,11 +245,21 @@ impl Builder {
         self.end_block()?;
         let at = self.written + self.buffer.len() as u64;
         let mut contents = Vec::new();
-        for number in [self.first.0, self.last.0, self.epochs, self.entries, self.blocks.len() as u64] {
+        for number in [
+            self.first.0,
+            self.last.0,
+            self.epochs,
+            self.entries,
+            self.blocks.len() as u64,
+        ] {
             encode_uint(number, &mut contents);
         }
         for block in &self.blocks {
-            for number in [block.length as u64, block.key.len() as u64, block.epoch.0 - self.first.0] {
+            for number in [
+                block.length as u64,
+                block.key.len() as u64,
+                block.epoch.0 - self.first.0,
+            ] {
                 encode_uint(number, &mut contents);
             }
             contents.extend_from_slice(&block.key);
@@ -236,8 +277,27 @@ impl Builder {
             Out::File(file) => Bytes::File(file),
             Out::Memory(bytes) => Bytes::Memory(Arc::new(bytes)),
         };
-        let Builder { first, last, epochs, entries, blocks, written: bytes, .. } = self;
-        Ok(Run { number, first, last, epochs, entries, bytes, source, blocks, filter, plain: false })
+        let Builder {
+            first,
+            last,
+            epochs,
+            entries,
+            blocks,
+            written: bytes,
+            ..
+        } = self;
+        Ok(Run {
+            number,
+            first,
+            last,
+            epochs,
+            entries,
+            bytes,
+            source,
+            blocks,
+            filter,
+            plain: false,
+        })
     }
 }
 
@@ -246,11 +306,14 @@ fn entries(mut bytes: &[u8]) -> Option<Vec<u8>> {
     match usize::try_from(uint(&mut bytes)?).ok()? {
         0 => Some(bytes.to_vec()),
         length if length > ENTRIES_MAX => None,
-        length => decompress(bytes, length).ok().filter(|entries| entries.len() == length),
+        length => decompress(bytes, length)
+            .ok()
+            .filter(|entries| entries.len() == length),
     }
 }
 
-/// To make a decompressor takes longer than to use it: there is one, and whoever finds it in use makes another.
+/// To make a decompressor takes longer than to use it: there is one, and whoever finds it in use
+/// makes another.
 fn decompress(bytes: &[u8], length: usize) -> io::Result<Vec<u8>> {
     static KEPT: Mutex<Option<Decompressor<'static>>> = Mutex::new(None);
     let taken = KEPT.lock().take();
@@ -277,36 +340,72 @@ impl Run {
     pub fn open(number: u64, source: Bytes) -> StoreResult<Run> {
         let failed = |error| StoreError::io("read", "index/runs")(error);
         let bytes = source.len().map_err(failed)?;
-        let tail_at = bytes.checked_sub(TAIL as u64).ok_or(StoreError::IndexDamaged)?;
+        let tail_at = bytes
+            .checked_sub(TAIL as u64)
+            .ok_or(StoreError::IndexDamaged)?;
         let tail = source.read(tail_at, TAIL).map_err(failed)?;
         let plain = tail.starts_with(PLAIN_MAGIC);
-        let at =
-            tail.strip_prefix(if plain { PLAIN_MAGIC } else { MAGIC }).and_then(|rest| rest.first_chunk::<8>()).map(|at| u64::from_le_bytes(*at));
-        let at = at.filter(|at| *at <= tail_at).ok_or(StoreError::IndexDamaged)?;
+        let at = tail
+            .strip_prefix(if plain { PLAIN_MAGIC } else { MAGIC })
+            .and_then(|rest| rest.first_chunk::<8>())
+            .map(|at| u64::from_le_bytes(*at));
+        let at = at
+            .filter(|at| *at <= tail_at)
+            .ok_or(StoreError::IndexDamaged)?;
         let length = usize::try_from(bytes - at).map_err(|_| StoreError::IndexDamaged)?;
         let contents = source.read(at, length).map_err(failed)?;
-        let (contents, hash) = contents.split_last_chunk::<32>().ok_or(StoreError::IndexDamaged)?;
+        let (contents, hash) = contents
+            .split_last_chunk::<32>()
+            .ok_or(StoreError::IndexDamaged)?;
         if blake3::hash(contents).as_bytes() != hash {
             return Err(StoreError::IndexDamaged);
         }
-        Run::parse(number, contents, at, bytes).map(|run| Run { source, plain, ..run }).ok_or(StoreError::IndexDamaged)
+        Run::parse(number, contents, at, bytes)
+            .map(|run| Run {
+                source,
+                plain,
+                ..run
+            })
+            .ok_or(StoreError::IndexDamaged)
     }
 
     fn parse(number: u64, mut rest: &[u8], end: u64, bytes: u64) -> Option<Run> {
         let rest = &mut rest;
-        let (first, last, epochs, entries, count) = (uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?);
+        let (first, last, epochs, entries, count) = (
+            uint(rest)?,
+            uint(rest)?,
+            uint(rest)?,
+            uint(rest)?,
+            uint(rest)?,
+        );
         let (mut blocks, mut at) = (Vec::new(), 0u64);
         for _ in 0..count {
             let (length, key, epoch) = (uint(rest)?, uint(rest)?, uint(rest)?);
             let key = take(rest, key)?.to_vec();
-            blocks.push(Block { key, epoch: Epoch(first.checked_add(epoch)?), at, length: usize::try_from(length).ok()? });
+            blocks.push(Block {
+                key,
+                epoch: Epoch(first.checked_add(epoch)?),
+                at,
+                length: usize::try_from(length).ok()?,
+            });
             at = at.checked_add(length).filter(|at| *at <= end)?;
         }
         let length = uint(rest)?;
         let filter = Filter::from_bytes(take(rest, length)?);
         (first <= last && at == end).then_some(())?;
         let source = Bytes::Memory(Arc::default());
-        Some(Run { number, first: Epoch(first), last: Epoch(last), epochs, entries, bytes, source, blocks, filter, plain: false })
+        Some(Run {
+            number,
+            first: Epoch(first),
+            last: Epoch(last),
+            epochs,
+            entries,
+            bytes,
+            source,
+            blocks,
+            filter,
+            plain: false,
+        })
     }
 
     /// A record of this epoch could be in it.
@@ -330,10 +429,22 @@ impl Run {
     /// Reads the entries of a block.
     fn read(&self, number: usize) -> StoreResult<Vec<u8>> {
         let block = self.blocks.get(number).ok_or(StoreError::IndexDamaged)?;
-        let mut bytes = self.source.read(block.at, block.length).map_err(StoreError::io("read", "index/runs"))?;
-        let length = bytes.len().checked_sub(SUM).ok_or(StoreError::IndexDamaged)?;
+        let mut bytes = self
+            .source
+            .read(block.at, block.length)
+            .map_err(StoreError::io("read", "index/runs"))?;
+        let length = bytes
+            .len()
+            .checked_sub(SUM)
+            .ok_or(StoreError::IndexDamaged)?;
         let found = bytes.split_off(length);
-        let read = || if self.plain { Some(bytes.clone()) } else { entries(&bytes) };
+        let read = || {
+            if self.plain {
+                Some(bytes.clone())
+            } else {
+                entries(&bytes)
+            }
+        };
         let entries = (sum(&bytes) == found.as_slice()).then(read).flatten();
         entries.ok_or(StoreError::IndexDamaged)
     }
@@ -379,7 +490,16 @@ pub struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     /// Before the first entry.
     pub fn new(run: &'a Run, cache: Option<&'a Cache>) -> Cursor<'a> {
-        Cursor { run, cache, block: Arc::default(), at: 0, next_block: 0, key: Vec::new(), epoch: run.first, value: 0..0 }
+        Cursor {
+            run,
+            cache,
+            block: Arc::default(),
+            at: 0,
+            next_block: 0,
+            key: Vec::new(),
+            epoch: run.first,
+            value: 0..0,
+        }
     }
 
     /// The value of the entry.
@@ -387,9 +507,13 @@ impl<'a> Cursor<'a> {
         self.block.get(self.value.clone()).unwrap_or_default()
     }
 
-    /// To the first entry of this key and epoch, or behind where it would be; `false`: there is none.
+    /// To the first entry of this key and epoch, or behind where it would be; `false`: there is
+    /// none.
     pub fn seek(&mut self, key: &[u8], epoch: Epoch) -> StoreResult<bool> {
-        let after = self.run.blocks.partition_point(|block| (block.key.as_slice(), block.epoch) <= (key, epoch));
+        let after = self
+            .run
+            .blocks
+            .partition_point(|block| (block.key.as_slice(), block.epoch) <= (key, epoch));
         self.enter(after.saturating_sub(1))?;
         while self.next()? {
             if (self.key.as_slice(), self.epoch) >= (key, epoch) {
@@ -401,7 +525,10 @@ impl<'a> Cursor<'a> {
 
     /// The last entry of this key: its epoch and its value.
     pub fn last_of(&mut self, key: &[u8]) -> StoreResult<Option<(Epoch, Vec<u8>)>> {
-        let after = self.run.blocks.partition_point(|block| block.key.as_slice() <= key);
+        let after = self
+            .run
+            .blocks
+            .partition_point(|block| block.key.as_slice() <= key);
         self.enter(after.saturating_sub(1))?;
         let mut last = None;
         while self.next()? && self.key.as_slice() <= key {
@@ -413,7 +540,9 @@ impl<'a> Cursor<'a> {
     }
 
     fn enter(&mut self, number: usize) -> StoreResult<()> {
-        let known = self.cache.and_then(|cache| cache.get(&(self.run.number, number)));
+        let known = self
+            .cache
+            .and_then(|cache| cache.get(&(self.run.number, number)));
         self.block = match known {
             Some(block) => block,
             None if number >= self.run.blocks.len() => Arc::default(),
@@ -447,8 +576,15 @@ impl<'a> Cursor<'a> {
     fn parse(&mut self, block: &[u8]) -> Option<()> {
         let mut rest = block.get(self.at..)?;
         let before = rest.len();
-        let (shared, unshared, epoch, length) = (uint(&mut rest)?, uint(&mut rest)?, uint(&mut rest)?, uint(&mut rest)?);
-        let shared = usize::try_from(shared).ok().filter(|shared| *shared <= self.key.len())?;
+        let (shared, unshared, epoch, length) = (
+            uint(&mut rest)?,
+            uint(&mut rest)?,
+            uint(&mut rest)?,
+            uint(&mut rest)?,
+        );
+        let shared = usize::try_from(shared)
+            .ok()
+            .filter(|shared| *shared <= self.key.len())?;
         self.key.truncate(shared);
         self.key.extend_from_slice(take(&mut rest, unshared)?);
         self.epoch = Epoch(self.run.first.0.checked_add(epoch)?);

@@ -1,5 +1,6 @@
-//! The record of a comparison with a baseline as bytes, and back: `u8 0` it is over; `1`, `2`, `3` where what differs goes (no epoch of its own; one that
-//! is to come; one that is there), `uint segment, uint offset, int left_ns`.
+//! The record of a comparison with a baseline as bytes, and back: `u8 0` it is over; `1`, `2`, `3`
+//! where what differs goes (no epoch of its own; one that is to come; one that is there),
+//! `uint segment, uint offset, int left_ns`.
 
 use super::{Coded, Reader, Writer};
 use crate::store::Address;
@@ -8,7 +9,12 @@ use crate::store::record::{Apart, Comparing};
 
 impl Writer<'_> {
     pub(super) fn comparing(&mut self, comparing: Option<&Comparing>) -> u16 {
-        if let Some(Comparing { baseline, left_ns, apart }) = comparing {
+        if let Some(Comparing {
+            baseline,
+            left_ns,
+            apart,
+        }) = comparing
+        {
             self.byte(match apart {
                 Apart::No => 1,
                 Apart::Unclosed => 2,
@@ -32,7 +38,14 @@ impl Reader<'_> {
             3 => Apart::Closed,
             _ => return Err(CodecError::Unknown),
         };
-        let baseline = Address { segment: self.small()?, offset: self.small()? };
-        Ok(Some(Comparing { baseline, left_ns: self.int()?, apart }))
+        let baseline = Address {
+            segment: self.small()?,
+            offset: self.small()?,
+        };
+        Ok(Some(Comparing {
+            baseline,
+            left_ns: self.int()?,
+            apart,
+        }))
     }
 }

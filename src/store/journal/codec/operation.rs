@@ -15,7 +15,12 @@ impl Writer<'_> {
         })?;
         match &operation.deed {
             Deed::Made { id } => self.uints([0, id.0]),
-            Deed::Restored { target, guard, paths, only } => {
+            Deed::Restored {
+                target,
+                guard,
+                paths,
+                only,
+            } => {
                 self.uints([if *only { 6 } else { 1 }, target.0, guard.0]);
                 self.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
             }
@@ -32,7 +37,9 @@ impl Writer<'_> {
             Deed::Pinned { id, before, after } => {
                 self.uints([5, id.0]);
                 for reason in [before, after] {
-                    self.option(reason.as_ref(), |w, reason| w.bytes(reason.as_bytes(), NOTE_MAX))?;
+                    self.option(reason.as_ref(), |w, reason| {
+                        w.bytes(reason.as_bytes(), NOTE_MAX)
+                    })?;
                 }
             }
         }
@@ -55,12 +62,27 @@ impl Reader<'_> {
                     paths: self.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
                     only: tag == 6,
                 },
-                2 => Deed::Deleted { id: self.id()?, freed: self.bool()? },
+                2 => Deed::Deleted {
+                    id: self.id()?,
+                    freed: self.bool()?,
+                },
                 3 => Deed::Revived { id: self.id()? },
-                4 => Deed::Tagged { changes: self.list(PAYLOAD_MAX, |r| Ok(Retagged { id: r.id()?, lost: r.tags()?, got: r.tags()? }))? },
+                4 => Deed::Tagged {
+                    changes: self.list(PAYLOAD_MAX, |r| {
+                        Ok(Retagged {
+                            id: r.id()?,
+                            lost: r.tags()?,
+                            got: r.tags()?,
+                        })
+                    })?,
+                },
                 5 => {
                     let reason = |r: &mut Self| r.option(|r| r.text(NOTE_MAX));
-                    Deed::Pinned { id: self.id()?, before: reason(self)?, after: reason(self)? }
+                    Deed::Pinned {
+                        id: self.id()?,
+                        before: reason(self)?,
+                        after: reason(self)?,
+                    }
                 }
                 _ => return Err(CodecError::Unknown),
             },
