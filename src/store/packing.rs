@@ -127,7 +127,7 @@ impl Told {
     fn take(&mut self, at: Address, record: &Record, is_before: bool) {
         match record {
             Record::Void { epoch, slot } if is_before => {
-                drop(self.voids.insert((*epoch, *slot), false))
+                self.voids.insert((*epoch, *slot), false);
             }
             Record::Void { epoch, slot } => drop(self.later.insert((*epoch, *slot))),
             Record::Moved { places } if is_before => {

@@ -237,10 +237,8 @@ mod tests {
                 .expect("on_terminate");
             // SAFETY: the thread has not been joined, so its handle is valid, and it was started
             // with the signal blocked.
-            assert_eq!(
-                unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGTERM) },
-                0
-            );
+            let sent = unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGTERM) };
+            assert_eq!(sent, 0);
             assert_eq!(receiver.recv(), Ok(libc::SIGTERM));
             waiter.join().expect("join");
         });

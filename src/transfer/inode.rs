@@ -259,7 +259,7 @@ impl Inodes {
             match set(&name.0, Some(&value.0)) {
                 Ok(()) => {}
                 Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::EINVAL) => {
-                    drop(self.xattrs_lost.fetch_add(1, Ordering::Relaxed))
+                    self.xattrs_lost.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(errno) => return Err(errno),
             }

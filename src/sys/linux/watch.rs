@@ -104,11 +104,13 @@ pub fn keep_descriptor(number: i32) -> SysResult<()> {
         (3, number.saturating_sub(1)),
         (number.saturating_add(1).max(3), u32::MAX),
     ] {
-        // SAFETY: as above; an empty range is left out.
-        if first <= last
-            && unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_UNSHARE) }
-                != 0
-        {
+        if first > last {
+            continue;
+        }
+        // SAFETY: as above.
+        let closed =
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_UNSHARE) };
+        if closed != 0 {
             return Err(last_errno());
         }
     }

@@ -33,13 +33,13 @@ pub fn expected(old: &Tree, new: &Tree, times: &Times, loose: &BTreeSet<Id>) -> 
             let same_dir = id == other && a.entries == b.entries;
             match (times.get(a.mtime), times.get(b.mtime)) {
                 _ if loose.contains(id) || loose.contains(other) => {
-                    drop(found.may.insert(path.clone()))
+                    found.may.insert(path.clone());
                 }
                 (Some(x), Some(y)) if x == y => {}
                 // A directory's times count where none of its entries changed; whether any did in
                 // between is not always known here.
                 (Some(_), Some(_)) if !a.is_dir() || same_dir => {
-                    drop(found.must.insert(path.clone(), 'M'))
+                    found.must.insert(path.clone(), 'M');
                 }
                 _ if a.is_dir() && id == other && !same_dir => drop(found.may.insert(path.clone())),
                 _ => drop(found.may.insert(path.clone())),
