@@ -11,6 +11,7 @@
 //! - [`states::States`]: two of them, with what is known of where they differ; walks along that,
 //!   and makes a [`plan::Plan`].
 //! - [`pair::plan`]: of any two trees, with nothing known, or with what was recorded between them.
+//! - [`merge::merge`]: of three, what two did to one; its outcome is a tree again.
 //! - [`apply::apply`]: carries a plan out on a [`apply::Sink`].
 //!
 //! Nothing here makes a system call ([ADR 29](../../docs/adr/0029-one-plan.md)).
@@ -18,12 +19,14 @@
 pub mod apply;
 #[cfg(test)]
 mod memory;
+pub mod merge;
 pub mod pair;
 pub mod plan;
 pub mod states;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+use std::io::Read;
 use std::sync::Arc;
 
 use crate::history::present::Trail;
@@ -65,6 +68,12 @@ pub trait Tree {
     /// Those of reading both.
     fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool>;
 
+    /// What a file holds; `None`: more than `most` bytes.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>>;
+
     /// The inode that a name leads to, with the way to it.
     ///
     /// # Errors
@@ -95,6 +104,14 @@ impl Tree for View<'_> {
 
     fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool> {
         same_content((self, file), (other, there))
+    }
+
+    fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        if let (_, Some(file)) = self.open(file)? {
+            file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+        }
+        Ok((bytes.len() as u64 <= most).then_some(bytes))
     }
 }
 

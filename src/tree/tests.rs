@@ -16,7 +16,7 @@ use crate::sys::Kind;
 
 /// What is done to a tree; places and inodes are chosen among those that there are.
 #[derive(Clone, Debug)]
-enum Op {
+pub(super) enum Op {
     Make {
         dir: usize,
         name: u8,
@@ -55,7 +55,7 @@ enum Op {
     },
 }
 
-fn op() -> impl Strategy<Value = Op> {
+pub(super) fn op() -> impl Strategy<Value = Op> {
     let (nth, name) = (0..64_usize, 0..5_u8);
     prop_oneof![
         3 => (nth.clone(), name.clone(), any::<bool>()).prop_map(|(dir, name, is_dir)| Op::Make { dir, name, is_dir }),
@@ -202,14 +202,14 @@ impl Memory {
         }
     }
 
-    fn after(&self, ops: &[Op]) -> Memory {
+    pub(super) fn after(&self, ops: &[Op]) -> Memory {
         let mut tree = self.clone();
         ops.iter().for_each(|op| tree.carry_out(op));
         tree
     }
 
     /// What each path is: its attributes and content, and by which path its inode was met first.
-    fn shown(&self) -> BTreeMap<Vec<u8>, (Node, Vec<u8>)> {
+    pub(super) fn shown(&self) -> BTreeMap<Vec<u8>, (Node, Vec<u8>)> {
         let (mut shown, mut first) = (BTreeMap::new(), HashMap::new());
         let mut open = vec![(Vec::new(), Slot::ROOT)];
         while let Some((path, slot)) = open.pop() {
@@ -274,7 +274,7 @@ proptest! {
 }
 
 /// `(path, directory)`, made in this order.
-fn tree(paths: &[(&str, bool)]) -> (Memory, HashMap<String, Slot>) {
+pub(super) fn tree(paths: &[(&str, bool)]) -> (Memory, HashMap<String, Slot>) {
     let (mut tree, mut slots) = (Memory::new(), HashMap::from([(String::new(), Slot::ROOT)]));
     for (path, is_dir) in paths {
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));

@@ -1,0 +1,294 @@
+//! What comes of a merge: a tree, and what it takes to make it of `ours`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::super::Tree;
+use super::super::pair;
+use super::super::plan::Plan;
+use super::Conflict;
+use super::inodes::{Inode, Origin};
+use super::places::Merged;
+use super::side::Side;
+use crate::history::present::Trail;
+use crate::history::touched::Touched;
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{AttrState, Child};
+use crate::sys::{Errno, SysResult, Xattrs};
+
+/// See the module. Its inodes have the numbers of `ours`; what comes from `theirs` has those of
+/// `theirs`.
+pub struct Outcome<'a, T> {
+    base: Side<'a, T>,
+    ours: Side<'a, T>,
+    theirs: Side<'a, T>,
+    merged: Merged,
+    inodes: HashMap<Slot, Inode>,
+    /// Directory -> what its names lead to, of all that were looked at.
+    names: HashMap<Slot, BTreeMap<Name, Option<Slot>>>,
+    /// The number that an inode has here -> the number in common.
+    numbers: HashMap<Slot, Slot>,
+}
+
+/// Where the content of an inode is to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source<'o> {
+    /// In the inode of `ours` with this number.
+    Ours(Slot),
+    /// In the inode of `theirs` with this number.
+    Theirs(Slot),
+    /// Here: lines of both.
+    Text(&'o [u8]),
+}
+
+/// `ours`, or the outcome: what a plan is made of.
+enum State<'o, 'a, T> {
+    Ours(&'o Outcome<'a, T>),
+    Merged(&'o Outcome<'a, T>),
+}
+
+impl<'a, T: Tree> Outcome<'a, T> {
+    pub(super) fn new(
+        base: Side<'a, T>,
+        ours: Side<'a, T>,
+        theirs: Side<'a, T>,
+        merged: Merged,
+        inodes: HashMap<Slot, Inode>,
+    ) -> Outcome<'a, T> {
+        let mut names: HashMap<Slot, BTreeMap<Name, Option<Slot>>> = HashMap::new();
+        for place in [&base, &ours, &theirs]
+            .into_iter()
+            .flat_map(Side::all_places)
+        {
+            let place = place.clone();
+            names
+                .entry(place.parent)
+                .or_default()
+                .insert(place.name, None);
+        }
+        for (slot, places) in &merged.places {
+            for place in places {
+                let place = place.clone();
+                let names = names.entry(place.parent).or_default();
+                names.insert(place.name, Some(*slot));
+            }
+        }
+        let mut outcome = Outcome {
+            base,
+            ours,
+            theirs,
+            merged,
+            inodes,
+            names,
+            numbers: HashMap::new(),
+        };
+        let known = outcome.merged.places.keys().copied();
+        outcome.numbers = known
+            .filter_map(|number| Some((outcome.child(number)?.slot, number)))
+            .collect();
+        outcome
+    }
+
+    /// What clashes, sorted by path.
+    pub fn conflicts(&self) -> &[Conflict] {
+        &self.merged.conflicts
+    }
+
+    /// What is to be done for `ours` to become this.
+    ///
+    /// # Errors
+    /// Those of reading both sides.
+    pub fn plan(&self) -> SysResult<Plan> {
+        let mut touched = Touched::default();
+        for (dir, names) in &self.names {
+            let dir = self.child(*dir).map_or(*dir, |child| child.slot);
+            touched
+                .names
+                .entry(dir)
+                .or_default()
+                .extend(names.keys().cloned());
+        }
+        for number in self.inodes.keys() {
+            let slot = self.child(*number).map_or(*number, |child| child.slot);
+            touched.nodes.insert(slot);
+            touched.data.insert(slot);
+        }
+        pair::plan(&State::Ours(self), &State::Merged(self), Some(&touched))
+    }
+
+    /// Where the content of an inode of the outcome is to be had.
+    pub fn source(&self, slot: Slot) -> Source<'_> {
+        let number = self.number(slot);
+        match self.inodes.get(&number).map(|inode| &inode.content) {
+            Some(Origin::Text(text)) => Source::Text(text),
+            Some(Origin::Theirs) => Source::Theirs(self.met(&self.theirs, number).unwrap_or(slot)),
+            Some(Origin::Ours) => Source::Ours(slot),
+            None if self.ours.has(number) || !self.theirs.has(number) => Source::Ours(slot),
+            None => Source::Theirs(slot),
+        }
+    }
+
+    fn met(&self, side: &Side<'a, T>, number: Slot) -> Option<Slot> {
+        side.met.get(&number).map(|(child, _)| child.slot)
+    }
+
+    fn number(&self, slot: Slot) -> Slot {
+        self.numbers.get(&slot).copied().unwrap_or(slot)
+    }
+
+    /// The inode with this number in common as it is here.
+    fn child(&self, number: Slot) -> Option<Child> {
+        let side = [&self.ours, &self.theirs, &self.base]
+            .into_iter()
+            .find_map(|side| side.met.get(&number));
+        side.map(|(child, _)| *child)
+    }
+
+    /// The side that an inode is of, and the way to it there.
+    fn home(&self, node: &Arc<Trail>) -> (&Side<'a, T>, Arc<Trail>) {
+        let number = self.number(node.slot);
+        for side in [&self.ours, &self.theirs] {
+            if let Some(way) = side.way(number) {
+                return (side, Arc::clone(way));
+            }
+        }
+        (&self.ours, Arc::clone(node))
+    }
+}
+
+impl<T: Tree> Tree for Outcome<'_, T> {
+    fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        let known = self.names.get(&self.number(dir.slot));
+        match known.and_then(|names| names.get(name)) {
+            Some(there) => Ok(there.and_then(|number| Outcome::child(self, number))),
+            None => {
+                let (side, way) = self.home(dir);
+                side.tree.child(&way, name)
+            }
+        }
+    }
+
+    fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        let (side, way) = self.home(dir);
+        let mut names: BTreeMap<Name, Child> = side.tree.list(&way)?.into_iter().collect();
+        for (name, there) in self.names.get(&self.number(dir.slot)).into_iter().flatten() {
+            names.remove(name);
+            if let Some(child) = there.and_then(|number| Outcome::child(self, number)) {
+                names.insert(name.clone(), child);
+            }
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        let (side, way) = self.home(node);
+        let mut attr = side.tree.attr(&way)?;
+        let number = self.number(node.slot);
+        attr.stat.ino = node.slot.0;
+        if attr.stat.kind != crate::sys::Kind::Dir
+            && let Some(places) = self.merged.places.get(&number)
+        {
+            // Names that were not looked at are as many as before.
+            let before = side.places_of(number).len();
+            let more = u32::try_from(places.len()).unwrap_or(u32::MAX);
+            let less = u32::try_from(before).unwrap_or(u32::MAX);
+            attr.stat.nlink = attr.stat.nlink.saturating_add(more).saturating_sub(less);
+        }
+        if let Some(inode) = self.inodes.get(&number) {
+            attr.stat.mode = inode.mode;
+            (attr.stat.uid, attr.stat.gid) = (inode.uid, inode.gid);
+            attr.stat.mtime = inode.mtime.unwrap_or(attr.stat.mtime);
+            if inode.content == Origin::Theirs
+                && let Some(there) = self.theirs.way(number)
+            {
+                let theirs = self.theirs.tree.attr(there)?;
+                attr.target = theirs.target;
+                attr.stat.size = theirs.stat.size;
+            }
+        }
+        Ok(attr)
+    }
+
+    fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
+        if let Some(inode) = self.inodes.get(&self.number(node.slot)) {
+            return Ok(inode.xattrs.clone());
+        }
+        let (side, way) = self.home(node);
+        side.tree.xattrs(&way)
+    }
+
+    fn same_content(
+        &self,
+        _file: &Arc<Trail>,
+        _other: &Self,
+        _there: &Arc<Trail>,
+    ) -> SysResult<bool> {
+        // Two outcomes are not compared.
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>> {
+        let number = self.number(file.slot);
+        let (side, way) = match self.source(file.slot) {
+            Source::Text(text) => return Ok(Some(text.to_vec())),
+            Source::Theirs(_) => match self.theirs.way(number) {
+                Some(way) => (&self.theirs, Arc::clone(way)),
+                None => self.home(file),
+            },
+            Source::Ours(_) => self.home(file),
+        };
+        side.tree.read(&way, most)
+    }
+}
+
+impl<T: Tree> Tree for State<'_, '_, T> {
+    fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        match self {
+            State::Ours(outcome) => outcome.ours.tree.child(dir, name),
+            State::Merged(outcome) => Tree::child(*outcome, dir, name),
+        }
+    }
+
+    fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        match self {
+            State::Ours(outcome) => outcome.ours.tree.list(dir),
+            State::Merged(outcome) => outcome.list(dir),
+        }
+    }
+
+    fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        match self {
+            State::Ours(outcome) => outcome.ours.tree.attr(node),
+            State::Merged(outcome) => outcome.attr(node),
+        }
+    }
+
+    fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
+        match self {
+            State::Ours(outcome) => outcome.ours.tree.xattrs(node),
+            State::Merged(outcome) => outcome.xattrs(node),
+        }
+    }
+
+    fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool> {
+        match (self, other) {
+            (State::Ours(one), State::Merged(_)) => match one.source(there.slot) {
+                Source::Ours(slot) => Ok(slot == file.slot),
+                Source::Text(_) => Ok(false),
+                Source::Theirs(_) => {
+                    let number = one.number(there.slot);
+                    let way = one.theirs.way(number).ok_or(Errno::ESTALE)?;
+                    one.ours.tree.same_content(file, one.theirs.tree, way)
+                }
+            },
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>> {
+        match self {
+            State::Ours(outcome) => outcome.ours.tree.read(file, most),
+            State::Merged(outcome) => outcome.read(file, most),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! One of the three states: which inodes it has, by the numbers that all three have in common, and
+//! where they are.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use super::super::{Tree, has_attrs};
+use super::Names;
+use crate::history::present::Trail;
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{Child, Place};
+use crate::sys::{Errno, Kind, SysResult};
+
+/// An inode that a walk came by: the directory, the name, what it leads to, the way.
+type Step = (Slot, Name, Child, Arc<Trail>);
+
+/// See the module.
+///
+/// **Numbers in common.** An inode of the base has its number in all three. One that was made since
+/// has its own, but for two cases. A file that was put in place of one that is gone then (an editor
+/// writes another file and renames it) is what that was. A directory that both sides made at one
+/// place is one directory.
+pub struct Side<'a, T> {
+    pub(super) tree: &'a T,
+    /// Number in common -> the places of the inode.
+    pub(super) places: HashMap<Slot, BTreeSet<Place>>,
+    /// Number in common -> the inode as this state knows it, and a way to it.
+    pub(super) met: HashMap<Slot, (Child, Arc<Trail>)>,
+    at: HashMap<Place, Child>,
+    /// The number that this state has -> the number in common, where they differ.
+    numbers: HashMap<Slot, Slot>,
+}
+
+/// Walks a state along some names, parents before children; what `base` has not is listed whole,
+/// for nothing is recorded of the names of a new directory.
+fn walk<T: Tree>(
+    tree: &T,
+    along: Option<&Names>,
+    is_new: impl Fn(Slot) -> bool,
+) -> SysResult<Vec<Step>> {
+    let mut steps = Vec::new();
+    let (mut open, mut entered) = (VecDeque::from([Trail::root()]), HashSet::new());
+    while let Some(dir) = open.pop_front() {
+        if !entered.insert(dir.slot) {
+            return Err(Errno::EIO);
+        }
+        let found: Vec<(Name, Child)> = match along {
+            Some(along) if !is_new(dir.slot) => {
+                let mut found = Vec::new();
+                for name in along.get(&dir.slot).into_iter().flatten() {
+                    found.extend(tree.child(&dir, name)?.map(|child| (name.clone(), child)));
+                }
+                found
+            }
+            _ => tree.list(&dir)?,
+        };
+        for (name, child) in found {
+            let trail = dir.step(&name, child.slot);
+            if child.kind == Kind::Dir {
+                open.push_back(Arc::clone(&trail));
+            }
+            steps.push((dir.slot, name, child, trail));
+        }
+    }
+    Ok(steps)
+}
+
+impl<'a, T: Tree> Side<'a, T> {
+    fn empty(tree: &'a T) -> Side<'a, T> {
+        let root = Child {
+            slot: Slot::ROOT,
+            kind: Kind::Dir,
+        };
+        Side {
+            tree,
+            places: HashMap::new(),
+            met: HashMap::from([(Slot::ROOT, (root, Trail::root()))]),
+            at: HashMap::new(),
+            numbers: HashMap::new(),
+        }
+    }
+
+    /// What both sides came from.
+    ///
+    /// # Errors
+    /// Those of reading it; EIO: a directory is in two places.
+    pub(super) fn base(tree: &'a T, along: Option<&Names>) -> SysResult<Side<'a, T>> {
+        let mut side = Side::empty(tree);
+        for step in walk(tree, along, |_| false)? {
+            let number = step.2.slot;
+            side.add(step, number);
+        }
+        Ok(side)
+    }
+
+    /// One of both. `other`: the one that was walked before.
+    ///
+    /// # Errors
+    /// As [`Side::base`].
+    pub(super) fn of(
+        tree: &'a T,
+        along: Option<&Names>,
+        base: &Side<'_, T>,
+        other: Option<&Side<'_, T>>,
+    ) -> SysResult<Side<'a, T>> {
+        let mut side = Side::empty(tree);
+        let steps = walk(tree, along, |slot| !base.has(slot))?;
+        let here: HashSet<Slot> = steps.iter().map(|(_, _, child, _)| child.slot).collect();
+        let mut taken = HashSet::new();
+        for step in steps {
+            let (dir, name, child, _) = &step;
+            let number = match side.numbers.get(&child.slot) {
+                Some(number) => *number,
+                None if base.has(child.slot) || side.met.contains_key(&child.slot) => child.slot,
+                None => {
+                    let place = Place {
+                        parent: side.number(*dir),
+                        name: name.clone(),
+                    };
+                    let before = base
+                        .child_at(&place)
+                        .filter(|old| old.kind == child.kind && !here.contains(&old.slot));
+                    let made = || {
+                        other
+                            .and_then(|other| other.number_at(&place))
+                            .filter(|(number, there)| {
+                                there.kind == Kind::Dir
+                                    && child.kind == Kind::Dir
+                                    && !base.has(*number)
+                            })
+                            .map(|(number, _)| number)
+                    };
+                    let same = before.map(|old| old.slot).or_else(made);
+                    match same.filter(|number| taken.insert(*number)) {
+                        Some(number) => {
+                            side.numbers.insert(child.slot, number);
+                            number
+                        }
+                        None => child.slot,
+                    }
+                }
+            };
+            side.add(step, number);
+        }
+        Ok(side)
+    }
+
+    fn add(&mut self, (dir, name, child, trail): Step, number: Slot) {
+        let place = Place {
+            parent: self.number(dir),
+            name,
+        };
+        self.at.insert(place.clone(), child);
+        self.places.entry(number).or_default().insert(place);
+        if let Entry::Vacant(entry) = self.met.entry(number) {
+            entry.insert((child, trail));
+        }
+    }
+
+    /// The number in common of an inode of this state.
+    pub(super) fn number(&self, slot: Slot) -> Slot {
+        self.numbers.get(&slot).copied().unwrap_or(slot)
+    }
+
+    pub(super) fn has(&self, number: Slot) -> bool {
+        self.met.contains_key(&number)
+    }
+
+    fn child_at(&self, place: &Place) -> Option<Child> {
+        self.at.get(place).copied()
+    }
+
+    pub(super) fn number_at(&self, place: &Place) -> Option<(Slot, Child)> {
+        self.child_at(place)
+            .map(|child| (self.number(child.slot), child))
+    }
+
+    /// Every place that was looked at and leads to something.
+    pub(super) fn all_places(&self) -> impl Iterator<Item = &Place> {
+        self.at.keys()
+    }
+
+    pub(super) fn places_of(&self, number: Slot) -> BTreeSet<Place> {
+        self.places.get(&number).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn kind(&self, number: Slot) -> Option<Kind> {
+        self.met.get(&number).map(|(child, _)| child.kind)
+    }
+
+    pub(super) fn way(&self, number: Slot) -> Option<&Arc<Trail>> {
+        self.met.get(&number).map(|(_, way)| way)
+    }
+
+    /// An inode has the content that it has in another state: bytes, or where a link leads.
+    ///
+    /// # Errors
+    /// Those of reading both.
+    pub(super) fn same_content(&self, number: Slot, other: &Side<'_, T>) -> SysResult<bool> {
+        let (Some((child, here)), Some(there)) = (self.met.get(&number), other.way(number)) else {
+            return Ok(false);
+        };
+        match child.kind {
+            Kind::File => self.tree.same_content(here, other.tree, there),
+            Kind::Symlink => Ok(self.tree.attr(here)?.target == other.tree.attr(there)?.target),
+            _ => Ok(true),
+        }
+    }
+
+    /// An inode is as it is in another state, times apart.
+    ///
+    /// # Errors
+    /// Those of reading both.
+    pub(super) fn same_inode(&self, number: Slot, other: &Side<'_, T>) -> SysResult<bool> {
+        let (Some(here), Some(there)) = (self.way(number), other.way(number)) else {
+            return Ok(false);
+        };
+        Ok(self.same_content(number, other)?
+            && has_attrs((self.tree, here), (other.tree, there), false)?)
+    }
+}

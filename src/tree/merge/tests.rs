@@ -1,0 +1,335 @@
+//! What only one side did is done, what both did alike is done once, what clashes is named; and the
+//! plan of a merge makes of `ours` what the merge says.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::super::Tree;
+use super::super::apply::apply;
+use super::super::memory::{Becoming, Memory, Node};
+use super::super::tests::{Op, op, tree};
+use super::outcome::Outcome;
+use super::{Clash, Who, merge};
+use crate::history::present::Trail;
+use crate::store::ids::{Name, Slot};
+use crate::store::record::Place;
+use crate::sys::{Errno, Kind};
+
+/// The whole outcome, as a tree in memory.
+fn whole(outcome: &Outcome<'_, Memory>) -> Memory {
+    let mut tree = Memory::new();
+    let mut open = vec![Trail::root()];
+    while let Some(dir) = open.pop() {
+        let names = outcome.list(&dir).expect("listed");
+        let mut below = BTreeMap::new();
+        for (name, child) in names {
+            below.insert(name.clone(), child.slot);
+            let trail: Arc<Trail> = dir.step(&name, child.slot);
+            if child.kind == Kind::Dir {
+                assert!(!tree.nodes.contains_key(&child.slot), "no tree");
+                tree.nodes.insert(child.slot, Node::Dir(0, BTreeMap::new()));
+                open.push(trail);
+            } else {
+                let mode = outcome.attr(&trail).expect("attributes").stat.mode;
+                let content = outcome.read(&trail, 1).expect("content").expect("short")[0];
+                tree.nodes.insert(child.slot, Node::File(mode, content));
+            }
+        }
+        let mode = outcome.attr(&dir).expect("attributes").stat.mode;
+        tree.nodes.insert(dir.slot, Node::Dir(mode, below));
+    }
+    tree
+}
+
+/// Merges, and looks whether the plan makes of `ours` what comes of it.
+#[track_caller]
+fn merged(base: &Memory, ours: &Memory, theirs: &Memory) -> (Memory, Vec<(Vec<u8>, Clash, Slot)>) {
+    let outcome = merge(base, ours, theirs, None).expect("a merge");
+    let wanted = whole(&outcome);
+    let plan = outcome.plan().expect("a plan");
+    let mut becoming = Becoming::new(ours.clone(), &wanted, true);
+    apply(&plan, &mut becoming).expect("carried out");
+    assert_eq!(becoming.tree.shown(), wanted.shown(), "{plan:?}");
+    for place in wanted.places() {
+        let trail = Trail::root().step(&place.1.name, place.0);
+        let links = wanted.links(place.0).len();
+        if wanted.kind(place.0) != Kind::Dir {
+            let nlink = outcome.attr(&trail).expect("attributes").stat.nlink;
+            assert_eq!(nlink as usize, links, "{place:?}");
+        }
+    }
+    let conflicts = outcome.conflicts().iter();
+    let conflicts =
+        conflicts.map(|conflict| (conflict.path.clone(), conflict.clash.clone(), conflict.slot));
+    (wanted, conflicts.collect())
+}
+
+/// What both sides did to a base; what they made has numbers of its own.
+fn sides(before: &[Op], ours: &[Op], theirs: &[Op]) -> [Memory; 3] {
+    let base = Memory::new().after(before);
+    let mut other = base.clone();
+    other.last += 1000;
+    [base.clone(), base.after(ours), other.after(theirs)]
+}
+
+fn three<V: PartialEq + Copy>(base: V, ours: V, theirs: V) -> Option<V> {
+    match (ours == base, theirs == base) {
+        (_, true) => Some(ours),
+        (true, false) => Some(theirs),
+        (false, false) => (ours == theirs).then_some(ours),
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::sys::fuzz::config())]
+
+    #[test]
+    fn what_one_side_did_is_done(before in vec(op(), 0..40), did in vec(op(), 0..12)) {
+        let [base, changed, _] = sides(&before, &did, &[]);
+        for (ours, theirs) in [(&base, &changed), (&changed, &base), (&changed, &changed)] {
+            let (tree, conflicts) = merged(&base, ours, theirs);
+            prop_assert_eq!(&tree.shown(), &changed.shown());
+            prop_assert_eq!(conflicts, vec![]);
+        }
+    }
+
+    #[test]
+    fn what_both_did_is_done_or_named(before in vec(op(), 0..40), ours in vec(op(), 0..8), theirs in vec(op(), 0..8)) {
+        let [base, ours, theirs] = sides(&before, &ours, &theirs);
+        let (tree, conflicts) = merged(&base, &ours, &theirs);
+        let (other, others) = merged(&base, &theirs, &ours);
+        prop_assert_eq!(conflicts.is_empty(), others.is_empty(), "{:?} {:?}", conflicts, others);
+        if conflicts.is_empty() {
+            prop_assert_eq!(tree.shown(), other.shown());
+        }
+        // Inodes that all three have are told apart by number alone, without what the merge thinks.
+        for (slot, node) in &base.nodes {
+            let (Some(here), Some(there)) = (ours.nodes.get(slot), theirs.nodes.get(slot)) else { continue };
+            let named = conflicts.iter().any(|(_, _, clashes)| clashes == slot);
+            let values = |node: &Node| match node {
+                Node::Dir(mode, _) => (*mode, None),
+                Node::File(mode, content) => (*mode, Some(*content)),
+            };
+            let (b, o, t) = (values(node), values(here), values(there));
+            match (three(b.0, o.0, t.0), three(b.1, o.1, t.1), tree.nodes.get(slot).map(values)) {
+                (Some(mode), Some(content), Some(now)) => prop_assert_eq!((mode, content), now),
+                (Some(_), Some(_), None) => prop_assert!(!conflicts.is_empty() || *slot == Slot::STAGING),
+                _ => prop_assert!(named, "{:?} clashes, and is not among {:?}", slot, conflicts),
+            }
+        }
+        // What a side made is there, or something about it or above it clashes.
+        if conflicts.is_empty() {
+            let made = |side: &Memory| side.nodes.keys().filter(|slot| !base.nodes.contains_key(slot)).count();
+            let there = tree.nodes.keys().filter(|slot| !base.nodes.contains_key(slot)).count();
+            prop_assert!(there <= made(&ours) + made(&theirs));
+        }
+    }
+}
+
+fn at(dir: Slot, name: &str) -> Place {
+    Place {
+        parent: dir,
+        name: Name::new(name.as_bytes()),
+    }
+}
+
+fn base() -> (Memory, HashMap<String, Slot>) {
+    tree(&[("d", true), ("d/f", false), ("g", false), ("e", true)])
+}
+
+impl Memory {
+    fn moved(&mut self, from: &Place, to: &Place) {
+        let slot = self
+            .names_mut(from.parent)
+            .remove(&from.name)
+            .expect("it is there");
+        self.names_mut(to.parent).insert(to.name.clone(), slot);
+    }
+
+    fn written(&mut self, slot: Slot, byte: u8) {
+        let Some(Node::File(_, has)) = self.nodes.get_mut(&slot) else {
+            panic!("no file")
+        };
+        *has = byte;
+    }
+}
+
+/// One line of the table of conflicts: what both did, and what comes of it.
+#[track_caller]
+fn clash(
+    ours: impl Fn(&mut Memory, &HashMap<String, Slot>),
+    theirs: impl Fn(&mut Memory, &HashMap<String, Slot>),
+    clashes: &[(&str, Clash)],
+    paths: &[&str],
+) {
+    let (base, slots) = base();
+    let (mut here, mut there) = (base.clone(), base.clone());
+    there.last += 1000;
+    ours(&mut here, &slots);
+    theirs(&mut there, &slots);
+    let (tree, conflicts) = merged(&base, &here, &there);
+    let conflicts: Vec<(&str, Clash)> = conflicts
+        .iter()
+        .map(|(path, clash, _)| (std::str::from_utf8(path).expect("a path"), clash.clone()))
+        .collect();
+    assert_eq!(conflicts, clashes);
+    let shown: Vec<String> = tree
+        .shown()
+        .into_iter()
+        .map(|(path, (node, _))| match node {
+            Node::Dir(..) => String::from_utf8_lossy(&path).into_owned() + "/",
+            Node::File(_, content) => format!("{}={content}", String::from_utf8_lossy(&path)),
+        })
+        .collect();
+    assert_eq!(shown, paths);
+}
+
+const ROOT: Slot = Slot::ROOT;
+
+#[test]
+fn a_rename_here_and_an_edit_there_compose() {
+    clash(
+        |tree, slots| tree.moved(&at(slots["d"], "f"), &at(slots["e"], "h")),
+        |tree, slots| tree.written(slots["d/f"], 9),
+        &[],
+        &["/", "/d/", "/e/", "/e/h=9", "/g=3"],
+    );
+}
+
+#[test]
+fn a_file_that_was_written_anew_and_renamed_into_place_is_what_it_was() {
+    let replaced = |tree: &mut Memory, slots: &HashMap<String, Slot>| {
+        tree.remove_tree(&at(slots["d"], "f"));
+        tree.add(&at(slots["d"], "f"), Node::File(0o644, 9));
+    };
+    clash(
+        replaced,
+        |tree, slots| tree.moved(&at(slots["d"], "f"), &at(ROOT, "f")),
+        &[],
+        &["/", "/d/", "/e/", "/f=9", "/g=3"],
+    );
+    clash(
+        replaced,
+        |tree, slots| tree.written(slots["d/f"], 8),
+        &[("d/f", Clash::Content)],
+        &["/", "/d/", "/d/f=9", "/e/", "/g=3"],
+    );
+}
+
+#[test]
+fn what_one_removed_and_the_other_changed_stays_as_ours_has_it() {
+    clash(
+        |tree, slots| tree.written(slots["g"], 9),
+        |tree, _| tree.remove_tree(&at(ROOT, "g")),
+        &[("g", Clash::Removed(Who::Theirs))],
+        &["/", "/d/", "/d/f=2", "/e/", "/g=9"],
+    );
+    clash(
+        |tree, _| tree.remove_tree(&at(ROOT, "g")),
+        |tree, slots| tree.written(slots["g"], 9),
+        &[("g", Clash::Removed(Who::Ours))],
+        &["/", "/d/", "/d/f=2", "/e/"],
+    );
+}
+
+#[test]
+fn two_names_for_one_file_clash_and_so_do_two_files_at_one_name() {
+    clash(
+        |tree, _| tree.moved(&at(ROOT, "g"), &at(ROOT, "here")),
+        |tree, _| tree.moved(&at(ROOT, "g"), &at(ROOT, "there")),
+        &[("here", Clash::Moved)],
+        &["/", "/d/", "/d/f=2", "/e/", "/here=3"],
+    );
+    let made = |content| {
+        move |tree: &mut Memory, _: &HashMap<String, Slot>| {
+            tree.add(&at(ROOT, "new"), Node::File(0o644, content));
+        }
+    };
+    clash(
+        made(7),
+        made(8),
+        &[("new", Clash::Name)],
+        &["/", "/d/", "/d/f=2", "/e/", "/g=3", "/new=7"],
+    );
+    clash(
+        made(7),
+        made(7),
+        &[],
+        &["/", "/d/", "/d/f=2", "/e/", "/g=3", "/new=7"],
+    );
+}
+
+#[test]
+fn a_directory_that_both_made_is_one() {
+    let made = |name: &'static str| {
+        move |tree: &mut Memory, _: &HashMap<String, Slot>| {
+            let dir = tree.add(&at(ROOT, "new"), Node::Dir(0o755, BTreeMap::new()));
+            tree.add(&at(dir, name), Node::File(0o644, 1));
+        }
+    };
+    clash(
+        made("a"),
+        made("b"),
+        &[],
+        &[
+            "/", "/d/", "/d/f=2", "/e/", "/g=3", "/new/", "/new/a=1", "/new/b=1",
+        ],
+    );
+}
+
+#[test]
+fn a_directory_that_one_removed_stays_for_what_the_other_put_into_it() {
+    clash(
+        |tree, slots| {
+            tree.add(&at(slots["d"], "new"), Node::File(0o644, 1));
+        },
+        |tree, _| tree.remove_tree(&at(ROOT, "d")),
+        &[("d", Clash::Directory(Who::Theirs))],
+        &["/", "/d/", "/d/new=1", "/e/", "/g=3"],
+    );
+    clash(
+        |tree, _| tree.remove_tree(&at(ROOT, "d")),
+        |tree, slots| {
+            tree.add(&at(slots["d"], "new"), Node::File(0o644, 1));
+        },
+        &[("d/new", Clash::Directory(Who::Ours))],
+        &["/", "/e/", "/g=3"],
+    );
+}
+
+#[test]
+fn directories_that_were_moved_into_each_other_stay_where_ours_has_them() {
+    clash(
+        |tree, slots| tree.moved(&at(ROOT, "d"), &at(slots["e"], "d")),
+        |tree, slots| tree.moved(&at(ROOT, "e"), &at(slots["d"], "e")),
+        &[("e", Clash::Cycle), ("e/d", Clash::Cycle)],
+        &["/", "/e/", "/e/d/", "/e/d/f=2", "/g=3"],
+    );
+}
+
+#[test]
+fn a_file_of_which_each_removed_another_name_is_kept() {
+    let (mut base, slots) = base();
+    base.names_mut(slots["e"])
+        .insert(Name::new(b"g2"), slots["g"]);
+    let (mut ours, mut theirs) = (base.clone(), base.clone());
+    ours.remove_tree(&at(ROOT, "g"));
+    theirs.remove_tree(&at(slots["e"], "g2"));
+    let (tree, conflicts) = merged(&base, &ours, &theirs);
+    assert_eq!(conflicts, [(b"e/g2".to_vec(), Clash::Moved, slots["g"])]);
+    assert_eq!(tree.shown(), ours.shown());
+}
+
+#[test]
+fn two_outcomes_are_not_compared() {
+    let (base, _) = base();
+    let outcome = merge(&base, &base, &base, None).expect("a merge");
+    let root = Trail::root();
+    assert_eq!(
+        outcome.same_content(&root, &outcome, &root),
+        Err(Errno::EOPNOTSUPP)
+    );
+}
