@@ -8,7 +8,7 @@ use super::side::Side;
 use super::text::{self, Text};
 use super::{Clash, Conflict};
 use crate::store::ids::Slot;
-use crate::sys::{Kind, SysResult, Time, Xattrs};
+use crate::sys::{Kind, Stat, SysResult, Time, Xattrs};
 
 /// Where the content of a merged inode comes from: bytes, or where a link leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,22 @@ fn three<V: PartialEq>(base: V, ours: V, theirs: V) -> Option<V> {
     }
 }
 
+/// An inode as one side has it.
+struct Seen {
+    stat: Stat,
+    xattrs: Xattrs,
+}
+
+fn seen<T: Tree>(side: &Side<'_, T>, slot: Slot) -> SysResult<Option<Seen>> {
+    let Some(way) = side.way(slot) else {
+        return Ok(None);
+    };
+    Ok(Some(Seen {
+        stat: side.tree.attr(way)?.stat,
+        xattrs: side.tree.xattrs(way)?,
+    }))
+}
+
 /// Merges content and attributes of what both sides have; gives the inodes that do not stay as
 /// `ours` has them.
 ///
@@ -61,14 +77,7 @@ pub(super) fn merge<T: Tree>(
     merged: &mut Merged,
 ) -> SysResult<HashMap<Slot, Inode>> {
     let mut inodes = HashMap::new();
-    let mut both: Vec<Slot> = theirs
-        .met
-        .keys()
-        .copied()
-        .filter(|slot| base.has(*slot) && ours.has(*slot))
-        .collect();
-    both.sort();
-    for slot in both {
+    for slot in theirs.met.keys().copied() {
         let mut clashes = Vec::new();
         let inode = merge_one([base, ours, theirs], slot, &mut clashes)?;
         let path = ours.way(slot).map(|way| way.path()).unwrap_or_default();
@@ -83,58 +92,61 @@ pub(super) fn merge<T: Tree>(
     Ok(inodes)
 }
 
+/// What is in `base` or not: a directory that both made is in both sides alone.
 fn merge_one<T: Tree>(
     sides: [&Side<'_, T>; 3],
     slot: Slot,
     clashes: &mut Vec<Clash>,
 ) -> SysResult<Option<Inode>> {
-    let [_, ours, theirs] = sides;
-    let mut stats = Vec::with_capacity(3);
-    let mut xattrs = Vec::with_capacity(3);
-    for side in sides {
-        let Some(way) = side.way(slot) else {
-            return Ok(None);
-        };
-        stats.push(side.tree.attr(way)?.stat);
-        xattrs.push(side.tree.xattrs(way)?);
-    }
-    let [b, o, t] = &stats[..] else {
+    let [base, ours, theirs] = sides;
+    let (Some(o), Some(t)) = (seen(ours, slot)?, seen(theirs, slot)?) else {
         return Ok(None);
     };
-    let content = match ours.kind(slot) {
-        Some(Kind::File | Kind::Symlink) => merge_content(sides, slot, clashes)?,
+    let b = seen(base, slot)?;
+    let content = match (o.stat.kind, &b) {
+        (Kind::File | Kind::Symlink, Some(_)) => merge_content(sides, slot, clashes)?,
         _ => Origin::Ours,
     };
-    let mode = three(b.mode, o.mode, t.mode).unwrap_or_else(|| {
-        clashes.push(Clash::Mode);
-        o.mode
-    });
-    let owner = |stat: &crate::sys::Stat| (stat.uid, stat.gid);
-    let (uid, gid) = three(owner(b), owner(o), owner(t)).unwrap_or_else(|| {
-        clashes.push(Clash::Owner);
-        owner(o)
-    });
+    let before = b.as_ref().map(|b| b.stat.mode);
+    let mode = three(before, Some(o.stat.mode), Some(t.stat.mode))
+        .flatten()
+        .unwrap_or_else(|| {
+            clashes.push(Clash::Mode);
+            o.stat.mode
+        });
+    let owner = |seen: &Seen| (seen.stat.uid, seen.stat.gid);
+    let (uid, gid) = three(b.as_ref().map(owner), Some(owner(&o)), Some(owner(&t)))
+        .flatten()
+        .unwrap_or_else(|| {
+            clashes.push(Clash::Owner);
+            owner(&o)
+        });
+    let before = b.as_ref().map_or(o.stat.mtime, |b| b.stat.mtime);
     let mtime = match content {
-        Origin::Ours => Some(three(b.mtime, o.mtime, t.mtime).unwrap_or(o.mtime)),
-        Origin::Theirs => Some(t.mtime),
+        Origin::Ours => Some(three(before, o.stat.mtime, t.stat.mtime).unwrap_or(o.stat.mtime)),
+        Origin::Theirs => Some(t.stat.mtime),
         Origin::Text(_) => None,
     };
-    let xattrs = merge_xattrs([&xattrs[0], &xattrs[1], &xattrs[2]], clashes);
-    let _ = theirs;
-    let stays = content == Origin::Ours
-        && (mode, uid, gid, mtime) == (o.mode, o.uid, o.gid, Some(o.mtime))
-        && xattrs
-            == ours
-                .way(slot)
-                .map_or(Ok(Xattrs::new()), |way| ours.tree.xattrs(way))?;
-    Ok((!stays).then_some(Inode {
+    let none = Xattrs::new();
+    let before = b.as_ref().map_or(&none, |b| &b.xattrs);
+    let xattrs = merge_xattrs([before, &o.xattrs, &t.xattrs], clashes);
+    let inode = Inode {
         content,
         mode,
         uid,
         gid,
         mtime,
         xattrs,
-    }))
+    };
+    let stays = Inode {
+        content: Origin::Ours,
+        mode: o.stat.mode,
+        uid: o.stat.uid,
+        gid: o.stat.gid,
+        mtime: Some(o.stat.mtime),
+        xattrs: o.xattrs,
+    };
+    Ok((inode != stays).then_some(inode))
 }
 
 fn merge_xattrs([base, ours, theirs]: [&Xattrs; 3], clashes: &mut Vec<Clash>) -> Xattrs {

@@ -281,6 +281,21 @@ fn a_directory_that_both_made_is_one() {
 }
 
 #[test]
+fn a_directory_that_both_made_with_other_permissions_has_those_of_ours() {
+    let made = |mode| {
+        move |tree: &mut Memory, _: &HashMap<String, Slot>| {
+            tree.add(&at(ROOT, "new"), Node::Dir(mode, BTreeMap::new()));
+        }
+    };
+    clash(
+        made(0o700),
+        made(0o755),
+        &[("new", Clash::Mode)],
+        &["/", "/d/", "/d/f=2", "/e/", "/g=3", "/new/"],
+    );
+}
+
+#[test]
 fn a_directory_that_one_removed_stays_for_what_the_other_put_into_it() {
     clash(
         |tree, slots| {
