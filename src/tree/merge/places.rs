@@ -152,7 +152,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         Ok(any)
     }
 
-    /// Both sides made the same file at a name, which is the only one that it has.
+    /// Both sides made the same file at a name, which is the only one that it has in either.
     fn is_made_twice(&self, slot: Slot, place: &Place) -> SysResult<bool> {
         let Some((number, there)) = self.ours.number_at(place) else {
             return Ok(false);
@@ -165,6 +165,7 @@ impl<T: Tree> Merging<'_, '_, T> {
             || self.base.has(slot)
             || self.base.has(number)
             || self.theirs.places_of(slot).len() != 1
+            || self.ours.places_of(number).len() != 1
         {
             return Ok(false);
         }
