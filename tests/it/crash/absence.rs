@@ -10,9 +10,10 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::disk::Host;
-use super::load::{Tree, tree};
-use super::random::{Random, count, is_long, seed};
+use super::usual_seed;
 use crate::common::command::sh;
+use crate::common::random::{Random, count, is_long, seed};
+use crate::common::tree::{Tree, tree};
 use crate::common::tree::{TreeOpts, assert_tree_is, compare, try_tree_without};
 use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, mount, run_limited, skip, tool,
@@ -182,7 +183,10 @@ const DISK_BYTES: u64 = 1 << 30;
 const MOUNT_MS: u64 = 160;
 
 fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
-    let mut random = Random::new(seed(&format!("power cuts in a mount on {v:?}")));
+    let mut random = Random::new(seed(
+        &format!("power cuts in a mount on {v:?}"),
+        usual_seed(),
+    ));
     let host = Host::new();
     let opts = apart(v);
     let (mut exact, mut begun, mut wrong) = (0, 0, Vec::new());

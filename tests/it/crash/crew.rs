@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::load::tree;
 use super::ops::{Op, is_dead, random_op, written_of};
-use super::random::Random;
+use crate::common::random::Random;
+use crate::common::tree::tree;
 use crate::common::tree::{TreeOpts, compare};
 
 /// Processes that work at once.

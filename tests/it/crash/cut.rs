@@ -8,9 +8,10 @@ use std::time::Duration;
 use super::after::{self, Found};
 use super::disk::Host;
 use super::load::{Load, Promised, WORKERS};
-use super::random::{Random, count, seed};
+use super::usual_seed;
 use crate::common::command::TOOL_SECONDS;
 use crate::common::mount::wait_until;
+use crate::common::random::{Random, count, seed};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
 
 /// Cuts of one variant.
@@ -59,7 +60,7 @@ impl Keep {
 }
 
 fn power_cuts(v: Variant) {
-    let seed = seed(&format!("power cuts on {v:?}"));
+    let seed = seed(&format!("power cuts on {v:?}"), usual_seed());
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);
     let host = Host::new();
     let image = host.format(v.fs, "disk.img");

@@ -10,8 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::crew::{Crew, Done, WORKERS, again, part};
-use super::load::{Load, Tree, tree};
-use super::random::{Random, count, seed};
+use super::load::Load;
+use super::usual_seed;
+use crate::common::random::{Random, count, seed};
+use crate::common::tree::{Tree, tree};
 use crate::common::tree::{TreeOpts, compare, copy_tree, try_tree_without};
 use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant, scratch};
 
@@ -478,7 +480,7 @@ fn exact_dirty(rig: &Rig, status: &serde_json::Value, id: u64, then: &Tree) -> R
 }
 
 fn killed_at_any_moment(v: Variant) {
-    let seed = seed(&format!("kills on {v:?}"));
+    let seed = seed(&format!("kills on {v:?}"), usual_seed());
     let kills = count("CKPTFS_KILLS", KILLS, KILLS_LONG);
     let mut opts = MountOpts::new(v.io).packing();
     opts.limit += Duration::from_secs(kills * 20);

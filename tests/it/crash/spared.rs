@@ -3,10 +3,10 @@
 
 use std::fs;
 
-use super::load::tree;
 use super::nth::operation_killed;
-use super::random::is_long;
 use crate::common::command::{sh, try_run_limited};
+use crate::common::random::is_long;
+use crate::common::tree::tree;
 use crate::common::tree::{TreeOpts, compare};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, skip, tool};
 

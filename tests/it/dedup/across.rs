@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::story::{assert_whole, came_free, free, noise, place, rewrite, trees};
+use super::story::{assert_whole, came_free, place, rewrite, trees};
+use crate::common::space::{free, noise};
 use crate::common::{Mount, MountOpts, NodeInfo, Variant, command::sh, for_each_variant, tree_of};
 
 for_each_variant! { reflink => projects_share_what_they_have_in_common }

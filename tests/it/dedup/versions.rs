@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use super::story::{
-    OPEN, apart, assert_whole, came_free, check, free, places, rewrite, tell, trees,
-};
+use super::story::{OPEN, apart, assert_whole, came_free, places, rewrite, tell, trees};
+use crate::common::command::check;
 use crate::common::mount::wait_until;
+use crate::common::space::free;
 use crate::common::{Variant, for_each_variant};
 
 for_each_variant! { all =>
@@ -146,7 +146,7 @@ fn what_comes_free_after_it_is_told_right(v: Variant) {
     // What is gone is no source for others: it is looked at as if it had never been.
     rewrite(
         &rig.path().join("again"),
-        &super::story::noise(super::story::LARGE, 100),
+        &crate::common::space::noise(super::story::LARGE, 100),
     );
     let id = rig.mount.checkpoint();
     rewrite(&rig.path().join("again"), b"other");
@@ -154,7 +154,7 @@ fn what_comes_free_after_it_is_told_right(v: Variant) {
     rig.mount.ok(&["dedup"]);
     assert_eq!(
         fs::read(rig.view(id).join("again")).unwrap(),
-        super::story::noise(super::story::LARGE, 100)
+        crate::common::space::noise(super::story::LARGE, 100)
     );
     assert_whole(&rig.mount);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::common::command::try_run_limited;
+use crate::common::has;
 use crate::common::mount::wait_until;
 use crate::common::process::is_used_by;
 use crate::common::{run_limited, stdout_of, succeeds, tool};
@@ -136,11 +136,9 @@ const FIO_SECONDS: u64 = 300;
 
 /// Why a test that needs these programs cannot run, if so.
 pub fn missing(programs: &[&str]) -> Option<String> {
-    programs.iter().find_map(|name| {
-        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10)
-            .is_ok_and(|output| output.status.success());
-        (!there).then(|| format!("{name} is not installed (make deps)"))
-    })
+    programs
+        .iter()
+        .find_map(|name| (!has(name)).then(|| format!("{name} is not installed (make deps)")))
 }
 
 /// Those of the stressors that this version of stress-ng has.

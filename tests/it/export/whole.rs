@@ -5,8 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
 
-use super::support::{assert_is, copies, copy_at, history, live};
+use super::support::{assert_is, copies, copy_at, history};
 use crate::common::command::sh;
+use crate::common::tree::tree;
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant, sample_tree, scratch};
 
 fn start(v: Variant) -> Rig {
@@ -102,7 +103,7 @@ fn only_what_changed_is_touched(v: Variant) {
     // The directory in which the file was replaced has its times set.
     assert_eq!((&before[..3], &before[4..]), (&after[..3], &after[4..]));
     assert_ne!(changed, stamp("wide/file-101"));
-    assert_is(&dest, &live(&rig));
+    assert_is(&dest, &tree(rig.path()));
 }
 
 /// Killed at some moment, and run again; and a state in which anything may be there.
@@ -129,7 +130,7 @@ fn an_interrupted_export_is_finished_by_the_next(v: Variant) {
         let _ = child.wait();
     }
     export(&rig, first, &dest);
-    assert_is(&dest, &live(&rig));
+    assert_is(&dest, &tree(rig.path()));
     sh(
         rig.path(),
         "rm -r m1 m2; mkdir x; echo new > m3/1; ln m3/2 x/linked",
@@ -143,7 +144,7 @@ fn an_interrupted_export_is_finished_by_the_next(v: Variant) {
     sh(&dest, mark);
     let said = export(&rig, second, &dest);
     assert!(said["from"].is_null(), "{said}");
-    assert_is(&dest, &live(&rig));
+    assert_is(&dest, &tree(rig.path()));
     assert_eq!(export(&rig, second, &dest)["from"], second);
 }
 
@@ -180,7 +181,7 @@ fn changes_to_the_copy_are_found_when_asked_for(v: Variant) {
     // made anew.
     sh(&dest, "touch wide/file-001");
     rig.mount.ok(&["export", "--full", &id, &at]);
-    assert_is(&dest, &live(&rig));
+    assert_is(&dest, &tree(rig.path()));
 }
 
 /// What was cloned from a live file counts only once it is proven that the file had not changed:
@@ -260,7 +261,7 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
 /// The same with the real program and writers that never rest.
 fn writers_do_not_reach_an_export(v: Variant) {
     let rig = start(v);
-    let expected = live(&rig);
+    let expected = tree(rig.path());
     let id = rig.mount.checkpoint();
     let dest = copies(&rig);
     let writers = "while [ -e go ]; do for f in wide/file-*; do echo changed > $f; done; for f in wide/file-1*; do mv $f $f.x; done; rm -f wide/*.x; \

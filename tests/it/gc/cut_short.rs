@@ -10,7 +10,9 @@ use ckptfs::engine::api::Fault;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
-use super::story::{Tree, ids, objects, rounds, views};
+use super::story::{ids, objects, rounds, views};
+use crate::common::random::is_long;
+use crate::common::tree::Tree;
 use crate::common::tree::assert_tree_is;
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant};
 
@@ -20,10 +22,6 @@ const UNIT: usize = 8192;
 /// No run of this test makes more calls.
 const CALLS_MAX: u64 = 4000;
 const KEPT: [u64; 3] = [2, 5, 6];
-
-fn long() -> bool {
-    std::env::var_os("CKPTFS_LONG").is_some()
-}
 
 /// A tree beside its mount, so that its daemon can be armed.
 struct Beside {
@@ -113,7 +111,7 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
             } else {
                 (kills, failures + 1)
             };
-            let step = if long() {
+            let step = if is_long() {
                 1
             } else if plan.only.is_some() {
                 1 + nth / 3

@@ -10,8 +10,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::story::{ids, noise, objects, work};
+use super::story::{ids, objects, work};
 use crate::common::mount::wait_until;
+use crate::common::space::noise;
 use crate::common::tree::assert_tree_is;
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::story::{Tree, free, noise, objects, views};
+use super::story::{objects, views};
 use crate::common::mount::wait_until;
+use crate::common::space::{free, noise};
+use crate::common::tree::Tree;
 use crate::common::tree::{NodeKind, compare};
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 

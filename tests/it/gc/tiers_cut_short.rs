@@ -10,9 +10,12 @@ use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 use serde_json::json;
 
-use super::story::{Tree, ids, noise, objects, views};
+use super::story::{ids, objects, views};
 use super::tiers::{assert_whole_but_dropped, configure, dropped};
 use crate::common::mount::wait_until;
+use crate::common::random::is_long;
+use crate::common::space::noise;
+use crate::common::tree::Tree;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { one => a_tier_that_is_cut_short_is_finished_by_the_next }
@@ -22,10 +25,6 @@ const UNIT: usize = 8192;
 const CALLS_MAX: u64 = 4000;
 /// Versions that go.
 const VERSIONS: usize = 6;
-
-fn long() -> bool {
-    std::env::var_os("CKPTFS_LONG").is_some()
-}
 
 fn story(v: Variant, image: &Image, name: &str) -> (Mount, Vec<(u64, Tree)>) {
     let (backing, point) = (image.dir(name), image.dir(&format!("{name}-here")));
@@ -123,7 +122,7 @@ fn a_tier_that_is_cut_short_is_finished_by_the_next(v: Variant) {
             part += u64::from(gone > 0 && leftovers > 0);
             cuts += 1;
             nth += match plan.only {
-                _ if long() => 1,
+                _ if is_long() => 1,
                 Some(_) => 1 + nth / 3,
                 None => 7 + nth,
             };

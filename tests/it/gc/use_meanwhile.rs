@@ -6,7 +6,9 @@ use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::story::{Tree, ids, noise, rounds};
+use super::story::{ids, rounds};
+use crate::common::space::noise;
+use crate::common::tree::Tree;
 use crate::common::tree::assert_tree_is;
 use crate::common::{TreeOpts, Variant, for_each_variant, tree_of};
 

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use ckptfs::sys;
 use serde_json::Value;
 
-use super::support::{Place, Rng, assert_same, live};
+use super::support::{Place, Rng};
 use crate::common::command::sh;
+use crate::common::tree::{assert_same, tree};
 use crate::common::{Variant, for_each_variant};
 
 /// A package of some files, the same wherever it is.
@@ -132,13 +133,13 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
     let mut trees = Vec::new();
     let mut rates = Vec::new();
     for project in 1..=4 {
-        let (name, tree) = (format!("p{project}"), format!("t{project}"));
+        let (name, into) = (format!("p{project}"), format!("t{project}"));
         sh(
             root,
             &format!("cp -a {name} {}/; ", source.path().display()),
         );
         let from = source.path().join(&name);
-        let mut arguments = vec![from.to_str().expect("text"), "--into", &tree, "--hash"];
+        let mut arguments = vec![from.to_str().expect("text"), "--into", &into, "--hash"];
         let others: Vec<String> = trees
             .iter()
             .map(|tree: &PathBuf| tree.display().to_string())
@@ -176,9 +177,9 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
             (&new.1.into(), &"the source is on another filesystem".into()),
             "{made}"
         );
-        assert_same(&live(&root.join(&tree)), &live(&from));
+        assert_same(&tree(&root.join(&into)), &tree(&from));
         rates.push((before.1 + duplicate.1) * 100 / (new.1 + duplicate.1 + before.1));
-        trees.push(root.join(tree));
+        trees.push(root.join(into));
     }
     assert_once(&trees);
     // The second project of the seed's table has 71.5 % of its bytes from the first.

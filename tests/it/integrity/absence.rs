@@ -8,7 +8,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::story::{Random, check};
+use super::story::Random;
+use crate::common::command::check;
 use crate::common::command::sh;
 use crate::common::{
     Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, tree_of,

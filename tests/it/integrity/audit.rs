@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 
 use serde_json::Value;
 
-use super::story::check;
+use crate::common::command::check;
 use crate::common::{MountOpts, Variant, for_each_variant, run_limited, tool};
 
 for_each_variant! { one => what_was_asked_for_is_told_with_who_asked }

@@ -5,7 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 
-use super::story::{check, kinds};
+use super::story::kinds;
+use crate::common::command::check;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink =>

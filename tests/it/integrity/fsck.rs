@@ -3,7 +3,8 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use super::story::{Story, check, index_of, kinds, objects};
+use super::story::{Story, index_of, kinds, objects};
+use crate::common::command::check;
 use crate::common::{Mount, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { one =>

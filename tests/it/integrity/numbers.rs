@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::story::{Random, check};
+use super::story::Random;
+use crate::common::command::check;
 use crate::common::command::sh;
 use crate::common::{
     Fs, MountOpts, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant,

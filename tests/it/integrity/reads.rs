@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 
-use super::story::{caught_up, check};
+use super::story::caught_up;
+use crate::common::command::check;
 use crate::common::mount::wait_until;
 use crate::common::{Fs, Image, Mount, MountOpts, Variant, for_each_variant};
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::story::check;
+use crate::common::command::check;
 use crate::common::command::sh;
 use crate::common::{Fs, Io, Mount, MountOpts, run_limited, scratch, skip, succeeds, tool};
 

@@ -11,6 +11,7 @@ use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
 use super::support::{Mapping, noise, put, said, sh};
+use crate::common::space::free;
 use crate::common::{Io, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
@@ -23,13 +24,6 @@ for_each_variant! { one => what_was_captured_for_a_checkpoint_that_did_not_come_
 fn objects(backing: &Path) -> Vec<PathBuf> {
     let found = sh(backing, "find .ckptfs/layers/ -type f 2>/dev/null || true");
     found.lines().map(|line| backing.join(line)).collect()
-}
-
-/// Free bytes of the filesystem, with everything written out.
-fn free(dir: &Path) -> u64 {
-    rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
-    let stat = rustix::fs::statvfs(dir).unwrap();
-    stat.f_bfree * stat.f_frsize
 }
 
 fn unchanged_files_take_no_blocks_in_the_store(v: Variant) {

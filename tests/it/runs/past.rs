@@ -1,11 +1,11 @@
 //! `ckptfs run --at` and `ckptfs bisect`: commands in the tree as it was.
 
 use std::fs;
-use std::os::unix::fs::chown;
 use std::path::Path;
 
 use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
+use crate::common::user::{self, USER};
 use crate::common::{
     Fs, Image, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip, tool,
     tree_of,
@@ -181,9 +181,6 @@ fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
 for_each_variant! { reflink => a_command_works_in_the_tree_as_it_was }
 for_each_variant! { one => what_is_changed_in_the_past_can_be_kept, the_first_checkpoint_in_which_a_test_fails_is_found }
 
-/// Nobody else's on this machine.
-const USER: u32 = 61_234;
-
 const STORY: &str = r#"
 set -eu
 ckptfs=$1 dir=$2
@@ -216,60 +213,16 @@ fn an_ordinary_user_works_in_the_past() {
     if !run_limited(&mut { permitted }, 10).status.success() {
         return skip("user namespaces are not permitted here");
     }
-    if run_limited(
-        &mut tool(
-            "sh",
-            &[
-                "-c",
-                "command -v fusermount3 && command -v setpriv && command -v unshare",
-            ],
-        ),
-        10,
-    )
-    .stdout
-    .is_empty()
-    {
-        return skip("fusermount3 is not installed");
+    if !user::can_mount() {
+        return;
     }
     let image = Image::of(Fs::Tmpfs);
-    let (home, dir) = (image.dir("home"), image.dir("home/project"));
+    let (home, dir) = (user::home(&image), image.dir("home/project"));
     fs::write(dir.join("b"), "b\n").unwrap();
-    for path in [&home, &dir, &dir.join("b")] {
-        chown(path, Some(USER), Some(USER)).unwrap();
+    for path in [&dir, &dir.join("b")] {
+        user::own(path);
     }
-    let binary = home.join("ckptfs");
-    fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).unwrap();
-    let open_fuse = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /mnt && \
-                     mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
-                     (cat /etc/passwd; echo 'somebody:x:61234:61234::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && exec \"$@\"";
-    let user = USER.to_string();
-    let mut command = tool(
-        "unshare",
-        &[
-            "--mount",
-            "sh",
-            "-c",
-            open_fuse,
-            "sh",
-            "setpriv",
-            "--reuid",
-            &user,
-            "--regid",
-            &user,
-            "--clear-groups",
-        ],
-    );
-    command
-        .args(["bash", "-c", STORY, "story"])
-        .arg(&binary)
-        .arg(&dir);
-    let output = run_limited(
-        command
-            .env("HOME", &home)
-            .env("USER", "somebody")
-            .current_dir(&home),
-        90,
-    );
+    let output = user::runs(STORY, &home, &dir);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(
         said,

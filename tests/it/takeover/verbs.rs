@@ -10,16 +10,13 @@ use std::time::Duration;
 
 use crate::common::command::{sh, try_run_limited};
 use crate::common::mount::{VERB_SECONDS, wait_until};
+use crate::common::random::is_long;
 use crate::common::{Mount, Variant, for_each_variant};
 
 for_each_variant! { reflink => verbs_and_workers_that_die }
 
 fn kills() -> u32 {
-    if std::env::var_os("CKPTFS_LONG").is_some() {
-        20
-    } else {
-        3
-    }
+    if is_long() { 20 } else { 3 }
 }
 
 /// Checkpoints of a file that counts up, and restores of a directory that somebody watches, as fast
