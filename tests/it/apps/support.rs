@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::has;
-use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, succeeds, tool};
+use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, has, succeeds, tool};
 
 /// Seconds for one program, on a machine that is slow and busy.
 pub const PROGRAM_SECONDS: u64 = 240;

@@ -13,8 +13,7 @@ use super::disk::Host;
 use super::usual_seed;
 use crate::common::command::sh;
 use crate::common::random::{Random, count, is_long, seed};
-use crate::common::tree::{Tree, tree};
-use crate::common::tree::{TreeOpts, assert_tree_is, compare, try_tree_without};
+use crate::common::tree::{Tree, TreeOpts, assert_tree_is, compare, tree, try_tree_without};
 use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, mount, run_limited, skip, tool,
 };

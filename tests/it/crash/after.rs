@@ -7,8 +7,7 @@ use std::path::Path;
 
 use super::disk::Host;
 use super::load::{Known, Promised, found_synced};
-use crate::common::tree::{Tree, tree};
-use crate::common::tree::{TreeOpts, compare, try_tree_without};
+use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
 use crate::common::{Fs, Mount, MountOpts};
 
 /// What was found, to be counted.

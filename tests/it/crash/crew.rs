@@ -18,8 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ops::{Op, is_dead, random_op, written_of};
 use crate::common::random::Random;
-use crate::common::tree::tree;
-use crate::common::tree::{TreeOpts, compare};
+use crate::common::tree::{TreeOpts, compare, tree};
 
 /// Processes that work at once.
 pub const WORKERS: u64 = 8;
@@ -371,31 +370,31 @@ fn work(orders: &Orders) {
 }
 
 /// Of a write that was cut short the part that was written was answered, the rest was not.
-fn note_parts(log: &mut File, op: Op, error: &io::Error) {
-                let Op::Write {
-                    path,
-                    offset,
-                    length,
-                    fill,
-                } = op
-                else {
-                    panic!("{op:?}: {error}")
-                };
-                let written = written_of(error).expect("it was asked for");
-                for (offset, length, answer) in [
-                    (offset, written, "answer 0\n"),
-                    (offset + written, length - written, ""),
-                ] {
-                    let part = serde_json::to_string(&Op::Write {
-                        path: path.clone(),
-                        offset,
-                        length,
-                        fill,
-                    })
-                    .expect("plain data");
-                    log.write_all(format!("{part}\n{answer}").as_bytes())
-                        .expect("the log");
-                }
+fn note_parts(log: &mut File, op: Op, error: &std::io::Error) {
+    let Op::Write {
+        path,
+        offset,
+        length,
+        fill,
+    } = op
+    else {
+        panic!("{op:?}: {error}")
+    };
+    let written = written_of(error).expect("it was asked for");
+    for (offset, length, answer) in [
+        (offset, written, "answer 0\n"),
+        (offset + written, length - written, ""),
+    ] {
+        let part = serde_json::to_string(&Op::Write {
+            path: path.clone(),
+            offset,
+            length,
+            fill,
+        })
+        .expect("plain data");
+        log.write_all(format!("{part}\n{answer}").as_bytes())
+            .expect("the log");
+    }
 }
 
 /// One process of the crew; without orders there is nothing to do.

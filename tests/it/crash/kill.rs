@@ -13,8 +13,7 @@ use super::crew::{Crew, Done, WORKERS, again, part};
 use super::load::Load;
 use super::usual_seed;
 use crate::common::random::{Random, count, seed};
-use crate::common::tree::{Tree, tree};
-use crate::common::tree::{TreeOpts, compare, copy_tree, try_tree_without};
+use crate::common::tree::{Tree, TreeOpts, compare, copy_tree, tree, try_tree_without};
 use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant, scratch};
 
 /// Kills of one variant.

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::common::has;
 use crate::common::mount::wait_until;
 use crate::common::process::is_used_by;
-use crate::common::{run_limited, stdout_of, succeeds, tool};
+use crate::common::{has, run_limited, stdout_of, succeeds, tool};
 
 /// The stressors of stress-ng that work on a directory and look at what comes back. Left out: those
 /// that go beyond their directory (`bind-mount`, `fanotify`, which marks every mount of the

@@ -4,8 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::has;
-use crate::common::{stdout_of, succeeds, tool};
+use crate::common::{has, stdout_of, succeeds, tool};
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
 

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::command::try_run_limited;
-use crate::common::has;
 use crate::common::run_dir::{RunDir, script};
-use crate::common::{process, tool};
+use crate::common::{has, process, tool};
 
 /// Seconds for one script. A dead plugin alone makes an engine try for 15.
 const SCRIPT_SECONDS: u64 = 240;

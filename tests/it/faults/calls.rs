@@ -8,7 +8,8 @@ use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{self, Call, Plan, Seen};
 
 use super::ops::{self, Done, Op, Why};
-use super::served::{Served, Tree, differing, without_times};
+use super::seen::{Tree, differing, without_times};
+use super::served::Served;
 use crate::common::random::is_long;
 use crate::common::{Fs, Image, Io, Variant, for_each_variant};
 
@@ -423,7 +424,7 @@ impl Run {
     fn clear(&mut self, dir: &str) {
         self.served.forget();
         let mut paths: Vec<_> = self.served.plain(dir).into_iter().collect();
-        paths.push((String::new(), super::served::Seen::dir()));
+        paths.push((String::new(), super::seen::Seen::dir()));
         paths.sort_by(|a, b| b.0.cmp(&a.0));
         for (path, seen) in paths {
             let path = format!("{dir}/{path}");

@@ -6,8 +6,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::common::mount::wait_until;
-use crate::common::tree::{Tree, tree};
-use crate::common::tree::{assert_tree_is, tree_without};
+use crate::common::tree::{Tree, assert_tree_is, tree, tree_without};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, for_each_variant, skip};
 
 for_each_variant! { reflink => what_keeps_the_past_goes_on }

@@ -8,8 +8,7 @@ use ckptfs::sys::fault::{Call, Plan};
 
 use super::cuts::{at_each_call, cut_short};
 use super::story::{ids, objects, rounds, views};
-use crate::common::tree::Tree;
-use crate::common::tree::assert_tree_is;
+use crate::common::tree::{Tree, assert_tree_is};
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink => a_run_that_is_cut_short_is_finished_by_the_next }

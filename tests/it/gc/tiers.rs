@@ -10,8 +10,7 @@ use serde_json::{Value, json};
 use super::story::{objects, views};
 use crate::common::mount::wait_until;
 use crate::common::space::{free, noise};
-use crate::common::tree::Tree;
-use crate::common::tree::{NodeKind, compare};
+use crate::common::tree::{NodeKind, Tree, compare};
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink => a_tier_drops_what_it_says_and_nothing_else, what_is_young_pinned_or_linked_stays }

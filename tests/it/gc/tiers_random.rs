@@ -11,8 +11,7 @@ use super::story::ids;
 use super::tiers::{assert_whole_but_dropped, configure, dropped};
 use crate::common::random::{any_seed, is_long, seed};
 use crate::common::space::noise;
-use crate::common::tree::Tree;
-use crate::common::tree::tree;
+use crate::common::tree::{Tree, tree};
 use crate::common::{Rig, Variant, for_each_variant, tree_of};
 
 for_each_variant! { one => random_work_under_tiers }

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::story::{ids, rounds};
 use crate::common::space::noise;
-use crate::common::tree::Tree;
-use crate::common::tree::assert_tree_is;
+use crate::common::tree::{Tree, assert_tree_is};
 use crate::common::{Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink => a_run_while_the_tree_is_in_use }

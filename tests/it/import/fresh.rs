@@ -5,8 +5,7 @@ use std::path::Path;
 
 use super::support::Place;
 use crate::common::command::{fails, sh};
-use crate::common::tree::NodeKind;
-use crate::common::tree::{assert_same, tree};
+use crate::common::tree::{NodeKind, assert_same, tree};
 use crate::common::{Variant, for_each_variant, sample_tree};
 
 fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {

@@ -7,8 +7,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::absence::{Copies, assert_all, change, fill, keep};
-use crate::common::command::check;
-use crate::common::command::sh;
+use crate::common::command::{check, sh};
 use crate::common::{
     MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, run_limited,
 };

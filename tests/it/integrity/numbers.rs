@@ -6,8 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use super::story::Random;
-use crate::common::command::check;
-use crate::common::command::sh;
+use crate::common::command::{check, sh};
 use crate::common::{
     Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant,
 };

@@ -17,8 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{Slot, checkpoint, connect, suite};
 use crate::common::mount::wait_until;
-use crate::common::random::is_long;
-use crate::common::random::told_seed;
+use crate::common::random::{is_long, told_seed};
 use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant};
 
 /// Operations of one run: now, and in the long form.
