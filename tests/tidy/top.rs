@@ -7,8 +7,9 @@ use std::process::Command;
 use super::{expect_none, root};
 
 /// Everything that may be at the top level.
-const TOP_LEVEL: [&str; 20] = [
+const TOP_LEVEL: [&str; 21] = [
     ".ci",
+    ".git-blame-ignore-revs",
     ".gitignore",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
