@@ -23,6 +23,12 @@ pub fn project() -> Sandbox {
     sandbox
 }
 
+/// How many checkpoints there are.
+fn checkpoints(sandbox: &Sandbox) -> Option<usize> {
+    let log = sandbox.ckptfs_in("p", &["log", "--json"]).ok().json();
+    log.as_array().map(Vec::len)
+}
+
 #[test]
 fn the_story_of_a_project() {
     let sandbox = mounted();
@@ -305,15 +311,7 @@ fn a_dry_run_changes_nothing() {
         .ok()
         .out();
     assert!(dry.starts_with("would delete checkpoint 1 of "), "{dry}");
-    assert_eq!(
-        sandbox
-            .ckptfs_in("p", &["log", "--json"])
-            .ok()
-            .json()
-            .as_array()
-            .map(Vec::len),
-        Some(1)
-    );
+    assert_eq!(checkpoints(&sandbox), Some(1));
     let deleted = sandbox.ckptfs_in("p", &["delete", "1"]).ok().out();
     assert!(deleted.starts_with("deleted checkpoint 1 of "), "{deleted}");
     sandbox
@@ -398,15 +396,7 @@ fn unknown_ids_and_bad_tags_are_explained() {
             ran.err()
         );
     }
-    assert_eq!(
-        sandbox
-            .ckptfs_in("p", &["log", "--json"])
-            .ok()
-            .json()
-            .as_array()
-            .map(Vec::len),
-        Some(1)
-    );
+    assert_eq!(checkpoints(&sandbox), Some(1));
 }
 
 #[test]

@@ -298,13 +298,17 @@ fn pwrite_appends(dir: &Path) -> Found {
     fs::read_to_string(dir.join("f"))
 }
 
-fn direct_io(dir: &Path) -> Found {
-    let file = OpenOptions::new()
+fn direct(dir: &Path) -> io::Result<File> {
+    OpenOptions::new()
         .read(true)
         .write(true)
         .create_new(true)
         .custom_flags(libc::O_DIRECT)
-        .open(dir.join("f"))?;
+        .open(dir.join("f"))
+}
+
+fn direct_io(dir: &Path) -> Found {
+    let file = direct(dir)?;
     // The start of a page within a buffer that is larger.
     let mut buffer = vec![5u8; 3 * 4096];
     let start = buffer.as_ptr().align_offset(4096);
@@ -320,12 +324,7 @@ fn direct_io(dir: &Path) -> Found {
 }
 
 fn direct_io_unaligned(dir: &Path) -> Found {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .custom_flags(libc::O_DIRECT)
-        .open(dir.join("f"))?;
+    let file = direct(dir)?;
     let mut buffer = vec![5u8; 3 * 4096];
     let start = buffer.as_ptr().align_offset(4096);
     let aligned = &mut buffer[start..start + 4096];
