@@ -7,7 +7,7 @@
 # Prints a table in Markdown: milliseconds of whole commands, once each; bytes of the baseline for each file; clones that are kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export LC_ALL=C
+. benches/lib.sh absence
 
 IDLE=
 if [ "${1:-}" = --idle ]; then
@@ -16,18 +16,7 @@ if [ "${1:-}" = --idle ]; then
 fi
 FILES=${1:-${IDLE:+1000000}}
 FILES=${FILES:-36000}
-BIN=$(realpath "${BIN:-target/release/ckptfs}")
-WORK=$(mktemp -d "${CKPTFS_BENCH_DIR:-/var/tmp}/ckptfs-absence-XXXXXX")
 TREE=$WORK/mnt/tree
-
-clean() {
-    set +e
-    cd /
-    "$BIN" umount "$TREE" >/dev/null 2>&1
-    umount "$WORK/mnt" 2>/dev/null
-    rm -rf "$WORK"
-}
-trap clean EXIT
 
 fill() {
     python3 - "$TREE" "$FILES" <<'PYTHON'

@@ -9,51 +9,18 @@
 # milliseconds, and ratios of medians.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export LC_ALL=C
+. benches/lib.sh export
 
 ROUNDS=${1:-7}
 FILES=${2:-36000}
-BIN=$(realpath "${BIN:-target/release/ckptfs}")
-WORK=$(mktemp -d "${CKPTFS_BENCH_DIR:-/var/tmp}/ckptfs-export-XXXXXX")
-LOOPS=()
-
-clean() {
-    set +e
-    for fs in ${FS:-xfs btrfs}; do
-        "$BIN" umount "$WORK/$fs/tree" >/dev/null 2>&1
-        umount "$WORK/$fs" 2>/dev/null
-    done
-    for loop in "${LOOPS[@]}"; do losetup -d "$loop"; done
-    rm -rf "$WORK"
-}
-trap clean EXIT
-
-# Runs a command and adds the milliseconds that it took to the file of its name.
-timed() {
-    local name=$1 from to
-    shift
-    from=$(date +%s%N)
-    "$@" >/dev/null </dev/null
-    to=$(date +%s%N)
-    echo $(((to - from) / 1000)) | awk '{ printf "%.1f\n", $1 / 1000 }' >>"$times/$name"
-}
 
 # Sixty files of the tree get one more line.
 change() { head -n 60 "$WORK/changed" | (cd "$tree" && while IFS= read -r file; do echo "$1" >>"$file"; done); }
 
-median() { sort -n "$times/$1" | awk '{ all[NR] = $1 } END { print (NR % 2) ? all[(NR + 1) / 2] : (all[NR / 2] + all[NR / 2 + 1]) / 2 }'; }
-cell() { echo "$(median "$1") ($(sort -n "$times/$1" | head -1), $(sort -n "$times/$1" | tail -1))"; }
-ratio() { awk -v a="$(median "$1")" -v b="$(median "$2")" 'BEGIN { printf "%.2f", a / b }'; }
-
 measure() {
-    local fs=$1 dir=$WORK/$1 round
-    times=$WORK/times-$fs tree=$dir/tree
-    mkdir -p "$dir" "$times"
-    truncate -s 12G "$WORK/$fs.img"
-    case $fs in xfs) mkfs.xfs -q -m reflink=1 "$WORK/$fs.img" ;; *) mkfs.btrfs -q "$WORK/$fs.img" ;; esac
-    loop=$(losetup -f --show --direct-io=on "$WORK/$fs.img")
-    LOOPS+=("$loop")
-    mount "$loop" "$dir"
+    local fs=$1 dir round
+    make_image "$fs" 12G
+    tree=$dir/tree
     benches/tree.sh "$tree" "$FILES" >/dev/null
     sync
     (cd "$tree" && find . -type f -size +0 | sort | awk 'NR % 500 == 1') >"$WORK/changed"
@@ -88,10 +55,7 @@ measure() {
     printf '| %s | %s | %s | %s | %s | %s | %s |\n' "$fs" "$(cell tar)" "$(cell stream)" "$(ratio stream tar)" "$(cell tar-pipe)" "$(cell stream-pipe)" "$(ratio stream-pipe tar-pipe)" >>"$WORK/streams"
 }
 
-load=$(cut -d' ' -f1-3 /proc/loadavg)
-for fs in ${FS:-xfs btrfs}; do measure "$fs"; done
-echo "Measured $(date -u '+%Y-%m-%d %H:%M UTC') at commit $(git rev-parse --short=10 HEAD), $ROUNDS rounds, $FILES files, $(nproc) cores, Linux $(uname -r); load average $load before and $(cut -d' ' -f1-3 /proc/loadavg) after."
-echo
+measure_all
 echo "Milliseconds: median (least, most)."
 echo
 echo '| filesystem | `cp -a --reflink=always` | export | export / cp | fork | fork / cp | export after 60 changes | `rsync -a` after 60 changes |'

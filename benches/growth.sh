@@ -7,23 +7,12 @@
 # `gc --keep-last 10`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export LC_ALL=C
+. benches/lib.sh growth
 
 COUNT=${1:-10000}
 CHANGES=${2:-60}
 FILES=${3:-36000}
 ROUNDS=9
-BIN=$(realpath "${BIN:-target/release/ckptfs}")
-WORK=$(mktemp -d "${CKPTFS_BENCH_DIR:-/var/tmp}/ckptfs-growth-XXXXXX")
-
-clean() {
-    set +e
-    cd /
-    "$BIN" umount "$WORK/mnt/tree" >/dev/null 2>&1
-    umount "$WORK/mnt" 2>/dev/null
-    rm -rf "$WORK"
-}
-trap clean EXIT
 
 make_image() {
     truncate -s 16G "$WORK/image"

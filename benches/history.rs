@@ -3,6 +3,9 @@
 //! directory (and so the filesystem) to work in; `make bench-compare BASE=REV` compares two
 //! revisions.
 
+#[path = "shared/store.rs"]
+mod empty;
+
 use std::fs::File;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,13 +14,14 @@ use ckptfs::history::present::{Present, Trail};
 use ckptfs::history::state::State;
 use ckptfs::history::timeline::Timeline;
 use ckptfs::history::view::View;
-use ckptfs::store::Store;
 use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};
 use ckptfs::store::record::{
     AttrState, Checkpoint, Child, DataState, Key, Place, Reason, Record, Undo,
 };
 use ckptfs::sys::{Errno, Kind, SysResult, Xattrs};
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+
+use empty::store;
 
 /// Records that are encoded or decoded in one go.
 const FRAMES: u64 = 1000;
@@ -28,17 +32,6 @@ const NAMES: u64 = 1000;
 const CHANGED: u64 = 100;
 /// The directory that they are in.
 const DIR: Slot = Slot(1 << 40);
-
-fn store() -> (tempfile::TempDir, Store) {
-    let base = std::env::var_os("CKPTFS_BENCH_DIR").unwrap_or_else(|| "/var/tmp".into());
-    let dir = tempfile::Builder::new()
-        .prefix("ckptfs-bench-")
-        .tempdir_in(base)
-        .expect("a directory can be made");
-    let (store, _) = Store::open(File::open(dir.path()).expect("it can be opened"), true)
-        .expect("a store can be made");
-    (dir, store)
-}
 
 /// A history without changes; no thread of its own moves anything into the index.
 fn timeline() -> (tempfile::TempDir, Timeline) {

@@ -7,53 +7,21 @@
 # milliseconds, files a second by the median, ratios of medians, and what --hash found.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export LC_ALL=C
+. benches/lib.sh import
 
 ROUNDS=${1:-5}
 FILES=${2:-36000}
 THREADS=${THREADS:-1 2 4}
-BIN=$(realpath "${BIN:-target/release/ckptfs}")
-WORK=$(mktemp -d "${CKPTFS_BENCH_DIR:-/var/tmp}/ckptfs-import-XXXXXX")
-LOOPS=()
+SAID=$WORK/said
 
-clean() {
-    set +e
-    for fs in ${FS:-xfs btrfs}; do
-        "$BIN" umount "$WORK/$fs/tree" >/dev/null 2>&1
-        umount "$WORK/$fs" 2>/dev/null
-    done
-    for loop in "${LOOPS[@]}"; do losetup -d "$loop"; done
-    rm -rf "$WORK"
-}
-trap clean EXIT
-
-# Runs a command and adds the milliseconds that it took to the file of its name.
-timed() {
-    local name=$1 from to
-    shift
-    from=$(date +%s%N)
-    "$@" >"$WORK/said" 2>&1 </dev/null
-    to=$(date +%s%N)
-    echo $(((to - from) / 1000)) | awk '{ printf "%.1f\n", $1 / 1000 }' >>"$times/$name"
-}
-
-median() { sort -n "$times/$1" | awk '{ all[NR] = $1 } END { print (NR % 2) ? all[(NR + 1) / 2] : (all[NR / 2] + all[NR / 2 + 1]) / 2 }'; }
-cell() { echo "$(median "$1") ($(sort -n "$times/$1" | head -1), $(sort -n "$times/$1" | tail -1))"; }
-ratio() { awk -v a="$(median "$1")" -v b="$(median "$2")" 'BEGIN { printf "%.2f", a / b }'; }
 rate() { awk -v ms="$(median "$1")" -v files="$FILES" 'BEGIN { printf "%d", files * 1000 / ms }'; }
 
 # Nothing of what came before is written back, or freed, while something is measured.
 settle() { sync -f "$1"; }
 
 measure() {
-    local fs=$1 dir=$WORK/$1 round threads
-    times=$WORK/times-$fs
-    mkdir -p "$dir" "$times"
-    truncate -s 12G "$WORK/$fs.img"
-    case $fs in xfs) mkfs.xfs -q -m reflink=1 "$WORK/$fs.img" ;; *) mkfs.btrfs -q "$WORK/$fs.img" ;; esac
-    loop=$(losetup -f --show --direct-io=on "$WORK/$fs.img")
-    LOOPS+=("$loop")
-    mount "$loop" "$dir"
+    local fs=$1 dir round threads
+    make_image "$fs" 12G
     benches/tree.sh "$dir/plain" "$FILES" >/dev/null
     sync
     for round in $(seq "$ROUNDS"); do
@@ -91,10 +59,7 @@ measure() {
     } >>"$WORK/raw"
 }
 
-load=$(cut -d' ' -f1-3 /proc/loadavg)
-for fs in ${FS:-xfs btrfs}; do measure "$fs"; done
-echo "Measured $(date -u '+%Y-%m-%d %H:%M UTC') at commit $(git rev-parse --short=10 HEAD), $ROUNDS rounds, $FILES files, $(nproc) cores, Linux $(uname -r); load average $load before and $(cut -d' ' -f1-3 /proc/loadavg) after."
-echo
+measure_all
 echo "Milliseconds: median (least, most)."
 echo
 echo '| filesystem | threads | `cp -a --reflink=always` | import | files/s | import / cp | import `--hash` | files/s | import again, nothing changed | the same, mounted |'

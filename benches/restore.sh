@@ -10,28 +10,11 @@
 # CPU, and ratios to the floor.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export LC_ALL=C
+. benches/lib.sh restore
 
 ROUNDS=${1:-5}
 FILES=${2:-12000}
-BIN=$(realpath "${BIN:-target/release/ckptfs}")
-WORK=$(mktemp -d "${CKPTFS_BENCH_DIR:-/var/tmp}/ckptfs-restore-XXXXXX")
-LOOPS=()
 
-clean() {
-    set +e
-    for fs in ${FS:-xfs btrfs}; do
-        "$BIN" umount "$WORK/$fs/tree" >/dev/null 2>&1
-        umount "$WORK/$fs" 2>/dev/null
-    done
-    for loop in "${LOOPS[@]}"; do losetup -d "$loop"; done
-    rm -rf "$WORK"
-}
-trap clean EXIT
-
-median() { sort -n "$times/$1" | awk '{ all[NR] = $1 } END { print (NR % 2) ? all[(NR + 1) / 2] : (all[NR / 2] + all[NR / 2 + 1]) / 2 }'; }
-cell() { echo "$(median "$1") ($(sort -n "$times/$1" | head -1), $(sort -n "$times/$1" | tail -1))"; }
-ratio() { awk -v a="$(median "$1")" -v b="$(median "$2")" 'BEGIN { printf "%.2f", a / b }'; }
 each() { awk -v ms="$(median "$1")" -v files="$2" 'BEGIN { printf "%.0f", ms * 1000 / files }'; }
 
 # The daemon's processor time, milliseconds.
@@ -59,13 +42,7 @@ change() { (cd "$dir/tree" && head -n "$1" "$WORK/names" | tr '\n' '\0' | xargs 
 
 measure() {
     local fs=$1 round
-    dir=$WORK/$1 times=$WORK/times-$fs
-    mkdir -p "$dir" "$times"
-    truncate -s 8G "$WORK/$fs.img"
-    case $fs in xfs) mkfs.xfs -q -m reflink=1 "$WORK/$fs.img" ;; *) mkfs.btrfs -q "$WORK/$fs.img" ;; esac
-    loop=$(losetup -f --show --direct-io=on "$WORK/$fs.img")
-    LOOPS+=("$loop")
-    mount "$loop" "$dir"
+    make_image "$fs" 8G
     mkdir "$dir/tree"
     # Small files, a hundred in a directory: what costs is the file and not its bytes.
     (cd "$dir/tree" && for at in $(seq "$FILES"); do echo "d$((at / 100))/f$at"; done >"$WORK/names" &&
@@ -144,10 +121,7 @@ print(f"{longest * 1000:.1f}")' "$dir/tree" "$WORK/over-$fs" >"$WORK/longest" &
 }
 
 cc -O2 -pthread -o "$WORK/floor" benches/restore.c
-load=$(cut -d' ' -f1-3 /proc/loadavg)
-for fs in ${FS:-xfs btrfs}; do measure "$fs"; done
-echo "Measured $(date -u '+%Y-%m-%d %H:%M UTC') at commit $(git rev-parse --short=10 HEAD), $ROUNDS rounds, $FILES files, $(nproc) cores, Linux $(uname -r); load average $load before and $(cut -d' ' -f1-3 /proc/loadavg) after."
-echo
+measure_all
 if [ -n "${STRACE:-}" ]; then cat "$WORK/raw"; exit; fi
 echo '| what | the whole process, ms | the verb, ms | us a file | CPU, us a file | verb / by hand | CPU / by hand |'
 echo '|---|---|---|---|---|---|---|'

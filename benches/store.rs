@@ -1,7 +1,9 @@
 //! The store alone, without a mount: what a change, a checkpoint, a look-up of the past and the
 //! idle thread pay. `CKPTFS_BENCH_DIR` names the directory (and so the filesystem) to work in.
 
-use std::fs::File;
+#[path = "shared/store.rs"]
+mod empty;
+
 use std::hint::black_box;
 
 use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};
@@ -10,19 +12,10 @@ use ckptfs::store::{Batch, Store};
 use ckptfs::sys::Kind;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
+use empty::store;
+
 /// Keys in the index when it is asked.
 const KEYS: u64 = 100_000;
-
-fn store() -> (tempfile::TempDir, Store) {
-    let base = std::env::var_os("CKPTFS_BENCH_DIR").unwrap_or_else(|| "/var/tmp".into());
-    let dir = tempfile::Builder::new()
-        .prefix("ckptfs-bench-")
-        .tempdir_in(base)
-        .expect("a directory can be made");
-    let (store, _) = Store::open(File::open(dir.path()).expect("it can be opened"), true)
-        .expect("a store can be made");
-    (dir, store)
-}
 
 fn name(number: u64) -> Name {
     Name::new(format!("file-{number}.rs").as_bytes())

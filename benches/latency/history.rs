@@ -1,6 +1,7 @@
 //! Naming and finding in a history of 10,000 checkpoints: what is asked of the list must not take
 //! as long as the list is.
 
+use std::path::Path;
 use std::process::Stdio;
 
 use ckptfs::control::Client;
@@ -20,7 +21,7 @@ const IMAGE_BYTES: u64 = 1 << 30;
 const PAGE_MS: f64 = 10.0;
 const FIND_MS: f64 = 1.0;
 
-type Ask<'a> = (&'a str, Box<dyn FnMut() + 'a>, Option<f64>);
+type Ask<'a> = (String, Box<dyn FnMut() + 'a>, Option<f64>);
 
 /// Makes the checkpoints, none of which has changed anything, and adds the table.
 pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
@@ -34,122 +35,11 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
     let mut mount = Mount::start(&project, &opts);
     make(&mut client(&project));
     let rounds = if quick { 20 } else { 200 };
-    let process = |args: &'static [&'static str]| {
-        let mount = &mount;
-        move || {
-            let mut command = mount.command(args);
-            command.stdin(Stdio::null()).stdout(Stdio::null());
-            assert!(
-                command
-                    .status()
-                    .expect("the binary can be started")
-                    .success(),
-                "{args:?}"
-            );
-        }
-    };
-    let ask = |query: Query, found: usize| {
-        let mut client = client(&project);
-        move || assert_eq!(client.ask(query.clone()).expect("an answer").len(), found)
-    };
-    let tagged = |tag: &str| Query {
-        tag: Some(tag.to_owned()),
-        ..Query::default()
-    };
-    let mut shows = client(&project);
-    let mut undoes = client(&project);
-    let asks: Vec<Ask<'_>> = vec![
-        (
-            "the process `ckptfs log -n 50`",
-            Box::new(process(&["log", "-n", "50"])),
-            Some(PAGE_MS),
-        ),
-        (
-            "the process `ckptfs log -n 50 --before 5000`",
-            Box::new(process(&["log", "-n", "50", "--before", "5000"])),
-            Some(PAGE_MS),
-        ),
-        (
-            "the process `ckptfs log -n 50 --graph`",
-            Box::new(process(&["log", "-n", "50", "--graph"])),
-            Some(PAGE_MS),
-        ),
-        (
-            "the process `ckptfs ops`",
-            Box::new(process(&["ops"])),
-            Some(PAGE_MS),
-        ),
-        (
-            "the process `ckptfs log`: all of them",
-            Box::new(process(&["log"])),
-            None,
-        ),
-        (
-            "`find --tag` of one tag, there and back",
-            Box::new(ask(tagged("tag-5000"), 1)),
-            Some(FIND_MS),
-        ),
-        (
-            "`find --tag 'tag-99*'`: eleven, there and back",
-            Box::new(ask(tagged("tag-99*"), 11)),
-            Some(FIND_MS),
-        ),
-        (
-            "`find --tag` of one that is not there",
-            Box::new(ask(tagged("none"), 0)),
-            Some(FIND_MS),
-        ),
-        (
-            "`find --author`, the newest 50",
-            Box::new(ask(
-                Query {
-                    uid: Some(0),
-                    limit: Some(50),
-                    ..Query::default()
-                },
-                50,
-            )),
-            None,
-        ),
-        (
-            "`show` by number",
-            Box::new(move || {
-                drop(
-                    shows
-                        .ask(ShowCheckpoint {
-                            state: StateName("7777".into()),
-                        })
-                        .expect("it is there"),
-                )
-            }),
-            Some(FIND_MS),
-        ),
-        (
-            "`delete` and `undo`, there and back twice",
-            Box::new(move || {
-                undoes
-                    .ask(Delete {
-                        state: StateName("5000".into()),
-                        now: false,
-                    })
-                    .expect("it goes");
-                undoes
-                    .ask(UndoOptions {
-                        walk: UndoWalk::Undo(1),
-                        skip: false,
-                        force: true,
-                        dry_run: false,
-                    })
-                    .expect("it comes back");
-            }),
-            None,
-        ),
-    ];
-    for (what, mut call, bound) in asks {
+    for (what, mut call, bound) in asks(&mount, &project) {
         let mut samples = Samples::default();
         call();
         (0..rounds).for_each(|_| samples.time(&mut call));
-        tell(fs, what, &samples, bound, report);
+        tell(fs, &what, &samples, bound, report);
     }
     mount.umount();
     let mut samples = Samples::default();
@@ -160,7 +50,101 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
     tell(fs, "mounting, until it answers", &samples, None, report);
 }
 
-fn client(project: &std::path::Path) -> Client {
+/// What is asked, and how long it may take.
+fn asks<'a>(mount: &'a Mount, project: &Path) -> Vec<Ask<'a>> {
+    let processes: [(&str, &[&str], Option<f64>); 5] = [
+        ("log -n 50`", &["log", "-n", "50"], Some(PAGE_MS)),
+        (
+            "log -n 50 --before 5000`",
+            &["log", "-n", "50", "--before", "5000"],
+            Some(PAGE_MS),
+        ),
+        (
+            "log -n 50 --graph`",
+            &["log", "-n", "50", "--graph"],
+            Some(PAGE_MS),
+        ),
+        ("ops`", &["ops"], Some(PAGE_MS)),
+        ("log`: all of them", &["log"], None),
+    ];
+    let tagged = |tag: &str| Query {
+        tag: Some(tag.to_owned()),
+        ..Query::default()
+    };
+    let by_root = Query {
+        uid: Some(0),
+        limit: Some(50),
+        ..Query::default()
+    };
+    let queries = [
+        (
+            "`find --tag` of one tag, there and back",
+            tagged("tag-5000"),
+            1,
+            Some(FIND_MS),
+        ),
+        (
+            "`find --tag 'tag-99*'`: eleven, there and back",
+            tagged("tag-99*"),
+            11,
+            Some(FIND_MS),
+        ),
+        (
+            "`find --tag` of one that is not there",
+            tagged("none"),
+            0,
+            Some(FIND_MS),
+        ),
+        ("`find --author`, the newest 50", by_root, 50, None),
+    ];
+    let mut asks: Vec<Ask<'a>> = Vec::new();
+    for (what, arguments, bound) in processes {
+        let run = move || runs(mount, arguments);
+        asks.push((format!("the process `ckptfs {what}"), Box::new(run), bound));
+    }
+    for (what, query, found, bound) in queries {
+        let mut client = client(project);
+        let ask = move || assert_eq!(client.ask(query.clone()).expect("an answer").len(), found);
+        asks.push((what.to_owned(), Box::new(ask), bound));
+    }
+    let mut shows = client(project);
+    let show = move || {
+        let state = StateName("7777".into());
+        shows.ask(ShowCheckpoint { state }).expect("it is there");
+    };
+    asks.push(("`show` by number".to_owned(), Box::new(show), Some(FIND_MS)));
+    let mut undoes = client(project);
+    let there_and_back = move || delete_and_undo(&mut undoes);
+    let what = "`delete` and `undo`, there and back twice".to_owned();
+    asks.push((what, Box::new(there_and_back), None));
+    asks
+}
+
+fn runs(mount: &Mount, arguments: &[&str]) {
+    let mut command = mount.command(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let status = command.status().expect("the binary can be started");
+    assert!(status.success(), "{arguments:?}");
+}
+
+fn delete_and_undo(client: &mut Client) {
+    client
+        .ask(Delete {
+            state: StateName("5000".into()),
+            now: false,
+        })
+        .expect("it goes");
+    client
+        .ask(UndoOptions {
+            walk: UndoWalk::Undo(1),
+            skip: false,
+            force: true,
+            dry_run: false,
+        })
+        .expect("it comes back");
+}
+
+fn client(project: &Path) -> Client {
     let store = std::fs::File::open(project.join(".ckptfs")).expect("the store is there");
     Client::connect(&store).expect("the daemon listens")
 }

@@ -1,6 +1,7 @@
 //! Memory of the daemon for each inode that the kernel knows.
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::time::Duration;
 
 use ckptfs::control::Client;
@@ -26,13 +27,7 @@ const SETTLED: Duration = Duration::from_secs(4);
 pub fn measure(fs: Fs, report: &mut Report) {
     let image = Image::new(fs, IMAGE_BYTES);
     let project = image.dir("project");
-    for dir in 0..DIRS {
-        let dir = project.join(format!("directory-{dir:03}"));
-        fs::create_dir(&dir).expect("a directory");
-        (0..FILES_PER_DIR).for_each(|file| {
-            drop(File::create(dir.join(format!("file-{file:05}.txt"))).expect("a file"))
-        });
-    }
+    fill(&project);
     let opts = MountOpts {
         mountpoint: Some(image.dir("mounted")),
         ..MountOpts::new(Io::Passthrough)
@@ -59,6 +54,24 @@ pub fn measure(fs: Fs, report: &mut Report) {
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
     std::thread::sleep(SETTLED);
     let forgotten = stats();
+    tell(fs, [&before, &known, &forgotten], report);
+    let what = format!("memory with {} inodes known", known.inodes);
+    let limit = (FIXED_BYTES + BYTES_PER_INODE * known.inodes) as f64 / f64::from(1 << 20);
+    let measured = known.rss_bytes as f64 / f64::from(1 << 20);
+    report.bound(
+        fs.name(),
+        &Bound {
+            what,
+            limit: limit.round(),
+            measured,
+            unit: "MiB",
+        },
+    );
+    mount.umount();
+}
+
+/// The rows: mounted, with all inodes known, and with them forgotten.
+fn tell(fs: Fs, [before, known, forgotten]: [&Stats; 3], report: &mut Report) {
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let each = |stats: &Stats| {
         stats
@@ -67,9 +80,9 @@ pub fn measure(fs: Fs, report: &mut Report) {
             .checked_div(stats.inodes.saturating_sub(before.inodes))
     };
     for (when, stats) in [
-        ("mounted", &before),
-        ("all looked up", &known),
-        ("forgotten", &forgotten),
+        ("mounted", before),
+        ("all looked up", known),
+        ("forgotten", forgotten),
     ] {
         let each = each(stats)
             .filter(|_| when == "all looked up")
@@ -95,17 +108,14 @@ pub fn measure(fs: Fs, report: &mut Report) {
             row,
         );
     }
-    let what = format!("memory with {} inodes known", known.inodes);
-    let limit = (FIXED_BYTES + BYTES_PER_INODE * known.inodes) as f64 / f64::from(1 << 20);
-    let measured = known.rss_bytes as f64 / f64::from(1 << 20);
-    report.bound(
-        fs.name(),
-        &Bound {
-            what,
-            limit: limit.round(),
-            measured,
-            unit: "MiB",
-        },
-    );
-    mount.umount();
+}
+
+fn fill(project: &Path) {
+    for dir in 0..DIRS {
+        let dir = project.join(format!("directory-{dir:03}"));
+        fs::create_dir(&dir).expect("a directory");
+        (0..FILES_PER_DIR).for_each(|file| {
+            drop(File::create(dir.join(format!("file-{file:05}.txt"))).expect("a file"))
+        });
+    }
 }

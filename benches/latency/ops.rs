@@ -66,22 +66,26 @@ pub fn compare(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     fs::remove_dir_all(&plain).expect("the plain copy can be removed");
 }
 
+/// The operation of this name, the first time a new one.
+fn op_of<'a>(ops: &'a mut Vec<Op>, what: &'static str) -> &'a mut Op {
+    let index = ops.iter().position(|op| op.what == what);
+    let index = index.unwrap_or_else(|| {
+        ops.push(Op {
+            what,
+            mount: Samples::default(),
+            plain: Samples::default(),
+        });
+        ops.len() - 1
+    });
+    &mut ops[index]
+}
+
 fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
     let mounted = rig.mount.path().to_owned();
     let mut client = rig.client();
     let mut ops: Vec<Op> = Vec::new();
     let mut both = |what: &'static str, files: usize, run: &mut dyn FnMut(&Path)| {
-        let op = match ops.iter().position(|op| op.what == what) {
-            Some(index) => &mut ops[index],
-            None => {
-                ops.push(Op {
-                    what,
-                    mount: Samples::default(),
-                    plain: Samples::default(),
-                });
-                ops.last_mut().expect("one was pushed")
-            }
-        };
+        let op = op_of(&mut ops, what);
         for (samples, root) in [(&mut op.plain, plain), (&mut op.mount, mounted.as_path())] {
             let mut took = Samples::default();
             took.time(|| run(root));
@@ -91,9 +95,6 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
     [plain, &mounted].into_iter().for_each(make_many);
     for _ in 0..rounds {
         let files = rig.files(BATCH);
-        let new: Vec<PathBuf> = (0..BATCH)
-            .map(|index| Path::new("bench-new").join(format!("file-{index}")))
-            .collect();
         let stamp = rig.stamp();
         let mut write = |root: &Path| {
             files
@@ -119,31 +120,7 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
                 black_box(walk(root));
             },
         );
-        for root in [plain, &mounted] {
-            fs::create_dir(root.join("bench-new")).expect("a directory can be made");
-        }
-        both("create, write, close", BATCH, &mut |root| {
-            new.iter().for_each(|file| {
-                write_stamp(
-                    &File::create_new(root.join(file)).expect("a file can be made"),
-                    1,
-                )
-            })
-        });
-        both("rename", BATCH, &mut |root| {
-            new.iter().for_each(|file| {
-                fs::rename(root.join(file), root.join(file).with_extension("b"))
-                    .expect("a file can be renamed")
-            });
-        });
-        both("unlink of a file born since", BATCH, &mut |root| {
-            new.iter().for_each(|file| {
-                fs::remove_file(root.join(file).with_extension("b")).expect("a file can be removed")
-            });
-        });
-        for root in [plain, &mounted] {
-            fs::remove_dir(root.join("bench-new")).expect("a directory can be removed");
-        }
+        new_files(&mut both, [plain, &mounted]);
         names(&mut both);
         let old = rig.files(BATCH);
         make_checkpoint(&mut client);
@@ -177,6 +154,38 @@ fn make_many(root: &Path) {
 
 /// Measures one operation, done so often, in both places.
 type Both<'a> = dyn FnMut(&'static str, usize, &mut dyn FnMut(&Path)) + 'a;
+
+/// Files come, are renamed and go.
+fn new_files(both: &mut Both<'_>, roots: [&Path; 2]) {
+    let new: Vec<PathBuf> = (0..BATCH)
+        .map(|index| Path::new("bench-new").join(format!("file-{index}")))
+        .collect();
+    for root in roots {
+        fs::create_dir(root.join("bench-new")).expect("a directory can be made");
+    }
+    both("create, write, close", BATCH, &mut |root| {
+        new.iter().for_each(|file| {
+            write_stamp(
+                &File::create_new(root.join(file)).expect("a file can be made"),
+                1,
+            )
+        })
+    });
+    both("rename", BATCH, &mut |root| {
+        new.iter().for_each(|file| {
+            fs::rename(root.join(file), root.join(file).with_extension("b"))
+                .expect("a file can be renamed")
+        });
+    });
+    both("unlink of a file born since", BATCH, &mut |root| {
+        new.iter().for_each(|file| {
+            fs::remove_file(root.join(file).with_extension("b")).expect("a file can be removed")
+        });
+    });
+    for root in roots {
+        fs::remove_dir(root.join("bench-new")).expect("a directory can be removed");
+    }
+}
 
 /// Names come and go of a file that has 10,000.
 fn names(both: &mut Both<'_>) {

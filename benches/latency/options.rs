@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::common::{Fs, Io};
-use crate::shared::options::{FILESYSTEMS, chosen};
+use crate::shared::options::{FILESYSTEMS, chosen, each};
 
 /// A group of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,25 +58,18 @@ impl Options {
             quick: false,
             write_docs: false,
         };
-        let mut arguments = std::env::args().skip(1);
-        while let Some(argument) = arguments.next() {
-            let mut value = || {
-                arguments
-                    .next()
-                    .ok_or_else(|| format!("{argument} wants a value"))
-            };
-            match argument.as_str() {
+        each(|option, value| {
+            match option {
                 "--work" => options.work = Some(PathBuf::from(value()?)),
                 "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,
                 "--io" => options.ios = chosen(&value()?, &IOS)?,
                 "--only" => options.sections = chosen(&value()?, &SECTIONS)?,
                 "--quick" => options.quick = true,
                 "--write-docs" => options.write_docs = true,
-                // cargo bench says so to every benchmark.
-                "--bench" => {}
                 other => return Err(format!("unknown option {other}")),
             }
-        }
+            Ok(())
+        })?;
         Ok(options)
     }
 }

@@ -36,6 +36,7 @@ mod tree;
 mod workload;
 
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 
 use common::{Fs, Image};
 use fixtures::Fixtures;
@@ -88,30 +89,7 @@ fn main() {
     let (mut results, mut verbs, mut memory) = (Results::default(), Vec::new(), Vec::new());
     for fs in options.filesystems.iter().copied().filter(available) {
         let image = Image::new(fs, IMAGE_BYTES);
-        let columns = options
-            .columns
-            .iter()
-            .filter(|column| floor.is_some() || !column.is_floor());
-        let lanes = columns
-            .map(|column| Lane::new(&image, *column, floor.as_deref()))
-            .collect();
-        let mut world = World {
-            image: &image,
-            fixtures: &fixtures,
-            lanes,
-            round: 0,
-        };
-        for scenario in SCENARIOS
-            .into_iter()
-            .filter(|scenario| options.wants(scenario.name))
-        {
-            runner.run(&mut world, scenario, &mut results);
-        }
-        // What was measured is told even if something cannot be unmounted in time; its connection
-        // is aborted then.
-        if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
-            eprintln!("native: {}: a mount did not go away", fs.name());
-        }
+        run(&runner, &fixtures, &image, floor.as_deref(), &mut results);
         if options.wants(tree::NAME) {
             let (more_verbs, more_memory) = tree::measure(&image, options.quick);
             verbs.extend(more_verbs);
@@ -131,6 +109,41 @@ fn main() {
     println!("{}", report.markdown(&[]));
     if options.write_docs {
         report.write_docs();
+    }
+}
+
+/// All scenarios in all columns.
+fn run(
+    runner: &Runner<'_>,
+    fixtures: &Fixtures,
+    image: &Image,
+    floor: Option<&Path>,
+    results: &mut Results,
+) {
+    let options = runner.options;
+    let columns = options
+        .columns
+        .iter()
+        .filter(|column| floor.is_some() || !column.is_floor());
+    let lanes = columns
+        .map(|column| Lane::new(image, *column, floor))
+        .collect();
+    let mut world = World {
+        image,
+        fixtures,
+        lanes,
+        round: 0,
+    };
+    for scenario in SCENARIOS
+        .into_iter()
+        .filter(|scenario| options.wants(scenario.name))
+    {
+        runner.run(&mut world, scenario, results);
+    }
+    // What was measured is told even if something cannot be unmounted in time; its connection
+    // is aborted then.
+    if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
+        eprintln!("native: {}: a mount did not go away", image.fs().name());
     }
 }
 

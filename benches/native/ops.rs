@@ -6,25 +6,20 @@ use std::path::PathBuf;
 
 use crate::fixtures::Fixtures;
 use crate::lanes::Lane;
-use crate::workload::{Scenario, Unit, Workload, World, any, nothing, place, seconds};
+use crate::workload::{Scenario, Unit, Workload, World, place, seconds, workload};
 
 const FILES: usize = 10_000;
 const DIR: &str = "ops";
 
-const fn workload(
+const fn each_of(
     name: &'static str,
     title: &'static str,
     run: fn(&World<'_>, &Lane) -> f64,
 ) -> Workload {
     Workload {
-        name,
-        title,
         unit: Unit::Each,
         changes: true,
-        can: any,
-        files,
-        before: nothing,
-        run,
+        ..workload(name, title, files, run)
     }
 }
 
@@ -36,15 +31,15 @@ pub const SCENARIO: Scenario = Scenario {
     missing: |_| None,
     setup: |_, lane| fs::create_dir(place(lane, DIR)).expect("a directory can be made"),
     workloads: &[
-        workload("create", "create, write 64 bytes, close", |_, lane| {
+        each_of("create", "create, write 64 bytes, close", |_, lane| {
             each(lane, |path| {
                 File::create_new(path).and_then(|mut file| file.write_all(&[b'x'; 64]))
             })
         }),
-        workload("rename", "rename", |_, lane| {
+        each_of("rename", "rename", |_, lane| {
             each(lane, |path| fs::rename(path, path.with_extension("b")))
         }),
-        workload("unlink", "unlink", |_, lane| {
+        each_of("unlink", "unlink", |_, lane| {
             each(lane, |path| fs::remove_file(path.with_extension("b")))
         }),
     ],

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::common::Fs;
 use crate::lanes::Column;
 use crate::place::Placement;
-use crate::shared::options::{FILESYSTEMS, chosen};
+use crate::shared::options::{FILESYSTEMS, chosen, each};
 
 /// See the module documentation of the benchmark.
 pub struct Options {
@@ -45,20 +45,14 @@ impl Options {
             quick: false,
             write_docs: false,
         };
-        let mut arguments = std::env::args().skip(1);
-        while let Some(argument) = arguments.next() {
-            let mut value = || {
-                arguments
-                    .next()
-                    .ok_or_else(|| format!("{argument} wants a value"))
-            };
+        each(|option, value| {
             let number = |text: String| {
                 text.parse::<usize>()
                     .ok()
                     .filter(|number| *number > 0)
                     .ok_or(format!("{text:?} is no number above 0"))
             };
-            match argument.as_str() {
+            match option {
                 "--work" => options.work = Some(PathBuf::from(value()?)),
                 "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,
                 "--placement" => options.placements = chosen(&value()?, &Placement::ALL)?,
@@ -68,11 +62,10 @@ impl Options {
                 "--files" => options.files = number(value()?)?,
                 "--quick" => options.quick = true,
                 "--write-docs" => options.write_docs = true,
-                // cargo bench says so to every benchmark.
-                "--bench" => {}
                 other => return Err(format!("unknown option {other}")),
             }
-        }
+            Ok(())
+        })?;
         if options.files == 0 {
             options.files = if options.quick { FILES_QUICK } else { FILES };
         }

@@ -4,29 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::succeeds;
-use crate::fixtures::{Fixtures, GIT_CHANGED, cargo, git, npm};
+use crate::fixtures::{GIT_CHANGED, cargo, git, npm};
 use crate::lanes::Lane;
 use crate::workload::{
-    SETUP_SECONDS, Scenario, Unit, Workload, World, any, nothing, place, timed, twice, within,
+    SETUP_SECONDS, Scenario, Workload, World, place, timed, twice, within, workload,
 };
-
-const fn workload(
-    name: &'static str,
-    title: &'static str,
-    files: fn(&Fixtures) -> Option<usize>,
-    run: fn(&World<'_>, &Lane) -> f64,
-) -> Workload {
-    Workload {
-        name,
-        title,
-        unit: Unit::Seconds,
-        changes: false,
-        can: any,
-        files,
-        before: nothing,
-        run,
-    }
-}
 
 pub const GIT: Scenario = Scenario {
     name: "git",

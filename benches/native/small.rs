@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use crate::fixtures::Fixtures;
 use crate::lanes::{Column, Lane};
 use crate::workload::{
-    Scenario, Unit, Workload, World, any, drop_caches, missing, nothing, place, seconds, shell,
-    timed, twice, within,
+    Scenario, Workload, World, drop_caches, missing, nothing, place, seconds, shell, timed, twice,
+    within, workload,
 };
 
 const DIR: &str = "small";
@@ -15,21 +15,12 @@ const WALK: &str = "find . -type f -printf '%s\\n'";
 const XARGS: &str = "find . -type f -print0 | xargs -0 stat --format=%s";
 const PATTERN: &str = "fn [a-z_]+_mut";
 
-const fn workload(
+const fn all(
     name: &'static str,
     title: &'static str,
     run: fn(&World<'_>, &Lane) -> f64,
 ) -> Workload {
-    Workload {
-        name,
-        title,
-        unit: Unit::Seconds,
-        changes: false,
-        can: any,
-        files: all_files,
-        before: nothing,
-        run,
-    }
+    workload(name, title, all_files, run)
 }
 
 pub const SCENARIO: Scenario = Scenario {
@@ -43,11 +34,11 @@ pub const SCENARIO: Scenario = Scenario {
         Workload {
             changes: true,
             before: read_tar,
-            ..workload("untar", "untar", untar)
+            ..all("untar", "untar", untar)
         },
         Workload {
             before: cold,
-            ..workload(
+            ..all(
                 "walk-cold",
                 "`find -printf %s`, caches dropped",
                 |_, lane| find(lane, WALK),
@@ -55,27 +46,27 @@ pub const SCENARIO: Scenario = Scenario {
         },
         Workload {
             before: |_, lane| twice(|| _ = find(lane, WALK)),
-            ..workload("walk", "`find -printf %s`, warm", |_, lane| {
+            ..all("walk", "`find -printf %s`, warm", |_, lane| {
                 find(lane, WALK)
             })
         },
-        workload("xargs-stat", "`find | xargs stat`, warm", |_, lane| {
+        all("xargs-stat", "`find | xargs stat`, warm", |_, lane| {
             find(lane, XARGS)
         }),
         Workload {
             before: |world, lane| _ = cat(world, lane),
-            ..workload("cat", "`cat` of every file, warm", cat)
+            ..all("cat", "`cat` of every file, warm", cat)
         },
         Workload {
             before: |_, lane| _ = search(lane, DIR),
-            ..workload("rg", "`rg` over the tree, warm", |_, lane| {
+            ..all("rg", "`rg` over the tree, warm", |_, lane| {
                 search(lane, DIR)
             })
         },
         Workload {
             can: views,
             before: |_, lane| open_view(lane, view_walk),
-            ..workload(
+            ..all(
                 "view-walk",
                 "`find -printf %s` in a view, warm",
                 |_, lane| view_walk(lane),
@@ -84,18 +75,18 @@ pub const SCENARIO: Scenario = Scenario {
         Workload {
             can: views,
             before: |_, lane| open_view(lane, view_search),
-            ..workload("view-rg", "`rg` in a view, warm", |_, lane| {
+            ..all("view-rg", "`rg` in a view, warm", |_, lane| {
                 view_search(lane)
             })
         },
         Workload {
             changes: true,
             files: rewritten,
-            ..workload("rewrite", "open, write 64 bytes, close", rewrite)
+            ..all("rewrite", "open, write 64 bytes, close", rewrite)
         },
         Workload {
             changes: true,
-            ..workload("rm", "`rm -rf`", remove)
+            ..all("rm", "`rm -rf`", remove)
         },
     ],
 };

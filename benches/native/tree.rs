@@ -5,7 +5,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointOptions, Compare, Delete, RestoreOptions, StateName};
+use ckptfs::engine::api::{
+    CheckpointOptions, Compare, Delete, RestoreOptions, StateName, VerbError,
+};
 use serde::Serialize;
 
 use crate::common::Image;
@@ -111,6 +113,18 @@ fn write_stamp(path: &Path, stamp: usize) {
         .expect("a file can be written");
 }
 
+fn fail(error: VerbError) -> ! {
+    panic!("a verb failed: {error}")
+}
+
+fn delete(client: &mut Client, id: String) {
+    let delete = Delete {
+        state: StateName(id),
+        now: false,
+    };
+    client.ask(delete).unwrap_or_else(|error| fail(error));
+}
+
 fn round(
     client: &mut Client,
     root: &Path,
@@ -120,7 +134,6 @@ fn round(
 ) -> Verb {
     let (mut checkpoint, mut diff, mut restore) =
         (Samples::default(), Samples::default(), Samples::default());
-    let fail = |error: ckptfs::engine::api::VerbError| -> ! { panic!("a verb failed: {error}") };
     let step = paths.len() / dirty;
     for round in 1..=rounds {
         let base = client
@@ -162,20 +175,9 @@ fn round(
             dirty,
             "a restore brings back what was changed"
         );
-        for id in [
-            Some(base),
-            Some(made),
-            restored.guard.map(|id| id.to_string()),
-        ]
-        .into_iter()
-        .flatten()
-        {
-            client
-                .ask(Delete {
-                    state: StateName(id),
-                    now: false,
-                })
-                .unwrap_or_else(|error| fail(error));
+        let guard = restored.guard.map(|id| id.to_string());
+        for id in [Some(base), Some(made), guard].into_iter().flatten() {
+            delete(client, id);
         }
     }
     let three = |samples: &Samples| [samples.p50(), samples.at(0.0), samples.max()];

@@ -131,3 +131,22 @@ pub fn missing(program: &str) -> Option<String> {
     .is_ok_and(|output| output.status.success());
     (!there).then(|| format!("{program} is not installed"))
 }
+
+/// What only reads, in seconds, with nothing before it.
+pub const fn workload(
+    name: &'static str,
+    title: &'static str,
+    files: fn(&Fixtures) -> Option<usize>,
+    run: fn(&World<'_>, &Lane) -> f64,
+) -> Workload {
+    Workload {
+        name,
+        title,
+        unit: Unit::Seconds,
+        changes: false,
+        can: any,
+        files,
+        before: nothing,
+        run,
+    }
+}

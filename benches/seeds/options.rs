@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::common::Fs;
-use crate::shared::options::chosen;
+use crate::shared::options::{chosen, each};
 
 /// A seed whose table is made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,14 +81,8 @@ impl Options {
             began: Instant::now(),
             write_docs: false,
         };
-        let mut arguments = std::env::args().skip(1);
-        while let Some(argument) = arguments.next() {
-            let mut value = || {
-                arguments
-                    .next()
-                    .ok_or_else(|| format!("{argument} wants a value"))
-            };
-            match argument.as_str() {
+        each(|option, value| {
+            match option {
                 "--work" => options.work = Some(PathBuf::from(value()?)),
                 "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,
                 "--only" => options.seeds = chosen(&value()?, &SEEDS)?,
@@ -97,11 +91,10 @@ impl Options {
                 "--quick" => options.quick = true,
                 "--long" => options.long = true,
                 "--write-docs" => options.write_docs = true,
-                // cargo bench says so to every benchmark.
-                "--bench" => {}
                 other => return Err(format!("unknown option {other}")),
             }
-        }
+            Ok(())
+        })?;
         Ok(options)
     }
 

@@ -10,8 +10,9 @@ use serde_json::Value as Json;
 use crate::common::command::{run_limited, tool};
 use crate::options::Seed;
 use crate::report::{Report, Row};
+use crate::shapes;
 use crate::shared::stats::Samples;
-use crate::world::{SECONDS, World, cp, fill, remove, timed};
+use crate::world::{SECONDS, World, cp, remove, timed};
 
 const PROBE: &str = "Platform: what was found by trying";
 const FILES: &str = "Platform: a copy of one file";
@@ -34,7 +35,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 /// Each capability tried as such, and what `ckptfs doctor` says after it has tried.
 fn probe(world: &World<'_>, report: &mut Report) {
     let dir = world.dir("probe");
-    fill(&dir.join("from"), 1 << 16, 1);
+    shapes::write(&dir.join("from"), 1 << 16, 1);
     let said = |result: Result<(), String>| {
         result.map_or_else(|error| format!("no ({error})"), |()| "yes".to_owned())
     };
@@ -154,7 +155,7 @@ fn one_file(world: &World<'_>, mib: u64, report: &mut Report) {
     }
     let dir = world.dir("copies");
     let from = dir.join("from");
-    fill(&from, (mib * MIB) as usize, mib);
+    shapes::write(&from, (mib * MIB) as usize, mib as usize);
     world.sync();
     type Way = fn(&Path, &Path) -> Result<(), String>;
     let ways: [(&'static str, Way); 3] = [

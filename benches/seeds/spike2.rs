@@ -11,9 +11,10 @@ use crate::common::Mount;
 use crate::common::command::succeeds;
 use crate::options::Seed;
 use crate::report::{Report, Row, Value};
+use crate::shapes;
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
-use crate::world::{SECONDS, World, client, cp, fill, remove, rsync, spread, stamp, timed};
+use crate::world::{SECONDS, World, client, cp, remove, rsync, spread, stamp, timed};
 
 const CHECKPOINTS: &str = "Spike 2: a checkpoint of the tree";
 const RESTORES: &str = "Spike 2: back to the checkpoint";
@@ -251,10 +252,10 @@ fn bands(world: &World<'_>, report: &mut Report) {
     for dir in [&ours, &plain] {
         fs::create_dir(dir.join("bands")).expect("a directory can be made");
         (0..count).for_each(|band| {
-            fill(
+            shapes::write(
                 &dir.join("bands").join(format!("{band:x}")),
                 BAND_BYTES,
-                band as u64,
+                band,
             )
         });
     }
@@ -366,6 +367,17 @@ fn clones(world: &World<'_>, mount: &Mount, plain: &Path, count: usize, report: 
         fork_bytes = world.used() - used;
         [&clone, &copy].iter().for_each(|dir| remove(dir));
     }
+    tell_clones(world, names, &all, [cp_bytes, fork_bytes], report);
+}
+
+/// The rows of [`clones`].
+fn tell_clones(
+    world: &World<'_>,
+    names: [&str; 4],
+    all: &[(Samples, Samples)],
+    [cp_bytes, fork_bytes]: [i64; 2],
+    report: &mut Report,
+) {
     let rivals = [
         "plain: mtime scan, hash what changed",
         "`cp --reflink=auto`",

@@ -1,6 +1,6 @@
 //! A filesystem of its own, the tree of 36,076 files on it, mounts, and changes made to files.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -159,27 +159,6 @@ pub fn stamp(path: &Path, number: usize) {
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     file.write_all_at(format!("{number:016}").as_bytes(), 0)
         .expect("a file can be written");
-}
-
-/// A file of so many bytes that do not compress to nothing.
-pub fn fill(path: &Path, bytes: usize, seed: u64) {
-    use std::io::Write;
-    let mut block = vec![0; bytes.clamp(1, 1 << 20)];
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    for chunk in block.chunks_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
-    }
-    let mut file = File::create(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let mut left = bytes;
-    while left > 0 {
-        let now = left.min(block.len());
-        file.write_all(&block[..now])
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        left -= now;
-    }
 }
 
 /// Runs a process, which must succeed, and adds the time from fork to exit.

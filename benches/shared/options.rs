@@ -52,3 +52,22 @@ pub fn chosen<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<Vec<T>, String
         })
         .collect()
 }
+
+/// Gives `take` each option of the command line, and what takes the value that follows it.
+pub fn each(
+    mut take: impl FnMut(&str, &mut dyn FnMut() -> Result<String, String>) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut value = || {
+            arguments
+                .next()
+                .ok_or_else(|| format!("{argument} wants a value"))
+        };
+        // cargo bench says so to every benchmark.
+        if argument != "--bench" {
+            take(&argument, &mut value)?;
+        }
+    }
+    Ok(())
+}

@@ -190,7 +190,12 @@ fn target(
     }
     while let Some(name) = rest.first() {
         let below = [base.as_slice(), std::slice::from_ref(name)].concat();
-        if !source.keys().any(|module| module.starts_with(&below)) {
+        // In their order, those below a module come right after it.
+        let mut from_there = source.range(below.clone()..);
+        if !from_there
+            .next()
+            .is_some_and(|(module, _)| module.starts_with(&below))
+        {
             break;
         }
         (base, rest) = (below, &rest[1..]);

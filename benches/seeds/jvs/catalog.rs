@@ -143,8 +143,8 @@ fn verify(world: &World<'_>, report: &mut Report) {
     served.end();
 }
 
-fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) {
-    let (served, _) = project(world, 1, EACH_BYTES);
+/// Checkpoints of which every tenth has a tag, and every second a label.
+fn fill(served: &Served, checkpoints: usize) {
     for number in 0..checkpoints {
         let tags = if number.is_multiple_of(10) {
             vec![format!("tag-{number}")]
@@ -162,16 +162,18 @@ fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) 
             ..CheckpointOptions::default()
         });
     }
+}
+
+/// How long it takes to list all, to find those of many tags, of a label, of one tag, and to show
+/// one.
+fn listed(world: &World<'_>, served: &Served, checkpoints: usize) -> [Op; 5] {
     let [mut all, mut by_tag, mut by_worktree, mut of_tag, mut show] =
         [(); 5].map(|()| Op::default());
-    let tag = Query {
-        tag: Some("tag-*0".into()),
+    let tagged = |tag: &str| Query {
+        tag: Some(tag.into()),
         ..Query::default()
     };
-    let one = Query {
-        tag: Some("tag-20".into()),
-        ..Query::default()
-    };
+    let (tag, one) = (tagged("tag-*0"), tagged("tag-20"));
     let worktree = Query {
         labels: vec![("worktree".into(), "main".into())],
         ..Query::default()
@@ -179,83 +181,63 @@ fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) 
     alloc::settle();
     for _ in world.options.rounds(100, 4) {
         let times = if checkpoints < 1000 { TOO_QUICK } else { 1 };
-        all.run_many(times, || {
-            (0..times).for_each(|_| {
-                assert_eq!(
-                    served.ask(ListCheckpoints).expect("a list").len(),
-                    checkpoints
-                )
-            })
+        let many = |op: &mut Op, what: &dyn Fn()| {
+            op.run_many(times, || (0..times).for_each(|_| what()));
+        };
+        many(&mut all, &|| {
+            let list = served.ask(ListCheckpoints).expect("a list");
+            assert_eq!(list.len(), checkpoints);
         });
         if checkpoints < 50 {
             continue;
         }
-        by_tag.run_many(times, || {
-            (0..times).for_each(|_| found(&served, &tag, checkpoints / 10))
+        many(&mut by_tag, &|| found(served, &tag, checkpoints / 10));
+        many(&mut by_worktree, &|| {
+            found(served, &worktree, checkpoints / 2)
         });
-        by_worktree.run_many(times, || {
-            (0..times).for_each(|_| found(&served, &worktree, checkpoints / 2))
-        });
-        of_tag.run_many(times, || (0..times).for_each(|_| found(&served, &one, 1)));
-        show.run_many(times, || {
-            (0..times).for_each(|_| {
-                drop(
-                    served
-                        .ask(ShowCheckpoint {
-                            state: StateName("tag-20".into()),
-                        })
-                        .expect("it is there"),
-                )
-            })
+        many(&mut of_tag, &|| found(served, &one, 1));
+        many(&mut show, &|| {
+            let state = StateName("tag-20".into());
+            served.ask(ShowCheckpoint { state }).expect("it is there");
         });
     }
+    [all, by_tag, by_worktree, of_tag, show]
+}
+
+fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) {
+    let (served, _) = project(world, 1, EACH_BYTES);
+    fill(&served, checkpoints);
+    let [all, by_tag, by_worktree, of_tag, show] = listed(world, &served, checkpoints);
     let what = format!("{checkpoints} checkpoints");
     tell(world, report, LIST, (name, &what), &all, |row| row);
     if checkpoints >= 50 {
-        let known = checkpoints == 50;
-        let seed = |name: &'static str| if known { name } else { "" };
-        tell(
-            world,
-            report,
-            LIST,
+        let (tags, half) = (checkpoints / 10, checkpoints / 2);
+        let rows = [
             (
-                seed("Find_ByTag"),
-                &format!("`find --tag 'tag-*0'` of {what}: {}", checkpoints / 10),
+                "Find_ByTag",
+                format!("`find --tag 'tag-*0'` of {what}: {tags}"),
+                by_tag,
             ),
-            &by_tag,
-            |row| row,
-        );
-        let label = format!(
-            "`find --label worktree=main` of {what}: {}",
-            checkpoints / 2
-        );
-        tell(
-            world,
-            report,
-            LIST,
-            (seed("Find_ByWorktree"), &label),
-            &by_worktree,
-            |row| row,
-        );
-        tell(
-            world,
-            report,
-            LIST,
-            (seed("FindByTag"), &format!("`find --tag TAG` of {what}: 1")),
-            &of_tag,
-            |row| row,
-        );
-        tell(
-            world,
-            report,
-            LIST,
+            (
+                "Find_ByWorktree",
+                format!("`find --label worktree=main` of {what}: {half}"),
+                by_worktree,
+            ),
+            (
+                "FindByTag",
+                format!("`find --tag TAG` of {what}: 1"),
+                of_tag,
+            ),
             (
                 "",
-                &format!("`show TAG` of {what}: also what was open for writing then"),
+                format!("`show TAG` of {what}: also what was open for writing then"),
+                show,
             ),
-            &show,
-            |row| row,
-        );
+        ];
+        for (seed, label, op) in &rows {
+            let seed = if checkpoints == 50 { *seed } else { "" };
+            tell(world, report, LIST, (seed, label), op, |row| row);
+        }
     }
     served.end();
 }

@@ -7,9 +7,10 @@ use super::{by_engine, tell};
 use crate::alloc::Op;
 use crate::options::{NO_TIME, Seed};
 use crate::report::{OURS, Report, Row, Value};
+use crate::shapes;
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
-use crate::world::{World, cp, fill, remove, timed};
+use crate::world::{World, cp, remove, timed};
 
 const TITLE: &str = "JVS: Snapshot Operations";
 /// "Small files (<100KB)" and "Medium files (~1MB)".
@@ -36,7 +37,7 @@ pub fn no_time_for_all(world: &World<'_>) -> Option<&'static str> {
 /// So many files of so many bytes, served.
 pub fn project(world: &World<'_>, files: usize, bytes: usize) -> (Served, Vec<NodeId>) {
     let dir = world.dir("jvs");
-    (0..files).for_each(|file| fill(&dir.join(format!("file{file}")), bytes, file as u64));
+    (0..files).for_each(|file| shapes::write(&dir.join(format!("file{file}")), bytes, file));
     world.sync();
     let served = Served::open(&dir);
     let nodes = (0..files)

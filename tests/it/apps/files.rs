@@ -90,7 +90,12 @@ fn copying(v: Variant) {
         output(dir, "bash", &["-c", "find . | LC_ALL=C sort"]),
         listed
     );
-    // What other tools say of a view and a plain copy made at that moment.
+    a_view_is_as_a_copy(&rig, tar);
+}
+
+/// What other tools say of a view, and of a plain copy made at that moment, is the same.
+fn a_view_is_as_a_copy(rig: &Rig, tar: &str) {
+    let dir = rig.path();
     let (view, copy) = (
         rig.view(rig.mount.checkpoint()),
         rig.image.path().join("plain"),

@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::command::try_run_limited;
-use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, succeeds, tool};
+use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, has, succeeds, tool};
 
 /// Seconds for one program, on a machine that is slow and busy.
 pub const PROGRAM_SECONDS: u64 = 240;
@@ -73,11 +72,9 @@ pub fn output<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) -> Strin
 
 /// Why a test that needs these programs cannot run, if so.
 pub fn missing(programs: &[&str]) -> Option<String> {
-    programs.iter().find_map(|name| {
-        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10)
-            .is_ok_and(|output| output.status.success());
-        (!there).then(|| format!("{name} is not installed"))
-    })
+    programs
+        .iter()
+        .find_map(|name| (!has(name)).then(|| format!("{name} is not installed")))
 }
 
 /// Directories of crates that cargo has fetched for this project, real sources: for each of these

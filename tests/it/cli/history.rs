@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
 use std::process::Stdio;
 
+use super::patches::{lines, patched};
 use super::support::{Ran, Sandbox};
 
 /// A mounted project with three checkpoints: v1, one without a tag, and v2.
@@ -246,22 +246,13 @@ fn every_version_of_a_path_is_told() {
     // none.
     let path = sandbox.path.join("p/a.txt");
     let before = fs::metadata(&path).expect("stat");
-    fs::write(&path, "one\nTWO\n").expect("write");
-    fs::File::options()
-        .write(true)
-        .open(&path)
-        .expect("open")
-        .set_modified(before.modified().expect("mtime"))
-        .expect("utimens");
-    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "4\n", "");
-    fs::write(&path, "one\nTWO\n").expect("write");
-    fs::File::options()
-        .write(true)
-        .open(&path)
-        .expect("open")
-        .set_modified(before.modified().expect("mtime"))
-        .expect("utimens");
-    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "5\n", "");
+    for number in ["4\n", "5\n"] {
+        fs::write(&path, "one\nTWO\n").expect("write");
+        let file = fs::File::options().write(true).open(&path).expect("open");
+        file.set_modified(before.modified().expect("mtime"))
+            .expect("utimens");
+        sandbox.ckptfs_in("p", &["checkpoint"]).is(0, number, "");
+    }
     fs::remove_file(&path).expect("rm");
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "6\n", "");
     fs::create_dir(&path).expect("mkdir");
@@ -275,11 +266,11 @@ fn every_version_of_a_path_is_told() {
         (Some(4), "M"),
         (Some(2), "M"),
         (Some(1), "A"),
-    ]
-    .map_sizes();
-    let found: Vec<(Option<u64>, String)> = versions("p", "a.txt")
-        .into_iter()
-        .map(|(id, letter, _)| (id, letter))
+    ];
+    let found = versions("p", "a.txt");
+    let found: Vec<_> = found
+        .iter()
+        .map(|(id, letter, _)| (*id, letter.as_str()))
         .collect();
     assert_eq!(found, all);
     // Of a directory: what changed below it. And from within it.
@@ -294,6 +285,11 @@ fn every_version_of_a_path_is_told() {
         versions("p/sub", "deep/b.txt"),
         told(&[(Some(3), "M", Some(2)), (Some(1), "A", Some(2))])
     );
+    versions_are_lines(&sandbox);
+}
+
+/// As text, which ends with the oldest that was asked for.
+fn versions_are_lines(sandbox: &Sandbox) {
     let log = sandbox
         .ckptfs_in("p", &["log", "a.txt", "-n", "2"])
         .ok()
@@ -315,19 +311,6 @@ fn every_version_of_a_path_is_told() {
                 .contains("nothing is in no checkpoint and not in the tree"),
         "{never:?}"
     );
-}
-
-/// Without the sizes, for a list whose sizes do not matter.
-trait MapSizes {
-    fn map_sizes(self) -> Vec<(Option<u64>, String)>;
-}
-
-impl MapSizes for [(Option<u64>, &str); 6] {
-    fn map_sizes(self) -> Vec<(Option<u64>, String)> {
-        self.into_iter()
-            .map(|(id, letter)| (id, letter.to_owned()))
-            .collect()
-    }
 }
 
 #[test]
@@ -474,24 +457,10 @@ fn nothing_new_makes_no_checkpoint() {
         .is(0, "4\n", "");
 }
 
-fn git(sandbox: &Sandbox, dir: &Path, args: &[&str]) -> Ran {
-    let mut command = sandbox.hermetic("git", "");
-    command
-        .current_dir(dir)
-        .args(args)
-        .env("GIT_CONFIG_GLOBAL", "/dev/null");
-    sandbox.run(command)
-}
-
 /// Every kind of change that git knows: the patch between two states makes one out of the other.
 #[test]
 fn a_patch_is_taken_by_git_apply() {
     let sandbox = Sandbox::new();
-    let lines = |from: u32, to: u32| {
-        (from..to)
-            .map(|line| format!("line {line}\n"))
-            .collect::<String>()
-    };
     let p = |name: &str| sandbox.path.join("p").join(name);
     for (name, content) in [
         ("long", lines(0, 100)),
@@ -526,28 +495,19 @@ fn a_patch_is_taken_by_git_apply() {
     fs::write(p("newdir/full"), "full\n").expect("write");
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
     for (from, to) in [("1", "2"), ("2", "1")] {
-        let copy = sandbox.path.join(format!("copy{from}"));
-        let mut cp = sandbox.hermetic("cp", "");
-        cp.arg("-a")
-            .arg(p(&format!(".snapshots/{from}")))
-            .arg(&copy);
-        sandbox.run(cp).ok();
-        let patch = sandbox.ckptfs_in("p", &["diff", "--patch", from, to]).ok();
-        assert_eq!(patch.err(), "");
-        let file = sandbox.path.join(format!("{from}.patch"));
-        fs::write(&file, &patch.stdout).expect("write");
-        let applied = git(
-            &sandbox,
-            &copy,
-            &["apply", "-p1", file.to_str().expect("a name")],
-        );
-        assert_eq!(applied.code, 0, "{}\n{}", applied.err(), patch.out());
+        let (copy, _) = patched(&sandbox, from, to);
         let mut diff = sandbox.hermetic("diff", "");
         diff.args(["-r", "--no-dereference"])
             .arg(p(&format!(".snapshots/{to}")))
             .arg(&copy);
         sandbox.run(diff).is(0, "", "");
     }
+    sizes_are_told(&sandbox);
+}
+
+/// Sizes are told, of what is binary too.
+fn sizes_are_told(sandbox: &Sandbox) {
+    let p = |name: &str| sandbox.path.join("p").join(name);
     fs::write(p("binary"), b"\0\x01").expect("write");
     let patch = sandbox.ckptfs_in("p", &["diff", "-p", "latest"]).ok().out();
     assert!(

@@ -1,7 +1,6 @@
 //! What a person does in a hurry: twice the same, half a name, Ctrl-C. Nothing of it hides work.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::support::{Ran, Sandbox};
 
 /// A mounted project with one checkpoint, `v1`, and an edit since.
-fn edited() -> Sandbox {
+pub fn edited() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("p/a.txt", "one\n");
     sandbox.ckptfs(&["mount", "p"]).ok();
@@ -20,7 +19,7 @@ fn edited() -> Sandbox {
     sandbox
 }
 
-fn run(sandbox: &Sandbox, args: &[&str]) -> Ran {
+pub fn run(sandbox: &Sandbox, args: &[&str]) -> Ran {
     sandbox.ckptfs_in("p", args)
 }
 
@@ -581,93 +580,4 @@ fn who_holds_replaced_files_open_is_named() {
         restored.err()
     );
     assert_eq!(other.err(), "");
-}
-
-/// What was changed and changed back was a change to `log`, and none to `diff`.
-#[test]
-fn log_counts_what_diff_tells() {
-    let sandbox = edited();
-    sandbox.file("p/a.txt", "one\n");
-    let mut touch = sandbox.hermetic("touch", "p");
-    touch.args(["-r", ".snapshots/1/a.txt", "a.txt"]);
-    assert_eq!(sandbox.run(touch).code, 0);
-    run(&sandbox, &["checkpoint"]).ok();
-    fs::rename(sandbox.path.join("p/a.txt"), sandbox.path.join("p/b.txt")).expect("a rename");
-    sandbox.file("p/c.txt", "c");
-    run(&sandbox, &["checkpoint"]).ok();
-    run(&sandbox, &["restore", "1"]).ok();
-    for id in [2, 3, 4] {
-        log_counts_as_diff(&sandbox, id);
-    }
-}
-
-/// The number of changes on a checkpoint's line.
-fn log_counts_as_diff(sandbox: &Sandbox, id: u64) -> usize {
-    let from = run(sandbox, &["show", "--json", &id.to_string()])
-        .ok()
-        .json()["parent"]
-        .to_string();
-    let told = run(sandbox, &["diff", "--json", &from, &id.to_string()])
-        .json()
-        .as_array()
-        .map(Vec::len)
-        .expect("a list");
-    let log = run(sandbox, &["log"]).ok().out();
-    let line = log
-        .lines()
-        .find(|line| line.starts_with(&format!("{id} ")))
-        .expect("a line");
-    assert!(
-        line.contains(&format!(" {told} change")),
-        "{told} from {from}: {line}"
-    );
-    told
-}
-
-/// What was counted once is kept, for the checkpoint and the one it comes from, which is another
-/// when one between them goes or comes back.
-#[test]
-fn log_counts_anew_when_the_checkpoint_before_goes_or_comes_back() {
-    let sandbox = edited();
-    run(&sandbox, &["checkpoint"]).ok();
-    sandbox.file("p/b.txt", "b");
-    run(&sandbox, &["checkpoint"]).ok();
-    assert_eq!([2, 3].map(|id| log_counts_as_diff(&sandbox, id)), [1, 1]);
-    run(&sandbox, &["delete", "2"]).ok();
-    assert_eq!(log_counts_as_diff(&sandbox, 3), 2);
-    run(&sandbox, &["undo"]).ok();
-    assert_eq!([2, 3].map(|id| log_counts_as_diff(&sandbox, id)), [1, 1]);
-    run(&sandbox, &["restore", "1"]).ok();
-    sandbox.file("p/c.txt", "c");
-    run(&sandbox, &["checkpoint"]).ok();
-    assert_eq!(
-        [3, 4, 5].map(|id| log_counts_as_diff(&sandbox, id)),
-        [1, 0, 1]
-    );
-}
-
-/// Nor is a count told of what turns out to be lost: here to somebody who wrote past the mount, so
-/// that nobody knows any more that it was the same.
-#[test]
-fn log_counts_anew_what_cannot_be_told_any_more() {
-    let sandbox = Sandbox::new();
-    sandbox.file("p/a.txt", "one\n");
-    let below = File::open(sandbox.path.join("p")).expect("the directory");
-    sandbox.ckptfs(&["mount", "p"]).ok();
-    run(&sandbox, &["checkpoint"]).ok();
-    for mode in [0o600, 0o644] {
-        fs::set_permissions(
-            sandbox.path.join("p/a.txt"),
-            fs::Permissions::from_mode(mode),
-        )
-        .expect("a change of mode");
-    }
-    run(&sandbox, &["checkpoint"]).ok();
-    assert_eq!(log_counts_as_diff(&sandbox, 2), 0);
-    fs::write(
-        format!("/proc/self/fd/{}/a.txt", below.as_raw_fd()),
-        "past the mount\n",
-    )
-    .expect("a write");
-    assert_eq!(log_counts_as_diff(&sandbox, 2), 1);
 }

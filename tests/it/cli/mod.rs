@@ -3,8 +3,10 @@
 mod config;
 mod guide;
 mod history;
+mod log_counts;
 mod mistakes;
 mod mounted;
+mod mounts;
 mod patches;
 mod pins;
 mod plain;

@@ -4,25 +4,29 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::support::Sandbox;
 
 /// A sandbox with a small project `p`, mounted.
-fn mounted() -> Sandbox {
+pub fn mounted() -> Sandbox {
     let sandbox = project();
     sandbox.ckptfs(&["mount", "p"]).ok();
     sandbox
 }
 
-fn project() -> Sandbox {
+pub fn project() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("p/README.md", "hello\n");
     sandbox.file("p/src/main.rs", "fn main() {}\n");
     sandbox
+}
+
+/// How many checkpoints there are.
+fn checkpoints(sandbox: &Sandbox) -> Option<usize> {
+    let log = sandbox.ckptfs_in("p", &["log", "--json"]).ok().json();
+    log.as_array().map(Vec::len)
 }
 
 #[test]
@@ -120,34 +124,7 @@ fn json_has_the_documented_shapes() {
             && made["duration_us"].is_u64(),
         "{made}"
     );
-    sandbox.file("p/new", "");
-    let status = sandbox.ckptfs_in("p", &["--json", "status"]).ok().json();
-    assert_eq!(
-        status["dirty"],
-        serde_json::json!([{"path": "new", "change": "A", "kind": "file"}])
-    );
-    for field in [
-        "mount",
-        "backing",
-        "store",
-        "io",
-        "writes",
-        "filesystem",
-        "capture",
-    ] {
-        assert!(status[field].is_string(), "{field} in {status}");
-    }
-    assert!(
-        status["daemon"]["pid"].is_u64()
-            && status["daemon"]["started"].is_string()
-            && status["epoch"] == 2,
-        "{status}"
-    );
-    let diff = sandbox.ckptfs_in("p", &["diff", "1", "--json"]).ok().json();
-    assert_eq!(
-        diff,
-        serde_json::json!([{"path": "new", "change": "A", "kind": "file", "size": 0}])
-    );
+    changes_have_the_documented_shapes(&sandbox);
     let restored = sandbox
         .ckptfs_in("p", &["restore", "1", "--json"])
         .ok()
@@ -177,6 +154,38 @@ fn json_has_the_documented_shapes() {
     assert_eq!(
         umount,
         serde_json::json!({"unmounted": project, "daemon_ended": true})
+    );
+}
+
+/// `status` and `diff`, after a file was made.
+fn changes_have_the_documented_shapes(sandbox: &Sandbox) {
+    sandbox.file("p/new", "");
+    let status = sandbox.ckptfs_in("p", &["--json", "status"]).ok().json();
+    assert_eq!(
+        status["dirty"],
+        serde_json::json!([{"path": "new", "change": "A", "kind": "file"}])
+    );
+    for field in [
+        "mount",
+        "backing",
+        "store",
+        "io",
+        "writes",
+        "filesystem",
+        "capture",
+    ] {
+        assert!(status[field].is_string(), "{field} in {status}");
+    }
+    assert!(
+        status["daemon"]["pid"].is_u64()
+            && status["daemon"]["started"].is_string()
+            && status["epoch"] == 2,
+        "{status}"
+    );
+    let diff = sandbox.ckptfs_in("p", &["diff", "1", "--json"]).ok().json();
+    assert_eq!(
+        diff,
+        serde_json::json!([{"path": "new", "change": "A", "kind": "file", "size": 0}])
     );
 }
 
@@ -302,15 +311,7 @@ fn a_dry_run_changes_nothing() {
         .ok()
         .out();
     assert!(dry.starts_with("would delete checkpoint 1 of "), "{dry}");
-    assert_eq!(
-        sandbox
-            .ckptfs_in("p", &["log", "--json"])
-            .ok()
-            .json()
-            .as_array()
-            .map(Vec::len),
-        Some(1)
-    );
+    assert_eq!(checkpoints(&sandbox), Some(1));
     let deleted = sandbox.ckptfs_in("p", &["delete", "1"]).ok().out();
     assert!(deleted.starts_with("deleted checkpoint 1 of "), "{deleted}");
     sandbox
@@ -395,244 +396,7 @@ fn unknown_ids_and_bad_tags_are_explained() {
             ran.err()
         );
     }
-    assert_eq!(
-        sandbox
-            .ckptfs_in("p", &["log", "--json"])
-            .ok()
-            .json()
-            .as_array()
-            .map(Vec::len),
-        Some(1)
-    );
-}
-
-#[test]
-fn mounting_twice_is_refused() {
-    let sandbox = mounted();
-    fs::create_dir(sandbox.path.join("q")).expect("mkdir");
-    let hint = "Hint: what it is: ckptfs -C [DIR]/p status; end it: ckptfs umount [DIR]/p\n";
-    sandbox.ckptfs(&["mount", "p"]).is(
-        1,
-        "",
-        &format!("Error: [DIR]/p is already mounted\n{hint}"),
-    );
-    sandbox.ckptfs(&["mount", "p", "q"]).is(
-        1,
-        "",
-        &format!("Error: [DIR]/p is already mounted\n{hint}"),
-    );
-    let inside = "Error: [DIR]/p/src is inside of the mount at [DIR]/p, whose checkpoints have it: a restore there would change what is stored here\nHint: unmount it first: ckptfs umount [DIR]/p\n";
-    sandbox.ckptfs(&["mount", "p/src"]).is(1, "", inside);
-    let ran = sandbox.ckptfs(&["umount", "p/src"]);
-    ran.is(
-        1,
-        "",
-        "Error: p/src is not a mount, but inside of one\nHint: ckptfs umount [DIR]/p\n",
-    );
-    assert_eq!(sandbox.mounts().len(), 1);
-}
-
-#[test]
-fn another_mountpoint_serves_and_both_directories_find_the_daemon() {
-    let sandbox = project();
-    fs::create_dir(sandbox.path.join("m")).expect("mkdir");
-    sandbox.ckptfs(&["mount", "p", "m"]).ok();
-    assert_eq!(
-        fs::read_to_string(sandbox.path.join("m/README.md")).expect("read"),
-        "hello\n"
-    );
-    sandbox.ckptfs_in("m", &["checkpoint"]).is(0, "1\n", "");
-    sandbox.ckptfs_in("p/src", &["checkpoint"]).is(0, "2\n", "");
-    sandbox
-        .ckptfs(&["umount", "p"])
-        .is(0, "", "[DIR]/m is unmounted\n");
-    assert!(sandbox.mounts().is_empty() && sandbox.daemons().is_empty());
-}
-
-#[test]
-fn a_mount_whose_daemon_died_is_named_and_repaired() {
-    let sandbox = mounted();
-    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "1\n", "");
-    sandbox.kill_daemons();
-    let stale = "Error: the daemon of the mount at [DIR]/p has died\nHint: this repairs it: ckptfs mount [DIR]/p\n";
-    sandbox.ckptfs(&["-C", "p", "status"]).is(1, "", stale);
-    let doctor = sandbox.ckptfs(&["doctor", "p"]).out();
-    assert!(doctor.contains("warn  stale mounts"), "{doctor}");
-    let ran = sandbox.ckptfs(&["mount", "p"]).ok();
-    assert!(
-        ran.err().starts_with("took away 1 dead mount first\n"),
-        "{}",
-        ran.err()
-    );
-    assert_eq!(sandbox.mounts().len(), 1);
-    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
-    sandbox.kill_daemons();
-    sandbox
-        .ckptfs(&["umount", "p"])
-        .is(0, "", "[DIR]/p is unmounted\n");
-    assert_eq!(
-        fs::read_to_string(sandbox.path.join("p/README.md")).expect("plain again"),
-        "hello\n"
-    );
-}
-
-#[test]
-fn the_daemon_holds_nothing_of_its_caller() {
-    let sandbox = project();
-    let mut command = sandbox.hermetic("bash", "p");
-    // The pipes end only when nobody has them open any more; so does the lock.
-    command.args(["-c", "exec 9>../out/lock; flock 9; ckptfs mount ../p 2>&1 | cat; exec 9>&-; flock -n ../out/lock echo free"]);
-    let began = Instant::now();
-    let ran = sandbox.run(command).ok();
-    assert!(
-        ran.out().ends_with("free\n") && began.elapsed() < Duration::from_secs(30),
-        "{}",
-        ran.out()
-    );
-    let daemons = sandbox.daemons();
-    assert_eq!(
-        daemons.len(),
-        2,
-        "the holder, and the worker that it started"
-    );
-    for daemon in &daemons {
-        let process = format!("/proc/{daemon}");
-        assert_eq!(
-            fs::read_link(format!("{process}/cwd")).expect("cwd"),
-            Path::new("/")
-        );
-        let target = |fd: u32| fs::read_link(format!("{process}/fd/{fd}")).expect("descriptor");
-        assert_eq!(
-            (target(0), target(1)),
-            ("/dev/null".into(), "/dev/null".into())
-        );
-        assert!(target(2).ends_with("daemon.log"), "{:?}", target(2));
-        let stat = fs::read_to_string(format!("{process}/stat")).expect("stat");
-        let session = stat
-            .rsplit(')')
-            .next()
-            .and_then(|rest| rest.split_whitespace().nth(3))
-            .expect("session");
-        assert!(
-            daemons.iter().any(|pid| pid.to_string() == session),
-            "a session of their own"
-        );
-    }
-}
-
-#[test]
-fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
-    let sandbox = mounted();
-    let file = fs::File::open(sandbox.path.join("p/README.md")).expect("open");
-    let mut user = sandbox
-        .hermetic("sleep", "")
-        .arg("60")
-        .stdin(Stdio::from(file))
-        .spawn()
-        .expect("sleep");
-    let ran = sandbox.ckptfs(&["umount", "p"]);
-    let named = format!("sleep (pid {}) has", user.id());
-    let lazily = sandbox.ckptfs(&["umount", "--lazy", "p"]);
-    let while_used = sandbox.daemons().len();
-    user.kill().expect("kill");
-    user.wait().expect("wait");
-    assert_eq!(ran.code, 1);
-    assert!(
-        ran.err().starts_with("Error: [DIR]/p is in use: ") && ran.err().contains(&named),
-        "{}",
-        ran.err()
-    );
-    assert!(
-        ran.err().contains("ckptfs umount --lazy [DIR]/p"),
-        "{}",
-        ran.err()
-    );
-    lazily.is(
-        0,
-        "",
-        "[DIR]/p is unmounted; the daemon ends when the last open file is closed\n",
-    );
-    assert_eq!(while_used, 2, "the daemon and its holder");
-    let began = Instant::now();
-    while !sandbox.daemons().is_empty() {
-        assert!(
-            began.elapsed() < Duration::from_secs(30),
-            "the daemon ends with the last user"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// At another place here, and not in a copied table of mounts: that one would have the mounts of
-/// all other tests in it.
-#[test]
-fn an_unmount_tells_for_whom_the_daemon_goes_on() {
-    let sandbox = mounted();
-    fs::create_dir(sandbox.path.join("q")).expect("mkdir");
-    let mut bind = sandbox.hermetic("mount", "");
-    bind.args(["--bind", "p", "q"]);
-    sandbox.run(bind).ok();
-    let ran = sandbox.ckptfs(&["umount", "p"]);
-    let while_mounted = sandbox.daemons().len();
-    let mut other = sandbox.hermetic("umount", "");
-    other.arg("q");
-    sandbox.run(other).ok();
-    assert_eq!(ran.code, 0, "{}", ran.err());
-    let told = ran.err().contains("[DIR]/p is unmounted here; process ")
-        && ran.err().contains(" has it mounted too, at [DIR]/q, and");
-    assert!(told, "{}", ran.err());
-    assert_eq!(while_mounted, 2, "the daemon and its holder");
-    let began = Instant::now();
-    while !sandbox.daemons().is_empty() {
-        assert!(
-            began.elapsed() < Duration::from_secs(120),
-            "the daemon ends when nobody has it mounted"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-#[test]
-fn a_signal_unmounts_in_an_orderly_way() {
-    let sandbox = mounted();
-    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
-    let pid = sandbox.daemons()[0].to_string();
-    let mut kill = sandbox.hermetic("kill", "");
-    kill.arg(&pid);
-    sandbox.run(kill).ok();
-    let began = Instant::now();
-    while !sandbox.daemons().is_empty() || !sandbox.mounts().is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(30), "the daemon ends");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(!sandbox.path.join("p/.ckptfs/control.sock").exists());
-}
-
-#[test]
-fn the_plain_umount_ends_the_daemon_too() {
-    let sandbox = mounted();
-    let mut umount = sandbox.hermetic("umount", "");
-    umount.arg("p");
-    sandbox.run(umount).ok();
-    let began = Instant::now();
-    while !sandbox.daemons().is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(30), "the daemon ends");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    sandbox.ckptfs(&["mount", "p"]).ok();
-}
-
-#[test]
-fn the_control_socket_is_private_and_reached_through_the_mount() {
-    let sandbox = mounted();
-    let socket =
-        fs::metadata(sandbox.path.join("p/.ckptfs/control.sock")).expect("through the hidden link");
-    assert_eq!(socket.mode() & 0o777, 0o600);
-    let listed = fs::read_dir(sandbox.path.join("p"))
-        .expect("list")
-        .flatten()
-        .any(|entry| entry.file_name() == ".ckptfs");
-    assert!(!listed, "the store is not listed");
+    assert_eq!(checkpoints(&sandbox), Some(1));
 }
 
 #[test]

@@ -2,15 +2,38 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::support::Sandbox;
 
-fn git(sandbox: &Sandbox, dir: &Path, arguments: &[&str]) {
-    let mut command = sandbox.hermetic("git", "");
-    command.arg("-C").arg(dir).args(arguments);
-    let ran = sandbox.run(command);
-    assert_eq!(ran.code, 0, "git {arguments:?}: {}", ran.err());
+/// So many lines.
+pub fn lines(from: u32, to: u32) -> String {
+    (from..to).map(|line| format!("line {line}\n")).collect()
+}
+
+/// A copy of what `from` shows, after the patch to `to` was taken by git; and the patch.
+pub fn patched(sandbox: &Sandbox, from: &str, to: &str) -> (PathBuf, String) {
+    let copy = sandbox.path.join(format!("copy{from}"));
+    let view = sandbox.path.join(format!("p/.snapshots/{from}"));
+    let mut cp = sandbox.hermetic("cp", "");
+    sandbox
+        .run({
+            cp.arg("-a").arg(view).arg(&copy);
+            cp
+        })
+        .ok();
+    let patch = sandbox.ckptfs_in("p", &["diff", "--patch", from, to]).ok();
+    assert_eq!(patch.err(), "");
+    let file = sandbox.path.join(format!("{from}.patch"));
+    fs::write(&file, &patch.stdout).expect("write");
+    let mut git = sandbox.hermetic("git", "");
+    git.current_dir(&copy)
+        .args(["apply", "-p1"])
+        .arg(&file)
+        .env("GIT_CONFIG_GLOBAL", "/dev/null");
+    let applied = sandbox.run(git);
+    assert_eq!(applied.code, 0, "{}\n{}", applied.err(), patch.out());
+    (copy, patch.out())
 }
 
 /// Names, kinds, contents and executable bits: what git knows of a tree.
@@ -48,11 +71,6 @@ fn known(dir: &Path) -> Vec<String> {
 fn a_renamed_directory_takes_all_that_is_in_it_along() {
     let sandbox = Sandbox::new();
     let p = |name: &str| sandbox.path.join("p").join(name);
-    let lines = |from: u32, to: u32| {
-        (from..to)
-            .map(|line| format!("line {line}\n"))
-            .collect::<String>()
-    };
     for name in [
         "unchanged",
         "changed",
@@ -87,26 +105,11 @@ fn a_renamed_directory_takes_all_that_is_in_it_along() {
     fs::rename(p("new name/sub/deep"), p("new name/deeper")).expect("mv");
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
     for (from, to) in [("1", "2"), ("2", "1")] {
-        let copy = sandbox.path.join(format!("copy{from}"));
-        let mut cp = sandbox.hermetic("cp", "");
-        cp.arg("-a")
-            .arg(p(&format!(".snapshots/{from}")))
-            .arg(&copy);
-        sandbox.run(cp).ok();
-        let patch = sandbox.ckptfs_in("p", &["diff", "--patch", from, to]).ok();
-        assert_eq!(patch.err(), "");
-        let file = sandbox.path.join(format!("{from}.patch"));
-        fs::write(&file, &patch.stdout).expect("write");
-        git(
-            &sandbox,
-            &copy,
-            &["apply", "-p1", file.to_str().expect("a name")],
-        );
+        let (copy, patch) = patched(&sandbox, from, to);
         assert_eq!(
             known(&copy),
             known(&p(&format!(".snapshots/{to}"))),
-            "{from} to {to}\n{}",
-            patch.out()
+            "{from} to {to}\n{patch}"
         );
     }
     // What moved along is told as moved, and not with its content.

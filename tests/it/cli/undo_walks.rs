@@ -12,6 +12,7 @@ use ckptfs::engine::api::{
 use ckptfs::store::record::Reason;
 
 use super::support::Sandbox;
+use crate::common::random::{is_long, told_seed};
 
 /// Operations in a run, and random ways back.
 const STEPS: usize = 30;
@@ -242,10 +243,7 @@ fn walked(seed: u64) {
 
 #[test]
 fn every_state_is_reached_from_every_other() {
-    let seed = std::env::var("CKPTFS_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
-    let long = std::env::var_os("CKPTFS_LONG").is_some();
-    let seeds = seed.map_or(1..=if long { 200 } else { 2 }, |seed: u64| seed..=seed);
+    let usual = 1..=if is_long() { 200 } else { 2 };
+    let seeds = told_seed().map_or(usual, |seed| seed..=seed);
     seeds.for_each(walked);
 }

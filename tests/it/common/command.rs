@@ -8,6 +8,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 /// How long the pipes of a command that has ended may stay open. Something that it left behind
 /// holds them if they stay longer.
 const PIPES_LIMIT: Duration = Duration::from_secs(5);
@@ -148,4 +150,32 @@ pub fn sh(dir: &Path, script: &str) -> String {
         output.status
     );
     text
+}
+
+/// Whether a program is in the PATH of [`tool`].
+pub fn has(program: &str) -> bool {
+    let script = format!("command -v {program}");
+    try_run_limited(&mut tool("sh", &["-c", &script]), TOOL_SECONDS)
+        .is_ok_and(|output| output.status.success())
+}
+
+/// Runs a verb on a directory that may not be mounted; its exit status, and its answer.
+pub fn check(dir: &Path, arguments: &[&str]) -> (i32, Value) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
+    command
+        .arg("-C")
+        .arg(dir)
+        .args(arguments)
+        .arg("--json")
+        .env("NO_COLOR", "1")
+        .current_dir("/");
+    let output = run_limited(&mut command, TOOL_SECONDS);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let value = serde_json::from_str(&text).unwrap_or_else(|error| {
+        panic!(
+            "{arguments:?}: {error}: {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        )
+    });
+    (output.status.code().expect("it ended by itself"), value)
 }

@@ -90,22 +90,27 @@ pub struct NodeInfo {
     pub ino: u64,
 }
 
+/// Everything that a tree shows, by path.
+pub type Tree = BTreeMap<PathBuf, NodeInfo>;
+
 /// Reads the whole tree at `root`. The root itself is the empty path. Panics at the first thing
 /// that cannot be read.
-pub fn tree_of(root: &Path) -> BTreeMap<PathBuf, NodeInfo> {
+pub fn tree_of(root: &Path) -> Tree {
     tree_without(root, &[])
 }
 
+/// As [`tree_of`], without our own names.
+pub fn tree(root: &Path) -> Tree {
+    tree_without(root, &TreeOpts::default().ignore)
+}
+
 /// As [`tree_of`], without these names directly below the root.
-pub fn tree_without(root: &Path, ignore: &[String]) -> BTreeMap<PathBuf, NodeInfo> {
+pub fn tree_without(root: &Path, ignore: &[String]) -> Tree {
     try_tree_without(root, ignore).unwrap_or_else(|problem| panic!("{problem}"))
 }
 
 /// As [`tree_without`], with the first thing that cannot be read returned as text.
-pub fn try_tree_without(
-    root: &Path,
-    ignore: &[String],
-) -> Result<BTreeMap<PathBuf, NodeInfo>, String> {
+pub fn try_tree_without(root: &Path, ignore: &[String]) -> Result<Tree, String> {
     let mut nodes = BTreeMap::new();
     let mut pending = vec![PathBuf::new()];
     while let Some(path) = pending.pop() {
@@ -200,7 +205,7 @@ fn read_xattrs(path: &Path) -> io::Result<BTreeMap<OsString, Vec<u8>>> {
 
 /// Marks the later names of a file by its first; the numbers of two trees differ, the groups must
 /// not.
-fn note_links(nodes: &mut BTreeMap<PathBuf, NodeInfo>) {
+fn note_links(nodes: &mut Tree) {
     let mut first: BTreeMap<u64, PathBuf> = BTreeMap::new();
     for (path, node) in nodes
         .iter_mut()
@@ -226,7 +231,7 @@ pub fn assert_same_tree(a: &Path, b: &Path, opts: &TreeOpts) {
 
 /// The same for a tree that was read before.
 #[track_caller]
-pub fn assert_tree_is(path: &Path, expected: &BTreeMap<PathBuf, NodeInfo>, opts: &TreeOpts) {
+pub fn assert_tree_is(path: &Path, expected: &Tree, opts: &TreeOpts) {
     let differences = compare(&tree_without(path, &opts.ignore), expected, opts);
     assert!(
         differences.is_empty(),
@@ -235,12 +240,30 @@ pub fn assert_tree_is(path: &Path, expected: &BTreeMap<PathBuf, NodeInfo>, opts:
     );
 }
 
+/// The same for two trees that were read before: in everything.
+#[track_caller]
+pub fn assert_same(found: &Tree, expected: &Tree) {
+    let opts = TreeOpts {
+        ignore: Vec::new(),
+        ..TreeOpts::default()
+    };
+    let differences = compare(found, expected, &opts);
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// Names of a directory, sorted.
+#[track_caller]
+pub fn names(dir: impl AsRef<Path>) -> Vec<String> {
+    let dir = dir.as_ref();
+    let list = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> = list.map(|entry| name(entry.expect("an entry"))).collect();
+    names.sort();
+    names
+}
+
 /// One line for each difference of two trees.
-pub fn compare(
-    a: &BTreeMap<PathBuf, NodeInfo>,
-    b: &BTreeMap<PathBuf, NodeInfo>,
-    opts: &TreeOpts,
-) -> Vec<String> {
+pub fn compare(a: &Tree, b: &Tree, opts: &TreeOpts) -> Vec<String> {
     let ignored = |path: &Path| {
         path.iter()
             .next()

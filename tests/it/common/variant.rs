@@ -5,7 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::image::{Fs, Image};
-use super::mount::{Io, Mount, MountOpts};
+use super::mount::Mount;
+use super::mount_opts::{Io, MountOpts};
 
 /// FUSE_PASSTHROUGH came with 6.9, the fine timestamps that it needs here with this kernel.
 const PASSTHROUGH_KERNEL: (u32, u32) = (6, 13);

@@ -19,6 +19,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::common::random::{is_long, seed};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, scratch};
 use model::Shown;
 use role::{Crew, Orders, Role, WORKERS};
@@ -33,18 +34,7 @@ fn seconds() -> u64 {
     let told = std::env::var("CKPTFS_SECONDS")
         .ok()
         .and_then(|seconds| seconds.parse().ok());
-    told.unwrap_or(if std::env::var_os("CKPTFS_LONG").is_some() {
-        SECONDS_LONG
-    } else {
-        SECONDS
-    })
-}
-
-fn seed() -> u64 {
-    std::env::var("CKPTFS_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or(1)
+    told.unwrap_or(if is_long() { SECONDS_LONG } else { SECONDS })
 }
 
 fn nothing_is_lost(v: Variant) {
@@ -94,7 +84,7 @@ fn orders(role: Role, tree: &Path, notes: &Path, index: usize) -> Orders {
         tree: tree.to_owned(),
         notes: notes.to_owned(),
         index,
-        seed: seed() + index as u64,
+        seed: seed("processes", 1) + index as u64,
         seconds: seconds(),
     }
 }

@@ -21,6 +21,13 @@ fn end(mut file: &File) -> u64 {
     file.seek(SeekFrom::End(0)).expect("a file has an end")
 }
 
+/// A new file of a hundred blocks.
+fn filled(path: &Path) -> File {
+    std::fs::write(path, vec![0; 100 * BLOCK]).expect("a file");
+    let mut how = OpenOptions::new();
+    how.read(true).write(true).open(path).expect("it is there")
+}
+
 /// A table and its index, open for reading and writing since a while.
 pub struct Postgres {
     heap: File,
@@ -31,15 +38,7 @@ pub struct Postgres {
 impl Postgres {
     /// As a backend has them that was connected some time ago.
     pub fn connected(dir: &Path) -> Postgres {
-        let [heap, index, log] = ["heap", "index", "log"].map(|name| {
-            let path = dir.join(name);
-            std::fs::write(&path, vec![0; 100 * BLOCK]).expect("a file");
-            OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(path)
-                .expect("it is there")
-        });
+        let [heap, index, log] = ["heap", "index", "log"].map(|name| filled(&dir.join(name)));
         std::thread::sleep(REST);
         let connected = Postgres { heap, index, log };
         connected.plan();
@@ -88,15 +87,7 @@ pub struct Sqlite {
 impl Sqlite {
     /// Open since a while, as any of its two modes has it.
     pub fn open(dir: &Path) -> Sqlite {
-        let [database, wal] = ["db", "db-wal"].map(|name| {
-            let path = dir.join(name);
-            std::fs::write(&path, vec![0; 100 * BLOCK]).expect("a file");
-            OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(path)
-                .expect("it is there")
-        });
+        let [database, wal] = ["db", "db-wal"].map(|name| filled(&dir.join(name)));
         std::thread::sleep(REST);
         Sqlite {
             path: dir.join("db"),

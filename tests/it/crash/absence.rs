@@ -10,10 +10,10 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::disk::Host;
-use super::load::{Tree, tree};
-use super::random::{Random, count, is_long, seed};
+use super::usual_seed;
 use crate::common::command::sh;
-use crate::common::tree::{TreeOpts, assert_tree_is, compare, try_tree_without};
+use crate::common::random::{Random, count, is_long, seed};
+use crate::common::tree::{Tree, TreeOpts, assert_tree_is, compare, tree, try_tree_without};
 use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, mount, run_limited, skip, tool,
 };
@@ -138,29 +138,7 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
         }
         begun += 1;
         mount.remount();
-        let found = tree(&root);
-        let shown = format!("killed at call {nth}");
-        let names = newest(&mount.log_json());
-        let [(after, absence), (before, unmount)] = names.as_slice() else {
-            panic!("{shown}: {names:?}")
-        };
-        assert_eq!(
-            (absence.as_str(), unmount.as_str()),
-            ("absence", "unmount"),
-            "{shown}"
-        );
-        eprintln!("{shown}: {before} {after}");
-        assert_tree_is(&mount.view(*before), &left, &TreeOpts::default());
-        assert_tree_is(&mount.view(*after), &found, &TreeOpts::default());
-        for (id, tree) in asked.iter().rev().take(2) {
-            assert_tree_is(&mount.view(*id), tree, &TreeOpts::default());
-        }
-        let verified = mount.run(&["verify"]);
-        assert!(
-            verified.status.success(),
-            "{shown}: {}",
-            String::from_utf8_lossy(&verified.stdout)
-        );
+        assert_taken_in(&mount, nth, &left, &asked);
         if over {
             break;
         }
@@ -173,6 +151,34 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
     assert!(begun_again > 2, "the comparison has more calls than that");
 }
 
+/// What was changed apart is between two checkpoints, whatever was killed: `left` is what the
+/// unmount left.
+fn assert_taken_in(mount: &Mount, nth: u64, left: &Tree, asked: &[(u64, Tree)]) {
+    let found = tree(mount.path());
+    let shown = format!("killed at call {nth}");
+    let names = newest(&mount.log_json());
+    let [(after, absence), (before, unmount)] = names.as_slice() else {
+        panic!("{shown}: {names:?}")
+    };
+    assert_eq!(
+        (absence.as_str(), unmount.as_str()),
+        ("absence", "unmount"),
+        "{shown}"
+    );
+    eprintln!("{shown}: {before} {after}");
+    assert_tree_is(&mount.view(*before), left, &TreeOpts::default());
+    assert_tree_is(&mount.view(*after), &found, &TreeOpts::default());
+    for (id, tree) in asked.iter().rev().take(2) {
+        assert_tree_is(&mount.view(*id), tree, &TreeOpts::default());
+    }
+    let verified = mount.run(&["verify"]);
+    assert!(
+        verified.status.success(),
+        "{shown}: {}",
+        String::from_utf8_lossy(&verified.stdout)
+    );
+}
+
 /// Cuts of one variant.
 const CUTS: u64 = 4;
 const CUTS_LONG: u64 = 100;
@@ -182,7 +188,10 @@ const DISK_BYTES: u64 = 1 << 30;
 const MOUNT_MS: u64 = 160;
 
 fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
-    let mut random = Random::new(seed(&format!("power cuts in a mount on {v:?}")));
+    let mut random = Random::new(seed(
+        &format!("power cuts in a mount on {v:?}"),
+        usual_seed(),
+    ));
     let host = Host::new();
     let opts = apart(v);
     let (mut exact, mut begun, mut wrong) = (0, 0, Vec::new());

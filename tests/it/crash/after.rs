@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::disk::Host;
-use super::load::{Known, Promised, Tree, found_synced, tree};
-use crate::common::tree::{TreeOpts, compare, try_tree_without};
+use super::load::{Known, Promised, found_synced};
+use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
 use crate::common::{Fs, Mount, MountOpts};
 
 /// What was found, to be counted.

@@ -16,10 +16,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::load::tree;
 use super::ops::{Op, is_dead, random_op, written_of};
-use super::random::Random;
-use crate::common::tree::{TreeOpts, compare};
+use crate::common::random::Random;
+use crate::common::tree::{TreeOpts, compare, tree};
 
 /// Processes that work at once.
 pub const WORKERS: u64 = 8;
@@ -360,37 +359,41 @@ fn work(orders: &Orders) {
         match op.carry_out(&orders.tree) {
             Err(error) if is_dead(&error) => return state(END),
             Err(error) if written_of(&error).is_some() => {
-                // The part that was written was answered, the rest was not.
-                let Op::Write {
-                    path,
-                    offset,
-                    length,
-                    fill,
-                } = op
-                else {
-                    panic!("{op:?}: {error}")
-                };
-                let written = written_of(&error).expect("it was asked for");
-                for (offset, length, answer) in [
-                    (offset, written, "answer 0\n"),
-                    (offset + written, length - written, ""),
-                ] {
-                    let part = serde_json::to_string(&Op::Write {
-                        path: path.clone(),
-                        offset,
-                        length,
-                        fill,
-                    })
-                    .expect("plain data");
-                    log.write_all(format!("{part}\n{answer}").as_bytes())
-                        .expect("the log");
-                }
+                note_parts(&mut log, op, &error);
                 return state(END);
             }
             result => log
                 .write_all(format!("answer {}\n", errno(&result)).as_bytes())
                 .expect("the log"),
         }
+    }
+}
+
+/// Of a write that was cut short the part that was written was answered, the rest was not.
+fn note_parts(log: &mut File, op: Op, error: &std::io::Error) {
+    let Op::Write {
+        path,
+        offset,
+        length,
+        fill,
+    } = op
+    else {
+        panic!("{op:?}: {error}")
+    };
+    let written = written_of(error).expect("it was asked for");
+    for (offset, length, answer) in [
+        (offset, written, "answer 0\n"),
+        (offset + written, length - written, ""),
+    ] {
+        let part = serde_json::to_string(&Op::Write {
+            path: path.clone(),
+            offset,
+            length,
+            fill,
+        })
+        .expect("plain data");
+        log.write_all(format!("{part}\n{answer}").as_bytes())
+            .expect("the log");
     }
 }
 

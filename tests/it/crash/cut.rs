@@ -6,11 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use super::after::{self, Found};
-use super::disk::Host;
+use super::disk::{Disk, Host};
 use super::load::{Load, Promised, WORKERS};
-use super::random::{Random, count, seed};
+use super::usual_seed;
 use crate::common::command::TOOL_SECONDS;
 use crate::common::mount::wait_until;
+use crate::common::random::{Random, count, seed};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
 
 /// Cuts of one variant.
@@ -59,7 +60,7 @@ impl Keep {
 }
 
 fn power_cuts(v: Variant) {
-    let seed = seed(&format!("power cuts on {v:?}"));
+    let seed = seed(&format!("power cuts on {v:?}"), usual_seed());
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);
     let host = Host::new();
     let image = host.format(v.fs, "disk.img");
@@ -71,31 +72,7 @@ fn power_cuts(v: Variant) {
     opts.limit += APART * 4 * cuts as u32;
     let mount = Mount::start(&dir, &opts);
     let load = Load::default();
-    let (mut frozen, mut random) = (Vec::new(), Random::new(seed));
-    thread::scope(|scope| {
-        let worker = scope.spawn(|| load.run(&mount, seed, APART * cuts as u32 * 2));
-        wait_until("a checkpoint is promised", 60, || {
-            !load.promised().checkpoints.is_empty() || worker.is_finished()
-        });
-        for number in 0..cuts {
-            thread::sleep(Duration::from_millis(
-                random.below(2 * APART.as_millis() as u64),
-            ));
-            if worker.is_finished() {
-                break;
-            }
-            let (mut promised, image) = (load.promised(), host.file(&format!("cut-{number}.img")));
-            disk.freeze(&image);
-            // What somebody began to delete meanwhile may be gone.
-            let after = load.promised();
-            promised
-                .checkpoints
-                .retain(|id| after.checkpoints.contains(id));
-            frozen.push(Cut { image, promised });
-        }
-        load.stop();
-        worker.join().expect("the load works");
-    });
+    let frozen = frozen(&host, &disk, &mount, &load, seed, cuts);
     let known = load.known();
     drop(mount);
     drop(disk);
@@ -133,6 +110,36 @@ fn power_cuts(v: Variant) {
         frozen.len(),
         wrong.join("\n")
     );
+}
+
+/// Freezes the disk so many times while somebody works on it.
+fn frozen(host: &Host, disk: &Disk, mount: &Mount, load: &Load, seed: u64, cuts: u64) -> Vec<Cut> {
+    let (mut frozen, mut random) = (Vec::new(), Random::new(seed));
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| load.run(&mount, seed, APART * cuts as u32 * 2));
+        wait_until("a checkpoint is promised", 60, || {
+            !load.promised().checkpoints.is_empty() || worker.is_finished()
+        });
+        for number in 0..cuts {
+            thread::sleep(Duration::from_millis(
+                random.below(2 * APART.as_millis() as u64),
+            ));
+            if worker.is_finished() {
+                break;
+            }
+            let (mut promised, image) = (load.promised(), host.file(&format!("cut-{number}.img")));
+            disk.freeze(&image);
+            // What somebody began to delete meanwhile may be gone.
+            let after = load.promised();
+            promised
+                .checkpoints
+                .retain(|id| after.checkpoints.contains(id));
+            frozen.push(Cut { image, promised });
+        }
+        load.stop();
+        worker.join().expect("the load works");
+    });
+    frozen
 }
 
 for_each_variant! { reflink => power_cuts }

@@ -10,9 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::crew::{Crew, Done, WORKERS, again, part};
-use super::load::{Load, Tree, tree};
-use super::random::{Random, count, seed};
-use crate::common::tree::{TreeOpts, compare, copy_tree, try_tree_without};
+use super::load::Load;
+use super::usual_seed;
+use crate::common::random::{Random, count, seed};
+use crate::common::tree::{Tree, TreeOpts, compare, copy_tree, tree, try_tree_without};
 use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant, scratch};
 
 /// Kills of one variant.
@@ -317,14 +318,42 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
         ));
     }
     let before = world.plain.clone();
+    settle_under_way(rig, world, &ids, new.first().copied())?;
+    assert_eq!(before, world.plain);
+    let expected: Vec<u64> = world.known.keys().copied().collect();
+    if ids != expected {
+        return Err(format!("the checkpoints are {ids:?} and not {expected:?}"));
+    }
+    for entry in entries {
+        let known = &world.known[&entry["id"].as_u64().expect("an id")];
+        if entry["tags"] != serde_json::json!(known.tags) {
+            return Err(format!("the tags of {entry} are not {:?}", known.tags));
+        }
+    }
+    for (index, done) in done.iter().enumerate() {
+        let part = part(index as u64);
+        done.compare(&world.plain.join(&part), &rig.path().join(&part))
+            .map_err(|problem| format!("{part}: {problem}"))?;
+    }
+    Ok(())
+}
+
+/// What was under way when the daemon was killed, of which `new` is the checkpoint, happened or did
+/// not.
+fn settle_under_way(
+    rig: &Rig,
+    world: &mut World,
+    ids: &[u64],
+    new: Option<u64>,
+) -> Result<(), String> {
     match (
         std::mem::replace(&mut world.under_way, UnderWay::Nothing),
-        new.first(),
+        new,
     ) {
         (UnderWay::Checkpoint { tags, quiet }, Some(id)) => {
             let plain = quiet.then(|| world.copy());
             world.made(
-                *id,
+                id,
                 Known {
                     tree: None,
                     tags,
@@ -346,7 +375,7 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
                 world.restore_plain(&from, &paths);
             }
             world.made(
-                *id,
+                id,
                 Known {
                     tree: None,
                     tags: Vec::new(),
@@ -361,22 +390,6 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
                 "checkpoint {id} was not asked for: {under_way:?} was under way"
             ));
         }
-    }
-    assert_eq!(before, world.plain);
-    let expected: Vec<u64> = world.known.keys().copied().collect();
-    if ids != expected {
-        return Err(format!("the checkpoints are {ids:?} and not {expected:?}"));
-    }
-    for entry in entries {
-        let known = &world.known[&entry["id"].as_u64().expect("an id")];
-        if entry["tags"] != serde_json::json!(known.tags) {
-            return Err(format!("the tags of {entry} are not {:?}", known.tags));
-        }
-    }
-    for (index, done) in done.iter().enumerate() {
-        let part = part(index as u64);
-        done.compare(&world.plain.join(&part), &rig.path().join(&part))
-            .map_err(|problem| format!("{part}: {problem}"))?;
     }
     Ok(())
 }
@@ -478,7 +491,7 @@ fn exact_dirty(rig: &Rig, status: &serde_json::Value, id: u64, then: &Tree) -> R
 }
 
 fn killed_at_any_moment(v: Variant) {
-    let seed = seed(&format!("kills on {v:?}"));
+    let seed = seed(&format!("kills on {v:?}"), usual_seed());
     let kills = count("CKPTFS_KILLS", KILLS, KILLS_LONG);
     let mut opts = MountOpts::new(v.io).packing();
     opts.limit += Duration::from_secs(kills * 20);
@@ -490,41 +503,13 @@ fn killed_at_any_moment(v: Variant) {
     let mut world = World::new(rig.path(), plain);
     let mut random = Random::new(seed);
     for round in 0..kills {
-        let life = Duration::from_millis(20 + random.below(LIFE_MS));
-        let dead = AtomicBool::new(false);
-        let crew = Crew::start(rig.path(), notes.path(), seed * 1000 + round);
-        let (holder, pid) = (rig.mount.holder_pid(), rig.mount.pid());
-        thread::scope(|scope| {
-            let killer = scope.spawn(|| {
-                thread::sleep(life);
-                dead.store(true, Ordering::SeqCst);
-                // Nobody is to take over: what is left is what the daemon left.
-                holder
-                    .into_iter()
-                    .chain([pid])
-                    .for_each(crate::common::process::kill);
-            });
-            let replayed = vec![0; WORKERS as usize];
-            let mut life = Life {
-                world: &mut world,
-                mount: &rig.mount,
-                dead: &dead,
-                random: random.clone(),
-                replayed,
-                dir: notes.path(),
-            };
-            crew.work();
-            life.run(&crew);
-            killer.join().unwrap();
-            // What was replayed must not be replayed again.
-            random = life.random.clone();
-            let replayed = std::mem::take(&mut life.replayed);
-            fs::write(
-                notes.path().join("replayed"),
-                serde_json::to_string(&replayed).unwrap(),
-            )
-            .unwrap();
-        });
+        let crew = live(
+            &rig,
+            &mut world,
+            &mut random,
+            notes.path(),
+            seed * 1000 + round,
+        );
         rig.mount.kill();
         let mut done = crew.end().unwrap_or_else(|problem| panic!("{problem}"));
         let replayed: Vec<usize> =
@@ -552,6 +537,46 @@ fn killed_at_any_moment(v: Variant) {
         });
     }
     println!("{v:?}: {kills} kills, {} checkpoints", world.last);
+}
+
+/// One life of the daemon: everybody works until it is killed.
+fn live(rig: &Rig, world: &mut World, random: &mut Random, notes: &Path, seed: u64) -> Crew {
+    let life = Duration::from_millis(20 + random.below(LIFE_MS));
+    let dead = AtomicBool::new(false);
+    let crew = Crew::start(rig.path(), notes, seed);
+    let (holder, pid) = (rig.mount.holder_pid(), rig.mount.pid());
+    thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            thread::sleep(life);
+            dead.store(true, Ordering::SeqCst);
+            // Nobody is to take over: what is left is what the daemon left.
+            holder
+                .into_iter()
+                .chain([pid])
+                .for_each(crate::common::process::kill);
+        });
+        let replayed = vec![0; WORKERS as usize];
+        let mut life = Life {
+            world: &mut *world,
+            mount: &rig.mount,
+            dead: &dead,
+            random: random.clone(),
+            replayed,
+            dir: notes,
+        };
+        crew.work();
+        life.run(&crew);
+        killer.join().unwrap();
+        // What was replayed must not be replayed again.
+        *random = life.random.clone();
+        let replayed = std::mem::take(&mut life.replayed);
+        fs::write(
+            notes.join("replayed"),
+            serde_json::to_string(&replayed).unwrap(),
+        )
+        .unwrap();
+    });
+    crew
 }
 
 for_each_variant! { reflink => killed_at_any_moment }

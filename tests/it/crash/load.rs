@@ -1,31 +1,22 @@
 //! Threads that change a tree while a test makes checkpoints of it, and what the test knows of
 //! both.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::ops::random_op;
-use super::random::Random;
 use crate::common::Mount;
-use crate::common::tree::{NodeInfo, TreeOpts, tree_without};
+use crate::common::random::Random;
+use crate::common::tree::{Tree, tree};
 
 /// Threads that change what they like, each in its own directory.
 pub const WORKERS: u64 = 4;
-
-/// Everything that a tree shows.
-pub type Tree = BTreeMap<PathBuf, NodeInfo>;
-
-/// The whole tree, without our own names.
-pub fn tree(root: &Path) -> Tree {
-    tree_without(root, &TreeOpts::default().ignore)
-}
 
 /// A checkpoint that was acknowledged.
 #[derive(Clone, Debug)]

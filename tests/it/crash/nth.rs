@@ -1,16 +1,12 @@
 //! The daemon is killed at its first, second, third ... changing system call of one operation,
 //! until the operation gets by.
 
-use std::fs;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
 
-use super::load::{Tree, tree};
-use super::random::is_long;
 use crate::common::command::{sh, try_run_limited};
-use crate::common::mount::wait_until;
-use crate::common::tree::{TreeOpts, assert_tree_is, compare};
+use crate::common::random::is_long;
+use crate::common::strace::Strace;
+use crate::common::tree::{Tree, TreeOpts, assert_tree_is, compare, tree};
 use crate::common::{
     Image, Io, Mount, MountOpts, Variant, for_each_variant, run_limited, skip, tool,
 };
@@ -188,32 +184,9 @@ fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &T
 
 /// Runs an operation (`script`) with strace at the daemon; `true`: it was killed.
 pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
-    let pid = mount.pid().to_string();
+    let pid = mount.pid();
     let log = mount.path().with_extension("strace.log");
-    fs::write(&log, "").expect("the image has room");
-    let inject = format!("inject={CALLS}:signal=SIGKILL:when={nth}");
-    let mut strace = tool(
-        "strace",
-        &[
-            "-f",
-            "-q",
-            "-o",
-            &log.to_string_lossy(),
-            "-e",
-            &format!("trace={CALLS}"),
-            "-e",
-            &inject,
-            "-p",
-            &pid,
-        ],
-    )
-    .stdout(Stdio::null())
-    .stderr(Stdio::null())
-    .spawn()
-    .expect("strace starts");
-    wait_until("strace has hold of every thread of the daemon", 60, || {
-        all_traced(&pid)
-    });
+    let strace = Strace::kills(pid, CALLS, nth, &log);
     let ckptfs = format!(
         "{} -C {}",
         env!("CARGO_BIN_EXE_ckptfs"),
@@ -222,33 +195,8 @@ pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
     let script = script.replace("$CKPTFS", &ckptfs);
     let _ = run_limited(tool("bash", &["-c", &script]).current_dir(mount.path()), 60);
     let alive = Path::new(&format!("/proc/{pid}")).exists() && mount.run(&["log"]).status.success();
-    // Asked to detach in an orderly way. Where the daemon died while it looked on, strace may wait
-    // for ever.
-    let id = rustix::process::Pid::from_raw(strace.id() as i32).expect("a process id");
-    let _ = rustix::process::kill_process(id, rustix::process::Signal::INT);
-    let began = Instant::now();
-    while strace.try_wait().expect("a child").is_none() && began.elapsed() < Duration::from_secs(2)
-    {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let _ = strace.kill();
-    let _ = strace.wait();
+    drop(strace);
     !alive
-}
-
-fn all_traced(pid: &str) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let of =
-        |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
-    tasks.map(of).all(|status| {
-        status.lines().any(|line| {
-            line.strip_prefix("TracerPid:\t")
-                .is_some_and(|tracer| tracer != "0")
-        })
-    })
 }
 
 for_each_variant! { one => killed_at_each_call }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{RenameFlags, XattrFlags};
 use serde::{Deserialize, Serialize};
 
-use super::random::Random;
+use crate::common::random::Random;
 
 /// Directories and files that the names are made of.
 const DIRS: [&str; 5] = ["", "a", "b", "a/x", "b/y"];

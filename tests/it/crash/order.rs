@@ -10,9 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::disk::{Disk, Host};
-use super::load::{Tree, tree};
 use crate::common::command::sh;
-use crate::common::tree::{TreeOpts, compare};
+use crate::common::tree::{Tree, TreeOpts, compare, tree};
 use crate::common::{Fs, Mount, MountOpts, Variant, for_each_variant, skip};
 
 /// Times that sled's flush may reach the disk after all.

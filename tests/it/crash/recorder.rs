@@ -5,13 +5,14 @@
 //! power cut may leave is made from the log: all that was flushed, and of the rest what one likes,
 //! for a disk keeps writes in a cache and brings them down in any order.
 
+use crate::common::served::attributes;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
@@ -157,25 +158,7 @@ impl Served {
             (FileType::Directory, 0o700)
         };
         let size = if ino == FILE { self.size } else { 0 };
-        let ino = INodeNo(ino);
-        let [atime, mtime, ctime, crtime] = [UNIX_EPOCH; 4];
-        FileAttr {
-            ino,
-            size,
-            blocks: size / 512,
-            atime,
-            mtime,
-            ctime,
-            crtime,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            flags: 0,
-            blksize: 4096,
-        }
+        attributes(ino, kind, perm, size)
     }
 }
 

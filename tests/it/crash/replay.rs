@@ -12,8 +12,9 @@ use std::time::Duration;
 use super::after::{self, Found};
 use super::disk::Host;
 use super::load::{Load, Promised, WORKERS};
-use super::random::{Random, count, seed};
 use super::recorder::{Event, Log, Recorder};
+use super::usual_seed;
+use crate::common::random::{Random, count, seed};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
 
 /// States of one variant.
@@ -39,7 +40,7 @@ enum Cached {
 type Promises = Vec<(usize, Promised)>;
 
 fn reordered(v: Variant) {
-    let seed = seed(&format!("reordered writes on {v:?}"));
+    let seed = seed(&format!("reordered writes on {v:?}"), usual_seed());
     let states = count("CKPTFS_STATES", STATES, STATES_LONG);
     let host = Host::new();
     let image = host.format(v.fs, "recorded.img");

@@ -3,11 +3,10 @@
 
 use std::fs;
 
-use super::load::tree;
 use super::nth::operation_killed;
-use super::random::is_long;
 use crate::common::command::{sh, try_run_limited};
-use crate::common::tree::{TreeOpts, compare};
+use crate::common::random::is_long;
+use crate::common::tree::{TreeOpts, compare, tree};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, skip, tool};
 
 const CONFIG: &str = "[[tiers]]\npaths = [\"node_modules\", \"*.tmp\"]\nkeep = \"1ms\"\n";

@@ -5,11 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::load::{Tree, tree};
 use super::nth::operation_killed;
-use super::random::is_long;
 use crate::common::command::{sh, try_run_limited};
-use crate::common::tree::{TreeOpts, assert_tree_is, compare};
+use crate::common::random::is_long;
+use crate::common::tree::{Tree, TreeOpts, assert_tree_is, compare, tree};
 use crate::common::{Image, Io, Mount, MountOpts, Variant, for_each_variant, skip, tool};
 
 /// An undo, or a redo.

@@ -103,31 +103,28 @@ fn the_manifests_fit_together() {
         ),
         (Some(name(account)), Some(namespace))
     );
-    for binding in kind(&all, "ClusterRoleBinding")
-        .into_iter()
-        .chain(kind(&all, "RoleBinding"))
-    {
-        let role = &binding["roleRef"];
-        assert!(
-            kind(&all, role["kind"].as_str().unwrap())
-                .iter()
-                .any(|one| role["name"] == name(one)),
-            "{binding}"
-        );
-        assert!(
-            list(&binding["subjects"])
-                .iter()
-                .all(|one| one["name"] == name(account) && one["namespace"] == namespace),
-            "{binding}"
-        );
-    }
+    assert_bound(&all, name(account), namespace);
     assert_eq!(set["metadata"]["namespace"], namespace);
     assert_eq!(
         set["spec"]["selector"]["matchLabels"],
         set["spec"]["template"]["metadata"]["labels"]
     );
-    // Every container finds the socket that the driver makes by default, and every volume is
-    // mounted somewhere.
+    assert_sockets(pod);
+    let usage = crate::common::run_limited(
+        tool(env!("CARGO_BIN_EXE_ckptfs"), &["csi", "--help"]).env("NO_COLOR", "1"),
+        SECONDS,
+    );
+    assert!(
+        String::from_utf8_lossy(&usage.stdout).contains(&format!("unix://{SOCKETS}/csi.sock")),
+        "the default of --endpoint"
+    );
+    let readme = std::fs::read_to_string(directory().join("README.md")).unwrap();
+    assert!(readme.contains(TOPOLOGY_KEY));
+}
+
+/// Every container finds the socket that the driver makes by default, and every volume is mounted
+/// somewhere.
+fn assert_sockets(pod: &Value) {
     let volumes = names_of(list(&pod["volumes"]));
     let socket = list(&pod["volumes"])
         .iter()
@@ -160,16 +157,28 @@ fn the_manifests_fit_together() {
             .iter()
             .any(|one| *one == format!("--kubelet-registration-path={SOCKETS}/csi.sock"))
     );
-    let usage = crate::common::run_limited(
-        tool(env!("CARGO_BIN_EXE_ckptfs"), &["csi", "--help"]).env("NO_COLOR", "1"),
-        SECONDS,
-    );
-    assert!(
-        String::from_utf8_lossy(&usage.stdout).contains(&format!("unix://{SOCKETS}/csi.sock")),
-        "the default of --endpoint"
-    );
-    let readme = std::fs::read_to_string(directory().join("README.md")).unwrap();
-    assert!(readme.contains(TOPOLOGY_KEY));
+}
+
+/// Every binding is of a role that there is, to the driver's account.
+fn assert_bound(all: &[Value], account: &str, namespace: &str) {
+    for binding in kind(all, "ClusterRoleBinding")
+        .into_iter()
+        .chain(kind(all, "RoleBinding"))
+    {
+        let role = &binding["roleRef"];
+        assert!(
+            kind(all, role["kind"].as_str().unwrap())
+                .iter()
+                .any(|one| role["name"] == name(one)),
+            "{binding}"
+        );
+        assert!(
+            list(&binding["subjects"])
+                .iter()
+                .all(|one| one["name"] == account && one["namespace"] == namespace),
+            "{binding}"
+        );
+    }
 }
 
 /// What a sidecar may not do it tries again for ever, and what a namespace's level of security

@@ -2,15 +2,16 @@
 //! left.
 
 use std::fs;
+use std::path::Path;
 
 use ckptfs::csi::proto::volume_capability::access_mode::Mode;
 use ckptfs::csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume};
 use ckptfs::csi::proto::volume_usage::Unit;
 use ckptfs::csi::proto::{
     CapacityRange, CreateVolumeRequest, NodeExpandVolumeRequest, NodeGetInfoRequest,
-    NodeGetVolumeStatsRequest, VolumeCapability,
+    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeCapability, VolumeUsage,
 };
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::csi::support::{NODE, Pod, Rig, class, code, from_snapshot, text, unavailable, wanted};
 
@@ -207,6 +208,23 @@ fn what_cannot_be_is_refused() {
     assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
 }
 
+/// What the node says of volume `v` at a path.
+fn stats(rig: &Rig, path: &str) -> Result<NodeGetVolumeStatsResponse, Status> {
+    let request = NodeGetVolumeStatsRequest {
+        volume_id: "v".into(),
+        volume_path: path.to_owned(),
+        ..NodeGetVolumeStatsRequest::default()
+    };
+    rig.node(|mut client| async move { client.node_get_volume_stats(request).await })
+}
+
+/// The same, in this unit.
+fn usage(rig: &Rig, at: &Path, unit: Unit) -> VolumeUsage {
+    let told = stats(rig, &text(at)).expect("it is mounted there").usage;
+    let mut found = told.into_iter().filter(|one| one.unit() == unit);
+    found.next().expect("both units are told")
+}
+
 #[test]
 fn stats_and_sizes_are_those_of_the_filesystem() {
     if unavailable() {
@@ -221,16 +239,7 @@ fn stats_and_sizes_are_those_of_the_filesystem() {
         .unwrap();
     assert_eq!(made.capacity_bytes, 320 << 20);
     let at = rig.use_it("v", "pod");
-    let stats = |path: &str| {
-        let request = NodeGetVolumeStatsRequest {
-            volume_id: "v".into(),
-            volume_path: path.to_owned(),
-            ..NodeGetVolumeStatsRequest::default()
-        };
-        rig.node(|mut client| async move { client.node_get_volume_stats(request).await })
-    };
-    let usage = stats(&text(&at)).unwrap().usage;
-    let bytes = usage.iter().find(|one| one.unit() == Unit::Bytes).unwrap();
+    let bytes = usage(&rig, &at, Unit::Bytes);
     assert!(
         bytes.total > 200 << 20
             && bytes.total <= 320 << 20
@@ -238,19 +247,11 @@ fn stats_and_sizes_are_those_of_the_filesystem() {
             && bytes.available <= bytes.total,
         "{bytes:?}"
     );
-    let files = usage.iter().find(|one| one.unit() == Unit::Inodes).unwrap();
+    let files = usage(&rig, &at, Unit::Inodes);
     fs::write(at.join("f"), vec![1; 1 << 20]).unwrap();
-    let after = stats(&text(&at)).unwrap().usage;
-    assert!(
-        after
-            .iter()
-            .find(|one| one.unit() == Unit::Inodes)
-            .unwrap()
-            .used
-            > files.used
-    );
-    assert_eq!(code(stats("/")), Code::NotFound);
-    assert_eq!(code(stats("some/path")), Code::NotFound);
+    assert!(usage(&rig, &at, Unit::Inodes).used > files.used);
+    assert_eq!(code(stats(&rig, "/")), Code::NotFound);
+    assert_eq!(code(stats(&rig, "some/path")), Code::NotFound);
     let too_much = fs::write(at.join("big"), vec![1; 330 << 20]).unwrap_err();
     assert_eq!(too_much.raw_os_error(), Some(28), "ENOSPC");
     fs::remove_file(at.join("big")).unwrap();
@@ -274,13 +275,7 @@ fn stats_and_sizes_are_those_of_the_filesystem() {
     }
     pod.writes_on();
     drop(pod);
-    let total = stats(&text(&at))
-        .unwrap()
-        .usage
-        .iter()
-        .find(|one| one.unit() == Unit::Bytes)
-        .unwrap()
-        .total;
+    let total = usage(&rig, &at, Unit::Bytes).total;
     assert!(total > 500 << 20, "{total}");
     fs::write(at.join("big"), vec![1; 400 << 20]).unwrap();
     rig.leave("v", "pod");

@@ -1,10 +1,11 @@
 //! A pool on a filesystem of its own, a CSI driver that serves it, and calls to it.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::future::Future;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use ckptfs::csi::proto::controller_client::ControllerClient;
@@ -19,38 +20,48 @@ use ckptfs::csi::proto::{
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability,
     VolumeContentSource,
 };
-use serde_json::Value;
+use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
-use crate::common::command::try_run_limited;
 use crate::common::mount::wait_until;
-use crate::common::{Fs, Image, run_limited, skip, tool};
+use crate::common::pool::{Pool, mount_points};
+pub use crate::common::pool::{SECONDS, unavailable};
+use crate::common::{Fs, tool};
 
-/// Seconds for one call, or one command.
-pub const SECONDS: u64 = 60;
 /// What this node is called.
 pub const NODE: &str = "node-1";
 
-/// A pool, and its driver.
+/// A pool, and the CSI driver that serves it.
 pub struct Rig {
-    driver: Option<Child>,
-    runtime: tokio::runtime::Runtime,
-    /// The directory of the pool.
-    pub root: PathBuf,
-    /// Where the driver answers.
-    pub socket: PathBuf,
-    image: Image,
+    pool: Pool,
+    runtime: Runtime,
 }
 
-/// Why none of these tests can run here, if so; said already.
-pub fn unavailable() -> bool {
-    let why = if Path::new("/dev/fuse").exists() {
-        Fs::Xfs.unavailable()
-    } else {
-        Some("there is no /dev/fuse".to_owned())
-    };
-    why.map(|why| skip(&why)).is_some()
+impl Deref for Rig {
+    type Target = Pool;
+
+    fn deref(&self) -> &Pool {
+        &self.pool
+    }
+}
+
+impl DerefMut for Rig {
+    fn deref_mut(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("threads can be made")
+}
+
+/// Where a driver answers.
+fn endpoint(socket: &Path) -> Endpoint {
+    Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address")
 }
 
 /// A mounted filesystem, used so.
@@ -103,114 +114,19 @@ pub fn from_snapshot(id: &str) -> Option<VolumeContentSource> {
 impl Rig {
     /// A pool on XFS, served.
     pub fn start() -> Rig {
-        let image = Image::of(Fs::Xfs);
-        let (root, sockets) = (image.dir("pool"), image.dir("run"));
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("threads can be made");
         let mut rig = Rig {
-            driver: None,
-            runtime,
-            root,
-            socket: sockets.join("csi.sock"),
-            image,
+            pool: Pool::new(Fs::Xfs, "run/csi.sock"),
+            runtime: runtime(),
         };
         rig.serve();
         rig
     }
 
-    /// The program, for this pool.
-    pub fn ckptfs(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-        command
-            .args(arguments)
-            .env("CKPTFS_VOLUMES", &self.root)
-            .env("CKPTFS_TRIPWIRE", "off")
-            .env("CKPTFS_AUTO_ABSENCE", "off")
-            .env("NO_COLOR", "1")
-            .current_dir("/");
-        command
-    }
-
-    /// What the program prints.
-    #[track_caller]
-    pub fn ok(&self, arguments: &[&str]) -> String {
-        let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(
-            output.status.success(),
-            "{arguments:?}: {}{}",
-            text(&output.stdout),
-            text(&output.stderr)
-        );
-        text(&output.stdout)
-    }
-
-    /// What the program says on stderr when it fails.
-    #[track_caller]
-    pub fn refused(&self, arguments: &[&str]) -> String {
-        let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
-        assert!(
-            !output.status.success(),
-            "{arguments:?}: {}",
-            String::from_utf8_lossy(&output.stdout)
-        );
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    }
-
-    /// The driver's own log.
-    pub fn log(&self) -> String {
-        fs::read_to_string(self.log_path()).unwrap_or_default()
-    }
-
-    fn log_path(&self) -> PathBuf {
-        self.image.path().join("driver.log")
-    }
-
     /// Starts a driver, and waits until it answers.
     pub fn serve(&mut self) {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.log_path())
-            .expect("the disk is ours");
         let endpoint = format!("unix://{}", self.socket.display());
-        let mut command = self.ckptfs(&["csi", "--endpoint", &endpoint, "--node-id", NODE]);
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a copy"))
-            .stderr(log);
-        let said = || self.log().matches("serving the volumes in").count();
-        let before = said();
-        let mut driver = command.spawn().expect("the driver starts");
-        wait_until("the driver answers", SECONDS, || {
-            said() > before || driver.try_wait().expect("a child").is_some()
-        });
-        assert!(said() > before, "the driver ended: {}", self.log());
-        self.driver = Some(driver);
-    }
-
-    /// Kills the driver as a crash would.
-    pub fn kill(&mut self) {
-        let mut driver = self.driver.take().expect("it runs");
-        driver.kill().expect("it is ours");
-        driver.wait().expect("it is ours");
-    }
-
-    /// Ends the driver in order; its exit status.
-    pub fn end(&mut self) -> i32 {
-        let mut driver = self.driver.take().expect("it runs");
-        let pid = rustix::process::Pid::from_child(&driver);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
-        wait_until("the driver ends", SECONDS, || {
-            driver.try_wait().expect("a child").is_some()
-        });
-        driver
-            .wait()
-            .expect("it is ours")
-            .code()
-            .expect("no signal")
+        let command = self.ckptfs(&["csi", "--endpoint", &endpoint, "--node-id", NODE]);
+        self.pool.serve(command, |_| true);
     }
 
     /// The answer of a call, on a connection of its own.
@@ -218,9 +134,7 @@ impl Rig {
         &self,
         call: impl FnOnce(Channel) -> F,
     ) -> Result<T, Status> {
-        let endpoint =
-            Endpoint::from_shared(format!("unix://{}", self.socket.display())).expect("an address");
-        let endpoint = endpoint.timeout(Duration::from_secs(SECONDS));
+        let endpoint = endpoint(&self.socket).timeout(Duration::from_secs(SECONDS));
         self.runtime.block_on(async move {
             let channel = endpoint
                 .connect()
@@ -403,23 +317,6 @@ impl Rig {
     pub fn mounts_at(&self, at: &Path) -> usize {
         mount_points().iter().filter(|point| *point == at).count()
     }
-
-    /// Whether a volume is mounted in the pool.
-    pub fn is_mounted(&self, id: &str) -> bool {
-        self.mounts_at(&self.root.join("mnt").join(id)) > 0
-    }
-
-    /// The record of a volume, as it is on disk.
-    pub fn record(&self, id: &str) -> Value {
-        let text = fs::read(self.root.join("meta").join(format!("{id}.json")))
-            .unwrap_or_else(|error| panic!("{id}: {error}"));
-        serde_json::from_slice(&text).expect("JSON")
-    }
-
-    /// The directory of the whole rig.
-    pub fn disk(&self) -> &Path {
-        self.image.path()
-    }
 }
 
 /// What a call was refused with.
@@ -430,55 +327,6 @@ pub fn code<T: std::fmt::Debug>(result: Result<T, Status>) -> Code {
 
 pub fn text(path: &Path) -> String {
     path.to_str().expect("text").to_owned()
-}
-
-fn mount_points() -> Vec<PathBuf> {
-    let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
-    table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4).map(PathBuf::from))
-        .collect()
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the driver's log:\n{}", self.log());
-        }
-        if let Some(mut driver) = self.driver.take() {
-            let _ = driver.kill();
-            let _ = driver.wait();
-        }
-        let pool = self.root.join("mnt");
-        let ours: Vec<PathBuf> = mount_points()
-            .into_iter()
-            .filter(|point| point.starts_with(self.disk()) && point != self.disk())
-            .collect();
-        // What is shown elsewhere first, then the filesystems, each of which ends with its mount in
-        // the pool; images last.
-        for point in ours
-            .iter()
-            .rev()
-            .filter(|point| !point.starts_with(&self.root))
-        {
-            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), 20);
-        }
-        for point in ours.iter().rev().filter(|point| point.starts_with(&pool)) {
-            let minor = crate::common::mount::minor_of(point);
-            if try_run_limited(self.ckptfs(&["umount"]).arg(point), 20).is_err()
-                && let Some(minor) = minor
-            {
-                let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
-            }
-        }
-        for point in mount_points()
-            .into_iter()
-            .rev()
-            .filter(|point| point.starts_with(&self.root))
-        {
-            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), 20);
-        }
-    }
 }
 
 /// A program that writes to a file again and again: what a pod is to a volume. Each line is one
@@ -524,12 +372,7 @@ impl Drop for Pod {
 
 /// Publishes a staged volume at a path, on a connection of its own.
 pub fn publish_at(socket: &Path, id: &str, staging: &Path, target: &Path) -> Result<(), Status> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("threads can be made");
-    let endpoint =
-        Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    let endpoint = endpoint(socket);
     let request = NodePublishVolumeRequest {
         volume_id: id.to_owned(),
         staging_target_path: text(staging),
@@ -537,7 +380,7 @@ pub fn publish_at(socket: &Path, id: &str, staging: &Path, target: &Path) -> Res
         volume_capability: capability(Mode::SingleNodeWriter),
         ..NodePublishVolumeRequest::default()
     };
-    runtime.block_on(async move {
+    runtime().block_on(async move {
         let channel = endpoint
             .connect()
             .await
@@ -559,13 +402,7 @@ pub fn work_through(
     target: &Path,
     stop: &std::sync::atomic::AtomicBool,
 ) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("threads can be made");
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))
-        .expect("an address")
-        .timeout(Duration::from_secs(SECONDS));
+    let endpoint = endpoint(socket).timeout(Duration::from_secs(SECONDS));
     let create = CreateVolumeRequest {
         volume_content_source: from_volume(from),
         ..wanted(name, 0)
@@ -588,7 +425,7 @@ pub fn work_through(
         name: name.to_owned(),
         ..CreateSnapshotRequest::default()
     };
-    runtime.block_on(async move {
+    runtime().block_on(async move {
         for step in 0..4 {
             while !stop.load(std::sync::atomic::Ordering::SeqCst) {
                 let Ok(channel) = endpoint.connect().await else {
@@ -616,18 +453,13 @@ pub fn work_through(
 
 /// Makes a snapshot, on a connection of its own; its id.
 pub fn snapshot_at(socket: &Path, volume: &str, name: &str) -> Result<String, Status> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("threads can be made");
-    let endpoint =
-        Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    let endpoint = endpoint(socket);
     let request = CreateSnapshotRequest {
         source_volume_id: volume.to_owned(),
         name: name.to_owned(),
         ..CreateSnapshotRequest::default()
     };
-    runtime.block_on(async move {
+    runtime().block_on(async move {
         let channel = endpoint
             .connect()
             .await

@@ -10,7 +10,7 @@ use ckptfs::control::Client;
 use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
 use rustix::fs::{Mode, OFlags};
 
-use crate::common::mount::MountOpts;
+use crate::common::mount_opts::MountOpts;
 use crate::common::{Io, Rig, Variant, for_each_variant};
 use crate::cut::writer::{Way, Writer, shown};
 

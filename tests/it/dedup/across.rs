@@ -4,8 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::story::{assert_whole, came_free, free, noise, place, rewrite, trees};
-use crate::common::{Mount, MountOpts, NodeInfo, Variant, command::sh, for_each_variant, tree_of};
+use super::story::{assert_whole, came_free, place, rewrite, trees};
+use serde_json::Value;
+
+use crate::common::space::{free, noise};
+use crate::common::{
+    Mount, MountOpts, NodeInfo, Rig, Variant, command::sh, for_each_variant, tree_of,
+};
 
 for_each_variant! { reflink => projects_share_what_they_have_in_common }
 
@@ -31,6 +36,13 @@ fn change(root: &Path) {
             &noise(30_000 + 17 * number as usize, 100 + number),
         );
     }
+}
+
+/// Files that share with another project.
+fn across(report: &Value) -> u64 {
+    let projects = report["projects"].as_array().unwrap();
+    let shared = |one: &Value| one["across"]["shared"]["files"].as_u64().unwrap();
+    projects.iter().map(shared).sum()
 }
 
 fn projects_share_what_they_have_in_common(v: Variant) {
@@ -59,29 +71,19 @@ fn projects_share_what_they_have_in_common(v: Variant) {
         but_kept(&unserved),
         tree_of(&plain),
     );
-    let arguments = |dry: bool| {
-        let with = [&dir, &unserved, &plain].map(|dir| dir.to_str().unwrap().to_owned());
-        let mut arguments = vec!["dedup".to_owned(), "--live".to_owned()];
-        arguments.extend(dry.then(|| "--dry-run".to_owned()));
-        arguments.extend(with.into_iter().flat_map(|dir| ["--with".to_owned(), dir]));
-        arguments
+    let with = [&dir, &unserved, &plain].map(|dir| format!("--with={}", dir.display()));
+    let dedup = |dry: &[&str]| {
+        let mut arguments = vec!["dedup", "--live"];
+        arguments.extend(dry);
+        arguments.extend(with.iter().map(String::as_str));
+        rig.mount.json(&arguments)
     };
-    let plan = rig.mount.json(&arguments(true));
+    let plan = dedup(&["--dry-run"]);
     let space = free(rig.image.path());
-    let done = rig.mount.json(&arguments(false));
-    let projects = done["projects"].as_array().unwrap();
-    assert_eq!(projects.len(), 4, "{done}");
+    let done = dedup(&[]);
+    assert_eq!(done["projects"].as_array().map(Vec::len), Some(4), "{done}");
     // Each but the sources has its packages, old and new, from somebody else.
-    let shared: u64 = projects
-        .iter()
-        .map(|one| one["across"]["shared"]["files"].as_u64().unwrap())
-        .sum();
-    let planned: u64 = plan["projects"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| one["across"]["shared"]["files"].as_u64().unwrap())
-        .sum();
+    let (shared, planned) = (across(&done), across(&plan));
     assert!(shared >= 3 * PACKAGES && shared == planned, "{plan} {done}");
     let told = done["freed_bytes"].as_u64().unwrap();
     assert!(told > 60 * 30_000, "{done}");
@@ -95,7 +97,7 @@ fn projects_share_what_they_have_in_common(v: Variant) {
         ),
         before
     );
-    let again = rig.mount.json(&arguments(false));
+    let again = dedup(&[]);
     assert_eq!(again["shared"]["files"], 0, "{again}");
     third.remount();
     [&rig.mount, &other, &third]
@@ -106,7 +108,11 @@ fn projects_share_what_they_have_in_common(v: Variant) {
     let one = sh(rig.path(), "ls .ckptfs/layers/*/objects/* | head -1");
     assert!(place(&rig.path().join(one.trim())).0.is_some());
     assert_eq!((trees(&rig.mount), trees(&other)), (before.0, before.1));
-    // The same project under two names is refused.
+    refused_twice(&rig);
+}
+
+/// The same project under two names is refused.
+fn refused_twice(rig: &Rig) {
     let refused = rig
         .mount
         .run(&["dedup", "--with", rig.path().to_str().unwrap()]);

@@ -13,7 +13,8 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
     use ckptfs::sys::Errno;
     use ckptfs::sys::fault::{Call, Plan};
 
-    use super::story::{apart, assert_whole, check, tell, trees};
+    use super::story::{apart, assert_whole, tell, trees};
+    use crate::common::command::check;
 
     let mut rig = tell(v, "off");
     let before = trees(&rig.mount);

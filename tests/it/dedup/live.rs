@@ -7,8 +7,9 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::story::{LARGE, assert_whole, noise, place, rewrite, tell};
+use super::story::{LARGE, assert_whole, place, rewrite, tell};
 use crate::common::mount::wait_until;
+use crate::common::space::noise;
 use crate::common::{MountOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink =>

@@ -4,39 +4,17 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use ckptfs::sys::{self, ExtentMap};
-use serde_json::Value;
 
+use crate::common::command::check;
 use crate::common::mount::wait_until;
-use crate::common::{Mount, MountOpts, NodeInfo, Rig, Variant, run_limited, tree_of};
-
-pub type Tree = BTreeMap<PathBuf, NodeInfo>;
+use crate::common::space::{free, noise};
+use crate::common::tree::Tree;
+use crate::common::{Mount, MountOpts, Rig, Variant, tree_of};
 
 /// Bytes of the larger files.
 pub const LARGE: usize = 600_001;
-
-/// Bytes that no filesystem can make smaller, different for each seed.
-pub fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
-}
-
-/// Free bytes of the filesystem, with everything written out.
-pub fn free(dir: &Path) -> u64 {
-    rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
-    let stat = rustix::fs::statvfs(dir).unwrap();
-    stat.f_bfree * stat.f_frsize
-}
 
 /// Waits until about as many bytes have come free as were told, and gives their number: filesystems
 /// free what a removed file had beside.
@@ -158,27 +136,6 @@ pub fn apart(root: &Path) -> usize {
         }
     }
     apart
-}
-
-/// Runs a verb on a directory that may not be mounted; its exit status and answer.
-pub fn check(dir: &Path, arguments: &[&str]) -> (i32, Value) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-    command
-        .arg("-C")
-        .arg(dir)
-        .args(arguments)
-        .arg("--json")
-        .env("NO_COLOR", "1")
-        .current_dir("/");
-    let output = run_limited(&mut command, 60);
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let value = serde_json::from_str(&text).unwrap_or_else(|error| {
-        panic!(
-            "{arguments:?}: {error}: {text}{}",
-            String::from_utf8_lossy(&output.stderr)
-        )
-    });
-    (output.status.code().expect("it ended by itself"), value)
 }
 
 /// Nothing is wrong with the history of a mount.

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::common::command::try_run_limited;
 use crate::common::mount::wait_until;
 use crate::common::process::is_used_by;
-use crate::common::{run_limited, stdout_of, succeeds, tool};
+use crate::common::{has, run_limited, stdout_of, succeeds, tool};
 
 /// The stressors of stress-ng that work on a directory and look at what comes back. Left out: those
 /// that go beyond their directory (`bind-mount`, `fanotify`, which marks every mount of the
@@ -136,11 +135,9 @@ const FIO_SECONDS: u64 = 300;
 
 /// Why a test that needs these programs cannot run, if so.
 pub fn missing(programs: &[&str]) -> Option<String> {
-    programs.iter().find_map(|name| {
-        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10)
-            .is_ok_and(|output| output.status.success());
-        (!there).then(|| format!("{name} is not installed (make deps)"))
-    })
+    programs
+        .iter()
+        .find_map(|name| (!has(name)).then(|| format!("{name} is not installed (make deps)")))
 }
 
 /// Those of the stressors that this version of stress-ng has.

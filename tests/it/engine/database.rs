@@ -1,8 +1,10 @@
 //! PostgreSQL under load: a checkpoint while it writes is a state that it recovers from, complete
 //! up to what it had acknowledged.
 
+use crate::common::has;
+use crate::common::random::is_long;
 use crate::engine::on_an_engine;
-use crate::engine::rig::{Rig, has};
+use crate::engine::rig::Rig;
 
 /// Where what is moved by a transaction would show, if half of one were there.
 const SCALE: u32 = 2;
@@ -11,11 +13,7 @@ fn every_checkpoint_under_load_is_a_database() {
     if !has("pg_createcluster") {
         return crate::engine::skip("PostgreSQL is not installed (make deps; apt: postgresql)");
     }
-    let checkpoints = if std::env::var("CKPTFS_LONG").is_ok_and(|long| long == "1") {
-        10
-    } else {
-        2
-    };
+    let checkpoints = if is_long() { 10 } else { 2 };
     let rig = Rig::with_driver();
     rig.sh(&format!(
         "pg_image; docker volume create -d ckptfs pgdata; pg_start db pgdata; pg_fill db {SCALE}"

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::command::try_run_limited;
+use crate::common::has;
 use crate::common::page::{Step, fits, steps};
 use crate::engine::on_an_engine;
-use crate::engine::rig::{Rig, has};
+use crate::engine::rig::Rig;
 
 /// Seconds for one command of the page: the first one of a database makes it.
 const COMMAND_SECONDS: u64 = 180;

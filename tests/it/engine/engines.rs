@@ -31,21 +31,26 @@ fn podman_runs_here() {
 /// Set for the test process that is killed.
 const VICTIM: &str = "CKPTFS_ENGINE_VICTIM";
 
+/// Says where its rig is, and waits to be killed.
+fn be_the_victim() {
+    let rig = Rig::docker();
+    rig.sh("dk_long stays; docker exec stays true");
+    // Not `println!`, which the test runner keeps to itself.
+    use std::io::Write;
+    writeln!(
+        std::io::stderr(),
+        "\nrig {} {}",
+        rig.init(),
+        rig.dir().display()
+    )
+    .expect("somebody listens");
+    std::thread::sleep(Duration::from_secs(600));
+}
+
 /// A test process that is killed takes engine, containers and disk with it.
 fn nothing_outlives_a_killed_test() {
     if std::env::var_os(VICTIM).is_some() {
-        let rig = Rig::docker();
-        rig.sh("dk_long stays; docker exec stays true");
-        // Not `println!`, which the test runner keeps to itself.
-        use std::io::Write;
-        writeln!(
-            std::io::stderr(),
-            "\nrig {} {}",
-            rig.init(),
-            rig.dir().display()
-        )
-        .expect("somebody listens");
-        std::thread::sleep(Duration::from_secs(600));
+        be_the_victim();
     }
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
@@ -77,18 +82,10 @@ fn nothing_outlives_a_killed_test() {
     let pid = victim.id();
     // The control groups are no part of the namespaces.
     let groups = || {
-        stdout_of(
-            &mut tool(
-                "sh",
-                &[
-                    "-c",
-                    &format!(
-                        "ls -d /sys/fs/cgroup/ckptfs-test-{pid}-* /sys/fs/cgroup/*/ckptfs-test-{pid}-* 2>/dev/null; true"
-                    ),
-                ],
-            ),
-            30,
-        )
+        let list = format!(
+            "ls -d /sys/fs/cgroup/ckptfs-test-{pid}-* /sys/fs/cgroup/*/ckptfs-test-{pid}-* 2>/dev/null; true"
+        );
+        stdout_of(&mut tool("sh", &["-c", &list]), 30)
     };
     assert_ne!(groups(), "");
     victim.kill().expect("it can be killed");

@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::{stdout_of, succeeds, tool};
+use crate::common::{has, stdout_of, succeeds, tool};
 use crate::engine::on_an_engine;
-use crate::engine::rig::{Rig, has};
+use crate::engine::rig::Rig;
 
 fn the_image_has_the_program_and_nothing_else() {
     let rig = Rig::docker();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::command::try_run_limited;
 use crate::common::run_dir::{RunDir, script};
-use crate::common::{process, tool};
+use crate::common::{has, process, tool};
 
 /// Seconds for one script. A dead plugin alone makes an engine try for 15.
 const SCRIPT_SECONDS: u64 = 240;
@@ -82,15 +82,6 @@ fn missing(programs: &[(&str, &str)]) -> Option<String> {
     Some(format!(
         "{program} is not installed (make deps; apt: {package})"
     ))
-}
-
-/// Whether a program is in the PATH that the rig uses.
-pub fn has(program: &str) -> bool {
-    try_run_limited(
-        &mut tool("sh", &["-c", &format!("command -v {program}")]),
-        30,
-    )
-    .is_ok_and(|output| output.status.success())
 }
 
 impl Rig {

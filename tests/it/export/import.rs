@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use super::support::{Tree, assert_same};
 use crate::common::command::sh;
-use crate::common::tree::tree_without;
+use crate::common::tree::{Tree, assert_same, tree_without};
 use crate::common::{Mount, MountOpts, TreeOpts, Variant, for_each_variant, sample_tree, tree_of};
 
 /// Directories as `rsync -aHAX --link-dest` makes them.

@@ -1,26 +1,18 @@
 //! What an export is compared with: the live tree as it was when the checkpoint was made, read
 //! before anything else happened.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::common::command::sh;
-use crate::common::tree::{NodeInfo, compare, tree_without};
-use crate::common::{Rig, TreeOpts, tree_of};
-
-pub type Tree = BTreeMap<PathBuf, NodeInfo>;
+use crate::common::tree::{Tree, assert_same, tree};
+use crate::common::{Rig, tree_of};
 
 /// A directory for copies, on the filesystem of the tree.
 pub fn copies(rig: &Rig) -> PathBuf {
     let dir = rig.path().parent().expect("the image").join("copies");
     std::fs::create_dir_all(&dir).expect("mkdir");
     dir
-}
-
-/// The live tree, without what is ours.
-pub fn live(rig: &Rig) -> Tree {
-    tree_without(rig.path(), &TreeOpts::default().ignore)
 }
 
 /// A copy, without the mark that says that it is an export.
@@ -37,19 +29,6 @@ pub fn copy_at(dest: &Path) -> Tree {
 #[track_caller]
 pub fn assert_is(dest: &Path, expected: &Tree) {
     assert_same(&copy_at(dest), expected);
-}
-
-#[track_caller]
-pub fn assert_same(found: &Tree, expected: &Tree) {
-    let differences = compare(
-        found,
-        expected,
-        &TreeOpts {
-            ignore: Vec::new(),
-            ..TreeOpts::default()
-        },
-    );
-    assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
 /// Changes of every kind, one set after the other.
@@ -74,10 +53,10 @@ const CHANGES: [&str; 4] = [
 pub fn history(rig: &Rig) -> Vec<(u64, Tree)> {
     let mut all = Vec::new();
     for changes in CHANGES {
-        all.push((rig.mount.checkpoint(), live(rig)));
+        all.push((rig.mount.checkpoint(), tree(rig.path())));
         sh(rig.path(), changes);
     }
-    all.push((rig.mount.checkpoint(), live(rig)));
+    all.push((rig.mount.checkpoint(), tree(rig.path())));
     // The live tree is another than any of them.
     sh(
         rig.path(),

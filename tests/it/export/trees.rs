@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::support::{Tree, assert_is, copies, live};
+use super::support::{assert_is, copies};
+use crate::common::random::seed;
+use crate::common::tree::{Tree, tree};
 use crate::common::{Rig, Variant, for_each_variant};
 
 /// A small generator with a seed (xorshift64): the same every time.
@@ -54,18 +56,14 @@ fn checkpoints(rig: &Rig, random: &mut Random) -> Vec<(u64, Tree)> {
             number += 1;
             operate(rig.path(), random, number);
         }
-        all.push((rig.mount.checkpoint(), live(rig)));
+        all.push((rig.mount.checkpoint(), tree(rig.path())));
     }
     all
 }
 
 fn the_copy_of_any_checkpoint_becomes_that_of_any_other(v: Variant) {
     let rig = v.start();
-    let seed = std::env::var("CKPTFS_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or(0x2545_f491_4f6c_dd1d);
-    println!("seed {seed}");
+    let seed = seed(&format!("random histories on {v:?}"), 0x2545_f491_4f6c_dd1d);
     let mut random = Random(seed);
     let all = checkpoints(&rig, &mut random);
     let dest = copies(&rig).join("c");

@@ -5,8 +5,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
 
-use super::support::{assert_is, copies, copy_at, history, live};
+use super::support::{assert_is, copies, copy_at, history};
 use crate::common::command::sh;
+use crate::common::mount::wait_until;
+use crate::common::tree::tree;
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant, sample_tree, scratch};
 
 fn start(v: Variant) -> Rig {
@@ -102,7 +104,7 @@ fn only_what_changed_is_touched(v: Variant) {
     // The directory in which the file was replaced has its times set.
     assert_eq!((&before[..3], &before[4..]), (&after[..3], &after[4..]));
     assert_ne!(changed, stamp("wide/file-101"));
-    assert_is(&dest, &live(&rig));
+    assert_is(&dest, &tree(rig.path()));
 }
 
 /// Killed at some moment, and run again; and a state in which anything may be there.
@@ -129,7 +131,7 @@ fn an_interrupted_export_is_finished_by_the_next(v: Variant) {
         let _ = child.wait();
     }
     export(&rig, first, &dest);
-    assert_is(&dest, &live(&rig));
+    assert_is(&dest, &tree(rig.path()));
     sh(
         rig.path(),
         "rm -r m1 m2; mkdir x; echo new > m3/1; ln m3/2 x/linked",
@@ -143,7 +145,7 @@ fn an_interrupted_export_is_finished_by_the_next(v: Variant) {
     sh(&dest, mark);
     let said = export(&rig, second, &dest);
     assert!(said["from"].is_null(), "{said}");
-    assert_is(&dest, &live(&rig));
+    assert_is(&dest, &tree(rig.path()));
     assert_eq!(export(&rig, second, &dest)["from"], second);
 }
 
@@ -180,7 +182,7 @@ fn changes_to_the_copy_are_found_when_asked_for(v: Variant) {
     // made anew.
     sh(&dest, "touch wide/file-001");
     rig.mount.ok(&["export", "--full", &id, &at]);
-    assert_is(&dest, &live(&rig));
+    assert_is(&dest, &tree(rig.path()));
 }
 
 /// What was cloned from a live file counts only once it is proven that the file had not changed:
@@ -216,21 +218,21 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
             let file = (entry.data == ckptfs::engine::export::parts::ExportData::File)
                 .then(|| files.next().expect("a descriptor"));
             given += 1;
+            let begins = || {
+                let mut bytes = [0; 16];
+                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
+                    .expect("read");
+                bytes[..read].to_vec()
+            };
             if entry.path.0 == b"wide/file-123" && !entry.again {
                 // Given, and changed before it was confirmed.
                 fs::write(rig.path().join("wide/file-123"), "changed").expect("write");
                 changed = true;
-                let mut bytes = [0; 16];
-                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
-                    .expect("read");
-                assert_eq!(&bytes[..read], b"changed", "it was the live file");
+                assert_eq!(begins(), b"changed", "it was the live file");
             } else if entry.again {
-                let mut bytes = [0; 16];
-                let read = ckptfs::sys::read_full_at(file.as_ref().expect("a file"), &mut bytes, 0)
-                    .expect("read");
                 again.push((
                     String::from_utf8_lossy(&entry.path.0).into_owned(),
-                    bytes[..read].to_vec(),
+                    begins(),
                 ));
             }
         }
@@ -240,27 +242,20 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     // What is held for it is let go of with the connection on which it was begun.
     drop(client);
     let mut other = Client::connect(&store).expect("connect");
-    let began = std::time::Instant::now();
-    let known = |other: &mut Client| {
-        other
-            .ask_with_files(ExportAsk::Next {
-                run: begun.run,
-                done: Vec::new(),
-            })
-            .is_ok()
-    };
-    while known(&mut other) {
-        assert!(
-            began.elapsed() < std::time::Duration::from_secs(30),
-            "the export is still known"
-        );
-    }
+    wait_until("the export is not known any more", 30, || {
+        let done = Vec::new();
+        let next = ExportAsk::Next {
+            run: begun.run,
+            done,
+        };
+        other.ask_with_files(next).is_err()
+    });
 }
 
 /// The same with the real program and writers that never rest.
 fn writers_do_not_reach_an_export(v: Variant) {
     let rig = start(v);
-    let expected = live(&rig);
+    let expected = tree(rig.path());
     let id = rig.mount.checkpoint();
     let dest = copies(&rig);
     let writers = "while [ -e go ]; do for f in wide/file-*; do echo changed > $f; done; for f in wide/file-1*; do mv $f $f.x; done; rm -f wide/*.x; \

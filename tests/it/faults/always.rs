@@ -8,10 +8,10 @@
 use std::fs;
 use std::process::Output;
 
-use super::full::{Full, Tree};
+use super::full::Full;
 use crate::common::command::{TOOL_SECONDS, run_limited, succeeds, tool};
 use crate::common::mount::{VERB_SECONDS, wait_until};
-use crate::common::tree::{assert_tree_is, tree_without};
+use crate::common::tree::{Tree, assert_tree_is, tree_without};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, skip};
 
 /// Who filled it.

@@ -164,22 +164,6 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
     let root = rig.path().to_owned();
     let mut copies: BTreeMap<u64, PathBuf> = BTreeMap::new();
     let (mut fired, mut unknown, mut round) = (0, 0, 0);
-    let any = |nth| Plan::nth(nth, Errno::ENOSPC).lasting();
-    let plans = |when: When| {
-        let one =
-            [Call::Clone, Call::Rename, Call::Create, Call::Unlink].map(|call| any(1).only(call));
-        let writes = [2, 3, 5].map(|nth| any(nth).only(Call::Write).half());
-        let nth: &[u64] = if when == When::End {
-            &[1, 2, 3, 4, 6, 8, 11, 15, 20, 26, 33, 41, 50]
-        } else {
-            &[]
-        };
-        nth.iter()
-            .map(|nth| any(*nth))
-            .chain(one)
-            .chain(writes)
-            .collect::<Vec<_>>()
-    };
     for when in [When::Idle, When::End] {
         for plan in plans(when) {
             round += 1;
@@ -230,15 +214,37 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
     println!(
         "{v:?}: {round} rounds, {fired} calls failed in idle time, {unknown} things were not known"
     );
-    // With room again everything is known.
+    with_room_all_is_known(&mut rig, round + 2);
+}
+
+/// With room again everything is known.
+fn with_room_all_is_known(rig: &mut Rig, round: usize) {
+    let root = rig.path().to_owned();
     let id = rig.mount.checkpoint();
     let copy = rig.image.path().join("last");
     copy_tree(&root, &copy);
     rig.mount.umount();
-    change(&root, round + 2, "past");
+    change(&root, round, "past");
     rig.mount.remount();
     assert_eq!(
         assert_never_wrong(&rig.mount.view(id), &copy, "with room"),
         0
     );
+}
+
+/// What has no room, when.
+fn plans(when: When) -> Vec<Plan> {
+    let any = |nth| Plan::nth(nth, Errno::ENOSPC).lasting();
+    let one = [Call::Clone, Call::Rename, Call::Create, Call::Unlink].map(|call| any(1).only(call));
+    let writes = [2, 3, 5].map(|nth| any(nth).only(Call::Write).half());
+    let nth: &[u64] = if when == When::End {
+        &[1, 2, 3, 4, 6, 8, 11, 15, 20, 26, 33, 41, 50]
+    } else {
+        &[]
+    };
+    nth.iter()
+        .map(|nth| any(*nth))
+        .chain(one)
+        .chain(writes)
+        .collect()
 }

@@ -8,7 +8,9 @@ use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{self, Call, Plan, Seen};
 
 use super::ops::{self, Done, Op, Why};
-use super::served::{Served, Tree, differing, without_times};
+use super::seen::{Tree, differing, without_times};
+use super::served::Served;
+use crate::common::random::is_long;
 use crate::common::{Fs, Image, Io, Variant, for_each_variant};
 
 for_each_variant! { all => each_call_fails_once }
@@ -19,10 +21,6 @@ const STRIDE: u64 = 13;
 
 /// Beyond this an operation makes no more calls.
 const CALLS_MAX: u64 = 2000;
-
-pub fn long() -> bool {
-    std::env::var("CKPTFS_LONG").is_ok_and(|long| long == "1")
-}
 
 /// What the calls of an operation have come to.
 #[derive(Default)]
@@ -46,7 +44,7 @@ fn each_call_fails_once(v: Variant) {
     let only = std::env::var("CKPTFS_OP").ok();
     for (index, op) in ops::all().into_iter().enumerate() {
         let left_out = if only.is_none() {
-            !long() && !takes(v, index)
+            !is_long() && !takes(v, index)
         } else {
             only.as_deref() != Some(op.name)
         };
@@ -60,7 +58,7 @@ fn each_call_fails_once(v: Variant) {
             run.operation(&op, |first| Plan::nth(n + first - 1, Errno::EIO));
             continue;
         }
-        if long() {
+        if is_long() {
             run.anew(&image.dir(&format!("project{index}")));
         }
         // The short form takes two of four.
@@ -74,12 +72,12 @@ fn each_call_fails_once(v: Variant) {
         for plan in others
             .iter()
             .enumerate()
-            .filter(|(index, _)| long() || index == &turn)
+            .filter(|(index, _)| is_long() || index == &turn)
             .map(|(_, plan)| *plan)
         {
             run.operation(&op, |n| Plan { nth: n, ..plan });
         }
-        if long() {
+        if is_long() {
             run.operation(&op, |n| Plan::nth(n, Errno::EMFILE));
             run.operation(&op, |n| Plan::nth(n, Errno::ENOSPC).half());
         }
@@ -125,7 +123,7 @@ impl Run {
     fn new(image: &Image, v: Variant) -> Run {
         let passthrough = v.io == Io::Passthrough;
         let served = Served::new(&image.dir("project"), passthrough);
-        let remount_every = if long() { 1 } else { 8 };
+        let remount_every = if is_long() { 1 } else { 8 };
         assert_eq!(image.fs() == Fs::Xfs, v.fs == Fs::Xfs);
         Run {
             served,
@@ -156,7 +154,7 @@ impl Run {
     fn operation(&mut self, op: &Op, plan: impl Fn(u64) -> Plan) {
         let reference = self.reference(op);
         self.plans += 1;
-        let stride = if long() { 1 } else { STRIDE };
+        let stride = if is_long() { 1 } else { STRIDE };
         for n in (1 + self.plans % stride..CALLS_MAX).step_by(stride as usize) {
             let (seen, done) = self.case(op, plan(n), &reference);
             if seen.failed == 0 {
@@ -252,19 +250,24 @@ impl Run {
         );
         self.kept(&what, id, &dir, &kept);
         self.dirty_is_exact(&what, &dir);
+        self.remounted(&what, (id, &dir), &kept, &after);
+        self.clear(&dir);
+        (seen, done)
+    }
+
+    /// What was done is there after a remount, now and then.
+    fn remounted(&mut self, what: &str, (id, dir): (u64, &str), kept: &Tree, after: &Tree) {
         if self.tally.cases.is_multiple_of(self.remount_every) {
             self.tally.remounts += 1;
             self.served.remount();
-            self.kept(&what, id, &dir, &kept);
+            self.kept(what, id, dir, kept);
             assert_eq!(
-                differing(&self.served.plain(&dir), &after),
+                differing(&self.served.plain(dir), after),
                 Vec::<String>::new(),
                 "{what}: remounted, the live tree is another"
             );
-            self.dirty_is_exact(&what, &dir);
+            self.dirty_is_exact(what, dir);
         }
-        self.clear(&dir);
-        (seen, done)
     }
 
     /// The way back failed too: the live tree is neither as before nor as it should be. It has lost
@@ -421,7 +424,7 @@ impl Run {
     fn clear(&mut self, dir: &str) {
         self.served.forget();
         let mut paths: Vec<_> = self.served.plain(dir).into_iter().collect();
-        paths.push((String::new(), super::served::Seen::dir()));
+        paths.push((String::new(), super::seen::Seen::dir()));
         paths.sort_by(|a, b| b.0.cmp(&a.0));
         for (path, seen) in paths {
             let path = format!("{dir}/{path}");

@@ -6,10 +6,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::common::mount::wait_until;
-use crate::common::tree::{assert_tree_is, tree_without};
-use crate::common::{
-    Fs, Image, Io, Mount, MountOpts, NodeInfo, TreeOpts, Variant, for_each_variant, skip,
-};
+use crate::common::tree::{Tree, assert_tree_is, tree, tree_without};
+use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, for_each_variant, skip};
 
 for_each_variant! { reflink => what_keeps_the_past_goes_on }
 
@@ -22,8 +20,6 @@ pub struct Full {
     pub backing: PathBuf,
     pub image: Image,
 }
-
-pub type Tree = std::collections::BTreeMap<PathBuf, NodeInfo>;
 
 impl Full {
     pub fn new(image: Image, io: Io) -> Full {
@@ -92,10 +88,7 @@ impl Full {
     }
 
     pub fn live(&self) -> Tree {
-        tree_without(
-            self.mount.path(),
-            &[".ckptfs".to_owned(), ".snapshots".to_owned()],
-        )
+        tree(self.mount.path())
     }
 }
 

@@ -16,4 +16,5 @@ mod mounted;
 #[cfg(debug_assertions)]
 mod ops;
 #[cfg(debug_assertions)]
+mod seen;
 mod served;

@@ -10,8 +10,8 @@ use ckptfs::engine::api::Fault;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
-use super::calls::long;
 use crate::common::mount::wait_until;
+use crate::common::random::is_long;
 use crate::common::tree::assert_tree_is;
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
 
@@ -143,7 +143,7 @@ fn fill(dir: &Path) {
 
 fn calls_of_the_daemon_fail(v: Variant) {
     let mut rig = Beside::new(v);
-    let stride = if long() { 1 } else { 7 };
+    let stride = if is_long() { 1 } else { 7 };
     let (mut number, mut failed, mut refused) = (0, 0, 0);
     for (index, (name, run)) in CASES.iter().enumerate() {
         for errno in [Errno::EIO, Errno::ENOSPC] {

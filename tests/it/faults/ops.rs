@@ -104,7 +104,9 @@ macro_rules! op {
 /// Every operation.
 pub fn all() -> Vec<Op> {
     let mut ops = files();
-    ops.extend(names());
+    ops.extend(new_names());
+    ops.extend(renames());
+    ops.extend(removals());
     ops.extend(attributes());
     ops.extend(verbs());
     ops
@@ -174,8 +176,9 @@ fn files() -> Vec<Op> {
     ]
 }
 
-fn names() -> Vec<Op> {
-    const REPLACE: RenameHow = RenameHow::Replace;
+const REPLACE: RenameHow = RenameHow::Replace;
+
+fn new_names() -> Vec<Op> {
     vec![
         op!("mkdir", |t, d, _| Ok(
             t.make(&format!("{d}/new"), Kind::Dir)?
@@ -189,6 +192,11 @@ fn names() -> Vec<Op> {
         op!("link", |t, d, _| Ok(
             t.link(&format!("{d}/small"), &format!("{d}/new"))?
         )),
+    ]
+}
+
+fn renames() -> Vec<Op> {
+    vec![
         op!("rename", |t, d, _| Ok(t.rename(
             &format!("{d}/small"),
             &format!("{d}/new"),
@@ -234,6 +242,11 @@ fn names() -> Vec<Op> {
             &format!("{d}/sub"),
             RenameHow::Exchange
         )?)),
+    ]
+}
+
+fn removals() -> Vec<Op> {
+    vec![
         op!("unlink", |t, d, _| Ok(t.unlink(&format!("{d}/small"))?)),
         op!(
             "unlink a changed file",

@@ -8,7 +8,8 @@ use ckptfs::engine::api::{CheckpointOptions, Delete, Fault, StateName};
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::Plan;
 
-use super::story::noise;
+use crate::common::random::is_long;
+use crate::common::space::noise;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { one => deleting_one_costs_what_changed_around_it }
@@ -17,11 +18,7 @@ for_each_variant! { one => deleting_one_costs_what_changed_around_it }
 const FILES: u64 = 20;
 
 fn deleting_one_costs_what_changed_around_it(v: Variant) {
-    let many = if std::env::var_os("CKPTFS_LONG").is_some() {
-        1000
-    } else {
-        200
-    };
+    let many = if is_long() { 1000 } else { 200 };
     let (few_calls, few_us) = delete_among(v, 10);
     let (many_calls, many_us) = delete_among(v, many);
     println!(

@@ -2,28 +2,19 @@
 //! finishes it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::path::Path;
+use std::fs;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::Fault;
-use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
-use super::story::{Tree, ids, objects, rounds, views};
-use crate::common::tree::assert_tree_is;
+use super::cuts::{at_each_call, cut_short};
+use super::story::{ids, objects, rounds, views};
+use crate::common::tree::{Tree, assert_tree_is};
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink => a_run_that_is_cut_short_is_finished_by_the_next }
 
 const UNIT: usize = 8192;
-/// No run of this test makes more calls.
-const CALLS_MAX: u64 = 4000;
 const KEPT: [u64; 3] = [2, 5, 6];
-
-fn long() -> bool {
-    std::env::var_os("CKPTFS_LONG").is_some()
-}
 
 /// A tree beside its mount, so that its daemon can be armed.
 struct Beside {
@@ -50,13 +41,6 @@ impl Beside {
         Beside { mount, kept }
     }
 
-    fn fault(&self, backing: &Path, plan: Option<Plan>) -> Option<(u64, u64)> {
-        Client::connect(File::open(backing.join(".ckptfs")).ok()?)
-            .ok()?
-            .ask(Fault { plan })
-            .ok()
-    }
-
     fn check(&self, shown: &str) {
         let now = ids(&self.mount);
         assert!(KEPT.iter().all(|id| now.contains(id)), "{shown}: {now:?}");
@@ -76,55 +60,19 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     whole.check("a whole run");
     drop(whole);
     let (mut kills, mut failures, mut left) = (0, 0, 0);
-    for (what, plan) in [
-        (
-            "killed at a removal",
-            Plan {
-                kill: true,
-                ..Plan::nth(1, Errno::EIO).only(Call::Unlink)
-            },
-        ),
-        (
-            "killed at a write",
-            Plan {
-                kill: true,
-                ..Plan::nth(1, Errno::EIO).only(Call::Write)
-            },
-        ),
-        ("failed at a call", Plan::nth(1, Errno::EIO)),
-        (
-            "killed at a call",
-            Plan {
-                kill: true,
-                ..Plan::nth(1, Errno::EIO)
-            },
-        ),
-    ] {
-        let mut nth = 1;
-        loop {
-            let name = format!("{}-{nth}", what.replace(' ', "-"));
-            let Some(leftovers) = cut_short(v, &image, &name, what, Plan { nth, ..plan }, wanted)
-            else {
-                break;
-            };
-            left += u64::from(leftovers > 0);
-            (kills, failures) = if plan.kill {
-                (kills + 1, failures)
-            } else {
-                (kills, failures + 1)
-            };
-            let step = if long() {
-                1
-            } else if plan.only.is_some() {
-                1 + nth / 3
-            } else {
-                5 + nth
-            };
-            nth += step;
-            assert!(nth < CALLS_MAX, "{what}: it never gets by");
-        }
-        assert!(nth > 1, "{what}: it was not cut short at all");
-    }
+    let calls = [
+        ("killed at a removal", Call::Unlink),
+        ("killed at a write", Call::Write),
+    ];
+    at_each_call(&calls, 5, |name, what, plan| {
+        let shown = format!("{v:?}: {what}");
+        let Some(leftovers) = cut(v, &image, name, &shown, plan, wanted) else {
+            return false;
+        };
+        left += u64::from(leftovers > 0);
+        *(if plan.kill { &mut kills } else { &mut failures }) += 1;
+        true
+    });
     println!(
         "{v:?}: {kills} times killed, {failures} calls failed, {left} times versions were left over, {wanted} objects are kept each time"
     );
@@ -132,34 +80,18 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
 }
 
 /// How many versions the run left that nobody needed; `None`: it was not cut short at all.
-fn cut_short(
+fn cut(
     v: Variant,
     image: &Image,
     name: &str,
-    what: &str,
+    shown: &str,
     plan: Plan,
     wanted: usize,
 ) -> Option<u64> {
-    let shown = format!("{v:?}: {what} {}", plan.nth);
     let mut story = Beside::new(v, image, name);
     let backing = image.path().join(name);
-    story
-        .fault(&backing, Some(plan))
-        .expect("the daemon is armed");
-    let ran = story.mount.run(&["gc", "--keep-last=2"]);
-    let fired = match story.fault(&backing, None) {
-        Some((_, fired)) => fired > 0,
-        None => true,
-    };
-    if plan.kill && fired {
-        story.mount.kill();
-        story.mount.remount();
-    } else if !ran.status.success() {
-        // What cannot be written any more is mended by the next mount.
-        story.mount.umount();
-        story.mount.remount();
-    }
-    story.check(&shown);
+    let fired = cut_short(&mut story.mount, &backing, plan, &["gc", "--keep-last=2"]);
+    story.check(shown);
     let report = story.mount.json(&["gc", "--keep-last=2"]);
     assert_eq!(ids(&story.mount), KEPT, "{shown}: {report}");
     assert_eq!(
@@ -167,7 +99,7 @@ fn cut_short(
         wanted,
         "{shown}: the next run frees what was left: {report}"
     );
-    story.check(&shown);
+    story.check(shown);
     story.mount.umount();
     fs::remove_dir_all(&backing).expect("the tree is ours");
     fired.then(|| report["leftovers"].as_u64().unwrap_or(0))

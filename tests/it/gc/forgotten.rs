@@ -10,8 +10,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::story::{ids, noise, objects, work};
+use super::story::{ids, objects, work};
 use crate::common::mount::wait_until;
+use crate::common::space::noise;
 use crate::common::tree::assert_tree_is;
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
@@ -141,33 +142,7 @@ fn audited(mount: &Mount) -> usize {
 fn what_is_left_is_what_it_was(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).packing(), |_| {});
     let root = rig.path().to_path_buf();
-    let mut made = Vec::new();
-    for round in 0..24 {
-        work(&root, round, 4096);
-        let id = rig
-            .mount
-            .checkpoint_json(&["-m", &format!("round {round}")])["id"]
-            .as_u64()
-            .unwrap();
-        made.push(id);
-        let back = |steps: usize| made[made.len() - 1 - steps];
-        match round % 6 {
-            1 => drop(
-                rig.mount
-                    .ok(&["tag", &id.to_string(), &format!("t{round}")]),
-            ),
-            2 => drop(rig.mount.ok(&["pin", &id.to_string()])),
-            3 => drop(rig.mount.ok(&["delete", &back(3).to_string()])),
-            4 => [back(1), id]
-                .into_iter()
-                .for_each(|id| rig.mount.restore(id)),
-            5 => {
-                rig.mount.ok(&["untag", &format!("t{}", round - 4)]);
-                rig.mount.ok(&["unpin", &back(3).to_string()]);
-            }
-            _ => {}
-        }
-    }
+    all_kinds_of_work(&rig.mount);
     // What undo needs is not held for a day.
     rig.mount
         .ok(&["config", "set", "retention.keep-undone", "1s"]);
@@ -218,6 +193,31 @@ fn what_is_left_is_what_it_was(v: Variant) {
         views.keys().all(|id| *id < next),
         "no number is given twice: {next}"
     );
+}
+
+/// Rounds of work, with checkpoints that are named, pinned, deleted and gone back to.
+fn all_kinds_of_work(mount: &Mount) {
+    let root = mount.path().to_path_buf();
+    let mut made = Vec::new();
+    for round in 0..24 {
+        work(&root, round, 4096);
+        let id = mount.checkpoint_json(&["-m", &format!("round {round}")])["id"]
+            .as_u64()
+            .unwrap();
+        made.push(id);
+        let back = |steps: usize| made[made.len() - 1 - steps];
+        match round % 6 {
+            1 => drop(mount.ok(&["tag", &id.to_string(), &format!("t{round}")])),
+            2 => drop(mount.ok(&["pin", &id.to_string()])),
+            3 => drop(mount.ok(&["delete", &back(3).to_string()])),
+            4 => [back(1), id].into_iter().for_each(|id| mount.restore(id)),
+            5 => {
+                mount.ok(&["untag", &format!("t{}", round - 4)]);
+                mount.ok(&["unpin", &back(3).to_string()]);
+            }
+            _ => {}
+        }
+    }
 }
 
 /// The names in a directory that is younger than a checkpoint have no record of what they led to

@@ -4,6 +4,7 @@
 mod around;
 mod by_itself;
 mod cut_short;
+mod cuts;
 mod forgotten;
 mod plan;
 mod story;

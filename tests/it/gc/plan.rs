@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::story::{free, ids, objects, rounds, views};
+use super::story::{ids, objects, rounds, views};
 use crate::common::mount::wait_until;
+use crate::common::space::free;
 use crate::common::tree::assert_tree_is;
 use crate::common::{TreeOpts, Variant, for_each_variant};
 

@@ -1,34 +1,13 @@
 //! A history with everything in it that makes it hard to say who needs what.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::common::{Mount, NodeInfo, tree_of};
-
-pub type Tree = BTreeMap<PathBuf, NodeInfo>;
-
-/// Bytes that no filesystem can make smaller, different for each seed.
-pub fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
-}
-
-/// Free bytes of the filesystem, with everything written out.
-pub fn free(dir: &Path) -> u64 {
-    rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
-    let stat = rustix::fs::statvfs(dir).unwrap();
-    stat.f_bfree * stat.f_frsize
-}
+use crate::common::space::noise;
+use crate::common::tree::Tree;
+use crate::common::{Mount, tree_of};
 
 /// One round of work, with files of `unit` bytes: a file is written anew, one in part, one is made,
 /// one that an earlier round made is changed and one removed, a directory is renamed.

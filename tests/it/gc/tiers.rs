@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::story::{Tree, free, noise, objects, views};
+use super::story::{objects, views};
 use crate::common::mount::wait_until;
-use crate::common::tree::{NodeKind, compare};
+use crate::common::space::{free, noise};
+use crate::common::tree::{NodeKind, Tree, compare};
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink => a_tier_drops_what_it_says_and_nothing_else, what_is_young_pinned_or_linked_stays }
@@ -304,7 +305,13 @@ fn restored(rig: &Rig, then: &BTreeMap<u64, Tree>) {
     let after = tree_without_ours(root);
     assert!(!root.join("app/later").exists());
     assert_eq!(unit_of(&after), unit_of(&before));
-    // What is not there does not come, and nothing is made up.
+    restored_by_path(rig, &plan, then);
+}
+
+/// What is not there does not come, and nothing is made up; by path, what is whole comes. `plan` is
+/// what a dry run of a restore of 1 said.
+fn restored_by_path(rig: &Rig, plan: &Value, then: &BTreeMap<u64, Tree>) {
+    let root = rig.path();
     fs::remove_dir_all(root.join("app")).unwrap();
     fs::remove_file(root.join("a.tmp")).unwrap();
     let told = rig.mount.json(&["restore", "1"]);
@@ -361,7 +368,39 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
     rig.mount.ok(&["pin", "2"]);
     rig.mount.ok(&["gc"]);
     said(&rig.mount);
-    // diff names it, log PATH has each version, and a patch says that it cannot.
+    told(&rig);
+    copied(&rig);
+    restored(&rig, &kept);
+    // After kill -9, with another index, and to who has no daemon.
+    rig.mount.kill();
+    rig.mount.remount();
+    assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
+    rig.mount.umount();
+    assert!(
+        rig.mount.ok(&["log"]).contains("(some dropped)"),
+        "also where nothing is mounted"
+    );
+    let fsck = rig.mount.run(&["fsck", "--deep"]);
+    assert!(
+        fsck.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&fsck.stdout),
+        String::from_utf8_lossy(&fsck.stderr)
+    );
+    fs::remove_dir_all(rig.path().join(".ckptfs/index")).unwrap();
+    rig.mount.remount();
+    assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
+    // The control: what is missing and was not dropped is damage.
+    let object = objects(rig.path()).into_iter().find(|name| {
+        fs::metadata(rig.path().join(name)).is_ok_and(|meta| meta.is_file() && meta.size() > 0)
+    });
+    rig.mount.umount();
+    fs::remove_file(rig.path().join(object.expect("an object"))).unwrap();
+    assert_eq!(rig.mount.run(&["fsck"]).status.code(), Some(4));
+}
+
+/// `diff` names it, `log PATH` has each version, and a patch says that it cannot.
+fn told(rig: &Rig) {
     let changes = rig.mount.diff_json("1", Some("3"));
     let paths: Vec<&str> = changes
         .as_array()
@@ -386,7 +425,10 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
         !patch.status.success() && told.contains("its content was dropped by a tier"),
         "{told}"
     );
-    // A copy that lacks something is made only if that is wanted.
+}
+
+/// A copy that lacks something is made only if that is wanted.
+fn copied(rig: &Rig) {
     let copy = rig.image.path().join("copy");
     let (dest, at) = (copy.display().to_string(), |id: &str| {
         vec!["export".to_owned(), id.to_owned()]
@@ -433,33 +475,6 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
         names.contains("src/main.c") && !names.contains("a.tmp"),
         "what is left out has no header"
     );
-    restored(&rig, &kept);
-    // After kill -9, with another index, and to who has no daemon.
-    rig.mount.kill();
-    rig.mount.remount();
-    assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
-    rig.mount.umount();
-    assert!(
-        rig.mount.ok(&["log"]).contains("(some dropped)"),
-        "also where nothing is mounted"
-    );
-    let fsck = rig.mount.run(&["fsck", "--deep"]);
-    assert!(
-        fsck.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&fsck.stdout),
-        String::from_utf8_lossy(&fsck.stderr)
-    );
-    fs::remove_dir_all(rig.path().join(".ckptfs/index")).unwrap();
-    rig.mount.remount();
-    assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
-    // The control: what is missing and was not dropped is damage.
-    let object = objects(rig.path()).into_iter().find(|name| {
-        fs::metadata(rig.path().join(name)).is_ok_and(|meta| meta.is_file() && meta.size() > 0)
-    });
-    rig.mount.umount();
-    fs::remove_file(rig.path().join(object.expect("an object"))).unwrap();
-    assert_eq!(rig.mount.run(&["fsck"]).status.code(), Some(4));
 }
 
 /// Who reads a version while it is dropped goes on reading it.

@@ -4,14 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use super::story::{Tree, ids, noise};
+use super::story::ids;
 use super::tiers::{assert_whole_but_dropped, configure, dropped};
-use crate::common::tree::tree_without;
-use crate::common::{Rig, TreeOpts, Variant, for_each_variant, tree_of};
+use crate::common::random::{any_seed, is_long, seed};
+use crate::common::space::noise;
+use crate::common::tree::{Tree, tree};
+use crate::common::{Rig, Variant, for_each_variant, tree_of};
 
 for_each_variant! { one => random_work_under_tiers }
 
@@ -53,25 +54,9 @@ struct Story {
     log: Vec<String>,
 }
 
-fn live(rig: &Rig) -> Tree {
-    tree_without(rig.path(), &TreeOpts::default().ignore)
-}
-
 fn random_work_under_tiers(v: Variant) {
-    let clock = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_nanos() as u64;
-    let seed = std::env::var("CKPTFS_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or(clock | 1);
-    println!("{v:?}: CKPTFS_SEED={seed}");
-    let steps = if std::env::var_os("CKPTFS_LONG").is_some() {
-        STEPS_LONG
-    } else {
-        STEPS
-    };
+    let seed = seed(&format!("random work under tiers on {v:?}"), any_seed());
+    let steps = if is_long() { STEPS_LONG } else { STEPS };
     let rig = v.start();
     configure(&rig.mount, PATTERNS, "1ms");
     let mut story = Story {
@@ -153,7 +138,7 @@ impl Story {
     fn checkpoint(&mut self) {
         let id = self.rig.mount.checkpoint();
         self.log.push(format!("checkpoint {id}"));
-        self.kept.insert(id, live(&self.rig));
+        self.kept.insert(id, tree(self.rig.path()));
     }
 
     fn some(&mut self) -> Option<u64> {
@@ -173,7 +158,7 @@ impl Story {
 
     fn restore(&mut self) {
         let Some(id) = self.some() else { return };
-        let before = live(&self.rig);
+        let before = tree(self.rig.path());
         let answer = self.rig.mount.json(&["restore", &id.to_string()]);
         self.log.push(format!("restore {id}: {answer}"));
         let Some(guard) = answer["guard"].as_u64() else {
@@ -184,7 +169,7 @@ impl Story {
             );
         };
         self.kept.insert(guard, before.clone());
-        let after = live(&self.rig);
+        let after = tree(self.rig.path());
         let units: Vec<PathBuf> = answer["dropped"].as_array().map_or(Vec::new(), |list| {
             list.iter()
                 .map(|path| PathBuf::from(path.as_str().unwrap()))

@@ -6,9 +6,10 @@ use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::story::{Tree, ids, noise, rounds};
-use crate::common::tree::assert_tree_is;
-use crate::common::{TreeOpts, Variant, for_each_variant, tree_of};
+use super::story::{ids, rounds};
+use crate::common::space::noise;
+use crate::common::tree::{Tree, assert_tree_is};
+use crate::common::{Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink => a_run_while_the_tree_is_in_use }
 
@@ -34,27 +35,9 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
             round += 1;
         }
     };
-    // Whoever reads a view that goes reads what was there, or is told that it is gone.
-    let read = || {
-        while !stop.load(Ordering::Relaxed) {
-            for id in 1..=20 {
-                match fs::read(rig.view(id).join("whole")) {
-                    Ok(bytes) => assert!(
-                        bytes == noise(UNIT, id - 1),
-                        "checkpoint {id} shows other bytes"
-                    ),
-                    Err(error) => {
-                        let told = [libc_enoent(), rustix::io::Errno::STALE.raw_os_error()]
-                            .contains(&error.raw_os_error().unwrap_or(0));
-                        assert!(told, "checkpoint {id}: {error}");
-                    }
-                }
-            }
-        }
-    };
     std::thread::scope(|scope| {
         scope.spawn(write);
-        scope.spawn(read);
+        scope.spawn(|| read_views(&rig, &stop));
         let _stop = Stop(&stop);
         while writes.load(Ordering::Relaxed) < 20 {
             std::thread::sleep(Duration::from_millis(1));
@@ -91,6 +74,25 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
         [rustix::io::Errno::STALE, rustix::io::Errno::NOENT].contains(&gone),
         "{gone}"
     );
+}
+
+/// Whoever reads a view that goes reads what was there, or is told that it is gone.
+fn read_views(rig: &Rig, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        for id in 1..=20 {
+            match fs::read(rig.view(id).join("whole")) {
+                Ok(bytes) => assert!(
+                    bytes == noise(UNIT, id - 1),
+                    "checkpoint {id} shows other bytes"
+                ),
+                Err(error) => {
+                    let told = [libc_enoent(), rustix::io::Errno::STALE.raw_os_error()]
+                        .contains(&error.raw_os_error().unwrap_or(0));
+                    assert!(told, "checkpoint {id}: {error}");
+                }
+            }
+        }
+    }
 }
 
 fn libc_enoent() -> i32 {

@@ -8,17 +8,13 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 
 use super::support::{get, put, sh};
+use crate::common::random::is_long;
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant};
 
 for_each_variant! { one => a_tree_deeper_than_a_path_and_than_a_stack }
 
 /// Levels: a path of twice as many bytes.
 const LEVELS: usize = 2_200;
-
-/// Whether this is the long form.
-fn is_long() -> bool {
-    std::env::var_os("CKPTFS_LONG").is_some_and(|long| long == "1")
-}
 
 fn dir_in(dir: &OwnedFd, name: &str) -> OwnedFd {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -64,6 +64,12 @@ impl Attack {
         Attack { child, said }
     }
 
+    /// Lets it go on.
+    fn goes_on(&mut self) {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        stdin.write_all(b"\n").expect("it listens");
+    }
+
     pub fn hear(&mut self, word: &str) {
         let mut line = String::new();
         self.said.read_line(&mut line).expect("it speaks");
@@ -298,13 +304,7 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
     let mut attack = Attack::start(script, &[&stuck.file(), &file, &twin]);
     attack.hear("ready");
     wait_until("the readers wait", END_SECONDS, || stuck.waiting() > 1);
-    attack
-        .child
-        .stdin
-        .as_mut()
-        .expect("piped")
-        .write_all(b"\n")
-        .expect("it listens");
+    attack.goes_on();
     attack.hear("tried");
     let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/")).collect();
     assert_eq!(
@@ -343,13 +343,7 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
     wait_until("the readers wait", END_SECONDS, || {
         stuck.waiting() > FILES / 2
     });
-    attack
-        .child
-        .stdin
-        .as_mut()
-        .expect("piped")
-        .write_all(b"\n")
-        .expect("it listens");
+    attack.goes_on();
     attack.hear("tried");
     thread::sleep(Duration::from_millis(500));
     assert!(

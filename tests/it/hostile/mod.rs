@@ -7,6 +7,7 @@ mod flood;
 mod forged;
 mod freeze;
 mod names;
+mod other_mounts;
 mod owners;
 mod setid;
 mod slow;

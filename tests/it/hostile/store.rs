@@ -13,6 +13,7 @@ use std::process::Output;
 use std::time::Instant;
 
 use super::support::{noise, put, sh};
+use crate::common::random::{count, seed};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, run_limited, skip, succeeds, tool};
 
 /// Seconds that a command may take with any store.
@@ -481,14 +482,8 @@ fn no_damage_leads_out_or_panics() {
 #[test]
 fn a_damaged_index_is_set_aside_and_made_anew() {
     let Some(bench) = Bench::new() else { return };
-    let rounds: u64 = std::env::var("CKPTFS_ROUNDS")
-        .ok()
-        .and_then(|rounds| rounds.parse().ok())
-        .unwrap_or(4);
-    let seed: u64 = std::env::var("CKPTFS_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or(1);
+    let rounds = count("CKPTFS_ROUNDS", 4, 4);
+    let seed = seed("a damaged index", 1);
     for round in seed..seed + rounds {
         let random = noise(4096, (round % 256) as u8);
         let damage = move |store: &Path, _: &Path| {

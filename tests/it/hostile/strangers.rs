@@ -5,7 +5,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::freeze::{Attack, Other, checkpoint, theirs};
@@ -156,27 +156,31 @@ fn what_one_writes_the_other_reads(v: Variant) {
     assert_eq!(get(rig.view(second).join("F")).as_bytes(), expected);
     assert_eq!(get(rig.view(first).join("F")), "0000");
     drop((mine, theirs, appends, mapping));
-    // Where nobody has it open the daemon has it for all, and then the kernel again, as soon as its
-    // owner is alone.
+    the_owner_alone_has_the_kernel(v, &rig, &path);
+    rig.mount.ok(&["verify", "--deep"]);
+}
+
+/// Where nobody has it open the daemon has it for all, and then the kernel again, as soon as its
+/// owner is alone.
+fn the_owner_alone_has_the_kernel(v: Variant, rig: &Rig, path: &Path) {
     STRANGER
-        .does(|| opened(&path, true))
+        .does(|| opened(path, true))
         .write_all_at(b"??", 0)
         .expect("write");
-    let writes = requests(&rig, "write");
+    let writes = requests(rig, "write");
     OWNER
         .does(|| {
             OpenOptions::new()
                 .write(true)
                 .custom_flags(0)
-                .open(&path)
+                .open(path)
                 .expect("open")
         })
         .write_all_at(b"==", 0)
         .expect("write");
-    let cost = requests(&rig, "write") - writes;
+    let cost = requests(rig, "write") - writes;
     assert_eq!(cost, u64::from(v.io == Io::Daemon));
-    assert_eq!(get(&path).as_bytes()[..2], *b"==");
-    rig.mount.ok(&["verify", "--deep"]);
+    assert_eq!(get(path).as_bytes()[..2], *b"==");
 }
 
 /// Readers that queue behind each other, a writer, and an exchange of two files: with the kernel's
@@ -218,8 +222,28 @@ fn nobody_keeps_a_lock(v: Variant) {
     let mut attack = Attack::start(script, &[&[&*stuck.file(), &written], &all[..]].concat());
     attack.hear("ready");
     crate::common::mount::wait_until("the readers wait", 20, || stuck.waiting() > all.len());
+    let longest = longest_change(&files);
+    assert!(checkpoint(&rig, "theirs/"), "nobody is in the way");
+    let now = rig.mount.checkpoint();
+    rig.mount.ok(&["restore", &id.to_string(), "theirs"]);
+    assert_eq!(get(rig.view(id).join("theirs/F1")), "1".repeat(32 << 10));
+    stuck.release();
+    drop(attack.child.stdin.take());
+    attack.ends();
+    drop(held);
+    let waited = other.longest_wait().max(longest);
+    assert!(
+        waited < Duration::from_secs(1),
+        "somebody waited {waited:?}"
+    );
+    assert!(now > id);
+    rig.mount.ok(&["verify", "--deep"]);
+}
+
+/// The longest that somebody waits who changes the files of these pairs, and exchanges them.
+fn longest_change(files: &[(PathBuf, PathBuf)]) -> Duration {
     let mut longest = Duration::ZERO;
-    for (f, g) in &files {
+    for (f, g) in files {
         let moved = f.with_extension("moved");
         let steps: [&dyn Fn() -> std::io::Result<()>; 4] = [
             &|| fs::set_permissions(f, fs::Permissions::from_mode(0o640)),
@@ -241,19 +265,5 @@ fn nobody_keeps_a_lock(v: Variant) {
             longest = longest.max(began.elapsed());
         }
     }
-    assert!(checkpoint(&rig, "theirs/"), "nobody is in the way");
-    let now = rig.mount.checkpoint();
-    rig.mount.ok(&["restore", &id.to_string(), "theirs"]);
-    assert_eq!(get(rig.view(id).join("theirs/F1")), "1".repeat(32 << 10));
-    stuck.release();
-    drop(attack.child.stdin.take());
-    attack.ends();
-    drop(held);
-    let waited = other.longest_wait().max(longest);
-    assert!(
-        waited < Duration::from_secs(1),
-        "somebody waited {waited:?}"
-    );
-    assert!(now > id);
-    rig.mount.ok(&["verify", "--deep"]);
+    longest
 }

@@ -9,7 +9,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
@@ -19,6 +19,7 @@ use fuser::{
 use tempfile::TempDir;
 
 use crate::common::scratch;
+use crate::common::served::attributes;
 
 const FOR_EVER: Duration = Duration::from_secs(86_400);
 const FILE: u64 = 2;
@@ -84,25 +85,7 @@ fn attr(ino: u64) -> FileAttr {
     } else {
         (FileType::Directory, 0o755, 0)
     };
-    let [atime, mtime, ctime, crtime] = [UNIX_EPOCH; 4];
-    let (ino, blocks) = (INodeNo(ino), size / 512);
-    FileAttr {
-        ino,
-        size,
-        blocks,
-        atime,
-        mtime,
-        ctime,
-        crtime,
-        kind,
-        perm,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        flags: 0,
-        blksize: 4096,
-    }
+    attributes(ino, kind, perm, size)
 }
 
 impl Filesystem for Served {

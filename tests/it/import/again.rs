@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use super::support::{Place, Rng, Tree, assert_same, live};
+use super::support::{Place, Rng};
 use crate::common::command::sh;
+use crate::common::random::{count, seed};
+use crate::common::tree::{Tree, assert_same, tree};
 use crate::common::{Variant, for_each_variant, sample_tree};
 
 fn what_has_not_changed_makes_no_checkpoint(v: Variant) {
@@ -173,13 +175,13 @@ fn what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes(v: Variant) {
         &place.tree(),
         "echo mine > plain.txt; mkdir mine; echo x > mine/f; rm -r deep; chmod 700 wide",
     );
-    let mine = live(&place.tree());
+    let mine = tree(&place.tree());
     let told = place.bring();
     let guard = told["guard"].as_u64().expect("a guard");
     place.assert_equal();
-    assert_same(&live(&mount.view(guard)), &mine);
+    assert_same(&tree(&mount.view(guard)), &mine);
     mount.restore(guard);
-    assert_same(&live(&place.tree()), &mine);
+    assert_same(&tree(&place.tree()), &mine);
     // While nothing is mounted too, where no checkpoint knows what was before.
     place.bring();
     mount.umount();
@@ -187,12 +189,12 @@ fn what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes(v: Variant) {
         &place.tree(),
         "echo unseen > unseen; rm wide/file-001; echo unseen >> wide/file-002",
     );
-    let unseen = live(&place.tree());
+    let unseen = tree(&place.tree());
     let told = place.bring();
     let guard = told["guard"].as_u64().expect("a guard");
     place.assert_equal();
     mount.remount();
-    assert_same(&live(&mount.view(guard)), &unseen);
+    assert_same(&tree(&mount.view(guard)), &unseen);
 }
 
 const NAMES: [&str; 7] = ["a", "b", "c", "d/x", "d/y", "e/z", "d/s/t"];
@@ -226,16 +228,8 @@ fn change(root: &Path, rng: &mut Rng) {
 }
 
 fn after_any_changes_the_tree_is_the_source(v: Variant) {
-    let seed = std::env::var("CKPTFS_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or(20_260_102);
-    let rounds: u32 = std::env::var("CKPTFS_ROUNDS")
-        .ok()
-        .and_then(|rounds| rounds.parse().ok())
-        .unwrap_or(6);
-    println!("CKPTFS_SEED={seed}");
-    let mut rng = Rng::new(seed);
+    let rounds = count("CKPTFS_ROUNDS", 6, 6);
+    let mut rng = Rng::new(seed(&format!("imports on {v:?}"), 20_260_102));
     let place = Place::new(v);
     sh(
         &place.project(),
@@ -268,14 +262,14 @@ fn after_any_changes_the_tree_is_the_source(v: Variant) {
         );
         told.push((
             made["checkpoint"].as_u64().expect("a checkpoint"),
-            live(&place.project()),
+            tree(&place.project()),
         ));
         if !mounted {
             mount.remount();
         }
         // What was told of before has not changed.
-        for (id, tree) in &told {
-            assert_same(&live(&mount.view(*id)), tree);
+        for (id, then) in &told {
+            assert_same(&tree(&mount.view(*id)), then);
         }
     }
     assert_eq!(mount.json(&["verify", "--deep"])["ok"], true);
@@ -317,7 +311,7 @@ fn a_series_that_grew_goes_on(v: Variant) {
         std::fs::read_to_string(mount.view(1).join("f")).expect("read"),
         "1\n"
     );
-    assert_same(&live(&mount.view(3)), &live(&root.join("snaps/2026-01-03")));
+    assert_same(&tree(&mount.view(3)), &tree(&root.join("snaps/2026-01-03")));
 }
 
 for_each_variant! { reflink => what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes }

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use ckptfs::sys;
 use serde_json::Value;
 
-use super::support::{Place, Rng, assert_same, live};
+use super::support::{Place, Rng};
 use crate::common::command::sh;
+use crate::common::tree::{assert_same, tree};
 use crate::common::{Variant, for_each_variant};
 
 /// A package of some files, the same wherever it is.
@@ -122,6 +123,24 @@ fn number(value: &Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} in {value}"))
 }
 
+/// Number and bytes of the contents that are new, of those that are there again in this tree, and of
+/// those that were known before.
+fn counted(from: &Path, known: &mut HashSet<blake3::Hash>) -> [(u64, u64); 3] {
+    let ([mut new, mut duplicate, mut before], mut own) = ([(0, 0); 3], HashSet::new());
+    for (hash, size) in hashes(from).into_values() {
+        let counter = if known.contains(&hash) {
+            &mut before
+        } else if own.insert(hash) {
+            &mut new
+        } else {
+            &mut duplicate
+        };
+        (counter.0, counter.1) = (counter.0 + 1, counter.1 + size);
+    }
+    known.extend(own);
+    [new, duplicate, before]
+}
+
 fn projects_that_share_packages_share_their_extents(v: Variant) {
     let place = Place::new(v);
     let root = place.image.path();
@@ -132,13 +151,13 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
     let mut trees = Vec::new();
     let mut rates = Vec::new();
     for project in 1..=4 {
-        let (name, tree) = (format!("p{project}"), format!("t{project}"));
+        let (name, into) = (format!("p{project}"), format!("t{project}"));
         sh(
             root,
             &format!("cp -a {name} {}/; ", source.path().display()),
         );
         let from = source.path().join(&name);
-        let mut arguments = vec![from.to_str().expect("text"), "--into", &tree, "--hash"];
+        let mut arguments = vec![from.to_str().expect("text"), "--into", &into, "--hash"];
         let others: Vec<String> = trees
             .iter()
             .map(|tree: &PathBuf| tree.display().to_string())
@@ -149,19 +168,7 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
         }
         let made = place.import(&arguments)["checkpoints"][0].clone();
         // Counted by hand.
-        let (mut new, mut duplicate, mut before, mut own) =
-            ((0, 0), (0, 0), (0, 0), HashSet::new());
-        for (hash, size) in hashes(&from).into_values() {
-            let counter = if known.contains(&hash) {
-                &mut before
-            } else if own.insert(hash) {
-                &mut new
-            } else {
-                &mut duplicate
-            };
-            (counter.0, counter.1) = (counter.0 + 1, counter.1 + size);
-        }
-        known.extend(own);
+        let [new, duplicate, before] = counted(&from, &mut known);
         let both = |files: &str, bytes: &str| (number(&made, files), number(&made, bytes));
         assert_eq!(both("new_contents", "new_bytes"), new, "{made}");
         assert_eq!(
@@ -176,9 +183,9 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
             (&new.1.into(), &"the source is on another filesystem".into()),
             "{made}"
         );
-        assert_same(&live(&root.join(&tree)), &live(&from));
+        assert_same(&tree(&root.join(&into)), &tree(&from));
         rates.push((before.1 + duplicate.1) * 100 / (new.1 + duplicate.1 + before.1));
-        trees.push(root.join(tree));
+        trees.push(root.join(into));
     }
     assert_once(&trees);
     // The second project of the seed's table has 71.5 % of its bytes from the first.

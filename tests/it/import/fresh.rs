@@ -3,9 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::support::{Place, assert_same, live};
+use super::support::Place;
 use crate::common::command::{fails, sh};
-use crate::common::tree::NodeKind;
+use crate::common::tree::{NodeKind, assert_same, tree};
 use crate::common::{Variant, for_each_variant, sample_tree};
 
 fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
@@ -23,24 +23,24 @@ fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
     );
     place.assert_equal();
     // Counted by another walker.
-    let tree = live(&place.project());
+    let project = tree(&place.project());
     let count =
-        |wanted: fn(&NodeKind) -> bool| tree.values().filter(|node| wanted(&node.kind)).count();
+        |wanted: fn(&NodeKind) -> bool| project.values().filter(|node| wanted(&node.kind)).count();
     let files = count(|kind| matches!(kind, NodeKind::File { .. }));
     let dirs = count(|kind| *kind == NodeKind::Dir);
-    let bytes: u64 = tree
+    let bytes: u64 = project
         .values()
         .filter(|node| matches!(node.kind, NodeKind::File { .. }))
         .map(|node| node.size)
         .sum();
     assert_eq!(
         [&made["files"], &made["dirs"], &made["others"]],
-        [files, dirs, tree.len() - files - dirs],
+        [files, dirs, project.len() - files - dirs],
         "{made}"
     );
     assert_eq!(made["bytes"], bytes, "{made}");
     // A file with several names is brought in once.
-    let once: u64 = tree
+    let once: u64 = project
         .values()
         .filter(|node| node.linked_to.is_none() && matches!(node.kind, NodeKind::File { .. }))
         .map(|node| node.size)
@@ -69,7 +69,7 @@ fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
         "holes are kept"
     );
     let mount = place.mount();
-    assert_same(&live(&mount.view(1)), &live(&place.project()));
+    assert_same(&tree(&mount.view(1)), &tree(&place.project()));
     let found = mount.json(&[
         "find",
         "--label",
@@ -106,8 +106,8 @@ fn each_directory_is_a_checkpoint_in_the_order_given(v: Variant) {
     let mount = place.mount();
     for (id, from) in [(1, "b"), (2, "a"), (3, "b")] {
         assert_same(
-            &live(&mount.view(id)),
-            &live(&place.image.path().join(from)),
+            &tree(&mount.view(id)),
+            &tree(&place.image.path().join(from)),
         );
     }
     let log = mount.log_json();
@@ -138,7 +138,7 @@ fn only_looking_changes_nothing(v: Variant) {
     place.bring();
     sh(&place.project(), "echo more > new; rm plain.txt");
     let before = (
-        live(&place.tree()),
+        tree(&place.tree()),
         sh(
             &place.tree(),
             "cat .ckptfs/imported .ckptfs/imported-as .ckptfs/journal/* | sha256sum",
@@ -156,7 +156,7 @@ fn only_looking_changes_nothing(v: Variant) {
     assert_eq!(
         before,
         (
-            live(&place.tree()),
+            tree(&place.tree()),
             sh(
                 &place.tree(),
                 "cat .ckptfs/imported .ckptfs/imported-as .ckptfs/journal/* | sha256sum"
@@ -188,8 +188,8 @@ fn of_a_tree_of_ours_the_files_are_imported_and_not_the_history(v: Variant) {
             "{told}"
         );
         assert_same(
-            &live(&place.image.path().join(into)),
-            &live(&place.project()),
+            &tree(&place.image.path().join(into)),
+            &tree(&place.project()),
         );
         let log = sh(
             place.image.path(),

@@ -3,9 +3,10 @@
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use super::support::{Place, Rng, assert_same, live};
+use super::support::{Place, Rng};
 use crate::common::command::sh;
 use crate::common::mount::wait_until;
+use crate::common::tree::{assert_same, tree};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant};
 
 /// Enough files for a kill to come in between.
@@ -53,7 +54,7 @@ fn kill(mut child: Child) -> bool {
 fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
     let place = Place::new(v);
     fill(&place);
-    let expected = live(&place.project());
+    let expected = tree(&place.project());
     let (mut cut_short, mut rng) = (0, Rng::new(7));
     for round in 0..ROUNDS {
         let child = start(&place);
@@ -82,10 +83,10 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
         }
         let made = place.bring();
         assert_eq!(made["left_out"], serde_json::json!([]), "{made}");
-        assert_same(&live(&place.tree()), &expected);
+        assert_same(&tree(&place.tree()), &expected);
         let mut mount = place.adopted();
         let newest = made["checkpoint"].as_u64().expect("a checkpoint");
-        assert_same(&live(&mount.view(newest)), &expected);
+        assert_same(&tree(&mount.view(newest)), &expected);
         assert_eq!(mount.json(&["verify", "--deep"])["ok"], true);
         mount.umount();
         assert_eq!(place.bring()["unchanged"], true);
@@ -101,10 +102,10 @@ fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
     let place = Place::new(v);
     fill(&place);
     place.bring();
-    let first = live(&place.project());
+    let first = tree(&place.project());
     let mount = place.mount();
     sh(&place.tree(), "echo mine > mine");
-    let mine = live(&place.tree());
+    let mine = tree(&place.tree());
     let mut rng = Rng::new(11);
     for round in 0..ROUNDS {
         sh(
@@ -114,7 +115,7 @@ fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
             ),
         );
         sh(&place.project(), "ln d3/f1 l3");
-        let expected = live(&place.project());
+        let expected = tree(&place.project());
         let before = mount.log_json().as_array().map_or(0, Vec::len);
         let child = start(&place);
         if round == 0 {
@@ -126,13 +127,13 @@ fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
         std::thread::sleep(Duration::from_millis(rng.below(60)));
         kill(child);
         let made = place.bring();
-        assert_same(&live(&place.tree()), &expected);
+        assert_same(&tree(&place.tree()), &expected);
         assert_same(
-            &live(&mount.view(made["checkpoint"].as_u64().expect("a checkpoint"))),
+            &tree(&mount.view(made["checkpoint"].as_u64().expect("a checkpoint"))),
             &expected,
         );
-        assert_same(&live(&mount.view(1)), &first);
-        assert_same(&live(&mount.view(2)), &mine);
+        assert_same(&tree(&mount.view(1)), &first);
+        assert_same(&tree(&mount.view(2)), &mine);
         assert_eq!(
             sh(&place.tree(), "ls -A .ckptfs/tmp/restore"),
             "",

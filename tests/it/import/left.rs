@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use super::support::{Place, SECONDS, assert_same, live};
-use crate::common::command::{run_limited, sh, tool};
-use crate::common::{Fs, Image, Io, Variant, skip};
+use super::support::Place;
+use crate::common::command::{sh, tool};
+use crate::common::tree::{assert_same, tree};
+use crate::common::{Fs, Image, Io, Variant, skip, user};
 
 fn on_xfs(test: fn(Variant)) {
     let variant = Variant {
@@ -55,8 +56,6 @@ fn another_filesystem_below_is_left_out_and_told() {
     });
 }
 
-const USER: &str = "61234";
-
 /// As an ordinary user: what he may not read is told, is tried again, and stays as it was in the
 /// tree.
 const STORY: &str = r#"
@@ -85,58 +84,12 @@ echo done
 #[test]
 fn what_a_user_may_not_read_is_told_and_stays_as_it_was() {
     on_xfs(|v| {
-        if run_limited(
-            &mut tool(
-                "sh",
-                &[
-                    "-c",
-                    "command -v fusermount3 && command -v setpriv && command -v unshare",
-                ],
-            ),
-            10,
-        )
-        .stdout
-        .is_empty()
-        {
-            return skip("fusermount3 is not installed");
+        if !user::can_mount() {
+            return;
         }
         let image = Image::of(v.fs);
-        let home = image.dir("home");
-        std::os::unix::fs::chown(&home, Some(61234), Some(61234)).expect("chown");
-        // The binary is copied: the directory that it is built in may be root's alone.
-        let binary = home.join("ckptfs");
-        std::fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).expect("copy");
-        // As in tests/it/mounted/user.rs: fusermount3 wants a user with a name, and the mounts of
-        // tests beside go.
-        let open_fuse = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
-                         (cat /etc/passwd; echo 'somebody:x:61234:61234::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && exec \"$@\"";
-        let mut command = tool(
-            "unshare",
-            &[
-                "--mount",
-                "sh",
-                "-c",
-                open_fuse,
-                "sh",
-                "setpriv",
-                "--reuid",
-                USER,
-                "--regid",
-                USER,
-                "--clear-groups",
-            ],
-        );
-        command
-            .args(["bash", "-c", STORY, "story"])
-            .arg(&binary)
-            .arg(&home);
-        let output = run_limited(
-            command
-                .env("HOME", &home)
-                .env("USER", "somebody")
-                .current_dir(&home),
-            SECONDS,
-        );
+        let home = user::home(&image);
+        let output = user::runs(STORY, &home, &home);
         let said = format!(
             "{}{}",
             String::from_utf8_lossy(&output.stdout),
@@ -180,6 +133,6 @@ fn a_file_that_is_written_all_the_time_is_whole_or_told() {
         assert_eq!(output.status.success(), left.is_empty());
         // And the next import brings in what came since.
         place.bring();
-        assert_same(&live(&place.tree()), &live(&place.project()));
+        assert_same(&tree(&place.tree()), &tree(&place.project()));
     });
 }

@@ -1,16 +1,13 @@
 //! `ckptfs import`, and what it is compared with.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
 use crate::common::command::{run_limited, tool};
-use crate::common::tree::{NodeInfo, compare, tree_without};
-use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant};
-
-pub type Tree = BTreeMap<PathBuf, NodeInfo>;
+use crate::common::tree::{assert_same, tree};
+use crate::common::{Image, Mount, MountOpts, Variant};
 
 const CKPTFS: &str = env!("CARGO_BIN_EXE_ckptfs");
 /// An import on a slow machine.
@@ -97,26 +94,8 @@ impl Place {
     /// The tree is in everything what the project is.
     #[track_caller]
     pub fn assert_equal(&self) {
-        assert_same(&live(&self.tree()), &live(&self.project()));
+        assert_same(&tree(&self.tree()), &tree(&self.project()));
     }
-}
-
-/// A tree without what is ours.
-pub fn live(tree: &Path) -> Tree {
-    tree_without(tree, &TreeOpts::default().ignore)
-}
-
-#[track_caller]
-pub fn assert_same(found: &Tree, expected: &Tree) {
-    let differences = compare(
-        found,
-        expected,
-        &TreeOpts {
-            ignore: Vec::new(),
-            ..TreeOpts::default()
-        },
-    );
-    assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
 /// Numbers from a seed (xorshift64).

@@ -1,8 +1,7 @@
 //! A watcher, and small things that the tests of this target share.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -11,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
-pub use crate::common::command::sh;
-use crate::common::command::try_run_limited;
+pub use crate::common::command::{has, sh};
 use crate::common::tree::NodeKind;
-use crate::common::{NodeInfo, TreeOpts, tool};
+pub use crate::common::tree::{names, tree};
 
 /// How long an event may take that must come.
 pub const EVENT_SECONDS: u64 = 30;
@@ -121,37 +119,4 @@ fn words(events: ReadFlags) -> String {
         .map(|(name, _)| name)
         .collect::<Vec<_>>()
         .join(",")
-}
-
-/// Everything that a tree shows, to compare with later.
-pub type Tree = BTreeMap<PathBuf, NodeInfo>;
-
-/// The whole tree, without our own names.
-pub fn tree(root: &Path) -> Tree {
-    crate::common::tree::tree_without(root, &TreeOpts::default().ignore)
-}
-
-/// Names of a directory, sorted.
-pub fn names(dir: &Path) -> Vec<String> {
-    let list = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-    let mut names: Vec<String> = list
-        .map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .collect();
-    names.sort();
-    names
-}
-
-/// Whether a program is installed.
-pub fn has(program: &str) -> bool {
-    try_run_limited(
-        &mut tool("bash", &["-c", &format!("command -v {program}")]),
-        10,
-    )
-    .is_ok_and(|output| output.status.success())
 }

@@ -4,21 +4,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::story::{Random, check};
-use crate::common::command::sh;
+use crate::common::command::{check, sh};
 use crate::common::{
     Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, tree_of,
 };
 
 for_each_variant! { all => all_that_was_there_is_kept, what_is_kept_goes_with_its_checkpoints, without_reflink_small_files_are_copied }
 for_each_variant! { reflink => content_is_kept_ahead_from_the_first_unmount_on, what_a_killed_daemon_has_not_kept_the_next_does }
-for_each_variant! { all => what_changed_brings_a_baseline_up_to_date, many_changes_become_a_part_of_the_baseline }
 for_each_variant! { all => names_and_attributes_are_always_known, an_inode_number_that_is_given_away_takes_nothing_along }
-for_each_variant! { one => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline }
 
 /// Every kind of change to what is there, and to what came before it.
 pub fn change(root: &Path, round: usize) {
@@ -98,7 +94,7 @@ pub fn keep(rig: &Rig, copies: &mut Copies) {
 }
 
 /// A tree with two checkpoints and changes after them, unmounted.
-fn story(v: Variant, keep_time: &str) -> (Rig, Copies) {
+pub(super) fn story(v: Variant, keep_time: &str) -> (Rig, Copies) {
     let mut rig = v.start_with(MountOpts::new(v.io), fill);
     if !keep_time.is_empty() {
         rig.mount.ok(&["config", "set", "umount.keep", keep_time]);
@@ -199,7 +195,7 @@ const LOST: [&str; 14] = [
     "src/twice1",
 ];
 
-fn assert_known(rig: &Rig, copies: &Copies) {
+pub(super) fn assert_known(rig: &Rig, copies: &Copies) {
     for (id, copy) in copies {
         let mut lost = Vec::new();
         let (was, is) = (tree_of(copy), described(&rig.view(*id)));
@@ -230,7 +226,7 @@ fn assert_known(rig: &Rig, copies: &Copies) {
 }
 
 /// Names, and what stat(2), readlink(2) and getxattr(2) say.
-fn described(root: &Path) -> BTreeSet<String> {
+pub(super) fn described(root: &Path) -> BTreeSet<String> {
     let said = sh(
         root,
         "find . -mindepth 1 -not -path './.ckptfs*' -not -path './.snapshots*' -printf '%p %y %m %n %U %G %s %T@ %l\\n' | sed 's/\\(^[^ ]* d [^ ]*\\) [^ ]* \\([^ ]* [^ ]*\\) [^ ]*/\\1 \\2/' | sort
@@ -254,65 +250,6 @@ fn names_and_attributes_are_always_known(v: Variant) {
         );
         assert_known(&rig, &copies);
         rig.mount.umount();
-    }
-}
-
-/// A baseline that was written in idle time and brought up to date at each unmount is what a walk
-/// would have written; and an unmount makes no walk.
-fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
-    let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
-    let root = rig.path().to_owned();
-    let written = |name: &str| {
-        let file = root.join(".ckptfs").join(name);
-        fs::metadata(file).map(|stat| stat.modified().unwrap()).ok()
-    };
-    rig.mount.checkpoint();
-    let before = wait(|| written("baseline"));
-    let mut copies = Copies::new();
-    for round in 0..4 {
-        sh(
-            &root,
-            "echo open > src/edited; mkdir -p born/deep; echo 1 > born/deep/file; ln src/linked src/again; mkfifo src/pipe; rm src/pipe",
-        );
-        change(&root, 10 + round);
-        sh(
-            &root,
-            "echo second >> src/edited; echo 2 > born/deep/more; mv born/deep born/moved; rm born/moved/file; rm src/again; mkdir empty2",
-        );
-        if round % 2 == 0 {
-            keep(&rig, &mut copies);
-            sh(
-                &root,
-                "echo third >> src/edited; echo 3 >> born/moved/more; setfattr -n user.x -v y src/kept; truncate -s 7 src/touched",
-            );
-        }
-        // For the next round.
-        sh(
-            &root,
-            "rm -rf changes empty2 empty born src/link[0-9]* ; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo",
-        );
-        rig.mount.umount();
-        if round == 0 {
-            assert_eq!(
-                written("baseline"),
-                Some(before),
-                "it is brought up to date, and not written anew"
-            );
-        }
-        let exact = v.fs == Fs::Xfs || v.fs == Fs::Btrfs || v.fs == Fs::Ext4;
-        assert!(
-            rig.mount.compared_baseline().unwrap() || !exact,
-            "an unmount walks the tree, round {round}"
-        );
-        if round == 1 {
-            change(&root, 20);
-            sh(
-                &root,
-                "rm -rf changes empty; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo",
-            );
-        }
-        rig.mount.remount();
-        assert_names(&rig, &copies);
     }
 }
 
@@ -384,7 +321,7 @@ fn change_to_what_is_kept(root: &Path) {
 }
 
 /// Every checkpoint has the names that it had, and content that can be read is what it was.
-fn assert_names(rig: &Rig, copies: &Copies) {
+pub(super) fn assert_names(rig: &Rig, copies: &Copies) {
     for (id, copy) in copies {
         let view = rig.view(*id);
         let (was, is) = (described(copy), described(&view));
@@ -402,7 +339,7 @@ fn assert_names(rig: &Rig, copies: &Copies) {
     }
 }
 
-fn wait<T>(found: impl Fn() -> Option<T>) -> T {
+pub(super) fn wait<T>(found: impl Fn() -> Option<T>) -> T {
     let began = std::time::Instant::now();
     loop {
         if let Some(found) = found() {
@@ -501,94 +438,6 @@ fn without_reflink_small_files_are_copied(v: Variant) {
     }
 }
 
-/// A store can be brought back from a copy, and a disk can flip bits.
-fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
-    let (mut rig, copies) = story(v, "");
-    let root = rig.path().to_owned();
-    // The tree, and what changed since that was written.
-    let files = ["baseline", "baseline.changes"].map(|name| root.join(".ckptfs").join(name));
-    let umount = |rig: &mut Rig| {
-        sh(
-            &root,
-            "echo seen >> src/edited; rm -f src/gone; mkdir -p src/seen",
-        );
-        rig.mount.umount();
-    };
-    let mut old = [fs::read(&files[0]).unwrap(), Vec::new()];
-    rig.mount.remount();
-    umount(&mut rig);
-    old[1] = fs::read(&files[1]).unwrap();
-    let mut random = Random::new("flips");
-    for round in 0..16 {
-        if !files[1].exists() {
-            rig.mount.remount();
-            umount(&mut rig);
-        }
-        let (which, round) = (round % 2, round / 2);
-        let good = fs::read(&files[which]).unwrap();
-        let mut bytes = good.clone();
-        match round {
-            0 => bytes.clone_from(&old[which]),
-            1 => bytes.truncate(good.len() / 2),
-            2 => bytes.clear(),
-            _ => {
-                let at = random.below(bytes.len());
-                bytes[at] ^= 1 << random.below(8);
-            }
-        }
-        let damaged = round > 0;
-        fs::write(&files[which], &bytes).unwrap();
-        if damaged {
-            let (status, report) = check(&root, &["verify"]);
-            assert!(
-                status != 0 && report.to_string().contains("baseline-damaged"),
-                "{status} {report}"
-            );
-        }
-        sh(
-            &root,
-            &format!(
-                "echo unseen{round} > src/new{round}; echo {round} >> src/kept; mv untouched/x untouched/y; mv untouched/y untouched/x"
-            ),
-        );
-        rig.mount.remount();
-        for (id, copy) in &copies {
-            for path in [
-                "src/edited",
-                "src/gone",
-                "src/kept",
-                "untouched/x/e",
-                "dir/below/it/b",
-                "src/deep/er/f",
-            ] {
-                match fs::read(rig.view(*id).join(path)) {
-                    Ok(content) => assert_eq!(
-                        content,
-                        fs::read(copy.join(path)).unwrap(),
-                        "{path} in {id}, round {round}"
-                    ),
-                    Err(error) => assert_eq!(
-                        error.raw_os_error(),
-                        Some(libc::EIO),
-                        "{path} in {id}, round {round}"
-                    ),
-                }
-            }
-            let unseen = fs::metadata(rig.view(*id).join(format!("src/new{round}")))
-                .expect_err("it was not there");
-            assert!(
-                unseen.kind() == ErrorKind::NotFound || unseen.raw_os_error() == Some(libc::EIO),
-                "{unseen}"
-            );
-        }
-        rig.mount.umount();
-        assert!(
-            !damaged || fs::read(&files[which]).ok() != Some(bytes),
-            "it is written anew, or gone"
-        );
-    }
-}
-
 /// What is removed while nothing is mounted gives its number to the next inode, and what is
 /// recorded of that one is no part of what was removed.
 fn an_inode_number_that_is_given_away_takes_nothing_along(v: Variant) {
@@ -636,91 +485,5 @@ fn an_inode_number_that_is_given_away_takes_nothing_along(v: Variant) {
             ),
         );
         names(&copies);
-    }
-}
-
-/// Whoever may set attributes of one file could see to it that there was no baseline for anybody:
-/// more than 1 MiB of them was too much for it.
-fn no_attributes_are_too_many_for_a_baseline(v: Variant) {
-    let mut rig = v.start_with(MountOpts::new(v.io), fill);
-    let root = rig.path().to_owned();
-    let value = vec![b'x'; 60_000];
-    let set = |number: u32| {
-        rustix::fs::setxattr(
-            root.join("src/kept"),
-            format!("user.{number}"),
-            &value,
-            rustix::fs::XattrFlags::empty(),
-        )
-    };
-    let many = (0..100).take_while(|number| set(*number).is_ok()).count();
-    assert!(
-        (20..100).contains(&many),
-        "{many}: the mount has a limit, and it is above 1 MiB"
-    );
-    let mut copies = Copies::new();
-    keep(&rig, &mut copies);
-    rig.mount.umount();
-    change(&root, 0);
-    rig.mount.remount();
-    assert_all(&rig, &copies);
-}
-
-/// What changed since the tree was written down is beside it, and each mount reads both: a long
-/// history had as many changes there as the tree has names.
-fn many_changes_become_a_part_of_the_baseline(v: Variant) {
-    let mut rig = v.start_with(MountOpts::new(v.io).comparing().folding(), |root| {
-        fill(root);
-        sh(root, "mkdir -p many/below; for i in $(seq 150); do echo $i > many/$i; echo $i > many/below/$i; done");
-    });
-    let root = rig.path().to_owned();
-    let size =
-        |name: &str| fs::metadata(root.join(".ckptfs").join(name)).map_or(0, |found| found.len());
-    let mut copies = Copies::new();
-    keep(&rig, &mut copies);
-    rig.mount.umount();
-    rig.mount.remount();
-    sh(&root, "echo few > many/1; mv many/2 src/two");
-    rig.mount.umount();
-    assert_ne!(size("baseline.changes"), 0, "few stay beside it");
-    let written = fs::read(root.join(".ckptfs/baseline")).unwrap();
-    rig.mount.remount();
-    change(&root, 0);
-    sh(
-        &root,
-        "for i in $(seq 3 150); do echo more >> many/$i; done; mv many/below src/deep/below; rm src/deep/below/7; rm -r untouched; ln many/9 many/below",
-    );
-    keep(&rig, &mut copies);
-    sh(&root, "rm many/10; echo open > many/11; mkdir many/10");
-    rig.mount.umount();
-    assert!(
-        rig.mount.compared_baseline().unwrap(),
-        "what changed was looked at, and not the tree"
-    );
-    assert_ne!(fs::read(root.join(".ckptfs/baseline")).unwrap(), written);
-    assert!(
-        size("baseline.changes") < 200,
-        "but for who is gone in the open epoch, nothing is beside it"
-    );
-    let (status, report) = check(&root, &["verify", "--deep"]);
-    assert_eq!(status, 0, "{report}");
-    for round in 1..4 {
-        sh(
-            &root,
-            &format!(
-                "echo {round} >> many/9; mv src/deep/below/{round} moved{round}; rm src/deep/below/10{round}; chmod 600 many/3{round}"
-            ),
-        );
-        rig.mount.remount();
-        assert_all(&rig, &copies);
-        keep(&rig, &mut copies);
-        sh(
-            &root,
-            &format!(
-                "echo served{round} > many/9; mv src/deep src/deep{round}; mv src/deep{round} src/deep"
-            ),
-        );
-        rig.mount.umount();
-        rig.mount.compared_baseline().unwrap();
     }
 }

@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use super::story::{caught_up, check, kinds, objects};
+use super::story::{caught_up, kinds, objects};
+use crate::common::command::check;
 use crate::common::{MountOpts, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant};
 
 for_each_variant! { reflink =>

@@ -7,8 +7,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::absence::{Copies, assert_all, change, fill, keep};
-use super::story::check;
-use crate::common::command::sh;
+use crate::common::command::{check, sh};
 use crate::common::{
     MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, run_limited,
 };
@@ -85,38 +84,7 @@ fn an_absence_is_between_two_checkpoints(v: Variant) {
             reasons(&rig)[next as usize - 2..],
             ["asked", "unmount", "absence"]
         );
-        let told = rig.mount.status_json()["absence"].clone();
-        assert_eq!(
-            (&told["before"], &told["after"]),
-            (&next.into(), &(next + 1).into())
-        );
-        let diff = rig
-            .mount
-            .diff_json(&next.to_string(), Some(&(next + 1).to_string()));
-        assert_eq!(
-            told["paths"].as_u64().unwrap() as usize,
-            diff.as_array().unwrap().len(),
-            "{diff}"
-        );
-        for path in ["M src/edited", "D src/gone", "D lost/c"]
-            .iter()
-            .filter(|_| round == 0)
-        {
-            assert!(changes(&diff).contains(*path), "{path} in {diff}");
-        }
-        assert_eq!(
-            rig.mount.diff_json(&(next + 1).to_string(), None),
-            serde_json::json!([]),
-            "nothing has changed since"
-        );
-        assert_eq!(
-            rig.mount.json(&["show", "latest"])["id"],
-            next - 1,
-            "latest is what somebody asked for"
-        );
-        assert_eq!(rig.mount.json(&["show", "auto"])["id"], next + 1);
-        let (status, report) = check(&root, &["verify", "--deep"]);
-        assert_eq!(status, 0, "{report}");
+        assert_told(&rig, round, next);
         // The absence is taken back, and that too.
         rig.mount.restore(next);
         assert_same_tree(
@@ -152,6 +120,42 @@ fn an_absence_is_between_two_checkpoints(v: Variant) {
         );
         fill(&root);
     }
+}
+
+/// The absence that was made `next` + 1 is told as one, and is what nobody asked for.
+fn assert_told(rig: &Rig, round: usize, next: u64) {
+    let told = rig.mount.status_json()["absence"].clone();
+    assert_eq!(
+        (&told["before"], &told["after"]),
+        (&next.into(), &(next + 1).into())
+    );
+    let diff = rig
+        .mount
+        .diff_json(&next.to_string(), Some(&(next + 1).to_string()));
+    assert_eq!(
+        told["paths"].as_u64().unwrap() as usize,
+        diff.as_array().unwrap().len(),
+        "{diff}"
+    );
+    for path in ["M src/edited", "D src/gone", "D lost/c"]
+        .iter()
+        .filter(|_| round == 0)
+    {
+        assert!(changes(&diff).contains(*path), "{path} in {diff}");
+    }
+    assert_eq!(
+        rig.mount.diff_json(&(next + 1).to_string(), None),
+        serde_json::json!([]),
+        "nothing has changed since"
+    );
+    assert_eq!(
+        rig.mount.json(&["show", "latest"])["id"],
+        next - 1,
+        "latest is what somebody asked for"
+    );
+    assert_eq!(rig.mount.json(&["show", "auto"])["id"], next + 1);
+    let (status, report) = check(rig.path(), &["verify", "--deep"]);
+    assert_eq!(status, 0, "{report}");
 }
 
 /// Without reflink no content is kept, and what happened is told all the same.

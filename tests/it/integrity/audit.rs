@@ -5,8 +5,8 @@ use std::os::unix::process::CommandExt;
 
 use serde_json::Value;
 
-use super::story::check;
-use crate::common::{MountOpts, Variant, for_each_variant, run_limited, tool};
+use crate::common::command::check;
+use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
 
 for_each_variant! { one => what_was_asked_for_is_told_with_who_asked }
 
@@ -62,6 +62,28 @@ fn what_was_asked_for_is_told_with_who_asked(v: Variant) {
         ],
         "{told}"
     );
+    assert_events(&events);
+    let times: Vec<&str> = events
+        .iter()
+        .filter_map(|event| event["at"].as_str())
+        .collect();
+    assert!(
+        times.len() >= events.len() - 1 && times.is_sorted(),
+        "{told}"
+    );
+    assert!(
+        events
+            .iter()
+            .filter(|event| event["by"].is_object())
+            .all(|event| event["by"]["pid"].as_u64() > Some(0)),
+        "{told}"
+    );
+
+    a_forged_name_is_found(&rig);
+}
+
+/// Each event of the story has its own fields, and who asked.
+fn assert_events(events: &[&Value]) {
     let by = |at: usize| {
         (
             events[at]["by"]["uid"].as_u64(),
@@ -101,23 +123,11 @@ fn what_was_asked_for_is_told_with_who_asked(v: Variant) {
         (by(7), &events[7]["checkpoint"]),
         ((Some(0), Some("rmdir")), &2.into())
     );
-    let times: Vec<&str> = events
-        .iter()
-        .filter_map(|event| event["at"].as_str())
-        .collect();
-    assert!(
-        times.len() >= events.len() - 1 && times.is_sorted(),
-        "{told}"
-    );
-    assert!(
-        events
-            .iter()
-            .filter(|event| event["by"].is_object())
-            .all(|event| event["by"]["pid"].as_u64() > Some(0)),
-        "{told}"
-    );
+}
 
-    // Nobody can say afterwards that it was somebody else.
+/// Nobody can say afterwards that it was somebody else.
+fn a_forged_name_is_found(rig: &Rig) {
+    let root = rig.path();
     let segment = root.join(".ckptfs/journal/00000001");
     let mut bytes = fs::read(&segment).unwrap();
     let at = bytes
@@ -128,5 +138,5 @@ fn what_was_asked_for_is_told_with_who_asked(v: Variant) {
     fs::write(&segment, bytes).unwrap();
     let output = run_limited(&mut rig.mount.command(&["audit"]), 30);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert_eq!(check(&root, &["verify"]).0, 4);
+    assert_eq!(check(root, &["verify"]).0, 4);
 }

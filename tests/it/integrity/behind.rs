@@ -3,9 +3,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::story::{check, kinds};
+use super::story::kinds;
+use crate::common::command::check;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink =>
@@ -88,7 +89,33 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
     let mut end = [0; 16];
     eio(open.read_exact_at(&mut end, 3 << 20));
     assert_eq!(start, [b'.'; 16]);
-    // What nobody touched, and what was changed through the mount, is there.
+    the_rest_is_there(&view);
+    // A change through the mount does not make the other one the past.
+    fs::write(live.join("g"), "ours").unwrap();
+    eio(fs::read(view.join("g")));
+
+    it_is_named(&mount, &backing, first);
+
+    // A later checkpoint knows what there is.
+    let second = mount.checkpoint();
+    assert_eq!(
+        fs::read_to_string(mount.view(second).join("f")).unwrap(),
+        "F AS IT WAS"
+    );
+    assert_eq!(check(&live, &["verify", "2"]).0, 0);
+    drop(open);
+    mount.umount();
+    mount.remount();
+    eio(fs::read(mount.view(first).join("f")));
+    eio(fs::read(mount.view(first).join("g")));
+    assert_eq!(
+        fs::read_to_string(mount.view(second).join("f")).unwrap(),
+        "F AS IT WAS"
+    );
+}
+
+/// What nobody touched, and what was changed through the mount, is there.
+fn the_rest_is_there(view: &Path) {
     assert_eq!(fs::read_to_string(view.join("d/kept")).unwrap(), "kept");
     assert_eq!(
         fs::read_to_string(view.join("kept")).unwrap(),
@@ -102,10 +129,10 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
             & 0o777,
         0o644
     );
-    // A change through the mount does not make the other one the past.
-    fs::write(live.join("g"), "ours").unwrap();
-    eio(fs::read(view.join("g")));
+}
 
+/// `status`, the log and `verify` name what was met.
+fn it_is_named(mount: &Mount, backing: &Path, first: u64) {
     let dirty = mount.dirty();
     for path in ["f", "attributes", "g", "long"] {
         assert!(
@@ -119,7 +146,7 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
         .filter(|line| line.contains("changed behind our back") && line.contains("path=f "))
         .count();
     assert_eq!(lines, 1, "once, not each time: {log}");
-    let (status, report) = check(&live, &["verify", "1"]);
+    let (status, report) = check(mount.path(), &["verify", "1"]);
     assert_eq!(
         (status, kinds(&report)),
         (4, vec!["changed-unseen".to_owned()]),
@@ -145,23 +172,6 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
             .iter()
             .all(|finding| finding["checkpoints"] == serde_json::json!([first])),
         "{report}"
-    );
-
-    // A later checkpoint knows what there is.
-    let second = mount.checkpoint();
-    assert_eq!(
-        fs::read_to_string(mount.view(second).join("f")).unwrap(),
-        "F AS IT WAS"
-    );
-    assert_eq!(check(&live, &["verify", "2"]).0, 0);
-    drop(open);
-    mount.umount();
-    mount.remount();
-    eio(fs::read(mount.view(first).join("f")));
-    eio(fs::read(mount.view(first).join("g")));
-    assert_eq!(
-        fs::read_to_string(mount.view(second).join("f")).unwrap(),
-        "F AS IT WAS"
     );
 }
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use ckptfs::engine::api::DamageKind;
 
-use super::story::{Random, Story, check, index_of, kinds, look, objects};
+use super::story::{Random, Story, index_of, kinds, look, objects};
+use crate::common::command::check;
 use crate::common::{Fs, Io, Variant, skip, succeeds, tool};
 
 /// A store does not say by whom its tree was served: one way is enough here.

@@ -2,8 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use super::story::{Story, check, index_of, kinds, objects};
+use serde_json::Value;
+
+use super::story::{Story, index_of, kinds, objects};
+use crate::common::command::check;
 use crate::common::{Mount, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { one =>
@@ -42,15 +46,17 @@ fn the_index_made_from_the_journal_equals_the_old_one_entry_by_entry(v: Variant)
     assert_eq!((status, index_of(&dir)), (0, old));
 }
 
+/// What a check says: its status, the kinds of damage, and all of it.
+fn found(dir: &Path, arguments: &[&str]) -> (i32, Vec<String>, Value) {
+    let (status, report) = check(dir, arguments);
+    (status, kinds(&report), report)
+}
+
 fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
     let mut story = Story::tell(v, 3);
     let dir = story.rest();
     let store = dir.join(".ckptfs");
-    let found = |arguments: &[&str]| {
-        let (status, report) = check(&dir, arguments);
-        (status, kinds(&report), report)
-    };
-    assert_eq!(found(&["fsck", "--deep"]).0, 0);
+    assert_eq!(found(&dir, &["fsck", "--deep"]).0, 0);
     let files: Vec<_> = objects(&dir)
         .into_iter()
         .filter(|path| {
@@ -59,7 +65,41 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
         .collect();
     let (short, gone) = (&files[0], &files[1]);
 
-    // A size, an object that went, one that nobody knows, and a stranger.
+    damaged_objects(&dir, short, gone);
+
+    // Rubbish after the end of the journal.
+    let segment = store.join("journal/00000001");
+    let end = {
+        let (store, _) = ckptfs::store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
+        store.journal.position().offset
+    };
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&segment)
+        .unwrap()
+        .write_all_at(b"half a frame", u64::from(end))
+        .unwrap();
+    assert_eq!(found(&dir, &["fsck"]).1, ["journal-torn"]);
+    assert_eq!(found(&dir, &["fsck", "--repair"]).0, 0);
+    assert_eq!(found(&dir, &["fsck", "--deep"]).0, 0);
+    assert_eq!(
+        fs::read(store.join(format!("journal/torn-00000001-{end}"))).unwrap(),
+        b"half a frame"
+    );
+
+    // Served: it says how to go on.
+    story.mount().remount();
+    let refused = story.mount().run(&["fsck"]);
+    assert!(
+        !refused.status.success()
+            && String::from_utf8_lossy(&refused.stderr).contains("ckptfs verify"),
+        "{refused:?}"
+    );
+}
+
+/// A size, an object that went, one that nobody knows, and a stranger.
+fn damaged_objects(dir: &Path, short: &Path, gone: &Path) {
+    let store = dir.join(".ckptfs");
     let whole = fs::read(short).unwrap();
     fs::OpenOptions::new()
         .write(true)
@@ -72,7 +112,7 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
     let layer = short.parent().unwrap();
     fs::write(layer.join("123456789-0.c"), "unknown").unwrap();
     fs::write(layer.join("notes.txt"), "mine").unwrap();
-    let (status, kinds, report) = found(&["fsck"]);
+    let (status, kinds, report) = found(dir, &["fsck"]);
     assert_eq!(
         (status, kinds),
         (
@@ -89,29 +129,11 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
         "{report}"
     );
     assert_eq!(
-        found(&["verify"]).1,
+        found(dir, &["verify"]).1,
         ["object-missing", "object-size"],
         "strays are fsck's"
     );
-    let before = fs::metadata(short).unwrap().len();
-    assert_eq!(
-        found(&["fsck", "--repair", "--dry-run"]).2["repaired"]
-            .as_array()
-            .unwrap()
-            .len(),
-        2
-    );
-    assert_eq!(
-        fs::metadata(short).unwrap().len(),
-        before,
-        "a dry run does nothing"
-    );
-    let (status, _, report) = found(&["fsck", "--repair"]);
-    assert_eq!(
-        (status, report["repaired"].as_array().unwrap().len()),
-        (4, 2),
-        "what is gone stays gone: {report}"
-    );
+    repaired(dir, short);
     let aside: Vec<_> = fs::read_dir(store.join("aside"))
         .unwrap()
         .map(|entry| entry.unwrap())
@@ -131,35 +153,29 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
     fs::remove_file(layer.join("notes.txt")).unwrap();
     fs::rename(&away, gone).unwrap();
     fs::write(short, &whole).unwrap();
-    assert_eq!(found(&["fsck"]).0, 0);
+    assert_eq!(found(dir, &["fsck"]).0, 0);
+}
 
-    // Rubbish after the end of the journal.
-    let segment = store.join("journal/00000001");
-    let end = {
-        let (store, _) = ckptfs::store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
-        store.journal.position().offset
-    };
-    fs::OpenOptions::new()
-        .write(true)
-        .open(&segment)
-        .unwrap()
-        .write_all_at(b"half a frame", u64::from(end))
-        .unwrap();
-    assert_eq!(found(&["fsck"]).1, ["journal-torn"]);
-    assert_eq!(found(&["fsck", "--repair"]).0, 0);
-    assert_eq!(found(&["fsck", "--deep"]).0, 0);
+/// A repair takes away two of the four, and a dry run of it none.
+fn repaired(dir: &Path, short: &Path) {
+    let before = fs::metadata(short).unwrap().len();
     assert_eq!(
-        fs::read(store.join(format!("journal/torn-00000001-{end}"))).unwrap(),
-        b"half a frame"
+        found(dir, &["fsck", "--repair", "--dry-run"]).2["repaired"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
     );
-
-    // Served: it says how to go on.
-    story.mount().remount();
-    let refused = story.mount().run(&["fsck"]);
-    assert!(
-        !refused.status.success()
-            && String::from_utf8_lossy(&refused.stderr).contains("ckptfs verify"),
-        "{refused:?}"
+    assert_eq!(
+        fs::metadata(short).unwrap().len(),
+        before,
+        "a dry run does nothing"
+    );
+    let (status, _, report) = found(dir, &["fsck", "--repair"]);
+    assert_eq!(
+        (status, report["repaired"].as_array().unwrap().len()),
+        (4, 2),
+        "what is gone stays gone: {report}"
     );
 }
 

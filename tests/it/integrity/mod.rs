@@ -5,6 +5,7 @@ mod absence;
 mod ahead;
 mod apart;
 mod audit;
+mod baseline;
 mod behind;
 mod flips;
 mod fsck;

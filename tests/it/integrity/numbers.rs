@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::story::{Random, check};
-use crate::common::command::sh;
+use super::story::Random;
+use crate::common::command::{check, sh};
 use crate::common::{
-    Fs, MountOpts, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant,
+    Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant,
 };
 
 for_each_variant! { all => another_inode_with_a_number_is_another, what_was_there_is_known_whatever_is_done_meanwhile }
@@ -83,6 +83,22 @@ fn numbers(root: &Path) -> BTreeMap<String, u64> {
         .collect()
 }
 
+/// What `status` tells, by path.
+fn told(rig: &Rig) -> BTreeMap<String, String> {
+    let status = rig.mount.status_json();
+    let all = status["dirty"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|entry| {
+            (
+                entry["path"].as_str().expect("text").to_owned(),
+                entry["change"].as_str().unwrap_or("?").to_owned(),
+            )
+        });
+    all.collect()
+}
+
 fn another_inode_with_a_number_is_another(v: Variant) {
     let each = |root: &Path, what: &dyn Fn(&Case) -> String| {
         for case in &CASES {
@@ -125,40 +141,7 @@ fn another_inode_with_a_number_is_another(v: Variant) {
     );
     rig.mount.remount();
     let is = copy("is", &root);
-    let told = |rig: &crate::common::Rig| {
-        let status = rig.mount.status_json();
-        let all = status["dirty"]
-            .as_array()
-            .expect("an array")
-            .iter()
-            .map(|entry| {
-                (
-                    entry["path"].as_str().expect("text").to_owned(),
-                    entry["change"].as_str().unwrap_or("?").to_owned(),
-                )
-            });
-        all.collect::<BTreeMap<_, _>>()
-    };
-    let expected: BTreeMap<String, String> = {
-        let gone = before
-            .keys()
-            .filter(|path| !after.contains_key(*path))
-            .map(|path| (path.clone(), "D".to_owned()));
-        let made = after
-            .keys()
-            .filter(|path| !before.contains_key(*path))
-            .map(|path| (path.clone(), "A".to_owned()));
-        let other =
-            ["same-name/old", "same-name/other"].map(|path| (path.to_owned(), "M".to_owned()));
-        gone.chain(made).chain(other).collect()
-    };
-    let told = told(&rig);
-    let differ: Vec<_> = told
-        .iter()
-        .filter(|one| expected.get(one.0) != Some(one.1))
-        .chain(expected.iter().filter(|one| told.get(one.0) != Some(one.1)))
-        .collect();
-    assert!(differ.is_empty(), "{differ:?}");
+    assert_told(&rig, &before, &after);
     assert_same_tree(&rig.view(1), &was, &TreeOpts::default());
     assert_eq!(rig.mount.checkpoint(), 2);
     // A change of what is there now is none of what was.
@@ -185,6 +168,30 @@ fn another_inode_with_a_number_is_another(v: Variant) {
     }
     assert_same_tree(&rig.view(1), &was, &TreeOpts::default());
     assert_eq!(check(&root, &["verify", "--deep"]).0, 0);
+}
+
+/// `status` tells what came, what went, and the two files that are others by the name of before.
+fn assert_told(rig: &Rig, before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) {
+    let expected: BTreeMap<String, String> = {
+        let gone = before
+            .keys()
+            .filter(|path| !after.contains_key(*path))
+            .map(|path| (path.clone(), "D".to_owned()));
+        let made = after
+            .keys()
+            .filter(|path| !before.contains_key(*path))
+            .map(|path| (path.clone(), "A".to_owned()));
+        let other =
+            ["same-name/old", "same-name/other"].map(|path| (path.to_owned(), "M".to_owned()));
+        gone.chain(made).chain(other).collect()
+    };
+    let told = told(rig);
+    let differ: Vec<_> = told
+        .iter()
+        .filter(|one| expected.get(one.0) != Some(one.1))
+        .chain(expected.iter().filter(|one| told.get(one.0) != Some(one.1)))
+        .collect();
+    assert!(differ.is_empty(), "{differ:?}");
 }
 
 /// Few names and many removals: numbers go from hand to hand, between kinds and directories.

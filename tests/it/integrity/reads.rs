@@ -3,10 +3,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 
-use super::story::{caught_up, check};
+use super::story::caught_up;
+use crate::common::command::check;
 use crate::common::mount::wait_until;
 use crate::common::{Fs, Image, Mount, MountOpts, Variant, for_each_variant};
 
@@ -169,17 +171,15 @@ const ACTS: [Act; 16] = [
     }),
 ];
 
+fn opened(path: &Path) -> File {
+    let mut how = OpenOptions::new();
+    how.read(true).write(true).create(true).truncate(false);
+    how.open(path).unwrap()
+}
+
 fn a_hash_is_of_the_bytes_whatever_was_done_to_the_file(v: Variant) {
     let rig = v.start();
-    let open = |name: &str| {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(rig.path().join(name))
-            .unwrap()
-    };
+    let open = |name: &str| opened(&rig.path().join(name));
     let (file, other) = (open("file"), open("other"));
     file.write_all_at(&noise(8 * MIB, 10), 0).unwrap();
     other.write_all_at(&noise(8 * MIB, 11), 0).unwrap();
@@ -218,15 +218,7 @@ fn what_is_compressed_is_read(v: Variant) {
         image.mount_with("compress-force=zstd");
     }
     let rig = v.start_on(image, MountOpts::new(v.io), |_| {});
-    let open = |name: &str| {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(rig.path().join(name))
-            .unwrap()
-    };
+    let open = |name: &str| opened(&rig.path().join(name));
     let lines = |from: u64, to: u64| {
         (from / 16..to / 16)
             .flat_map(|line| format!("line {line:10}\n").into_bytes())

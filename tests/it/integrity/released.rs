@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::story::check;
-use crate::common::command::sh;
+use crate::common::command::{check, sh};
 use crate::common::{Fs, Io, Mount, MountOpts, run_limited, scratch, skip, succeeds, tool};
 
 /// Bytes that are written at once, if they are not all zeros.

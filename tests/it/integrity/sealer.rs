@@ -3,7 +3,8 @@
 
 use std::fs;
 
-use super::story::{Story, caught_up, check};
+use super::story::{Story, caught_up};
+use crate::common::command::check;
 use crate::common::{MountOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink =>

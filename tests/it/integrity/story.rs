@@ -10,7 +10,8 @@ use ckptfs::engine::check::{CheckOptions, StoreCheck};
 use serde_json::Value;
 
 use crate::common::mount::wait_until;
-use crate::common::{Mount, Rig, Variant, copy_tree, run_limited};
+use crate::common::random::seed;
+use crate::common::{Mount, Rig, Variant, copy_tree};
 
 /// Changes before each checkpoint.
 const CHANGES: usize = 25;
@@ -21,12 +22,7 @@ pub struct Random(u64);
 impl Random {
     /// From `CKPTFS_SEED`, or always the same; the seed is printed.
     pub fn new(what: &str) -> Random {
-        let seed = std::env::var("CKPTFS_SEED")
-            .ok()
-            .and_then(|seed| seed.parse().ok())
-            .unwrap_or(20_261_121);
-        println!("{what}: CKPTFS_SEED={seed}");
-        Random(seed | 1)
+        Random(seed(what, 20_261_121) | 1)
     }
 
     /// The next number below `bound`.
@@ -155,27 +151,6 @@ pub fn index_of(dir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let (store, opened) = ckptfs::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
     assert_eq!(opened.rebuilt, None);
     store.index.dump().unwrap().into_iter().collect()
-}
-
-/// What a verb that checks says: its status, and its JSON.
-pub fn check(dir: &Path, arguments: &[&str]) -> (i32, Value) {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-    command
-        .arg("-C")
-        .arg(dir)
-        .args(arguments)
-        .arg("--json")
-        .env("NO_COLOR", "1")
-        .current_dir("/");
-    let output = run_limited(&mut command, 60);
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let value = serde_json::from_str(&text).unwrap_or_else(|error| {
-        panic!(
-            "{arguments:?}: {error}: {text}{}",
-            String::from_utf8_lossy(&output.stderr)
-        )
-    });
-    (output.status.code().expect("it ended by itself"), value)
 }
 
 /// The same check within this process, for tests that make many; its findings.

@@ -11,7 +11,7 @@ use std::process::Output;
 use serde_json::json;
 
 use crate::common::command::sh;
-use crate::common::{Fs, Io, Mount, Variant, run_limited, scratch};
+use crate::common::{Fs, Io, Mount, Rig, Variant, run_limited, scratch};
 
 const VARIANT: Variant = Variant {
     fs: Fs::Xfs,
@@ -121,84 +121,8 @@ fn what_was_changed_while_nothing_was_mounted() {
     put(root.join("d/new"), "unseen");
     fs::remove_file(root.join("d/gone")).unwrap();
     rig.mount.remount();
-    let why = "changed while nothing was mounted";
-    tells(
-        &rig.mount,
-        &["status"],
-        0,
-        &["? a", "? d\n", "? d/new", "M b"],
-    );
-    tells(
-        &rig.mount,
-        &["diff", "1"],
-        1,
-        &["? a", "? d/new", "M b", why],
-    );
-    tells(
-        &rig.mount,
-        &["diff", "1", "--name-only"],
-        1,
-        &["a\n", "b\n"],
-    );
-    tells(&rig.mount, &["diff", "1", "--stat"], 1, &["? a"]);
-    tells(
-        &rig.mount,
-        &["diff", "1", "--patch"],
-        1,
-        &["-one", "+two, seen", "a is not in the patch"],
-    );
-    let changes: serde_json::Value =
-        serde_json::from_slice(&tells(&rig.mount, &["--json", "diff", "1"], 1, &[]).stdout)
-            .unwrap();
-    let of = |path: &str| {
-        changes
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|change| change["path"] == path)
-            .cloned()
-            .unwrap()
-    };
-    assert_eq!(
-        (&of("a")["change"], &of("a")["why"]),
-        (&json!("?"), &json!("changed-unseen"))
-    );
-    assert_eq!(of("b")["change"], "M");
-    tells(&rig.mount, &["verify"], 4, &["a", "changed-unseen"]);
-    tells(&rig.mount, &["log", "a"], 0, &["?"]);
-    // What is known is there, and only that.
-    let dest = scratch();
-    let copy = dest.path().join("copy");
-    tells(
-        &rig.mount,
-        &["export", "1", copy.to_str().unwrap()],
-        1,
-        &["a: ", "d: ", "d/new: "],
-    );
-    assert_eq!(
-        (
-            get(&copy.join("b")),
-            get(&copy.join("d/known")),
-            get(&copy.join("d/e/deep"))
-        ),
-        ("one".into(), "one".into(), "one".into())
-    );
-    assert!(!copy.join("a").exists() && !copy.join("d/new").exists());
-    let tar = tells(&rig.mount, &["export", "1", "-"], 1, &[]);
-    fs::write(dest.path().join("t"), &tar.stdout).unwrap();
-    let listed = sh(
-        dest.path(),
-        "mkdir x && tar -x -C x -f t && find x -type f | sort",
-    );
-    assert_eq!(listed.trim(), "x/b\nx/d/e/deep\nx/d/known");
-    let fork = rig.image.path().join("fork");
-    tells(
-        &rig.mount,
-        &["fork", "1", fork.to_str().unwrap()],
-        1,
-        &["a: "],
-    );
-    assert_eq!(get(&fork.join("b")), "one");
+    what_compares_tells(&rig);
+    copies_have_what_is_known(&rig);
     // A checkpoint is made if nobody knows whether something changed.
     let checkpoint = rig.mount.json(&["checkpoint", "--if-changed"]);
     assert_eq!(checkpoint["id"], 2);
@@ -248,6 +172,91 @@ fn what_was_changed_while_nothing_was_mounted() {
     );
 }
 
+/// The verbs that compare tell of what cannot be known, and why.
+fn what_compares_tells(rig: &Rig) {
+    let why = "changed while nothing was mounted";
+    tells(
+        &rig.mount,
+        &["status"],
+        0,
+        &["? a", "? d\n", "? d/new", "M b"],
+    );
+    tells(
+        &rig.mount,
+        &["diff", "1"],
+        1,
+        &["? a", "? d/new", "M b", why],
+    );
+    tells(
+        &rig.mount,
+        &["diff", "1", "--name-only"],
+        1,
+        &["a\n", "b\n"],
+    );
+    tells(&rig.mount, &["diff", "1", "--stat"], 1, &["? a"]);
+    tells(
+        &rig.mount,
+        &["diff", "1", "--patch"],
+        1,
+        &["-one", "+two, seen", "a is not in the patch"],
+    );
+    let changes: serde_json::Value =
+        serde_json::from_slice(&tells(&rig.mount, &["--json", "diff", "1"], 1, &[]).stdout)
+            .unwrap();
+    let of = |path: &str| {
+        changes
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|change| change["path"] == path)
+            .cloned()
+            .unwrap()
+    };
+    assert_eq!(
+        (&of("a")["change"], &of("a")["why"]),
+        (&json!("?"), &json!("changed-unseen"))
+    );
+    assert_eq!(of("b")["change"], "M");
+    tells(&rig.mount, &["verify"], 4, &["a", "changed-unseen"]);
+    tells(&rig.mount, &["log", "a"], 0, &["?"]);
+}
+
+/// What is known is there in a copy, and only that.
+fn copies_have_what_is_known(rig: &Rig) {
+    let dest = scratch();
+    let copy = dest.path().join("copy");
+    tells(
+        &rig.mount,
+        &["export", "1", copy.to_str().unwrap()],
+        1,
+        &["a: ", "d: ", "d/new: "],
+    );
+    assert_eq!(
+        (
+            get(&copy.join("b")),
+            get(&copy.join("d/known")),
+            get(&copy.join("d/e/deep"))
+        ),
+        ("one".into(), "one".into(), "one".into())
+    );
+    assert!(!copy.join("a").exists() && !copy.join("d/new").exists());
+    let tar = tells(&rig.mount, &["export", "1", "-"], 1, &[]);
+    fs::write(dest.path().join("t"), &tar.stdout).unwrap();
+    let listed = sh(
+        dest.path(),
+        "mkdir x && tar -x -C x -f t && find x -type f | sort",
+    );
+    assert_eq!(listed.trim(), "x/b\nx/d/e/deep\nx/d/known");
+    let fork = rig.image.path().join("fork");
+    tells(
+        &rig.mount,
+        &["fork", "1", fork.to_str().unwrap()],
+        1,
+        &["a: "],
+    );
+    assert_eq!(get(&fork.join("b")), "one");
+}
+
 /// A version is gone from the store, and another is shorter than it was.
 #[test]
 fn what_was_lost_from_the_store() {
@@ -259,40 +268,7 @@ fn what_was_lost_from_the_store() {
     });
     let root = rig.path().to_owned();
     rig.mount.checkpoint();
-    let ino =
-        |path: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join(path)).unwrap());
-    let (a, gone, short, same) = (ino("a"), ino("d/gone"), ino("short"), ino("same"));
-    sh(
-        &root,
-        "cp -p same ../stamp; echo -n SAME > same; touch -r ../stamp same",
-    );
-    for path in ["a", "b", "short"] {
-        put(root.join(path), "later, and longer");
-    }
-    fs::remove_file(root.join("d/gone")).unwrap();
-    fs::remove_file(root.join("d/removed")).unwrap();
-    put(root.join("d/gone"), "another");
-    rig.mount.checkpoint();
-    let objects = root.join(".ckptfs/layers/2/objects");
-    for entry in fs::read_dir(&objects)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-    {
-        let name = entry.file_name().unwrap().to_string_lossy().into_owned();
-        if [a, gone, same]
-            .iter()
-            .any(|slot| name.starts_with(&format!("{slot}-")))
-        {
-            fs::remove_file(&entry).unwrap();
-        } else if name.starts_with(&format!("{short}-")) {
-            fs::OpenOptions::new()
-                .write(true)
-                .open(&entry)
-                .unwrap()
-                .set_len(2)
-                .unwrap();
-        }
-    }
+    changed_and_damaged(&rig);
     let why = "a version of it is lost or damaged";
     // Of another size is known to differ; of what has the same size and times nobody knows.
     tells(
@@ -349,4 +325,43 @@ fn what_was_lost_from_the_store() {
         )
     );
     rig.mount.umount();
+}
+
+/// A checkpoint after changes, whose versions are damaged then.
+fn changed_and_damaged(rig: &Rig) {
+    let root = rig.path().to_owned();
+    let ino =
+        |path: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join(path)).unwrap());
+    let (a, gone, short, same) = (ino("a"), ino("d/gone"), ino("short"), ino("same"));
+    sh(
+        &root,
+        "cp -p same ../stamp; echo -n SAME > same; touch -r ../stamp same",
+    );
+    for path in ["a", "b", "short"] {
+        put(root.join(path), "later, and longer");
+    }
+    fs::remove_file(root.join("d/gone")).unwrap();
+    fs::remove_file(root.join("d/removed")).unwrap();
+    put(root.join("d/gone"), "another");
+    rig.mount.checkpoint();
+    let objects = root.join(".ckptfs/layers/2/objects");
+    for entry in fs::read_dir(&objects)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+    {
+        let name = entry.file_name().unwrap().to_string_lossy().into_owned();
+        if [a, gone, same]
+            .iter()
+            .any(|slot| name.starts_with(&format!("{slot}-")))
+        {
+            fs::remove_file(&entry).unwrap();
+        } else if name.starts_with(&format!("{short}-")) {
+            fs::OpenOptions::new()
+                .write(true)
+                .open(&entry)
+                .unwrap()
+                .set_len(2)
+                .unwrap();
+        }
+    }
 }

@@ -70,8 +70,17 @@ fn with_few(io: Io) {
         get(mount.view(id).join(format!("d{dirs}/1"))),
         format!("{dirs}\n")
     );
-    // A client opens until it is refused. What is open goes on, the past is kept, and the daemon
-    // answers.
+    opened_until_refused(&mount, dirs);
+    // More files come back than there are descriptors, and the kernel knows each that goes.
+    mount.restore(id);
+    assert_eq!(get(root.join("d1/1")), "1\n");
+    assert!(rss(&mount, "after a restore") < before + (128 << 20));
+}
+
+/// A client opens until it is refused. What is open goes on, the past is kept, and the daemon
+/// answers.
+fn opened_until_refused(mount: &Mount, dirs: usize) {
+    let root = mount.path();
     let mut log = OpenOptions::new()
         .append(true)
         .create(true)
@@ -104,10 +113,6 @@ fn with_few(io: Io) {
         (get(mount.view(second).join("log")), get(root.join("log"))),
         ("1".to_owned(), "12".to_owned())
     );
-    // More files come back than there are descriptors, and the kernel knows each that goes.
-    mount.restore(id);
-    assert_eq!(get(root.join("d1/1")), "1\n");
-    assert!(rss(&mount, "after a restore") < before + (128 << 20));
 }
 
 /// Directories, and files in each: more directories than there are descriptors.

@@ -6,12 +6,8 @@ mod files;
 mod many;
 mod paths;
 
+use crate::common::random::is_long;
 use crate::mounted::support;
-
-/// Whether this is the long form (`make test-crash`, `make soak`).
-fn is_long() -> bool {
-    std::env::var_os("CKPTFS_LONG").is_some_and(|long| long == "1")
-}
 
 /// A size in the short form, and in the long one.
 fn size(short: usize, long: usize) -> usize {

@@ -27,6 +27,20 @@ fn dir_in(dir: &OwnedFd, name: &str) -> OwnedFd {
     .expect("open")
 }
 
+fn write_leaf(dir: &OwnedFd, content: &str) {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, "leaf", flags, Mode::RWXU).expect("open");
+    rustix::io::write(&file, content.as_bytes()).expect("write");
+}
+
+fn read_leaf(dir: &OwnedFd) -> String {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, "leaf", flags, Mode::empty()).expect("open");
+    let mut bytes = [0; 10];
+    let length = rustix::io::read(&file, &mut bytes).expect("read");
+    String::from_utf8_lossy(&bytes[..length]).into_owned()
+}
+
 fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
     let rig = v.start();
     let root = rig.path();
@@ -56,23 +70,8 @@ fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
     )
     .expect("open");
     let below = (0..8).fold(bottom, |dir, _| dir_in(&dir, &"e".repeat(255)));
-    let write = |content: &str| {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&below, "leaf", flags, Mode::RWXU).expect("open");
-        rustix::io::write(&file, content.as_bytes()).expect("write");
-    };
-    let read = || {
-        let file = rustix::fs::openat(
-            &below,
-            "leaf",
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .expect("open");
-        let mut bytes = [0; 10];
-        let length = rustix::io::read(&file, &mut bytes).expect("read");
-        String::from_utf8_lossy(&bytes[..length]).into_owned()
-    };
+    let write = |content: &str| write_leaf(&below, content);
+    let read = || read_leaf(&below);
     write("then");
     let id = rig.mount.checkpoint();
     put(&fits, "now");

@@ -113,6 +113,16 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (3, Verb::CheckDiff),
 ];
 
+/// Numbers for an operation.
+struct Drawn {
+    size: u64,
+    offset: u64,
+    seed: u64,
+    length: u64,
+    mode: u64,
+    handle: u64,
+}
+
 impl Generator {
     pub fn new(seed: u64) -> Generator {
         let mut random = Random::new(seed);
@@ -208,6 +218,30 @@ impl Generator {
     }
 
     fn draw(&mut self, verb: Verb, world: &World) -> Op {
+        let drawn = self.numbers(world);
+        match verb {
+            Verb::Put | Verb::Write | Verb::Append | Verb::Punch | Verb::Truncate | Verb::Copy => {
+                self.draw_content(verb, world, &drawn)
+            }
+            Verb::Chmod | Verb::Chown | Verb::Utimens | Verb::SetXattr | Verb::RemoveXattr => {
+                self.draw_attributes(verb, world, &drawn)
+            }
+            Verb::Open | Verb::Close | Verb::Map | Verb::Store | Verb::Unmap | Verb::Fsync => {
+                self.draw_opened(verb, world, &drawn)
+            }
+            Verb::HandleRead
+            | Verb::HandleWrite
+            | Verb::HandleTruncate
+            | Verb::HandleChmod
+            | Verb::HandleUtimens
+            | Verb::OpenView
+            | Verb::ReadView => self.draw_opened(verb, world, &drawn),
+            _ => self.draw_names(verb, world, &drawn),
+        }
+    }
+
+    /// The numbers that an operation may have; the same are drawn for each.
+    fn numbers(&mut self, world: &World) -> Drawn {
         let size = [0, 1, 100, 4096, 5000, 20_000, 70_000][self.random.below(7) as usize];
         let (offset, seed, length) = (
             self.random.below(size + 2),
@@ -230,6 +264,18 @@ impl Generator {
             mode
         };
         let handle = self.random.below(HANDLES as u64);
+        Drawn {
+            size,
+            offset,
+            seed,
+            length,
+            mode,
+            handle,
+        }
+    }
+
+    /// What makes names, takes them away and brings them back.
+    fn draw_names(&mut self, verb: Verb, world: &World, drawn: &Drawn) -> Op {
         match verb {
             Verb::Create | Verb::Mkfifo | Verb::Mksock => Op::new(
                 verb,
@@ -241,23 +287,7 @@ impl Generator {
                 &[&self.fresh(world)],
                 &[[0o755, 0o700, 0o500][self.random.below(3) as usize]],
             ),
-            Verb::Symlink => Op::new(verb, &[&self.fresh(world)], &[seed]),
-            Verb::Put if self.random.one_in(2) => {
-                Op::new(verb, &[&self.fresh(world)], &[size, seed])
-            }
-            Verb::Put => Op::new(verb, &[&self.existing(world, Want::File)], &[size, seed]),
-            Verb::Write => Op::new(
-                verb,
-                &[&self.existing(world, Want::File)],
-                &[offset, length, seed],
-            ),
-            Verb::Append => Op::new(verb, &[&self.existing(world, Want::File)], &[length, seed]),
-            Verb::Punch => Op::new(
-                verb,
-                &[&self.existing(world, Want::File)],
-                &[offset, length],
-            ),
-            Verb::Truncate => Op::new(verb, &[&self.existing(world, Want::File)], &[size]),
+            Verb::Symlink => Op::new(verb, &[&self.fresh(world)], &[drawn.seed]),
             Verb::Unlink => Op::new(verb, &[&self.existing(world, Want::Any)], &[]),
             Verb::Rmdir => Op::new(verb, &[&self.existing(world, Want::Dir)], &[]),
             Verb::Rename | Verb::RenameNoReplace => {
@@ -281,6 +311,57 @@ impl Generator {
                 &[&self.existing(world, Want::File), &self.fresh(world)],
                 &[],
             ),
+            Verb::RestorePaths => {
+                let paths: Vec<String> = (0..=self.random.below(2))
+                    .map(|_| self.past(world))
+                    .collect();
+                let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+                Op::new(verb, &paths, &[self.random.below(20)])
+            }
+            _ => Op::new(verb, &[], &[self.random.below(20), self.random.below(20)]),
+        }
+    }
+
+    fn draw_content(&mut self, verb: Verb, world: &World, drawn: &Drawn) -> Op {
+        let Drawn {
+            size,
+            offset,
+            seed,
+            length,
+            ..
+        } = *drawn;
+        match verb {
+            Verb::Put if self.random.one_in(2) => {
+                Op::new(verb, &[&self.fresh(world)], &[size, seed])
+            }
+            Verb::Put => Op::new(verb, &[&self.existing(world, Want::File)], &[size, seed]),
+            Verb::Write => Op::new(
+                verb,
+                &[&self.existing(world, Want::File)],
+                &[offset, length, seed],
+            ),
+            Verb::Append => Op::new(verb, &[&self.existing(world, Want::File)], &[length, seed]),
+            Verb::Punch => Op::new(
+                verb,
+                &[&self.existing(world, Want::File)],
+                &[offset, length],
+            ),
+            Verb::Truncate => Op::new(verb, &[&self.existing(world, Want::File)], &[size]),
+            Verb::Copy => Op::new(
+                verb,
+                &[
+                    &self.existing(world, Want::File),
+                    &self.existing(world, Want::File),
+                ],
+                &[self.random.below(5000), offset, length],
+            ),
+            _ => panic!("{verb:?} is none of these"),
+        }
+    }
+
+    fn draw_attributes(&mut self, verb: Verb, world: &World, drawn: &Drawn) -> Op {
+        let Drawn { seed, mode, .. } = *drawn;
+        match verb {
             Verb::Chmod => Op::new(verb, &[&self.anything(world)], &[mode]),
             Verb::Chown => Op::new(
                 verb,
@@ -301,14 +382,21 @@ impl Generator {
                 &[seed, self.random.below(60) + 1, seed],
             ),
             Verb::RemoveXattr => Op::new(verb, &[&self.anything(world)], &[seed]),
-            Verb::Copy => Op::new(
-                verb,
-                &[
-                    &self.existing(world, Want::File),
-                    &self.existing(world, Want::File),
-                ],
-                &[self.random.below(5000), offset, length],
-            ),
+            _ => panic!("{verb:?} is none of these"),
+        }
+    }
+
+    /// What is done to what is open or mapped.
+    fn draw_opened(&mut self, verb: Verb, world: &World, drawn: &Drawn) -> Op {
+        let Drawn {
+            size,
+            offset,
+            seed,
+            length,
+            mode,
+            handle,
+        } = *drawn;
+        match verb {
             Verb::Open => Op::new(
                 verb,
                 &[&self.existing(world, Want::File)],
@@ -331,13 +419,6 @@ impl Generator {
                     seed,
                 ],
             ),
-            Verb::RestorePaths => {
-                let paths: Vec<String> = (0..=self.random.below(2))
-                    .map(|_| self.past(world))
-                    .collect();
-                let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
-                Op::new(verb, &paths, &[self.random.below(20)])
-            }
             Verb::HandleChmod => Op::new(verb, &[], &[handle, mode]),
             Verb::HandleUtimens => Op::new(
                 verb,
@@ -356,7 +437,7 @@ impl Generator {
             Verb::ReadView => Op::new(verb, &[], &[self.random.below(VIEWS as u64)]),
             Verb::HandleRead | Verb::Fsync | Verb::Close => Op::new(verb, &[], &[handle]),
             Verb::Unmap => Op::new(verb, &[], &[self.random.below(MAPS as u64)]),
-            _ => Op::new(verb, &[], &[self.random.below(20), self.random.below(20)]),
+            _ => panic!("{verb:?} is none of these"),
         }
     }
 

@@ -5,13 +5,16 @@
 //! `CKPTFS_SECONDS` how long runs are begun; `CKPTFS_REPLAY=FILE` runs one list. What fails is
 //! shrunk and printed as a list.
 
+mod calls;
 mod cases;
+mod checks;
 mod control;
 mod diffs;
 mod generate;
 mod map;
 mod observe;
 mod ops;
+mod restores;
 mod run;
 mod tree;
 mod world;

@@ -6,12 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ckptfs::control::Client;
-use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps,
-    Uid, XattrFlags,
-};
+use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use super::calls::{actual, open, target, write_all, xattr};
 use super::map::Mapping;
 use super::observe::{Times, absolute};
 use super::ops::{Op, Verb, bytes};
@@ -208,7 +206,7 @@ impl World {
                 let first = paths.first().unwrap_or(&empty);
                 let second = paths.get(1).unwrap_or(&empty);
                 let expected = self.expected(op, first, second);
-                let actual = self.actual(op, first, second);
+                let actual = actual(&self.root, op, first, second);
                 same(expected, actual)
             }
         }
@@ -321,92 +319,6 @@ impl World {
         Ok(())
     }
 
-    /// What the filesystem answers.
-    fn actual(&self, op: &Op, path: &[u8], second: &[u8]) -> Answer<()> {
-        let (path, second) = (absolute(&self.root, path), absolute(&self.root, second));
-        let (path, second) = (path.as_path(), second.as_path());
-        let n = |index| op.number(index);
-        let mode = Mode::from_raw_mode(n(0) as u32);
-        match op.verb {
-            Verb::Create => {
-                open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode).map(drop)
-            }
-            Verb::Mkdir => rustix::fs::mkdir(path, mode),
-            Verb::Mkfifo => rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0),
-            Verb::Mksock => rustix::fs::mknodat(CWD, path, FileType::Socket, mode, 0),
-            Verb::Symlink => rustix::fs::symlink(&target(n(0))[..], path),
-            Verb::Put => {
-                let file = open(
-                    path,
-                    OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC,
-                    Mode::from_raw_mode(0o644),
-                )?;
-                write_all(&file, &data(n(1), n(0)), 0)
-            }
-            Verb::Write => write_all(
-                &open(path, OFlags::WRONLY, Mode::empty())?,
-                &data(n(2), n(1)),
-                n(0),
-            ),
-            Verb::Append => write_all(
-                &open(path, OFlags::WRONLY | OFlags::APPEND, Mode::empty())?,
-                &data(n(1), n(0)),
-                0,
-            ),
-            Verb::Punch => {
-                let file = open(path, OFlags::WRONLY, Mode::empty())?;
-                rustix::fs::fallocate(
-                    &file,
-                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                    n(0),
-                    n(1),
-                )
-            }
-            Verb::Truncate => super::map::truncate(path, n(0)),
-            Verb::Unlink => rustix::fs::unlink(path),
-            Verb::Rmdir => rustix::fs::rmdir(path),
-            Verb::Rename => rustix::fs::rename(path, second),
-            Verb::RenameNoReplace => {
-                rustix::fs::renameat_with(CWD, path, CWD, second, RenameFlags::NOREPLACE)
-            }
-            Verb::Exchange => {
-                rustix::fs::renameat_with(CWD, path, CWD, second, RenameFlags::EXCHANGE)
-            }
-            Verb::Link => rustix::fs::linkat(CWD, path, CWD, second, AtFlags::empty()),
-            Verb::Copy => copy(path, second, op),
-            Verb::Chmod => rustix::fs::chmod(path, mode),
-            Verb::Chown => {
-                let ids = (Uid::from_raw(n(0) as u32), Gid::from_raw(n(1) as u32));
-                rustix::fs::chownat(
-                    CWD,
-                    path,
-                    Some(ids.0),
-                    Some(ids.1),
-                    AtFlags::SYMLINK_NOFOLLOW,
-                )
-            }
-            Verb::Utimens => {
-                let time = Timespec {
-                    tv_sec: n(0) as i64,
-                    tv_nsec: n(1) as _,
-                };
-                let times = Timestamps {
-                    last_access: time,
-                    last_modification: time,
-                };
-                rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
-            }
-            Verb::SetXattr => rustix::fs::lsetxattr(
-                path,
-                &xattr(n(0))[..],
-                &data(n(2), n(1)),
-                XattrFlags::empty(),
-            ),
-            Verb::RemoveXattr => rustix::fs::lremovexattr(path, &xattr(n(0))[..]),
-            _ => panic!("{op} is none of these"),
-        }
-    }
-
     fn handle_op(&mut self, op: &Op) -> Result<(), String> {
         let slot = op.number(0) as usize % HANDLES;
         if op.verb == Verb::Open {
@@ -458,30 +370,36 @@ impl World {
                 self.model.node_mut(id).mode = op.number(1) as u32;
                 Ok(())
             }
-            Verb::HandleUtimens => {
-                let time = Timespec {
-                    tv_sec: op.number(1) as i64,
-                    tv_nsec: op.number(2) as _,
-                };
-                same(
-                    Ok(()),
-                    rustix::fs::futimens(
-                        &handle.file,
-                        &Timestamps {
-                            last_access: time,
-                            last_modification: time,
-                        },
-                    ),
-                )?;
-                self.model.touch(id);
-                self.times.set(
-                    self.model.tree.node(id).mtime,
-                    (op.number(1) as i64, op.number(2) as i64),
-                );
-                Ok(())
-            }
+            Verb::HandleUtimens => self.handle_utimens(op, slot),
             _ => self.check_handle(handle),
         }
+    }
+
+    fn handle_utimens(&mut self, op: &Op, slot: usize) -> Result<(), String> {
+        let Some(handle) = &self.handles[slot] else {
+            return Ok(());
+        };
+        let id = handle.id;
+        let time = Timespec {
+            tv_sec: op.number(1) as i64,
+            tv_nsec: op.number(2) as _,
+        };
+        same(
+            Ok(()),
+            rustix::fs::futimens(
+                &handle.file,
+                &Timestamps {
+                    last_access: time,
+                    last_modification: time,
+                },
+            ),
+        )?;
+        self.model.touch(id);
+        self.times.set(
+            self.model.tree.node(id).mtime,
+            (op.number(1) as i64, op.number(2) as i64),
+        );
+        Ok(())
     }
 
     fn open_handle(&mut self, op: &Op, slot: usize) -> Result<(), String> {
@@ -634,55 +552,4 @@ fn ino(file: &OwnedFd) -> Result<u64, String> {
     rustix::fs::fstat(file)
         .map(|stat| stat.st_ino)
         .map_err(|errno| format!("fstat: {errno}"))
-}
-
-fn target(number: u64) -> Vec<u8> {
-    format!(
-        "nowhere-{}/{}",
-        number % 5,
-        "x".repeat((number % 40) as usize)
-    )
-    .into_bytes()
-}
-
-fn xattr(number: u64) -> Vec<u8> {
-    format!("user.a{}", number % 4).into_bytes()
-}
-
-pub fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
-    rustix::fs::open(
-        path,
-        flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC,
-        mode,
-    )
-}
-
-fn write_all(file: &OwnedFd, content: &[u8], offset: u64) -> Answer<()> {
-    let mut done = 0;
-    loop {
-        done += rustix::io::pwrite(file, &content[done..], offset + done as u64)?;
-        if done >= content.len() {
-            return Ok(());
-        }
-    }
-}
-
-fn copy(path: &Path, second: &Path, op: &Op) -> Answer<()> {
-    let from = open(path, OFlags::RDONLY, Mode::empty())?;
-    let stat = rustix::fs::fstat(&from)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Ok(());
-    }
-    let to = open(second, OFlags::WRONLY, Mode::empty())?;
-    if rustix::fs::fstat(&to)?.st_ino == stat.st_ino {
-        return Ok(());
-    }
-    let (mut offset, mut target, mut left) = (op.number(0), op.number(1), op.number(2) as usize);
-    while left > 0 {
-        match rustix::fs::copy_file_range(&from, Some(&mut offset), &to, Some(&mut target), left)? {
-            0 => break,
-            got => left -= got,
-        }
-    }
-    Ok(())
 }

@@ -2,6 +2,7 @@
 //! the past.
 
 use std::fs;
+use std::path::Path;
 
 use super::support::{errno, get, names, put};
 use crate::common::{Variant, for_each_variant};
@@ -28,28 +29,7 @@ fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
     put(root.join("f"), "unseen");
     fs::remove_file(root.join("d/lost")).unwrap();
     rig.mount.remount();
-    let view = rig.view(first);
-    assert_eq!(
-        errno(fs::read(view.join("f"))),
-        libc::EIO,
-        "content that nobody saw is not given for what was"
-    );
-    assert_eq!(errno(fs::read(view.join("d/lost"))), libc::EIO);
-    assert_eq!(
-        names(view.join("d")),
-        ["kept", "lost"],
-        "but names are known"
-    );
-    assert_eq!(
-        fs::metadata(view.join("f")).unwrap().len(),
-        3,
-        "and attributes"
-    );
-    assert_eq!(
-        (get(view.join("g")), get(view.join("d/kept"))),
-        ("two".into(), "three".into()),
-        "what has a record or was left alone is there"
-    );
+    no_content_is_shown(&rig.view(first));
     assert_eq!(rig.mount.dirty(), ["d/lost", "f", "g"]);
     let output = rig.mount.run(&["--json", "restore", "1"]);
     assert_eq!(output.status.code(), Some(1), "not all that was asked for");
@@ -81,6 +61,31 @@ fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
         errno(fs::read(rig.view(first).join("f"))),
         libc::EIO,
         "that is remembered over mounts"
+    );
+}
+
+/// Of what nobody saw, names and attributes are known, and no content.
+fn no_content_is_shown(view: &Path) {
+    assert_eq!(
+        errno(fs::read(view.join("f"))),
+        libc::EIO,
+        "content that nobody saw is not given for what was"
+    );
+    assert_eq!(errno(fs::read(view.join("d/lost"))), libc::EIO);
+    assert_eq!(
+        names(view.join("d")),
+        ["kept", "lost"],
+        "but names are known"
+    );
+    assert_eq!(
+        fs::metadata(view.join("f")).unwrap().len(),
+        3,
+        "and attributes"
+    );
+    assert_eq!(
+        (get(view.join("g")), get(view.join("d/kept"))),
+        ("two".into(), "three".into()),
+        "what has a record or was left alone is there"
     );
 }
 

@@ -40,6 +40,11 @@ fn rested(path: &Path) -> File {
     file
 }
 
+fn opened(path: &Path) -> File {
+    let mut how = OpenOptions::new();
+    how.read(true).write(true).open(path).unwrap()
+}
+
 fn end(mut file: &File) -> u64 {
     file.seek(SeekFrom::End(0)).unwrap()
 }
@@ -97,11 +102,7 @@ fn the_end_is_exact_while_others_ask(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let file = rested(&path);
-    let writer = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .unwrap();
+    let writer = opened(&path);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -157,11 +158,7 @@ fn size_and_times_are_exact_after_a_write(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let file = rested(&path);
-    let other = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .unwrap();
+    let other = opened(&path);
     let mut before = file.metadata().unwrap();
     for round in 0..50_u64 {
         other.write_all_at(b"x", 99 + round).unwrap();
@@ -181,11 +178,7 @@ fn a_file_that_is_cut_or_stretched_has_its_size_at_once(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
     let file = rested(&path);
-    let other = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .unwrap();
+    let other = opened(&path);
     for round in 0..30_u64 {
         other.set_len(50 + round).unwrap();
         assert_eq!(
@@ -291,11 +284,7 @@ fn who_writes_past_the_mount_is_seen_at_once(v: Variant) {
     });
     let past = past.expect("it was opened before the mount");
     let path = rig.path().join("f");
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .unwrap();
+    let file = opened(&path);
     std::thread::sleep(REST);
     for round in 0..10 {
         past.write_all_at(&[b'b'; 10], 100 + 10 * round).unwrap();

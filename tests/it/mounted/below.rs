@@ -75,6 +75,17 @@ impl Drop for Before {
     }
 }
 
+/// The processes that `status` names.
+fn below(rig: &Rig) -> Vec<u64> {
+    let status = rig.mount.status_json();
+    status["below"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|holder| holder["pid"].as_u64().unwrap())
+        .collect()
+}
+
 /// A shell, a program with an open file, and a container that has the directory at another place.
 fn who_has_something_below_the_mount_is_named(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
@@ -127,27 +138,7 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
             "{what}: {told}"
         );
     }
-    // What it writes is seen by nobody, and is in each checkpoint.
-    let log = File::options()
-        .write(true)
-        .open(format!("/proc/{}/fd/7", container.pid()))
-        .unwrap();
-    for value in [1, 2] {
-        log.write_all_at(&[value; 64], 0).unwrap();
-        let id = rig.mount.checkpoint();
-        log.write_all_at(&[9; 64], 0).unwrap();
-        assert_eq!(fs::read(rig.view(id).join("sub/log")).unwrap(), [value; 64]);
-    }
-    drop(log);
-    let below = |rig: &Rig| -> Vec<u64> {
-        let status = rig.mount.status_json();
-        status["below"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|holder| holder["pid"].as_u64().unwrap())
-            .collect()
-    };
+    what_is_written_below_is_kept(&rig, container.pid());
     let mut all = vec![shell.pid(), reader.pid(), container.pid()];
     all.sort_unstable();
     assert_eq!(below(&rig), all);
@@ -158,6 +149,20 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     );
     drop((shell, reader, container));
     assert_eq!(below(&rig), [] as [u64; 0]);
+}
+
+/// What it writes is seen by nobody, and is in each checkpoint.
+fn what_is_written_below_is_kept(rig: &Rig, writer: u64) {
+    let log = File::options()
+        .write(true)
+        .open(format!("/proc/{writer}/fd/7"))
+        .unwrap();
+    for value in [1, 2] {
+        log.write_all_at(&[value; 64], 0).unwrap();
+        let id = rig.mount.checkpoint();
+        log.write_all_at(&[9; 64], 0).unwrap();
+        assert_eq!(fs::read(rig.view(id).join("sub/log")).unwrap(), [value; 64]);
+    }
 }
 
 /// Writes what it is told into a file, as somebody who does not want to be found: in a thread with

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::status::dirty;
 use super::support::{Tree, get, names, put, sh, tree};
-use crate::common::mount::wait_until;
+use crate::common::strace::Strace;
 use crate::common::tree::assert_tree_is;
 use crate::common::{MountOpts, Rig, TreeOpts, Variant, for_each_variant, run_limited, tool};
 
@@ -231,56 +231,11 @@ fn a_stack_of_dead_mounts_is_repaired_by_mounting(v: Variant) {
 fn killed_at(rig: &mut Rig, calls: &str, nth: u32, action: impl FnOnce(&Rig)) -> bool {
     // Nobody is to take over.
     rig.mount.kill_holder();
-    let pid = rig.mount.pid().to_string();
-    let inject = format!("inject={calls}:signal=SIGKILL:when={nth}");
     let log = rig.image.path().join("strace.log");
-    fs::write(&log, "").unwrap();
-    let mut strace = tool(
-        "strace",
-        &[
-            "-f",
-            "-q",
-            "-o",
-            log.to_str().unwrap(),
-            "-e",
-            &format!("trace={calls}"),
-            "-e",
-            &inject,
-            "-p",
-            &pid,
-        ],
-    )
-    .stdout(Stdio::null())
-    .stderr(Stdio::null())
-    .spawn()
-    .expect("strace starts");
-    let traced = || {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        let of =
-            |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
-        tasks.map(of).all(|status| {
-            status.lines().any(|line| {
-                line.strip_prefix("TracerPid:\t")
-                    .is_some_and(|tracer| tracer != "0")
-            })
-        })
-    };
-    wait_until("strace has hold of every thread of the daemon", 60, traced);
+    let strace = Strace::kills(rig.mount.pid(), calls, nth, &log);
     action(rig);
     let alive = rig.mount.run(&["status"]).status.success();
-    // Asked to detach in an orderly way. Where the daemon died while it looked on, strace may wait
-    // for ever.
-    let id = rustix::process::Pid::from_raw(strace.id() as i32).unwrap();
-    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
-    let began = std::time::Instant::now();
-    while strace.try_wait().unwrap().is_none() && began.elapsed() < Duration::from_secs(2) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let _ = strace.kill();
-    strace.wait().unwrap();
+    drop(strace);
     !alive
 }
 

@@ -10,6 +10,7 @@ mod handles;
 mod inputs;
 mod overlay;
 mod posix;
+mod posix_names;
 mod restore;
 mod space;
 mod status;

@@ -11,7 +11,8 @@ use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
 use super::support::{Mapping, noise, put, said, sh};
-use crate::common::{Io, MountOpts, Variant, for_each_variant};
+use crate::common::space::free;
+use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant};
 
 for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
 for_each_variant! { one => unchanged_files_take_no_blocks_in_the_store }
@@ -23,13 +24,6 @@ for_each_variant! { one => what_was_captured_for_a_checkpoint_that_did_not_come_
 fn objects(backing: &Path) -> Vec<PathBuf> {
     let found = sh(backing, "find .ckptfs/layers/ -type f 2>/dev/null || true");
     found.lines().map(|line| backing.join(line)).collect()
-}
-
-/// Free bytes of the filesystem, with everything written out.
-fn free(dir: &Path) -> u64 {
-    rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
-    let stat = rustix::fs::statvfs(dir).unwrap();
-    stat.f_bfree * stat.f_frsize
 }
 
 fn unchanged_files_take_no_blocks_in_the_store(v: Variant) {
@@ -89,10 +83,11 @@ fn what_is_freed_leaves_no_empty_layer(v: Variant) {
     assert_eq!(objects(root).len(), 1, "checkpoint 4 needs one");
 }
 
+const OLD: [u8; 8192] = [1; 8192];
+
 /// Each checkpoint cloned each file that was open to be written; now the next epoch's record leads
 /// to what the last one has.
 fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
-    const OLD: [u8; 8192] = [1; 8192];
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         ["mapped", "written"]
             .iter()
@@ -126,24 +121,7 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
     mapping.write(4096, b"stored");
     written.write_all_at(b"written", 0).unwrap();
     assert_eq!(rig.mount.checkpoint(), 8);
-    let check = |id: u64| {
-        let shown = |name: &str| {
-            fs::read(rig.view(id).join(name))
-                .unwrap_or_else(|error| panic!("{name} of {id}: {error}"))
-        };
-        let (mut store, mut write) = (OLD, OLD);
-        if id >= 8 {
-            store[4096..4102].copy_from_slice(b"stored");
-            write[..7].copy_from_slice(b"written");
-        }
-        assert!(
-            shown("mapped") == store && shown("written") == write,
-            "checkpoint {id}"
-        );
-        if (2..8).contains(&id) {
-            assert_eq!(shown("log"), [id as u8]);
-        }
-    };
+    let check = |id| assert_shown(&rig, id);
     (1..=8).for_each(check);
     for (gone, left) in [
         (2, [1, 3, 4, 5, 6, 7, 8].as_slice()),
@@ -166,6 +144,26 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
         !objects(root).iter().any(|object| is_of(&object))
     });
     rig.mount.ok(&["verify"]);
+}
+
+/// What checkpoint `id` shows: from the eighth on two files have changed, and `log` is its number
+/// until then.
+fn assert_shown(rig: &Rig, id: u64) {
+    let shown = |name: &str| {
+        fs::read(rig.view(id).join(name)).unwrap_or_else(|error| panic!("{name} of {id}: {error}"))
+    };
+    let (mut store, mut write) = (OLD, OLD);
+    if id >= 8 {
+        store[4096..4102].copy_from_slice(b"stored");
+        write[..7].copy_from_slice(b"written");
+    }
+    assert!(
+        shown("mapped") == store && shown("written") == write,
+        "checkpoint {id}"
+    );
+    if (2..8).contains(&id) {
+        assert_eq!(shown("log"), [id as u8]);
+    }
 }
 
 /// Captures are made before the freeze, for an epoch that may never open.

@@ -4,10 +4,11 @@ use std::ffi::c_void;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub use crate::common::command::sh;
-use crate::common::{NodeInfo, TreeOpts, run_limited, tool};
+pub use crate::common::tree::{Tree, names, tree};
+use crate::common::{run_limited, tool};
 
 /// A file mapped into memory, shared. Reads and stores go through the mapping.
 pub struct Mapping {
@@ -123,24 +124,6 @@ pub fn ino(path: impl AsRef<Path>) -> u64 {
         .ino()
 }
 
-/// Names of a directory, sorted.
-#[track_caller]
-pub fn names(dir: impl AsRef<Path>) -> Vec<String> {
-    let dir = dir.as_ref();
-    let list = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-    let mut names: Vec<String> = list
-        .map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .collect();
-    names.sort();
-    names
-}
-
 /// Runs a tool and returns everything it said, with its status in front unless that is 0.
 pub fn said(name: &str, arguments: &[&std::ffi::OsStr]) -> String {
     let output = run_limited(
@@ -154,14 +137,6 @@ pub fn said(name: &str, arguments: &[&std::ffi::OsStr]) -> String {
     text.push_str(&String::from_utf8_lossy(&output.stdout));
     text.push_str(&String::from_utf8_lossy(&output.stderr));
     text
-}
-
-/// Everything that a tree shows, to compare with later.
-pub type Tree = std::collections::BTreeMap<PathBuf, NodeInfo>;
-
-/// The whole tree, without our own names.
-pub fn tree(root: &Path) -> Tree {
-    crate::common::tree::tree_without(root, &TreeOpts::default().ignore)
 }
 
 /// Bytes that look different everywhere.

@@ -1,16 +1,7 @@
 //! An ordinary user: mounts with fusermount3, in the daemon's I/O path, and is alone in the mount.
-//!
-//! Everything runs in a mount namespace of its own, in which `/dev/fuse` is open to all, as it is
-//! on a desktop.
-
-use std::os::unix::fs::chown;
-use std::path::Path;
 
 use super::support::put;
-use crate::common::{Fs, Image, run_limited, skip, tool};
-
-/// Nobody else's on this machine.
-const USER: u32 = 61_234;
+use crate::common::{Fs, Image, skip, user};
 
 /// What the user does. Ends with 0 if every step went as it should.
 const STORY: &str = r#"
@@ -68,30 +59,17 @@ fn on(fs: Fs) {
     if let Some(reason) = fs.unavailable() {
         return skip(&reason);
     }
-    if run_limited(
-        &mut tool(
-            "sh",
-            &[
-                "-c",
-                "command -v fusermount3 && command -v setpriv && command -v unshare",
-            ],
-        ),
-        10,
-    )
-    .stdout
-    .is_empty()
-    {
-        return skip("fusermount3 is not installed");
+    if !user::can_mount() {
+        return;
     }
     let image = Image::of(fs);
-    let (home, dir) = (image.dir("home"), image.dir("home/project"));
+    let (home, dir) = (user::home(&image), image.dir("home/project"));
     for name in ["a", "b", "c"] {
         put(dir.join(name), format!("{name}\n"));
-        chown(dir.join(name), Some(USER), Some(USER)).unwrap();
+        user::own(&dir.join(name));
     }
-    chown(&home, Some(USER), Some(USER)).unwrap();
-    chown(&dir, Some(USER), Some(USER)).unwrap();
-    let output = as_user(&home, &dir);
+    user::own(&dir);
+    let output = user::runs(STORY, &home, &dir);
     let said = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
@@ -102,44 +80,6 @@ fn on(fs: Fs) {
         "{}: {said}",
         output.status
     );
-}
-
-/// The binary is copied: the directory that it is built in may be root's alone.
-fn as_user(home: &Path, dir: &Path) -> std::process::Output {
-    let binary = home.join("ckptfs");
-    std::fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).unwrap();
-    // fusermount3 wants a user with a name. The mounts of tests beside go: they could not be
-    // unmounted while this namespace lives.
-    let open_fuse = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
-                     (cat /etc/passwd; echo 'somebody:x:61234:61234::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && exec \"$@\"";
-    let user = USER.to_string();
-    let mut command = tool(
-        "unshare",
-        &[
-            "--mount",
-            "sh",
-            "-c",
-            open_fuse,
-            "sh",
-            "setpriv",
-            "--reuid",
-            &user,
-            "--regid",
-            &user,
-            "--clear-groups",
-        ],
-    );
-    command
-        .args(["bash", "-c", STORY, "story"])
-        .arg(&binary)
-        .arg(dir);
-    run_limited(
-        command
-            .env("HOME", home)
-            .env("USER", "somebody")
-            .current_dir(home),
-        90,
-    )
 }
 
 #[test]

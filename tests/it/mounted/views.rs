@@ -193,6 +193,57 @@ fn directories_renamed_and_deleted_stay_in_the_view(v: Variant) {
     assert_eq!(get(rig.view(second).join("x/moved/c/one")), "1\nmore\n");
 }
 
+/// What each change of attributes, and of what is not there, fails with.
+fn changes_of_inodes(root: &Path, view: &Path) -> Vec<(&'static str, i32)> {
+    let f = view.join("f");
+    let times = Timestamps {
+        last_access: Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        },
+        last_modification: Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        },
+    };
+    vec![
+        (
+            "utimens",
+            utimensat(CWD, &f, &times, AtFlags::empty())
+                .unwrap_err()
+                .raw_os_error(),
+        ),
+        (
+            "mknod",
+            mknodat(
+                CWD,
+                view.join("new"),
+                FileType::Fifo,
+                Mode::from_raw_mode(0o600),
+                0,
+            )
+            .unwrap_err()
+            .raw_os_error(),
+        ),
+        (
+            "setxattr",
+            setxattr(&f, "user.x", b"1", XattrFlags::empty())
+                .unwrap_err()
+                .raw_os_error(),
+        ),
+        (
+            "removexattr",
+            rustix::fs::removexattr(&f, "user.x")
+                .unwrap_err()
+                .raw_os_error(),
+        ),
+        (
+            "create in .snapshots",
+            errno(File::create_new(root.join(".snapshots/file"))),
+        ),
+    ]
+}
+
 fn every_change_to_a_view_fails_with_erofs(v: Variant) {
     let rig = v.start();
     let root = rig.path();
@@ -201,8 +252,32 @@ fn every_change_to_a_view_fails_with_erofs(v: Variant) {
     symlink("f", root.join("l")).unwrap();
     let id = rig.mount.checkpoint();
     let view = rig.view(id);
+    let f = view.join("f");
+    let mut results = changes_of_names(root, &view);
+    results.extend(changes_of_inodes(root, &view));
+    let wrong: Vec<_> = results
+        .into_iter()
+        .filter(|(_, errno)| *errno != libc::EROFS)
+        .collect();
+    assert!(wrong.is_empty(), "not EROFS: {wrong:?}");
+    assert_eq!(
+        errno(fs::hard_link(&f, root.join("out-of-the-past"))),
+        libc::EXDEV,
+        "a link from the view into the live tree"
+    );
+    assert_eq!(
+        (get(&f), names(&view)),
+        (
+            "old".to_owned(),
+            vec!["d".to_owned(), "f".to_owned(), "l".to_owned()]
+        )
+    );
+}
+
+/// What each change of contents and names fails with.
+fn changes_of_names(root: &Path, view: &Path) -> Vec<(&'static str, i32)> {
     let (f, d, l) = (view.join("f"), view.join("d"), view.join("l"));
-    let mut results: Vec<(&str, i32)> = vec![
+    vec![
         (
             "open for writing",
             errno(OpenOptions::new().write(true).open(&f)),
@@ -250,70 +325,7 @@ fn every_change_to_a_view_fails_with_erofs(v: Variant) {
             "link in the view",
             errno(fs::hard_link(&f, view.join("new"))),
         ),
-    ];
-    let times = Timestamps {
-        last_access: Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        },
-        last_modification: Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        },
-    };
-    results.extend([
-        (
-            "utimens",
-            utimensat(CWD, &f, &times, AtFlags::empty())
-                .unwrap_err()
-                .raw_os_error(),
-        ),
-        (
-            "mknod",
-            mknodat(
-                CWD,
-                view.join("new"),
-                FileType::Fifo,
-                Mode::from_raw_mode(0o600),
-                0,
-            )
-            .unwrap_err()
-            .raw_os_error(),
-        ),
-        (
-            "setxattr",
-            setxattr(&f, "user.x", b"1", XattrFlags::empty())
-                .unwrap_err()
-                .raw_os_error(),
-        ),
-        (
-            "removexattr",
-            rustix::fs::removexattr(&f, "user.x")
-                .unwrap_err()
-                .raw_os_error(),
-        ),
-        (
-            "create in .snapshots",
-            errno(File::create_new(root.join(".snapshots/file"))),
-        ),
-    ]);
-    let wrong: Vec<_> = results
-        .into_iter()
-        .filter(|(_, errno)| *errno != libc::EROFS)
-        .collect();
-    assert!(wrong.is_empty(), "not EROFS: {wrong:?}");
-    assert_eq!(
-        errno(fs::hard_link(&f, root.join("out-of-the-past"))),
-        libc::EXDEV,
-        "a link from the view into the live tree"
-    );
-    assert_eq!(
-        (get(&f), names(&view)),
-        (
-            "old".to_owned(),
-            vec!["d".to_owned(), "f".to_owned(), "l".to_owned()]
-        )
-    );
+    ]
 }
 
 fn snapshots_is_hidden_and_has_latest_and_tags(v: Variant) {
@@ -348,31 +360,7 @@ fn snapshots_is_hidden_and_has_latest_and_tags(v: Variant) {
         Path::new("3"),
         "latest follows"
     );
-    for name in [".snapshots", ".ckptfs"] {
-        assert_eq!(
-            errno(fs::create_dir(rig.path().join(name))),
-            libc::EEXIST,
-            "{name}"
-        );
-    }
-    fs::create_dir(rig.path().join("d")).unwrap();
-    assert_eq!(errno(fs::rename(rig.path().join("d"), &dir)), libc::EPERM);
-    assert_eq!(
-        errno(fs::rename(rig.path().join("f"), rig.path().join(".ckptfs"))),
-        libc::EPERM
-    );
-    assert_eq!(
-        errno(fs::rename(&dir, rig.path().join("mine"))),
-        libc::EPERM
-    );
-    assert_eq!(
-        (
-            errno(fs::remove_dir(&dir)),
-            errno(fs::remove_file(rig.path().join(".ckptfs")))
-        ),
-        (libc::EPERM, libc::EPERM)
-    );
-    fs::remove_dir(rig.path().join("d")).unwrap();
+    our_names_are_ours(rig.path());
     fs::remove_file(dir.join("v1")).unwrap();
     assert_eq!(
         names(&dir),
@@ -386,6 +374,33 @@ fn snapshots_is_hidden_and_has_latest_and_tags(v: Variant) {
     );
     assert_eq!(names(visible.path()), [".snapshots", "f"]);
     visible.umount();
+}
+
+/// Nobody makes, moves or removes what is ours.
+fn our_names_are_ours(root: &Path) {
+    let dir = root.join(".snapshots");
+    for name in [".snapshots", ".ckptfs"] {
+        assert_eq!(
+            errno(fs::create_dir(root.join(name))),
+            libc::EEXIST,
+            "{name}"
+        );
+    }
+    fs::create_dir(root.join("d")).unwrap();
+    assert_eq!(errno(fs::rename(root.join("d"), &dir)), libc::EPERM);
+    assert_eq!(
+        errno(fs::rename(root.join("f"), root.join(".ckptfs"))),
+        libc::EPERM
+    );
+    assert_eq!(errno(fs::rename(&dir, root.join("mine"))), libc::EPERM);
+    assert_eq!(
+        (
+            errno(fs::remove_dir(&dir)),
+            errno(fs::remove_file(root.join(".ckptfs")))
+        ),
+        (libc::EPERM, libc::EPERM)
+    );
+    fs::remove_dir(root.join("d")).unwrap();
 }
 
 fn a_checkpoint_is_made_with_mkdir_and_deleted_with_rmdir(v: Variant) {
@@ -419,22 +434,7 @@ fn a_checkpoint_is_made_with_mkdir_and_deleted_with_rmdir(v: Variant) {
 
 fn a_reader_that_opened_a_past_file_first_still_reads_the_old_bytes(v: Variant) {
     const LENGTH: usize = 3 << 20;
-    let old = noise(LENGTH, 1);
-    let rig = v.start_with(MountOpts::new(v.io), |dir| {
-        for name in [
-            "overwritten",
-            "truncated",
-            "deleted",
-            "renamed-over",
-            "mapped",
-            "untouched",
-        ] {
-            put(dir.join(name), noise(LENGTH, 1));
-        }
-    });
-    let root = rig.path();
-    let view = rig.view(rig.mount.checkpoint());
-    let cases = [
+    const CASES: [&str; 6] = [
         "overwritten",
         "truncated",
         "deleted",
@@ -442,8 +442,16 @@ fn a_reader_that_opened_a_past_file_first_still_reads_the_old_bytes(v: Variant) 
         "mapped",
         "untouched",
     ];
+    let old = noise(LENGTH, 1);
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        for name in CASES {
+            put(dir.join(name), noise(LENGTH, 1));
+        }
+    });
+    let root = rig.path();
+    let view = rig.view(rig.mount.checkpoint());
     let mut readers: Vec<(File, Mapping)> = Vec::new();
-    for name in cases {
+    for name in CASES {
         let mut file = File::open(view.join(name)).unwrap();
         let mapping = Mapping::readable(&file, LENGTH);
         let mut head = [0; 4096];
@@ -477,7 +485,7 @@ fn a_reader_that_opened_a_past_file_first_still_reads_the_old_bytes(v: Variant) 
         .unwrap();
     let stores = Mapping::writable(&live, LENGTH);
     stores.write(0, &noise(LENGTH, 4));
-    for (name, (file, mapping)) in cases.iter().zip(&mut readers) {
+    for (name, (file, mapping)) in CASES.iter().zip(&mut readers) {
         let mut read = Vec::new();
         file.seek(SeekFrom::Start(0)).unwrap();
         file.read_to_end(&mut read).unwrap();

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::support::{Slot, checkpoint, connect};
-use crate::common::mount::wait_until;
-use crate::common::process::start_of;
+use crate::common::strace::Strace;
 use crate::common::{Io, Variant, for_each_variant, skip};
 
 for_each_variant! { reflink => a_running_program_is_not_emptied_by_an_open_to_read, a_slow_clone_is_of_one_instant_all_the_same }
@@ -80,54 +79,6 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     );
 }
 
-/// strace on a daemon, which makes its clones slow. It lets go of it when dropped.
-struct SlowClones(Child);
-
-impl SlowClones {
-    fn start(daemon: u32, said: &Path) -> Option<SlowClones> {
-        let mut command = Command::new("strace");
-        command
-            .args([
-                "-f",
-                "-e",
-                "trace=ioctl",
-                "-e",
-                "inject=ioctl:delay_exit=150000",
-                "-p",
-                &daemon.to_string(),
-                "-o",
-            ])
-            .arg(said);
-        let strace = SlowClones(
-            command
-                .stdin(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .ok()?,
-        );
-        wait_until("strace follows every thread of the daemon", 60, || {
-            let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("the daemon lives");
-            let status = |task: fs::DirEntry| {
-                fs::read_to_string(task.path().join("status")).unwrap_or_default()
-            };
-            start_of(strace.0.id()).is_none()
-                || !tasks
-                    .flatten()
-                    .any(|task| status(task).contains("TracerPid:\t0\n"))
-        });
-        start_of(strace.0.id()).map(|_| strace)
-    }
-}
-
-impl Drop for SlowClones {
-    fn drop(&mut self) {
-        if let Some(pid) = rustix::process::Pid::from_raw(self.0.id() as i32) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
-        let _ = self.0.wait();
-    }
-}
-
 /// fsx stood still, and a checkpoint said that it is not of one instant: the disk was busy, the
 /// first clone took all the time that a cut has, and it gave up without looking whether anything
 /// had changed meanwhile.
@@ -143,7 +94,8 @@ fn a_slow_clone_is_of_one_instant_all_the_same(v: Variant) {
     file.set_len(1 << 20).unwrap();
     let mut client = connect(rig.path());
     checkpoint(&mut client);
-    let Some(slow) = SlowClones::start(rig.mount.pid(), &said.path().join("calls")) else {
+    let calls = said.path().join("calls");
+    let Some(slow) = Strace::start(rig.mount.pid(), "ioctl", "delay_exit=150000", &calls) else {
         return skip("there is no strace that may follow the daemon");
     };
     file.write_all_at(&[1; 100_000], 0).unwrap();

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use ckptfs::control::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::support::{Slot, checkpoint, connect, is_long, suite};
+use super::support::{Slot, checkpoint, connect, suite};
 use crate::common::mount::wait_until;
+use crate::common::random::{is_long, told_seed};
 use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant};
 
 /// Operations of one run: now, and in the long form.
@@ -307,9 +308,7 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
 }
 
 fn views_of_a_file_that_fsx_changes(v: Variant) {
-    let seed = std::env::var("CKPTFS_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
+    let seed = told_seed();
     let operations = if is_long() {
         OPERATIONS_LONG
     } else {

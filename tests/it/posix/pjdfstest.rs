@@ -7,7 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::exclusions::Verdicts;
-use super::support::{Slot, between_checkpoints, is_long, suite};
+use super::support::{Slot, between_checkpoints, suite};
+use crate::common::random::is_long;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limited, tool};
 
 /// Seconds for one run of the suite, which takes two.

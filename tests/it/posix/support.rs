@@ -16,11 +16,6 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::common::{RunDir, process};
 
-/// Whether this is the long form (`make test-posix`).
-pub fn is_long() -> bool {
-    std::env::var_os("CKPTFS_LONG").is_some_and(|long| long == "1")
-}
-
 /// The program of an installed suite. One that is not installed is a failure, not a reason to skip.
 pub fn suite(name: &str) -> PathBuf {
     let program = Path::new(env!("CARGO_MANIFEST_DIR"))

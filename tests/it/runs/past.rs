@@ -1,18 +1,18 @@
 //! `ckptfs run --at` and `ckptfs bisect`: commands in the tree as it was.
 
 use std::fs;
-use std::os::unix::fs::chown;
 use std::path::Path;
 
 use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
+use crate::common::user::{self, USER};
 use crate::common::{
-    Fs, Image, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip, tool,
-    tree_of,
+    Fs, Image, Rig, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip,
+    tool, tree_of,
 };
 
 /// Runs a shell script at a checkpoint.
-fn at(rig: &crate::common::Rig, id: u64, script: &str) -> String {
+fn at(rig: &Rig, id: u64, script: &str) -> String {
     rig.mount
         .ok(&["run", "--at", &id.to_string(), "--", "bash", "-euc", script])
 }
@@ -151,13 +151,18 @@ fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
     // It named the last one, whatever the test said: the ends were taken for what they were said to
     // be.
     assert_eq!((bisect("true").0, bisect("false").0), (Some(1), Some(1)));
-    // What the daemon made by itself before a restore is no step of anybody's work.
+    guards_are_passed_over(&rig, &bad, ids[5]);
+    assert!(!rig.path().join("made-by-test").exists());
+}
+
+/// What the daemon made by itself before a restore is no step of anybody's work.
+fn guards_are_passed_over(rig: &Rig, bad: &str, to: u64) {
     fs::write(rig.path().join("state"), "5\n").unwrap();
-    rig.mount.restore(ids[5]);
+    rig.mount.restore(to);
     let last = rig.mount.checkpoint();
     let mut command = rig.mount.command(&[
         "bisect",
-        &bad,
+        bad,
         &last.to_string(),
         "--json",
         "--",
@@ -175,14 +180,10 @@ fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
         (&last.into(), Some(2)),
         "{found}"
     );
-    assert!(!rig.path().join("made-by-test").exists());
 }
 
 for_each_variant! { reflink => a_command_works_in_the_tree_as_it_was }
 for_each_variant! { one => what_is_changed_in_the_past_can_be_kept, the_first_checkpoint_in_which_a_test_fails_is_found }
-
-/// Nobody else's on this machine.
-const USER: u32 = 61_234;
 
 const STORY: &str = r#"
 set -eu
@@ -216,60 +217,16 @@ fn an_ordinary_user_works_in_the_past() {
     if !run_limited(&mut { permitted }, 10).status.success() {
         return skip("user namespaces are not permitted here");
     }
-    if run_limited(
-        &mut tool(
-            "sh",
-            &[
-                "-c",
-                "command -v fusermount3 && command -v setpriv && command -v unshare",
-            ],
-        ),
-        10,
-    )
-    .stdout
-    .is_empty()
-    {
-        return skip("fusermount3 is not installed");
+    if !user::can_mount() {
+        return;
     }
     let image = Image::of(Fs::Tmpfs);
-    let (home, dir) = (image.dir("home"), image.dir("home/project"));
+    let (home, dir) = (user::home(&image), image.dir("home/project"));
     fs::write(dir.join("b"), "b\n").unwrap();
-    for path in [&home, &dir, &dir.join("b")] {
-        chown(path, Some(USER), Some(USER)).unwrap();
+    for path in [&dir, &dir.join("b")] {
+        user::own(path);
     }
-    let binary = home.join("ckptfs");
-    fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).unwrap();
-    let open_fuse = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /mnt && \
-                     mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
-                     (cat /etc/passwd; echo 'somebody:x:61234:61234::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && exec \"$@\"";
-    let user = USER.to_string();
-    let mut command = tool(
-        "unshare",
-        &[
-            "--mount",
-            "sh",
-            "-c",
-            open_fuse,
-            "sh",
-            "setpriv",
-            "--reuid",
-            &user,
-            "--regid",
-            &user,
-            "--clear-groups",
-        ],
-    );
-    command
-        .args(["bash", "-c", STORY, "story"])
-        .arg(&binary)
-        .arg(&dir);
-    let output = run_limited(
-        command
-            .env("HOME", &home)
-            .env("USER", "somebody")
-            .current_dir(&home),
-        90,
-    );
+    let output = user::runs(STORY, &home, &dir);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(
         said,

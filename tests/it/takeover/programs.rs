@@ -11,17 +11,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::command::sh;
+use crate::common::random::is_long;
 use crate::common::{Rig, Variant, for_each_variant, sample};
 
 for_each_variant! { reflink => programs_go_on_while_workers_die }
 
 /// Kills of one run; the long form has more.
 fn kills() -> u32 {
-    if std::env::var_os("CKPTFS_LONG").is_some() {
-        20
-    } else {
-        2
-    }
+    if is_long() { 20 } else { 2 }
 }
 
 /// Time between two kills, from the moment that one has been made good.

@@ -10,16 +10,28 @@ use std::time::Duration;
 
 use crate::common::command::{sh, try_run_limited};
 use crate::common::mount::{VERB_SECONDS, wait_until};
-use crate::common::{Mount, Variant, for_each_variant};
+use crate::common::random::is_long;
+use crate::common::{Mount, Rig, Variant, for_each_variant};
 
 for_each_variant! { reflink => verbs_and_workers_that_die }
 
 fn kills() -> u32 {
-    if std::env::var_os("CKPTFS_LONG").is_some() {
-        20
-    } else {
-        3
-    }
+    if is_long() { 20 } else { 3 }
+}
+
+/// What a verb prints; `None` where its worker died before it answered.
+fn command(mount: &Mount, arguments: &[&str]) -> Option<String> {
+    let output =
+        try_run_limited(&mut mount.command(arguments), VERB_SECONDS).expect("no verb hangs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.success() || said.contains("ended before it answered"),
+        "{arguments:?}: {said}"
+    );
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// Checkpoints of a file that counts up, and restores of a directory that somebody watches, as fast
@@ -50,19 +62,6 @@ fn verbs_and_workers_that_die(v: Variant) {
         let mapped = scope.spawn(|| store_all_the_time(&root, &stop, &stored));
         // Also if something below fails: the scope waits for the thread.
         let _ended = End(&stop);
-        let command = |mount: &Mount, arguments: &[&str]| {
-            let output = try_run_limited(&mut mount.command(arguments), VERB_SECONDS)
-                .expect("no verb hangs");
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(
-                output.status.success() || said.contains("ended before it answered"),
-                "{arguments:?}: {said}"
-            );
-            output
-                .status
-                .success()
-                .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        };
         for kill in 0..kills() {
             let worker = rig.mount.pid();
             let delay = Duration::from_millis(300 + u64::from(kill) * 37 % 200);
@@ -99,7 +98,13 @@ fn verbs_and_workers_that_die(v: Variant) {
         stop.store(true, Ordering::Relaxed);
         mapped.join().expect("stores go on");
     });
-    // Nothing that announces a restore has done it to the tree.
+    assert_kept(&rig, acknowledged);
+}
+
+/// Every checkpoint that was acknowledged is there, and nothing that announces a restore has done it
+/// to the tree.
+fn assert_kept(rig: &Rig, acknowledged: BTreeMap<u64, u64>) {
+    let root = rig.path();
     assert_eq!(
         sh(&root.join("back"), "find . -type f | wc -l").trim(),
         "40"

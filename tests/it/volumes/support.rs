@@ -1,40 +1,36 @@
 //! A pool on a filesystem of its own, a driver that serves it, and processes that use volumes as
 //! containers do.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::common::command::try_run_limited;
-use crate::common::mount::{minor_of, wait_until};
-use crate::common::{Fs, Image, process, run_limited, skip, tool};
+use crate::common::mount::wait_until;
+use crate::common::pool::Pool;
+pub use crate::common::pool::{SECONDS, unavailable};
+use crate::common::{Fs, process, run_limited, tool};
 
-/// Seconds for one call, or one command.
-pub const SECONDS: u64 = 60;
+/// A pool, and the driver that serves it.
+pub struct Rig(Pool);
 
-/// A pool, and its driver.
-pub struct Rig {
-    driver: Option<Child>,
-    /// The directory of the pool.
-    pub root: PathBuf,
-    /// Where the driver answers.
-    pub socket: PathBuf,
-    image: Image,
+impl Deref for Rig {
+    type Target = Pool;
+
+    fn deref(&self) -> &Pool {
+        &self.0
+    }
 }
 
-/// Why none of these tests can run here, if so; said already.
-pub fn unavailable() -> bool {
-    let why = if Path::new("/dev/fuse").exists() {
-        Fs::Xfs.unavailable()
-    } else {
-        Some("there is no /dev/fuse".to_owned())
-    };
-    why.map(|why| skip(&why)).is_some()
+impl DerefMut for Rig {
+    fn deref_mut(&mut self) -> &mut Pool {
+        &mut self.0
+    }
 }
 
 impl Rig {
@@ -45,116 +41,19 @@ impl Rig {
 
     /// A pool on this filesystem, served with these further arguments.
     pub fn start_on(fs: Fs, arguments: &[&str]) -> Rig {
-        let image = Image::of(fs);
-        let (root, sockets) = (image.dir("pool"), image.dir("plugins"));
-        let mut rig = Rig {
-            driver: None,
-            root,
-            socket: sockets.join("ckptfs.sock"),
-            image,
-        };
+        let mut rig = Rig(Pool::new(fs, "plugins/ckptfs.sock"));
+        rig.has_copies = true;
         rig.serve(arguments);
         rig
     }
 
-    /// The program, for this pool.
-    pub fn ckptfs(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-        command
-            .args(arguments)
-            .env("CKPTFS_VOLUMES", &self.root)
-            .env("CKPTFS_TRIPWIRE", "off")
-            .env("CKPTFS_AUTO_ABSENCE", "off")
-            .env("NO_COLOR", "1")
-            .current_dir("/");
-        command
-    }
-
-    /// What the program prints.
-    #[track_caller]
-    pub fn ok(&self, arguments: &[&str]) -> String {
-        let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(
-            output.status.success(),
-            "{arguments:?}: {}{}",
-            text(&output.stdout),
-            text(&output.stderr)
-        );
-        text(&output.stdout)
-    }
-
-    /// What the program says on stderr when it fails.
-    #[track_caller]
-    pub fn refused(&self, arguments: &[&str]) -> String {
-        let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
-        assert!(
-            !output.status.success(),
-            "{arguments:?}: {}",
-            String::from_utf8_lossy(&output.stdout)
-        );
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    }
-
-    /// The driver's own log.
-    pub fn log(&self) -> String {
-        fs::read_to_string(self.log_path()).unwrap_or_default()
-    }
-
-    fn log_path(&self) -> PathBuf {
-        self.image.path().join("driver.log")
-    }
-
-    /// The filesystem that everything is on.
-    pub fn disk(&self) -> &Path {
-        self.image.path()
-    }
-
     /// Starts a driver, and waits until it answers.
     pub fn serve(&mut self, arguments: &[&str]) {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.log_path())
-            .expect("the disk is ours");
         let socket = self.socket.to_str().expect("text").to_owned();
         let mut command = self.ckptfs(&["volumes", "serve", "--socket", &socket]);
-        command
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a copy"))
-            .stderr(log);
-        let said = || self.log().matches("serving the volumes in").count();
-        let before = said();
-        let mut driver = command.spawn().expect("the driver starts");
-        let answers = || said() > before && UnixStream::connect(&self.socket).is_ok();
-        wait_until("the driver answers", SECONDS, || {
-            answers() || driver.try_wait().expect("a child").is_some()
-        });
-        assert!(answers(), "the driver ended: {}", self.log());
-        self.driver = Some(driver);
-    }
-
-    /// Kills the driver as a crash would.
-    pub fn kill(&mut self) {
-        let mut driver = self.driver.take().expect("it runs");
-        driver.kill().expect("it is ours");
-        driver.wait().expect("it is ours");
-    }
-
-    /// Ends the driver in order; its exit status.
-    pub fn end(&mut self) -> i32 {
-        let mut driver = self.driver.take().expect("it runs");
-        let pid = rustix::process::Pid::from_child(&driver);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
-        wait_until("the driver ends", SECONDS, || {
-            driver.try_wait().expect("a child").is_some()
-        });
-        driver
-            .wait()
-            .expect("it is ours")
-            .code()
-            .expect("no signal")
+        command.args(arguments);
+        self.0
+            .serve(command, |socket| UnixStream::connect(socket).is_ok());
     }
 
     /// A call, on a connection of its own: status and answer.
@@ -213,11 +112,6 @@ impl Rig {
             head.split(' ').nth(1)?.parse().ok()?,
             serde_json::from_str(body).ok()?,
         ))
-    }
-
-    /// Kills the driver, with others still calling it.
-    pub fn kill_under(&self) {
-        process::kill(self.driver.as_ref().expect("it runs").id());
     }
 
     /// A call that must succeed.
@@ -294,28 +188,6 @@ impl Rig {
         self.done("Get", &json!({"Name": name}))["Volume"]["Status"].clone()
     }
 
-    /// Where a volume is mounted in the pool.
-    pub fn point(&self, name: &str) -> PathBuf {
-        self.root.join("mnt").join(name)
-    }
-
-    /// Whether a volume is mounted.
-    pub fn is_mounted(&self, name: &str) -> bool {
-        minor_of(&self.point(name)).is_some()
-    }
-
-    /// The record of a volume, as it is on disk.
-    pub fn record(&self, name: &str) -> Value {
-        let text =
-            fs::read(self.record_path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-        serde_json::from_slice(&text).expect("JSON")
-    }
-
-    /// Where that is.
-    pub fn record_path(&self, name: &str) -> PathBuf {
-        self.root.join("meta").join(format!("{name}.json"))
-    }
-
     /// The processes that serve a volume: the daemon, and its holder.
     pub fn daemons(&self, name: &str) -> (u32, u32) {
         let point = self.point(name);
@@ -325,48 +197,6 @@ impl Rig {
             u32::try_from(status["daemon"][name].as_u64().expect("a number")).expect("a process")
         };
         (number("pid"), number("holder"))
-    }
-
-    fn mounts(&self) -> Vec<PathBuf> {
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
-        let points = table
-            .lines()
-            .filter_map(|line| line.split(' ').nth(4).map(PathBuf::from));
-        points
-            .filter(|point| point.starts_with(&self.root))
-            .collect()
-    }
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the driver's log:\n{}", self.log());
-        }
-        if let Some(mut driver) = self.driver.take() {
-            let _ = driver.kill();
-            let _ = driver.wait();
-        }
-        for point in self.mounts().iter().rev() {
-            take_away(point, &mut self.ckptfs(&["umount"]));
-        }
-    }
-}
-
-/// Unmounts, and ends the filesystem too: another process of this machine may have a copy of the
-/// mount in a namespace that it has made meanwhile.
-fn take_away(point: &Path, umount: &mut Command) {
-    let minor = minor_of(point);
-    let said = if minor.is_some() {
-        try_run_limited(umount.arg(point), 20).map(drop)
-    } else {
-        Ok(())
-    };
-    if let Some(minor) = minor {
-        let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
-    }
-    if said.is_err() || minor.is_none() || minor_of(point).is_some() {
-        let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), 20);
     }
 }
 
@@ -394,28 +224,24 @@ while echo line >>/data/log; do read -rt 0.02 _ || true; done
 read -r _
 "#;
 
+/// A script with this argument, in a mount namespace of its own.
+fn apart(script: &str, argument: &Path) -> Child {
+    let unshare = ["--mount", "--propagation", "private"];
+    tool("unshare", &unshare)
+        .args(["bash", "-c", script, "apart"])
+        .arg(argument)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("unshare(1) starts")
+}
+
 impl Container {
     /// Starts one on what is mounted at `point`.
     pub fn start(point: &Path) -> Container {
-        let mut command = tool(
-            "unshare",
-            &[
-                "--mount",
-                "--propagation",
-                "private",
-                "bash",
-                "-c",
-                CONTAINER,
-                "container",
-            ],
-        );
-        let process = command
-            .arg(point)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("unshare(1) starts");
-        let container = Container { process };
+        let container = Container {
+            process: apart(CONTAINER, point),
+        };
         container.writes_on();
         container
     }
@@ -473,26 +299,9 @@ impl Held {
     /// Runs a script, whose `$1` is the disk of the rig, and which then waits for something to
     /// read.
     pub fn start(script: &str, disk: &Path) -> Held {
-        let script = format!("{LET_GO}{script}");
-        let mut command = tool(
-            "unshare",
-            &[
-                "--mount",
-                "--propagation",
-                "private",
-                "bash",
-                "-c",
-                &script,
-                "held",
-            ],
-        );
-        let process = command
-            .arg(disk)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("unshare(1) starts");
-        Held { process }
+        Held {
+            process: apart(&format!("{LET_GO}{script}"), disk),
+        }
     }
 
     /// Whether it still runs.

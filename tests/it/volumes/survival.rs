@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::common::mount::wait_until;
+use crate::common::random::seed;
 use crate::common::{process, tool};
 use crate::volumes::support::{Container, Rig, SECONDS, unavailable};
 
@@ -348,11 +349,7 @@ fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over()
     if unavailable() {
         return;
     }
-    let seed: u64 = std::env::var("CKPTFS_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| u64::from(std::process::id()));
-    println!("CKPTFS_SEED={seed}");
+    let seed = seed("kills of a driver", u64::from(std::process::id()));
     let mut rig = Rig::start();
     let (mut there, mut unknown) = (Vec::new(), Vec::new());
     for round in 0..5_usize {

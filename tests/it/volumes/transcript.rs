@@ -86,17 +86,7 @@ fn life(rig: &Rig, engine: &mut Engine, no_options: &str) {
     let point = rig.point("vol1").display().to_string();
     let ok = "HTTP/1.1 200 OK";
     let named = "{\"Name\":\"vol1\"}";
-    assert_eq!(
-        engine.call("Plugin.Activate", ""),
-        (ok.into(), "{\"Implements\":[\"VolumeDriver\"]}\n".into())
-    );
-    assert_eq!(
-        engine.call("VolumeDriver.Capabilities", "{}"),
-        (
-            ok.into(),
-            "{\"Capabilities\":{\"Scope\":\"local\"}}\n".into()
-        )
-    );
+    introduction(engine);
     let (status, body) = engine.call("VolumeDriver.Get", named);
     assert!(
         status == "HTTP/1.1 500 Internal Server Error"
@@ -121,13 +111,7 @@ fn life(rig: &Rig, engine: &mut Engine, no_options: &str) {
         ),
         (ok, Some("vol1"), Some(""))
     );
-    let created = told["Volume"]["CreatedAt"]
-        .as_str()
-        .expect("docker drops a volume whose time it cannot read");
-    assert!(
-        created.len() == 20 && created.ends_with('Z') && created.as_bytes()[10] == b'T',
-        "RFC 3339: {created}"
-    );
+    let created = created(&told);
     let mount = format!("{{\"Name\":\"vol1\",\"ID\":\"{id}\"}}");
     assert_eq!(
         engine.call("VolumeDriver.Mount", &mount),
@@ -155,6 +139,12 @@ fn life(rig: &Rig, engine: &mut Engine, no_options: &str) {
         engine.call("VolumeDriver.Unmount", &mount),
         (ok.into(), "{\"Err\":\"\"}\n".into())
     );
+    end(rig, engine, named);
+}
+
+/// The end of a volume, and calls that cannot be answered.
+fn end(rig: &Rig, engine: &mut Engine, named: &str) {
+    let ok = "HTTP/1.1 200 OK";
     assert!(!rig.is_mounted("vol1"));
     assert_eq!(
         engine.call("VolumeDriver.Path", named).1,
@@ -175,6 +165,34 @@ fn life(rig: &Rig, engine: &mut Engine, no_options: &str) {
     assert_eq!(
         engine.call("VolumeDriver.Get", "{\"Name\":").0,
         "HTTP/1.1 500 Internal Server Error"
+    );
+}
+
+/// When it was made, in RFC 3339.
+fn created(told: &Value) -> String {
+    let created = told["Volume"]["CreatedAt"]
+        .as_str()
+        .expect("docker drops a volume whose time it cannot read");
+    assert!(
+        created.len() == 20 && created.ends_with('Z') && created.as_bytes()[10] == b'T',
+        "RFC 3339: {created}"
+    );
+    created.to_owned()
+}
+
+/// What an engine asks first.
+fn introduction(engine: &mut Engine) {
+    let ok = "HTTP/1.1 200 OK";
+    assert_eq!(
+        engine.call("Plugin.Activate", ""),
+        (ok.into(), "{\"Implements\":[\"VolumeDriver\"]}\n".into())
+    );
+    assert_eq!(
+        engine.call("VolumeDriver.Capabilities", "{}"),
+        (
+            ok.into(),
+            "{\"Capabilities\":{\"Scope\":\"local\"}}\n".into()
+        )
     );
 }
 

@@ -12,7 +12,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::common::mount::wait_until;
-use crate::common::{Rig, Variant, run_limited, scratch, tool};
+use crate::common::strace::Strace;
+use crate::common::{Rig, Variant, run_limited, scratch};
 
 /// Seconds for what a writer does.
 pub const SECONDS: u64 = 60;
@@ -191,56 +192,10 @@ impl Stage {
     pub fn killed_at(&mut self, calls: &str, nth: u32, verb: &[&str]) {
         // Nobody is to take over.
         self.rig.mount.kill_holder();
-        let pid = self.rig.mount.pid().to_string();
-        let (trace, inject) = (
-            format!("trace={calls}"),
-            format!("inject={calls}:signal=SIGKILL:when={nth}"),
-        );
         let log = self.bin.path().join("strace.log");
-        let mut command = tool(
-            "strace",
-            &[
-                "-f",
-                "-q",
-                "-o",
-                log.to_str().expect("a path"),
-                "-e",
-                &trace,
-                "-e",
-                &inject,
-                "-p",
-                &pid,
-            ],
-        );
-        let mut strace = command
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("strace starts");
-        let traced = || {
-            let tasks = fs::read_dir(format!("/proc/{pid}/task"))
-                .into_iter()
-                .flatten()
-                .flatten();
-            let of = |task: fs::DirEntry| {
-                fs::read_to_string(task.path().join("status")).unwrap_or_default()
-            };
-            tasks.map(of).all(|status| {
-                status.lines().any(|line| {
-                    line.strip_prefix("TracerPid:\t")
-                        .is_some_and(|tracer| tracer != "0")
-                })
-            })
-        };
-        wait_until(
-            "strace has hold of every thread of the daemon",
-            SECONDS,
-            traced,
-        );
+        let strace = Strace::kills(self.rig.mount.pid(), calls, nth, &log);
         let _ = self.rig.mount.run(verb);
-        // It may wait for ever where the daemon died while it looked on.
-        let _ = strace.kill();
-        let _ = strace.wait();
+        drop(strace);
         self.rig.mount.kill();
         self.rig.mount.remount();
     }

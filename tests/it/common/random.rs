@@ -1,4 +1,4 @@
-//! Numbers from one seed, and the settings of the tests.
+//! Numbers from one seed, and the settings of the tests that use them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -49,21 +49,24 @@ pub fn is_long() -> bool {
     std::env::var_os("CKPTFS_LONG").is_some_and(|value| value == "1")
 }
 
-/// The seed, printed so that a run can be repeated. `CKPTFS_SEED=random` gives another each time,
-/// as the long form does.
-pub fn seed(what: &str) -> u64 {
-    let clock = || {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
-    };
-    let told = std::env::var("CKPTFS_SEED").ok();
-    let seed = match told.as_deref() {
-        Some("random") => clock(),
-        Some(number) => number.parse().expect("CKPTFS_SEED is a number or `random`"),
-        None if is_long() => clock(),
-        None => 1,
-    };
+/// The seed that was asked for (`CKPTFS_SEED`); `random` is another each time.
+pub fn told_seed() -> Option<u64> {
+    match std::env::var("CKPTFS_SEED").ok()?.as_str() {
+        "random" => Some(any_seed()),
+        number => Some(number.parse().expect("CKPTFS_SEED is a number or `random`")),
+    }
+}
+
+/// Another seed each time.
+pub fn any_seed() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
+}
+
+/// The seed that was asked for, else this one; it is printed, so that a run can be repeated.
+pub fn seed(what: &str, usual: u64) -> u64 {
+    let seed = told_seed().unwrap_or(usual);
     println!("{what}: CKPTFS_SEED={seed}");
     seed
 }

@@ -1,0 +1,220 @@
+//! A pool of volumes on a filesystem of its own, and the driver that serves it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use super::command::{fails, run_limited, stdout_of, tool, try_run_limited};
+use super::image::{Fs, Image};
+use super::mount::{minor_of, wait_until};
+use super::process;
+use super::variant::skip;
+
+/// Seconds for one call, or one command.
+pub const SECONDS: u64 = 60;
+/// Seconds for one unmount while all is taken down.
+const UMOUNT_SECONDS: u64 = 20;
+
+/// A pool, and the driver that serves it; all mounts of it end with it.
+pub struct Pool {
+    driver: Option<Child>,
+    /// The directory of the pool.
+    pub root: PathBuf,
+    /// Where the driver answers.
+    pub socket: PathBuf,
+    /// Whether processes with namespaces of their own have copies of its mounts.
+    pub has_copies: bool,
+    /// The filesystem that everything is on.
+    pub image: Image,
+}
+
+/// Whether tests of volumes cannot run here; why is said.
+pub fn unavailable() -> bool {
+    let why = if Path::new("/dev/fuse").exists() {
+        Fs::Xfs.unavailable()
+    } else {
+        Some("there is no /dev/fuse".to_owned())
+    };
+    why.map(|why| skip(&why)).is_some()
+}
+
+impl Pool {
+    /// A pool that nobody serves yet, with this path of the socket from the root of the disk.
+    pub fn new(fs: Fs, socket: &str) -> Pool {
+        let image = Image::of(fs);
+        let socket = image.path().join(socket);
+        fs::create_dir(socket.parent().expect("a directory")).expect("the disk is ours");
+        Pool {
+            driver: None,
+            root: image.dir("pool"),
+            socket,
+            has_copies: false,
+            image,
+        }
+    }
+
+    /// The program, for this pool.
+    pub fn ckptfs(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
+        command
+            .args(arguments)
+            .env("CKPTFS_VOLUMES", &self.root)
+            .env("CKPTFS_TRIPWIRE", "off")
+            .env("CKPTFS_AUTO_ABSENCE", "off")
+            .env("NO_COLOR", "1")
+            .current_dir("/");
+        command
+    }
+
+    /// What the program prints.
+    #[track_caller]
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        stdout_of(&mut self.ckptfs(arguments), SECONDS)
+    }
+
+    /// What the program says on stderr when it fails.
+    #[track_caller]
+    pub fn refused(&self, arguments: &[&str]) -> String {
+        fails(&mut self.ckptfs(arguments), SECONDS)
+    }
+
+    /// The driver's own log.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.disk().join("driver.log")
+    }
+
+    /// The filesystem that everything is on.
+    pub fn disk(&self) -> &Path {
+        self.image.path()
+    }
+
+    /// Starts a driver, and waits until it says that it serves and `answers`.
+    pub fn serve(&mut self, mut command: Command, answers: impl Fn(&Path) -> bool) {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("the disk is ours");
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a copy"))
+            .stderr(log);
+        let said = || self.log().matches("serving the volumes in").count();
+        let before = said();
+        let mut driver = command.spawn().expect("the driver starts");
+        let answers = || said() > before && answers(&self.socket);
+        wait_until("the driver answers", SECONDS, || {
+            answers() || driver.try_wait().expect("a child").is_some()
+        });
+        assert!(answers(), "the driver ended: {}", self.log());
+        self.driver = Some(driver);
+    }
+
+    /// Kills the driver as a crash would.
+    pub fn kill(&mut self) {
+        let mut driver = self.driver.take().expect("it runs");
+        driver.kill().expect("it is ours");
+        driver.wait().expect("it is ours");
+    }
+
+    /// Kills the driver, with others still calling it.
+    pub fn kill_under(&self) {
+        process::kill(self.driver.as_ref().expect("it runs").id());
+    }
+
+    /// Ends the driver in order; its exit status.
+    pub fn end(&mut self) -> i32 {
+        let mut driver = self.driver.take().expect("it runs");
+        let pid = rustix::process::Pid::from_child(&driver);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+        wait_until("the driver ends", SECONDS, || {
+            driver.try_wait().expect("a child").is_some()
+        });
+        let status = driver.wait().expect("it is ours");
+        status.code().expect("no signal")
+    }
+
+    /// Where a volume is mounted in the pool.
+    pub fn point(&self, name: &str) -> PathBuf {
+        self.root.join("mnt").join(name)
+    }
+
+    /// Whether a volume is mounted in the pool.
+    pub fn is_mounted(&self, name: &str) -> bool {
+        minor_of(&self.point(name)).is_some()
+    }
+
+    /// Where the record of a volume is.
+    pub fn record_path(&self, name: &str) -> PathBuf {
+        self.root.join("meta").join(format!("{name}.json"))
+    }
+
+    /// The record of a volume, as it is on disk.
+    pub fn record(&self, name: &str) -> Value {
+        let text =
+            fs::read(self.record_path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        serde_json::from_slice(&text).expect("JSON")
+    }
+
+    /// Unmounts, and ends the filesystem too where that does not: another process of this machine
+    /// may have a copy of the mount in a namespace that it has made meanwhile.
+    fn take_away(&self, point: &Path) {
+        let Some(minor) = minor_of(point) else {
+            return detach(point);
+        };
+        let said = try_run_limited(self.ckptfs(&["umount"]).arg(point), UMOUNT_SECONDS);
+        let is_left = said.is_err() || minor_of(point).is_some();
+        if is_left || self.has_copies {
+            let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+        }
+        if is_left {
+            detach(point);
+        }
+    }
+}
+
+/// Where something is mounted, in the order in which it was.
+pub fn mount_points() -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    points.map(PathBuf::from).collect()
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the driver's log:\n{}", self.log());
+        }
+        if let Some(mut driver) = self.driver.take() {
+            let _ = driver.kill();
+            let _ = driver.wait();
+        }
+        let ours = |point: &PathBuf| point.starts_with(self.disk()) && point != self.disk();
+        let (pool, elsewhere): (Vec<PathBuf>, Vec<PathBuf>) = mount_points()
+            .into_iter()
+            .rev()
+            .filter(ours)
+            .partition(|point| point.starts_with(&self.root));
+        // What is shown elsewhere first, then the filesystems, each of which ends with its mount in
+        // the pool; images last.
+        for point in elsewhere {
+            detach(&point);
+        }
+        for point in pool {
+            self.take_away(&point);
+        }
+    }
+}
+
+fn detach(point: &Path) {
+    let _ = try_run_limited(
+        &mut tool("umount", &["-l".as_ref(), point.as_os_str()]),
+        UMOUNT_SECONDS,
+    );
+}

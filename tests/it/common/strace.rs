@@ -1,0 +1,81 @@
+//! strace(1) at a daemon, for faults that the daemon cannot make itself.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::command::tool;
+use super::mount::wait_until;
+use super::process::start_of;
+
+/// Seconds until every thread is traced.
+const SECONDS: u64 = 60;
+/// How long it may take to detach.
+const DETACH: Duration = Duration::from_secs(2);
+
+/// strace at a process. It detaches when dropped.
+pub struct Strace(Child);
+
+impl Strace {
+    /// Follows every thread of process `pid`, with this fault at these calls (`--inject`); `log` is
+    /// for what it writes. `None`: there is no strace that may.
+    pub fn start(pid: u32, calls: &str, fault: &str, log: &Path) -> Option<Strace> {
+        let mut command = tool("strace", &["-f", "-q", "-o"]);
+        command
+            .arg(log)
+            .args(["-e", &format!("trace={calls}")])
+            .args(["-e", &format!("inject={calls}:{fault}")])
+            .args(["-p", &pid.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let strace = Strace(command.spawn().ok()?);
+        wait_until(
+            "strace has hold of every thread of the daemon",
+            SECONDS,
+            || !strace.runs() || all_traced(pid),
+        );
+        strace.runs().then_some(strace)
+    }
+
+    /// Kills process `pid` at its `nth` of these calls.
+    pub fn kills(pid: u32, calls: &str, nth: u32, log: &Path) -> Strace {
+        let fault = format!("signal=SIGKILL:when={nth}");
+        Strace::start(pid, calls, &fault, log).expect("strace starts")
+    }
+
+    fn runs(&self) -> bool {
+        start_of(self.0.id()).is_some()
+    }
+}
+
+impl Drop for Strace {
+    /// Asks it to detach in an orderly way. Where the process died while it looked on, it may wait
+    /// for ever.
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
+        let began = Instant::now();
+        while matches!(self.0.try_wait(), Ok(None)) && began.elapsed() < DETACH {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn all_traced(pid: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.into_iter().flatten().flatten();
+    let of =
+        |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+    tasks.map(of).all(|status| {
+        status
+            .lines()
+            .filter_map(|line| line.strip_prefix("TracerPid:\t"))
+            .any(|tracer| tracer != "0")
+    })
+}

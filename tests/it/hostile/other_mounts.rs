@@ -1,0 +1,153 @@
+//! Mounts of other users that say they are ours, or lie over ours.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::MountFlags;
+
+use super::support::put;
+use super::trust::{NOBODY, ckptfs, said};
+use crate::common::{Fs, Image, Io, Mount, MountOpts};
+
+/// A FUSE mount that another user made, and that says it is ours; nobody answers for it.
+struct Fake {
+    at: PathBuf,
+    _device: File,
+}
+
+impl Fake {
+    fn of(backing: &Path, at: PathBuf) -> Fake {
+        Fake::called(format!("ckptfs#{}", backing.display()), at)
+    }
+
+    fn called(source: String, at: PathBuf) -> Fake {
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .expect("/dev/fuse");
+        // What fusermount3 passes on for that user, whatever they call it.
+        let options = format!(
+            "fd={},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other",
+            device.as_raw_fd()
+        );
+        let options = CString::new(options).expect("options");
+        rustix::mount::mount(
+            source,
+            &at,
+            "fuse.ckptfs",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            options.as_c_str(),
+        )
+        .expect("mount");
+        Fake {
+            at,
+            _device: device,
+        }
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Anybody may mount a FUSE filesystem and call it `ckptfs#/srv/project`: then nobody could mount
+/// that project any more ("already mounted"), `doctor` and `mount` waited for its owner to answer,
+/// and what it said of itself was believed.
+#[test]
+fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
+    let image = Image::of(Fs::Ext4);
+    let project = image.dir("project");
+    put(project.join("f"), "mine");
+    let fake = Fake::of(&project, image.dir("fake"));
+    let output = ckptfs(image.path(), &["doctor", "project"]);
+    assert!(
+        output.status.success() && said(&output).contains("mounted       no"),
+        "{}",
+        said(&output)
+    );
+    // Other stale mounts of this machine are none of this test's.
+    assert!(
+        !said(&output).contains(fake.at.to_str().expect("a path")),
+        "{}",
+        said(&output)
+    );
+    let output = ckptfs(image.path(), &["umount", "project"]);
+    assert!(
+        !output.status.success() && Path::new("/proc/self/mountinfo").exists(),
+        "{}",
+        said(&output)
+    );
+    assert!(
+        mounted_at(&fake.at),
+        "it was taken for the mount of the project"
+    );
+    let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
+    mount.checkpoint();
+    mount.umount();
+    // Root takes it away by its name, and waits for nobody.
+    let output = ckptfs(image.path(), &["umount", "fake"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!mounted_at(&fake.at));
+}
+
+/// It was asked whether the mount is dead, which the other one was, and "is unmounted" was said of
+/// a mount that stayed.
+#[test]
+fn umount_takes_nothing_away_that_is_covered_and_says_so() {
+    let image = Image::of(Fs::Ext4);
+    let project = image.dir("project");
+    let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
+    for dead in [false, true] {
+        let mut fake = Fake::called("anything".into(), project.clone());
+        if dead {
+            fake._device = File::open("/dev/null").expect("open");
+        }
+        let output = ckptfs(image.path(), &["umount", "project"]);
+        assert!(
+            !output.status.success()
+                && said(&output).contains("is covered")
+                && said(&output).contains("umount "),
+            "{}",
+            said(&output)
+        );
+        drop(fake);
+        assert!(mounted_at(&project) && project.join(".snapshots").exists());
+    }
+    mount.umount();
+}
+
+/// Over the mount itself: what lies on top is not what is below.
+#[test]
+fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
+    let image = Image::of(Fs::Ext4);
+    let (tree, point) = (image.dir("tree"), image.dir("point"));
+    put(tree.join("f"), "mine");
+    let mount = Mount::start(
+        &tree,
+        &MountOpts {
+            mountpoint: Some(point.clone()),
+            ..MountOpts::new(Io::Daemon)
+        },
+    );
+    mount.checkpoint();
+    let fake = Fake::of(&tree, point);
+    // By the directory that is served; what is to be read is read through the mount, and that is
+    // hidden.
+    assert!(ckptfs(&tree, &["status"]).status.success());
+    let output = ckptfs(&tree, &["cat", "latest:f"]);
+    assert!(!output.status.success(), "{}", said(&output));
+    drop(fake);
+    assert_eq!(said(&ckptfs(&tree, &["cat", "latest:f"])), "mine");
+}
+
+fn mounted_at(path: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    table
+        .lines()
+        .any(|line| line.split(' ').nth(1) == path.to_str())
+}

@@ -1,0 +1,261 @@
+//! What is compared: the live tree, the views, and what the verbs tell.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+
+use ckptfs::engine::api::{
+    Change, CheckpointOptions, Compare, Delete, GetStatus, Query, StateName,
+};
+
+use super::control::{marks_come_and_go, said};
+use super::diffs;
+use super::observe::{compare, observe, shown};
+use super::ops::{Op, Verb};
+use super::tree::Tree;
+use super::world::{Handle, World};
+
+impl World {
+    /// The whole live tree, and all that is open.
+    pub fn check_live(&mut self) -> Result<(), String> {
+        let loose = self.loose();
+        let sight = observe(&self.root)?;
+        compare(
+            "the live tree",
+            &self.model.tree,
+            &sight,
+            &mut self.times,
+            &loose,
+        )?;
+        if let Some((path, _)) = sight
+            .iter()
+            .find(|(_, seen)| self.view_inos.contains(&seen.ino))
+        {
+            return Err(format!("{} has an inode number of a view", shown(path)));
+        }
+        self.handles
+            .iter()
+            .flatten()
+            .try_for_each(|handle| self.check_handle(handle))?;
+        for mapped in self.maps.iter().flatten() {
+            let length = self.model.size(mapped.id).min(mapped.mapping.len());
+            let expected = &self
+                .model
+                .tree
+                .node(mapped.id)
+                .content()
+                .ok_or("what is mapped is a file")?[..length];
+            if mapped.mapping.load(length)? != expected {
+                return Err("a mapping shows other bytes than its file has".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// What can be read through a handle.
+    pub fn check_handle(&self, handle: &Handle) -> Result<(), String> {
+        if !handle.read {
+            return Ok(());
+        }
+        let expected = self
+            .model
+            .tree
+            .node(handle.id)
+            .content()
+            .ok_or("what is open is a file")?;
+        check_content("an open file", &handle.file, expected)
+    }
+
+    pub(super) fn check_views(&mut self) -> Result<(), String> {
+        self.view_inos.clear();
+        for snap in &mut self.snaps {
+            let sight = observe(&self.root.join(".snapshots").join(snap.id.to_string()))?;
+            compare(
+                &format!("the view of {}", snap.id),
+                &snap.tree,
+                &sight,
+                &mut self.times,
+                &BTreeSet::new(),
+            )?;
+            for (path, seen) in &sight {
+                if *snap.inos.entry(path.clone()).or_insert(seen.ino) != seen.ino {
+                    return Err(format!(
+                        "the view of {}: {} has another inode number than before",
+                        snap.id,
+                        shown(path)
+                    ));
+                }
+                self.view_inos.insert(seen.ino);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_status(&mut self) -> Result<(), String> {
+        let status = self
+            .client()?
+            .ask(GetStatus)
+            .map_err(|error| said("status", &error))?;
+        let latest = status.latest.map(|id| id.0);
+        let last = self.latest();
+        let exact = latest == last && status.checkpoints == self.snaps.len() as u64;
+        let allowed = marks_come_and_go() && (last.is_none() || latest == last);
+        if !exact && !allowed {
+            return Err(format!(
+                "status tells {} checkpoints, the latest {latest:?}",
+                status.checkpoints
+            ));
+        }
+        if !status.warnings.is_empty() {
+            return Err(format!("status warns: {:?}", status.warnings));
+        }
+        let base = status.base.map(|id| id.0);
+        let Some(last) = self.snaps.iter().find(|snap| Some(snap.id) == base) else {
+            return if last.is_none() {
+                Ok(())
+            } else {
+                Err(format!("status compares with {base:?}, which is not kept"))
+            };
+        };
+        let live = self.model.tree.reachable();
+        let expected = diffs::expected(&last.tree, &live, &self.times, &self.loose());
+        diffs::check("status", &status.dirty, &expected, &last.tree, &live)
+    }
+
+    pub(super) fn check_diff(&mut self, op: &Op) -> Result<(), String> {
+        let (Some(a), Some(b)) = (self.pick(op.number(0)), self.pick(op.number(1))) else {
+            return Ok(());
+        };
+        let to_live = a == b;
+        let name = |index: usize| StateName(self.snaps[index].id.to_string());
+        let (from, to) = (name(a), (!to_live).then(|| name(b)));
+        let what = format!("diff {} {}", from.0, to.as_ref().map_or("live", |to| &to.0));
+        let changes = self
+            .client()?
+            .ask(Compare {
+                from,
+                to,
+                sizes: false,
+            })
+            .map_err(|error| said(&what, &error))?;
+        let new = if to_live {
+            self.model.tree.reachable()
+        } else {
+            self.snaps[b].tree.clone()
+        };
+        self.check_changes(&what, &changes, &self.snaps[a].tree, &new)
+    }
+
+    pub(super) fn check_changes(
+        &self,
+        what: &str,
+        changes: &[Change],
+        old: &Tree,
+        new: &Tree,
+    ) -> Result<(), String> {
+        let expected = diffs::expected(old, new, &self.times, &self.loose());
+        diffs::check(what, changes, &expected, old, new)
+    }
+
+    /// Without checkpoints the store keeps no versions.
+    pub(super) fn check_empty_layers(&self) -> Result<(), String> {
+        if marks_come_and_go() {
+            return Ok(());
+        }
+        let cannot = |error: std::io::Error| format!("cannot list the layers: {error}");
+        for epoch in std::fs::read_dir(self.root.join(".ckptfs/layers")).map_err(cannot)? {
+            let objects = epoch.map_err(cannot)?.path().join("objects");
+            if let Some(object) = std::fs::read_dir(&objects).map_err(cannot)?.next() {
+                return Err(format!(
+                    "no checkpoint is left, but {}",
+                    object.map_err(cannot)?.path().display()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a run: everything is compared, also without the mount and after one more.
+    pub fn finish(&mut self) -> Result<(), String> {
+        self.come_back()?;
+        self.check_live()?;
+        if self.mounted.is_none() {
+            return Ok(());
+        }
+        self.check_views()?;
+        self.check_status()?;
+        self.mount_again(false, false, true)?;
+        self.check_views()?;
+        self.check_live()?;
+        self.check_status()?;
+        self.close_all();
+        while !self.snaps.is_empty() {
+            self.delete(&Op::new(Verb::Delete, &[], &[self.tags, self.tags % 3]))?;
+            self.tags += 1;
+        }
+        for hidden in self
+            .client()?
+            .ask(Query {
+                hidden: true,
+                ..Query::default()
+            })
+            .map_err(|error| said("log --deleted", &error))?
+        {
+            self.client()?
+                .ask(Delete {
+                    state: StateName(hidden.id.to_string()),
+                    now: true,
+                })
+                .map_err(|error| said("delete --now", &error))?;
+        }
+        // A worker that took over may have captured a file that no checkpoint has; that goes with
+        // the first run after its epoch.
+        let made = self
+            .client()?
+            .ask(CheckpointOptions::default())
+            .map_err(|error| said("checkpoint", &error))?;
+        self.client()?
+            .ask(Delete {
+                state: StateName(made.id.to_string()),
+                now: true,
+            })
+            .map_err(|error| said("delete --now", &error))?;
+        self.gc()?;
+        let mounted = self.mounted.as_mut().expect("it was looked at");
+        mounted.client = None;
+        mounted.mount.umount();
+        self.check_empty_layers()?;
+        let sight = observe(&self.root)?;
+        compare(
+            "the directory at the end",
+            &self.model.tree,
+            &sight,
+            &mut self.times,
+            &BTreeSet::new(),
+        )
+    }
+}
+
+pub(super) fn check_content(what: &str, file: &OwnedFd, expected: &[u8]) -> Result<(), String> {
+    let mut content = vec![0; expected.len() + 10];
+    let mut filled = 0;
+    while filled < content.len() {
+        match rustix::io::pread(file, &mut content[filled..], filled as u64) {
+            Ok(0) => break,
+            Ok(got) => filled += got,
+            Err(errno) => return Err(format!("cannot read {what}: {errno}")),
+        }
+    }
+    content.truncate(filled);
+    if content == *expected {
+        return Ok(());
+    }
+    let first = content
+        .iter()
+        .zip(expected.iter())
+        .position(|(a, b)| a != b);
+    Err(format!(
+        "{what} reads {} bytes, expected {}; first difference at {first:?}",
+        content.len(),
+        expected.len()
+    ))
+}

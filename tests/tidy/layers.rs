@@ -1,0 +1,185 @@
+//! Layers import downward only, and each outside crate has one home.
+
+use std::path::Path;
+
+use super::code::{code_of, line_of, words};
+use super::{expect_none, files, read};
+
+/// The layers, bottom to top. A layer may import itself and those below; those of one rank know
+/// nothing of each other.
+const LAYERS: [&[&str]; 10] = [
+    &["sys"],
+    &["store"],
+    &["history"],
+    &["tree"],
+    &["live"],
+    &["engine"],
+    &["fuse", "control", "transfer"],
+    &["volumes"],
+    &["csi"],
+    &["cli"],
+];
+
+/// What may be named only there.
+const HOMES: [(&str, &[&str]); 19] = [
+    ("fuser", &["src/fuse"]),
+    ("sled", &["src/store"]),
+    ("rayon_core", &["src/store"]),
+    ("reflink_copy", &["src/sys"]),
+    ("parking_lot", &["src/sys"]),
+    ("clap", &["src/cli", "src/main.rs"]),
+    ("clap_complete", &["src/cli", "src/main.rs"]),
+    ("indicatif", &["src/cli", "src/main.rs"]),
+    ("toml_edit", &["src/engine"]),
+    ("globset", &["src/engine"]),
+    ("strsim", &["src/engine"]),
+    ("hyper", &["src/volumes"]),
+    ("prost", &["src/csi"]),
+    ("prost_types", &["src/csi"]),
+    ("protox", &["src/csi/build.rs"]),
+    ("tokio", &["src/csi", "src/volumes"]),
+    ("tonic", &["src/csi"]),
+    ("tonic_prost_build", &["src/csi/build.rs"]),
+    ("unsafe", &["src/sys"]),
+];
+
+fn rank(layer: &str) -> Option<usize> {
+    LAYERS.iter().position(|names| names.contains(&layer))
+}
+
+/// The layer of a file in `src/`, or `None` for the crate's two roots, which may see everything.
+fn layer_of(path: &Path) -> Option<String> {
+    let below = path.strip_prefix("src").unwrap();
+    if below == Path::new("lib.rs") || below == Path::new("main.rs") {
+        return None;
+    }
+    Some(
+        below
+            .iter()
+            .next()
+            .unwrap()
+            .to_string_lossy()
+            .trim_end_matches(".rs")
+            .to_owned(),
+    )
+}
+
+/// The top-level modules that the code names: `crate::a`, `crate::{a, b::c}`, and the same with
+/// `ckptfs::`.
+fn imports(code: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (index, word) in words(code) {
+        if word != "crate" && word != "ckptfs" {
+            continue;
+        }
+        let Some(rest) = code[index + word.len()..].trim_start().strip_prefix("::") else {
+            continue;
+        };
+        let rest = rest.trim_start();
+        let names: Vec<&str> = match rest.strip_prefix('{') {
+            Some(group) => top_names(group),
+            None => words(rest)
+                .first()
+                .map(|(_, name)| *name)
+                .into_iter()
+                .collect(),
+        };
+        found.extend(
+            names
+                .into_iter()
+                .map(|name| (line_of(code, index), name.to_owned())),
+        );
+    }
+    found
+}
+
+/// The first word of each member of an import group, whose opening brace is already gone.
+fn top_names(group: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut names) = (0, 0, Vec::new());
+    for (index, c) in group.char_indices() {
+        if depth == 0 && (c == ',' || c == '}') {
+            names.extend(words(&group[start..index]).first().map(|(_, name)| *name));
+            start = index + 1;
+        }
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    names
+}
+
+#[test]
+fn layers_import_downward_only() {
+    let mut offences = Vec::new();
+    for path in files("src", "rs") {
+        let Some(layer) = layer_of(&path) else {
+            continue;
+        };
+        let Some(own) = rank(&layer) else {
+            offences.push(format!(
+                "{}: `{layer}` is no layer (the table is in tests/tidy/layers.rs)",
+                path.display()
+            ));
+            continue;
+        };
+        for (line, import) in imports(&code_of(&read(&path))) {
+            let allowed = import == layer || rank(&import).is_none_or(|other| other < own);
+            if !allowed {
+                offences.push(format!(
+                    "{}:{line}: {layer} imports {import}",
+                    path.display()
+                ));
+            }
+        }
+    }
+    expect_none(
+        "a layer imports only itself and the layers below it",
+        &offences,
+    );
+}
+
+#[test]
+fn each_outside_crate_has_one_home() {
+    let mut offences = Vec::new();
+    for path in files("src", "rs") {
+        let code = code_of(&read(&path));
+        for (index, word) in words(&code) {
+            let Some((_, homes)) = HOMES.iter().find(|(name, _)| *name == word) else {
+                continue;
+            };
+            // As a crate it is followed by `::` or stands after `use`; anything else is a name of
+            // our own.
+            let named =
+                word == "unsafe" || code[index + word.len()..].trim_start().starts_with("::");
+            if named && !homes.iter().any(|home| path.starts_with(home)) {
+                offences.push(format!(
+                    "{}:{}: `{word}` belongs in {}",
+                    path.display(),
+                    line_of(&code, index),
+                    homes.join(", ")
+                ));
+            }
+        }
+    }
+    expect_none("an outside crate is named only in its home", &offences);
+}
+
+#[test]
+fn imports_are_found_in_groups_too() {
+    let names = |code: &str| {
+        imports(code)
+            .into_iter()
+            .map(|(_, name)| name)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names("use crate::sys::Stat;"), ["sys"]);
+    assert_eq!(
+        names("use crate::{store::{ids, record}, sys, live::Tree};"),
+        ["store", "sys", "live"]
+    );
+    assert_eq!(names("fn f() -> ckptfs::engine::Engine {}"), ["engine"]);
+    assert_eq!(names("pub(crate) fn f() {}"), Vec::<String>::new());
+}
