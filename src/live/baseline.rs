@@ -24,6 +24,7 @@ use super::kept::{Keep, Keeper, Kept};
 use super::nodes::{generation_of, is_same};
 use super::past::{Inodes, Past};
 use super::tables::{NodeTable, Tables};
+use crate::history::attribution::Author;
 use crate::history::eager::AheadNode;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
@@ -551,7 +552,9 @@ impl Compared<'_> {
         let more = now.map(|place| Record::Moved {
             places: vec![(slot, place)],
         });
-        timeline.epochs.record(undo, more.into_iter().collect())?;
+        timeline
+            .epochs
+            .record(&Author::default(), undo, more.into_iter().collect())?;
         timeline.epochs.count(i64::from(news && slot != Slot::ROOT));
         Ok(())
     }

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::{Claim, WAIT_MAX};
 use super::capture::Captures;
+use super::change::Change;
 use super::inodes::{At, Inodes};
 use super::locks::Freeze;
 use super::tables::{Calls, Locks, NodeTable, Tables};
@@ -107,13 +108,17 @@ impl Busy {
 
     /// Does `attempt`, again whenever something was to be waited for that must be waited for
     /// without a lock. It must not have changed anything then.
-    pub(super) fn patiently<T>(&self, mut attempt: impl FnMut() -> SysResult<T>) -> SysResult<T> {
+    pub(super) fn patiently<T>(
+        &self,
+        change: &Change,
+        mut attempt: impl FnMut() -> SysResult<T>,
+    ) -> SysResult<T> {
         PROBED.with_borrow_mut(Vec::clear);
         loop {
             match attempt() {
                 Err(Errno::LATER) => match WANT.take() {
                     Some(Want::Capture(slot, provisional)) => {
-                        wait::aside(|| self.capture_apart(slot, provisional))?
+                        wait::aside(|| self.capture_apart(change, slot, provisional))?
                     }
                     Some(Want::Probe(slot, true)) if self.nodes.is_closed_soon(slot) => {}
                     Some(Want::Probe(slot, _)) => {
@@ -182,7 +187,7 @@ impl Busy {
     /// # Errors
     /// EBUSY.
     pub fn await_free(&self, slot: Slot) -> SysResult<()> {
-        self.patiently(|| {
+        self.patiently(&Change::default(), || {
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(slot);
             self.probe_first(slot)
@@ -214,7 +219,7 @@ impl Busy {
 
     /// Makes sure that the content of a file is kept, as [`Captures::capture`] does, but with no
     /// lock held while that takes its time.
-    fn capture_apart(&self, slot: Slot, provisional: bool) -> SysResult<()> {
+    fn capture_apart(&self, change: &Change, slot: Slot, provisional: bool) -> SysResult<()> {
         loop {
             let claim = self.calls.await_claim(slot, None)?;
             let file = {
@@ -242,7 +247,7 @@ impl Busy {
                 && self.timeline.epochs.needs(&Key::Data(slot))
                 && !self.nodes.is_dead(slot);
             let recorded = if stands {
-                self.record_apart(slot, &file, object, provisional)
+                self.record_apart(change, slot, &file, object, provisional)
             } else {
                 Err(Errno::ESTALE)
             };
@@ -261,6 +266,7 @@ impl Busy {
     /// and the claim.
     fn record_apart(
         &self,
+        change: &Change,
         slot: Slot,
         file: &File,
         object: Option<ObjectId>,
@@ -272,6 +278,7 @@ impl Busy {
             object => object,
         };
         let recorded = self.captures.record_capture(
+            change,
             slot.into(),
             file,
             object,

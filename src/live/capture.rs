@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::change::Change;
 use super::durable::Durability;
 use super::inodes::{At, Inodes};
 use super::tables::{Calls, HotFiles, NodeTable, Tables};
@@ -185,7 +186,13 @@ impl Captures {
     ///
     /// # Errors
     /// ENOSPC, EIO: nothing was kept and the file must not be changed.
-    pub(super) fn capture(&self, at: At<'_>, file: &File, provisional: bool) -> SysResult<()> {
+    pub(super) fn capture(
+        &self,
+        change: &Change,
+        at: At<'_>,
+        file: &File,
+        provisional: bool,
+    ) -> SysResult<()> {
         let slot = at.slot;
         if !self.timeline.epochs.needs(&Key::Data(slot)) {
             if !provisional {
@@ -198,7 +205,7 @@ impl Captures {
         }
         let stat = sys::stat_fd(file)?;
         let object = self.capture_object(slot, file, stat.size)?;
-        let recorded = self.record_capture(at, file, object, &stat, provisional);
+        let recorded = self.record_capture(change, at, file, object, &stat, provisional);
         if let (Err(_), Some(object)) = (&recorded, object) {
             self.drop_object(object);
         }
@@ -208,6 +215,7 @@ impl Captures {
     /// Records what was captured of a file.
     pub(super) fn record_capture(
         &self,
+        change: &Change,
         at: At<'_>,
         file: &File,
         object: Option<ObjectId>,
@@ -226,7 +234,9 @@ impl Captures {
         self.keep_attr(slot, stat, None, &mut undo);
         self.keep_xattrs(slot, file, &mut undo)?;
         self.keep_homes(at, &mut undo);
-        self.timeline.epochs.record(undo, Vec::new())?;
+        self.timeline
+            .epochs
+            .record(&change.author, undo, Vec::new())?;
         if !self.reflink {
             // The live file is overwritten in place, at a time that only the kernel knows.
             self.timeline

@@ -22,6 +22,7 @@ use super::inodes::{At, at_place};
 use super::nodes::is_same;
 use super::past::{Captures, Inodes, Past};
 use super::tables::{Calls, HotFiles, Locks, NodeTable, Tables};
+use crate::history::attribution::Author;
 use crate::history::eager::{AheadNode, Changed};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Epoch, Name, ObjectId, Slot};
@@ -431,7 +432,9 @@ impl Eager {
                 continue;
             }
             let undo = self.unseen(slot, &node, attr);
-            self.timeline.epochs.record(undo, Vec::new())?;
+            self.timeline
+                .epochs
+                .record(&Author::default(), undo, Vec::new())?;
             self.timeline.epochs.count(1);
             if let Some((stat, fd)) = now.filter(|(stat, _)| stat.kind == Kind::Dir) {
                 sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(stat.mtime))?;

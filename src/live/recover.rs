@@ -4,10 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::change::Change;
 use super::inodes::{At, at_place, is_elsewhere};
 use super::past::{Captures, Inodes, Past};
 use super::remove::Removal;
 use super::tables::{HotFiles, Locks, Tables};
+use crate::history::attribution::Author;
 use crate::history::present::{Present, Trail};
 use crate::history::timeline::{Aftermath, Moved, Timeline};
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
@@ -321,7 +323,8 @@ impl Recovery {
         let file = Arc::new(file);
         self.hot.note(trail.slot, &file, true, None)?;
         self.hot.note_past_mount(trail.slot);
-        self.captures.capture(trail.into(), &file, true)?;
+        self.captures
+            .capture(&Change::default(), trail.into(), &file, true)?;
         Ok(true)
     }
 
@@ -352,6 +355,7 @@ impl Recovery {
                 {
                     Some(place) if *place == moved.to => {}
                     Some(place) => self.timeline.epochs.record(
+                        &Author::default(),
                         Vec::new(),
                         vec![Record::Moved {
                             places: vec![(slot, place.clone())],

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::capture::target_of;
+use super::change::Change;
 use super::inodes::At;
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
@@ -406,7 +407,13 @@ impl Removal {
     }
 
     /// Removes a name: unlink(2) and rmdir(2). The caller holds the freeze lock and the tree.
-    pub fn remove_in(&self, parent: At<'_>, name: &Name, want_dir: bool) -> SysResult<Slot> {
+    pub fn remove_in(
+        &self,
+        change: &Change,
+        parent: At<'_>,
+        name: &Name,
+        want_dir: bool,
+    ) -> SysResult<Slot> {
         let dir = self.inodes.dir(parent)?;
         let target = self.target(parent, &dir, name)?;
         match (target.stat.kind == Kind::Dir, want_dir) {
@@ -427,15 +434,20 @@ impl Removal {
         self.captures
             .keep_entry(parent.slot, name, Some(target.child()), &mut undo);
         if past {
-            self.timeline
-                .processes
-                .touch_name(parent.slot, name, NameTouch::Removed);
+            self.timeline.processes.touch_name(
+                &change.author,
+                parent.slot,
+                name,
+                NameTouch::Removed,
+            );
         }
         if target.is_last() {
-            self.timeline.processes.touch_gone(target.slot);
+            self.timeline
+                .processes
+                .touch_gone(&change.author, target.slot);
         }
         let held = self.hold(&target, fate)?;
-        self.timeline.epochs.record(undo, more)?;
+        self.timeline.epochs.record(&change.author, undo, more)?;
         self.nodes.leave_orphan(target.slot, held.as_ref());
         let ordered = self.order_removal(&target);
         match fate {
@@ -488,11 +500,11 @@ impl Removal {
     ///
     /// # Errors
     /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn unlink(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
-        self.busy.patiently(|| {
+    pub fn unlink(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
+        self.busy.patiently(change, || {
             let _changing = self.locks.enter();
             let _tree = self.locks.tree.write();
-            self.remove_in(parent.into(), name, false)
+            self.remove_in(change, parent.into(), name, false)
         })
     }
 
@@ -500,10 +512,10 @@ impl Removal {
     ///
     /// # Errors
     /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn rmdir(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
+    pub fn rmdir(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
-        self.remove_in(parent.into(), name, true)
+        self.remove_in(change, parent.into(), name, true)
     }
 
     /// Something with a past is to be found in this directory: if it was made in the open epoch,

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::change::Change;
 use super::nodes::generation_of;
 use super::past::{Captures, Inodes, Past};
 use super::tables::{NodeTable, Tables};
@@ -186,9 +187,9 @@ impl Staging {
     ///
     /// # Errors
     /// EXDEV.
-    pub fn adopt(&self, staged: &Staged) -> SysResult<Slot> {
+    pub fn adopt(&self, change: &Change, staged: &Staged) -> SysResult<Slot> {
         let (slot, stat) = (self.inodes.slot_of(&staged.stat)?, &staged.stat);
-        self.timeline.set_born(slot, true);
+        self.timeline.set_born(&change.author, slot);
         self.nodes.lock().learn(
             slot,
             stat.kind,
