@@ -170,9 +170,9 @@ impl Attrs {
             let _changing = self.locks.enter();
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(at.slot);
-            self.busy.probe_first(at.slot)?;
+            self.busy.probe_first(change, at.slot)?;
             if new.size.is_some() {
-                self.busy.capture_first(at.slot, false, || {
+                self.busy.capture_first(change, at.slot, false, || {
                     self.inodes.stat(at).map(|stat| stat.size)
                 })?;
             }
@@ -404,7 +404,7 @@ impl Attrs {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.read();
         let _stripe = self.locks.stripe(at.slot);
-        self.busy.probe_first(at.slot)?;
+        self.busy.probe_first(change, at.slot)?;
         let fd = self.inodes.fd(at)?;
         self.inodes.check_not_kept(at.slot, &fd)?;
         self.dirs.set_plain(at.slot, false);
@@ -487,7 +487,7 @@ impl Attrs {
         xattrs: &Xattrs,
         times: bool,
     ) -> SysResult<bool> {
-        self.busy.probe_first(at.slot)?;
+        self.busy.probe_first(change, at.slot)?;
         let fd = self.inodes.fd(at)?;
         let now = sys::stat_fd(&fd)?;
         let then = &wanted.stat;
@@ -552,7 +552,7 @@ impl Attrs {
         source: Option<&File>,
         size: u64,
     ) -> SysResult<()> {
-        self.busy.probe_first(at.slot)?;
+        self.busy.probe_first(change, at.slot)?;
         self.calls.void(at.slot);
         let fd = self.inodes.fd(at)?;
         let file = sys::reopen(&fd, Open::READ_WRITE)?;

@@ -24,7 +24,6 @@
 //! call for each file. Who waits does so on a thread that others do not depend on
 //! ([`crate::sys::wait`]).
 
-use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::{Claim, WAIT_MAX};
 use super::capture::Captures;
-use super::change::Change;
+use super::change::{Change, Want};
 use super::inodes::{At, Inodes};
 use super::locks::Freeze;
 use super::tables::{Calls, Locks, NodeTable, Tables};
@@ -52,26 +51,6 @@ const FREEZE_LOCK_TRIES: u32 = 12;
 /// A file of at most this many bytes is captured in less time than it takes to hand that to another
 /// thread and hear of it.
 const CAPTURED_AT_ONCE_MAX: u64 = 1024 * 1024;
-
-/// What must be done before something is tried again.
-#[derive(Clone, Copy)]
-enum Want {
-    /// And whether the content may yet stay as it is.
-    Capture(Slot, bool),
-    /// And whether a close that is on its way is to be waited for.
-    Probe(Slot, bool),
-}
-
-thread_local! {
-    static WANT: Cell<Option<Want>> = const { Cell::new(None) };
-    /// Files whose lock was free since the operation of this thread began.
-    static PROBED: RefCell<Vec<Slot>> = const { RefCell::new(Vec::new()) };
-}
-
-fn later(want: Want) -> Errno {
-    WANT.set(Some(want));
-    Errno::LATER
-}
 
 /// Has nobody wait, with a lock held, for somebody else's process. See the module.
 pub struct Busy {
@@ -113,17 +92,17 @@ impl Busy {
         change: &Change,
         mut attempt: impl FnMut() -> SysResult<T>,
     ) -> SysResult<T> {
-        PROBED.with_borrow_mut(Vec::clear);
+        change.begin();
         loop {
             match attempt() {
-                Err(Errno::LATER) => match WANT.take() {
+                Err(Errno::LATER) => match change.take_want() {
                     Some(Want::Capture(slot, provisional)) => {
                         wait::aside(|| self.capture_apart(change, slot, provisional))?
                     }
                     Some(Want::Probe(slot, true)) if self.nodes.is_closed_soon(slot) => {}
                     Some(Want::Probe(slot, _)) => {
                         wait::aside(|| self.probe(slot))?;
-                        PROBED.with_borrow_mut(|probed| probed.push(slot));
+                        change.note_probed(slot);
                     }
                     None => return Err(Errno::LATER),
                 },
@@ -136,6 +115,7 @@ impl Busy {
     /// done without any lock. The caller holds the freeze lock and the file's stripe.
     pub(super) fn capture_first(
         &self,
+        change: &Change,
         slot: Slot,
         provisional: bool,
         size: impl FnOnce() -> SysResult<u64>,
@@ -150,7 +130,7 @@ impl Busy {
             || self.nodes.may_wait(slot)
             || size()? > CAPTURED_AT_ONCE_MAX;
         if apart {
-            Err(later(Want::Capture(slot, provisional)))
+            Err(change.wants(Want::Capture(slot, provisional)))
         } else {
             Ok(())
         }
@@ -158,26 +138,24 @@ impl Busy {
 
     /// Something is to be called that wants the lock of this file: LATER, if it is to be seen
     /// before that the lock can be had. The caller holds what [`NodeTable::may_wait`] wants.
-    pub(super) fn probe_first(&self, slot: Slot) -> SysResult<()> {
-        self.probed(slot, false)
+    pub(super) fn probe_first(&self, change: &Change, slot: Slot) -> SysResult<()> {
+        self.probed(change, slot, false)
     }
 
     /// As [`Busy::probe_first`], for a change of names: whoever changes attributes has the file
     /// open most of the time, whoever changes names has closed it.
-    pub(super) fn probe_first_for_name(&self, slot: Slot) -> SysResult<()> {
-        self.probed(slot, true)
+    pub(super) fn probe_first_for_name(&self, change: &Change, slot: Slot) -> SysResult<()> {
+        self.probed(change, slot, true)
     }
 
-    fn probed(&self, slot: Slot, closes: bool) -> SysResult<()> {
+    fn probed(&self, change: &Change, slot: Slot, closes: bool) -> SysResult<()> {
         if self.locks.is_frozen() {
             return self.probe_frozen(slot);
         }
-        let free = !self.nodes.may_wait_for_reader(slot)
-            || PROBED.with_borrow(|probed| probed.contains(&slot));
-        if free {
+        if !self.nodes.may_wait_for_reader(slot) || change.has_probed(slot) {
             Ok(())
         } else {
-            Err(later(Want::Probe(slot, closes)))
+            Err(change.wants(Want::Probe(slot, closes)))
         }
     }
 
@@ -187,10 +165,11 @@ impl Busy {
     /// # Errors
     /// EBUSY.
     pub fn await_free(&self, slot: Slot) -> SysResult<()> {
-        self.patiently(&Change::default(), || {
+        let change = &Change::default();
+        self.patiently(change, || {
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(slot);
-            self.probe_first(slot)
+            self.probe_first(change, slot)
         })
     }
 

@@ -193,10 +193,10 @@ impl Files {
         self.inodes.check_not_kept(slot, &file)?;
         if io == IoMode::Passthrough || flags.truncate {
             self.busy
-                .capture_first(slot, !flags.truncate, || Ok(stat.size))?;
+                .capture_first(change, slot, !flags.truncate, || Ok(stat.size))?;
         }
         if flags.truncate {
-            self.busy.probe_first(slot)?;
+            self.busy.probe_first(change, slot)?;
         }
         let touches = (io == IoMode::Passthrough || flags.truncate) && !self.nodes.is_dead(slot);
         let found =
@@ -488,9 +488,9 @@ impl Files {
         if needed || handle.io == IoMode::Passthrough {
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(slot);
-            self.busy.probe_first(slot)?;
+            self.busy.probe_first(change, slot)?;
             if needed && self.timeline.epochs.needs(&Key::Data(slot)) {
-                self.busy.capture_first(slot, false, || {
+                self.busy.capture_first(change, slot, false, || {
                     sys::stat_fd(&*handle.file).map(|stat| stat.size)
                 })?;
                 let source = if handle.flags.read {

@@ -14,6 +14,9 @@
 //! 4. held for a moment, never across a system call that can wait: the table of nodes, then that of
 //!    hot files; and the leaves, which say so.
 //!
+//! **Who asks.** A [`Change`] is made where a request or a verb begins, and is passed down to what
+//! changes something and to what records it: for whom that is, and what must be waited for.
+//!
 //! **Parts.** [`Live`] makes them and hands them out, and does nothing by itself. Each has its
 //! state to itself, and knows only those before it:
 //! - the locks (`locks`) and the tables (`tables`): the nodes that the kernel knows, files that are

@@ -334,7 +334,7 @@ impl Names {
         to: &Place,
         lookups: u64,
     ) -> SysResult<Made> {
-        self.busy.probe_first_for_name(slot)?;
+        self.busy.probe_first_for_name(change, slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
         let dir = self.inodes.dir(to.parent)?;
         let mut undo = Vec::new();

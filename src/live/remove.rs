@@ -288,9 +288,9 @@ impl Removal {
 
     /// What must be done before with no lock held: LATER. See [`Busy::probe_first`],
     /// [`Busy::capture_first`].
-    pub(super) fn removal_first(&self, target: &Target<'_>) -> SysResult<()> {
+    pub(super) fn removal_first(&self, change: &Change, target: &Target<'_>) -> SysResult<()> {
         let slot = target.slot;
-        self.busy.probe_first_for_name(slot)?;
+        self.busy.probe_first_for_name(change, slot)?;
         let stays = || {
             self.nodes
                 .lock()
@@ -304,7 +304,7 @@ impl Removal {
         };
         if target.stat.kind == Kind::File && captured && !self.timeline.epochs.is_born(slot) {
             self.busy
-                .capture_first(slot, false, || Ok(target.stat.size))?;
+                .capture_first(change, slot, false, || Ok(target.stat.size))?;
         }
         Ok(())
     }
@@ -422,7 +422,7 @@ impl Removal {
             _ => {}
         }
         let _stripe = self.locks.stripe(target.slot);
-        self.removal_first(&target)?;
+        self.removal_first(change, &target)?;
         let past = !self.timeline.epochs.is_born(target.slot);
         if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty()
         {

@@ -323,7 +323,7 @@ impl Swaps {
         let _stripe = target.as_ref().map(|target| self.locks.stripe(target.slot));
         target
             .as_ref()
-            .map_or(Ok(()), |target| self.removal.removal_first(target))?;
+            .map_or(Ok(()), |target| self.removal.removal_first(change, target))?;
         self.captures.keep_entry(
             to.parent,
             &to.name,

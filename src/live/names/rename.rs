@@ -89,12 +89,12 @@ impl Names {
             }
             _ => {}
         }
-        self.busy.probe_first_for_name(source.slot)?;
+        self.busy.probe_first_for_name(change, source.slot)?;
         match &target {
             Some(target) if how == RenameMode::Exchange => {
-                self.busy.probe_first_for_name(target.slot)?
+                self.busy.probe_first_for_name(change, target.slot)?
             }
-            Some(target) => self.removal.removal_first(target)?,
+            Some(target) => self.removal.removal_first(change, target)?,
             None => {}
         }
         let mut undo = Vec::new();
