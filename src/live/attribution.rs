@@ -77,10 +77,9 @@ pub struct Writers {
 
 impl Writers {
     pub(super) fn new(tables: &Tables) -> Arc<Writers> {
-        let Tables { timeline, hot, .. } = tables.clone();
         Arc::new(Writers {
-            timeline,
-            hot,
+            timeline: Arc::clone(&tables.timeline),
+            hot: Arc::clone(&tables.hot),
             threads: Mutex::default(),
             open: Mutex::default(),
         })

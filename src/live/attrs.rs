@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::change::Change;
 use super::handles::SET_ID;
-use super::inodes::At;
+use super::inodes::{At, target_of_fd};
 use super::past::{Busy, Captures, Inodes, Past};
 use super::tables::{Calls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
 use crate::history::timeline::Timeline;
@@ -118,37 +118,19 @@ pub struct Attrs {
 
 impl Attrs {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Attrs> {
-        let Tables {
-            timeline,
-            reflink,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            handles,
-            calls,
-            passthrough,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            captures,
-            busy,
-            ..
-        } = past.clone();
         Arc::new(Attrs {
-            timeline,
-            reflink,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            handles,
-            calls,
-            passthrough,
-            inodes,
-            captures,
-            busy,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            dirs: Arc::clone(&tables.dirs),
+            hot: Arc::clone(&tables.hot),
+            handles: Arc::clone(&tables.handles),
+            calls: Arc::clone(&tables.calls),
+            passthrough: Arc::clone(&tables.passthrough),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
+            busy: Arc::clone(&past.busy),
         })
     }
 
@@ -286,11 +268,7 @@ impl Attrs {
         let attr_is_new = self.timeline.epochs.needs(&Key::Attr(at.slot));
         if attr_is_new {
             let stat = sys::stat_fd(fd)?;
-            let target = if stat.kind == Kind::Symlink {
-                Some(sys::readlink_fd(fd)?)
-            } else {
-                None
-            };
+            let target = target_of_fd(&stat, fd)?;
             self.captures.keep_attr(at.slot, &stat, target, &mut undo);
             self.captures.keep_homes(at, &mut undo);
         }

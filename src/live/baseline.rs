@@ -70,16 +70,12 @@ pub struct Baselines {
 }
 
 impl Baselines {
-    pub(super) fn new(tables: &Tables, past: &Past, kept: Arc<Kept>) -> Arc<Baselines> {
-        let Tables {
-            timeline, nodes, ..
-        } = tables.clone();
-        let Past { inodes, .. } = past.clone();
+    pub(super) fn new(tables: &Tables, past: &Past, kept: &Arc<Kept>) -> Arc<Baselines> {
         Arc::new(Baselines {
-            timeline,
-            nodes,
-            inodes,
-            kept,
+            timeline: Arc::clone(&tables.timeline),
+            nodes: Arc::clone(&tables.nodes),
+            inodes: Arc::clone(&past.inodes),
+            kept: Arc::clone(kept),
         })
     }
 

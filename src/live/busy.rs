@@ -68,18 +68,11 @@ impl Busy {
         inodes: &Arc<Inodes>,
         captures: &Arc<Captures>,
     ) -> Arc<Busy> {
-        let Tables {
-            timeline,
-            locks,
-            nodes,
-            calls,
-            ..
-        } = tables.clone();
         Arc::new(Busy {
-            timeline,
-            locks,
-            nodes,
-            calls,
+            timeline: Arc::clone(&tables.timeline),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            calls: Arc::clone(&tables.calls),
             inodes: Arc::clone(inodes),
             captures: Arc::clone(captures),
         })

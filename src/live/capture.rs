@@ -12,7 +12,7 @@ use super::tables::{Calls, HotFiles, NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};
-use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
+use crate::sys::{self, Errno, Open, RenameMode, Stat, SysResult};
 
 /// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end
 /// of a larger one if only they are dirty (something was appended): a clone must write them back
@@ -40,20 +40,12 @@ impl Captures {
         inodes: &Arc<Inodes>,
         durability: &Arc<Durability>,
     ) -> Arc<Captures> {
-        let Tables {
-            timeline,
-            reflink,
-            nodes,
-            hot,
-            calls,
-            ..
-        } = tables.clone();
         Arc::new(Captures {
-            timeline,
-            reflink,
-            nodes,
-            hot,
-            calls,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
+            calls: Arc::clone(&tables.calls),
             inodes: Arc::clone(inodes),
             durability: Arc::clone(durability),
         })
@@ -434,13 +426,4 @@ fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
         .saturating_sub(COPY_DIRTY_MAX)
         .next_multiple_of(CLONED_UNIT);
     (before == 0 || is_dirty(before) == Ok(false)).then_some(before)
-}
-
-/// The target of a symbolic link, for its attributes' record.
-pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
-    if stat.kind == Kind::Symlink {
-        sys::readlink_at(dir, name.as_bytes()).map(Some)
-    } else {
-        Ok(None)
-    }
 }

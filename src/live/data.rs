@@ -49,45 +49,29 @@ impl Files {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
-        settling: Arc<Settling>,
-        mapped: Arc<Mapped>,
-        attrs: Arc<Attrs>,
-        names: Arc<Names>,
-        removal: Arc<Removal>,
+        settling: &Arc<Settling>,
+        mapped: &Arc<Mapped>,
+        attrs: &Arc<Attrs>,
+        names: &Arc<Names>,
+        removal: &Arc<Removal>,
     ) -> Files {
-        let Tables {
-            timeline,
-            locks,
-            nodes,
-            hot,
-            handles,
-            passthrough,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            durability,
-            writers,
-            captures,
-            busy,
-        } = past.clone();
         Files {
-            timeline,
-            locks,
-            nodes,
-            hot,
-            handles,
-            passthrough,
-            inodes,
-            durability,
-            writers,
-            captures,
-            busy,
-            settling,
-            mapped,
-            attrs,
-            names,
-            removal,
+            timeline: Arc::clone(&tables.timeline),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
+            handles: Arc::clone(&tables.handles),
+            passthrough: Arc::clone(&tables.passthrough),
+            inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
+            writers: Arc::clone(&past.writers),
+            captures: Arc::clone(&past.captures),
+            busy: Arc::clone(&past.busy),
+            settling: Arc::clone(settling),
+            mapped: Arc::clone(mapped),
+            attrs: Arc::clone(attrs),
+            names: Arc::clone(names),
+            removal: Arc::clone(removal),
         }
     }
 
@@ -155,31 +139,7 @@ impl Files {
         flags: OpenFlags,
     ) -> SysResult<(HandleId, Arc<Handle>)> {
         if !flags.write {
-            let mut mode = 0;
-            if flags.truncate {
-                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that
-                // runs. The kernel knows which do and tells nobody: it looks only after this
-                // request (handle_truncate in fs/namei.c), when the program would be empty already.
-                mode = self.inodes.stat(slot)?.mode;
-                if mode & 0o111 != 0 {
-                    return Err(Errno::ETXTBSY);
-                }
-                self.attrs.set_attr(
-                    change,
-                    slot,
-                    None,
-                    &NewAttrs {
-                        size: Some(0),
-                        asker: flags.asker,
-                        ..NewAttrs::default()
-                    },
-                )?;
-            }
-            let _tree = self.locks.tree.read();
-            let _stripe = self.locks.stripe(slot);
-            let (file, stat, _) = self.open_backing(slot, flags)?;
-            let io = self.io_mode(slot, flags, stat.mode);
-            return self.opened(change, slot, file, flags, io, (stat.mode | mode, None));
+            return self.open_to_read(change, slot, flags);
         }
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.read();
@@ -221,6 +181,35 @@ impl Files {
             emptied.inspect_err(|_| self.not_opened(id))?;
         }
         Ok((id, handle))
+    }
+
+    fn open_to_read(
+        &self,
+        change: &Change,
+        slot: Slot,
+        flags: OpenFlags,
+    ) -> SysResult<(HandleId, Arc<Handle>)> {
+        let mut mode = 0;
+        if flags.truncate {
+            // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that runs.
+            // The kernel knows which do and tells nobody: it looks only after this request
+            // (handle_truncate in fs/namei.c), when the program would be empty already.
+            mode = self.inodes.stat(slot)?.mode;
+            if mode & 0o111 != 0 {
+                return Err(Errno::ETXTBSY);
+            }
+            let empty = NewAttrs {
+                size: Some(0),
+                asker: flags.asker,
+                ..NewAttrs::default()
+            };
+            self.attrs.set_attr(change, slot, None, &empty)?;
+        }
+        let _tree = self.locks.tree.read();
+        let _stripe = self.locks.stripe(slot);
+        let (file, stat, _) = self.open_backing(slot, flags)?;
+        let io = self.io_mode(slot, flags, stat.mode);
+        self.opened(change, slot, file, flags, io, (stat.mode | mode, None))
     }
 
     /// Takes back a handle that nobody was told of. The file is settled with the next one that is.

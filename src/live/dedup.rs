@@ -93,12 +93,9 @@ pub struct Sharing {
 
 impl Sharing {
     pub(super) fn new(tables: &Tables) -> Arc<Sharing> {
-        let Tables {
-            timeline, reflink, ..
-        } = tables.clone();
         Arc::new(Sharing {
-            timeline,
-            reflink,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
             shared: SharedCounts::default(),
         })
     }

@@ -68,16 +68,10 @@ pub struct Durability {
 
 impl Durability {
     pub(super) fn new(tables: &Tables, syncs_overtake: bool) -> Arc<Durability> {
-        let Tables {
-            timeline,
-            root,
-            reflink,
-            ..
-        } = tables.clone();
         Arc::new(Durability {
-            timeline,
-            root,
-            reflink,
+            timeline: Arc::clone(&tables.timeline),
+            root: Arc::clone(&tables.root),
+            reflink: tables.reflink,
             syncs_overtake,
             objects: Mutex::default(),
             syncs: AtomicU32::new(0),

@@ -115,24 +115,14 @@ pub struct Inodes {
 
 impl Inodes {
     pub(super) fn new(tables: &Tables, stat: &Stat) -> Arc<Inodes> {
-        let Tables {
-            timeline,
-            root,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            ..
-        } = tables.clone();
         Arc::new(Inodes {
-            timeline,
-            root,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            hot,
+            timeline: Arc::clone(&tables.timeline),
+            root: Arc::clone(&tables.root),
+            staging: Arc::clone(&tables.staging),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            dirs: Arc::clone(&tables.dirs),
+            hot: Arc::clone(&tables.hot),
             device: stat.dev,
             root_ino: stat.ino,
             found_ahead: Mutex::default(),
@@ -501,4 +491,18 @@ pub(super) fn at_place(slot: Slot) -> Arc<Trail> {
         name: Name::new(b""),
         up: None,
     })
+}
+
+/// The target of a symbolic link that a descriptor names, for its attributes' record.
+pub(super) fn target_of_fd(stat: &Stat, fd: impl AsFd) -> SysResult<Option<Vec<u8>>> {
+    let is_link = stat.kind == Kind::Symlink;
+    is_link.then(|| sys::readlink_fd(fd)).transpose()
+}
+
+/// The target of a symbolic link at a name.
+pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
+    let is_link = stat.kind == Kind::Symlink;
+    is_link
+        .then(|| sys::readlink_at(dir, name.as_bytes()))
+        .transpose()
 }

@@ -141,21 +141,12 @@ pub struct Kept {
 
 impl Kept {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Kept> {
-        let Tables {
-            timeline,
-            reflink,
-            wake,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, captures, ..
-        } = past.clone();
         Arc::new(Kept {
-            timeline,
-            reflink,
-            wake,
-            inodes,
-            captures,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            wake: Arc::clone(&tables.wake),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
             drops: AtomicU64::new(0),
         })
     }

@@ -201,33 +201,19 @@ impl Live {
         let mapped = Mapped::new(&tables);
         let attrs = Attrs::new(&tables, &past);
         let removal = Removal::new(&tables, &past);
-        let names = Names::new(&tables, &past, Arc::clone(&removal));
-        let files = Files::new(
-            &tables,
-            &past,
-            Arc::clone(&settling),
-            Arc::clone(&mapped),
-            Arc::clone(&attrs),
-            Arc::clone(&names),
-            Arc::clone(&removal),
-        );
+        let names = Names::new(&tables, &past, &removal);
+        let files = Files::new(&tables, &past, &settling, &mapped, &attrs, &names, &removal);
         let kept = Kept::new(&tables, &past);
-        let baselines = Baselines::new(&tables, &past, Arc::clone(&kept));
-        let idle = Idle::new(&tables, Arc::clone(&baselines), Arc::clone(&kept));
+        let baselines = Baselines::new(&tables, &past, &kept);
+        let idle = Idle::new(&tables, &baselines, &kept);
         let eager = Eager::new(&tables, &past);
         let sharing = Sharing::new(&tables);
         Ok(Live {
             cuts: Cuts::new(&tables, &past),
             staged: Staging::new(&tables, &past),
-            swaps: Swaps::new(&tables, &past, Arc::clone(&removal), Arc::clone(&names)),
-            sealer: Sealer::new(
-                &tables,
-                &past,
-                Arc::clone(&eager),
-                Arc::clone(&idle),
-                Arc::clone(&sharing),
-            ),
-            recovery: Recovery::new(&tables, &past, Arc::clone(&removal)),
+            swaps: Swaps::new(&tables, &past, &removal, &names),
+            sealer: Sealer::new(&tables, &past, &eager, &idle, &sharing),
+            recovery: Recovery::new(&tables, &past, &removal),
             adoption: Adoption::new(&tables, &past),
             timeline: tables.timeline,
             root: tables.root,

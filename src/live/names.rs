@@ -6,10 +6,9 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use super::capture::target_of;
 use super::change::Change;
 use super::handles::SET_ID;
-use super::inodes::{At, place};
+use super::inodes::{At, place, target_of};
 use super::nodes::generation_of;
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::remove::Removal;
@@ -74,35 +73,19 @@ pub struct Names {
 }
 
 impl Names {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Arc<Names> {
-        let Tables {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            handover,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            durability,
-            captures,
-            busy,
-            ..
-        } = past.clone();
+    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Arc<Names> {
         Arc::new(Names {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            handover,
-            inodes,
-            durability,
-            captures,
-            busy,
-            removal,
+            timeline: Arc::clone(&tables.timeline),
+            staging: Arc::clone(&tables.staging),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            dirs: Arc::clone(&tables.dirs),
+            handover: Arc::clone(&tables.handover),
+            inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
+            captures: Arc::clone(&past.captures),
+            busy: Arc::clone(&past.busy),
+            removal: Arc::clone(removal),
             not_empty: OnceLock::new(),
         })
     }

@@ -33,25 +33,15 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Recovery {
-        let Tables {
-            timeline,
-            reflink,
-            locks,
-            hot,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, captures, ..
-        } = past.clone();
+    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Recovery {
         Recovery {
-            timeline,
-            reflink,
-            locks,
-            hot,
-            inodes,
-            captures,
-            removal,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            locks: Arc::clone(&tables.locks),
+            hot: Arc::clone(&tables.hot),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
+            removal: Arc::clone(removal),
         }
     }
 

@@ -10,9 +10,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::capture::target_of;
 use super::change::Change;
-use super::inodes::At;
+use super::inodes::{At, target_of};
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
 use crate::history::timeline::Timeline;
@@ -60,24 +59,13 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// What was seen at a name, with what was asked of it.
+    /// With what was asked of it already.
     pub(super) fn seen(
-        parent: At<'a>,
-        dir: &'a Arc<OwnedFd>,
-        name: &'a Name,
-        (stat, slot): (Stat, Slot),
-        xattrs: &OnceCell<sys::Xattrs>,
-        fd: &OnceCell<Arc<OwnedFd>>,
+        self,
+        xattrs: OnceCell<sys::Xattrs>,
+        fd: OnceCell<Arc<OwnedFd>>,
     ) -> Target<'a> {
-        Target {
-            parent,
-            dir,
-            name,
-            stat,
-            slot,
-            fd: fd.clone(),
-            xattrs: xattrs.clone(),
-        }
+        Target { fd, xattrs, ..self }
     }
 
     /// Extended attributes. It is not opened for them alone.
@@ -135,37 +123,19 @@ pub struct Removal {
 
 impl Removal {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Removal> {
-        let Tables {
-            timeline,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            handover,
-            orphans,
-            recent_unlinks,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            durability,
-            captures,
-            busy,
-            ..
-        } = past.clone();
         Arc::new(Removal {
-            timeline,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            handover,
-            orphans,
-            recent_unlinks,
-            inodes,
-            durability,
-            captures,
-            busy,
+            timeline: Arc::clone(&tables.timeline),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            dirs: Arc::clone(&tables.dirs),
+            hot: Arc::clone(&tables.hot),
+            handover: Arc::clone(&tables.handover),
+            orphans: Arc::clone(&tables.orphans),
+            recent_unlinks: Arc::clone(&tables.recent_unlinks),
+            inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
+            captures: Arc::clone(&past.captures),
+            busy: Arc::clone(&past.busy),
         })
     }
 

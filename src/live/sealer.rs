@@ -116,27 +116,19 @@ impl Sealer {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
-        eager: Arc<Eager>,
-        idle: Arc<Idle>,
-        sharing: Arc<Sharing>,
+        eager: &Arc<Eager>,
+        idle: &Arc<Idle>,
+        sharing: &Arc<Sharing>,
     ) -> Arc<Sealer> {
-        let Tables {
-            timeline,
-            reflink,
-            calls,
-            wake,
-            ..
-        } = tables.clone();
-        let Past { inodes, .. } = past.clone();
         Arc::new(Sealer {
-            timeline,
-            reflink,
-            calls,
-            wake,
-            inodes,
-            eager,
-            idle,
-            sharing,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            calls: Arc::clone(&tables.calls),
+            wake: Arc::clone(&tables.wake),
+            inodes: Arc::clone(&past.inodes),
+            eager: Arc::clone(eager),
+            idle: Arc::clone(idle),
+            sharing: Arc::clone(sharing),
             full: AtomicBool::new(false),
             done_below: Mutex::default(),
             objects: AtomicU64::new(0),

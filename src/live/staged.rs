@@ -78,21 +78,12 @@ pub struct Staging {
 
 impl Staging {
     pub(super) fn new(tables: &Tables, past: &Past) -> Staging {
-        let Tables {
-            timeline,
-            staging,
-            nodes,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, captures, ..
-        } = past.clone();
         Staging {
-            timeline,
-            staging,
-            nodes,
-            inodes,
-            captures,
+            timeline: Arc::clone(&tables.timeline),
+            staging: Arc::clone(&tables.staging),
+            nodes: Arc::clone(&tables.nodes),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
         }
     }
 

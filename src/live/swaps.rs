@@ -21,7 +21,7 @@ use super::remove::{Fate, Removal, Target};
 use super::staged::Swap;
 use super::tables::{Locks, NodeTable, Orphans, Tables};
 use crate::history::timeline::Timeline;
-use crate::store::ids::Slot;
+use crate::store::ids::{Name, Slot};
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, RenameMode, Stat, SysResult, Xattrs};
 
@@ -56,6 +56,14 @@ struct Found {
     fd: OnceCell<Arc<OwnedFd>>,
 }
 
+impl Found {
+    /// As what is to be replaced.
+    fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> Target<'a> {
+        let (xattrs, fd) = (self.xattrs.clone(), self.fd.clone());
+        Target::known(parent, dir, name, self.stat, self.slot).seen(xattrs, fd)
+    }
+}
+
 /// Puts staged inodes in place.
 pub struct Swaps {
     timeline: Arc<Timeline>,
@@ -74,34 +82,20 @@ impl Swaps {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
-        removal: Arc<Removal>,
-        names: Arc<Names>,
+        removal: &Arc<Removal>,
+        names: &Arc<Names>,
     ) -> Swaps {
-        let Tables {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            orphans,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            durability,
-            captures,
-            ..
-        } = past.clone();
         Swaps {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            orphans,
-            inodes,
-            durability,
-            captures,
-            removal,
-            names,
+            timeline: Arc::clone(&tables.timeline),
+            staging: Arc::clone(&tables.staging),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            orphans: Arc::clone(&tables.orphans),
+            inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
+            captures: Arc::clone(&past.captures),
+            removal: Arc::clone(removal),
+            names: Arc::clone(names),
         }
     }
 
@@ -304,16 +298,9 @@ impl Swaps {
             *swap.staged.stat,
             self.inodes.slot_of(&swap.staged.stat)?,
         );
-        let target = found.as_ref().map(|found| {
-            Target::seen(
-                parent,
-                dir,
-                &to.name,
-                (found.stat, found.slot),
-                &found.xattrs,
-                &found.fd,
-            )
-        });
+        let target = found
+            .as_ref()
+            .map(|found| found.target(parent, dir, &to.name));
         // One that had other names when it was looked at may have lost them since.
         if target.as_ref().is_some_and(|target| {
             target.stat.kind == Kind::Dir || !target.is_last() || target.slot == source.slot
@@ -321,9 +308,9 @@ impl Swaps {
             return Ok(None);
         }
         let _stripe = target.as_ref().map(|target| self.locks.stripe(target.slot));
-        target
-            .as_ref()
-            .map_or(Ok(()), |target| self.removal.removal_first(change, target))?;
+        if let Some(target) = &target {
+            self.removal.removal_first(change, target)?;
+        }
         self.captures.keep_entry(
             to.parent,
             &to.name,

@@ -34,25 +34,14 @@ pub struct Adoption {
 
 impl Adoption {
     pub(super) fn new(tables: &Tables, past: &Past) -> Adoption {
-        let Tables {
-            root,
-            nodes,
-            hot,
-            handles,
-            handover,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, writers, ..
-        } = past.clone();
         Adoption {
-            root,
-            nodes,
-            hot,
-            handles,
-            handover,
-            inodes,
-            writers,
+            root: Arc::clone(&tables.root),
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
+            handles: Arc::clone(&tables.handles),
+            handover: Arc::clone(&tables.handover),
+            inodes: Arc::clone(&past.inodes),
+            writers: Arc::clone(&past.writers),
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::{Baselines, errno};
 use crate::history::present::Trail;
 use crate::history::since::Since;
-use crate::live::inodes::{at_place, is_elsewhere, names_of};
+use crate::live::inodes::{at_place, is_elsewhere, names_of, target_of_fd};
 use crate::live::kept::Keeper;
 use crate::live::nodes::generation_of;
 use crate::store::Address;
@@ -108,6 +108,27 @@ impl Baselines {
         let baseline = Baseline::open(layout, end)
             .map_err(errno)?
             .ok_or(Errno::ENODATA)?;
+        let wrong = self.differing(&baseline)?;
+        let lines = if wrong.is_empty() {
+            "right\n".to_owned()
+        } else {
+            wrong.join("\n")
+        };
+        let (name, how) = (
+            b"baseline.compared",
+            sys::Open {
+                truncate: true,
+                ..sys::Open::READ_WRITE
+            },
+        );
+        let file = sys::create_file_at(layout.dir(), name, how, 0o600)
+            .or_else(|_| sys::open_file_at(layout.dir(), name, how))?;
+        sys::write_all_at(&file, lines.as_bytes(), 0)
+    }
+
+    /// What a walk finds to be other than it is written down.
+    fn differing(&self, baseline: &Baseline) -> SysResult<Vec<String>> {
+        let path = |trail: &Trail| String::from_utf8_lossy(&trail.path()).into_owned();
         let mut wrong = Vec::new();
         let root = self.inodes.root_node()?;
         if is_other(&root, &baseline.root().map_err(errno)?) {
@@ -119,10 +140,7 @@ impl Baselines {
             let mut known: BTreeMap<Name, Node> = match baseline.names(&node) {
                 Ok(names) => names.into_iter().collect(),
                 Err(error) => {
-                    wrong.push(format!(
-                        "{}: {error}",
-                        String::from_utf8_lossy(&trail.path())
-                    ));
+                    wrong.push(format!("{}: {error}", path(&trail)));
                     continue;
                 }
             };
@@ -137,44 +155,13 @@ impl Baselines {
                             open.push_back((trail, then));
                         }
                     }
-                    then => wrong.push(format!(
-                        "{}: {now:?}, and not {then:?}",
-                        String::from_utf8_lossy(&trail.path())
-                    )),
+                    then => wrong.push(format!("{}: {now:?}, and not {then:?}", path(&trail))),
                 }
             }
-            wrong.extend(known.keys().map(|name| {
-                format!(
-                    "{}/{name:?} is gone",
-                    String::from_utf8_lossy(&trail.path())
-                )
-            }));
+            let gone = |name: &Name| format!("{}/{name:?} is gone", path(&trail));
+            wrong.extend(known.keys().map(gone));
         }
-        let lines = if wrong.is_empty() {
-            "right\n".to_owned()
-        } else {
-            wrong.join("\n")
-        };
-        let file = sys::create_file_at(
-            layout.dir(),
-            b"baseline.compared",
-            sys::Open {
-                truncate: true,
-                ..sys::Open::READ_WRITE
-            },
-            0o600,
-        )
-        .or_else(|_| {
-            sys::open_file_at(
-                layout.dir(),
-                b"baseline.compared",
-                sys::Open {
-                    truncate: true,
-                    ..sys::Open::READ_WRITE
-                },
-            )
-        })?;
-        sys::write_all_at(&file, lines.as_bytes(), 0)
+        Ok(wrong)
     }
 }
 
@@ -311,11 +298,7 @@ impl Advance<'_> {
         if stat.nlink == 0 {
             return Ok(());
         }
-        let target = if stat.kind == Kind::Symlink {
-            Some(sys::readlink_fd(&fd)?)
-        } else {
-            None
-        };
+        let target = target_of_fd(&stat, &fd)?;
         let node = Node {
             child: Child {
                 slot,

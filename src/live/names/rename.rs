@@ -4,9 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{Make, Names};
-use crate::live::capture::target_of;
 use crate::live::change::Change;
-use crate::live::inodes::{At, place};
+use crate::live::inodes::{At, place, target_of};
 use crate::live::legacy::Turn;
 use crate::live::remove::{Fate, Target};
 use crate::store::ids::{Name, Slot};
@@ -118,29 +117,41 @@ impl Names {
                 Ok(Some(target.slot))
             }
             None => {
-                let more = self.moved(&[(&source, place(to.0.slot, to.1))]);
-                self.timeline.epochs.record(&change.author, undo, more)?;
-                let how = if how.leaves_whiteout() {
-                    RenameMode::NoReplaceWhiteout
-                } else {
-                    RenameMode::NoReplace
-                };
-                self.durability
-                    .order_names()
-                    .and_then(|()| {
-                        sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), how)
-                    })
-                    .inspect_err(|_| self.not_moved(&[&source]))?;
-                self.timeline
-                    .epochs
-                    .count(i64::from(!self.timeline.epochs.is_born(source.slot)));
-                self.nodes
-                    .lock()
-                    .move_link(source.slot, &source.place(), &place(to.0.slot, to.1));
+                let to = (&*to_dir, place(to.0.slot, to.1));
+                self.move_to_free(change, &source, to, undo, how)?;
                 self.own_whiteout(change, &source, how, turn);
                 Ok(None)
             }
         }
+    }
+
+    /// A rename to a name that leads to nothing.
+    fn move_to_free(
+        &self,
+        change: &Change,
+        source: &Target<'_>,
+        (dir, to): (&OwnedFd, Place),
+        undo: Vec<Undo>,
+        how: RenameMode,
+    ) -> SysResult<()> {
+        let more = self.moved(&[(source, to.clone())]);
+        self.timeline.epochs.record(&change.author, undo, more)?;
+        let how = if how.leaves_whiteout() {
+            RenameMode::NoReplaceWhiteout
+        } else {
+            RenameMode::NoReplace
+        };
+        let names = (source.name.as_bytes(), to.name.as_bytes());
+        self.durability
+            .order_names()
+            .and_then(|()| sys::rename_at(source.dir, names.0, dir, names.1, how))
+            .inspect_err(|_| self.not_moved(&[source]))?;
+        let past = !self.timeline.epochs.is_born(source.slot);
+        self.timeline.epochs.count(i64::from(past));
+        self.nodes
+            .lock()
+            .move_link(source.slot, &source.place(), &to);
+        Ok(())
     }
 
     /// A rename has left a whiteout, if it was to: whoever asked has it now. Where that cannot be,
