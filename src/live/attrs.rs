@@ -389,13 +389,17 @@ impl Attrs {
         self.timeline.processes.touch_attr(&change.author, at.slot);
         self.keep_inode(change, at, &fd, false)?;
         if !self.nodes.is_dead(at.slot) {
-            let mut undo = Vec::new();
-            self.captures.keep_xattrs(at.slot, &fd, &mut undo)?;
-            self.timeline
-                .epochs
-                .record(&change.author, undo, Vec::new())?;
+            self.record_xattrs(change, at.slot, &fd)?;
         }
         act(&fd)
+    }
+
+    fn record_xattrs(&self, change: &Change, slot: Slot, fd: &OwnedFd) -> SysResult<()> {
+        let mut undo = Vec::new();
+        self.captures.keep_xattrs(slot, fd, &mut undo)?;
+        self.timeline
+            .epochs
+            .record(&change.author, undo, Vec::new())
     }
 
     /// Value of an extended attribute.
@@ -431,11 +435,7 @@ impl Attrs {
         self.timeline.processes.touch_attr(&change.author, at.slot);
         self.dirs.set_plain(at.slot, false);
         self.keep_inode(change, at, &fd, false)?;
-        let mut undo = Vec::new();
-        self.captures.keep_xattrs(at.slot, &fd, &mut undo)?;
-        self.timeline
-            .epochs
-            .record(&change.author, undo, Vec::new())?;
+        self.record_xattrs(change, at.slot, &fd)?;
         for (name, _) in now
             .iter()
             .filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name))

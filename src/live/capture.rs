@@ -215,14 +215,7 @@ impl Captures {
         provisional: bool,
     ) -> SysResult<()> {
         let slot = at.slot;
-        let mut undo = vec![Undo::Data {
-            slot,
-            before: DataState {
-                object,
-                size: stat.size,
-                provisional,
-            },
-        }];
+        let mut undo = vec![data_undo(slot, object, stat.size, provisional)];
         self.keep_attr(slot, stat, None, &mut undo);
         self.keep_xattrs(slot, file, &mut undo)?;
         self.keep_homes(at, &mut undo);
@@ -231,11 +224,7 @@ impl Captures {
             .record(&change.author, undo, Vec::new())?;
         if !self.reflink {
             // The live file is overwritten in place, at a time that only the kernel knows.
-            self.timeline
-                .store()
-                .journal
-                .sync()
-                .map_err(|error| error.errno())?;
+            self.timeline.store().journal.sync()?;
         }
         self.timeline.epochs.count(1);
         Ok(())
@@ -262,9 +251,7 @@ impl Captures {
             return Ok(None);
         }
         let layers = &self.timeline.store().layers;
-        let object = layers
-            .next_object(epoch, slot, ObjectOrigin::Cloned)
-            .map_err(|error| error.errno())?;
+        let object = layers.next_object(epoch, slot, ObjectOrigin::Cloned)?;
         let kept = self.fill_object(object, file, size);
         if let Err(errno) = kept {
             self.drop_object(object);
@@ -280,11 +267,9 @@ impl Captures {
         epoch: crate::store::ids::Epoch,
     ) -> SysResult<ObjectId> {
         let layers = &self.timeline.store().layers;
-        let moved = layers
-            .next_object(epoch, object.slot, object.origin)
-            .map_err(|error| error.errno())?;
-        let (from, name) = layers.location(object).map_err(|error| error.errno())?;
-        let (to, new_name) = layers.location(moved).map_err(|error| error.errno())?;
+        let moved = layers.next_object(epoch, object.slot, object.origin)?;
+        let (from, name) = layers.location(object)?;
+        let (to, new_name) = layers.location(moved)?;
         self.with_room(|| {
             sys::rename_at(
                 &*from,
@@ -303,12 +288,7 @@ impl Captures {
     }
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
-        let (dir, name) = self
-            .timeline
-            .store()
-            .layers
-            .location(object)
-            .map_err(|error| error.errno())?;
+        let (dir, name) = self.timeline.store().layers.location(object)?;
         // One that is captured apart is claimed: a sync of the whole tree would not wait for it.
         let still = !self.hot.has(object.slot)
             && self.durability.may_copy()
@@ -426,4 +406,19 @@ fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
         .saturating_sub(COPY_DIRTY_MAX)
         .next_multiple_of(CLONED_UNIT);
     (before == 0 || is_dirty(before) == Ok(false)).then_some(before)
+}
+
+/// The record of a file's content: `object` has it; `None`: it is empty.
+pub(super) fn data_undo(
+    slot: Slot,
+    object: Option<ObjectId>,
+    size: u64,
+    provisional: bool,
+) -> Undo {
+    let before = DataState {
+        object,
+        size,
+        provisional,
+    };
+    Undo::Data { slot, before }
 }

@@ -451,12 +451,7 @@ impl Cuts {
         let (Some(object), Some(stat)) = (taken.own_object(), &mut taken.stat) else {
             return Ok(());
         };
-        let (dir, name) = self
-            .timeline
-            .store()
-            .layers
-            .location(object)
-            .map_err(|error| error.errno())?;
+        let (dir, name) = self.timeline.store().layers.location(object)?;
         let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ_WRITE)?;
         let size = sys::stat_fd(&kept)?.size;
         if size > stat.size {

@@ -59,7 +59,7 @@ impl Files for Pair<'_> {
             .layers
             .open(*object)
             .map(Arc::new)
-            .map_err(|error| error.errno())
+            .map_err(Errno::from)
     }
 
     fn way(&self, _source: usize, _target: usize) -> Way {

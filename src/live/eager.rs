@@ -19,6 +19,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::capture::data_undo;
 use super::inodes::{At, at_place, target_of_fd};
 use super::nodes::is_same;
 use super::past::{Captures, Inodes, Past};
@@ -28,7 +29,7 @@ use crate::history::eager::{AheadNode, Changed};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Epoch, Name, ObjectId, Slot};
 use crate::store::layout::STORE_NAME;
-use crate::store::record::{AttrState, Child, DataState, Key, Undo};
+use crate::store::record::{AttrState, Child, Key, Undo};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult};
 
@@ -95,14 +96,7 @@ impl Eager {
             if !go_on() {
                 return Ok(false);
             }
-            if self
-                .timeline
-                .store()
-                .layers
-                .free_bytes()
-                .map_err(|error| error.errno())?
-                < SPACE_KEPT_BYTES
-            {
+            if self.timeline.store().layers.free_bytes()? < SPACE_KEPT_BYTES {
                 return Err(Errno::ENOSPC);
             }
             self.flush_ahead(slot);
@@ -364,14 +358,7 @@ impl Eager {
             made = self
                 .captures
                 .capture_object_in(open, slot, &file, stat.size)?;
-            undo.push(Undo::Data {
-                slot,
-                before: DataState {
-                    object: made,
-                    size: stat.size,
-                    provisional: false,
-                },
-            });
+            undo.push(data_undo(slot, made, stat.size, false));
         }
         Ok(Some((undo, made)))
     }

@@ -152,12 +152,13 @@ impl Inodes {
 
     /// The first of [`Inodes::places`], at the same cost however many there are.
     pub(super) fn likeliest_place(&self, slot: Slot) -> Option<Place> {
-        let first = self
-            .nodes
-            .lock()
-            .get(slot)
-            .and_then(|node| node.links().next().cloned());
+        let first = self.known_place(slot);
         first.or_else(|| self.places(slot.into()).into_iter().next())
+    }
+
+    /// A name by which the kernel knows it.
+    fn known_place(&self, slot: Slot) -> Option<Place> {
+        self.nodes.lock().get(slot)?.links().next().cloned()
     }
 
     /// As [`Inodes::places`], and why there may be more, if history could not be asked.
@@ -178,10 +179,7 @@ impl Inodes {
                 name, up: Some(up), ..
             }) = at.trail.map(|trail| &**trail)
             {
-                let place = Place {
-                    parent: up.slot,
-                    name: name.clone(),
-                };
+                let place = place(up.slot, name);
                 if !places.contains(&place) {
                     places.push(place);
                 }
@@ -210,11 +208,7 @@ impl Inodes {
             }))
         };
         // It is nearly always at the first of them, and may have any number.
-        let first = self
-            .nodes
-            .lock()
-            .get(at.slot)
-            .and_then(|node| node.links().next().cloned());
+        let first = self.known_place(at.slot);
         if let Some(Ok(Some(found))) = first.as_ref().map(look) {
             return Ok(found);
         }
@@ -391,7 +385,7 @@ impl Inodes {
         at: At<'_>,
         open: impl FnOnce(&OwnedFd, &[u8]) -> SysResult<T>,
     ) -> Option<(T, Stat)> {
-        let place = self.nodes.lock().get(at.slot)?.links().next()?.clone();
+        let place = self.known_place(at.slot)?;
         let dir = self.dir(place.parent).ok()?;
         let opened = open(&dir, place.name.as_bytes()).ok()?;
         let stat = sys::stat_fd(&opened).ok()?;
@@ -454,10 +448,7 @@ impl Inodes {
         let dir = self.dir(parent)?;
         let stat = sys::stat_at(&dir, name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
-        let place = Place {
-            parent,
-            name: name.clone(),
-        };
+        let place = place(parent, name);
         let generation =
             self.nodes
                 .lock()

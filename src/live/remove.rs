@@ -10,13 +10,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::capture::data_undo;
 use super::change::Change;
 use super::inodes::{At, target_of};
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Child, DataState, Key, NameTouch, Place, Record, Undo};
+use crate::store::record::{Child, Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult, Time};
 
 /// What will become of an inode that loses a name.
@@ -193,20 +194,12 @@ impl Removal {
             self.keep_content(target, undo)?;
             return Ok(Fate::Free);
         }
-        let object = self
-            .timeline
-            .store()
-            .layers
-            .next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Moved)
-            .map_err(|error| error.errno())?;
-        undo.push(Undo::Data {
+        let object = self.timeline.store().layers.next_object(
+            self.timeline.epochs.epoch(),
             slot,
-            before: DataState {
-                object: Some(object),
-                size: target.stat.size,
-                provisional: false,
-            },
-        });
+            ObjectOrigin::Moved,
+        )?;
+        undo.push(data_undo(slot, Some(object), target.stat.size, false));
         Ok(Fate::Move(object))
     }
 
@@ -245,14 +238,7 @@ impl Removal {
         let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
         let size = sys::stat_fd(&file)?.size;
         let object = self.captures.capture_object(target.slot, &file, size)?;
-        undo.push(Undo::Data {
-            slot: target.slot,
-            before: DataState {
-                object,
-                size,
-                provisional: false,
-            },
-        });
+        undo.push(data_undo(target.slot, object, size, false));
         Ok(())
     }
 
@@ -296,12 +282,7 @@ impl Removal {
         object: ObjectId,
         whiteout: bool,
     ) -> SysResult<()> {
-        let (layer, file) = self
-            .timeline
-            .store()
-            .layers
-            .location(object)
-            .map_err(|error| error.errno())?;
+        let (layer, file) = self.timeline.store().layers.location(object)?;
         let how = if whiteout {
             RenameMode::NoReplaceWhiteout
         } else {

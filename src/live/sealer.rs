@@ -202,12 +202,7 @@ impl Sealer {
         let from = *self.done_below.lock();
         let epochs = match from {
             Some(from) => (from.0..open.0).map(Epoch).collect(),
-            None => self
-                .timeline
-                .store()
-                .layers
-                .epochs()
-                .map_err(|error| error.errno())?,
+            None => self.timeline.store().layers.epochs()?,
         };
         for epoch in epochs.into_iter().filter(|epoch| *epoch < open) {
             if !self.timeline.contents.is_hashed(epoch)? {
@@ -245,7 +240,7 @@ impl Sealer {
 
     fn hash_epoch(&self, epoch: Epoch, blocks: &mut KnownBlocks) -> SysResult<()> {
         let layers = &self.timeline.store().layers;
-        let objects = layers.list(epoch).map_err(|error| error.errno())?;
+        let objects = layers.list(epoch)?;
         if objects.is_empty() {
             return Ok(());
         }
@@ -294,14 +289,7 @@ impl Sealer {
         whole: bool,
         pace: &mut Pace,
     ) -> SysResult<()> {
-        if self
-            .timeline
-            .store()
-            .layers
-            .free_bytes()
-            .map_err(|error| error.errno())?
-            < SPACE_KEPT_BYTES
-        {
+        if self.timeline.store().layers.free_bytes()? < SPACE_KEPT_BYTES {
             return Err(Errno::ENOSPC);
         }
         let (objects, bytes) = (

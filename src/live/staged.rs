@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::change::Change;
+use super::inodes::place;
 use super::nodes::generation_of;
 use super::past::{Captures, Inodes, Past};
 use super::tables::{NodeTable, Tables};
@@ -60,10 +61,7 @@ impl Staged {
 
     /// Where it is.
     pub fn place(&self) -> Place {
-        Place {
-            parent: Slot::STAGING,
-            name: self.name.clone(),
-        }
+        place(Slot::STAGING, &self.name)
     }
 }
 
@@ -158,10 +156,7 @@ impl Staging {
     /// Those of listing the staging directory.
     pub fn sweep(&self) -> SysResult<()> {
         for entry in sys::list_dir(&*self.staging)? {
-            let place = Place {
-                parent: Slot::STAGING,
-                name: Name::new(&entry.name),
-            };
+            let place = place(Slot::STAGING, &Name::new(&entry.name));
             // One that changed places with it, and could not be moved on, is in the tree as far as
             // history knows.
             if entry.name.starts_with(STAGED_PREFIX.as_bytes())

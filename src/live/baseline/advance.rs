@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Baselines, errno};
+use super::Baselines;
 use crate::history::present::Trail;
 use crate::history::since::Since;
 use crate::live::inodes::{at_place, is_elsewhere, names_of, target_of_fd};
@@ -86,7 +86,7 @@ impl Baselines {
                     .write_changes(layout, None)
                     .map(|()| baseline.changes.len()),
             }
-            .map_err(errno)
+            .map_err(Errno::from)
         });
         self.timeline.baseline.end_baseline(advanced.ok());
         match advanced {
@@ -105,9 +105,7 @@ impl Baselines {
             return Ok(());
         }
         let layout = &self.timeline.store().layout;
-        let baseline = Baseline::open(layout, end)
-            .map_err(errno)?
-            .ok_or(Errno::ENODATA)?;
+        let baseline = Baseline::open(layout, end)?.ok_or(Errno::ENODATA)?;
         let wrong = self.differing(&baseline)?;
         let lines = if wrong.is_empty() {
             "right\n".to_owned()
@@ -131,10 +129,10 @@ impl Baselines {
         let path = |trail: &Trail| String::from_utf8_lossy(&trail.path()).into_owned();
         let mut wrong = Vec::new();
         let root = self.inodes.root_node()?;
-        if is_other(&root, &baseline.root().map_err(errno)?) {
+        if is_other(&root, &baseline.root()?) {
             wrong.push("the root".to_owned());
         }
-        let mut open = VecDeque::from([(Trail::root(), baseline.root().map_err(errno)?)]);
+        let mut open = VecDeque::from([(Trail::root(), baseline.root()?)]);
         while let Some((trail, node)) = open.pop_front() {
             let fd = self.inodes.dir(&trail)?;
             let mut known: BTreeMap<Name, Node> = match baseline.names(&node) {
@@ -189,8 +187,7 @@ impl Advance<'_> {
     fn name(&mut self, dir: Slot, fd: &OwnedFd, name: &Name) -> SysResult<()> {
         if let Some(keeper) = self.keeper {
             self.baseline
-                .at(dir, name)
-                .map_err(errno)?
+                .at(dir, name)?
                 .iter()
                 .for_each(|old| keeper.doubt(old));
         }
@@ -201,7 +198,7 @@ impl Advance<'_> {
                     .baseline
                     .changes
                     .put_name(dir, name, None)
-                    .map_err(errno);
+                    .map_err(Errno::from);
             }
             node => node?,
         };
@@ -215,8 +212,7 @@ impl Advance<'_> {
     fn put_at(&mut self, dir: Slot, fd: &OwnedFd, name: &Name, node: &Node) -> SysResult<bool> {
         self.baseline
             .changes
-            .put_name(dir, name, Some(node.child))
-            .map_err(errno)?;
+            .put_name(dir, name, Some(node.child))?;
         self.put(node)?;
         if let Some(keeper) = self.keeper {
             keeper.keep(fd, name, node);
@@ -231,7 +227,7 @@ impl Advance<'_> {
         if self.baseline.changes.len() > CHANGES_MAX {
             return Err(Errno::EFBIG);
         }
-        self.baseline.changes.put_inode(node).map_err(errno)
+        self.baseline.changes.put_inode(node).map_err(Errno::from)
     }
 
     /// The baseline has the names of this directory, as they are but for what is recorded.
@@ -240,7 +236,7 @@ impl Advance<'_> {
         if generation == 0 || self.since.unsure.contains(&slot) {
             return Ok(false);
         }
-        Ok(self.baseline.generation(slot).map_err(errno)? == Some(generation))
+        Ok(self.baseline.generation(slot)? == Some(generation))
     }
 
     /// Looks at all that is in a new directory.
