@@ -11,7 +11,7 @@ use super::request::NodeId;
 use super::request::{Entry, FOR_EVER, Fh, Listed, Looked, Seek};
 use crate::history::present::Trail;
 use crate::live::Live;
-use crate::live::{Handle, HandleId};
+use crate::live::{Change, Handle, HandleId};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
 use crate::sys::{self, Asker, Errno, Stat, SysResult};
@@ -178,6 +178,7 @@ impl Views {
     /// shared.
     pub(super) fn copy_range(
         &self,
+        change: &Change,
         asker: Asker,
         from: (Fh, u64),
         (target, to): (&Handle, u64),
@@ -192,10 +193,12 @@ impl Views {
         })?;
         let copy = |source: Option<&File>| {
             let Some(source) = source else { return Ok(0) };
-            self.live.files.change_content(target, Some(asker), |file| {
-                let (mut read, mut written) = (from.1, to);
-                sys::copy_file_range(source, &mut read, file, &mut written, length)
-            })
+            self.live
+                .files
+                .change_content(change, target, Some(asker), |file| {
+                    let (mut read, mut written) = (from.1, to);
+                    sys::copy_file_range(source, &mut read, file, &mut written, length)
+                })
         };
         let copied = match source {
             Open::Live(source) => copy(Some(&source.file))?,

@@ -17,9 +17,8 @@ use super::export::parts::Refused;
 use super::restore::Restorer;
 use super::restore::stale::Stale;
 use super::{Engine, error};
-use crate::history::attribution::Acting;
 use crate::history::state::State;
-use crate::live::{At, Turn};
+use crate::live::{At, Change, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Actor;
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
@@ -126,7 +125,7 @@ impl<'a> Importer<'a> {
         // A restore may have planned with what was there.
         self.engine.live.locks.count_change();
         let tree = self.engine.live.locks.tree.write();
-        let acting = Acting::of(Some(
+        let change = Change::by(Some(
             self.engine
                 .live
                 .timeline()
@@ -134,7 +133,7 @@ impl<'a> Importer<'a> {
                 .number(super::attribution::actor_process(by)),
         ));
         for (name, path) in staged {
-            if let Err(errno) = self.put_one(name, &path.0, &mut stale, &mut steps) {
+            if let Err(errno) = self.put_one(&change, name, &path.0, &mut stale, &mut steps) {
                 let _ = sys::unlink_at(self.engine.live.staging(), name.as_bytes());
                 refused.push(Refused {
                     path: path.clone(),
@@ -142,7 +141,6 @@ impl<'a> Importer<'a> {
                 });
             }
         }
-        drop(acting);
         drop(tree);
         drop(freeze);
         Restorer::new(self.engine).forget_stale(&stale);
@@ -152,6 +150,7 @@ impl<'a> Importer<'a> {
 
     fn put_one(
         &self,
+        change: &Change,
         staged: &str,
         path: &[u8],
         stale: &mut Stale,
@@ -191,10 +190,11 @@ impl<'a> Importer<'a> {
             .live
             .staged
             .take_up(Name::new(staged.as_bytes()))?;
-        let slot = self.engine.live.staged.adopt(&staged)?;
+        let slot = self.engine.live.staged.adopt(change, &staged)?;
         let name = Name::new(name);
         let to = (At::from(&trail), &name);
         let replaced = self.engine.live.names.rename_in(
+            change,
             (At::from(Slot::STAGING), &staged.place().name),
             to,
             RenameMode::Replace,

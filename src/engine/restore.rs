@@ -336,7 +336,7 @@ impl<'a> Restorer<'a> {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
-        let _acting = crate::history::attribution::Acting::of(by.map(|(by, _)| {
+        let change = crate::live::Change::by(by.map(|(by, _)| {
             self.engine
                 .live
                 .timeline()
@@ -361,7 +361,7 @@ impl<'a> Restorer<'a> {
             named,
             matches!(which, Which::Only(_)),
         )?;
-        let applied = apply::apply(self.engine, plan, stage);
+        let applied = apply::apply(self.engine, &change, plan, stage);
         // Were it not told before the next change, the next mount would restore once more, over
         // what was done since.
         self.engine.live.timeline().journal.tell(Record::RestoreEnd);

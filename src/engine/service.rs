@@ -19,7 +19,9 @@ use super::request::{
     RenameHow, Seek, Service, SetAttr, Space, XattrHow,
 };
 use crate::live::Live;
-use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn, opener_word};
+use crate::live::{
+    Change, Handle, HandleId, IoMode, Made, Make, NewAttrs, OpenFlags, Turn, opener_word,
+};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
@@ -332,13 +334,13 @@ impl Service for Engine {
         if self.announcer.sets_nothing(caller, node) {
             return self.getattr(node, None);
         }
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let slot = self.writable(node)?;
         let handle = match fh {
             Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handles.get(HandleId(fh.0)).ok(),
             _ => None,
         };
-        let change = Change {
+        let new = NewAttrs {
             mode: set.mode,
             uid: set.uid,
             gid: set.gid,
@@ -351,8 +353,8 @@ impl Service for Engine {
             .as_ref()
             .filter(|handle| handle.flags.write)
             .map(|handle| &*handle.file);
-        let empties = change.size == Some(0);
-        let act = || self.live.attrs.set_attr(slot, file, &change);
+        let empties = new.size == Some(0);
+        let act = || self.live.attrs.set_attr(change, slot, file, &new);
         let stat = if empties {
             self.automatic.destroying(
                 caller,
@@ -395,7 +397,7 @@ impl Service for Engine {
                 Err(Errno::EROFS)
             };
         }
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: new.kind,
@@ -408,7 +410,7 @@ impl Service for Engine {
             open: None,
             again: caller.again,
         };
-        Ok(self.made(&self.live.names.make(slot, &name, &make)?))
+        Ok(self.made(&self.live.names.make(change, slot, &name, &make)?))
     }
 
     fn symlink(
@@ -421,7 +423,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer;
         }
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: Kind::Symlink,
@@ -434,17 +436,22 @@ impl Service for Engine {
             open: None,
             again: caller.again,
         };
-        Ok(self.made(&self.live.names.make(slot, &name, &make)?))
+        Ok(self.made(&self.live.names.make(change, slot, &name, &make)?))
     }
 
     fn link(&self, caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (parent, name) = self.writable_name(parent, name)?;
         let slot = match self.node(node)? {
             Node::Live(slot) => slot,
             Node::Past(_) | Node::Control(_) => return Err(Errno::EXDEV),
         };
-        Ok(self.made(&self.live.names.link(slot, parent, &name, caller.again)?))
+        Ok(self.made(
+            &self
+                .live
+                .names
+                .link(change, slot, parent, &name, caller.again)?,
+        ))
     }
 
     fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
@@ -454,9 +461,9 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return removed(self.unlink_snapshot(caller, name), caller.again).map(drop);
         }
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let act = || removed(self.live.removal.unlink(slot, &name), caller.again);
+        let act = || removed(self.live.removal.unlink(change, slot, &name), caller.again);
         self.automatic
             .destroying(
                 caller,
@@ -474,9 +481,9 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return removed(self.rmdir_snapshot(caller, name), caller.again).map(drop);
         }
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let act = || removed(self.live.removal.rmdir(slot, &name), caller.again);
+        let act = || removed(self.live.removal.rmdir(change, slot, &name), caller.again);
         self.automatic
             .destroying(caller, || true, act, |gone| *gone)
             .map(drop)
@@ -497,7 +504,7 @@ impl Service for Engine {
         {
             return answer;
         }
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let from = self.writable_name(parent, name)?;
         let to = self.writable_name(new_parent, new_name)?;
         let how = match how {
@@ -515,7 +522,7 @@ impl Service for Engine {
         let act = |how| {
             self.live
                 .names
-                .rename((from.0, &from.1), (to.0, &to.1), how, turn)
+                .rename(change, (from.0, &from.1), (to.0, &to.1), how, turn)
         };
         if how != RenameMode::Replace || caller.again || !self.automatic.suspects(caller) {
             return self
@@ -559,9 +566,12 @@ impl Service for Engine {
                 })
             }
             Node::Live(slot) => {
-                let _acting = (flags.write || flags.truncate)
-                    .then(|| self.live.writers.acting_for(caller.pid, caller.uid));
-                let act = || self.live.files.open(slot, flags);
+                let change = if flags.write || flags.truncate {
+                    self.live.writers.change_by(caller.pid, caller.uid)
+                } else {
+                    Change::default()
+                };
+                let act = || self.live.files.open(&change, slot, flags);
                 let opened = if flags.truncate {
                     self.automatic.destroying(
                         caller,
@@ -594,7 +604,7 @@ impl Service for Engine {
             return answer.map(|dummy| (dummy, announce::opened()));
         }
         self.views.check_descriptors()?;
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: Kind::File,
@@ -607,10 +617,13 @@ impl Service for Engine {
             open: None,
             again: caller.again,
         };
-        let (made, id, handle) =
-            self.live
-                .files
-                .create(slot, &name, &make, open_flags(flags, Some(caller.asker())))?;
+        let (made, id, handle) = self.live.files.create(
+            change,
+            slot,
+            &name,
+            &make,
+            open_flags(flags, Some(caller.asker())),
+        )?;
         let entry = Entry {
             ttl: FOR_EVER,
             ..self.made(&made)
@@ -658,9 +671,13 @@ impl Service for Engine {
             return Err(Errno::EROFS);
         }
         let asker = (!from_cache).then(|| caller.asker());
-        let _acting = asker.map(|_| self.live.writers.acting_for(caller.pid, caller.uid));
+        let change = asker
+            .map(|_| self.live.writers.change_by(caller.pid, caller.uid))
+            .unwrap_or_default();
         let (written, may_be_set_id) =
-            self.live.files.write(HandleId(fh.0), offset, data, asker)?;
+            self.live
+                .files
+                .write(&change, HandleId(fh.0), offset, data, asker)?;
         if may_be_set_id {
             self.serving.attributes_changed(node);
         }
@@ -740,7 +757,7 @@ impl Service for Engine {
         value: &[u8],
         how: XattrHow,
     ) -> SysResult<()> {
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let mode = match how {
             XattrHow::Any => XattrMode::Any,
             XattrHow::Create => XattrMode::Create,
@@ -751,7 +768,7 @@ impl Service for Engine {
         match self
             .live
             .attrs
-            .set_xattr(slot, name, value, mode, Some(caller.asker()))
+            .set_xattr(change, slot, name, value, mode, Some(caller.asker()))
         {
             // The kernel lets nobody else set it meanwhile.
             Err(Errno::EEXIST) if caller.again => {}
@@ -803,10 +820,10 @@ impl Service for Engine {
     }
 
     fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         check_not_own(name)?;
         let slot = self.writable(node)?;
-        match self.live.attrs.remove_xattr(slot, name) {
+        match self.live.attrs.remove_xattr(change, slot, name) {
             Err(Errno::NO_XATTR) if caller.again => {}
             removed => removed?,
         }
@@ -832,13 +849,13 @@ impl Service for Engine {
         length: u64,
         mode: i32,
     ) -> SysResult<()> {
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let Open::Live(handle) = self.views.open_file(fh)? else {
             return Err(Errno::EROFS);
         };
         self.live
             .files
-            .change_content(&handle, Some(caller.asker()), |file| {
+            .change_content(change, &handle, Some(caller.asker()), |file| {
                 sys::fallocate(file, mode, offset, length)
             })?;
         if handle.may_be_set_id() {
@@ -858,13 +875,17 @@ impl Service for Engine {
         to: (NodeId, Fh, u64),
         length: u64,
     ) -> SysResult<u64> {
-        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
+        let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let Open::Live(target) = self.views.open_file(to.1)? else {
             return Err(Errno::EROFS);
         };
-        let copied =
-            self.views
-                .copy_range(caller.asker(), (from.1, from.2), (&target, to.2), length)?;
+        let copied = self.views.copy_range(
+            change,
+            caller.asker(),
+            (from.1, from.2),
+            (&target, to.2),
+            length,
+        )?;
         if target.may_be_set_id() {
             self.serving.attributes_changed(to.0);
         }

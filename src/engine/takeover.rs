@@ -64,8 +64,9 @@ impl Engine {
         } else {
             IoMode::Daemon
         };
-        let _acting = crate::history::attribution::Acting::of(self.live.writers.opener(left.by));
+        let change = crate::live::Change::by(self.live.writers.opener(left.by));
         self.live.adoption.adopt_open(
+            &change,
             HandleId(left.fh.0),
             Slot(left.node.0),
             open_flags(left.flags, None),

@@ -6,11 +6,14 @@
 //! open (`fuser` insists that `/dev/fuse` does not become one of them).
 
 mod adapter;
+mod answer;
 mod backing;
 mod convert;
 mod dispatch;
+mod greeting;
 mod listing;
 mod notify;
+mod server;
 mod session;
 mod takeover;
 mod xattrs;

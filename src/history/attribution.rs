@@ -1,7 +1,7 @@
 //! Who changes what: told to the journal before the change, once for each process and thing in an
 //! epoch.
 //!
-//! Whoever serves a request says for which process ([`Acting`]), and the live tree what it is about
+//! Whoever serves a request says for which process ([`Author`]), and the live tree what it is about
 //! to change ([`Processes`](super::processes::Processes)). What the open epoch does not know yet of
 //! that process goes into the same append as the undo records, or into one of its own where there
 //! are none. So it is there after `kill -9` whenever the change is.
@@ -10,8 +10,8 @@
 //! what is in a directory made in this epoch to whoever made that. An inode that was made and
 //! removed within one epoch leaves nothing.
 //!
-//! The table is part of the open epoch's. The process is a property of the thread, as is what it is
-//! about to change.
+//! The table is part of the open epoch's. The process, and what it is about to change, are passed
+//! down to whatever makes the records.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -50,28 +50,52 @@ impl Numbered {
     }
 }
 
-thread_local! {
-    static ACTING: RefCell<Option<Arc<Numbered>>> = const { RefCell::new(None) };
-    static STAGED: RefCell<Vec<Touch>> = const { RefCell::new(Vec::new()) };
+/// For whom something is changed, and what is about to be: of a request, or of a verb. The default
+/// is nobody, of whom nothing is told.
+#[derive(Debug, Default)]
+pub struct Author {
+    by: Option<Arc<Numbered>>,
+    /// Goes into the next record.
+    staged: RefCell<Vec<Touch>>,
 }
 
-/// The thread acts for a process until this is dropped.
-#[derive(Debug)]
-pub struct Acting(Option<Arc<Numbered>>);
-
-impl Acting {
-    /// From now on this thread acts for a process.
-    pub fn of(known: Option<Arc<Numbered>>) -> Acting {
-        Acting(ACTING.with(|acting| std::mem::replace(&mut *acting.borrow_mut(), known)))
+impl Author {
+    /// This process; `None`: nobody.
+    pub fn new(by: Option<Arc<Numbered>>) -> Author {
+        Author {
+            by,
+            staged: RefCell::default(),
+        }
     }
-}
 
-impl Drop for Acting {
-    fn drop(&mut self) {
-        let before = self.0.take();
-        let _ = ACTING.try_with(|acting| *acting.borrow_mut() = before);
-        // What was about to be touched by an operation that failed before it was recorded.
-        let _ = STAGED.try_with(|staged| staged.borrow_mut().clear());
+    /// The process.
+    pub fn process(&self) -> Option<&Arc<Numbered>> {
+        self.by.as_ref()
+    }
+
+    pub(super) fn number(&self) -> Option<ProcessNumber> {
+        self.by.as_ref().map(|known| known.number)
+    }
+
+    /// It is about to change something: that goes into the next record.
+    pub(super) fn stage(&self, touch: Touch) {
+        self.staged.borrow_mut().push(touch);
+    }
+
+    pub(super) fn has_staged(&self) -> bool {
+        !self.staged.borrow().is_empty()
+    }
+
+    /// The record of what is staged, with who it is if that was not told in this epoch.
+    pub(super) fn take_staged(&self, known: &TouchTable) -> Option<Record> {
+        let touches = self.staged.take();
+        if touches.is_empty() {
+            return None;
+        }
+        Some(Record::Touched {
+            processes: self.by.as_ref()?.untold(&known.told),
+            touches,
+        })
     }
 }
 
@@ -194,44 +218,6 @@ impl TouchTable {
     pub(super) fn knows(&self, slot: Slot) -> bool {
         self.data.contains_key(&slot) || self.attrs.contains_key(&slot)
     }
-}
-
-/// The number of the process for which this thread acts.
-pub(super) fn acting() -> Option<ProcessNumber> {
-    ACTING.with(|acting| acting.borrow().as_ref().map(|known| known.number))
-}
-
-/// This thread is about to change something: it goes into its next record.
-pub(super) fn stage(touch: Touch) {
-    STAGED.with(|staged| staged.borrow_mut().push(touch));
-}
-
-/// The process for which this thread acts.
-pub fn acting_for() -> Option<Arc<Numbered>> {
-    ACTING.with(|acting| acting.borrow().clone())
-}
-
-/// The number of the process for which this thread acts; [`OTHERS`] if there is none.
-pub(super) fn acting_number() -> ProcessNumber {
-    acting().unwrap_or(OTHERS)
-}
-
-/// Nothing is about to be changed.
-pub(super) fn is_nothing_staged() -> bool {
-    STAGED.with(|staged| staged.borrow().is_empty())
-}
-
-/// The record of what is staged, with who it is if that was not told in this epoch.
-pub(super) fn staged(known: &TouchTable) -> Option<Record> {
-    let touches = STAGED.with(|staged| std::mem::take(&mut *staged.borrow_mut()));
-    if touches.is_empty() {
-        return None;
-    }
-    let acting = acting_for()?;
-    Some(Record::Touched {
-        processes: acting.untold(&known.told),
-        touches,
-    })
 }
 
 /// The record of those who have files open for writing when an epoch begins; `None`: nobody has.

@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::append::Appender;
-use super::attribution::{self, OTHERS};
+use super::attribution::{Author, OTHERS};
 use super::catalogue::Catalogue;
 use super::table::{NodeUndo, Table};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
@@ -193,19 +193,20 @@ impl Epochs {
         tables.needs(key) && !self.catalogue.read().is_empty()
     }
 
-    /// Records the state before a change: those of `undo` whose keys need it, then `more`, in one
-    /// append. When it returns they survive `kill -9`, and views find them.
+    /// Records the state before a change: those of `undo` whose keys need it, what its author is
+    /// about to touch, then `more`, in one append. When it returns they survive `kill -9`, and views
+    /// find them.
     ///
     /// # Errors
     /// ENOSPC or EIO of the journal; then nothing was recorded and the change must not be made.
-    pub fn record(&self, mut undo: Vec<Undo>, more: Vec<Record>) -> SysResult<()> {
+    pub fn record(&self, author: &Author, mut undo: Vec<Undo>, more: Vec<Record>) -> SysResult<()> {
         let (epoch, touched) = {
             let tables = self.read();
             if self.catalogue.read().is_empty() {
                 undo.clear();
             }
             undo.retain(|item| tables.needs(&item.key()));
-            (tables.open.epoch, attribution::staged(&tables.open.touched))
+            (tables.open.epoch, author.take_staged(&tables.open.touched))
         };
         if undo.is_empty() && more.is_empty() && touched.is_none() {
             return Ok(());
@@ -293,14 +294,14 @@ impl Epochs {
         }
     }
 
-    /// An inode was made, by whomever this thread acts for. As long as its epoch is open it needs
-    /// no records.
-    pub(super) fn add_born(&self, slot: Slot) {
-        self.write().born.insert(slot, attribution::acting_number());
+    /// An inode was made. As long as its epoch is open it needs no records.
+    pub(super) fn add_born(&self, author: &Author, slot: Slot) {
+        let maker = author.number().unwrap_or(OTHERS);
+        self.write().born.insert(slot, maker);
     }
 
     /// It is gone and its number free, or can be seen by a checkpoint.
-    pub(super) fn drop_born(&self, slot: Slot) {
+    pub fn drop_born(&self, slot: Slot) {
         let mut tables = self.write();
         if tables.is_born(slot) || self.catalogue.read().is_empty() {
             tables.open.drop_place(slot);

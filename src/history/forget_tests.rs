@@ -10,6 +10,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::append::now_ns;
+use super::attribution::Author;
 use super::operations::Walk;
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
@@ -325,6 +326,7 @@ impl Bench {
                 timeline
                     .epochs
                     .record(
+                        &Author::default(),
                         vec![
                             entry,
                             Undo::Home {

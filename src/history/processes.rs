@@ -1,11 +1,11 @@
-//! The processes that change something, and what each is about to change: how [`attribution`] comes
-//! into the journal.
+//! The processes that change something, and what each is about to change: how
+//! [`attribution`](super::attribution) comes into the journal.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::append::Appender;
-use super::attribution::{self, Numbered, OTHERS, TouchTable};
+use super::attribution::{Author, Numbered, OTHERS, TouchTable};
 use super::epochs::Epochs;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{NameTouch, Process, ProcessNumber, Record, Touch};
@@ -24,7 +24,8 @@ struct Numbers {
     by_pid: HashMap<u32, Arc<Numbered>>,
 }
 
-/// Numbers processes, and says which of them is about to change what. See [`attribution`].
+/// Numbers processes, and says which of them is about to change what. See
+/// [`attribution`](super::attribution).
 pub struct Processes {
     journal: Arc<Appender>,
     epochs: Arc<Epochs>,
@@ -105,8 +106,8 @@ impl Processes {
     }
 
     /// What a name leads to is about to change.
-    pub fn touch_name(&self, dir: Slot, name: &Name, how: NameTouch) {
-        let Some(by) = attribution::acting().filter(|_| !self.epochs.asks_nobody(dir)) else {
+    pub fn touch_name(&self, author: &Author, dir: Slot, name: &Name, how: NameTouch) {
+        let Some(by) = author.number().filter(|_| !self.epochs.asks_nobody(dir)) else {
             return;
         };
         let news = {
@@ -117,7 +118,7 @@ impl Processes {
                 .name_news(dir, name, how, by, tables.maker(dir) == Some(by))
         };
         if let Some(by) = news {
-            attribution::stage(Touch::Name {
+            author.stage(Touch::Name {
                 by,
                 dir,
                 name: name.clone(),
@@ -127,27 +128,28 @@ impl Processes {
     }
 
     /// The content of a file is about to change, or may; says whether that is news.
-    pub fn touch_data(&self, slot: Slot) -> bool {
-        let news = self.news(slot, TouchTable::data_news);
+    pub fn touch_data(&self, author: &Author, slot: Slot) -> bool {
+        let news = self.news(author, slot, TouchTable::data_news);
         if let Some(by) = news {
-            attribution::stage(Touch::Data { by, slot });
+            author.stage(Touch::Data { by, slot });
         }
         news.is_some()
     }
 
     /// Attributes of an inode are about to change.
-    pub fn touch_attr(&self, slot: Slot) {
-        if let Some(by) = self.news(slot, TouchTable::attr_news) {
-            attribution::stage(Touch::Attr { by, slot });
+    pub fn touch_attr(&self, author: &Author, slot: Slot) {
+        if let Some(by) = self.news(author, slot, TouchTable::attr_news) {
+            author.stage(Touch::Attr { by, slot });
         }
     }
 
     fn news(
         &self,
+        author: &Author,
         slot: Slot,
         of: fn(&TouchTable, Slot, ProcessNumber) -> Option<ProcessNumber>,
     ) -> Option<ProcessNumber> {
-        let by = attribution::acting().filter(|_| !self.epochs.asks_nobody(slot))?;
+        let by = author.number().filter(|_| !self.epochs.asks_nobody(slot))?;
         let tables = self.epochs.read();
         if tables.maker(slot) == Some(by) {
             None
@@ -157,19 +159,19 @@ impl Processes {
     }
 
     /// An inode is about to lose its last name.
-    pub fn touch_gone(&self, slot: Slot) {
-        if attribution::acting().is_none() || self.epochs.asks_nobody(slot) {
+    pub fn touch_gone(&self, author: &Author, slot: Slot) {
+        if author.number().is_none() || self.epochs.asks_nobody(slot) {
             return;
         }
         if !self.epochs.is_born(slot) || self.epochs.read().open().touched.knows(slot) {
-            attribution::stage(Touch::Gone { slot });
+            author.stage(Touch::Gone { slot });
         }
     }
 
     /// An inode is about to get another name: if it was made in the open epoch by somebody else, or
     /// others may follow what it is made for, that must be told, for its name said it so far.
-    pub fn touch_moved(&self, slot: Slot, is_dir: bool) {
-        let Some(by) = attribution::acting() else {
+    pub fn touch_moved(&self, author: &Author, slot: Slot, is_dir: bool) {
+        let Some(by) = author.number() else {
             return;
         };
         let maker = {
@@ -178,20 +180,20 @@ impl Processes {
             maker.filter(|maker| tables.open().touched.has_told(*maker))
         };
         if let Some(by) = maker {
-            attribution::stage(Touch::Made { by, slot });
+            author.stage(Touch::Made { by, slot });
         }
     }
 
-    /// Tells at once what is staged, where there is nothing else to record. When it returns that
+    /// Tells at once what the author is about to change, where there is nothing else to record. When it returns that
     /// survives `kill -9`.
     ///
     /// # Errors
     /// As [`Epochs::record`].
-    pub fn tell_touches(&self) -> SysResult<()> {
-        if attribution::is_nothing_staged() {
-            Ok(())
+    pub fn tell_touches(&self, author: &Author) -> SysResult<()> {
+        if author.has_staged() {
+            self.epochs.record(author, Vec::new(), Vec::new())
         } else {
-            self.epochs.record(Vec::new(), Vec::new())
+            Ok(())
         }
     }
 

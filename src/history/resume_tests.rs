@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use super::super::attribution::Author;
 use super::super::wake::HURRY_EPOCHS;
 use super::*;
 use crate::store::ids::{CheckpointId, Name};
@@ -70,7 +71,10 @@ fn what_was_struck_is_not_seen_while_the_index_takes_its_epoch_over() {
                 provisional: false,
             },
         };
-        timeline.epochs.record(vec![never], Vec::new()).unwrap();
+        timeline
+            .epochs
+            .record(&Author::default(), vec![never], Vec::new())
+            .unwrap();
         let entry = |number| Undo::Entry {
             dir: Slot(10_000 + number),
             name: Name::new(b"name"),
@@ -78,7 +82,11 @@ fn what_was_struck_is_not_seen_while_the_index_takes_its_epoch_over() {
         };
         timeline
             .epochs
-            .record((0..MANY).map(entry).collect(), Vec::new())
+            .record(
+                &Author::default(),
+                (0..MANY).map(entry).collect(),
+                Vec::new(),
+            )
             .unwrap();
         checkpoint(&timeline, 2);
         timeline.store().journal.sync().unwrap();

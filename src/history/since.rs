@@ -253,6 +253,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::history::attribution::Author;
     use crate::history::timeline::Timeline;
     use crate::store::Store;
     use crate::store::ids::CheckpointId;
@@ -282,6 +283,7 @@ mod tests {
         timeline
             .epochs
             .record(
+                &Author::default(),
                 vec![Undo::Home {
                     slot: Slot(slot),
                     before,

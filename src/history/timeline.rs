@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use super::absence::{self, Absences};
 use super::append::Appender;
+use super::attribution::Author;
 use super::catalogue::Catalogue;
 use super::checkpoints::Checkpoints;
 use super::content::{Contents, Hashed};
@@ -217,15 +218,10 @@ impl Timeline {
         )
     }
 
-    /// Notes that an inode was made (`true`), or that it is gone and its slot free, or seen by a
-    /// checkpoint (`false`).
-    pub fn set_born(&self, slot: Slot, born: bool) {
-        if born {
-            self.epochs.add_born(slot);
-            self.baseline.note_made(slot);
-        } else {
-            self.epochs.drop_born(slot);
-        }
+    /// Notes that an inode was made.
+    pub fn set_born(&self, author: &Author, slot: Slot) {
+        self.epochs.add_born(author, slot);
+        self.baseline.note_made(slot);
     }
 
     /// Notes that an inode has lost its last name.
@@ -274,10 +270,11 @@ mod tests {
             name: Name::new(b"renamed"),
         };
         for slot in [Slot(500), Slot(501)] {
-            timeline.set_born(slot, true);
+            timeline.set_born(&Author::default(), slot);
             timeline
                 .epochs
                 .record(
+                    &Author::default(),
                     Vec::new(),
                     vec![Record::Moved {
                         places: vec![(slot, place.clone())],
@@ -285,7 +282,7 @@ mod tests {
                 )
                 .unwrap();
         }
-        timeline.set_born(Slot(500), false);
+        timeline.epochs.drop_born(Slot(500));
         assert_eq!(timeline.lookup.place(Slot(500)), None);
         assert_eq!(timeline.lookup.place(Slot(501)), Some(place));
     }

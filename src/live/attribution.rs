@@ -13,9 +13,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::change::Change;
 use super::handles::Handle;
 use super::tables::{HotFiles, Tables};
-use crate::history::attribution::{Acting, Numbered};
+use crate::history::attribution::{Author, Numbered};
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
 use crate::store::record::Process;
@@ -76,10 +77,9 @@ pub struct Writers {
 
 impl Writers {
     pub(super) fn new(tables: &Tables) -> Arc<Writers> {
-        let Tables { timeline, hot, .. } = tables.clone();
         Arc::new(Writers {
-            timeline,
-            hot,
+            timeline: Arc::clone(&tables.timeline),
+            hot: Arc::clone(&tables.hot),
             threads: Mutex::default(),
             open: Mutex::default(),
         })
@@ -106,10 +106,9 @@ impl Writers {
         Some(self.timeline.processes.number(process))
     }
 
-    /// From now on this thread acts for the process that a thread of this number belongs to, until
-    /// the result is dropped.
-    pub fn acting_for(&self, thread: u32, uid: u32) -> Acting {
-        Acting::of(Some(self.caller(thread, uid)))
+    /// A change that is asked for by the process that a thread of this number belongs to.
+    pub fn change_by(&self, thread: u32, uid: u32) -> Change {
+        Change::by(Some(self.caller(thread, uid)))
     }
 
     /// The process of a thread that waits for an answer.
@@ -148,7 +147,7 @@ impl Writers {
         known
     }
 
-    /// A handle was opened by the process that this thread acts for.
+    /// A handle was opened.
     pub(super) fn note_writer(&self, id: u64, handle: &Handle) {
         if handle.flags.write
             && let Some(by) = &handle.by
@@ -198,9 +197,9 @@ impl Writers {
             }
         }
         for by in mappers {
-            let _acting = Acting::of(Some(by));
-            self.timeline.processes.touch_data(slot);
-            if let Err(errno) = self.timeline.processes.tell_touches() {
+            let author = Author::new(Some(by));
+            self.timeline.processes.touch_data(&author, slot);
+            if let Err(errno) = self.timeline.processes.tell_touches(&author) {
                 tracing::debug!(%errno, "who changed a file could not be told");
             }
         }

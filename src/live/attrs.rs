@@ -4,8 +4,9 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::change::Change;
 use super::handles::SET_ID;
-use super::inodes::At;
+use super::inodes::{At, target_of_fd};
 use super::past::{Busy, Captures, Inodes, Past};
 use super::tables::{Calls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
 use crate::history::timeline::Timeline;
@@ -17,7 +18,7 @@ use crate::sys::{self, Asker, Errno, Kind, Open, SetTime, Stat, SysResult, Xattr
 
 /// Attributes to be changed; `None` stays.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Change {
+pub struct NewAttrs {
     /// Permission bits.
     pub mode: Option<u32>,
     /// Owner.
@@ -38,7 +39,7 @@ pub struct Change {
 /// its place, in one payload of the journal.
 const XATTRS_BYTES_MAX: usize = PAYLOAD_MAX / 2;
 
-impl Change {
+impl NewAttrs {
     /// The kernel asks for nothing before somebody changes the content of a file with set-id bits
     /// who may not keep them: to clear those is left to us (`__remove_privs` in fs/inode.c,
     /// `fuse_setattr` in fs/fuse/dir.c). For chown(2) without an id it does too, with the same
@@ -46,7 +47,7 @@ impl Change {
     fn is_of_nothing(&self) -> bool {
         matches!(
             self,
-            Change {
+            NewAttrs {
                 mode: None,
                 uid: None,
                 gid: None,
@@ -117,37 +118,19 @@ pub struct Attrs {
 
 impl Attrs {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Attrs> {
-        let Tables {
-            timeline,
-            reflink,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            handles,
-            calls,
-            passthrough,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            captures,
-            busy,
-            ..
-        } = past.clone();
         Arc::new(Attrs {
-            timeline,
-            reflink,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            handles,
-            calls,
-            passthrough,
-            inodes,
-            captures,
-            busy,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            dirs: Arc::clone(&tables.dirs),
+            hot: Arc::clone(&tables.hot),
+            handles: Arc::clone(&tables.handles),
+            calls: Arc::clone(&tables.calls),
+            passthrough: Arc::clone(&tables.passthrough),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
+            busy: Arc::clone(&past.busy),
         })
     }
 
@@ -159,27 +142,34 @@ impl Attrs {
     /// be kept: then nothing changed.
     pub fn set_attr<'a>(
         &self,
+        change: &Change,
         at: impl Into<At<'a>>,
         file: Option<&File>,
-        change: &Change,
+        new: &NewAttrs,
     ) -> SysResult<Stat> {
         let at = at.into();
-        self.busy.patiently(|| {
+        self.busy.patiently(change, || {
             let _changing = self.locks.enter();
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(at.slot);
-            self.busy.probe_first(at.slot)?;
-            if change.size.is_some() {
-                self.busy.capture_first(at.slot, false, || {
+            self.busy.probe_first(change, at.slot)?;
+            if new.size.is_some() {
+                self.busy.capture_first(change, at.slot, false, || {
                     self.inodes.stat(at).map(|stat| stat.size)
                 })?;
             }
-            self.set_attr_in(at, file, change)
+            self.set_attr_in(change, at, file, new)
         })
     }
 
     /// As [`Attrs::set_attr`]; the caller holds the locks.
-    fn set_attr_in(&self, at: At<'_>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
+    fn set_attr_in(
+        &self,
+        change: &Change,
+        at: At<'_>,
+        file: Option<&File>,
+        new: &NewAttrs,
+    ) -> SysResult<Stat> {
         let fd = match self.inodes.fd(at) {
             Ok(fd) => fd,
             Err(errno) => match file {
@@ -188,29 +178,27 @@ impl Attrs {
             },
         };
         self.inodes.check_not_kept(at.slot, &fd)?;
-        if change.is_of_nothing() {
-            self.clear_set_id(at, &fd, change.asker)?;
+        if new.is_of_nothing() {
+            self.clear_set_id(change, at, &fd, new.asker)?;
         }
-        let owner = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
-        self.touch_by_change(at.slot, change);
-        self.keep_inode(at, &fd, owner || change.size.is_some())?;
-        if let Some(size) = change.size {
-            self.resize(at, &fd, file, size, change.asker)?;
+        let owner = new.mode.is_some() || new.uid.is_some() || new.gid.is_some();
+        self.touch_by_change(change, at.slot, new);
+        self.keep_inode(change, at, &fd, owner || new.size.is_some())?;
+        if let Some(size) = new.size {
+            self.resize(change, at, &fd, file, size, new.asker)?;
         }
-        if change.uid.is_some() || change.gid.is_some() {
-            act_on_set_id(&fd, change.asker, || {
-                sys::chown_fd(&fd, change.uid, change.gid)
-            })?;
+        if new.uid.is_some() || new.gid.is_some() {
+            act_on_set_id(&fd, new.asker, || sys::chown_fd(&fd, new.uid, new.gid))?;
         }
-        if let Some(mode) = change.mode {
+        if let Some(mode) = new.mode {
             self.handles.note_mode(at.slot, mode);
             sys::chmod_fd(&fd, mode)?;
         }
-        if change.atime.is_some() || change.mtime.is_some() {
+        if new.atime.is_some() || new.mtime.is_some() {
             sys::utimens_fd(
                 &fd,
-                change.atime.unwrap_or(SetTime::Omit),
-                change.mtime.unwrap_or(SetTime::Omit),
+                new.atime.unwrap_or(SetTime::Omit),
+                new.mtime.unwrap_or(SetTime::Omit),
             )?;
         }
         let stat = sys::stat_fd(&fd)?;
@@ -222,11 +210,17 @@ impl Attrs {
         })
     }
 
-    /// Clears the set-id bits of a file that `asker` may not keep: see [`Change::is_of_nothing`].
+    /// Clears the set-id bits of a file that `asker` may not keep: see [`NewAttrs::is_of_nothing`].
     ///
     /// # Errors
     /// EPERM for who neither owns the file nor can be writing to it.
-    fn clear_set_id(&self, at: At<'_>, fd: &OwnedFd, asker: Option<Asker>) -> SysResult<()> {
+    fn clear_set_id(
+        &self,
+        change: &Change,
+        at: At<'_>,
+        fd: &OwnedFd,
+        asker: Option<Asker>,
+    ) -> SysResult<()> {
         let (stat, Some(asker)) = (sys::stat_fd(fd)?, asker) else {
             return Ok(());
         };
@@ -242,25 +236,31 @@ impl Attrs {
         if asker.uid != 0 && asker.uid != stat.uid && !is_written() {
             return Err(Errno::EPERM);
         }
-        self.keep_inode(at, fd, true)?;
+        self.keep_inode(change, at, fd, true)?;
         sys::act_for(Some(asker), || sys::chown_fd(fd, None, None))
     }
 
     /// Notes for the record who changes what of it.
-    fn touch_by_change(&self, slot: Slot, change: &Change) {
+    fn touch_by_change(&self, change: &Change, slot: Slot, new: &NewAttrs) {
         if self.nodes.is_dead(slot) {
             return;
         }
-        if change.size.is_some() {
-            self.timeline.processes.touch_data(slot);
+        if new.size.is_some() {
+            self.timeline.processes.touch_data(&change.author, slot);
         } else {
-            self.timeline.processes.touch_attr(slot);
+            self.timeline.processes.touch_attr(&change.author, slot);
         }
     }
 
     /// Records attributes and place of an inode, and its extended attributes where the change can
     /// touch them (a chmod changes the ACL, a chown or a write drops file capabilities).
-    pub(super) fn keep_inode(&self, at: At<'_>, fd: &OwnedFd, xattrs_too: bool) -> SysResult<()> {
+    fn keep_inode(
+        &self,
+        change: &Change,
+        at: At<'_>,
+        fd: &OwnedFd,
+        xattrs_too: bool,
+    ) -> SysResult<()> {
         let mut undo = Vec::new();
         if self.nodes.is_dead(at.slot) {
             return Ok(());
@@ -268,11 +268,7 @@ impl Attrs {
         let attr_is_new = self.timeline.epochs.needs(&Key::Attr(at.slot));
         if attr_is_new {
             let stat = sys::stat_fd(fd)?;
-            let target = if stat.kind == Kind::Symlink {
-                Some(sys::readlink_fd(fd)?)
-            } else {
-                None
-            };
+            let target = target_of_fd(&stat, fd)?;
             self.captures.keep_attr(at.slot, &stat, target, &mut undo);
             self.captures.keep_homes(at, &mut undo);
         }
@@ -285,15 +281,19 @@ impl Attrs {
                 });
             }
         }
-        self.timeline.epochs.record(undo, Vec::new())?;
+        self.timeline
+            .epochs
+            .record(&change.author, undo, Vec::new())?;
         if attr_is_new && at.slot != Slot::ROOT {
             self.timeline.epochs.count(1);
         }
         Ok(())
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn resize(
         &self,
+        change: &Change,
         at: At<'_>,
         fd: &OwnedFd,
         file: Option<&File>,
@@ -312,7 +312,7 @@ impl Attrs {
         if self.timeline.epochs.needs(&Key::Data(at.slot)) {
             // A handle that is open for writing only cannot be read from.
             let source = sys::reopen(fd, Open::READ)?;
-            self.captures.capture(at, &source, false)?;
+            self.captures.capture(change, at, &source, false)?;
         } else {
             self.timeline.epochs.confirm(at.slot);
         }
@@ -330,13 +330,14 @@ impl Attrs {
     /// EIO if the past could not be kept: then nothing changed.
     pub fn set_xattr<'a>(
         &self,
+        change: &Change,
         at: impl Into<At<'a>>,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
         asker: Option<Asker>,
     ) -> SysResult<()> {
-        self.change_xattrs(at.into(), |fd| {
+        self.change_xattrs(change, at.into(), |fd| {
             check_room(fd, name, value)?;
             let set = || sys::setxattr(fd, name, value, mode);
             // An owner who is not in the group gives up its bit with the access list
@@ -353,38 +354,52 @@ impl Attrs {
     ///
     /// # Errors
     /// Those of removexattr(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn remove_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<()> {
-        self.change_xattrs(at.into(), |fd| sys::removexattr(fd, name))
+    pub fn remove_xattr<'a>(
+        &self,
+        change: &Change,
+        at: impl Into<At<'a>>,
+        name: &[u8],
+    ) -> SysResult<()> {
+        self.change_xattrs(change, at.into(), |fd| sys::removexattr(fd, name))
     }
 
     fn change_xattrs(
         &self,
+        change: &Change,
         at: At<'_>,
-        change: impl Fn(&OwnedFd) -> SysResult<()>,
+        act: impl Fn(&OwnedFd) -> SysResult<()>,
     ) -> SysResult<()> {
-        self.busy.patiently(|| self.change_xattrs_now(at, &change))
+        self.busy
+            .patiently(change, || self.change_xattrs_now(change, at, &act))
     }
 
     fn change_xattrs_now(
         &self,
+        change: &Change,
         at: At<'_>,
-        change: impl Fn(&OwnedFd) -> SysResult<()>,
+        act: impl Fn(&OwnedFd) -> SysResult<()>,
     ) -> SysResult<()> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.read();
         let _stripe = self.locks.stripe(at.slot);
-        self.busy.probe_first(at.slot)?;
+        self.busy.probe_first(change, at.slot)?;
         let fd = self.inodes.fd(at)?;
         self.inodes.check_not_kept(at.slot, &fd)?;
         self.dirs.set_plain(at.slot, false);
-        self.timeline.processes.touch_attr(at.slot);
-        self.keep_inode(at, &fd, false)?;
+        self.timeline.processes.touch_attr(&change.author, at.slot);
+        self.keep_inode(change, at, &fd, false)?;
         if !self.nodes.is_dead(at.slot) {
-            let mut undo = Vec::new();
-            self.captures.keep_xattrs(at.slot, &fd, &mut undo)?;
-            self.timeline.epochs.record(undo, Vec::new())?;
+            self.record_xattrs(change, at.slot, &fd)?;
         }
-        change(&fd)
+        act(&fd)
+    }
+
+    fn record_xattrs(&self, change: &Change, slot: Slot, fd: &OwnedFd) -> SysResult<()> {
+        let mut undo = Vec::new();
+        self.captures.keep_xattrs(slot, fd, &mut undo)?;
+        self.timeline
+            .epochs
+            .record(&change.author, undo, Vec::new())
     }
 
     /// Value of an extended attribute.
@@ -409,7 +424,7 @@ impl Attrs {
 
     /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The
     /// caller holds the locks.
-    fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
+    fn replace_xattrs_in(&self, change: &Change, at: At<'_>, wanted: &Xattrs) -> SysResult<bool> {
         let fd = self.inodes.fd(at)?;
         let mut now = sys::all_xattrs(&fd)?;
         // What is hidden stays: it is no part of what was, or is wanted.
@@ -417,12 +432,10 @@ impl Attrs {
         if now == *wanted {
             return Ok(false);
         }
-        self.timeline.processes.touch_attr(at.slot);
+        self.timeline.processes.touch_attr(&change.author, at.slot);
         self.dirs.set_plain(at.slot, false);
-        self.keep_inode(at, &fd, false)?;
-        let mut undo = Vec::new();
-        self.captures.keep_xattrs(at.slot, &fd, &mut undo)?;
-        self.timeline.epochs.record(undo, Vec::new())?;
+        self.keep_inode(change, at, &fd, false)?;
+        self.record_xattrs(change, at.slot, &fd)?;
         for (name, _) in now
             .iter()
             .filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name))
@@ -446,12 +459,13 @@ impl Attrs {
     /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
     pub fn apply_attrs_in(
         &self,
+        change: &Change,
         at: At<'_>,
         wanted: &AttrState,
         xattrs: &Xattrs,
         times: bool,
     ) -> SysResult<bool> {
-        self.busy.probe_first(at.slot)?;
+        self.busy.probe_first(change, at.slot)?;
         let fd = self.inodes.fd(at)?;
         let now = sys::stat_fd(&fd)?;
         let then = &wanted.stat;
@@ -459,8 +473,8 @@ impl Attrs {
         let mode = now.mode != then.mode && now.kind != Kind::Symlink;
         let (kept, times) = (times, times && now.mtime != then.mtime);
         if owner || mode || times {
-            self.timeline.processes.touch_attr(at.slot);
-            self.keep_inode(at, &fd, owner || mode)?;
+            self.timeline.processes.touch_attr(&change.author, at.slot);
+            self.keep_inode(change, at, &fd, owner || mode)?;
         }
         // The owner first: a change of it takes file capabilities away.
         if owner {
@@ -470,7 +484,7 @@ impl Attrs {
                 Err(errno) => return Err(errno),
             }
         }
-        let different = self.replace_xattrs_in(at, xattrs)? || owner || mode;
+        let different = self.replace_xattrs_in(change, at, xattrs)? || owner || mode;
         if mode || (owner && now.kind != Kind::Symlink) {
             self.handles.note_mode(at.slot, then.mode);
             sys::chmod_fd(&fd, then.mode)?;
@@ -493,14 +507,14 @@ impl Attrs {
     ///
     /// # Errors
     /// Those of utimensat(2).
-    pub fn renew_in(&self, at: At<'_>) -> SysResult<()> {
+    pub fn renew_in(&self, change: &Change, at: At<'_>) -> SysResult<()> {
         let fd = self.inodes.fd(at)?;
         let stat = sys::stat_fd(&fd)?;
         if stat.kind != Kind::File || stat.nlink > 1 {
             return Ok(());
         }
-        self.timeline.processes.touch_attr(at.slot);
-        self.keep_inode(at, &fd, false)?;
+        self.timeline.processes.touch_attr(&change.author, at.slot);
+        self.keep_inode(change, at, &fd, false)?;
         sys::utimens_fd(&fd, SetTime::Omit, SetTime::Now)
     }
 
@@ -509,14 +523,20 @@ impl Attrs {
     ///
     /// # Errors
     /// Those of open(2), write(2), ftruncate(2).
-    pub fn rewrite_in(&self, at: At<'_>, source: Option<&File>, size: u64) -> SysResult<()> {
-        self.busy.probe_first(at.slot)?;
+    pub fn rewrite_in(
+        &self,
+        change: &Change,
+        at: At<'_>,
+        source: Option<&File>,
+        size: u64,
+    ) -> SysResult<()> {
+        self.busy.probe_first(change, at.slot)?;
         self.calls.void(at.slot);
         let fd = self.inodes.fd(at)?;
         let file = sys::reopen(&fd, Open::READ_WRITE)?;
-        self.timeline.processes.touch_data(at.slot);
-        self.captures.capture(at, &file, false)?;
-        self.timeline.processes.tell_touches()?;
+        self.timeline.processes.touch_data(&change.author, at.slot);
+        self.captures.capture(change, at, &file, false)?;
+        self.timeline.processes.tell_touches(&change.author)?;
         sys::truncate(&file, 0)?;
         match source {
             Some(source) if self.reflink => sys::clone_file(source, &file),

@@ -19,17 +19,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::inodes::names_of;
+use super::inodes::{names_of, place};
 use super::kept::{Keep, Keeper, Kept};
 use super::nodes::{generation_of, is_same};
 use super::past::{Inodes, Past};
 use super::tables::{NodeTable, Tables};
+use crate::history::attribution::Author;
 use crate::history::eager::AheadNode;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::Address;
 use crate::store::baseline::{Baseline, Node, ROOT, Writer};
-use crate::store::error::StoreError;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{DataState, Key, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
@@ -37,10 +37,6 @@ use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
 /// A tree that takes longer to be looked at, but for what is kept, has no baseline. A mount waits a
 /// little longer for who is at it.
 const WRITE_MAX: Duration = Duration::from_secs(15);
-
-pub(super) fn errno(error: StoreError) -> Errno {
-    error.errno()
-}
 
 /// A directory that is to be listed.
 struct Open {
@@ -69,16 +65,12 @@ pub struct Baselines {
 }
 
 impl Baselines {
-    pub(super) fn new(tables: &Tables, past: &Past, kept: Arc<Kept>) -> Arc<Baselines> {
-        let Tables {
-            timeline, nodes, ..
-        } = tables.clone();
-        let Past { inodes, .. } = past.clone();
+    pub(super) fn new(tables: &Tables, past: &Past, kept: &Arc<Kept>) -> Arc<Baselines> {
         Arc::new(Baselines {
-            timeline,
-            nodes,
-            inodes,
-            kept,
+            timeline: Arc::clone(&tables.timeline),
+            nodes: Arc::clone(&tables.nodes),
+            inodes: Arc::clone(&past.inodes),
+            kept: Arc::clone(kept),
         })
     }
 
@@ -109,7 +101,7 @@ impl Baselines {
         let store = self.timeline.store();
         // What no checkpoint shows needs no past.
         if self.timeline.catalogue.stored_ids().is_empty() {
-            Baseline::remove(&store.layout).map_err(errno)?;
+            Baseline::remove(&store.layout)?;
             return self.kept.drop_all().map(|()| 0);
         }
         let keeper = self.kept.keeper(keep, all)?;
@@ -126,14 +118,9 @@ impl Baselines {
             go_on: &mut go_on,
         })?;
         let gone = self.timeline.baseline.gone_now();
-        if let (false, Some(mut baseline)) = (
-            gone.is_empty(),
-            Baseline::open_any(&store.layout).map_err(errno)?,
-        ) {
+        if let (false, Some(mut baseline)) = (gone.is_empty(), Baseline::open_any(&store.layout)?) {
             baseline.changes.set_gone(&gone);
-            baseline
-                .write_changes(&store.layout, Some(end))
-                .map_err(errno)?;
+            baseline.write_changes(&store.layout, Some(end))?;
         }
         keeper.map_or(Ok(0), Keeper::finish)
     }
@@ -154,9 +141,9 @@ impl Baselines {
     }
 
     fn walk(&self, Walk { end, keeper, go_on }: Walk<'_>) -> SysResult<()> {
-        let mut writer = Writer::new(&self.timeline.store().layout, end).map_err(errno)?;
+        let mut writer = Writer::new(&self.timeline.store().layout, end)?;
         let root = self.inodes.root_node()?;
-        writer.add(0, b"", &root).map_err(errno)?;
+        writer.add(0, b"", &root)?;
         let mut open = VecDeque::from([Open {
             number: ROOT,
             trail: Trail::root(),
@@ -201,7 +188,7 @@ impl Baselines {
                         was: node.attr.stat,
                     });
                 }
-                writer.add(number, name.as_bytes(), &node).map_err(errno)?;
+                writer.add(number, name.as_bytes(), &node)?;
             }
             if end.is_some() && !is_same(&sys::stat_fd(&fd)?, &was) {
                 return Err(Errno::EBUSY);
@@ -215,7 +202,7 @@ impl Baselines {
         // Half of it may have been put in place of what there was.
         writer
             .finish()
-            .map_err(errno)
+            .map_err(Errno::from)
             .inspect_err(|_| self.timeline.baseline.distrust_baseline())
     }
 
@@ -231,7 +218,7 @@ impl Baselines {
         baseline: &Baseline,
         begin: &mut dyn FnMut() -> SysResult<()>,
     ) -> SysResult<()> {
-        let root = baseline.root().map_err(errno)?;
+        let root = baseline.root()?;
         let ahead = self.timeline.ahead.standing()?;
         let mut compared = Compared {
             baselines: self,
@@ -290,10 +277,7 @@ fn is_it(baselines: &Baselines, stat: &Stat, node: &Node) -> bool {
 }
 
 fn place_of(trail: &Trail) -> Option<Place> {
-    trail.up.as_ref().map(|up| Place {
-        parent: up.slot,
-        name: trail.name.clone(),
-    })
+    trail.up.as_ref().map(|up| place(up.slot, &trail.name))
 }
 
 impl Compared<'_> {
@@ -317,7 +301,7 @@ impl Compared<'_> {
         let Directory { now, was, node } = directory;
         let fd = self.baselines.inodes.dir(now)?;
         let stat = sys::stat_fd(&fd)?;
-        let names = self.baseline.names(node).map_err(errno)?;
+        let names = self.baseline.names(node)?;
         let mut undo = Vec::new();
         let (dir, changed) = (now.slot, !is_same(&stat, &node.attr.stat));
         let mut known = HashSet::new();
@@ -443,15 +427,7 @@ impl Compared<'_> {
             else {
                 continue;
             };
-            self.record(
-                &node,
-                &was,
-                Vec::new(),
-                Some(Place {
-                    parent: dir.slot,
-                    name: name.clone(),
-                }),
-            )?;
+            self.record(&node, &was, Vec::new(), Some(place(dir.slot, &name)))?;
             if node.child.kind == Kind::Dir {
                 self.open.push(Directory {
                     now: dir.step(&name, *slot),
@@ -473,7 +449,7 @@ impl Compared<'_> {
             }
             let mut undo = Vec::new();
             if node.child.kind == Kind::Dir && self.told.insert(slot) {
-                let names = self.baseline.names(&node).map_err(errno)?;
+                let names = self.baseline.names(&node)?;
                 // Another directory may have its number.
                 if let Some((
                     dir,
@@ -551,7 +527,9 @@ impl Compared<'_> {
         let more = now.map(|place| Record::Moved {
             places: vec![(slot, place)],
         });
-        timeline.epochs.record(undo, more.into_iter().collect())?;
+        timeline
+            .epochs
+            .record(&Author::default(), undo, more.into_iter().collect())?;
         timeline.epochs.count(i64::from(news && slot != Slot::ROOT));
         Ok(())
     }
@@ -559,29 +537,25 @@ impl Compared<'_> {
     /// What is known of a file's content: nothing, unless it was kept, or captured ahead, or is
     /// empty.
     fn content(&self, node: &Node) -> DataState {
+        let data = |object| DataState {
+            object,
+            size: node.attr.stat.size,
+            provisional: false,
+        };
         let kept = self
             .baselines
             .kept
             .take_kept(node)
             .inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
         if let Ok(object @ Some(_)) = kept {
-            return DataState {
-                object,
-                size: node.attr.stat.size,
-                provisional: false,
-            };
+            return data(object);
         }
-        let size = node.attr.stat.size;
         let kept = self.ahead.get(&node.child.slot).filter(|ahead| {
             ahead
                 .attr
                 .as_ref()
                 .is_some_and(|attr| is_same(&attr.stat, &node.attr.stat))
         });
-        kept.and_then(|ahead| ahead.data).unwrap_or(DataState {
-            object: None,
-            size,
-            provisional: false,
-        })
+        kept.and_then(|ahead| ahead.data).unwrap_or(data(None))
     }
 }

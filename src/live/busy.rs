@@ -24,7 +24,6 @@
 //! call for each file. Who waits does so on a thread that others do not depend on
 //! ([`crate::sys::wait`]).
 
-use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::{Claim, WAIT_MAX};
 use super::capture::Captures;
+use super::change::{Change, Want};
 use super::inodes::{At, Inodes};
 use super::locks::Freeze;
 use super::tables::{Calls, Locks, NodeTable, Tables};
@@ -52,26 +52,6 @@ const FREEZE_LOCK_TRIES: u32 = 12;
 /// thread and hear of it.
 const CAPTURED_AT_ONCE_MAX: u64 = 1024 * 1024;
 
-/// What must be done before something is tried again.
-#[derive(Clone, Copy)]
-enum Want {
-    /// And whether the content may yet stay as it is.
-    Capture(Slot, bool),
-    /// And whether a close that is on its way is to be waited for.
-    Probe(Slot, bool),
-}
-
-thread_local! {
-    static WANT: Cell<Option<Want>> = const { Cell::new(None) };
-    /// Files whose lock was free since the operation of this thread began.
-    static PROBED: RefCell<Vec<Slot>> = const { RefCell::new(Vec::new()) };
-}
-
-fn later(want: Want) -> Errno {
-    WANT.set(Some(want));
-    Errno::LATER
-}
-
 /// Has nobody wait, with a lock held, for somebody else's process. See the module.
 pub struct Busy {
     timeline: Arc<Timeline>,
@@ -88,18 +68,11 @@ impl Busy {
         inodes: &Arc<Inodes>,
         captures: &Arc<Captures>,
     ) -> Arc<Busy> {
-        let Tables {
-            timeline,
-            locks,
-            nodes,
-            calls,
-            ..
-        } = tables.clone();
         Arc::new(Busy {
-            timeline,
-            locks,
-            nodes,
-            calls,
+            timeline: Arc::clone(&tables.timeline),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            calls: Arc::clone(&tables.calls),
             inodes: Arc::clone(inodes),
             captures: Arc::clone(captures),
         })
@@ -107,18 +80,22 @@ impl Busy {
 
     /// Does `attempt`, again whenever something was to be waited for that must be waited for
     /// without a lock. It must not have changed anything then.
-    pub(super) fn patiently<T>(&self, mut attempt: impl FnMut() -> SysResult<T>) -> SysResult<T> {
-        PROBED.with_borrow_mut(Vec::clear);
+    pub(super) fn patiently<T>(
+        &self,
+        change: &Change,
+        mut attempt: impl FnMut() -> SysResult<T>,
+    ) -> SysResult<T> {
+        change.begin();
         loop {
             match attempt() {
-                Err(Errno::LATER) => match WANT.take() {
+                Err(Errno::LATER) => match change.take_want() {
                     Some(Want::Capture(slot, provisional)) => {
-                        wait::aside(|| self.capture_apart(slot, provisional))?
+                        wait::aside(|| self.capture_apart(change, slot, provisional))?
                     }
                     Some(Want::Probe(slot, true)) if self.nodes.is_closed_soon(slot) => {}
                     Some(Want::Probe(slot, _)) => {
                         wait::aside(|| self.probe(slot))?;
-                        PROBED.with_borrow_mut(|probed| probed.push(slot));
+                        change.note_probed(slot);
                     }
                     None => return Err(Errno::LATER),
                 },
@@ -131,6 +108,7 @@ impl Busy {
     /// done without any lock. The caller holds the freeze lock and the file's stripe.
     pub(super) fn capture_first(
         &self,
+        change: &Change,
         slot: Slot,
         provisional: bool,
         size: impl FnOnce() -> SysResult<u64>,
@@ -145,7 +123,7 @@ impl Busy {
             || self.nodes.may_wait(slot)
             || size()? > CAPTURED_AT_ONCE_MAX;
         if apart {
-            Err(later(Want::Capture(slot, provisional)))
+            Err(change.wants(Want::Capture(slot, provisional)))
         } else {
             Ok(())
         }
@@ -153,26 +131,24 @@ impl Busy {
 
     /// Something is to be called that wants the lock of this file: LATER, if it is to be seen
     /// before that the lock can be had. The caller holds what [`NodeTable::may_wait`] wants.
-    pub(super) fn probe_first(&self, slot: Slot) -> SysResult<()> {
-        self.probed(slot, false)
+    pub(super) fn probe_first(&self, change: &Change, slot: Slot) -> SysResult<()> {
+        self.probed(change, slot, false)
     }
 
     /// As [`Busy::probe_first`], for a change of names: whoever changes attributes has the file
     /// open most of the time, whoever changes names has closed it.
-    pub(super) fn probe_first_for_name(&self, slot: Slot) -> SysResult<()> {
-        self.probed(slot, true)
+    pub(super) fn probe_first_for_name(&self, change: &Change, slot: Slot) -> SysResult<()> {
+        self.probed(change, slot, true)
     }
 
-    fn probed(&self, slot: Slot, closes: bool) -> SysResult<()> {
+    fn probed(&self, change: &Change, slot: Slot, closes: bool) -> SysResult<()> {
         if self.locks.is_frozen() {
             return self.probe_frozen(slot);
         }
-        let free = !self.nodes.may_wait_for_reader(slot)
-            || PROBED.with_borrow(|probed| probed.contains(&slot));
-        if free {
+        if !self.nodes.may_wait_for_reader(slot) || change.has_probed(slot) {
             Ok(())
         } else {
-            Err(later(Want::Probe(slot, closes)))
+            Err(change.wants(Want::Probe(slot, closes)))
         }
     }
 
@@ -182,10 +158,11 @@ impl Busy {
     /// # Errors
     /// EBUSY.
     pub fn await_free(&self, slot: Slot) -> SysResult<()> {
-        self.patiently(|| {
+        let change = &Change::default();
+        self.patiently(change, || {
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(slot);
-            self.probe_first(slot)
+            self.probe_first(change, slot)
         })
     }
 
@@ -214,7 +191,7 @@ impl Busy {
 
     /// Makes sure that the content of a file is kept, as [`Captures::capture`] does, but with no
     /// lock held while that takes its time.
-    fn capture_apart(&self, slot: Slot, provisional: bool) -> SysResult<()> {
+    fn capture_apart(&self, change: &Change, slot: Slot, provisional: bool) -> SysResult<()> {
         loop {
             let claim = self.calls.await_claim(slot, None)?;
             let file = {
@@ -242,7 +219,7 @@ impl Busy {
                 && self.timeline.epochs.needs(&Key::Data(slot))
                 && !self.nodes.is_dead(slot);
             let recorded = if stands {
-                self.record_apart(slot, &file, object, provisional)
+                self.record_apart(change, slot, &file, object, provisional)
             } else {
                 Err(Errno::ESTALE)
             };
@@ -261,6 +238,7 @@ impl Busy {
     /// and the claim.
     fn record_apart(
         &self,
+        change: &Change,
         slot: Slot,
         file: &File,
         object: Option<ObjectId>,
@@ -272,6 +250,7 @@ impl Busy {
             object => object,
         };
         let recorded = self.captures.record_capture(
+            change,
             slot.into(),
             file,
             object,

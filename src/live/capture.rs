@@ -5,13 +5,14 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::change::Change;
 use super::durable::Durability;
 use super::inodes::{At, Inodes};
 use super::tables::{Calls, HotFiles, NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};
-use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
+use crate::sys::{self, Errno, Open, RenameMode, Stat, SysResult};
 
 /// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end
 /// of a larger one if only they are dirty (something was appended): a clone must write them back
@@ -39,20 +40,12 @@ impl Captures {
         inodes: &Arc<Inodes>,
         durability: &Arc<Durability>,
     ) -> Arc<Captures> {
-        let Tables {
-            timeline,
-            reflink,
-            nodes,
-            hot,
-            calls,
-            ..
-        } = tables.clone();
         Arc::new(Captures {
-            timeline,
-            reflink,
-            nodes,
-            hot,
-            calls,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
+            calls: Arc::clone(&tables.calls),
             inodes: Arc::clone(inodes),
             durability: Arc::clone(durability),
         })
@@ -185,7 +178,13 @@ impl Captures {
     ///
     /// # Errors
     /// ENOSPC, EIO: nothing was kept and the file must not be changed.
-    pub(super) fn capture(&self, at: At<'_>, file: &File, provisional: bool) -> SysResult<()> {
+    pub(super) fn capture(
+        &self,
+        change: &Change,
+        at: At<'_>,
+        file: &File,
+        provisional: bool,
+    ) -> SysResult<()> {
         let slot = at.slot;
         if !self.timeline.epochs.needs(&Key::Data(slot)) {
             if !provisional {
@@ -198,7 +197,7 @@ impl Captures {
         }
         let stat = sys::stat_fd(file)?;
         let object = self.capture_object(slot, file, stat.size)?;
-        let recorded = self.record_capture(at, file, object, &stat, provisional);
+        let recorded = self.record_capture(change, at, file, object, &stat, provisional);
         if let (Err(_), Some(object)) = (&recorded, object) {
             self.drop_object(object);
         }
@@ -208,6 +207,7 @@ impl Captures {
     /// Records what was captured of a file.
     pub(super) fn record_capture(
         &self,
+        change: &Change,
         at: At<'_>,
         file: &File,
         object: Option<ObjectId>,
@@ -215,25 +215,16 @@ impl Captures {
         provisional: bool,
     ) -> SysResult<()> {
         let slot = at.slot;
-        let mut undo = vec![Undo::Data {
-            slot,
-            before: DataState {
-                object,
-                size: stat.size,
-                provisional,
-            },
-        }];
+        let mut undo = vec![data_undo(slot, object, stat.size, provisional)];
         self.keep_attr(slot, stat, None, &mut undo);
         self.keep_xattrs(slot, file, &mut undo)?;
         self.keep_homes(at, &mut undo);
-        self.timeline.epochs.record(undo, Vec::new())?;
+        self.timeline
+            .epochs
+            .record(&change.author, undo, Vec::new())?;
         if !self.reflink {
             // The live file is overwritten in place, at a time that only the kernel knows.
-            self.timeline
-                .store()
-                .journal
-                .sync()
-                .map_err(|error| error.errno())?;
+            self.timeline.store().journal.sync()?;
         }
         self.timeline.epochs.count(1);
         Ok(())
@@ -260,9 +251,7 @@ impl Captures {
             return Ok(None);
         }
         let layers = &self.timeline.store().layers;
-        let object = layers
-            .next_object(epoch, slot, ObjectOrigin::Cloned)
-            .map_err(|error| error.errno())?;
+        let object = layers.next_object(epoch, slot, ObjectOrigin::Cloned)?;
         let kept = self.fill_object(object, file, size);
         if let Err(errno) = kept {
             self.drop_object(object);
@@ -278,11 +267,9 @@ impl Captures {
         epoch: crate::store::ids::Epoch,
     ) -> SysResult<ObjectId> {
         let layers = &self.timeline.store().layers;
-        let moved = layers
-            .next_object(epoch, object.slot, object.origin)
-            .map_err(|error| error.errno())?;
-        let (from, name) = layers.location(object).map_err(|error| error.errno())?;
-        let (to, new_name) = layers.location(moved).map_err(|error| error.errno())?;
+        let moved = layers.next_object(epoch, object.slot, object.origin)?;
+        let (from, name) = layers.location(object)?;
+        let (to, new_name) = layers.location(moved)?;
         self.with_room(|| {
             sys::rename_at(
                 &*from,
@@ -301,12 +288,7 @@ impl Captures {
     }
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
-        let (dir, name) = self
-            .timeline
-            .store()
-            .layers
-            .location(object)
-            .map_err(|error| error.errno())?;
+        let (dir, name) = self.timeline.store().layers.location(object)?;
         // One that is captured apart is claimed: a sync of the whole tree would not wait for it.
         let still = !self.hot.has(object.slot)
             && self.durability.may_copy()
@@ -426,11 +408,17 @@ fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
     (before == 0 || is_dirty(before) == Ok(false)).then_some(before)
 }
 
-/// The target of a symbolic link, for its attributes' record.
-pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
-    if stat.kind == Kind::Symlink {
-        sys::readlink_at(dir, name.as_bytes()).map(Some)
-    } else {
-        Ok(None)
-    }
+/// The record of a file's content: `object` has it; `None`: it is empty.
+pub(super) fn data_undo(
+    slot: Slot,
+    object: Option<ObjectId>,
+    size: u64,
+    provisional: bool,
+) -> Undo {
+    let before = DataState {
+        object,
+        size,
+        provisional,
+    };
+    Undo::Data { slot, before }
 }

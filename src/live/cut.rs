@@ -141,23 +141,13 @@ pub struct Cuts {
 
 impl Cuts {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Cuts> {
-        let Tables {
-            timeline,
-            hot,
-            calls,
-            wake,
-            ..
-        } = tables.clone();
-        let Past {
-            writers, captures, ..
-        } = past.clone();
         Arc::new(Cuts {
-            timeline,
-            hot,
-            calls,
-            wake,
-            writers,
-            captures,
+            timeline: Arc::clone(&tables.timeline),
+            hot: Arc::clone(&tables.hot),
+            calls: Arc::clone(&tables.calls),
+            wake: Arc::clone(&tables.wake),
+            writers: Arc::clone(&past.writers),
+            captures: Arc::clone(&past.captures),
             prepared: Mutex::default(),
         })
     }
@@ -461,12 +451,7 @@ impl Cuts {
         let (Some(object), Some(stat)) = (taken.own_object(), &mut taken.stat) else {
             return Ok(());
         };
-        let (dir, name) = self
-            .timeline
-            .store()
-            .layers
-            .location(object)
-            .map_err(|error| error.errno())?;
+        let (dir, name) = self.timeline.store().layers.location(object)?;
         let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ_WRITE)?;
         let size = sys::stat_fd(&kept)?.size;
         if size > stat.size {

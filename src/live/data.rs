@@ -8,7 +8,8 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use super::attrs::{Attrs, Change};
+use super::attrs::{Attrs, NewAttrs};
+use super::change::Change;
 use super::handles::{Handle, HandleId, OpenFlags, SET_ID};
 use super::inodes::At;
 use super::mapped::Mapped;
@@ -18,7 +19,6 @@ use super::past::{Busy, Captures, Durability, Inodes, Past, Writers};
 use super::remove::Removal;
 use super::settle::Settling;
 use super::tables::{Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
-use crate::history::attribution::acting_for;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
@@ -49,45 +49,29 @@ impl Files {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
-        settling: Arc<Settling>,
-        mapped: Arc<Mapped>,
-        attrs: Arc<Attrs>,
-        names: Arc<Names>,
-        removal: Arc<Removal>,
+        settling: &Arc<Settling>,
+        mapped: &Arc<Mapped>,
+        attrs: &Arc<Attrs>,
+        names: &Arc<Names>,
+        removal: &Arc<Removal>,
     ) -> Files {
-        let Tables {
-            timeline,
-            locks,
-            nodes,
-            hot,
-            handles,
-            passthrough,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            durability,
-            writers,
-            captures,
-            busy,
-        } = past.clone();
         Files {
-            timeline,
-            locks,
-            nodes,
-            hot,
-            handles,
-            passthrough,
-            inodes,
-            durability,
-            writers,
-            captures,
-            busy,
-            settling,
-            mapped,
-            attrs,
-            names,
-            removal,
+            timeline: Arc::clone(&tables.timeline),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
+            handles: Arc::clone(&tables.handles),
+            passthrough: Arc::clone(&tables.passthrough),
+            inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
+            writers: Arc::clone(&past.writers),
+            captures: Arc::clone(&past.captures),
+            busy: Arc::clone(&past.busy),
+            settling: Arc::clone(settling),
+            mapped: Arc::clone(mapped),
+            attrs: Arc::clone(attrs),
+            names: Arc::clone(names),
+            removal: Arc::clone(removal),
         }
     }
 
@@ -130,8 +114,15 @@ impl Files {
     /// # Errors
     /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that
     /// can be executed through an open to read.
-    pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
-        let (id, handle) = self.busy.patiently(|| self.open_now(slot, flags))?;
+    pub fn open(
+        &self,
+        change: &Change,
+        slot: Slot,
+        flags: OpenFlags,
+    ) -> SysResult<(HandleId, Arc<Handle>)> {
+        let (id, handle) = self
+            .busy
+            .patiently(change, || self.open_now(change, slot, flags))?;
         // Nobody has the handle yet, and nobody waits while the disk takes its time.
         if flags.write && !flags.truncate && self.is_synced_unseen(flags, handle.io) {
             self.durability
@@ -141,32 +132,14 @@ impl Files {
         Ok((id, handle))
     }
 
-    fn open_now(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
+    fn open_now(
+        &self,
+        change: &Change,
+        slot: Slot,
+        flags: OpenFlags,
+    ) -> SysResult<(HandleId, Arc<Handle>)> {
         if !flags.write {
-            let mut mode = 0;
-            if flags.truncate {
-                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that
-                // runs. The kernel knows which do and tells nobody: it looks only after this
-                // request (handle_truncate in fs/namei.c), when the program would be empty already.
-                mode = self.inodes.stat(slot)?.mode;
-                if mode & 0o111 != 0 {
-                    return Err(Errno::ETXTBSY);
-                }
-                self.attrs.set_attr(
-                    slot,
-                    None,
-                    &Change {
-                        size: Some(0),
-                        asker: flags.asker,
-                        ..Change::default()
-                    },
-                )?;
-            }
-            let _tree = self.locks.tree.read();
-            let _stripe = self.locks.stripe(slot);
-            let (file, stat, _) = self.open_backing(slot, flags)?;
-            let io = self.io_mode(slot, flags, stat.mode);
-            return self.opened(slot, file, flags, io, (stat.mode | mode, None));
+            return self.open_to_read(change, slot, flags);
         }
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.read();
@@ -180,21 +153,22 @@ impl Files {
         self.inodes.check_not_kept(slot, &file)?;
         if io == IoMode::Passthrough || flags.truncate {
             self.busy
-                .capture_first(slot, !flags.truncate, || Ok(stat.size))?;
+                .capture_first(change, slot, !flags.truncate, || Ok(stat.size))?;
         }
         if flags.truncate {
-            self.busy.probe_first(slot)?;
+            self.busy.probe_first(change, slot)?;
         }
         let touches = (io == IoMode::Passthrough || flags.truncate) && !self.nodes.is_dead(slot);
-        let found = (touches && self.timeline.processes.touch_data(slot)).then_some(stat);
-        self.prepare_write(slot, (&file, readable), flags, io)?;
+        let found =
+            (touches && self.timeline.processes.touch_data(&change.author, slot)).then_some(stat);
+        self.prepare_write(change, slot, (&file, readable), flags, io)?;
         if self.is_synced_unseen(flags, io) {
             self.durability.note_synced();
             if flags.truncate {
                 self.durability.make_captures_durable(slot)?;
             }
         }
-        let (id, handle) = self.opened(slot, file, flags, io, (stat.mode, found))?;
+        let (id, handle) = self.opened(change, slot, file, flags, io, (stat.mode, found))?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says
             // that it is done.
@@ -207,6 +181,35 @@ impl Files {
             emptied.inspect_err(|_| self.not_opened(id))?;
         }
         Ok((id, handle))
+    }
+
+    fn open_to_read(
+        &self,
+        change: &Change,
+        slot: Slot,
+        flags: OpenFlags,
+    ) -> SysResult<(HandleId, Arc<Handle>)> {
+        let mut mode = 0;
+        if flags.truncate {
+            // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that runs.
+            // The kernel knows which do and tells nobody: it looks only after this request
+            // (handle_truncate in fs/namei.c), when the program would be empty already.
+            mode = self.inodes.stat(slot)?.mode;
+            if mode & 0o111 != 0 {
+                return Err(Errno::ETXTBSY);
+            }
+            let empty = NewAttrs {
+                size: Some(0),
+                asker: flags.asker,
+                ..NewAttrs::default()
+            };
+            self.attrs.set_attr(change, slot, None, &empty)?;
+        }
+        let _tree = self.locks.tree.read();
+        let _stripe = self.locks.stripe(slot);
+        let (file, stat, _) = self.open_backing(slot, flags)?;
+        let io = self.io_mode(slot, flags, stat.mode);
+        self.opened(change, slot, file, flags, io, (stat.mode | mode, None))
     }
 
     /// Takes back a handle that nobody was told of. The file is settled with the next one that is.
@@ -258,6 +261,7 @@ impl Files {
 
     fn prepare_write(
         &self,
+        change: &Change,
         slot: Slot,
         (file, readable): (&File, bool),
         flags: OpenFlags,
@@ -271,12 +275,15 @@ impl Files {
             if flags.truncate {
                 self.timeline.epochs.confirm(slot);
             }
-            return self.timeline.processes.tell_touches();
+            return self.timeline.processes.tell_touches(&change.author);
         }
         if readable {
-            return self.captures.capture(slot.into(), file, !flags.truncate);
+            return self
+                .captures
+                .capture(change, slot.into(), file, !flags.truncate);
         }
         self.captures.capture(
+            change,
             slot.into(),
             &sys::reopen(file, Open::READ)?,
             !flags.truncate,
@@ -289,6 +296,7 @@ impl Files {
     /// As [`Names::make`].
     pub fn create(
         &self,
+        change: &Change,
         parent: Slot,
         name: &Name,
         make: &Make<'_>,
@@ -299,6 +307,7 @@ impl Files {
         let io = self.first_io_mode(flags, make.mode);
         let open = flags.backing();
         let mut made = self.names.make_in(
+            change,
             parent.into(),
             name,
             &Make {
@@ -308,11 +317,11 @@ impl Files {
             1,
         )?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        match self.opened(made.slot, file, flags, io, (make.mode, None)) {
+        match self.opened(change, made.slot, file, flags, io, (make.mode, None)) {
             Ok((id, handle)) => Ok((made, id, handle)),
             Err(errno) => {
                 self.nodes.forget(made.slot, 1);
-                let removed = self.removal.remove_in(parent.into(), name, false);
+                let removed = self.removal.remove_in(change, parent.into(), name, false);
                 tracing::debug!(?removed, "a file that was made and could not be opened");
                 Err(errno)
             }
@@ -323,6 +332,7 @@ impl Files {
     /// the bits of the file; `found`: the file as it was, if it is news who may write to it.
     fn opened(
         &self,
+        change: &Change,
         slot: Slot,
         file: File,
         flags: OpenFlags,
@@ -331,14 +341,14 @@ impl Files {
     ) -> SysResult<(HandleId, Arc<Handle>)> {
         let file = Arc::new(file);
         if io == IoMode::Passthrough && flags.write {
-            let by = acting_for().map(|by| (by, found));
+            let by = change.author.process().cloned().map(|by| (by, found));
             self.hot.note(slot, &file, flags.read, by)?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
         if io == IoMode::Daemon && flags.write {
             self.mapped.touch(slot);
         }
-        let by = if flags.write { acting_for() } else { None };
+        let by = change.author.process().filter(|_| flags.write).cloned();
         let (id, handle) = self
             .handles
             .put(Handle::new(slot, file, flags, io, by, mode));
@@ -432,37 +442,44 @@ impl Files {
     /// as the source of a capture: it may be open for writing only.
     pub fn change_content<T>(
         &self,
+        change: &Change,
         handle: &Handle,
         asker: Option<Asker>,
-        change: impl FnOnce(&File) -> SysResult<T>,
+        act: impl FnOnce(&File) -> SysResult<T>,
     ) -> SysResult<T> {
-        let _changing = self.busy.patiently(|| self.keep_content_of(handle))?;
-        self.timeline.processes.tell_touches()?;
+        let _changing = self
+            .busy
+            .patiently(change, || self.keep_content_of(change, handle))?;
+        self.timeline.processes.tell_touches(&change.author)?;
         if handle.flags.sync || handle.flags.dsync {
             self.durability.note_synced();
             self.durability.make_captures_durable(handle.slot)?;
         }
         if handle.may_be_set_id() {
-            sys::act_for(asker, || change(&handle.file))
+            sys::act_for(asker, || act(&handle.file))
         } else {
-            change(&handle.file)
+            act(&handle.file)
         }
     }
 
     /// Captures what is to be changed, and gives the freeze lock.
-    fn keep_content_of(&self, handle: &Handle) -> SysResult<RwLockReadGuard<'_, ()>> {
+    fn keep_content_of(
+        &self,
+        change: &Change,
+        handle: &Handle,
+    ) -> SysResult<RwLockReadGuard<'_, ()>> {
         let changing = self.locks.enter();
         let slot = handle.slot;
         if !self.nodes.is_dead(slot) {
-            self.timeline.processes.touch_data(slot);
+            self.timeline.processes.touch_data(&change.author, slot);
         }
         let needed = self.timeline.epochs.needs(&Key::Data(slot)) && !self.nodes.is_dead(slot);
         if needed || handle.io == IoMode::Passthrough {
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(slot);
-            self.busy.probe_first(slot)?;
+            self.busy.probe_first(change, slot)?;
             if needed && self.timeline.epochs.needs(&Key::Data(slot)) {
-                self.busy.capture_first(slot, false, || {
+                self.busy.capture_first(change, slot, false, || {
                     sys::stat_fd(&*handle.file).map(|stat| stat.size)
                 })?;
                 let source = if handle.flags.read {
@@ -470,7 +487,8 @@ impl Files {
                 } else {
                     Arc::new(sys::reopen(&*handle.file, Open::READ)?)
                 };
-                self.captures.capture(At::from(slot), &source, false)?;
+                self.captures
+                    .capture(change, At::from(slot), &source, false)?;
             }
         }
         Ok(changing)
@@ -483,6 +501,7 @@ impl Files {
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
     pub fn write(
         &self,
+        change: &Change,
         id: HandleId,
         offset: u64,
         data: &[u8],
@@ -494,7 +513,9 @@ impl Files {
         } else {
             self.mapped.touch(handle.slot);
         }
-        self.change_content(&handle, asker, |file| sys::write_all_at(file, data, offset))?;
+        self.change_content(change, &handle, asker, |file| {
+            sys::write_all_at(file, data, offset)
+        })?;
         Ok((
             u32::try_from(data.len()).unwrap_or(u32::MAX),
             handle.may_be_set_id(),

@@ -59,7 +59,7 @@ impl Files for Pair<'_> {
             .layers
             .open(*object)
             .map(Arc::new)
-            .map_err(|error| error.errno())
+            .map_err(Errno::from)
     }
 
     fn way(&self, _source: usize, _target: usize) -> Way {
@@ -93,12 +93,9 @@ pub struct Sharing {
 
 impl Sharing {
     pub(super) fn new(tables: &Tables) -> Arc<Sharing> {
-        let Tables {
-            timeline, reflink, ..
-        } = tables.clone();
         Arc::new(Sharing {
-            timeline,
-            reflink,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
             shared: SharedCounts::default(),
         })
     }

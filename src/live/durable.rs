@@ -31,7 +31,7 @@ use super::tables::Tables;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Kind, Open, SysResult};
+use crate::sys::{self, Errno, Kind, Open, SysResult};
 
 /// Captures that are synced one by one before a directory is; of more the whole filesystem is
 /// synced.
@@ -68,16 +68,10 @@ pub struct Durability {
 
 impl Durability {
     pub(super) fn new(tables: &Tables, syncs_overtake: bool) -> Arc<Durability> {
-        let Tables {
-            timeline,
-            root,
-            reflink,
-            ..
-        } = tables.clone();
         Arc::new(Durability {
-            timeline,
-            root,
-            reflink,
+            timeline: Arc::clone(&tables.timeline),
+            root: Arc::clone(&tables.root),
+            reflink: tables.reflink,
             syncs_overtake,
             objects: Mutex::default(),
             syncs: AtomicU32::new(0),
@@ -119,11 +113,7 @@ impl Durability {
             return Ok(());
         }
         self.sync_objects(&objects)?;
-        self.timeline
-            .store()
-            .journal
-            .sync()
-            .map_err(|error| error.errno())?;
+        self.timeline.store().journal.sync()?;
         self.forget_durable(&HashMap::from([(slot, objects)]));
         Ok(())
     }
@@ -145,11 +135,7 @@ impl Durability {
                 .values()
                 .try_for_each(|objects| self.sync_objects(objects))?;
         }
-        self.timeline
-            .store()
-            .journal
-            .sync()
-            .map_err(|error| error.errno())?;
+        self.timeline.store().journal.sync()?;
         self.forget_durable(&objects);
         Ok(())
     }
@@ -171,11 +157,7 @@ impl Durability {
             .filter_map(|(_, data)| data.object)
             .max_by_key(|object| object.serial);
         self.sync_objects(last.as_slice())?;
-        self.timeline
-            .store()
-            .journal
-            .sync()
-            .map_err(|error| error.errno())
+        self.timeline.store().journal.sync().map_err(Errno::from)
     }
 
     /// A file or a directory is about to be synced, or was. See the module.
@@ -195,11 +177,7 @@ impl Durability {
         {
             return Ok(());
         }
-        self.timeline
-            .store()
-            .journal
-            .sync()
-            .map_err(|error| error.errno())
+        self.timeline.store().journal.sync().map_err(Errno::from)
     }
 
     /// An inode got another name.
@@ -292,12 +270,9 @@ impl Durability {
         let objects = self.objects.lock().clone();
         self.sync_filesystem()?;
         let store = self.timeline.store();
-        store.journal.sync().map_err(|error| error.errno())?;
+        store.journal.sync()?;
         self.forget_durable(&objects);
-        store
-            .layout
-            .note_synced(at_ns)
-            .map_err(|error| error.errno())
+        store.layout.note_synced(at_ns).map_err(Errno::from)
     }
 
     /// What somebody syncs reaches the disk ahead of what was done before.

@@ -15,20 +15,23 @@
 //! from running while it holds them.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::inodes::{At, at_place};
+use super::capture::data_undo;
+use super::inodes::{At, at_place, target_of_fd};
 use super::nodes::is_same;
 use super::past::{Captures, Inodes, Past};
 use super::tables::{Calls, HotFiles, Locks, NodeTable, Tables};
+use crate::history::attribution::Author;
 use crate::history::eager::{AheadNode, Changed};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Epoch, Name, ObjectId, Slot};
 use crate::store::layout::STORE_NAME;
-use crate::store::record::{AttrState, Child, DataState, Key, Undo};
+use crate::store::record::{AttrState, Child, Key, Undo};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult};
+use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult};
 
 /// Names in a directory that is captured ahead; of a larger one the names are not.
 const ENTRIES_MAX: usize = 4096;
@@ -55,25 +58,14 @@ pub struct Eager {
 
 impl Eager {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Eager> {
-        let Tables {
-            timeline,
-            locks,
-            nodes,
-            hot,
-            calls,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, captures, ..
-        } = past.clone();
         Arc::new(Eager {
-            timeline,
-            locks,
-            nodes,
-            hot,
-            calls,
-            inodes,
-            captures,
+            timeline: Arc::clone(&tables.timeline),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
+            calls: Arc::clone(&tables.calls),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
             ahead_objects: Mutex::default(),
             knows_ahead: AtomicBool::new(false),
         })
@@ -104,14 +96,7 @@ impl Eager {
             if !go_on() {
                 return Ok(false);
             }
-            if self
-                .timeline
-                .store()
-                .layers
-                .free_bytes()
-                .map_err(|error| error.errno())?
-                < SPACE_KEPT_BYTES
-            {
+            if self.timeline.store().layers.free_bytes()? < SPACE_KEPT_BYTES {
                 return Err(Errno::ENOSPC);
             }
             self.flush_ahead(slot);
@@ -315,52 +300,11 @@ impl Eager {
         if self.hot.has(slot) || self.nodes.may_wait(slot) || self.calls.is_claimed(slot) {
             return Ok(false);
         }
-        let (fd, stat) = {
-            let fd = self.inodes.fd(At::from(slot))?;
-            let stat = sys::stat_fd(&fd)?;
-            (fd, stat)
+        let fd = self.inodes.fd(At::from(slot))?;
+        let stat = sys::stat_fd(&fd)?;
+        let Some((undo, made)) = self.undo_ahead(open, slot, &fd, &stat)? else {
+            return Ok(true);
         };
-        let target = if stat.kind == Kind::Symlink {
-            Some(sys::readlink_fd(&fd)?)
-        } else {
-            None
-        };
-        let mut undo = vec![
-            Undo::Attr {
-                slot,
-                before: AttrState { stat, target },
-            },
-            Undo::Xattrs {
-                slot,
-                before: sys::all_xattrs(&fd)?,
-            },
-        ];
-        self.captures
-            .keep_homes_ahead(slot, &mut HashSet::new(), &mut undo);
-        let mut made = None;
-        match stat.kind {
-            Kind::Dir => {
-                let Some(entries) = self.entries_ahead(slot)? else {
-                    return Ok(true);
-                };
-                undo.extend(entries);
-            }
-            Kind::File => {
-                let file = sys::reopen(&fd, Open::READ)?;
-                made = self
-                    .captures
-                    .capture_object_in(open, slot, &file, stat.size)?;
-                undo.push(Undo::Data {
-                    slot,
-                    before: DataState {
-                        object: made,
-                        size: stat.size,
-                        provisional: false,
-                    },
-                });
-            }
-            _ => {}
-        }
         let same = sys::stat_fd(&fd).is_ok_and(|now| is_same(&now, &stat));
         let kept = if same {
             self.timeline.ahead.add(open, undo, upto)
@@ -378,6 +322,45 @@ impl Eager {
             None => {}
         }
         kept.map(|()| same)
+    }
+
+    /// What an inode holds, and the object that its content was captured into. `None`: it is a
+    /// directory of too many names.
+    fn undo_ahead(
+        &self,
+        open: Epoch,
+        slot: Slot,
+        fd: &OwnedFd,
+        stat: &Stat,
+    ) -> SysResult<Option<(Vec<Undo>, Option<ObjectId>)>> {
+        let target = target_of_fd(stat, fd)?;
+        let before = AttrState {
+            stat: *stat,
+            target,
+        };
+        let mut undo = vec![
+            Undo::Attr { slot, before },
+            Undo::Xattrs {
+                slot,
+                before: sys::all_xattrs(fd)?,
+            },
+        ];
+        self.captures
+            .keep_homes_ahead(slot, &mut HashSet::new(), &mut undo);
+        let mut made = None;
+        if stat.kind == Kind::Dir {
+            let Some(entries) = self.entries_ahead(slot)? else {
+                return Ok(None);
+            };
+            undo.extend(entries);
+        } else if stat.kind == Kind::File {
+            let file = sys::reopen(fd, Open::READ)?;
+            made = self
+                .captures
+                .capture_object_in(open, slot, &file, stat.size)?;
+            undo.push(data_undo(slot, made, stat.size, false));
+        }
+        Ok(Some((undo, made)))
     }
 
     fn entries_ahead(&self, dir: Slot) -> SysResult<Option<Vec<Undo>>> {
@@ -431,7 +414,9 @@ impl Eager {
                 continue;
             }
             let undo = self.unseen(slot, &node, attr);
-            self.timeline.epochs.record(undo, Vec::new())?;
+            self.timeline
+                .epochs
+                .record(&Author::default(), undo, Vec::new())?;
             self.timeline.epochs.count(1);
             if let Some((stat, fd)) = now.filter(|(stat, _)| stat.kind == Kind::Dir) {
                 sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(stat.mtime))?;

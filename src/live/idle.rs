@@ -53,15 +53,12 @@ pub struct Idle {
 }
 
 impl Idle {
-    pub(super) fn new(tables: &Tables, baselines: Arc<Baselines>, kept: Arc<Kept>) -> Arc<Idle> {
-        let Tables {
-            timeline, reflink, ..
-        } = tables.clone();
+    pub(super) fn new(tables: &Tables, baselines: &Arc<Baselines>, kept: &Arc<Kept>) -> Arc<Idle> {
         Arc::new(Idle {
-            timeline,
-            reflink,
-            baselines,
-            kept,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            baselines: Arc::clone(baselines),
+            kept: Arc::clone(kept),
             keeps: AtomicBool::new(false),
             times: Mutex::default(),
         })

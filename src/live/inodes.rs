@@ -115,24 +115,14 @@ pub struct Inodes {
 
 impl Inodes {
     pub(super) fn new(tables: &Tables, stat: &Stat) -> Arc<Inodes> {
-        let Tables {
-            timeline,
-            root,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            ..
-        } = tables.clone();
         Arc::new(Inodes {
-            timeline,
-            root,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            hot,
+            timeline: Arc::clone(&tables.timeline),
+            root: Arc::clone(&tables.root),
+            staging: Arc::clone(&tables.staging),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            dirs: Arc::clone(&tables.dirs),
+            hot: Arc::clone(&tables.hot),
             device: stat.dev,
             root_ino: stat.ino,
             found_ahead: Mutex::default(),
@@ -162,12 +152,13 @@ impl Inodes {
 
     /// The first of [`Inodes::places`], at the same cost however many there are.
     pub(super) fn likeliest_place(&self, slot: Slot) -> Option<Place> {
-        let first = self
-            .nodes
-            .lock()
-            .get(slot)
-            .and_then(|node| node.links().next().cloned());
+        let first = self.known_place(slot);
         first.or_else(|| self.places(slot.into()).into_iter().next())
+    }
+
+    /// A name by which the kernel knows it.
+    fn known_place(&self, slot: Slot) -> Option<Place> {
+        self.nodes.lock().get(slot)?.links().next().cloned()
     }
 
     /// As [`Inodes::places`], and why there may be more, if history could not be asked.
@@ -188,10 +179,7 @@ impl Inodes {
                 name, up: Some(up), ..
             }) = at.trail.map(|trail| &**trail)
             {
-                let place = Place {
-                    parent: up.slot,
-                    name: name.clone(),
-                };
+                let place = place(up.slot, name);
                 if !places.contains(&place) {
                     places.push(place);
                 }
@@ -220,11 +208,7 @@ impl Inodes {
             }))
         };
         // It is nearly always at the first of them, and may have any number.
-        let first = self
-            .nodes
-            .lock()
-            .get(at.slot)
-            .and_then(|node| node.links().next().cloned());
+        let first = self.known_place(at.slot);
         if let Some(Ok(Some(found))) = first.as_ref().map(look) {
             return Ok(found);
         }
@@ -401,7 +385,7 @@ impl Inodes {
         at: At<'_>,
         open: impl FnOnce(&OwnedFd, &[u8]) -> SysResult<T>,
     ) -> Option<(T, Stat)> {
-        let place = self.nodes.lock().get(at.slot)?.links().next()?.clone();
+        let place = self.known_place(at.slot)?;
         let dir = self.dir(place.parent).ok()?;
         let opened = open(&dir, place.name.as_bytes()).ok()?;
         let stat = sys::stat_fd(&opened).ok()?;
@@ -464,10 +448,7 @@ impl Inodes {
         let dir = self.dir(parent)?;
         let stat = sys::stat_at(&dir, name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
-        let place = Place {
-            parent,
-            name: name.clone(),
-        };
+        let place = place(parent, name);
         let generation =
             self.nodes
                 .lock()
@@ -501,4 +482,18 @@ pub(super) fn at_place(slot: Slot) -> Arc<Trail> {
         name: Name::new(b""),
         up: None,
     })
+}
+
+/// The target of a symbolic link that a descriptor names, for its attributes' record.
+pub(super) fn target_of_fd(stat: &Stat, fd: impl AsFd) -> SysResult<Option<Vec<u8>>> {
+    let is_link = stat.kind == Kind::Symlink;
+    is_link.then(|| sys::readlink_fd(fd)).transpose()
+}
+
+/// The target of a symbolic link at a name.
+pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
+    let is_link = stat.kind == Kind::Symlink;
+    is_link
+        .then(|| sys::readlink_at(dir, name.as_bytes()))
+        .transpose()
 }

@@ -141,21 +141,12 @@ pub struct Kept {
 
 impl Kept {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Kept> {
-        let Tables {
-            timeline,
-            reflink,
-            wake,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, captures, ..
-        } = past.clone();
         Arc::new(Kept {
-            timeline,
-            reflink,
-            wake,
-            inodes,
-            captures,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            wake: Arc::clone(&tables.wake),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
             drops: AtomicU64::new(0),
         })
     }
@@ -238,10 +229,9 @@ impl Kept {
             return self.captures.capture_object(slot, &clone, stat.size);
         }
         let layers = &self.timeline.store().layers;
-        let object = layers
-            .next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Cloned)
-            .map_err(|error| error.errno())?;
-        let (layer, file) = layers.location(object).map_err(|error| error.errno())?;
+        let object =
+            layers.next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Cloned)?;
+        let (layer, file) = layers.location(object)?;
         self.captures
             .with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
         Ok(Some(object))

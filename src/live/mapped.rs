@@ -34,13 +34,10 @@ pub struct Mapped {
 
 impl Mapped {
     pub(super) fn new(tables: &Tables) -> Arc<Mapped> {
-        let Tables {
-            locks, nodes, hot, ..
-        } = tables.clone();
         Arc::new(Mapped {
-            locks,
-            nodes,
-            hot,
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
             on: AtomicBool::new(false),
             first_touch: AtomicU64::new(NONE),
         })

@@ -14,6 +14,9 @@
 //! 4. held for a moment, never across a system call that can wait: the table of nodes, then that of
 //!    hot files; and the leaves, which say so.
 //!
+//! **Who asks.** A [`Change`] is made where a request or a verb begins, and is passed down to what
+//! changes something and to what records it: for whom that is, and what must be waited for.
+//!
 //! **Parts.** [`Live`] makes them and hands them out, and does nothing by itself. Each has its
 //! state to itself, and knows only those before it:
 //! - the locks (`locks`) and the tables (`tables`): the nodes that the kernel knows, files that are
@@ -35,6 +38,7 @@ mod baseline;
 mod busy;
 mod calls;
 mod capture;
+mod change;
 mod closer;
 mod cut;
 mod data;
@@ -71,10 +75,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub use attribution::{Writers, opener_word};
-pub use attrs::{Attrs, Change};
+pub use attrs::{Attrs, NewAttrs};
 pub use baseline::Baselines;
 pub use busy::Busy;
 pub use calls::Calls;
+pub use change::Change;
 pub use cut::{Cut, Cuts};
 pub use data::Files;
 pub use dedup::{SharedCounts, Sharing};
@@ -196,33 +201,19 @@ impl Live {
         let mapped = Mapped::new(&tables);
         let attrs = Attrs::new(&tables, &past);
         let removal = Removal::new(&tables, &past);
-        let names = Names::new(&tables, &past, Arc::clone(&removal));
-        let files = Files::new(
-            &tables,
-            &past,
-            Arc::clone(&settling),
-            Arc::clone(&mapped),
-            Arc::clone(&attrs),
-            Arc::clone(&names),
-            Arc::clone(&removal),
-        );
+        let names = Names::new(&tables, &past, &removal);
+        let files = Files::new(&tables, &past, &settling, &mapped, &attrs, &names, &removal);
         let kept = Kept::new(&tables, &past);
-        let baselines = Baselines::new(&tables, &past, Arc::clone(&kept));
-        let idle = Idle::new(&tables, Arc::clone(&baselines), Arc::clone(&kept));
+        let baselines = Baselines::new(&tables, &past, &kept);
+        let idle = Idle::new(&tables, &baselines, &kept);
         let eager = Eager::new(&tables, &past);
         let sharing = Sharing::new(&tables);
         Ok(Live {
             cuts: Cuts::new(&tables, &past),
             staged: Staging::new(&tables, &past),
-            swaps: Swaps::new(&tables, &past, Arc::clone(&removal), Arc::clone(&names)),
-            sealer: Sealer::new(
-                &tables,
-                &past,
-                Arc::clone(&eager),
-                Arc::clone(&idle),
-                Arc::clone(&sharing),
-            ),
-            recovery: Recovery::new(&tables, &past, Arc::clone(&removal)),
+            swaps: Swaps::new(&tables, &past, &removal, &names),
+            sealer: Sealer::new(&tables, &past, &eager, &idle, &sharing),
+            recovery: Recovery::new(&tables, &past, &removal),
             adoption: Adoption::new(&tables, &past),
             timeline: tables.timeline,
             root: tables.root,

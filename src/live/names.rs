@@ -6,9 +6,9 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use super::capture::target_of;
+use super::change::Change;
 use super::handles::SET_ID;
-use super::inodes::{At, place};
+use super::inodes::{At, place, target_of};
 use super::nodes::generation_of;
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::remove::Removal;
@@ -73,35 +73,19 @@ pub struct Names {
 }
 
 impl Names {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Arc<Names> {
-        let Tables {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            handover,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            durability,
-            captures,
-            busy,
-            ..
-        } = past.clone();
+    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Arc<Names> {
         Arc::new(Names {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            handover,
-            inodes,
-            durability,
-            captures,
-            busy,
-            removal,
+            timeline: Arc::clone(&tables.timeline),
+            staging: Arc::clone(&tables.staging),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            dirs: Arc::clone(&tables.dirs),
+            handover: Arc::clone(&tables.handover),
+            inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
+            captures: Arc::clone(&past.captures),
+            busy: Arc::clone(&past.busy),
+            removal: Arc::clone(removal),
             not_empty: OnceLock::new(),
         })
     }
@@ -111,15 +95,22 @@ impl Names {
     /// # Errors
     /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2); ENOSPC or EIO if the past could
     /// not be kept: then nothing changed.
-    pub fn make(&self, parent: Slot, name: &Name, make: &Make<'_>) -> SysResult<Made> {
+    pub fn make(
+        &self,
+        change: &Change,
+        parent: Slot,
+        name: &Name,
+        make: &Make<'_>,
+    ) -> SysResult<Made> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
-        self.make_in(parent.into(), name, make, 1)
+        self.make_in(change, parent.into(), name, make, 1)
     }
 
     /// As [`Names::make`]; the caller holds the freeze lock and the tree.
     pub fn make_in(
         &self,
+        change: &Change,
         parent: At<'_>,
         name: &Name,
         make: &Make<'_>,
@@ -134,19 +125,19 @@ impl Names {
                 .open
                 .map(|open| sys::open_file_at(&dir, name.as_bytes(), open))
                 .transpose()?;
-            let made = self.own(parent, &dir, name, make, make.mode, file, lookups)?;
+            let made = self.own(change, parent, &dir, name, make, make.mode, file, lookups)?;
             // A checkpoint may have been made since, which sees it.
-            self.timeline.set_born(made.slot, false);
+            self.timeline.epochs.drop_born(made.slot);
             return Ok(made);
         }
-        self.record_new_name(parent, &dir, name, NameTouch::Made, Vec::new())?;
+        self.record_new_name(change, parent, &dir, name, NameTouch::Made, Vec::new())?;
         let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir)? {
             make.mode & !make.umask
         } else {
             make.mode
         };
         let file = create(&dir, name, make, mode)?;
-        let made = self.own(parent, &dir, name, make, mode, file, lookups);
+        let made = self.own(change, parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {
             let removed = if make.kind == Kind::Dir {
                 sys::rmdir_at(&dir, name.as_bytes())
@@ -188,6 +179,7 @@ impl Names {
     /// A name is to appear: it must not be there, and that it is not is recorded.
     fn record_new_name(
         &self,
+        change: &Change,
         parent: At<'_>,
         dir: &OwnedFd,
         name: &Name,
@@ -199,16 +191,21 @@ impl Names {
             Ok(_) => return Err(Errno::EEXIST),
             Err(errno) => return Err(errno),
         }
-        self.timeline.processes.touch_name(parent.slot, name, how);
+        self.timeline
+            .processes
+            .touch_name(&change.author, parent.slot, name, how);
         self.captures.keep_entry(parent.slot, name, None, &mut undo);
         self.captures.keep_dir(parent, dir, &mut undo)?;
-        self.timeline.epochs.record(undo, Vec::new())
+        self.timeline
+            .epochs
+            .record(&change.author, undo, Vec::new())
     }
 
     /// Gives a new inode to the caller and tells the tables of it.
     #[allow(clippy::too_many_arguments)]
     fn own(
         &self,
+        change: &Change,
         parent: At<'_>,
         dir: &OwnedFd,
         name: &Name,
@@ -241,7 +238,7 @@ impl Names {
             stat = sys::stat_at(dir, name.as_bytes())?;
         }
         let slot = self.inodes.slot_of(&stat)?;
-        self.timeline.set_born(slot, true);
+        self.timeline.set_born(&change.author, slot);
         self.timeline.epochs.count(1);
         let place = place(parent.slot, name);
         let generation =
@@ -262,12 +259,26 @@ impl Names {
     /// Those of link(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     ///
     /// `again`: a worker that died may have done it.
-    pub fn link(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
+    pub fn link(
+        &self,
+        change: &Change,
+        slot: Slot,
+        parent: Slot,
+        name: &Name,
+        again: bool,
+    ) -> SysResult<Made> {
         self.busy
-            .patiently(|| self.link_now(slot, parent, name, again))
+            .patiently(change, || self.link_now(change, slot, parent, name, again))
     }
 
-    fn link_now(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
+    fn link_now(
+        &self,
+        change: &Change,
+        slot: Slot,
+        parent: Slot,
+        name: &Name,
+        again: bool,
+    ) -> SysResult<Made> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         if self.nodes.is_dead(slot) || self.nodes.is_dead(parent) {
@@ -286,27 +297,44 @@ impl Names {
         }
         let _stripe = self.locks.stripe(slot);
         let found = self.inodes.find(slot.into())?;
-        self.link_found(slot, &found.dir, &found.name, &place(parent, name), 1)
+        self.link_found(
+            change,
+            slot,
+            &found.dir,
+            &found.name,
+            &place(parent, name),
+            1,
+        )
     }
 
     /// Links an inode that was found at `from_name`. The caller holds the freeze lock and the tree.
     fn link_found(
         &self,
+        change: &Change,
         slot: Slot,
         from: &OwnedFd,
         from_name: &Name,
         to: &Place,
         lookups: u64,
     ) -> SysResult<Made> {
-        self.busy.probe_first_for_name(slot)?;
+        self.busy.probe_first_for_name(change, slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
         let dir = self.inodes.dir(to.parent)?;
         let mut undo = Vec::new();
         self.captures
             .keep_attr(slot, &stat, target_of(&stat, from, from_name)?, &mut undo);
         self.captures.keep_homes(slot.into(), &mut undo);
-        self.timeline.processes.touch_moved(slot, false);
-        self.record_new_name(to.parent.into(), &dir, &to.name, NameTouch::Moved, undo)?;
+        self.timeline
+            .processes
+            .touch_moved(&change.author, slot, false);
+        self.record_new_name(
+            change,
+            to.parent.into(),
+            &dir,
+            &to.name,
+            NameTouch::Moved,
+            undo,
+        )?;
         self.durability.order_names()?;
         sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
         let stat = sys::stat_at(&dir, to.name.as_bytes()).inspect_err(|_| {
@@ -331,10 +359,17 @@ impl Names {
     ///
     /// # Errors
     /// Those of link(2).
-    pub fn link_in(&self, from: &Place, to: &Place) -> SysResult<Made> {
+    pub fn link_in(&self, change: &Change, from: &Place, to: &Place) -> SysResult<Made> {
         let from_dir = self.inodes.dir(from.parent)?;
         let stat = sys::stat_at(&from_dir, from.name.as_bytes())?;
-        self.link_found(self.inodes.slot_of(&stat)?, &from_dir, &from.name, to, 0)
+        self.link_found(
+            change,
+            self.inodes.slot_of(&stat)?,
+            &from_dir,
+            &from.name,
+            to,
+            0,
+        )
     }
 }
 

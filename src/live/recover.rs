@@ -4,10 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::change::Change;
 use super::inodes::{At, at_place, is_elsewhere};
 use super::past::{Captures, Inodes, Past};
 use super::remove::Removal;
 use super::tables::{HotFiles, Locks, Tables};
+use crate::history::attribution::Author;
 use crate::history::present::{Present, Trail};
 use crate::history::timeline::{Aftermath, Moved, Timeline};
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
@@ -31,25 +33,15 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Recovery {
-        let Tables {
-            timeline,
-            reflink,
-            locks,
-            hot,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, captures, ..
-        } = past.clone();
+    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Recovery {
         Recovery {
-            timeline,
-            reflink,
-            locks,
-            hot,
-            inodes,
-            captures,
-            removal,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            locks: Arc::clone(&tables.locks),
+            hot: Arc::clone(&tables.hot),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
+            removal: Arc::clone(removal),
         }
     }
 
@@ -62,9 +54,7 @@ impl Recovery {
         for (slot, place, object) in &aftermath.replacing {
             self.finish_replacing(*slot, place, *object)?;
             let layers = &self.timeline.store().layers;
-            if object.epoch != self.timeline.epochs.epoch()
-                && !layers.exists(*object).map_err(|error| error.errno())?
-            {
+            if object.epoch != self.timeline.epochs.epoch() && !layers.exists(*object)? {
                 self.timeline.strike_unmade(*object)?;
             }
         }
@@ -158,12 +148,7 @@ impl Recovery {
     fn strike_unmade(&self) -> SysResult<()> {
         for (slot, data) in self.timeline.epochs.data_records() {
             let Some(object) = data.object else { continue };
-            let (layer, file) = self
-                .timeline
-                .store()
-                .layers
-                .location(object)
-                .map_err(|error| error.errno())?;
+            let (layer, file) = self.timeline.store().layers.location(object)?;
             if sys::stat_at(&*layer, file.as_bytes()) == Err(Errno::ENOENT) {
                 if object.origin == ObjectOrigin::Cloned
                     && !self.timeline.reads_open(slot, object)?
@@ -188,15 +173,12 @@ impl Recovery {
     /// change the past. The layer gets a copy of its own.
     fn set_apart(&self, object: ObjectId) -> SysResult<()> {
         let store = self.timeline.store();
-        let stat = store.layers.stat(object).map_err(|error| error.errno())?;
+        let stat = store.layers.stat(object)?;
         let Some(stat) = stat.filter(|stat| stat.kind == Kind::File && stat.nlink > 1) else {
             return Ok(());
         };
-        let kept = store.layers.open(object).map_err(|error| error.errno())?;
-        let (tmp, name) = (
-            store.layout.tmp_dir().map_err(|error| error.errno())?,
-            file_name(object),
-        );
+        let kept = store.layers.open(object)?;
+        let (tmp, name) = (store.layout.tmp_dir()?, file_name(object));
         match sys::unlink_at(tmp, name.as_bytes()) {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
@@ -221,10 +203,7 @@ impl Recovery {
         sys::set_file_mode(&copy, stat.mode)?;
         sys::set_file_times(&copy, stat.atime, stat.mtime)?;
         sys::fsync(&copy)?;
-        let (layer, name) = store
-            .layers
-            .location(object)
-            .map_err(|error| error.errno())?;
+        let (layer, name) = store.layers.location(object)?;
         tracing::info!(
             slot = object.slot.0,
             "an inode in a layer had a name in the tree again: the layer has a copy of its own now"
@@ -321,7 +300,8 @@ impl Recovery {
         let file = Arc::new(file);
         self.hot.note(trail.slot, &file, true, None)?;
         self.hot.note_past_mount(trail.slot);
-        self.captures.capture(trail.into(), &file, true)?;
+        self.captures
+            .capture(&Change::default(), trail.into(), &file, true)?;
         Ok(true)
     }
 
@@ -352,6 +332,7 @@ impl Recovery {
                 {
                     Some(place) if *place == moved.to => {}
                     Some(place) => self.timeline.epochs.record(
+                        &Author::default(),
                         Vec::new(),
                         vec![Record::Moved {
                             places: vec![(slot, place.clone())],

@@ -10,13 +10,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::capture::target_of;
-use super::inodes::At;
+use super::capture::data_undo;
+use super::change::Change;
+use super::inodes::{At, target_of};
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Child, DataState, Key, NameTouch, Place, Record, Undo};
+use crate::store::record::{Child, Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult, Time};
 
 /// What will become of an inode that loses a name.
@@ -59,24 +60,13 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// What was seen at a name, with what was asked of it.
+    /// With what was asked of it already.
     pub(super) fn seen(
-        parent: At<'a>,
-        dir: &'a Arc<OwnedFd>,
-        name: &'a Name,
-        (stat, slot): (Stat, Slot),
-        xattrs: &OnceCell<sys::Xattrs>,
-        fd: &OnceCell<Arc<OwnedFd>>,
+        self,
+        xattrs: OnceCell<sys::Xattrs>,
+        fd: OnceCell<Arc<OwnedFd>>,
     ) -> Target<'a> {
-        Target {
-            parent,
-            dir,
-            name,
-            stat,
-            slot,
-            fd: fd.clone(),
-            xattrs: xattrs.clone(),
-        }
+        Target { fd, xattrs, ..self }
     }
 
     /// Extended attributes. It is not opened for them alone.
@@ -134,37 +124,19 @@ pub struct Removal {
 
 impl Removal {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Removal> {
-        let Tables {
-            timeline,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            handover,
-            orphans,
-            recent_unlinks,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            durability,
-            captures,
-            busy,
-            ..
-        } = past.clone();
         Arc::new(Removal {
-            timeline,
-            locks,
-            nodes,
-            dirs,
-            hot,
-            handover,
-            orphans,
-            recent_unlinks,
-            inodes,
-            durability,
-            captures,
-            busy,
+            timeline: Arc::clone(&tables.timeline),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            dirs: Arc::clone(&tables.dirs),
+            hot: Arc::clone(&tables.hot),
+            handover: Arc::clone(&tables.handover),
+            orphans: Arc::clone(&tables.orphans),
+            recent_unlinks: Arc::clone(&tables.recent_unlinks),
+            inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
+            captures: Arc::clone(&past.captures),
+            busy: Arc::clone(&past.busy),
         })
     }
 
@@ -222,20 +194,12 @@ impl Removal {
             self.keep_content(target, undo)?;
             return Ok(Fate::Free);
         }
-        let object = self
-            .timeline
-            .store()
-            .layers
-            .next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Moved)
-            .map_err(|error| error.errno())?;
-        undo.push(Undo::Data {
+        let object = self.timeline.store().layers.next_object(
+            self.timeline.epochs.epoch(),
             slot,
-            before: DataState {
-                object: Some(object),
-                size: target.stat.size,
-                provisional: false,
-            },
-        });
+            ObjectOrigin::Moved,
+        )?;
+        undo.push(data_undo(slot, Some(object), target.stat.size, false));
         Ok(Fate::Move(object))
     }
 
@@ -274,22 +238,15 @@ impl Removal {
         let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
         let size = sys::stat_fd(&file)?.size;
         let object = self.captures.capture_object(target.slot, &file, size)?;
-        undo.push(Undo::Data {
-            slot: target.slot,
-            before: DataState {
-                object,
-                size,
-                provisional: false,
-            },
-        });
+        undo.push(data_undo(target.slot, object, size, false));
         Ok(())
     }
 
     /// What must be done before with no lock held: LATER. See [`Busy::probe_first`],
     /// [`Busy::capture_first`].
-    pub(super) fn removal_first(&self, target: &Target<'_>) -> SysResult<()> {
+    pub(super) fn removal_first(&self, change: &Change, target: &Target<'_>) -> SysResult<()> {
         let slot = target.slot;
-        self.busy.probe_first_for_name(slot)?;
+        self.busy.probe_first_for_name(change, slot)?;
         let stays = || {
             self.nodes
                 .lock()
@@ -303,7 +260,7 @@ impl Removal {
         };
         if target.stat.kind == Kind::File && captured && !self.timeline.epochs.is_born(slot) {
             self.busy
-                .capture_first(slot, false, || Ok(target.stat.size))?;
+                .capture_first(change, slot, false, || Ok(target.stat.size))?;
         }
         Ok(())
     }
@@ -325,12 +282,7 @@ impl Removal {
         object: ObjectId,
         whiteout: bool,
     ) -> SysResult<()> {
-        let (layer, file) = self
-            .timeline
-            .store()
-            .layers
-            .location(object)
-            .map_err(|error| error.errno())?;
+        let (layer, file) = self.timeline.store().layers.location(object)?;
         let how = if whiteout {
             RenameMode::NoReplaceWhiteout
         } else {
@@ -406,7 +358,13 @@ impl Removal {
     }
 
     /// Removes a name: unlink(2) and rmdir(2). The caller holds the freeze lock and the tree.
-    pub fn remove_in(&self, parent: At<'_>, name: &Name, want_dir: bool) -> SysResult<Slot> {
+    pub fn remove_in(
+        &self,
+        change: &Change,
+        parent: At<'_>,
+        name: &Name,
+        want_dir: bool,
+    ) -> SysResult<Slot> {
         let dir = self.inodes.dir(parent)?;
         let target = self.target(parent, &dir, name)?;
         match (target.stat.kind == Kind::Dir, want_dir) {
@@ -415,7 +373,7 @@ impl Removal {
             _ => {}
         }
         let _stripe = self.locks.stripe(target.slot);
-        self.removal_first(&target)?;
+        self.removal_first(change, &target)?;
         let past = !self.timeline.epochs.is_born(target.slot);
         if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty()
         {
@@ -427,15 +385,20 @@ impl Removal {
         self.captures
             .keep_entry(parent.slot, name, Some(target.child()), &mut undo);
         if past {
-            self.timeline
-                .processes
-                .touch_name(parent.slot, name, NameTouch::Removed);
+            self.timeline.processes.touch_name(
+                &change.author,
+                parent.slot,
+                name,
+                NameTouch::Removed,
+            );
         }
         if target.is_last() {
-            self.timeline.processes.touch_gone(target.slot);
+            self.timeline
+                .processes
+                .touch_gone(&change.author, target.slot);
         }
         let held = self.hold(&target, fate)?;
-        self.timeline.epochs.record(undo, more)?;
+        self.timeline.epochs.record(&change.author, undo, more)?;
         self.nodes.leave_orphan(target.slot, held.as_ref());
         let ordered = self.order_removal(&target);
         match fate {
@@ -488,11 +451,11 @@ impl Removal {
     ///
     /// # Errors
     /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn unlink(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
-        self.busy.patiently(|| {
+    pub fn unlink(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
+        self.busy.patiently(change, || {
             let _changing = self.locks.enter();
             let _tree = self.locks.tree.write();
-            self.remove_in(parent.into(), name, false)
+            self.remove_in(change, parent.into(), name, false)
         })
     }
 
@@ -500,10 +463,10 @@ impl Removal {
     ///
     /// # Errors
     /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn rmdir(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
+    pub fn rmdir(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
-        self.remove_in(parent.into(), name, true)
+        self.remove_in(change, parent.into(), name, true)
     }
 
     /// Something with a past is to be found in this directory: if it was made in the open epoch,

@@ -116,27 +116,19 @@ impl Sealer {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
-        eager: Arc<Eager>,
-        idle: Arc<Idle>,
-        sharing: Arc<Sharing>,
+        eager: &Arc<Eager>,
+        idle: &Arc<Idle>,
+        sharing: &Arc<Sharing>,
     ) -> Arc<Sealer> {
-        let Tables {
-            timeline,
-            reflink,
-            calls,
-            wake,
-            ..
-        } = tables.clone();
-        let Past { inodes, .. } = past.clone();
         Arc::new(Sealer {
-            timeline,
-            reflink,
-            calls,
-            wake,
-            inodes,
-            eager,
-            idle,
-            sharing,
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            calls: Arc::clone(&tables.calls),
+            wake: Arc::clone(&tables.wake),
+            inodes: Arc::clone(&past.inodes),
+            eager: Arc::clone(eager),
+            idle: Arc::clone(idle),
+            sharing: Arc::clone(sharing),
             full: AtomicBool::new(false),
             done_below: Mutex::default(),
             objects: AtomicU64::new(0),
@@ -210,12 +202,7 @@ impl Sealer {
         let from = *self.done_below.lock();
         let epochs = match from {
             Some(from) => (from.0..open.0).map(Epoch).collect(),
-            None => self
-                .timeline
-                .store()
-                .layers
-                .epochs()
-                .map_err(|error| error.errno())?,
+            None => self.timeline.store().layers.epochs()?,
         };
         for epoch in epochs.into_iter().filter(|epoch| *epoch < open) {
             if !self.timeline.contents.is_hashed(epoch)? {
@@ -253,7 +240,7 @@ impl Sealer {
 
     fn hash_epoch(&self, epoch: Epoch, blocks: &mut KnownBlocks) -> SysResult<()> {
         let layers = &self.timeline.store().layers;
-        let objects = layers.list(epoch).map_err(|error| error.errno())?;
+        let objects = layers.list(epoch)?;
         if objects.is_empty() {
             return Ok(());
         }
@@ -302,14 +289,7 @@ impl Sealer {
         whole: bool,
         pace: &mut Pace,
     ) -> SysResult<()> {
-        if self
-            .timeline
-            .store()
-            .layers
-            .free_bytes()
-            .map_err(|error| error.errno())?
-            < SPACE_KEPT_BYTES
-        {
+        if self.timeline.store().layers.free_bytes()? < SPACE_KEPT_BYTES {
             return Err(Errno::ENOSPC);
         }
         let (objects, bytes) = (

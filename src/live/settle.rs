@@ -43,26 +43,15 @@ pub struct Settling {
 
 impl Settling {
     pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Settling> {
-        let Tables {
-            timeline,
-            locks,
-            nodes,
-            hot,
-            handles,
-            calls,
-            handover,
-            ..
-        } = tables.clone();
-        let Past { captures, .. } = past.clone();
         Arc::new(Settling {
-            timeline,
-            locks,
-            nodes,
-            hot,
-            handles,
-            calls,
-            handover,
-            captures,
+            timeline: Arc::clone(&tables.timeline),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
+            handles: Arc::clone(&tables.handles),
+            calls: Arc::clone(&tables.calls),
+            handover: Arc::clone(&tables.handover),
+            captures: Arc::clone(&past.captures),
             unsettled: Mutex::default(),
         })
     }

@@ -8,6 +8,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::change::Change;
+use super::inodes::place;
 use super::nodes::generation_of;
 use super::past::{Captures, Inodes, Past};
 use super::tables::{NodeTable, Tables};
@@ -59,10 +61,7 @@ impl Staged {
 
     /// Where it is.
     pub fn place(&self) -> Place {
-        Place {
-            parent: Slot::STAGING,
-            name: self.name.clone(),
-        }
+        place(Slot::STAGING, &self.name)
     }
 }
 
@@ -77,21 +76,12 @@ pub struct Staging {
 
 impl Staging {
     pub(super) fn new(tables: &Tables, past: &Past) -> Staging {
-        let Tables {
-            timeline,
-            staging,
-            nodes,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, captures, ..
-        } = past.clone();
         Staging {
-            timeline,
-            staging,
-            nodes,
-            inodes,
-            captures,
+            timeline: Arc::clone(&tables.timeline),
+            staging: Arc::clone(&tables.staging),
+            nodes: Arc::clone(&tables.nodes),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
         }
     }
 
@@ -166,10 +156,7 @@ impl Staging {
     /// Those of listing the staging directory.
     pub fn sweep(&self) -> SysResult<()> {
         for entry in sys::list_dir(&*self.staging)? {
-            let place = Place {
-                parent: Slot::STAGING,
-                name: Name::new(&entry.name),
-            };
+            let place = place(Slot::STAGING, &Name::new(&entry.name));
             // One that changed places with it, and could not be moved on, is in the tree as far as
             // history knows.
             if entry.name.starts_with(STAGED_PREFIX.as_bytes())
@@ -186,9 +173,9 @@ impl Staging {
     ///
     /// # Errors
     /// EXDEV.
-    pub fn adopt(&self, staged: &Staged) -> SysResult<Slot> {
+    pub fn adopt(&self, change: &Change, staged: &Staged) -> SysResult<Slot> {
         let (slot, stat) = (self.inodes.slot_of(&staged.stat)?, &staged.stat);
-        self.timeline.set_born(slot, true);
+        self.timeline.set_born(&change.author, slot);
         self.nodes.lock().learn(
             slot,
             stat.kind,

@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 
+use super::change::Change;
 use super::inodes::At;
 use super::legacy::Turn;
 use super::names::Names;
@@ -20,7 +21,7 @@ use super::remove::{Fate, Removal, Target};
 use super::staged::Swap;
 use super::tables::{Locks, NodeTable, Orphans, Tables};
 use crate::history::timeline::Timeline;
-use crate::store::ids::Slot;
+use crate::store::ids::{Name, Slot};
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, RenameMode, Stat, SysResult, Xattrs};
 
@@ -55,6 +56,14 @@ struct Found {
     fd: OnceCell<Arc<OwnedFd>>,
 }
 
+impl Found {
+    /// As what is to be replaced.
+    fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> Target<'a> {
+        let (xattrs, fd) = (self.xattrs.clone(), self.fd.clone());
+        Target::known(parent, dir, name, self.stat, self.slot).seen(xattrs, fd)
+    }
+}
+
 /// Puts staged inodes in place.
 pub struct Swaps {
     timeline: Arc<Timeline>,
@@ -73,34 +82,20 @@ impl Swaps {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
-        removal: Arc<Removal>,
-        names: Arc<Names>,
+        removal: &Arc<Removal>,
+        names: &Arc<Names>,
     ) -> Swaps {
-        let Tables {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            orphans,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes,
-            durability,
-            captures,
-            ..
-        } = past.clone();
         Swaps {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            orphans,
-            inodes,
-            durability,
-            captures,
-            removal,
-            names,
+            timeline: Arc::clone(&tables.timeline),
+            staging: Arc::clone(&tables.staging),
+            locks: Arc::clone(&tables.locks),
+            nodes: Arc::clone(&tables.nodes),
+            orphans: Arc::clone(&tables.orphans),
+            inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
+            captures: Arc::clone(&past.captures),
+            removal: Arc::clone(removal),
+            names: Arc::clone(names),
         }
     }
 
@@ -111,7 +106,7 @@ impl Swaps {
     /// # Errors
     /// Those of rename(2); ENOSPC or EIO if the past could not be kept. Then some are in place, and
     /// the others are in the staging directory.
-    pub fn put_in_place(&self, swaps: &[Swap]) -> SysResult<Vec<Option<Slot>>> {
+    pub fn put_in_place(&self, change: &Change, swaps: &[Swap]) -> SysResult<Vec<Option<Slot>>> {
         let mut replaced = Vec::with_capacity(swaps.len());
         let mut parts = swaps.chunks(AT_ONCE_MAX).peekable();
         let mut ahead = parts.peek().map(|first| self.look_at(first));
@@ -124,7 +119,7 @@ impl Swaps {
                         .spawn_scoped(scope, || self.look_at(next))
                         .ok()
                 });
-                self.put_part(part, &sights, &mut replaced)?;
+                self.put_part(change, part, &sights, &mut replaced)?;
                 // Where no thread could be had it is this one that looks.
                 let seen = looks.map_or_else(
                     || Ok(next.map(|next| self.look_at(next))),
@@ -174,6 +169,7 @@ impl Swaps {
     /// All of these, of which each was looked at.
     fn put_part(
         &self,
+        change: &Change,
         swaps: &[Swap],
         sights: &[SysResult<Sight>],
         replaced: &mut Vec<Option<Slot>>,
@@ -185,7 +181,7 @@ impl Swaps {
             .filter(|(rest, _)| !rest.is_empty())
         {
             let before = replaced.len();
-            self.put_some(rest, sights, replaced)?;
+            self.put_some(change, rest, sights, replaced)?;
             if replaced.len() == before {
                 // It is in the place of a directory, or of a file with other names: one of a kind.
                 let Some(Swap { staged, to }) = rest.first() else {
@@ -197,6 +193,7 @@ impl Swaps {
                     (At::from(to.parent), &to.name),
                 );
                 replaced.push(self.names.rename_in(
+                    change,
                     from,
                     to,
                     RenameMode::Replace,
@@ -210,17 +207,19 @@ impl Swaps {
     /// As many of these as go behind one append.
     fn put_some(
         &self,
+        change: &Change,
         swaps: &[Swap],
         sights: &[SysResult<Sight>],
         replaced: &mut Vec<Option<Slot>>,
     ) -> SysResult<()> {
-        self.keep_dirs(swaps, sights)?;
+        self.keep_dirs(change, swaps, sights)?;
         let _renaming = self.locks.begin_rename();
         let (mut ready, mut undo, mut more, mut bytes) =
             (Vec::with_capacity(swaps.len()), Vec::new(), Vec::new(), 0);
         for (swap, sight) in swaps.iter().zip(sights) {
             let known = undo.len();
             let Some(next) = self.prepare_swap(
+                change,
                 swap,
                 sight.as_ref().map_err(|errno| *errno)?,
                 (&mut undo, &mut more),
@@ -239,7 +238,7 @@ impl Swaps {
         if ready.is_empty() {
             return Ok(());
         }
-        self.timeline.epochs.record(undo, more)?;
+        self.timeline.epochs.record(&change.author, undo, more)?;
         for (at, swap) in ready.iter().enumerate() {
             if let Err(errno) = self.swap(swap) {
                 // Those that were to follow are where they were.
@@ -257,7 +256,12 @@ impl Swaps {
     }
 
     /// Records the directories, once for all that comes into them.
-    fn keep_dirs(&self, swaps: &[Swap], sights: &[SysResult<Sight>]) -> SysResult<()> {
+    fn keep_dirs(
+        &self,
+        change: &Change,
+        swaps: &[Swap],
+        sights: &[SysResult<Sight>],
+    ) -> SysResult<()> {
         let (mut undo, mut kept) = (Vec::new(), HashSet::new());
         for (swap, sight) in swaps.iter().zip(sights) {
             if kept.insert(swap.to.parent) {
@@ -271,7 +275,9 @@ impl Swaps {
         if undo.is_empty() {
             Ok(())
         } else {
-            self.timeline.epochs.record(undo, Vec::new())
+            self.timeline
+                .epochs
+                .record(&change.author, undo, Vec::new())
         }
     }
 
@@ -279,6 +285,7 @@ impl Swaps {
     /// case.
     fn prepare_swap<'a>(
         &'a self,
+        change: &Change,
         swap: &'a Swap,
         Sight { dir, found }: &'a Sight,
         (undo, more): (&mut Vec<Undo>, &mut Vec<Record>),
@@ -291,16 +298,9 @@ impl Swaps {
             *swap.staged.stat,
             self.inodes.slot_of(&swap.staged.stat)?,
         );
-        let target = found.as_ref().map(|found| {
-            Target::seen(
-                parent,
-                dir,
-                &to.name,
-                (found.stat, found.slot),
-                &found.xattrs,
-                &found.fd,
-            )
-        });
+        let target = found
+            .as_ref()
+            .map(|found| found.target(parent, dir, &to.name));
         // One that had other names when it was looked at may have lost them since.
         if target.as_ref().is_some_and(|target| {
             target.stat.kind == Kind::Dir || !target.is_last() || target.slot == source.slot
@@ -308,19 +308,21 @@ impl Swaps {
             return Ok(None);
         }
         let _stripe = target.as_ref().map(|target| self.locks.stripe(target.slot));
-        target
-            .as_ref()
-            .map_or(Ok(()), |target| self.removal.removal_first(target))?;
+        if let Some(target) = &target {
+            self.removal.removal_first(change, target)?;
+        }
         self.captures.keep_entry(
             to.parent,
             &to.name,
             target.as_ref().map(Target::child),
             undo,
         );
-        self.timeline.processes.touch_moved(source.slot, false);
         self.timeline
             .processes
-            .touch_name(to.parent, &to.name, NameTouch::Moved);
+            .touch_moved(&change.author, source.slot, false);
+        self.timeline
+            .processes
+            .touch_name(&change.author, to.parent, &to.name, NameTouch::Moved);
         let Some(target) = target else {
             return Ok(Some(Ready {
                 source,
@@ -329,7 +331,9 @@ impl Swaps {
                 to,
             }));
         };
-        self.timeline.processes.touch_gone(target.slot);
+        self.timeline
+            .processes
+            .touch_gone(&change.author, target.slot);
         let fate = self.removal.plan_unlink(&target, undo, more)?;
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing {

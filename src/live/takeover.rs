@@ -11,12 +11,12 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::change::Change;
 use super::handles::{Handle, HandleId, OpenFlags};
 use super::legacy::{LeftHot, Orphans};
 use super::nodes::{IoMode, generation_of};
 use super::past::{Inodes, Past, Writers};
 use super::tables::{Handles, Handover, HotFiles, NodeTable, Tables};
-use crate::history::attribution::acting_for;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{self, Kind, Open, SysResult};
@@ -34,25 +34,14 @@ pub struct Adoption {
 
 impl Adoption {
     pub(super) fn new(tables: &Tables, past: &Past) -> Adoption {
-        let Tables {
-            root,
-            nodes,
-            hot,
-            handles,
-            handover,
-            ..
-        } = tables.clone();
-        let Past {
-            inodes, writers, ..
-        } = past.clone();
         Adoption {
-            root,
-            nodes,
-            hot,
-            handles,
-            handover,
-            inodes,
-            writers,
+            root: Arc::clone(&tables.root),
+            nodes: Arc::clone(&tables.nodes),
+            hot: Arc::clone(&tables.hot),
+            handles: Arc::clone(&tables.handles),
+            handover: Arc::clone(&tables.handover),
+            inodes: Arc::clone(&past.inodes),
+            writers: Arc::clone(&past.writers),
         }
     }
 
@@ -103,6 +92,7 @@ impl Adoption {
     /// Those of open(2); ESTALE if it is nowhere.
     pub fn adopt_open(
         &self,
+        change: &Change,
         id: HandleId,
         slot: Slot,
         flags: OpenFlags,
@@ -129,7 +119,7 @@ impl Adoption {
             _ => self.inodes.open_file(slot.into(), flags.backing())?.0,
         };
         let (mode, file) = (sys::stat_fd(&file)?.mode, Arc::new(file));
-        let by = if flags.write { acting_for() } else { None };
+        let by = change.author.process().filter(|_| flags.write).cloned();
         if io == IoMode::Passthrough && flags.write {
             // That it may write is in the journal since it opened the file, or since the newest
             // checkpoint.

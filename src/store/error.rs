@@ -232,3 +232,9 @@ impl StoreError {
         }
     }
 }
+
+impl From<StoreError> for Errno {
+    fn from(error: StoreError) -> Errno {
+        error.errno()
+    }
+}

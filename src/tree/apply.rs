@@ -38,8 +38,7 @@ pub trait Sink {
     ///
     /// # Errors
     /// EEXIST; those of rename(2).
-    fn rename(&mut self, child: Child, from: &Place, to: &Place, mode: RenameMode)
-    -> SysResult<()>;
+    fn rename(&mut self, child: Child, from: &Place, to: &Place, how: RenameMode) -> SysResult<()>;
 
     /// Gives an inode one more name. Beside the tree a name that is taken is nobody's, or leads to
     /// it already.

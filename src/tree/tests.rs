@@ -122,12 +122,11 @@ impl Memory {
         self.names_mut(to.parent).insert(to.name.clone(), slot);
     }
 
-    fn carry_out(&mut self, op: &Op) {
+    /// `None`: it cannot be done here.
+    fn carry_out(&mut self, op: &Op) -> Option<()> {
         match *op {
             Op::Make { dir, name, is_dir } => {
-                let Some(at) = self.place_for(None, dir, name) else {
-                    return;
-                };
+                let at = self.place_for(None, dir, name)?;
                 self.add(
                     &at,
                     if is_dir {
@@ -138,24 +137,15 @@ impl Memory {
                 );
             }
             Op::Link { of, dir, name } => {
-                let Some((slot, _)) = self
-                    .chosen(of)
-                    .filter(|(slot, _)| self.kind(*slot) != Kind::Dir)
-                else {
-                    return;
-                };
-                let Some(at) = self.place_for(Some(slot), dir, name) else {
-                    return;
-                };
-                self.names_mut(at.parent).insert(at.name, slot);
+                let (slot, _) = self.chosen(of)?;
+                if self.kind(slot) != Kind::Dir {
+                    let at = self.place_for(Some(slot), dir, name)?;
+                    self.names_mut(at.parent).insert(at.name, slot);
+                }
             }
             Op::Move { of, dir, name } => {
-                let Some((slot, from)) = self.chosen(of) else {
-                    return;
-                };
-                let Some(to) = self.place_for(Some(slot), dir, name) else {
-                    return;
-                };
+                let (slot, from) = self.chosen(of)?;
+                let to = self.place_for(Some(slot), dir, name)?;
                 // It may have been below what was removed, and have another name.
                 if self.nodes.contains_key(&from.parent)
                     && self.names(from.parent).get(&from.name) == Some(&slot)
@@ -164,47 +154,41 @@ impl Memory {
                 }
             }
             Op::Exchange { a, b } => {
-                let (Some((a, at)), Some((b, to))) = (self.chosen(a), self.chosen(b)) else {
-                    return;
-                };
+                let ((a, at), (b, to)) = (self.chosen(a)?, self.chosen(b)?);
                 if !self.is_at_or_above(a, to.parent) && !self.is_at_or_above(b, at.parent) {
                     self.names_mut(at.parent).insert(at.name, b);
                     self.names_mut(to.parent).insert(to.name, a);
                 }
             }
             Op::Wrap { of, name } => {
-                let Some((slot, from)) = self.chosen(of) else {
-                    return;
-                };
+                let (slot, from) = self.chosen(of)?;
                 self.names_mut(from.parent).remove(&from.name);
                 let above = self.add(&from, Node::Dir(0o755, BTreeMap::new()));
                 self.names_mut(above).insert(name_of(name), slot);
             }
             Op::Remove { of } => {
-                if let Some((_, at)) = self.chosen(of) {
-                    self.remove_tree(&at);
-                }
+                let (_, at) = self.chosen(of)?;
+                self.remove_tree(&at);
             }
             Op::Write { of, byte } => {
-                if let Some((slot, _)) = self.chosen(of)
-                    && let Some(Node::File(_, bytes)) = self.nodes.get_mut(&slot)
-                {
+                let (slot, _) = self.chosen(of)?;
+                if let Some(Node::File(_, bytes)) = self.nodes.get_mut(&slot) {
                     *bytes = byte;
                 }
             }
             Op::Chmod { of, mode } => {
-                if let Some((slot, _)) = self.chosen(of)
-                    && let Some(Node::Dir(has, _) | Node::File(has, _)) = self.nodes.get_mut(&slot)
-                {
+                let (slot, _) = self.chosen(of)?;
+                if let Some(Node::Dir(has, _) | Node::File(has, _)) = self.nodes.get_mut(&slot) {
                     *has = mode;
                 }
             }
         }
+        Some(())
     }
 
     pub(super) fn after(&self, ops: &[Op]) -> Memory {
         let mut tree = self.clone();
-        ops.iter().for_each(|op| tree.carry_out(op));
+        ops.iter().for_each(|op| _ = tree.carry_out(op));
         tree
     }
 

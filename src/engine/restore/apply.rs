@@ -12,7 +12,7 @@ use super::stale::Stale;
 use crate::history::present::Trail;
 use crate::history::state::State;
 use crate::history::view::View;
-use crate::live::{At, Live, Make, Swap, Turn};
+use crate::live::{At, Change, Live, Make, Swap, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
@@ -24,6 +24,7 @@ const SWAPS_MAX: usize = 4096;
 
 struct LiveSink<'a> {
     engine: &'a Engine,
+    change: &'a Change,
     plan: &'a Plan,
     stage: Stage<'a>,
     /// New inodes that are about to be put in place. Whatever else is done, they are before it.
@@ -34,9 +35,15 @@ struct LiveSink<'a> {
 
 /// Carries out a plan, with what was made for it. The caller holds the freeze lock and the tree for
 /// writing.
-pub(super) fn apply(engine: &Engine, plan: &Plan, stage: Stage<'_>) -> SysResult<Stale> {
+pub(super) fn apply(
+    engine: &Engine,
+    change: &Change,
+    plan: &Plan,
+    stage: Stage<'_>,
+) -> SysResult<Stale> {
     let mut sink = LiveSink {
         engine,
+        change,
         plan,
         stage,
         swaps: Vec::new(),
@@ -114,7 +121,7 @@ impl LiveSink<'_> {
             Ok(_) => self
                 .live()
                 .removal
-                .remove_in(At::from(Slot::STAGING), &staged.name, false)
+                .remove_in(self.change, At::from(Slot::STAGING), &staged.name, false)
                 .map(|_| false),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(errno),
@@ -134,6 +141,7 @@ impl LiveSink<'_> {
         while let Some((dir, name, child, emptied)) = open.pop() {
             if child.kind != Kind::Dir || emptied {
                 let slot = engine.live.removal.remove_in(
+                    self.change,
                     At::from(&dir),
                     &name,
                     child.kind == Kind::Dir,
@@ -200,12 +208,14 @@ impl Sink for LiveSink<'_> {
         if content == Content::InPlace {
             let (_, source) = view.open(want)?;
             self.live().attrs.rewrite_in(
+                self.change,
                 At::from(want),
                 source.as_ref(),
                 view.attr(want)?.stat.size,
             )?;
         }
         self.live().attrs.apply_attrs_in(
+            self.change,
             At::from(want),
             &view.attr(want)?,
             &view.xattrs(want)?,
@@ -226,10 +236,10 @@ impl Sink for LiveSink<'_> {
             (At::from(from.parent), &from.name),
             (At::from(to.parent), &to.name),
         );
-        let replaced = self
-            .live()
-            .names
-            .rename_in(ends.0, ends.1, mode, Turn::default())?;
+        let replaced =
+            self.live()
+                .names
+                .rename_in(self.change, ends.0, ends.1, mode, Turn::default())?;
         self.stale.nodes.push(child.slot);
         self.renamed(from);
         self.renamed(to);
@@ -244,7 +254,7 @@ impl Sink for LiveSink<'_> {
         if to.parent == Slot::STAGING && self.is_left_at(to, child.slot)? {
             return Ok(());
         }
-        self.live().names.link_in(from, to)?;
+        self.live().names.link_in(self.change, from, to)?;
         self.renamed(to);
         Ok(())
     }
@@ -268,10 +278,10 @@ impl Sink for LiveSink<'_> {
             open: None,
             again: false,
         };
-        let made = self
-            .live()
-            .names
-            .make_in(At::from(at.parent), &at.name, &make, 0)?;
+        let made =
+            self.live()
+                .names
+                .make_in(self.change, At::from(at.parent), &at.name, &make, 0)?;
         self.renamed(at);
         Ok(made.slot)
     }
@@ -281,7 +291,7 @@ impl Sink for LiveSink<'_> {
     }
 
     fn put(&mut self, child: Child, at: &Place) -> SysResult<bool> {
-        let Some(staged) = self.stage.take(child.slot)? else {
+        let Some(staged) = self.stage.take(self.change, child.slot)? else {
             return Ok(false);
         };
         if self.places.contains(at) || self.swaps.len() == SWAPS_MAX {
@@ -300,7 +310,7 @@ impl Sink for LiveSink<'_> {
     fn flush(&mut self) -> SysResult<()> {
         self.places.clear();
         let swaps = std::mem::take(&mut self.swaps);
-        let replaced = self.live().swaps.put_in_place(&swaps)?;
+        let replaced = self.live().swaps.put_in_place(self.change, &swaps)?;
         for (
             Swap {
                 to: Place { parent, name },
@@ -327,7 +337,9 @@ impl Sink for LiveSink<'_> {
         if self.keeps_times() {
             Ok(())
         } else {
-            self.live().attrs.renew_in(At::from(child.slot))
+            self.live()
+                .attrs
+                .renew_in(self.change, At::from(child.slot))
         }
     }
 
@@ -342,7 +354,7 @@ impl Sink for LiveSink<'_> {
         if self
             .live()
             .attrs
-            .apply_attrs_in(at, &attr, &xattrs, self.keeps_times())?
+            .apply_attrs_in(self.change, at, &attr, &xattrs, self.keeps_times())?
             && dir.live.is_some()
         {
             self.stale.attrs_changed.push(here);

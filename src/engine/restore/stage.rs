@@ -18,7 +18,7 @@ use super::threads;
 use crate::history::present::Trail;
 use crate::history::state::State;
 use crate::history::view::Source;
-use crate::live::{STAGED_PREFIX, Staged, Wanted};
+use crate::live::{Change, STAGED_PREFIX, Staged, Wanted};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
 use crate::sys::{Errno, Kind, SysResult};
@@ -103,11 +103,11 @@ impl<'a> Stage<'a> {
     }
 
     /// Gives what stands for an inode, once: it is in the tables then.
-    pub(super) fn take(&mut self, slot: Slot) -> SysResult<Option<Staged>> {
+    pub(super) fn take(&mut self, change: &Change, slot: Slot) -> SysResult<Option<Staged>> {
         let Some(staged) = self.made.remove(&slot) else {
             return Ok(None);
         };
-        self.engine.live.staged.adopt(&staged)?;
+        self.engine.live.staged.adopt(change, &staged)?;
         Ok(Some(staged))
     }
 

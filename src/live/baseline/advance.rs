@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Baselines, errno};
+use super::Baselines;
 use crate::history::present::Trail;
 use crate::history::since::Since;
-use crate::live::inodes::{at_place, is_elsewhere, names_of};
+use crate::live::inodes::{at_place, is_elsewhere, names_of, target_of_fd};
 use crate::live::kept::Keeper;
 use crate::live::nodes::generation_of;
 use crate::store::Address;
@@ -86,7 +86,7 @@ impl Baselines {
                     .write_changes(layout, None)
                     .map(|()| baseline.changes.len()),
             }
-            .map_err(errno)
+            .map_err(Errno::from)
         });
         self.timeline.baseline.end_baseline(advanced.ok());
         match advanced {
@@ -105,24 +105,40 @@ impl Baselines {
             return Ok(());
         }
         let layout = &self.timeline.store().layout;
-        let baseline = Baseline::open(layout, end)
-            .map_err(errno)?
-            .ok_or(Errno::ENODATA)?;
+        let baseline = Baseline::open(layout, end)?.ok_or(Errno::ENODATA)?;
+        let wrong = self.differing(&baseline)?;
+        let lines = if wrong.is_empty() {
+            "right\n".to_owned()
+        } else {
+            wrong.join("\n")
+        };
+        let (name, how) = (
+            b"baseline.compared",
+            sys::Open {
+                truncate: true,
+                ..sys::Open::READ_WRITE
+            },
+        );
+        let file = sys::create_file_at(layout.dir(), name, how, 0o600)
+            .or_else(|_| sys::open_file_at(layout.dir(), name, how))?;
+        sys::write_all_at(&file, lines.as_bytes(), 0)
+    }
+
+    /// What a walk finds to be other than it is written down.
+    fn differing(&self, baseline: &Baseline) -> SysResult<Vec<String>> {
+        let path = |trail: &Trail| String::from_utf8_lossy(&trail.path()).into_owned();
         let mut wrong = Vec::new();
         let root = self.inodes.root_node()?;
-        if is_other(&root, &baseline.root().map_err(errno)?) {
+        if is_other(&root, &baseline.root()?) {
             wrong.push("the root".to_owned());
         }
-        let mut open = VecDeque::from([(Trail::root(), baseline.root().map_err(errno)?)]);
+        let mut open = VecDeque::from([(Trail::root(), baseline.root()?)]);
         while let Some((trail, node)) = open.pop_front() {
             let fd = self.inodes.dir(&trail)?;
             let mut known: BTreeMap<Name, Node> = match baseline.names(&node) {
                 Ok(names) => names.into_iter().collect(),
                 Err(error) => {
-                    wrong.push(format!(
-                        "{}: {error}",
-                        String::from_utf8_lossy(&trail.path())
-                    ));
+                    wrong.push(format!("{}: {error}", path(&trail)));
                     continue;
                 }
             };
@@ -137,44 +153,13 @@ impl Baselines {
                             open.push_back((trail, then));
                         }
                     }
-                    then => wrong.push(format!(
-                        "{}: {now:?}, and not {then:?}",
-                        String::from_utf8_lossy(&trail.path())
-                    )),
+                    then => wrong.push(format!("{}: {now:?}, and not {then:?}", path(&trail))),
                 }
             }
-            wrong.extend(known.keys().map(|name| {
-                format!(
-                    "{}/{name:?} is gone",
-                    String::from_utf8_lossy(&trail.path())
-                )
-            }));
+            let gone = |name: &Name| format!("{}/{name:?} is gone", path(&trail));
+            wrong.extend(known.keys().map(gone));
         }
-        let lines = if wrong.is_empty() {
-            "right\n".to_owned()
-        } else {
-            wrong.join("\n")
-        };
-        let file = sys::create_file_at(
-            layout.dir(),
-            b"baseline.compared",
-            sys::Open {
-                truncate: true,
-                ..sys::Open::READ_WRITE
-            },
-            0o600,
-        )
-        .or_else(|_| {
-            sys::open_file_at(
-                layout.dir(),
-                b"baseline.compared",
-                sys::Open {
-                    truncate: true,
-                    ..sys::Open::READ_WRITE
-                },
-            )
-        })?;
-        sys::write_all_at(&file, lines.as_bytes(), 0)
+        Ok(wrong)
     }
 }
 
@@ -202,8 +187,7 @@ impl Advance<'_> {
     fn name(&mut self, dir: Slot, fd: &OwnedFd, name: &Name) -> SysResult<()> {
         if let Some(keeper) = self.keeper {
             self.baseline
-                .at(dir, name)
-                .map_err(errno)?
+                .at(dir, name)?
                 .iter()
                 .for_each(|old| keeper.doubt(old));
         }
@@ -214,7 +198,7 @@ impl Advance<'_> {
                     .baseline
                     .changes
                     .put_name(dir, name, None)
-                    .map_err(errno);
+                    .map_err(Errno::from);
             }
             node => node?,
         };
@@ -228,8 +212,7 @@ impl Advance<'_> {
     fn put_at(&mut self, dir: Slot, fd: &OwnedFd, name: &Name, node: &Node) -> SysResult<bool> {
         self.baseline
             .changes
-            .put_name(dir, name, Some(node.child))
-            .map_err(errno)?;
+            .put_name(dir, name, Some(node.child))?;
         self.put(node)?;
         if let Some(keeper) = self.keeper {
             keeper.keep(fd, name, node);
@@ -244,7 +227,7 @@ impl Advance<'_> {
         if self.baseline.changes.len() > CHANGES_MAX {
             return Err(Errno::EFBIG);
         }
-        self.baseline.changes.put_inode(node).map_err(errno)
+        self.baseline.changes.put_inode(node).map_err(Errno::from)
     }
 
     /// The baseline has the names of this directory, as they are but for what is recorded.
@@ -253,7 +236,7 @@ impl Advance<'_> {
         if generation == 0 || self.since.unsure.contains(&slot) {
             return Ok(false);
         }
-        Ok(self.baseline.generation(slot).map_err(errno)? == Some(generation))
+        Ok(self.baseline.generation(slot)? == Some(generation))
     }
 
     /// Looks at all that is in a new directory.
@@ -311,11 +294,7 @@ impl Advance<'_> {
         if stat.nlink == 0 {
             return Ok(());
         }
-        let target = if stat.kind == Kind::Symlink {
-            Some(sys::readlink_fd(&fd)?)
-        } else {
-            None
-        };
+        let target = target_of_fd(&stat, &fd)?;
         let node = Node {
             child: Child {
                 slot,

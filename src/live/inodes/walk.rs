@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Inodes, is_elsewhere};
+use super::{Inodes, is_elsewhere, target_of};
 use crate::history::present::Trail;
 use crate::store::baseline::{self, Node, ROOT};
 use crate::store::ids::{Name, Slot};
@@ -85,11 +85,7 @@ impl Inodes {
             slot: self.slot_of(&stat)?,
             kind: stat.kind,
         };
-        let target = if stat.kind == Kind::Symlink {
-            Some(sys::readlink_at(dir, name.as_bytes())?)
-        } else {
-            None
-        };
+        let target = target_of(&stat, dir, name)?;
         let xattrs = sys::all_xattrs_at(dir, name.as_bytes())?;
         if !baseline::fits(&xattrs) {
             return Err(Errno::E2BIG);

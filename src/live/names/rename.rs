@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{Make, Names};
-use crate::live::capture::target_of;
-use crate::live::inodes::{At, place};
+use crate::live::change::Change;
+use crate::live::inodes::{At, place, target_of};
 use crate::live::legacy::Turn;
 use crate::live::remove::{Fate, Target};
 use crate::store::ids::{Name, Slot};
@@ -21,16 +21,19 @@ impl Names {
     /// A worker that died may have done it, if the turn says so.
     pub fn rename(
         &self,
+        change: &Change,
         from: (Slot, &Name),
         to: (Slot, &Name),
         how: RenameMode,
         turn: Turn,
     ) -> SysResult<Option<Slot>> {
-        self.busy.patiently(|| self.rename_now(from, to, how, turn))
+        self.busy
+            .patiently(change, || self.rename_now(change, from, to, how, turn))
     }
 
     fn rename_now(
         &self,
+        change: &Change,
         from: (Slot, &Name),
         to: (Slot, &Name),
         how: RenameMode,
@@ -43,17 +46,24 @@ impl Names {
         }
         if turn.again && self.is_renamed(turn, from, to, how)? {
             if how.leaves_whiteout() && !self.inodes.is_whiteout(from)? {
-                let made = self.make_in(from.0.into(), from.1, &whiteout(turn), 1)?;
+                let made = self.make_in(change, from.0.into(), from.1, &whiteout(turn), 1)?;
                 self.nodes.forget(made.slot, 1);
             }
             return Ok(None);
         }
-        self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how, turn)
+        self.rename_in(
+            change,
+            (from.0.into(), from.1),
+            (to.0.into(), to.1),
+            how,
+            turn,
+        )
     }
 
     /// As [`Names::rename`]; the caller holds the freeze lock and the tree.
     pub fn rename_in(
         &self,
+        change: &Change,
         from: (At<'_>, &Name),
         to: (At<'_>, &Name),
         how: RenameMode,
@@ -78,12 +88,12 @@ impl Names {
             }
             _ => {}
         }
-        self.busy.probe_first_for_name(source.slot)?;
+        self.busy.probe_first_for_name(change, source.slot)?;
         match &target {
             Some(target) if how == RenameMode::Exchange => {
-                self.busy.probe_first_for_name(target.slot)?
+                self.busy.probe_first_for_name(change, target.slot)?
             }
-            Some(target) => self.removal.removal_first(target)?,
+            Some(target) => self.removal.removal_first(change, target)?,
             None => {}
         }
         let mut undo = Vec::new();
@@ -96,49 +106,62 @@ impl Names {
             target.as_ref().map(Target::child),
             &mut undo,
         );
-        self.touch_renamed((&source, from), to, target.as_ref(), how);
+        self.touch_renamed(change, (&source, from), to, target.as_ref(), how);
         match target {
-            Some(target) if how == RenameMode::Exchange => {
-                self.exchange(&source, &target, undo, turn).map(|()| None)
-            }
+            Some(target) if how == RenameMode::Exchange => self
+                .exchange(change, &source, &target, undo, turn)
+                .map(|()| None),
             Some(target) => {
-                self.replace(&source, &target, undo, how)?;
-                self.own_whiteout(&source, how, turn);
+                self.replace(change, &source, &target, undo, how)?;
+                self.own_whiteout(change, &source, how, turn);
                 Ok(Some(target.slot))
             }
             None => {
-                let more = self.moved(&[(&source, place(to.0.slot, to.1))]);
-                self.timeline.epochs.record(undo, more)?;
-                let how = if how.leaves_whiteout() {
-                    RenameMode::NoReplaceWhiteout
-                } else {
-                    RenameMode::NoReplace
-                };
-                self.durability
-                    .order_names()
-                    .and_then(|()| {
-                        sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), how)
-                    })
-                    .inspect_err(|_| self.not_moved(&[&source]))?;
-                self.timeline
-                    .epochs
-                    .count(i64::from(!self.timeline.epochs.is_born(source.slot)));
-                self.nodes
-                    .lock()
-                    .move_link(source.slot, &source.place(), &place(to.0.slot, to.1));
-                self.own_whiteout(&source, how, turn);
+                let to = (&*to_dir, place(to.0.slot, to.1));
+                self.move_to_free(change, &source, to, undo, how)?;
+                self.own_whiteout(change, &source, how, turn);
                 Ok(None)
             }
         }
     }
 
+    /// A rename to a name that leads to nothing.
+    fn move_to_free(
+        &self,
+        change: &Change,
+        source: &Target<'_>,
+        (dir, to): (&OwnedFd, Place),
+        undo: Vec<Undo>,
+        how: RenameMode,
+    ) -> SysResult<()> {
+        let more = self.moved(&[(source, to.clone())]);
+        self.timeline.epochs.record(&change.author, undo, more)?;
+        let how = if how.leaves_whiteout() {
+            RenameMode::NoReplaceWhiteout
+        } else {
+            RenameMode::NoReplace
+        };
+        let names = (source.name.as_bytes(), to.name.as_bytes());
+        self.durability
+            .order_names()
+            .and_then(|()| sys::rename_at(source.dir, names.0, dir, names.1, how))
+            .inspect_err(|_| self.not_moved(&[source]))?;
+        let past = !self.timeline.epochs.is_born(source.slot);
+        self.timeline.epochs.count(i64::from(past));
+        self.nodes
+            .lock()
+            .move_link(source.slot, &source.place(), &to);
+        Ok(())
+    }
+
     /// A rename has left a whiteout, if it was to: whoever asked has it now. Where that cannot be,
     /// it is there all the same.
-    fn own_whiteout(&self, from: &Target<'_>, how: RenameMode, turn: Turn) {
+    fn own_whiteout(&self, change: &Change, from: &Target<'_>, how: RenameMode, turn: Turn) {
         if !how.leaves_whiteout() {
             return;
         }
         match self.own(
+            change,
             from.parent,
             from.dir,
             from.name,
@@ -182,19 +205,24 @@ impl Names {
     /// Notes for the record who changes which names by a rename.
     fn touch_renamed(
         &self,
+        change: &Change,
         (source, from): (&Target<'_>, (At<'_>, &Name)),
         to: (At<'_>, &Name),
         target: Option<&Target<'_>>,
         how: RenameMode,
     ) {
         let exchanged = how == RenameMode::Exchange;
-        self.timeline
-            .processes
-            .touch_moved(source.slot, source.stat.kind == Kind::Dir);
+        self.timeline.processes.touch_moved(
+            &change.author,
+            source.slot,
+            source.stat.kind == Kind::Dir,
+        );
         if let Some(target) = target.filter(|_| exchanged) {
-            self.timeline
-                .processes
-                .touch_moved(target.slot, target.stat.kind == Kind::Dir);
+            self.timeline.processes.touch_moved(
+                &change.author,
+                target.slot,
+                target.stat.kind == Kind::Dir,
+            );
         }
         let left = match how {
             RenameMode::Exchange => NameTouch::Moved,
@@ -203,12 +231,14 @@ impl Names {
         };
         self.timeline
             .processes
-            .touch_name(from.0.slot, from.1, left);
+            .touch_name(&change.author, from.0.slot, from.1, left);
         self.timeline
             .processes
-            .touch_name(to.0.slot, to.1, NameTouch::Moved);
+            .touch_name(&change.author, to.0.slot, to.1, NameTouch::Moved);
         if let Some(target) = target.filter(|target| !exchanged && target.is_last()) {
-            self.timeline.processes.touch_gone(target.slot);
+            self.timeline
+                .processes
+                .touch_gone(&change.author, target.slot);
         }
     }
 
@@ -266,6 +296,7 @@ impl Names {
 
     fn exchange(
         &self,
+        change: &Change,
         source: &Target<'_>,
         target: &Target<'_>,
         mut undo: Vec<Undo>,
@@ -274,6 +305,7 @@ impl Names {
         self.keep_moved(target, &mut undo)?;
         let (there, here) = (target.place(), source.place());
         self.timeline.epochs.record(
+            &change.author,
             undo,
             self.moved(&[(source, there.clone()), (target, here.clone())]),
         )?;
@@ -302,6 +334,7 @@ impl Names {
     /// two is finished at the next mount ([`Record::Replacing`]).
     fn replace(
         &self,
+        change: &Change,
         source: &Target<'_>,
         target: &Target<'_>,
         mut undo: Vec<Undo>,
@@ -319,7 +352,7 @@ impl Names {
             });
         }
         let held = self.removal.hold(target, fate)?;
-        self.timeline.epochs.record(undo, more)?;
+        self.timeline.epochs.record(&change.author, undo, more)?;
         self.replace_recorded(source, target, fate, held, how)
     }
 
