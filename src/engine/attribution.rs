@@ -159,7 +159,7 @@ impl States {
         options: &OnlyBy,
         selector: &Selector,
     ) -> VerbResult<Selection> {
-        let failed = |errno| error::failed("the restore failed", errno);
+        let failed = error::failed("the restore failed");
         let told = self.told(target, State::Live, touched).map_err(failed)?;
         let mut meant: HashSet<usize> = told
             .writers
@@ -252,10 +252,15 @@ impl Engine {
         from: Option<&StateName>,
         to: Option<&StateName>,
     ) -> VerbResult<ByProcess> {
-        let failed = |errno| error::failed("the two states cannot be compared", errno);
+        let failed = error::not_compared;
         let from = match from {
             Some(from) => self.states.state(from)?,
-            None => State::At(self.live.timeline().base().ok_or_else(no_checkpoint)?),
+            None => State::At(
+                self.live
+                    .timeline()
+                    .base()
+                    .ok_or_else(error::no_checkpoint)?,
+            ),
         };
         let to = to.map_or(Ok(State::Live), |to| self.states.state(to))?;
         let (older, newer, backwards) = crate::history::diff::ordered(from, to);
@@ -311,7 +316,7 @@ impl Checkpoints {
             .timeline()
             .open_at(id)
             .map(|found| found.map(|(open, more)| open_at_cut(open, more)))
-            .map_err(|errno| error::failed("the journal cannot be read", errno))
+            .map_err(error::failed("the journal cannot be read"))
     }
 
     /// Tells the journal what was open for writing at a cut: found out after the thaw, so that
@@ -380,14 +385,6 @@ impl Selection {
     }
 }
 
-pub(super) fn no_checkpoint() -> VerbError {
-    VerbError {
-        code: "unknown-checkpoint".into(),
-        message: "there is no checkpoint yet".into(),
-        hint: Some("make one: ckptfs checkpoint".into()),
-    }
-}
-
 fn nobody(who: &str, told: &Told) -> VerbError {
     let writers: Set = told
         .unpaired
@@ -401,16 +398,7 @@ fn nobody(who: &str, told: &Told) -> VerbError {
     known.sort();
     known.dedup();
     known.truncate(8);
-    let hint = if known.is_empty() {
-        "nobody has since that checkpoint".to_owned()
-    } else {
-        format!("these have: {}", known.join(", "))
-    };
-    VerbError {
-        code: "unknown-process".into(),
-        message: format!("no process {who:?} has changed anything since that checkpoint"),
-        hint: Some(hint),
-    }
+    error::unknown_process(who, &known)
 }
 
 fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
@@ -420,12 +408,7 @@ fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
         .map(|known| format!("{pid}@{} ({})", known.process.start, known.names.join(", ")))
         .collect();
     known.sort();
-    let message = format!("process {pid} was {} different processes", known.len());
-    VerbError {
-        code: "ambiguous-process".into(),
-        message,
-        hint: Some(format!("say which: {}", known.join(", "))),
-    }
+    error::ambiguous_process(pid, &known)
 }
 
 /// A process as a person is told of it.

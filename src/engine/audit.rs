@@ -9,12 +9,7 @@ use crate::store::record::{Actor, Reason, Record};
 
 /// Everything that somebody asked for, oldest first.
 pub(super) fn events(journal: &Journal) -> VerbResult<Vec<AuditEvent>> {
-    read(journal).map_err(|cause| {
-        error::failed(
-            "the journal cannot be read; `ckptfs verify` says more",
-            cause.errno(),
-        )
-    })
+    read(journal).map_err(|cause| error::journal_unread(cause.errno()))
 }
 
 fn read(journal: &Journal) -> StoreResult<Vec<AuditEvent>> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::api::{Damage, StateName, TreePath, VerbError, VerbResult, Verified, VerifyOptions};
 use super::compare::States;
 use super::error;
-use super::runs::Runs;
+use super::runs::{PART_TIME, Runs};
 use crate::live::Live;
 use crate::store::baseline::Baseline;
 use crate::store::check::{Check, DamageKind, Finding, Version};
@@ -26,15 +26,13 @@ use crate::store::{Store, StoreError, check_end};
 
 /// What [`StoreCheck::repair`] says of an index that it has made.
 pub const INDEX_MADE: &str = "the index was made from the journal";
-/// How long one part of a verification takes.
-const PART_TIME: Duration = Duration::from_millis(200);
 /// Findings that one part tells.
 const PART_FINDINGS_MAX: usize = 1000;
 /// A moved inode is recorded a moment before it is moved.
 const MOVE_TIME: Duration = Duration::from_millis(20);
 
 fn unreadable(cause: &StoreError) -> VerbError {
-    error::failed("the store cannot be checked", cause.errno())
+    error::failed("the store cannot be checked")(cause.errno())
 }
 
 /// What `fsck --repair` does about a kind of damage.
@@ -118,22 +116,19 @@ impl Verifier {
 
     pub(super) fn verify_for_a_while(&self, options: &VerifyOptions) -> VerbResult<Verified> {
         let store = self.live.timeline().store();
-        let mut check = match options.run {
-            Some(run) => self.checks.take(run)?,
-            None => {
-                let of = options
-                    .state
-                    .as_ref()
-                    .map(|state| self.states.checkpoint_id(state))
-                    .transpose()?;
-                let mut check = Check::begin(&store.journal, of, options.deep)
-                    .map_err(|cause| unreadable(&cause))?;
-                check.compare_index(&store.index, &store.journal);
-                check.read_baseline(&store.layout);
-                self.look_behind(of, options.deep, &mut check)?;
-                check
-            }
-        };
+        let mut check = self.checks.resume(options.run, || {
+            let of = options
+                .state
+                .as_ref()
+                .map(|state| self.states.checkpoint_id(state))
+                .transpose()?;
+            let mut check = Check::begin(&store.journal, of, options.deep)
+                .map_err(|cause| unreadable(&cause))?;
+            check.compare_index(&store.index, &store.journal);
+            check.read_baseline(&store.layout);
+            self.look_behind(of, options.deep, &mut check)?;
+            Ok(check)
+        })?;
         let started = Instant::now();
         while started.elapsed() < PART_TIME && check.findings.len() < PART_FINDINGS_MAX {
             let known = check.findings.len();
@@ -173,7 +168,7 @@ impl Verifier {
         }) else {
             return Ok(());
         };
-        let failed = |errno| error::failed("the tree cannot be read", errno);
+        let failed = error::failed("the tree cannot be read");
         let mut changed = self.states.changed_unserved(id).map_err(failed)?;
         if deep || of.is_some() {
             changed.extend(self.states.find_unserved(id).map_err(failed)?);
@@ -273,7 +268,7 @@ impl StoreCheck {
         let root = root
             .as_fd()
             .try_clone_to_owned()
-            .map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
+            .map_err(error::directory_not_opened)?;
         let layout = match Layout::open_to_check(&root) {
             Ok(layout) => layout,
             Err(
@@ -293,11 +288,11 @@ impl StoreCheck {
             Err(StoreError::Locked) => {
                 let hint =
                     "verify it while it is mounted: ckptfs verify; or unmount it first".to_owned();
-                return Err(VerbError {
-                    code: "in-use".into(),
-                    message: "a daemon serves this directory".into(),
-                    hint: Some(hint),
-                });
+                return Err(error::hinted(
+                    error::Code::InUse,
+                    "a daemon serves this directory",
+                    hint,
+                ));
             }
             Err(cause) => return Err(unreadable(&cause)),
         };

@@ -137,9 +137,9 @@ impl Checkpoints {
                 .live
                 .durability
                 .sync_tree(&prepared, checkpoint.created_ns);
-            synced.map_err(|errno| {
-                error::failed("the checkpoint was made, but cannot be synced", errno)
-            })?;
+            synced.map_err(error::failed(
+                "the checkpoint was made, but cannot be synced",
+            ))?;
         }
         let atomic = checkpoint.atomic;
         let kept = self.live.timeline().catalogue.checkpoint(checkpoint.id);
@@ -281,11 +281,11 @@ impl Checkpoints {
         tags.dedup();
         if tags.len() > TAGS_MAX {
             let message = format!("{} tags are too many", tags.len());
-            return Err(VerbError {
-                code: "bad-tag".into(),
+            return Err(error::hinted(
+                error::Code::BadTag,
                 message,
-                hint: Some(format!("a checkpoint has at most {TAGS_MAX} tags")),
-            });
+                format!("a checkpoint has at most {TAGS_MAX} tags"),
+            ));
         }
         for tag in &tags {
             check_tag(tag)?;
@@ -326,7 +326,7 @@ impl Checkpoints {
             Deed::Deleted { id, freed: false },
             vec![Record::Hidden { id, hidden: true }],
         );
-        hidden.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        hidden.map_err(error::not_deleted)?;
         let deleted = CheckpointInfo::new(&kept);
         self.snapdir.forget_view(&deleted);
         Ok(deleted)
@@ -352,7 +352,7 @@ impl Checkpoints {
         }
         let unneeded = timeline
             .unneeded_without(id)
-            .map_err(|errno| error::failed("the history cannot be read", errno))?;
+            .map_err(error::history_unread)?;
         let freed = if kept.reason.is_auto() {
             timeline.operations.free(by, id)
         } else {
@@ -363,7 +363,7 @@ impl Checkpoints {
                 vec![Record::Deleted { id }],
             )
         };
-        freed.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        freed.map_err(error::not_deleted)?;
         Ok(self.remove_unneeded(&kept, &unneeded))
     }
 
@@ -417,7 +417,7 @@ impl Checkpoints {
             .filter(|_| errno == Errno::EBUSY)
             .and_then(|slot| self.live.inodes.path_of(slot));
         path.map_or_else(
-            || error::failed(what, errno),
+            || error::failed(what)(errno),
             |path| error::in_the_way(what, &path),
         )
     }
@@ -428,12 +428,7 @@ pub(super) fn check_note(note: &str) -> VerbResult<()> {
     if note.len() <= NOTE_MAX {
         return Ok(());
     }
-    let message = format!("a note of {} bytes is too long", note.len());
-    Err(VerbError {
-        code: "too-large".into(),
-        message,
-        hint: Some(format!("a note has at most {NOTE_MAX} bytes")),
-    })
+    Err(error::note_too_long(note.len(), NOTE_MAX))
 }
 
 /// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.
@@ -443,26 +438,13 @@ pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
         || tag.starts_with('-')
         || tag.len() > TAG_BYTES_MAX
     {
-        return Err(VerbError {
-            code: "bad-tag".into(),
-            message: format!("{tag:?} cannot be a tag"),
-            hint: Some(format!(
+        return Err(error::hinted(
+            error::Code::BadTag,
+            format!("{tag:?} cannot be a tag"),
+            format!(
                 "a tag has 1 to {TAG_BYTES_MAX} bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live' nor ours ('{INCOMPLETE_PREFIX}')"
-            )),
-        });
+            ),
+        ));
     }
     Ok(())
-}
-
-/// As the kernel shall see a failed verb.
-pub(super) fn verb_errno(error: &VerbError) -> Errno {
-    match error.code.as_str() {
-        "bad-tag" => Errno::EINVAL,
-        "tag-taken" => Errno::EEXIST,
-        "unknown-checkpoint" => Errno::ENOENT,
-        "no-space" => Errno::ENOSPC,
-        "pinned" => Errno::EPERM,
-        "busy" => Errno::EBUSY,
-        _ => Errno::EIO,
-    }
 }

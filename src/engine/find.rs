@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::api::{
-    ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult,
-    VersionInfo, VersionKind,
+    ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbResult, VersionInfo,
+    VersionKind,
 };
 use super::checkpoint::Checkpoints;
 use super::checkpoint::check_tag;
@@ -273,7 +273,7 @@ impl Search {
         };
         asked
             .versions()
-            .map_err(|errno| error::failed("the versions cannot be told", errno))
+            .map_err(error::failed("the versions cannot be told"))
     }
 
     fn version_info(&self, version: Version) -> VersionInfo {
@@ -374,7 +374,7 @@ impl Checkpoints {
             .collect();
         given.push((id, tags));
         self.set_tags(by, None, given)
-            .map_err(|errno| error::failed("the tags were not changed", errno))
+            .map_err(error::failed("the tags were not changed"))
     }
 
     /// Gives kept checkpoints these tags, as an operation. The caller holds `checkpointing`.
@@ -421,12 +421,9 @@ impl Checkpoints {
 /// `bad-time`; `not-mounted` for what only a daemon can tell.
 pub(super) fn find_offline(checkpoints: &[Kept], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
     if query.path.is_some() {
-        return Err(VerbError {
-            code: "not-mounted".into(),
-            message: "which checkpoints changed a path is known while the directory is mounted"
-                .into(),
-            hint: Some("mount it: ckptfs mount DIR".into()),
-        });
+        return Err(error::not_mounted(
+            "which checkpoints changed a path is known while the directory is mounted",
+        ));
     }
     let matcher = Matcher::new(query)?;
     let found = checkpoints

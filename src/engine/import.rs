@@ -71,7 +71,7 @@ impl<'a> Importer<'a> {
     ) -> VerbResult<ImportPart> {
         match ask {
             ImportAsk::Begin => {
-                let failed = |errno| error::failed("the import cannot begin", errno);
+                let failed = error::failed("the import cannot begin");
                 self.clear_stage().map_err(failed)?;
                 for fd in [self.engine.live.root(), self.engine.live.staging()] {
                     let fd = fd.try_clone().map_err(|cause| failed(cause.into()))?;
@@ -80,10 +80,12 @@ impl<'a> Importer<'a> {
                 Ok(ImportPart::default())
             }
             ImportAsk::Look => {
-                let root =
-                    self.engine.live.root().try_clone().map_err(|cause| {
-                        error::failed("the tree cannot be looked at", cause.into())
-                    })?;
+                let root = self
+                    .engine
+                    .live
+                    .root()
+                    .try_clone()
+                    .map_err(error::failed("the tree cannot be looked at"))?;
                 files.push(Arc::new(File::from(root)));
                 Ok(ImportPart::default())
             }

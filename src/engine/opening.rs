@@ -16,6 +16,7 @@ use super::config::{Served, probe_reflink, probe_times};
 use super::control::Snapdir;
 use super::dedup::Dedup;
 use super::durable::sync_checkpoints;
+use super::error::{self, Code};
 use super::files::Views;
 use super::find::Search;
 use super::gc::Collector;
@@ -44,7 +45,7 @@ impl Engine {
         let engine = Engine::open_unmounted(config)?;
         engine
             .start_threads()
-            .map_err(|error| super::error::failed("the store cannot be used", error.into()))?;
+            .map_err(error::failed("the store cannot be used"))?;
         Ok(engine)
     }
 
@@ -302,27 +303,28 @@ fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
 fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
     let (code, hint) = match error {
         StoreError::Locked => (
-            "in-use",
+            Code::InUse,
             "another daemon serves this directory, maybe where this process does not see the mount: `ckptfs status` tells of it, `ckptfs umount` ends it",
         ),
-        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => {
-            ("newer-format", "use the newer ckptfs that made this store")
-        }
+        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => (
+            Code::NewerFormat,
+            "use the newer ckptfs that made this store",
+        ),
         StoreError::NotAStore => (
-            "not-a-store",
+            Code::NotAStore,
             "move .ckptfs away: it is not one of ours, and nothing in it was touched",
         ),
         _ => match error.errno() {
-            Errno::ENOSPC => ("no-space", "free some space on the filesystem"),
+            Errno::ENOSPC => (Code::NoSpace, "free some space on the filesystem"),
             Errno::EROFS | Errno::EACCES | Errno::EPERM => (
-                "no-permission",
+                Code::NoPermission,
                 "the directory must be writable by whoever mounts it",
             ),
             Errno::EXDEV => (
-                "other-filesystem",
+                Code::OtherFilesystem,
                 "the store must be on the filesystem of the directory: remove what is mounted on .ckptfs",
             ),
-            _ => ("io", "the store may be damaged: nothing was changed"),
+            _ => (Code::Io, "the store may be damaged: nothing was changed"),
         },
     };
     let mut message = format!(
@@ -334,9 +336,5 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
         message.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    VerbError {
-        code: code.into(),
-        message,
-        hint: Some(hint.into()),
-    }
+    error::hinted(code, message, hint)
 }

@@ -26,7 +26,7 @@ impl Checkpoints {
             .ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
         if before.pinned.as_deref() != reason {
             let pinned = self.set_pin(by, None, &before, reason.map(str::to_owned));
-            pinned.map_err(|errno| error::failed("the pin was not changed", errno))?;
+            pinned.map_err(error::failed("the pin was not changed"))?;
         }
         Ok(CheckpointInfo::new(
             &self

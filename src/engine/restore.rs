@@ -141,7 +141,7 @@ impl<'a> Restorer<'a> {
     ) -> VerbResult<Restored> {
         let started = Instant::now();
         let target = self.engine.states.whole_id(&options.to)?;
-        let failed = |errno| error::failed("the restore failed", errno);
+        let failed = error::failed("the restore failed");
         let mut unknown = Vec::new();
         let paths = self.checked_paths(target, &options.paths, &mut unknown)?;
         let asked = |path: &TreePath| {
@@ -505,7 +505,7 @@ impl<'a> Restorer<'a> {
                     unknown.push(TreePath(clean));
                     continue;
                 }
-                then => then.map_err(|errno| error::failed("the path cannot be read", errno))?,
+                then => then.map_err(error::failed("the path cannot be read"))?,
             };
             let now = self
                 .engine

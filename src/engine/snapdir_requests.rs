@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::api::CheckpointOptions;
-use super::checkpoint::{check_tag, verb_errno};
+use super::checkpoint::check_tag;
 use super::request::{Caller, Entry, Looked};
 use crate::store::record::Reason;
 use crate::sys::{Errno, SysResult};
@@ -13,7 +13,7 @@ impl Engine {
     /// [`Collector::check_quota`].
     pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
-        check_tag(name).map_err(|error| verb_errno(&error))?;
+        check_tag(name).map_err(|error| error.code.errno())?;
         if caller.again
             && let Some(id) = self
                 .live
@@ -40,7 +40,7 @@ impl Engine {
                     name: name.to_owned(),
                 },
             )
-            .map_err(|error| verb_errno(&error))?;
+            .map_err(|error| error.code.errno())?;
         match self.snapdir.view_root(made.id, true, 1)? {
             Looked::Found(entry) => Ok(entry),
             Looked::Absent(_) => Err(Errno::EIO),
@@ -60,7 +60,7 @@ impl Engine {
         self.checkpoints
             .delete_checkpoint(&caller.actor(), id)
             .map(drop)
-            .map_err(|error| verb_errno(&error))
+            .map_err(|error| error.code.errno())
     }
 
     /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.

@@ -218,9 +218,11 @@ impl Space {
         }
         freed
     }
-}
 
-impl Space {
+    /// What comes free when all of so many versions go.
+    pub(super) fn freed_with_all(&self, versions: usize) -> u64 {
+        self.freed(&vec![Some(0); versions], 1).iter().sum()
+    }
     /// What comes free with each of `groups` if it alone goes; version N is in group `of[N]`
     /// (`None`: in none).
     pub(super) fn freed_alone(&self, of: &[Option<usize>], groups: usize) -> Vec<u64> {

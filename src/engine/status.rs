@@ -73,7 +73,7 @@ impl Engine {
 
 pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
     let failed = |errno| {
-        let failed = error::failed("the tree cannot be compared", errno);
+        let failed = error::tree_not_compared(errno);
         let warnings = engine.warnings();
         if warnings.is_empty() {
             failed
@@ -137,8 +137,8 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
 }
 
 pub(super) fn stats(engine: &Engine) -> VerbResult<Stats> {
-    let memory = sys::own_memory()
-        .map_err(|errno| error::failed("the daemon's memory cannot be asked for", errno))?;
+    let memory =
+        sys::own_memory().map_err(error::failed("the daemon's memory cannot be asked for"))?;
     let (io, writes) = engine.io();
     Ok(Stats {
         mount: engine.serving.config.mount.clone(),

@@ -132,12 +132,7 @@ impl<'a> Undoer<'a> {
             .timeline()
             .operations
             .operations(before, limit.min(OPERATIONS_MAX));
-        let told = told.map_err(|errno| {
-            error::failed(
-                "the journal cannot be read; `ckptfs verify` says more",
-                errno,
-            )
-        })?;
+        let told = told.map_err(error::journal_unread)?;
         let one = |told: &Told| {
             info(
                 told,
@@ -352,12 +347,7 @@ impl<'a> Undoer<'a> {
             .timeline()
             .operations
             .operations(Some(number.saturating_add(1)), 1);
-        let told = told.map_err(|errno| {
-            error::failed(
-                "the journal cannot be read; `ckptfs verify` says more",
-                errno,
-            )
-        })?;
+        let told = told.map_err(error::journal_unread)?;
         Ok(told
             .into_iter()
             .find(|told| told.operation.number == number))
@@ -372,12 +362,8 @@ impl<'a> Undoer<'a> {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<()> {
         let (by, undoes) = (requester.by(), Some(operation.number));
-        let failed = |errno| {
-            error::failed(
-                &format!("operation {} was not undone", operation.number),
-                errno,
-            )
-        };
+        let what = format!("operation {} was not undone", operation.number);
+        let failed = error::failed(&what);
         let kept = |id| {
             self.engine
                 .live

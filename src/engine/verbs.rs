@@ -119,7 +119,7 @@ impl Verb for CheckpointOptions {
                 .states
                 .compare_all(State::At(newest), State::Live)
                 .map(|changes| changes.is_empty());
-            if same.map_err(|errno| error::failed("the tree cannot be compared", errno))? {
+            if same.map_err(error::tree_not_compared)? {
                 return Ok(CheckpointInfo {
                     unchanged: true,
                     ..CheckpointInfo::new(&checkpoint)
@@ -322,7 +322,7 @@ impl Verb for Compare {
         let mut changes = engine
             .states
             .compare_all(from, to)
-            .map_err(|errno| error::failed("the two states cannot be compared", errno))?;
+            .map_err(error::not_compared)?;
         for change in changes.iter_mut().filter(|_| self.sizes) {
             let before = change.from.as_ref().unwrap_or(&change.path);
             (change.old_size, change.size) = (

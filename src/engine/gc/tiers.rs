@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use jiff::tz::TimeZone;
 
-use super::super::api::{VerbError, VerbResult};
+use super::super::api::VerbResult;
 use super::super::error;
 use super::super::retention::{Known, Retention, order, rules};
 use super::super::space::Space;
@@ -63,11 +63,7 @@ impl Matching {
         held: &Held,
     ) -> VerbResult<Matching> {
         let now_ns = now_ns();
-        let wrong = |why: String| VerbError {
-            code: "bad-value".into(),
-            message: format!("tiers: {why}"),
-            hint: None,
-        };
+        let wrong = |why: String| error::error(error::Code::BadValue, format!("tiers: {why}"));
         if retention.tiers.len() > TIERS_MAX {
             return Err(wrong(format!("there are more than {TIERS_MAX}")));
         }
@@ -84,7 +80,7 @@ impl Matching {
             .iter()
             .map(ready)
             .collect::<VerbResult<Vec<_>>>()?;
-        let of = super::known(&census, &checkpoints, held);
+        let of = super::plan::known(&census, &checkpoints, held);
         let known: Vec<Known> = of.iter().map(|(_, known)| *known).collect();
         let (order, sure) = order(
             &known,
@@ -240,7 +236,7 @@ impl Collector {
             {
                 continue;
             }
-            let failed = |errno| error::failed("a version cannot be looked at", errno);
+            let failed = error::version_unread;
             let size = self
                 .live
                 .timeline()
@@ -260,7 +256,7 @@ impl Collector {
             .timeline()
             .dropped
             .add(&tier.paths, dropped)
-            .map_err(|errno| error::failed("nothing was dropped", errno))?;
+            .map_err(error::failed("nothing was dropped"))?;
         Ok(going)
     }
 

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
-use super::super::api::{Restored, Times, TreePath, VerbError, VerbResult};
+use super::super::api::{Restored, Times, TreePath, VerbResult};
 use super::super::attribution::Selector;
-use super::super::attribution::no_checkpoint;
+use super::super::error;
 use super::super::requester::Requester;
 use super::plan::{Plan, Which};
 use super::prepare::{Choice, Prepared};
@@ -42,13 +42,10 @@ impl Restorer<'_> {
                 .live
                 .timeline()
                 .base()
-                .ok_or_else(no_checkpoint)?,
+                .ok_or_else(error::no_checkpoint)?,
         };
-        let selector = Selector::parse(&options.who).ok_or_else(|| VerbError {
-            code: "bad-process".into(),
-            message: format!("{:?} names no process", options.who),
-            hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
-        })?;
+        let selector =
+            Selector::parse(&options.who).ok_or_else(|| error::bad_process(&options.who))?;
         self.restore_selected(requester, target, options, &selector)
     }
 

@@ -139,7 +139,7 @@ impl Restorer<'_> {
         &self,
         id: CheckpointId,
     ) -> VerbResult<Option<Box<DroppedInfo>>> {
-        let failed = |errno| error::failed("what was dropped cannot be read", errno);
+        let failed = error::failed("what was dropped cannot be read");
         if !self.engine.live.timeline().dropped.shows(id) {
             return Ok(None);
         }

@@ -81,7 +81,7 @@ impl Served {
     /// Begins to serve.
     pub fn open(&mut self) -> VerbResult<()> {
         let root = sys::open_root(&self.dir).map_err(|errno| ckptfs::engine::api::VerbError {
-            code: "open".into(),
+            code: ckptfs::engine::api::Code::Internal,
             message: errno.to_string(),
             hint: None,
         })?;
@@ -366,7 +366,7 @@ impl Served {
             Ok(())
         } else {
             Err(ckptfs::engine::api::VerbError {
-                code: "io".into(),
+                code: ckptfs::engine::api::Code::Io,
                 message: format!("{unknown:?} cannot be told"),
                 hint: None,
             })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ckptfs::control::Client;
 use ckptfs::engine::api::{
-    Change, CheckpointOptions, Compare, Delete, GcOptions, GetStatus, Query, RestoreOptions,
+    Change, CheckpointOptions, Code, Compare, Delete, GcOptions, GetStatus, Query, RestoreOptions,
     Restored, ShowCheckpoint, StateName, Times, TreePath, UndoOptions, UndoWalk, VerbError,
 };
 use rustix::fs::{Mode, OFlags};
@@ -703,7 +703,7 @@ impl World {
             .any(|path| then.lookup(path).is_err() && now.lookup(path).is_err());
         let answer = self.ask_restore(id, asked.iter().cloned().map(TreePath).collect())?;
         let restored = match answer {
-            Err(error) if unknown && error.code == "unknown-path" => return Ok(()),
+            Err(error) if unknown && error.code == Code::UnknownPath => return Ok(()),
             Err(error) => return Err(said("restore of paths", &error)),
             Ok(_) if unknown => return Err("a path that never existed was restored".to_owned()),
             Ok(restored) => restored,
