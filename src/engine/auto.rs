@@ -198,7 +198,6 @@ impl Automatic {
     /// A mark that somebody has given a name to is theirs.
     fn take_back_mark(&self, id: CheckpointId) {
         let ours = self
-            .live
             .timeline()
             .catalogue
             .checkpoint(id)
@@ -267,12 +266,10 @@ impl Automatic {
     /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be
     /// tried again.
     fn make_automatic(&self, trigger: Trigger) -> bool {
-        if self.live.timeline().epochs.dirty() == 0
-            && self.live.timeline().catalogue.last().is_some()
-        {
+        if self.timeline().epochs.dirty() == 0 && self.timeline().catalogue.last().is_some() {
             return true;
         }
-        if let Some(last) = self.live.timeline().catalogue.last() {
+        if let Some(last) = self.timeline().catalogue.last() {
             self.checkpoints.settle();
             match self.states.compare_all(State::At(last), State::Live) {
                 Ok(changes) if changes.is_empty() => return true,

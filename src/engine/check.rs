@@ -17,7 +17,7 @@ use super::runs::{PART_TIME, Runs};
 use crate::live::Live;
 use crate::store::baseline::Baseline;
 use crate::store::check::{Check, DamageKind, Finding, Version};
-use crate::store::ids::{CheckpointId, ObjectOrigin};
+use crate::store::ids::{Address, CheckpointId, ObjectOrigin};
 use crate::store::index::{Doubt, Index};
 use crate::store::journal::Journal;
 use crate::store::layers::Layers;
@@ -33,6 +33,14 @@ const MOVE_TIME: Duration = Duration::from_millis(20);
 
 fn unreadable(cause: &StoreError) -> VerbError {
     error::failed("the store cannot be checked")(cause.errno())
+}
+
+fn torn(end: Address) -> Finding {
+    Finding::of_store(
+        DamageKind::JournalTorn,
+        format!("journal/{:08}", end.segment),
+        format!("something follows the last whole frame, which ends at {end}"),
+    )
 }
 
 /// What `fsck --repair` does about a kind of damage.
@@ -100,7 +108,7 @@ fn tell(run: u64, check: &mut Check) -> Verified {
 
 /// Verifies the history while the tree is served.
 pub(super) struct Verifier {
-    live: Arc<Live>,
+    pub(super) live: Arc<Live>,
     states: Arc<States>,
     checks: Runs<Check>,
 }
@@ -115,7 +123,7 @@ impl Verifier {
     }
 
     pub(super) fn verify_for_a_while(&self, options: &VerifyOptions) -> VerbResult<Verified> {
-        let store = self.live.timeline().store();
+        let store = self.timeline().store();
         let mut check = self.checks.resume(options.run, || {
             let of = options
                 .state
@@ -158,11 +166,11 @@ impl Verifier {
         deep: bool,
         check: &mut Check,
     ) -> VerbResult<()> {
-        let retained = self.live.timeline().catalogue.retained();
+        let retained = self.timeline().catalogue.retained();
         // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk
         // tells most.
         let Some(id) = of.or(if deep {
-            self.live.timeline().catalogue.last()
+            self.timeline().catalogue.last()
         } else {
             retained.first().map(|(id, _)| *id)
         }) else {
@@ -198,7 +206,7 @@ impl Verifier {
         {
             std::thread::sleep(MOVE_TIME);
             if matches!(
-                self.live.timeline().store().layers.stat(version.object),
+                self.timeline().store().layers.stat(version.object),
                 Ok(Some(_))
             ) {
                 return false;
@@ -206,11 +214,10 @@ impl Verifier {
         }
         let reads = |id: &CheckpointId| {
             let found = self
-                .live
                 .timeline()
                 .catalogue
                 .is_stored(*id)
-                .then(|| self.live.timeline().lookup.data_at(version.slot, *id));
+                .then(|| self.timeline().lookup.data_at(version.slot, *id));
             matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
         };
         let needed = version.checkpoints.iter().any(reads);
@@ -225,7 +232,7 @@ impl Verifier {
                 finding.kind,
                 DamageKind::ObjectChanged | DamageKind::ObjectSize
             ) {
-                self.live.timeline().losses.distrust(version.object);
+                self.timeline().losses.distrust(version.object);
             }
         }
         needed
@@ -285,15 +292,7 @@ impl StoreCheck {
                     repaired: Vec::new(),
                 });
             }
-            Err(StoreError::Locked) => {
-                let hint =
-                    "verify it while it is mounted: ckptfs verify; or unmount it first".to_owned();
-                return Err(error::hinted(
-                    error::Code::InUse,
-                    "a daemon serves this directory",
-                    hint,
-                ));
-            }
+            Err(StoreError::Locked) => return Err(error::served()),
             Err(cause) => return Err(unreadable(&cause)),
         };
         let (journal, opening, broken) =
@@ -308,15 +307,7 @@ impl StoreCheck {
         if let Some(broken) = broken.or_else(|| check_end(&layout, &journal).err()) {
             check.note_journal(&broken);
         } else if opening.torn {
-            let detail = format!(
-                "something follows the last whole frame, which ends at {}",
-                opening.end
-            );
-            check.findings.push(Finding::of_store(
-                DamageKind::JournalTorn,
-                format!("journal/{:08}", opening.end.segment),
-                detail,
-            ));
+            check.findings.push(torn(opening.end));
         }
         let layers = Layers::new(&layout).map_err(|cause| unreadable(&cause))?;
         check_index(&mut check, &layout, &journal)?;

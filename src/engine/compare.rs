@@ -38,7 +38,6 @@ impl States {
     /// What a person calls a checkpoint by.
     pub(super) fn state_names(&self) -> Vec<String> {
         let mut names: Vec<String> = self
-            .live
             .timeline()
             .catalogue
             .checkpoints()
@@ -46,15 +45,13 @@ impl States {
             .map(|checkpoint| checkpoint.id.to_string())
             .collect();
         names.extend(
-            self.live
-                .timeline()
+            self.timeline()
                 .catalogue
                 .tags()
                 .into_iter()
                 .map(|(tag, _)| tag),
         );
         if self
-            .live
             .timeline()
             .catalogue
             .newest(1, |checkpoint| checkpoint.reason.is_auto())
@@ -63,15 +60,14 @@ impl States {
         {
             names.push("auto".into());
         }
-        if self.live.timeline().catalogue.latest().is_some() {
+        if self.timeline().catalogue.latest().is_some() {
             names.push("latest".into());
         }
         names
     }
 
     pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
-        self.live
-            .timeline()
+        self.timeline()
             .catalogue
             .select(&name.0)
             .map_err(|why| match why {
@@ -88,7 +84,7 @@ impl States {
     /// As [`States::checkpoint_id`], for what changes or deletes something: the beginning of a tag
     /// is not enough.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
-        match self.live.timeline().catalogue.select_whole(&name.0) {
+        match self.timeline().catalogue.select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
             Err(why @ Unselected::Beginning(_)) => Err(error::unselected(&name.0, why, &[])),
             Err(_) => self.checkpoint_id(name),
@@ -140,8 +136,8 @@ impl States {
         after: CheckpointId,
         upto: Option<CheckpointId>,
     ) -> SysResult<Touched> {
-        let mut touched = self.live.timeline().touched(after, upto)?;
-        touched.add_unseen_links(self.live.timeline(), &self.view(State::At(after)))?;
+        let mut touched = self.timeline().touched(after, upto)?;
+        touched.add_unseen_links(self.timeline(), &self.view(State::At(after)))?;
         Ok(touched)
     }
 
@@ -156,7 +152,7 @@ impl States {
         times: bool,
     ) -> SysResult<Vec<Change>> {
         let (older, newer, backwards) = ordered(from, to);
-        let view = |state| View::new(self.live.timeline(), present, state);
+        let view = |state| View::new(self.timeline(), present, state);
         let comparison = Comparison {
             from: view(older),
             to: view(newer),
@@ -180,19 +176,13 @@ impl States {
 
     /// The view of a state.
     pub(super) fn view(&self, state: State) -> View<'_> {
-        View::new(self.live.timeline(), &*self.live.inodes, state)
+        View::new(self.timeline(), &*self.live.inodes, state)
     }
 
     /// What to say of a checkpoint that nobody sees.
     pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
         let id = name.parse().ok().map(CheckpointId);
-        match id.filter(|id| {
-            self.live
-                .timeline()
-                .catalogue
-                .hidden_checkpoint(*id)
-                .is_some()
-        }) {
+        match id.filter(|id| self.timeline().catalogue.hidden_checkpoint(*id).is_some()) {
             Some(id) => error::hidden(id),
             None => error::unknown_state(name, &self.state_names()),
         }

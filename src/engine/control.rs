@@ -88,7 +88,7 @@ const LATEST: u64 = 1 << 61;
 
 /// `.snapshots`, the links in it, and the names that are ours.
 pub(super) struct Snapdir {
-    live: Arc<Live>,
+    pub(super) live: Arc<Live>,
     serving: Arc<Serving>,
     views: Arc<Views>,
     pub(super) links: Links,
@@ -112,8 +112,7 @@ impl Snapdir {
     /// a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.inodes.stat(Slot::ROOT)?;
-        let count =
-            u32::try_from(self.live.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
+        let count = u32::try_from(self.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
         Ok(Stat {
             ino: SNAPDIR.0,
             mode: self
@@ -220,14 +219,14 @@ impl Snapdir {
             return self.view_root(id, false, 1);
         }
         let id = if name == "latest" {
-            self.live.timeline().catalogue.latest()
+            self.timeline().catalogue.latest()
         } else {
-            self.live.timeline().catalogue.tagged(name)
+            self.timeline().catalogue.tagged(name)
         };
         let Some(id) = id else {
             return Ok(Looked::Absent(Duration::ZERO));
         };
-        if self.live.timeline().catalogue.is_directory(id, name) {
+        if self.timeline().catalogue.is_directory(id, name) {
             return self.view_root(id, true, 1);
         }
         let node = link_node(name, id);
@@ -243,7 +242,7 @@ impl Snapdir {
     /// A checkpoint's number as it is written: without leading zeros.
     pub(super) fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
-        (id.to_string() == name && self.live.timeline().catalogue.has_checkpoint(id)).then_some(id)
+        (id.to_string() == name && self.timeline().catalogue.has_checkpoint(id)).then_some(id)
     }
 
     /// The kernel may remember it: every path into a view goes by it, and [`Snapdir::forget_view`]
@@ -331,7 +330,6 @@ impl Snapdir {
         ];
         if offset < LATEST {
             let numbers = self
-                .live
                 .timeline()
                 .catalogue
                 .ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
@@ -346,14 +344,12 @@ impl Snapdir {
         }
         if names.len() < count {
             names.extend(
-                self.live
-                    .timeline()
+                self.timeline()
                     .catalogue
                     .latest()
                     .map(|id| link("latest", id, LATEST)),
             );
             let tags = self
-                .live
                 .timeline()
                 .catalogue
                 .tags_after(offset.saturating_sub(LATEST), count);
@@ -393,12 +389,7 @@ impl Snapdir {
 impl Views {
     /// The view that a past node belongs to must still be there.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
-        if self
-            .live
-            .timeline()
-            .catalogue
-            .has_checkpoint(node.checkpoint)
-        {
+        if self.timeline().catalogue.has_checkpoint(node.checkpoint) {
             Ok(())
         } else {
             Err(Errno::ESTALE)

@@ -85,7 +85,6 @@ impl Collector {
         }
         let (census, measured, space) = measuring.finish(self.keeps_extents_whole());
         let hidden: Vec<CheckpointId> = self
-            .live
             .timeline()
             .catalogue
             .hidden()

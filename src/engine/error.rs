@@ -223,6 +223,15 @@ pub(super) fn bad_process(who: &str) -> VerbError {
     )
 }
 
+/// A store that is to be checked is in use.
+pub(super) fn served() -> VerbError {
+    hinted(
+        Code::InUse,
+        "a daemon serves this directory",
+        "verify it while it is mounted: ckptfs verify; or unmount it first",
+    )
+}
+
 /// A hook stopped an operation.
 pub(super) fn hook_failed(verb: &str, why: &str, dir: &Path) -> VerbError {
     hinted(

@@ -85,6 +85,17 @@ struct Progress {
     given: HashMap<u64, Vec<Given>>,
 }
 
+impl Progress {
+    /// All is told, and was copied.
+    fn is_finished(&self) -> bool {
+        self.busy == 0
+            && self.todo.is_empty()
+            && self.removed.is_empty()
+            && self.linked.is_empty()
+            && self.given.is_empty()
+    }
+}
+
 /// Something to be told.
 enum Work {
     /// A directory and everything below.
@@ -195,7 +206,7 @@ impl Building {
 /// Tells checkpoints of an engine.
 #[derive(Clone, Copy)]
 pub(super) struct Exporter<'a> {
-    engine: &'a Engine,
+    pub(super) engine: &'a Engine,
 }
 
 impl<'a> Exporter<'a> {
@@ -225,7 +236,7 @@ impl<'a> Exporter<'a> {
             }
             ExportAsk::Next { run, done } | ExportAsk::Ahead { run, done } => {
                 let job = self.get(*run)?;
-                if !self.engine.live.timeline().catalogue.has_checkpoint(job.at) {
+                if !self.timeline().catalogue.has_checkpoint(job.at) {
                     drop(self.engine.exports.remove(*run));
                     return Err(error::unknown_state(
                         &job.at.to_string(),
@@ -260,7 +271,7 @@ impl<'a> Exporter<'a> {
             run,
             checkpoint,
             from: None,
-            store: self.engine.live.timeline().store().layout.id().to_string(),
+            store: self.timeline().store().layout.id().to_string(),
             part: 0,
             removed: Vec::new(),
             entries: Vec::new(),
@@ -273,9 +284,9 @@ impl<'a> Exporter<'a> {
 
     fn begin(&self, at: CheckpointId, from: Option<CheckpointId>) -> SysResult<Job> {
         self.engine.checkpoints.settle();
-        let recordings = self.engine.live.timeline().epochs.recordings();
-        let touched = self.engine.live.timeline().touched(at, None)?;
-        let from = from.filter(|from| self.engine.live.timeline().catalogue.has_checkpoint(*from));
+        let recordings = self.timeline().epochs.recordings();
+        let touched = self.timeline().touched(at, None)?;
+        let from = from.filter(|from| self.timeline().catalogue.has_checkpoint(*from));
         let mut progress = Progress::default();
         let mut total = None;
         let mut kept = HashMap::new();
@@ -334,10 +345,7 @@ impl<'a> Exporter<'a> {
         waits: u32,
         files: &mut Vec<Arc<File>>,
     ) -> ExportPart {
-        let (unproven, again) = self
-            .confirm(job, done)
-            .into_iter()
-            .unzip::<_, _, Vec<_>, Vec<_>>();
+        let (unproven, again): (Vec<_>, Vec<_>) = self.confirm(job, done).into_iter().unzip();
         let mut building = Building::default();
         let mut removed = {
             let mut progress = job.progress.lock();
@@ -370,21 +378,17 @@ impl<'a> Exporter<'a> {
             job.told.wait_for(&mut progress, WAIT);
             progress.busy += 1;
         }
+        removed.append(&mut building.removed);
         let mut progress = job.progress.lock();
         progress.busy -= 1;
         job.told.notify_all();
         let mut part = 0;
-        removed.append(&mut building.removed);
         if !building.part.is_empty() || !removed.is_empty() {
             progress.last_part += 1;
             part = progress.last_part;
             progress.given.insert(part, building.given);
         }
-        let finished = progress.busy == 0
-            && progress.todo.is_empty()
-            && progress.removed.is_empty()
-            && progress.linked.is_empty()
-            && progress.given.is_empty();
+        let finished = progress.is_finished();
         drop(progress);
         files.append(&mut building.files);
         let removed = removed.into_iter().map(TreePath).collect();

@@ -117,7 +117,7 @@ fn is_like(text: &str, pattern: &str) -> bool {
 
 /// Finds checkpoints, and versions of paths.
 pub(super) struct Search {
-    live: Arc<Live>,
+    pub(super) live: Arc<Live>,
     states: Arc<States>,
     checkpoints: Arc<Checkpoints>,
     counted: Counted,
@@ -155,7 +155,7 @@ impl Search {
     /// How many paths differ from the second checkpoint to the first; `None`: they cannot be
     /// compared.
     fn count_changes(&self, pair: Pair) -> Option<u64> {
-        let losses = self.live.timeline().losses.count();
+        let losses = self.timeline().losses.count();
         if let Some(known) = self.counted.get(pair, losses) {
             return Some(known);
         }
@@ -175,75 +175,45 @@ impl Search {
     }
 
     fn found(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
-        let matcher = Matcher::new(query)?;
+        let (matcher, catalogue) = (Matcher::new(query)?, &self.timeline().catalogue);
         let limit = query.limit.unwrap_or(usize::MAX);
-        if query.hidden {
-            let hidden = self.live.timeline().catalogue.hidden();
-            return Ok(hidden
-                .iter()
-                .rev()
+        let told = |found: &mut dyn Iterator<Item = Kept>| {
+            found
                 .filter(|kept| matcher.takes(kept))
                 .take(limit)
-                .map(CheckpointInfo::new)
-                .collect());
+                .map(|kept| CheckpointInfo::new(&kept))
+                .collect()
+        };
+        let numbered = |id: CheckpointId| catalogue.checkpoint(id);
+        if query.hidden {
+            return Ok(told(&mut catalogue.hidden().into_iter().rev()));
         }
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
-            let touched = versions
-                .iter()
-                .rev()
-                .filter_map(|version| match version.state {
-                    State::At(id) => self.live.timeline().catalogue.checkpoint(id),
-                    State::Live => None,
-                });
-            return Ok(touched
-                .filter(|checkpoint| matcher.takes(checkpoint))
-                .take(limit)
-                .map(|checkpoint| CheckpointInfo::new(&checkpoint))
-                .collect());
+            let touched = versions.iter().rev();
+            return Ok(told(&mut touched.filter_map(|version| {
+                if let State::At(id) = version.state {
+                    numbered(id)
+                } else {
+                    None
+                }
+            })));
         }
         // A tag has one checkpoint.
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
-            let tagged = self
-                .live
-                .timeline()
-                .catalogue
-                .tagged(tag)
-                .and_then(|id| self.live.timeline().catalogue.checkpoint(id));
-            return Ok(tagged
-                .filter(|checkpoint| limit > 0 && matcher.takes(checkpoint))
-                .iter()
-                .map(CheckpointInfo::new)
-                .collect());
+            return Ok(told(
+                &mut catalogue.tagged(tag).and_then(numbered).into_iter(),
+            ));
         }
         // There are fewer tags than checkpoints, mostly, and they lie together.
         if let Some(pattern) = &query.tag {
-            let like = self
-                .live
-                .timeline()
-                .catalogue
-                .tags()
-                .into_iter()
-                .filter(|(tag, _)| is_like(tag, pattern));
+            let like = catalogue.tags().into_iter();
+            let like = like.filter(|(tag, _)| is_like(tag, pattern));
             let ids: BTreeSet<CheckpointId> = like.map(|(_, id)| id).collect();
-            let found = ids
-                .into_iter()
-                .rev()
-                .filter_map(|id| self.live.timeline().catalogue.checkpoint(id));
-            return Ok(found
-                .filter(|checkpoint| matcher.takes(checkpoint))
-                .take(limit)
-                .map(|checkpoint| CheckpointInfo::new(&checkpoint))
-                .collect());
+            return Ok(told(&mut ids.into_iter().rev().filter_map(numbered)));
         }
-        Ok(self
-            .live
-            .timeline()
-            .catalogue
-            .newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint))
-            .iter()
-            .map(CheckpointInfo::new)
-            .collect())
+        let newest = catalogue.newest_before(query.before, limit, |kept| matcher.takes(kept));
+        Ok(newest.iter().map(CheckpointInfo::new).collect())
     }
 
     pub(super) fn version_infos(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
@@ -260,12 +230,12 @@ impl Search {
     }
 
     fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
-        let kept: Vec<CheckpointId> = self.live.timeline().catalogue.checkpoint_ids();
+        let kept: Vec<CheckpointId> = self.timeline().catalogue.checkpoint_ids();
         let below = |from: State, to: State| -> SysResult<bool> {
             Ok(!self.states.compare(from, to, &path.0)?.is_empty())
         };
         let asked = Asked {
-            timeline: self.live.timeline(),
+            timeline: self.timeline(),
             path: &path.0,
             kept: &kept,
             view: |state| self.states.view(state),
@@ -278,7 +248,7 @@ impl Search {
 
     fn version_info(&self, version: Version) -> VersionInfo {
         let checkpoint = match version.state {
-            State::At(id) => self.live.timeline().catalogue.checkpoint(id),
+            State::At(id) => self.timeline().catalogue.checkpoint(id),
             State::Live => None,
         };
         let stat = version.attr.map(|attr| attr.stat);
@@ -313,7 +283,6 @@ impl Checkpoints {
         let _one_at_a_time = self.checkpointing.lock();
         let id = self.states.checkpoint_id(state)?;
         let checkpoint = self
-            .live
             .timeline()
             .catalogue
             .checkpoint(id)
@@ -328,7 +297,7 @@ impl Checkpoints {
         }
         for tag in &retag.add {
             check_tag(tag)?;
-            match self.live.timeline().catalogue.tagged(tag) {
+            match self.timeline().catalogue.tagged(tag) {
                 Some(other) if other != id && !retag.force => {
                     return Err(error::tag_taken(tag, other));
                 }
@@ -341,7 +310,6 @@ impl Checkpoints {
             self.give_tags(by, id, tags)?;
         }
         let after = self
-            .live
             .timeline()
             .catalogue
             .checkpoint(id)
@@ -354,7 +322,6 @@ impl Checkpoints {
         let losing =
             |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
         let losers = self
-            .live
             .timeline()
             .catalogue
             .newest(usize::MAX, losing)
@@ -387,7 +354,6 @@ impl Checkpoints {
         let (mut changes, mut records) = (Vec::new(), Vec::new());
         for (id, tags) in given {
             let before = self
-                .live
                 .timeline()
                 .catalogue
                 .checkpoint(id)
@@ -408,8 +374,7 @@ impl Checkpoints {
             });
             records.push(Record::Tags { id, tags });
         }
-        self.live
-            .timeline()
+        self.timeline()
             .operations
             .operate(by, undoes, Deed::Tagged { changes }, records)
     }

@@ -244,14 +244,14 @@ impl Collector {
 
     /// All that is in the timeline, hidden or not, and the versions that were captured.
     fn begin_gc(&self) -> VerbResult<Run> {
-        let mut checkpoints = self.live.timeline().catalogue.checkpoints();
-        checkpoints.extend(self.live.timeline().catalogue.hidden());
+        let mut checkpoints = self.timeline().catalogue.checkpoints();
+        checkpoints.extend(self.timeline().catalogue.hidden());
         Ok(Run::Measuring(Box::new(self.measuring()?), checkpoints))
     }
 
     /// Versions that are to be measured: all that there are.
     pub(super) fn measuring(&self) -> VerbResult<Measuring> {
-        let census = self.live.timeline().census();
+        let census = self.timeline().census();
         census.map(Measuring::new).map_err(error::history_unread)
     }
 
@@ -269,7 +269,7 @@ impl Collector {
                 if more {
                     // The less a filesystem has to write down at once, the shorter others wait for
                     // it.
-                    let synced = self.live.timeline().store().journal.sync();
+                    let synced = self.timeline().store().journal.sync();
                     synced.map_err(|error| {
                         error::failed("the deletions are not on the disk")(error.errno())
                     })?;
@@ -291,7 +291,6 @@ impl Collector {
             if plan.shown
                 || !version.by.is_empty()
                     && self
-                        .live
                         .timeline()
                         .dropped
                         .is_dropped(version.object)
@@ -340,18 +339,16 @@ impl Collector {
         {
             let _one_at_a_time = self.checkpoints.checkpointing.lock();
             let now = self
-                .live
                 .timeline()
                 .catalogue
                 .checkpoint(planned.id)
-                .or_else(|| self.live.timeline().catalogue.hidden_checkpoint(planned.id));
+                .or_else(|| self.timeline().catalogue.hidden_checkpoint(planned.id));
             // Somebody else has deleted it: it is gone.
             let Some(now) = now else { return Ok(true) };
             if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
                 return Ok(false);
             }
-            self.live
-                .timeline()
+            self.timeline()
                 .operations
                 .free(by, planned.id)
                 .map_err(error::failed("a checkpoint was not deleted"))?;
@@ -363,7 +360,7 @@ impl Collector {
     }
 
     fn remove_version(&self, object: ObjectId) {
-        match self.live.timeline().store().layers.remove(object) {
+        match self.timeline().store().layers.remove(object) {
             Err(error) if error.errno() == Errno::ENOENT => {}
             // The next run finds it.
             Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
@@ -383,9 +380,8 @@ impl Collector {
             self.checkpoints.remove_empty_layers(epochs);
         }
         // In this order: a checkpoint that is made meanwhile is kept, or after that.
-        let upto = self.live.timeline().store().journal.position();
+        let upto = self.timeline().store().journal.position();
         let kept = self
-            .live
             .timeline()
             .catalogue
             .retained()
@@ -394,7 +390,7 @@ impl Collector {
             .collect();
         // Filesystems free what was removed when they write it down.
         match sys::syncfs(&self.serving.store_dir) {
-            Ok(()) => self.live.timeline().indexer.compact_soon(kept, upto),
+            Ok(()) => self.timeline().indexer.compact_soon(kept, upto),
             Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
         }
     }
@@ -405,15 +401,9 @@ impl Checkpoints {
     /// one.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
         let mut gently = Gently::default();
-        for epoch in epochs.range(..self.live.timeline().epochs.epoch()) {
+        for epoch in epochs.range(..self.timeline().epochs.epoch()) {
             gently.removed(&self.serving.store_dir);
-            if let Err(error) = self
-                .live
-                .timeline()
-                .store()
-                .layers
-                .remove_epoch_if_empty(*epoch)
-            {
+            if let Err(error) = self.timeline().store().layers.remove_epoch_if_empty(*epoch) {
                 tracing::debug!(%error, "an empty layer was not removed");
             }
         }

@@ -54,7 +54,7 @@ pub struct ImportPart {
 /// Puts into the live tree of an engine what is imported.
 #[derive(Clone, Copy)]
 pub(super) struct Importer<'a> {
-    engine: &'a Engine,
+    pub(super) engine: &'a Engine,
 }
 
 impl<'a> Importer<'a> {
@@ -129,9 +129,7 @@ impl<'a> Importer<'a> {
         self.engine.live.locks.count_change();
         let tree = self.engine.live.locks.tree.write();
         let acting = Acting::of(Some(
-            self.engine
-                .live
-                .timeline()
+            self.timeline()
                 .processes
                 .number(super::attribution::actor_process(by)),
         ));
@@ -162,13 +160,13 @@ impl<'a> Importer<'a> {
         if !staged.starts_with(STAGED_PREFIX) || staged.contains('/') {
             return Err(Errno::EINVAL);
         }
-        let (above, name) = match path.iter().rposition(|byte| *byte == b'/') {
-            Some(slash) => (
-                path.get(..slash).unwrap_or_default(),
-                path.get(slash + 1..).unwrap_or_default(),
-            ),
-            None => (b"".as_slice(), path),
-        };
+        let (above, name) = path
+            .iter()
+            .rposition(|byte| *byte == b'/')
+            .and_then(|slash| path.split_at_checked(slash))
+            .map_or((b"".as_slice(), path), |(above, name)| {
+                (above, name.get(1..).unwrap_or_default())
+            });
         if name.is_empty()
             || path
                 .split(|byte| *byte == b'/')

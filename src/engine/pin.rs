@@ -19,7 +19,6 @@ impl Checkpoints {
         let _one_at_a_time = self.checkpointing.lock();
         let id = self.states.checkpoint_id(state)?;
         let before = self
-            .live
             .timeline()
             .catalogue
             .checkpoint(id)
@@ -29,12 +28,7 @@ impl Checkpoints {
             pinned.map_err(error::failed("the pin was not changed"))?;
         }
         Ok(CheckpointInfo::new(
-            &self
-                .live
-                .timeline()
-                .catalogue
-                .checkpoint(id)
-                .unwrap_or(before),
+            &self.timeline().catalogue.checkpoint(id).unwrap_or(before),
         ))
     }
 
@@ -51,7 +45,7 @@ impl Checkpoints {
             before: kept.pinned.clone(),
             after: reason.clone(),
         };
-        self.live.timeline().operations.operate(
+        self.timeline().operations.operate(
             by,
             undoes,
             deed,

@@ -16,11 +16,10 @@ impl Engine {
         check_tag(name).map_err(|error| error.code.errno())?;
         if caller.again
             && let Some(id) = self
-                .live
                 .timeline()
                 .catalogue
                 .tagged(name)
-                .filter(|id| self.live.timeline().catalogue.is_directory(*id, name))
+                .filter(|id| self.timeline().catalogue.is_directory(*id, name))
             && let Looked::Found(entry) = self.snapdir.view_root(id, true, 1)?
         {
             return Ok(entry);
@@ -51,11 +50,10 @@ impl Engine {
     pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let tagged = self
-            .live
             .timeline()
             .catalogue
             .tagged(name)
-            .filter(|id| self.live.timeline().catalogue.is_directory(*id, name));
+            .filter(|id| self.timeline().catalogue.is_directory(*id, name));
         let id = self.snapdir.number(name).or(tagged).ok_or(Errno::ENOENT)?;
         self.checkpoints
             .delete_checkpoint(&caller.actor(), id)
@@ -67,7 +65,7 @@ impl Engine {
     pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
-        let id = self.live.timeline().catalogue.tagged(name).ok_or(
+        let id = self.timeline().catalogue.tagged(name).ok_or(
             if self.snapdir.number(name).is_some() {
                 Errno::EISDIR
             } else {
@@ -75,7 +73,6 @@ impl Engine {
             },
         )?;
         let checkpoint = self
-            .live
             .timeline()
             .catalogue
             .checkpoint(id)

@@ -288,9 +288,7 @@ impl Collector {
         let Some(mut version) = measuring.census.versions.get(measuring.next).cloned() else {
             return Ok(false);
         };
-        self.live
-            .timeline()
-            .narrow(&measuring.census, &mut version)?;
+        self.timeline().narrow(&measuring.census, &mut version)?;
         if let Some(allocation) = self.object_allocation(version.object)? {
             measuring.collected.add(&allocation);
             measuring.measured.push(measuring.next);
@@ -310,7 +308,7 @@ impl Collector {
 
     /// The space of a version; `None`: it is not there.
     fn object_allocation(&self, object: ObjectId) -> SysResult<Option<Allocation>> {
-        let layers = &self.live.timeline().store().layers;
+        let layers = &self.timeline().store().layers;
         let Some(stat) = layers.stat(object).map_err(|error| error.errno())? else {
             return Ok(None);
         };

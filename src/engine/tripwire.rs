@@ -366,11 +366,11 @@ impl Automatic {
     /// mappings that the daemon serves and that are still in the kernel's cache are left out, and
     /// it says so.
     fn make_mark(&self, tripwire: &Tripwire, caller: Caller) {
-        let clean = self.live.timeline().epochs.dirty() == 0
-            && self.live.timeline().catalogue.last().is_some();
+        let clean =
+            self.timeline().epochs.dirty() == 0 && self.timeline().catalogue.last().is_some();
         let (mut made, mut edited) = (None, HashSet::new());
         if !clean {
-            if !self.live.timeline().indexer.takes_checkpoints() {
+            if !self.timeline().indexer.takes_checkpoints() {
                 return;
             }
             // Another checkpoint or a restore is being made: with the next operation it is tried
@@ -389,7 +389,6 @@ impl Automatic {
             let closed = self.live.busy.freeze().and_then(|_freeze| {
                 let flushed = self.live.nodes.mapped_through_daemon().is_empty();
                 edited = self
-                    .live
                     .timeline()
                     .epochs
                     .data_records()

@@ -111,8 +111,8 @@ impl Verb for CheckpointOptions {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         if self.if_changed
-            && let Some(newest) = engine.live.timeline().base()
-            && let Some(checkpoint) = engine.live.timeline().catalogue.checkpoint(newest)
+            && let Some(newest) = engine.timeline().base()
+            && let Some(checkpoint) = engine.timeline().catalogue.checkpoint(newest)
         {
             engine.checkpoints.settle();
             let same = engine
@@ -173,7 +173,6 @@ impl Verb for ListCheckpoints {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
         Ok(engine
-            .live
             .timeline()
             .catalogue
             .checkpoints()
@@ -207,7 +206,6 @@ impl Verb for ShowCheckpoint {
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
         let id = engine.states.checkpoint_id(&self.state)?;
         let checkpoint = engine
-            .live
             .timeline()
             .catalogue
             .checkpoint(id)
@@ -494,7 +492,7 @@ impl Verb for ListAudit {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<AuditEvent>> {
-        super::audit::events(&engine.live.timeline().store().journal)
+        super::audit::events(&engine.timeline().store().journal)
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<AuditEvent>> {

@@ -60,11 +60,7 @@ impl Collector {
         };
         let (mut before, mut seen) = (None, 0);
         loop {
-            let told = self
-                .live
-                .timeline()
-                .operations
-                .operations(before, READ_AT_ONCE);
+            let told = self.timeline().operations.operations(before, READ_AT_ONCE);
             let told = told.map_err(error::journal_unread)?;
             for Told { operation, .. } in &told {
                 seen += 1;

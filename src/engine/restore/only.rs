@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
-use super::super::api::{Restored, Times, TreePath, VerbResult};
+use super::super::api::{Restored, Times, VerbResult};
 use super::super::attribution::Selector;
 use super::super::error;
 use super::super::requester::Requester;
@@ -11,7 +11,7 @@ use super::plan::{Plan, Which};
 use super::prepare::{Choice, Prepared};
 use super::spared::Spared;
 use super::stage::Stage;
-use super::{Asked, Restorer, took};
+use super::{Asked, Restorer, told};
 use crate::live::Freeze;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Reason;
@@ -37,12 +37,7 @@ impl Restorer<'_> {
     ) -> VerbResult<RestoredOnly> {
         let target = match &options.to {
             Some(to) => self.engine.states.whole_id(to)?,
-            None => self
-                .engine
-                .live
-                .timeline()
-                .base()
-                .ok_or_else(error::no_checkpoint)?,
+            None => self.timeline().base().ok_or_else(error::no_checkpoint)?,
         };
         let selector =
             Selector::parse(&options.who).ok_or_else(|| error::bad_process(&options.who))?;
@@ -61,27 +56,14 @@ impl Restorer<'_> {
     ) -> VerbResult<RestoredOnly> {
         let started = Instant::now();
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
-        let unknown: Vec<TreePath> = self
-            .engine
-            .states
-            .changed_unserved(target)
-            .map_err(failed)?
-            .iter()
-            .map(|change| change.path.clone())
-            .collect();
-        let done = |guard, changes, shared, spared: Spared| {
-            let dropped = spared.told();
-            let restored = Restored {
-                restored: target,
+        let unknown = self.unknown_in(target).map_err(failed)?;
+        let done = |guard, changes, shared, spared: Spared| RestoredOnly {
+            restored: Restored {
                 guard,
-                changes,
-                unknown: unknown.clone(),
-                dropped,
-                split: Vec::new(),
                 dry_run: options.dry_run,
-                duration_us: took(started),
-            };
-            RestoredOnly { restored, shared }
+                ..told(started, target, changes, unknown, &spared)
+            },
+            shared,
         };
         if options.dry_run {
             self.engine.checkpoints.settle();
@@ -101,7 +83,7 @@ impl Restorer<'_> {
             ));
         }
         let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
-        let _index_later = self.engine.live.timeline().indexer.hold();
+        let _index_later = self.timeline().indexer.hold();
         let mut stage = Stage::new(self.engine, requester);
         let (prepared, freeze, flushed) = self.prepared(
             target,
@@ -152,7 +134,7 @@ impl Restorer<'_> {
             unknown,
             times,
         } = asked;
-        let _index_later = self.engine.live.timeline().indexer.hold();
+        let _index_later = self.timeline().indexer.hold();
         let mut stage = Stage::new(self.engine, requester);
         let (prepared, freeze, flushed) =
             self.prepared(target, Choice::Names(names), times, &mut stage)?;
@@ -178,14 +160,8 @@ impl Restorer<'_> {
             (&chosen.paths, &chosen.names),
         )?;
         Ok(Restored {
-            restored: target,
             guard: Some(guard),
-            changes,
-            unknown,
-            dropped: spared.told(),
-            split: Vec::new(),
-            dry_run: false,
-            duration_us: took(started),
+            ..told(started, target, changes, unknown, &spared)
         })
     }
 

@@ -13,6 +13,7 @@ use super::planner::Ground;
 use super::spared::Spared;
 use super::stage::Stage;
 use super::threads;
+use crate::history::touched::Touched;
 use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::sys::{self, SysResult, Time};
@@ -121,27 +122,11 @@ impl<'a> Restorer<'a> {
             .iter()
             .try_for_each(|slot| await_free(*slot))
             .map_err(failed)?;
-        let (mut chosen, which) = match choice {
-            Choice::Below(paths) => (Selection::default(), Some(Which::Below(paths))),
-            Choice::By(options, who) => (
-                self.engine
-                    .states
-                    .selection(target, &touched, options, who)?,
-                None,
-            ),
-            Choice::Names(names) => (
-                Selection {
-                    names: names.to_vec(),
-                    ..self
-                        .engine
-                        .states
-                        .selection_of(target, &touched, names)
-                        .map_err(failed)?
-                },
-                None,
-            ),
+        let mut chosen = self.chosen(target, choice, &touched)?;
+        let which = match choice {
+            Choice::Below(paths) => Which::Below(paths),
+            Choice::By(..) | Choice::Names(_) => Which::Only(&chosen.paths),
         };
-        let which = which.unwrap_or(Which::Only(&chosen.paths));
         let spared = self.spared(target, which).map_err(failed)?;
         let glance = Glance::new(&self.engine.live);
         let ground = Ground {
@@ -179,6 +164,29 @@ impl<'a> Restorer<'a> {
         })
     }
 
+    /// Single names, if such are to be restored.
+    fn chosen(
+        &self,
+        target: CheckpointId,
+        choice: Choice<'_>,
+        touched: &Touched,
+    ) -> VerbResult<Selection> {
+        let states = &self.engine.states;
+        match choice {
+            Choice::Below(_) => Ok(Selection::default()),
+            Choice::By(options, who) => states.selection(target, touched, options, who),
+            Choice::Names(names) => {
+                let chosen = states.selection_of(target, touched, names);
+                Ok(Selection {
+                    names: names.to_vec(),
+                    ..chosen.map_err(|errno| {
+                        self.engine.checkpoints.failed("the restore failed", errno)
+                    })?
+                })
+            }
+        }
+    }
+
     /// What is as it is for as long as nothing changes.
     fn look_around(&self) -> SysResult<Seen> {
         self.engine.live.hot.await_closes();
@@ -192,7 +200,7 @@ impl<'a> Restorer<'a> {
     fn seen(&self) -> SysResult<Seen> {
         Ok(Seen {
             changes: self.engine.live.locks.changes(),
-            recordings: self.engine.live.timeline().epochs.recordings(),
+            recordings: self.timeline().epochs.recordings(),
             hot: self.engine.live.hot.state()?,
         })
     }
