@@ -241,6 +241,28 @@ impl Forger<'_> {
         }
     }
 
+    fn operation(&mut self) -> Record {
+        self.operations = self.number(self.operations.saturating_add(1));
+        let deed = Deed::Restored {
+            target: self.id(),
+            guard: self.id(),
+            paths: Vec::new(),
+            only: false,
+        };
+        let undoes = if self.next(2) == 0 {
+            None
+        } else {
+            Some(self.number(self.operations))
+        };
+        Record::Operation(Operation {
+            number: self.operations,
+            at_ns: 0,
+            by: daemon(),
+            undoes,
+            deed,
+        })
+    }
+
     /// What somebody did, mostly.
     fn record_of_people(&mut self, number: usize) -> Record {
         match number {
@@ -294,27 +316,7 @@ impl Forger<'_> {
                     objects: vec![dropped],
                 }
             }
-            21 => {
-                self.operations = self.number(self.operations.saturating_add(1));
-                let deed = Deed::Restored {
-                    target: self.id(),
-                    guard: self.id(),
-                    paths: Vec::new(),
-                    only: false,
-                };
-                let undoes = if self.next(2) == 0 {
-                    None
-                } else {
-                    Some(self.number(self.operations))
-                };
-                Record::Operation(Operation {
-                    number: self.operations,
-                    at_ns: 0,
-                    by: daemon(),
-                    undoes,
-                    deed,
-                })
-            }
+            21 => self.operation(),
             22 => Record::Mounted {
                 at_ns: i64::MAX,
                 stopped_ns: Some(i64::MIN),

@@ -174,24 +174,17 @@ impl<'a> Importer<'a> {
         {
             return Err(Errno::EINVAL);
         }
-        let (dir, trail) = self
-            .engine
-            .states
-            .view(State::Live)
-            .walk(above)?
-            .ok_or(Errno::ENOENT)?;
+        let found = self.engine.states.view(State::Live).walk(above)?;
+        let (dir, trail) = found.ok_or(Errno::ENOENT)?;
         if dir.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
         if super::control::is_reserved(super::request::NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
-        let staged = self
-            .engine
-            .live
-            .staged
-            .take_up(Name::new(staged.as_bytes()))?;
-        let slot = self.engine.live.staged.adopt(&staged)?;
+        let stage = &self.engine.live.staged;
+        let staged = stage.take_up(Name::new(staged.as_bytes()))?;
+        let slot = stage.adopt(&staged)?;
         let name = Name::new(name);
         let to = (At::from(&trail), &name);
         let replaced = self.engine.live.names.rename_in(

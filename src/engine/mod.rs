@@ -70,6 +70,7 @@ mod unserved;
 pub mod verb;
 pub mod verbs;
 pub mod word;
+mod worker;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -116,10 +117,10 @@ pub struct Engine {
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last
     /// thread that can serve what the first waits for.
     asked_by_kernel: Mutex<quota::Pace>,
-    keeper: Arc<keeper::Keeper>,
+    keeper: Arc<worker::Worker>,
     exports: export::Exports,
     started: String,
-    syncer: Arc<syncer::Syncer>,
+    syncer: Arc<worker::Worker>,
     /// Somebody may have something of the directory below the mount, as far as was told.
     had_below: AtomicBool,
 }

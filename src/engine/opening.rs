@@ -200,10 +200,14 @@ impl Engine {
     /// Starts the threads that see to the store while it is served.
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
         self.timeline().indexer.start()?;
-        self.syncer.start(&self.live)?;
+        let live = Arc::clone(&self.live);
+        self.syncer
+            .start("syncer", move |thread| super::syncer::run(thread, &live))?;
         self.live.sealer.start(self.serving.config.seal)?;
-        super::auto::Auto::start(&self.automatic)?;
-        self.keeper.start(&self.collector)
+        super::auto::start(&self.automatic)?;
+        let collector = Arc::downgrade(&self.collector);
+        let keep = move |thread: &_| super::keeper::run(thread, &collector);
+        self.keeper.start("keeper", keep)
     }
 
     /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it
@@ -221,9 +225,9 @@ impl Engine {
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk
     /// when it returns.
     pub fn close(&self) {
-        self.automatic.auto.stop();
-        self.keeper.stop();
-        self.syncer.stop();
+        self.automatic.thread.stop("an automatic checkpoint");
+        self.keeper.stop("a part of gc");
+        self.syncer.stop("a sync of the journal");
         self.live.sealer.stop();
         self.live.cuts.drop_prepared();
         let end = sys::now();

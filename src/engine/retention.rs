@@ -120,13 +120,7 @@ pub(super) fn rules(
 ) -> Vec<Vec<Rule>> {
     let mut kept: Vec<Vec<Rule>> = known
         .iter()
-        .map(|one| {
-            if one.pinned {
-                vec![Rule::Pinned]
-            } else {
-                Vec::new()
-            }
-        })
+        .map(|one| one.pinned.then_some(Rule::Pinned).into_iter().collect())
         .collect();
     let seen = || {
         known
@@ -160,11 +154,8 @@ pub(super) fn rules(
             .for_each(|(at, _)| keep(at, Rule::Last));
     }
     if let Some(within_s) = retention.keep_within_s {
-        let since_ns = now_ns.saturating_sub(
-            i64::try_from(within_s)
-                .unwrap_or(i64::MAX)
-                .saturating_mul(1_000_000_000),
-        );
+        let within_s = i64::try_from(within_s).unwrap_or(i64::MAX);
+        let since_ns = now_ns.saturating_sub(within_s.saturating_mul(1_000_000_000));
         seen()
             .filter(|(_, one)| one.made_ns >= since_ns)
             .for_each(|(at, _)| keep(at, Rule::Within));

@@ -155,11 +155,8 @@ impl Service for Engine {
             Node::Control(id) => self.snapdir.control_link(id),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
-                self.states
-                    .view(past.state())
-                    .attr(&past.trail)?
-                    .target
-                    .ok_or(Errno::EINVAL)
+                let attr = self.states.view(past.state()).attr(&past.trail)?;
+                attr.target.ok_or(Errno::EINVAL)
             }
         }
     }
@@ -514,13 +511,10 @@ impl Service for Engine {
         let mut names: Vec<Vec<u8>> = match self.node(node)? {
             Node::Live(slot) => self.live.attrs.list_xattrs(slot)?,
             Node::Control(_) => Vec::new(),
-            Node::Past(past) => self
-                .states
-                .view(past.state())
-                .xattrs(&past.trail)?
-                .into_iter()
-                .map(|(name, _)| name)
-                .collect(),
+            Node::Past(past) => {
+                let xattrs = self.states.view(past.state()).xattrs(&past.trail)?;
+                xattrs.into_iter().map(|(name, _)| name).collect()
+            }
         };
         names.retain(|name| !is_own_xattr(name));
         // Whether somebody may read their values the kernel asks by itself, but not whether

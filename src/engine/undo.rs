@@ -345,11 +345,8 @@ impl<'a> Undoer<'a> {
         let what = format!("operation {} was not undone", operation.number);
         let failed = error::failed(&what);
         let kept = |id| {
-            self.timeline()
-                .catalogue
-                .checkpoint(id)
-                .ok_or(Errno::ENOENT)
-                .map_err(failed)
+            let kept = self.timeline().catalogue.checkpoint(id);
+            kept.ok_or(Errno::ENOENT).map_err(failed)
         };
         match &operation.deed {
             Deed::Made { id } | Deed::Revived { id } => self

@@ -173,26 +173,20 @@ impl Planning<'_> {
 }
 
 pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
-    let Matching {
-        census,
-        measured,
-        space,
-        checkpoints,
-        ..
-    } = matching;
-    let retention = &options.retention;
-    let (kept, known): (Vec<&Kept>, Vec<Known>) =
-        known(census, checkpoints, held).into_iter().unzip();
+    let (census, retention) = (&matching.census, &options.retention);
+    let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, &matching.checkpoints, held)
+        .into_iter()
+        .unzip();
     let rules = rules(&known, retention, now_ns(), &TimeZone::system());
     let (order, sure) = order(&known, &rules);
     let tiers = retention.tiers.len();
     let steps = steps_with_tiers(matching, &order, sure, tiers);
     let mut planning = Planning {
         options,
-        freed: space.freed(&steps, 1 + order.len() + tiers),
+        freed: matching.space.freed(&steps, 1 + order.len() + tiers),
         report: GcReport {
             dry_run: options.dry_run,
-            history_bytes: space.freed_with_all(measured.len()),
+            history_bytes: matching.space.freed_with_all(matching.measured.len()),
             ..GcReport::default()
         },
         steps: Vec::new(),
