@@ -58,11 +58,7 @@ impl States {
         newer: State,
         touched: &Touched,
     ) -> SysResult<Told> {
-        let upto = if let State::At(id) = newer {
-            Some(id)
-        } else {
-            None
-        };
+        let upto = newer.checkpoint();
         let writers = self.timeline().writers(older, upto)?;
         let comparison = Comparison {
             from: self.view(State::At(older)),
@@ -209,11 +205,7 @@ impl Engine {
         if newer == State::Live {
             self.checkpoints.settle();
         }
-        let upto = if let State::At(id) = newer {
-            Some(id)
-        } else {
-            None
-        };
+        let upto = newer.checkpoint();
         if upto == Some(older) {
             return Ok(ByProcess::default());
         }

@@ -356,11 +356,9 @@ impl Checkpoints {
     ) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let timeline = self.timeline();
-        let Some(kept) = timeline
-            .catalogue
-            .checkpoint(id)
-            .or_else(|| timeline.catalogue.hidden_checkpoint(id))
-        else {
+        let catalogue = &timeline.catalogue;
+        let hidden = || catalogue.hidden_checkpoint(id);
+        let Some(kept) = catalogue.checkpoint(id).or_else(hidden) else {
             return Err(self.states.no_checkpoint(&id.to_string()));
         };
         if let Some(reason) = &kept.pinned {

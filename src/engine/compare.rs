@@ -13,6 +13,7 @@ use crate::history::touched::Touched;
 use crate::history::view::View;
 use crate::live::Live;
 use crate::store::ids::CheckpointId;
+use crate::store::record::Kept;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
 
@@ -37,30 +38,17 @@ impl States {
 
     /// What a person calls a checkpoint by.
     pub(super) fn state_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self
-            .timeline()
-            .catalogue
-            .checkpoints()
-            .into_iter()
-            .map(|checkpoint| checkpoint.id.to_string())
+        let catalogue = &self.timeline().catalogue;
+        let ids = catalogue.checkpoint_ids().into_iter();
+        let tags = catalogue.tags().into_iter();
+        let mut names: Vec<String> = ids
+            .map(|id| id.to_string())
+            .chain(tags.map(|(tag, _)| tag))
             .collect();
-        names.extend(
-            self.timeline()
-                .catalogue
-                .tags()
-                .into_iter()
-                .map(|(tag, _)| tag),
-        );
-        if self
-            .timeline()
-            .catalogue
-            .newest(1, |checkpoint| checkpoint.reason.is_auto())
-            .len()
-            == 1
-        {
+        if !catalogue.newest(1, |kept| kept.reason.is_auto()).is_empty() {
             names.push("auto".into());
         }
-        if self.timeline().catalogue.latest().is_some() {
+        if catalogue.latest().is_some() {
             names.push("latest".into());
         }
         names
@@ -79,6 +67,15 @@ impl States {
     /// The checkpoint that is meant.
     pub(super) fn checkpoint_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
         self.is_checkpoint(name, self.state(name)?)
+    }
+
+    /// The checkpoint that is meant, as it is kept.
+    pub(super) fn checkpoint(&self, name: &StateName) -> VerbResult<Kept> {
+        let kept = self
+            .timeline()
+            .catalogue
+            .checkpoint(self.checkpoint_id(name)?);
+        kept.ok_or_else(|| error::unknown_state(&name.0, &self.state_names()))
     }
 
     /// As [`States::checkpoint_id`], for what changes or deletes something: the beginning of a tag
@@ -107,15 +104,11 @@ impl States {
         if older == newer {
             return Ok(Vec::new());
         }
-        let upto = match newer {
-            State::At(id) => Some(id),
-            State::Live => None,
-        };
         self.compare_touched(
             &*self.live.inodes,
             (from, to),
             path,
-            &self.touched(after, upto)?,
+            &self.touched(after, newer.checkpoint())?,
             true,
         )
     }
@@ -181,8 +174,9 @@ impl States {
 
     /// What to say of a checkpoint that nobody sees.
     pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
+        let catalogue = &self.timeline().catalogue;
         let id = name.parse().ok().map(CheckpointId);
-        match id.filter(|id| self.timeline().catalogue.hidden_checkpoint(*id).is_some()) {
+        match id.filter(|id| catalogue.hidden_checkpoint(*id).is_some()) {
             Some(id) => error::hidden(id),
             None => error::unknown_state(name, &self.state_names()),
         }

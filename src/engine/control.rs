@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::api::CheckpointInfo;
 use super::files::Views;
-use super::past::PastNode;
+use super::past::{Past, PastNode};
 use super::request::{Entry, Listed, Looked, NodeId};
 use super::serving::Serving;
 use crate::history::present::Trail;
@@ -36,6 +36,12 @@ pub(super) const STORE_NAME: &[u8] = b".ckptfs";
 
 /// The attribute that holds an access control list (acl(5)).
 const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+
+/// The root directory of a view.
+const ROOT: Child = Child {
+    slot: Slot::ROOT,
+    kind: Kind::Dir,
+};
 
 /// Links in `.snapshots` that the kernel was told of: number -> target, and how often it was told.
 #[derive(Default)]
@@ -253,14 +259,8 @@ impl Snapdir {
         named: bool,
         lookups: u64,
     ) -> SysResult<Looked> {
-        let child = Child {
-            slot: Slot::ROOT,
-            kind: Kind::Dir,
-        };
-        let node = self
-            .views
-            .past
-            .learn(id, named, child, Trail::root(), lookups)?;
+        let past = &self.views.past;
+        let node = past.learn(id, named, ROOT, Trail::root(), lookups)?;
         Ok(Looked::Found(self.views.past_entry(&node)?))
     }
 
@@ -274,12 +274,8 @@ impl Snapdir {
         let Some(caches) = self.serving.caches.get() else {
             return;
         };
-        let root = Child {
-            slot: Slot::ROOT,
-            kind: Kind::Dir,
-        };
         for named in [false, true] {
-            caches.forget_attributes(super::past::Past::number(checkpoint.id, named, root));
+            caches.forget_attributes(Past::number(checkpoint.id, named, ROOT));
         }
         let mut names = vec![checkpoint.id.to_string()];
         if let Reason::Directory { name } = &checkpoint.reason {
@@ -302,16 +298,7 @@ impl Snapdir {
     /// So many names of `.snapshots` after `offset`: dots, numbers, `latest`, tags. Costs what it
     /// gives, not what there is.
     pub(super) fn list_snapshots(&self, offset: u64, count: usize) -> Vec<Listed> {
-        let view = |id: CheckpointId, named: bool| {
-            super::past::Past::number(
-                id,
-                named,
-                Child {
-                    slot: Slot::ROOT,
-                    kind: Kind::Dir,
-                },
-            )
-        };
+        let view = |id: CheckpointId, named: bool| Past::number(id, named, ROOT);
         let listed = |name: String, node: NodeId, kind: Kind, next: u64| Listed {
             name: name.into_bytes(),
             node,
@@ -329,10 +316,8 @@ impl Snapdir {
             dot("..", NodeId(Slot::ROOT.0), AFTER_DOTS),
         ];
         if offset < LATEST {
-            let numbers = self
-                .timeline()
-                .catalogue
-                .ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
+            let after = CheckpointId(offset.saturating_sub(AFTER_DOTS));
+            let numbers = self.timeline().catalogue.ids_after(after, count);
             names.extend(numbers.into_iter().map(|id| {
                 listed(
                     id.to_string(),
@@ -343,16 +328,10 @@ impl Snapdir {
             }));
         }
         if names.len() < count {
-            names.extend(
-                self.timeline()
-                    .catalogue
-                    .latest()
-                    .map(|id| link("latest", id, LATEST)),
-            );
-            let tags = self
-                .timeline()
-                .catalogue
-                .tags_after(offset.saturating_sub(LATEST), count);
+            let catalogue = &self.timeline().catalogue;
+            let latest = catalogue.latest();
+            names.extend(latest.map(|id| link("latest", id, LATEST)));
+            let tags = catalogue.tags_after(offset.saturating_sub(LATEST), count);
             names.extend(tags.into_iter().map(|tagged| {
                 match (tagged.is_directory, LATEST + tagged.place) {
                     (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),

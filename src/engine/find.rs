@@ -10,14 +10,12 @@ use super::api::{
 };
 use super::checkpoint::Checkpoints;
 use super::checkpoint::check_tag;
-use super::compare::States;
 use super::counted::Counted;
 use super::counted::Pair;
 use super::error;
 use crate::history::select::parse_time;
 use crate::history::state::State;
 use crate::history::versions::{Asked, Became, Version};
-use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};
@@ -117,21 +115,13 @@ fn is_like(text: &str, pattern: &str) -> bool {
 
 /// Finds checkpoints, and versions of paths.
 pub(super) struct Search {
-    pub(super) live: Arc<Live>,
-    states: Arc<States>,
-    checkpoints: Arc<Checkpoints>,
+    pub(super) checkpoints: Arc<Checkpoints>,
     counted: Counted,
 }
 
 impl Search {
     pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Search {
-        let (live, states) = (
-            Arc::clone(&checkpoints.live),
-            Arc::clone(&checkpoints.states),
-        );
         Search {
-            live,
-            states,
             checkpoints,
             counted: Counted::default(),
         }
@@ -160,6 +150,7 @@ impl Search {
             return Some(known);
         }
         let changes = self
+            .checkpoints
             .states
             .compare(State::At(pair.1), State::At(pair.0), b"")
             .ok()?;
@@ -191,13 +182,8 @@ impl Search {
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
             let touched = versions.iter().rev();
-            return Ok(told(&mut touched.filter_map(|version| {
-                if let State::At(id) = version.state {
-                    numbered(id)
-                } else {
-                    None
-                }
-            })));
+            let ids = touched.filter_map(|version| version.state.checkpoint());
+            return Ok(told(&mut ids.filter_map(numbered)));
         }
         // A tag has one checkpoint.
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
@@ -232,13 +218,17 @@ impl Search {
     fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
         let kept: Vec<CheckpointId> = self.timeline().catalogue.checkpoint_ids();
         let below = |from: State, to: State| -> SysResult<bool> {
-            Ok(!self.states.compare(from, to, &path.0)?.is_empty())
+            Ok(!self
+                .checkpoints
+                .states
+                .compare(from, to, &path.0)?
+                .is_empty())
         };
         let asked = Asked {
             timeline: self.timeline(),
             path: &path.0,
             kept: &kept,
-            view: |state| self.states.view(state),
+            view: |state| self.checkpoints.states.view(state),
             below,
         };
         asked
@@ -247,10 +237,8 @@ impl Search {
     }
 
     fn version_info(&self, version: Version) -> VersionInfo {
-        let checkpoint = match version.state {
-            State::At(id) => self.timeline().catalogue.checkpoint(id),
-            State::Live => None,
-        };
+        let id = version.state.checkpoint();
+        let checkpoint = id.and_then(|id| self.timeline().catalogue.checkpoint(id));
         let stat = version.attr.map(|attr| attr.stat);
         let modified = stat.and_then(|stat| {
             jiff::Timestamp::new(stat.mtime.sec, stat.mtime.nsec.cast_signed()).ok()
@@ -281,12 +269,8 @@ impl Checkpoints {
         retag: &Retag,
     ) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
-        let id = self.states.checkpoint_id(state)?;
-        let checkpoint = self
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
+        let checkpoint = self.states.checkpoint(state)?;
+        let id = checkpoint.id;
         let mut tags = checkpoint.tags.clone();
         for tag in &retag.remove {
             let before = tags.len();
@@ -309,36 +293,21 @@ impl Checkpoints {
         if tags != checkpoint.tags {
             self.give_tags(by, id, tags)?;
         }
-        let after = self
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .unwrap_or(checkpoint);
-        Ok(CheckpointInfo::new(&after))
+        let after = self.timeline().catalogue.checkpoint(id);
+        Ok(CheckpointInfo::new(&after.unwrap_or(checkpoint)))
     }
 
     /// Gives a checkpoint these tags, and takes them from whichever others have them.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
         let losing =
             |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
-        let losers = self
-            .timeline()
-            .catalogue
-            .newest(usize::MAX, losing)
-            .into_iter();
-        let mut given: Vec<(CheckpointId, Vec<String>)> = losers
-            .map(|other| {
-                (
-                    other.id,
-                    other
-                        .checkpoint
-                        .tags
-                        .into_iter()
-                        .filter(|tag| !tags.contains(tag))
-                        .collect(),
-                )
-            })
-            .collect();
+        let losers = self.timeline().catalogue.newest(usize::MAX, losing);
+        let without = |other: Kept| {
+            let (id, mut left) = (other.id, other.checkpoint.tags);
+            left.retain(|tag| !tags.contains(tag));
+            (id, left)
+        };
+        let mut given: Vec<(CheckpointId, Vec<String>)> = losers.into_iter().map(without).collect();
         given.push((id, tags));
         self.set_tags(by, None, given)
             .map_err(error::failed("the tags were not changed"))
@@ -353,13 +322,8 @@ impl Checkpoints {
     ) -> SysResult<()> {
         let (mut changes, mut records) = (Vec::new(), Vec::new());
         for (id, tags) in given {
-            let before = self
-                .timeline()
-                .catalogue
-                .checkpoint(id)
-                .ok_or(Errno::ENOENT)?
-                .checkpoint
-                .tags;
+            let before = self.timeline().catalogue.checkpoint(id);
+            let before = before.ok_or(Errno::ENOENT)?.checkpoint.tags;
             let not_in = |these: &[String], others: &[String]| {
                 these
                     .iter()

@@ -338,13 +338,12 @@ impl Collector {
     fn delete_planned(&self, by: &Actor, planned: &Kept) -> VerbResult<bool> {
         {
             let _one_at_a_time = self.checkpoints.checkpointing.lock();
-            let now = self
-                .timeline()
-                .catalogue
-                .checkpoint(planned.id)
-                .or_else(|| self.timeline().catalogue.hidden_checkpoint(planned.id));
+            let catalogue = &self.timeline().catalogue;
+            let hidden = || catalogue.hidden_checkpoint(planned.id);
             // Somebody else has deleted it: it is gone.
-            let Some(now) = now else { return Ok(true) };
+            let Some(now) = catalogue.checkpoint(planned.id).or_else(hidden) else {
+                return Ok(true);
+            };
             if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
                 return Ok(false);
             }

@@ -205,14 +205,13 @@ reaches_timeline! {
     States: live;
     Checkpoints: live;
     Collector: live;
-    Search: live;
+    Search: checkpoints.live;
     Verifier: live;
     Dedup: live;
     Views: live;
     Snapdir: live;
     Automatic: live;
     Absences: live;
-    announce::Announcer: live;
     restore::Restorer<'_>: engine.live;
     undo::Undoer<'_>: engine.live;
     export::Exporter<'_>: engine.live;

@@ -72,17 +72,9 @@ impl Engine {
                 Errno::EPERM
             },
         )?;
-        let checkpoint = self
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .ok_or(Errno::ENOENT)?;
-        let tags = checkpoint
-            .checkpoint
-            .tags
-            .into_iter()
-            .filter(|tag| tag != name)
-            .collect();
+        let kept = self.timeline().catalogue.checkpoint(id);
+        let mut tags = kept.ok_or(Errno::ENOENT)?.checkpoint.tags;
+        tags.retain(|tag| tag != name);
         self.checkpoints
             .set_tags(&caller.actor(), None, vec![(id, tags)])
     }

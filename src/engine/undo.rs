@@ -227,16 +227,11 @@ impl<'a> Undoer<'a> {
         let Some(mark) = self.timeline().catalogue.newest(1, is_mark).pop() else {
             return Ok(None);
         };
-        let last = self
-            .timeline()
-            .operations
-            .walk(Walk::Undo(1))
-            .pop()
-            .max(self.timeline().operations.walk(Walk::Redo(1)).pop());
-        let last = last
-            .map(|number| self.one_operation(number))
-            .transpose()?
-            .flatten();
+        let newest = |walk| self.timeline().operations.walk(walk).pop();
+        let last = match newest(Walk::Undo(1)).max(newest(Walk::Redo(1))) {
+            Some(number) => self.one_operation(number)?,
+            None => None,
+        };
         Ok(last
             .is_none_or(|last| last.operation.at_ns < mark.created_ns)
             .then_some(mark.id))

@@ -204,15 +204,10 @@ impl Verb for ShowCheckpoint {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
-        let id = engine.states.checkpoint_id(&self.state)?;
-        let checkpoint = engine
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
+        let checkpoint = engine.states.checkpoint(&self.state)?;
         Ok(CheckpointInfo {
-            open_at_cut: engine.checkpoints.open_at(id)?,
-            dropped: Restorer::new(engine).dropped_info(id)?,
+            open_at_cut: engine.checkpoints.open_at(checkpoint.id)?,
+            dropped: Restorer::new(engine).dropped_info(checkpoint.id)?,
             ..CheckpointInfo::new(&checkpoint)
         })
     }

@@ -109,7 +109,7 @@ struct Queue {
 
 /// See the module.
 pub(super) struct Announcer {
-    pub(super) live: Arc<Live>,
+    live: Arc<Live>,
     ledger: Option<Arc<Ledger>>,
     /// The event thread of a worker that has died, as a request names its caller: what it asked for
     /// is not for us to do. 0: none.

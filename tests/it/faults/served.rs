@@ -12,7 +12,7 @@ use ckptfs::engine::api::{
     Times, TreePath, UndoOptions, UndoWalk, VerbResult,
 };
 use ckptfs::engine::request::{
-    Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow,
+    Caller, Entry, Fh, Looked, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
 };
 use ckptfs::engine::verb::Verb;
 use ckptfs::engine::{Config, Engine, IoChoice};
@@ -313,7 +313,7 @@ impl Served {
         self.engine().rmdir(CALLER, dir, name)
     }
 
-    pub fn rename(&self, from: &str, to: &str, how: RenameHow) -> SysResult<()> {
+    pub fn rename(&self, from: &str, to: &str, how: RenameMode) -> SysResult<()> {
         let ((from_dir, from), (to_dir, to)) = (self.place(from)?, self.place(to)?);
         self.engine()
             .rename(CALLER, from_dir, from, to_dir, to, how)
@@ -325,7 +325,7 @@ impl Served {
             self.node(path)?,
             name.as_bytes(),
             value,
-            XattrHow::Any,
+            XattrMode::Any,
         )
     }
 
@@ -615,7 +615,7 @@ pub fn without_times(tree: &Tree) -> Tree {
 
 /// A new time for both.
 pub fn at(sec: i64) -> SetAttr {
-    let time = NewTime::At(sys::Time { sec, nsec: 5 });
+    let time = SetTime::At(sys::Time { sec, nsec: 5 });
     SetAttr {
         atime: Some(time),
         mtime: Some(time),
