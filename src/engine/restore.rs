@@ -31,7 +31,7 @@ use std::time::Instant;
 
 use self::plan::Which;
 use self::planner::Ground;
-use self::prepare::Choice;
+use self::prepare::{Choice, Frozen};
 use self::spared::{Spared, is_at_or_below};
 use self::stage::Stage;
 use self::stale::{Asked, Stale};
@@ -211,56 +211,66 @@ impl<'a> Restorer<'a> {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
-        let (requester, undoes, by) = (asked.requester, asked.undoes, asked.requester.by());
-        let _index_later = self.timeline().indexer.hold();
-        let mut stage = Stage::new(self.engine, requester);
-        let (prepared, freeze, flushed) =
-            self.prepared(target, Choice::Below(paths), asked.times, &mut stage)?;
+        let below = Choice::Below(paths);
+        let (prepared, frozen) = self.prepared(&asked, target, below, one_at_a_time)?;
         let (plan, spared) = (prepared.plan, prepared.spared);
         let (changes, unknown) = told_apart(prepared.changes, asked.unknown, &plan);
         // One that undoes another is an operation all the same.
-        let is_so =
-            undoes.is_none() && changes.is_empty() && plan.is_so(self.engine).unwrap_or(false);
+        let is_so = asked.undoes.is_none()
+            && changes.is_empty()
+            && plan.is_so(self.engine).unwrap_or(false);
         let done = || told(asked.started, target, changes, unknown, &spared);
         if is_so {
             if paths.is_empty() && self.timeline().base() != Some(target) {
+                let by = asked.requester.by();
                 self.timeline().comes_from(by, target).map_err(failed)?;
             }
             return Ok(done());
         }
-        requester.still_wants()?;
         let note = format!("before restoring {target}");
-        let (guard, opened) = self
-            .engine
-            .checkpoints
-            .close_epoch(
-                Some(by),
-                &note,
-                Vec::new(),
-                Reason::Guard { restored: target },
-                flushed,
-            )
-            .map_err(failed)?;
-        let tree = self.engine.live.locks.tree.write();
-        let applied = self.carry_out(
-            Some((by, undoes)),
-            (&plan, stage),
-            guard.id,
-            Which::Below(paths),
-            paths,
-        );
-        drop(tree);
-        drop(freeze);
-        self.engine.checkpoints.tell_open(guard.id, opened);
-        // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this
-        // lock, and to have it forgotten waits for them.
-        drop(one_at_a_time);
-        self.told_after(&plan, guard.id, applied)?;
+        let guard = self.restore_frozen(frozen, &note, &plan, Which::Below(paths), paths)?;
         Ok(Restored {
-            guard: Some(guard.id),
+            guard: Some(guard),
             split: plan.split(self.engine),
             ..done()
         })
+    }
+
+    /// Carries out a plan, behind a guard. The journal is told of `named`.
+    fn restore_frozen(
+        &self,
+        frozen: Frozen<'_>,
+        note: &str,
+        plan: &plan::Plan,
+        which: Which<'_>,
+        named: &[Vec<u8>],
+    ) -> VerbResult<CheckpointId> {
+        let Frozen {
+            requester,
+            undoes,
+            flushed,
+            freeze,
+            stage,
+            one_at_a_time,
+            _index_later,
+        } = frozen;
+        requester.still_wants()?;
+        let (by, restored) = (requester.by(), plan.target);
+        let checkpoints = &self.engine.checkpoints;
+        let reason = Reason::Guard { restored };
+        let (guard, opened) = checkpoints
+            .close_epoch(Some(by), note, Vec::new(), reason, flushed)
+            .map_err(|errno| checkpoints.failed("the restore failed", errno))?;
+        let tree = self.engine.live.locks.tree.write();
+        let applied = self.carry_out(Some((by, undoes)), (plan, stage), guard.id, which, named);
+        drop(tree);
+        drop(freeze);
+        checkpoints.tell_open(guard.id, opened);
+        // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this
+        // lock, and to have it forgotten waits for them.
+        drop(one_at_a_time);
+        self.told_after(plan, guard.id, applied)?;
+        Ok(guard.id)
     }
 
     /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers

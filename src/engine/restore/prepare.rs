@@ -6,16 +6,19 @@ use std::collections::HashSet;
 use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
 use super::super::attribution::{Selection, Selector};
-use super::Restorer;
+use super::super::requester::Requester;
 use super::glance::Glance;
 use super::plan::{Plan, Which};
 use super::planner::Ground;
 use super::spared::Spared;
 use super::stage::Stage;
 use super::threads;
+use super::{Asked, Restorer};
 use crate::history::touched::Touched;
+use crate::history::wake::Hold;
 use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Slot};
+use crate::sys::lock::MutexGuard;
 use crate::sys::{self, SysResult, Time};
 
 /// What is to be restored, as it was asked for.
@@ -40,6 +43,19 @@ pub(super) struct Prepared {
     touched: HashSet<Slot>,
 }
 
+/// What a restore is carried out with, and by whom: the tree is frozen, and nobody else makes a
+/// checkpoint. It is let go of in this order.
+pub(super) struct Frozen<'a> {
+    pub(super) requester: &'a Requester,
+    /// The operation that it undoes.
+    pub(super) undoes: Option<u64>,
+    pub(super) flushed: bool,
+    pub(super) freeze: Freeze<'a>,
+    pub(super) stage: Stage<'a>,
+    pub(super) _index_later: Hold<'a>,
+    pub(super) one_at_a_time: MutexGuard<'a, ()>,
+}
+
 /// What tells whether something has changed.
 #[derive(PartialEq, Eq)]
 struct Seen {
@@ -60,6 +76,28 @@ impl<'a> Restorer<'a> {
     /// was then if nothing has changed since; else it is planned again, at last in the freeze. What
     /// was made for it stays.
     pub(super) fn prepared(
+        self,
+        asked: &Asked<'a>,
+        target: CheckpointId,
+        choice: Choice<'_>,
+        one_at_a_time: MutexGuard<'a, ()>,
+    ) -> VerbResult<(Prepared, Frozen<'a>)> {
+        let _index_later = self.engine.timeline().indexer.hold();
+        let mut stage = Stage::new(self.engine, asked.requester);
+        let (prepared, freeze, flushed) = self.freeze(target, choice, asked.times, &mut stage)?;
+        let frozen = Frozen {
+            requester: asked.requester,
+            undoes: asked.undoes,
+            flushed,
+            freeze,
+            stage,
+            _index_later,
+            one_at_a_time,
+        };
+        Ok((prepared, frozen))
+    }
+
+    fn freeze(
         self,
         target: CheckpointId,
         choice: Choice<'_>,
