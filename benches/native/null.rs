@@ -178,10 +178,10 @@ fn opened(node: NodeId) -> Opened {
     }
 }
 
-fn at(time: NewTime) -> Time {
+fn at(time: SetTime) -> Time {
     match time {
-        NewTime::Now => now(),
-        NewTime::At(time) => time,
+        SetTime::Omit | SetTime::Now => now(),
+        SetTime::At(time) => time,
     }
 }
 
@@ -275,16 +275,16 @@ impl Service for Null {
         name: &[u8],
         new_parent: NodeId,
         new_name: &[u8],
-        how: RenameHow,
+        how: RenameMode,
     ) -> SysResult<()> {
         let mut tree = self.tree.lock();
         let child = tree.child(parent, name)?;
         match (tree.child(new_parent, new_name), how) {
-            (_, RenameHow::Exchange | RenameHow::Whiteout | RenameHow::NoReplaceWhiteout) => {
+            (_, RenameMode::Exchange | RenameMode::Whiteout | RenameMode::NoReplaceWhiteout) => {
                 return Err(Errno::EINVAL);
             }
-            (Ok(_), RenameHow::NoReplace) => return Err(Errno::EEXIST),
-            (Ok(_), RenameHow::Replace) => tree.remove(new_parent, new_name)?,
+            (Ok(_), RenameMode::NoReplace) => return Err(Errno::EEXIST),
+            (Ok(_), RenameMode::Replace) => tree.remove(new_parent, new_name)?,
             (Err(_), _) => {}
         }
         tree.node(parent)?.names.remove(name);
@@ -382,9 +382,9 @@ impl Service for Null {
     fn fsyncdir(&self, _: NodeId, _: bool) -> SysResult<()> {
         Ok(())
     }
-    fn statfs(&self, _: NodeId) -> SysResult<Space> {
+    fn statfs(&self, _: NodeId) -> SysResult<FsInfo> {
         let (many, block) = (1 << 30, BLOCK as u32);
-        Ok(Space {
+        Ok(FsInfo {
             blocks: many,
             bfree: many,
             bavail: many,
@@ -393,9 +393,10 @@ impl Service for Null {
             bsize: block,
             frsize: block,
             namelen: 255,
+            fs_type: 0,
         })
     }
-    fn setxattr(&self, _: Caller, _: NodeId, _: &[u8], _: &[u8], _: XattrHow) -> SysResult<()> {
+    fn setxattr(&self, _: Caller, _: NodeId, _: &[u8], _: &[u8], _: XattrMode) -> SysResult<()> {
         Err(Errno::ENOSPC)
     }
     fn getxattr(&self, _: NodeId, _: &[u8]) -> SysResult<Vec<u8>> {

@@ -14,7 +14,9 @@ use super::context::Context;
 use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::run::{execute, shown};
 use super::{launch, locate};
-use crate::engine::api::{CheckpointInfo, Query, ShowCheckpoint, StateName, VerbError, VerbResult};
+use crate::engine::api::{
+    CheckpointInfo, Code, Query, ShowCheckpoint, StateName, VerbError, VerbResult,
+};
 use crate::store::ids::CheckpointId;
 
 /// The test cannot tell.
@@ -169,7 +171,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 fn note(log: Option<&mut std::fs::File>, step: &Step) -> VerbResult<()> {
     let Some(log) = log else { return Ok(()) };
-    let line = serde_json::to_string(step).map_err(|cause| error("internal", cause.to_string()))?;
+    let line =
+        serde_json::to_string(step).map_err(|cause| error(Code::Internal, cause.to_string()))?;
     writeln!(log, "{line}").map_err(|cause| io_error("the log", cause))
 }
 
@@ -189,7 +192,7 @@ fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
         step.status
     );
     hinted(
-        "not-as-said",
+        Code::NotAsSaid,
         message,
         "try the test alone: ckptfs run --at ID -- TEST",
     )
@@ -209,7 +212,7 @@ fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInf
             good.id, bad.id
         );
         return Err(hinted(
-            "bad-range",
+            Code::BadRange,
             message,
             "name the good one first; to find what repaired something, let TEST fail where it is repaired",
         ));
@@ -259,7 +262,7 @@ fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Ste
                 shown(&args.test)
             );
             return Err(hinted(
-                "test-aborted",
+                Code::TestAborted,
                 message,
                 "up to 127 is bad, 125 cannot tell, 0 is good",
             )

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::context::Context;
 use super::error::{Outcome, error, io_error};
 use super::{hook, locate, time};
-use crate::engine::api::{CheckpointOptions, VerbResult};
+use crate::engine::api::{CheckpointOptions, Code, VerbResult};
 
 /// A note is not longer; what is longer is refused by the daemon, and need not be read.
 const NOTE_BYTES_MAX: u64 = 64 << 10;
@@ -122,6 +122,6 @@ fn read_note(file: &Path) -> VerbResult<String> {
     };
     read.map_err(|cause| io_error(file.display(), cause))?;
     let text = String::from_utf8(bytes)
-        .map_err(|_| error("bad-note", format!("{} is not UTF-8", file.display())))?;
+        .map_err(|_| error(Code::BadNote, format!("{} is not UTF-8", file.display())))?;
     Ok(text.trim_end_matches(['\n', '\r']).to_owned())
 }

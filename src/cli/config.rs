@@ -12,7 +12,7 @@ use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::{self, Located};
 use super::output::Role;
 use crate::control::{STORE_NAME, Store};
-use crate::engine::api::{VerbError, VerbResult};
+use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::settings::{
     self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting,
     Settings, TIERS, Value, parse, parse_value, read_store,
@@ -181,7 +181,7 @@ fn read_text(path: &Path) -> VerbResult<Option<String>> {
         Err(cause) => return Err(io_error(path.display(), cause)),
         Ok(found) if !found.is_file() || found.len() > FILE_BYTES_MAX => {
             return Err(hinted(
-                "bad-config",
+                Code::BadConfig,
                 format!(
                     "{} is no file of at most {FILE_BYTES_MAX} bytes",
                     path.display()
@@ -206,14 +206,14 @@ fn bad(path: &Path, error: &ConfigError) -> VerbError {
         .hint
         .clone()
         .unwrap_or_else(|| "correct the file; `ckptfs config show --all` lists every key".into());
-    hinted("bad-config", format!("{at}: {}", error.message), hint)
+    hinted(Code::BadConfig, format!("{at}: {}", error.message), hint)
 }
 
 fn known(name: &str) -> VerbResult<&'static Key> {
     settings::find(name).ok_or_else(|| {
         if name == TIERS || name.starts_with("tiers.") {
             return hinted(
-                "unknown-key",
+                Code::UnknownKey,
                 "tiers are tables, not keys",
                 "write [[tiers]] into the file; `ckptfs config show` has them",
             );
@@ -222,7 +222,7 @@ fn known(name: &str) -> VerbResult<&'static Key> {
             Some(near) => format!("did you mean {near}?"),
             None => "`ckptfs config show --all` lists every key".into(),
         };
-        hinted("unknown-key", format!("there is no key {name:?}"), hint)
+        hinted(Code::UnknownKey, format!("there is no key {name:?}"), hint)
     })
 }
 
@@ -344,7 +344,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
     let value = value.map(|text| parse_value(key, text)).transpose();
     let value = value.map_err(|why| {
         hinted(
-            "bad-value",
+            Code::BadValue,
             format!("{}: {why}", key.name),
             format!("{} is {}", key.name, key.kind.wanted()),
         )
@@ -357,7 +357,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
                 key.name
             );
             return Err(hinted(
-                "bad-config",
+                Code::BadConfig,
                 format!("{} belongs into the store's file only", key.name),
                 hint,
             )
@@ -365,7 +365,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
         }
         let path = found.user.ok_or_else(|| {
             hinted(
-                "not-found",
+                Code::NotFound,
                 "there is no home directory",
                 "set HOME or XDG_CONFIG_HOME",
             )
@@ -381,7 +381,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
     } else {
         let Some((store, path)) = found.store else {
             return Err(hinted(
-                "not-mounted",
+                Code::NotMounted,
                 "there is no store here",
                 "ckptfs mount DIR makes one; --user sets it for all of yours",
             )

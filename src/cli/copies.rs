@@ -18,7 +18,7 @@ use super::progress::Bar;
 use super::tree_path::normal;
 use super::{launch, time};
 use crate::control::Client;
-use crate::engine::api::{StateName, TreePath, VerbError, VerbResult};
+use crate::engine::api::{Code, StateName, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
@@ -130,7 +130,7 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
     }
     let dir = sys::open_root(dest).map_err(|cause| match cause {
         Errno::ENOTDIR => error(
-            "not-a-directory",
+            Code::NotADirectory,
             format!("{} is not a directory", dest.display()),
         ),
         cause => io_error(dest.display(), cause),
@@ -141,7 +141,7 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
     );
     match sys::flock_exclusive(&lock) {
         Ok(false) => Err(hinted(
-            "busy",
+            Code::Busy,
             format!("another export writes to {}", dest.display()),
             "wait until it has ended",
         )),
@@ -290,7 +290,7 @@ impl Copied {
         match self.refused.as_slice() {
             [] => Ok(()),
             all => Err(Failure::Verb(hinted(
-                "incomplete",
+                Code::Incomplete,
                 format!("{} paths could not be copied", all.len()),
                 hint,
             ))),
@@ -301,7 +301,7 @@ impl Copied {
 /// The path of a destination for a message, and the error that something is there.
 pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
     hinted(
-        "not-empty",
+        Code::NotEmpty,
         format!(
             "{} is not empty, and not an export of this tree",
             dest.display()

@@ -550,12 +550,12 @@ fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     );
     match cause.kind() {
         std::io::ErrorKind::NotFound => hinted(
-            "no-fuse",
+            Code::NoFuse,
             format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)),
             doctor,
         ),
         std::io::ErrorKind::PermissionDenied => hinted(
-            "no-permission",
+            Code::NoPermission,
             format!(
                 "{at} cannot be mounted: no permission to use FUSE ({})",
                 plain(cause)
@@ -563,7 +563,7 @@ fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
             doctor,
         ),
         _ => hinted(
-            "mount-failed",
+            Code::MountFailed,
             format!("{at} cannot be mounted: {}", plain(cause)),
             doctor,
         ),

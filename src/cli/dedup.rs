@@ -13,7 +13,7 @@ use super::output::{Out, Role};
 use super::progress::Bar;
 use super::{locate, size};
 use crate::control::{Client, STORE_NAME};
-use crate::engine::api::{DedupOptions, DedupReport, VerbResult, host_path};
+use crate::engine::api::{Code, DedupOptions, DedupReport, VerbResult, host_path};
 use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy, drop_kept};
 use crate::sys::{self, Errno, SysResult};
 use crate::transfer::dedup::{self, Got, Holder, Plain};
@@ -127,7 +127,7 @@ fn add(
     let start = locate::start(Some(dir))?;
     let known = |root: &Path| {
         hinted(
-            "same-project",
+            Code::SameProject,
             format!("{} is there twice", root.display()),
             "name each project once",
         )

@@ -8,7 +8,9 @@ use super::error::{Failure, Outcome, hinted};
 use super::output::{Out, Role};
 use super::past::{Tree, state};
 use super::{changes, locate, patch};
-use crate::engine::api::{Change, CheckpointInfo, Compare, CompareByProcess, StateName, TreePath};
+use crate::engine::api::{
+    Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath,
+};
 use crate::sys::Errno;
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
@@ -117,7 +119,7 @@ fn print_patch(
         count => {
             let hint = "ckptfs diff without --patch names all that differs";
             Err(Failure::Verb(hinted(
-                "incomplete",
+                Code::Incomplete,
                 format!("the patch lacks {count} paths that cannot be read"),
                 hint,
             )))

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::copies::{self, Begun, Copied};
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::progress::Bar;
-use crate::engine::api::{TreePath, VerbResult, host_path};
+use crate::engine::api::{Code, TreePath, VerbResult, host_path};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::Counted;
@@ -178,7 +178,7 @@ impl There {
     fn of(dest: &Path, dir: &OwnedFd) -> VerbResult<There> {
         let mark = Mark::read(dir).map_err(|cause| match cause {
             Errno::EINVAL => hinted(
-                "not-empty",
+                Code::NotEmpty,
                 format!("the mark of {} is of another version", dest.display()),
                 "export to another directory",
             ),
@@ -203,7 +203,7 @@ impl There {
         match &self.mark {
             _ if self.empty => Ok(Before::Nothing),
             Some(mark) if mark.store != store => Err(hinted(
-                "not-empty",
+                Code::NotEmpty,
                 format!("{} holds an export of another tree", dest.display()),
                 "export to another directory, or remove that one first",
             )),

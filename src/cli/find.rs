@@ -7,7 +7,7 @@ use super::error::{Failure, Outcome, hinted};
 use super::locate;
 use super::log::print_checkpoints;
 use super::tree_path::in_tree;
-use crate::engine::api::{Query, VerbResult};
+use crate::engine::api::{Code, Query, VerbResult};
 use crate::sys;
 
 /// Find checkpoints by tag, note, label, author, time, or what they changed; newest first
@@ -62,7 +62,7 @@ fn user(name: &str) -> VerbResult<u32> {
     }
     let unknown = || {
         hinted(
-            "unknown-user",
+            Code::UnknownUser,
             format!("there is no user {name:?}"),
             "a number will do too: ckptfs find --author 1000",
         )
@@ -109,7 +109,7 @@ fn none(context: &Context) -> VerbResult<Failure> {
         return Ok(Failure::No);
     }
     Err(hinted(
-        "not-found",
+        Code::NotFound,
         "no checkpoint is like that",
         "all there are: ckptfs log",
     ))

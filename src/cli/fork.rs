@@ -11,7 +11,7 @@ use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::Served;
 use super::output::Out;
 use super::progress::Bar;
-use crate::engine::api::{VerbError, VerbResult, host_path};
+use crate::engine::api::{Code, VerbError, VerbResult, host_path};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::transfer::write::{Before, Writer};
@@ -139,7 +139,7 @@ pub fn fork(
 
 fn taken(dest: &Path) -> VerbError {
     hinted(
-        "not-empty",
+        Code::NotEmpty,
         format!("{} is not empty", dest.display()),
         "fork to a directory that does not exist or is empty",
     )

@@ -5,7 +5,7 @@ use super::error::{Failure, Outcome, hinted};
 use super::locate::{self, Located};
 use super::progress::Bar;
 use super::{error, findings, verify};
-use crate::engine::api::Damage;
+use crate::engine::api::{Code, Damage};
 use crate::engine::check::{CheckOptions, INDEX_MADE, StoreCheck};
 use crate::engine::word::word;
 use crate::store::check::DamageKind;
@@ -38,7 +38,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 "verify it while it is mounted: ckptfs verify; or unmount it first: ckptfs umount {}",
                 word(&root)
             );
-            return Err(hinted("in-use", format!("{root} is mounted"), hint).into());
+            return Err(hinted(Code::InUse, format!("{root} is mounted"), hint).into());
         }
         other => return Err(locate::not_served(&other).into()),
     };

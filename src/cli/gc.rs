@@ -7,7 +7,7 @@ use super::output::{Out, Role, can_ask};
 use super::progress::Bar;
 use super::{config, size};
 use crate::control::History;
-use crate::engine::api::{GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
+use crate::engine::api::{Code, GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
 use crate::store::ids::CheckpointId;
 
@@ -93,7 +93,7 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
         let flag = name.trim_start_matches("retention.");
         parse_value(key, text).map(Some).map_err(|why| {
             hinted(
-                "bad-value",
+                Code::BadValue,
                 format!("--{flag}: {why}"),
                 format!("it is {}", key.kind.wanted()),
             )

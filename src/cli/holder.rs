@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use super::daemon;
 use super::error::{Failure, Outcome, error, io_error};
 use super::launch::program;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::engine::succession::Succession;
 use crate::live::{Keeper, Orphans};
 use crate::sys::host;
@@ -393,7 +393,7 @@ pub fn meet() -> VerbResult<(Option<Arc<Link>>, Option<Before>)> {
                     }
                     _ => {
                         return Err(error(
-                            "internal",
+                            Code::Internal,
                             "the holder says what nobody understands".to_owned(),
                         ));
                     }
@@ -402,7 +402,7 @@ pub fn meet() -> VerbResult<(Option<Arc<Link>>, Option<Before>)> {
         }
         _ => {
             return Err(error(
-                "internal",
+                Code::Internal,
                 "the holder says what nobody understands".to_owned(),
             ));
         }

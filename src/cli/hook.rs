@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::{error, hinted, io_error};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 
 /// A hook's message is not longer.
 const INPUT_BYTES_MAX: u64 = 16 << 20;
@@ -52,13 +52,17 @@ pub fn read(input: impl Read) -> VerbResult<Hook> {
         .map_err(|cause| io_error("stdin", cause))?;
     if text.trim_ascii().is_empty() {
         return Err(hinted(
-            "bad-hook",
+            Code::BadHook,
             "nothing came on stdin",
             "--from-hook reads the JSON that an agent gives its hooks",
         ));
     }
-    let message: Message = serde_json::from_slice(&text)
-        .map_err(|cause| error("bad-hook", format!("stdin is no hook's message: {cause}")))?;
+    let message: Message = serde_json::from_slice(&text).map_err(|cause| {
+        error(
+            Code::BadHook,
+            format!("stdin is no hook's message: {cause}"),
+        )
+    })?;
     Ok(hook(message))
 }
 
@@ -174,7 +178,7 @@ mod tests {
         assert!(
             ["", " \n", "[1]", "{", "no"]
                 .into_iter()
-                .all(|text| read(text.as_bytes()).is_err_and(|error| error.code == "bad-hook"))
+                .all(|text| read(text.as_bytes()).is_err_and(|error| error.code == Code::BadHook))
         );
     }
 }

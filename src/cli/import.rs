@@ -19,7 +19,7 @@ use super::error::{Failure, Outcome, hinted};
 use super::size::human;
 use super::tree_path::beyond_links;
 use super::{locate, time};
-use crate::engine::api::{Query, VerbResult, host_path};
+use crate::engine::api::{Code, Query, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys;
 use crate::transfer::import::contents::Found;
@@ -174,7 +174,7 @@ fn into(args: &Args, cwd: &Path) -> VerbResult<PathBuf> {
             Ok(dir.with_file_name(name))
         }
         (None, _) => Err(hinted(
-            "usage",
+            Code::Usage,
             "several directories are to be imported, and not said where to",
             "name the tree: --into DIR2",
         )),
@@ -191,7 +191,7 @@ fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
     let inside = |item: &&Item| real.starts_with(&item.path) || item.path.starts_with(&real);
     match items.iter().find(inside) {
         Some(item) => Err(hinted(
-            "bad-destination",
+            Code::BadDestination,
             format!(
                 "{} and {} are one in the other",
                 item.path.display(),
@@ -277,7 +277,7 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
         let hint =
             "what could be imported is there; run the same command again once the cause is gone";
         return Err(Failure::Verb(hinted(
-            "incomplete",
+            Code::Incomplete,
             format!("{missed} paths could not be imported"),
             hint,
         )));

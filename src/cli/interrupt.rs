@@ -12,8 +12,7 @@ use super::error::{Failure, Outcome, io_error};
 use super::output::Out;
 use super::progress::Spinner;
 use crate::control::Client;
-use crate::engine::api::VerbResult;
-use crate::engine::requester::CANCELLED;
+use crate::engine::api::{Code, VerbResult};
 use crate::engine::verb::Verb;
 use crate::engine::verbs::Request;
 use crate::sys;
@@ -64,7 +63,7 @@ impl Interrupt {
         let answer = client.ask(asked);
         spinner.stop();
         match (answer, self.status()) {
-            (Err(why), Some(status)) if why.code == CANCELLED => {
+            (Err(why), Some(status)) if why.code == Code::Cancelled => {
                 out.talk("cancelled: nothing was changed");
                 Err(Failure::Status(status))
             }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{error, hinted, io_error};
 use super::holders::Holder;
 use super::output::hand_on;
-use crate::engine::api::{AbsenceInfo, VerbError, VerbResult};
+use crate::engine::api::{AbsenceInfo, Code, VerbError, VerbResult};
 use crate::sys::host;
 use crate::volumes::tool;
 
@@ -139,7 +139,7 @@ fn wait(child: &mut Child, pipe: UnixStream, starter: Starter) -> VerbResult<Rea
         .wait()
         .map_or_else(|cause| cause.to_string(), |status| status.to_string());
     Err(hinted(
-        "daemon-lost",
+        Code::DaemonLost,
         format!("the daemon ended before it served ({end})"),
         "CKPTFS_LOG=debug ckptfs mount ... says more",
     ))
@@ -153,7 +153,7 @@ pub fn tell(handshake: &Handshake) -> VerbResult<()> {
 /// In the daemon: tells the parent, through a copy of what was its stdout.
 pub fn tell_on(pipe: &mut impl Write, handshake: &Handshake) -> VerbResult<()> {
     let mut line =
-        serde_json::to_vec(handshake).map_err(|cause| error("internal", cause.to_string()))?;
+        serde_json::to_vec(handshake).map_err(|cause| error(Code::Internal, cause.to_string()))?;
     line.push(b'\n');
     pipe.write_all(&line)
         .and_then(|()| pipe.flush())

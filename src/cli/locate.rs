@@ -12,7 +12,7 @@ use super::mounts;
 use super::tree_path::{beyond_links, normal};
 use crate::control::{Client, History, STORE_NAME, Seen, Store, look};
 use crate::engine::api::{
-    CheckpointInfo, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact,
+    CheckpointInfo, Code, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact,
 };
 use crate::engine::offline::Offline;
 use crate::engine::word::word;
@@ -44,7 +44,7 @@ impl Served {
         let mount = mounts::all()?.into_iter().find(whole).map(|mount| mount.at);
         mount.ok_or_else(|| {
             error(
-                "not-mounted",
+                Code::NotMounted,
                 format!(
                     "{} is served, but not mounted in any place that is seen from here",
                     self.root.display()
@@ -112,7 +112,7 @@ pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
     match std::fs::metadata(&path).and_then(|found| Ok((found.is_dir(), path.canonicalize()?))) {
         Ok((true, real)) => Ok(real),
         Ok((false, _)) => Err(error(
-            "not-a-directory",
+            Code::NotADirectory,
             format!("{} is not a directory", dir.display()),
         )),
         Err(cause) if is_disconnected(&cause) => {
@@ -255,11 +255,11 @@ pub fn whole(name: &str, history: &mut History) -> VerbResult<CheckpointInfo> {
 /// Why there is no daemon to ask.
 pub fn not_served(located: &Located) -> VerbError {
     match located {
-        Located::Served(_) => error("internal", "the daemon was found"),
+        Located::Served(_) => error(Code::Internal, "the daemon was found"),
         Located::Store { root, .. } => {
             let root = root.display();
             hinted(
-                "not-mounted",
+                Code::NotMounted,
                 format!("{root} has a history but is not mounted"),
                 format!("ckptfs mount {}", word(root)),
             )
@@ -267,7 +267,7 @@ pub fn not_served(located: &Located) -> VerbError {
         Located::Stale { root } => {
             let root = root.display();
             hinted(
-                "stale-mount",
+                Code::StaleMount,
                 format!("the daemon of the mount at {root} has died"),
                 format!("this repairs it: ckptfs mount {}", word(root)),
             )
@@ -285,7 +285,7 @@ pub fn not_served(located: &Located) -> VerbError {
                 "what is at {root} belongs to another user{whose}, who is asked nothing and believed nothing"
             );
             hinted(
-                "no-permission",
+                Code::NoPermission,
                 message,
                 format!(
                     "only the user who mounted it controls it{act}; or name the directory that is meant: -C DIR"
@@ -293,7 +293,7 @@ pub fn not_served(located: &Located) -> VerbError {
             )
         }
         Located::Nothing { cwd } => hinted(
-            "not-mounted",
+            Code::NotMounted,
             format!("{} is in no directory that ckptfs serves", cwd.display()),
             "ckptfs mount DIR",
         ),
@@ -328,13 +328,13 @@ mod tests {
         ));
         assert_eq!(
             served(Some(&root.join("a"))).expect_err("no daemon").code,
-            "not-mounted"
+            Code::NotMounted
         );
         assert_eq!(
             served(Some(&root.join("none")))
                 .expect_err("no directory")
                 .code,
-            "not-found"
+            Code::NotFound
         );
     }
 }

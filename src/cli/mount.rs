@@ -15,7 +15,7 @@ use super::serving::{MountFlag, OthersIo, Serving, Snapdir};
 use super::tree_path::{beyond_links, normal};
 use super::{changes, daemon, launch, locate, mounts};
 use crate::control::{Client, STORE_NAME, Store};
-use crate::engine::api::{AbsenceInfo, VerbResult, host_path};
+use crate::engine::api::{AbsenceInfo, Code, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys::{self, MountPoint};
 use crate::transfer::import::keep;
@@ -193,7 +193,8 @@ pub fn start(prepared: &Prepared, starter: Starter) -> VerbResult<Ready> {
         || matches!(Store::of(&daemon.backing), Ok(Some(store)) if Client::of(&store).is_ok());
     loop {
         match launch::launch(daemon.arguments(), starter) {
-            Err(error) if error.code == "in-use" && began.elapsed() < DYING_MAX && !answers() => {}
+            Err(error)
+                if error.code == Code::InUse && began.elapsed() < DYING_MAX && !answers() => {}
             launched => return launched,
         }
     }
@@ -216,11 +217,11 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
             path.canonicalize().map_err(|cause| io_error(&shown, cause))
         }
         Ok(_) => Err(error(
-            "not-a-directory",
+            Code::NotADirectory,
             format!("{shown} is not a directory"),
         )),
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Err(hinted(
-            "not-found",
+            Code::NotFound,
             format!("{shown} does not exist"),
             format!("mkdir {}", word(shown)),
         )),
@@ -233,7 +234,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
     if [backing, mountpoint].contains(&Path::new("/")) {
         let message = "/ cannot be mounted over: whatever runs would go on below the mount";
         return Err(hinted(
-            "bad-mountpoint",
+            Code::BadMountpoint,
             message,
             "mount the directories that are to have checkpoints",
         ));
@@ -252,7 +253,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
                 format!("{} is already mounted at {at}", backing.display())
             };
             return Err(hinted(
-                "already-mounted",
+                Code::AlreadyMounted,
                 message,
                 format!(
                     "what it is: ckptfs -C {0} status; end it: ckptfs umount {0}",
@@ -269,7 +270,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
                 "{path} is inside of the mount at {at}, whose checkpoints have it: a restore there would change what is stored here"
             );
             return Err(hinted(
-                "already-mounted",
+                Code::AlreadyMounted,
                 message,
                 format!("unmount it first: ckptfs umount {}", word(at)),
             ));
@@ -285,7 +286,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
             backing.display()
         );
         return Err(hinted(
-            "already-mounted",
+            Code::AlreadyMounted,
             message,
             format!("unmount it first: ckptfs umount {}", word(at)),
         ));
@@ -297,7 +298,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
             backing.display()
         );
         return Err(hinted(
-            "bad-mountpoint",
+            Code::BadMountpoint,
             message,
             format!(
                 "mount it in place: ckptfs mount {}",
@@ -356,7 +357,7 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
             backing.display()
         );
         return Err(hinted(
-            "unfinished",
+            Code::Unfinished,
             message,
             "run the same ckptfs import again: it is finished then; or remove the directory",
         ));
@@ -370,7 +371,7 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
     if !found.is_dir() {
         let hint = "the history is kept under this name: move what is there away";
         return Err(hinted(
-            "bad-store",
+            Code::BadStore,
             format!("{} is not a directory", store.display()),
             hint,
         ));
@@ -386,7 +387,7 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
             "versions are kept by reflink and rename, within one filesystem: unmount {}",
             store.display()
         );
-        return Err(hinted("store-elsewhere", message, hint));
+        return Err(hinted(Code::StoreElsewhere, message, hint));
     }
     Ok(())
 }
@@ -413,14 +414,14 @@ fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
             real.display()
         );
         return Err(hinted(
-            "bad-hooks",
+            Code::BadHooks,
             message,
             "name a directory outside of it",
         ));
     }
     if !real.is_dir() {
         return Err(error(
-            "not-a-directory",
+            Code::NotADirectory,
             format!("{} is not a directory", path.display()),
         ));
     }
@@ -433,7 +434,7 @@ fn check_flags(serving: &Serving) -> VerbResult<()> {
     if (serving.dev() || serving.suid()) && sys::ids().0 != 0 {
         let message = "only root may mount with device nodes (dev) or set-id bits (suid)";
         return Err(hinted(
-            "no-permission",
+            Code::NoPermission,
             message,
             "leave the option away, or mount as root",
         ));
@@ -446,7 +447,7 @@ fn allow_other(args: &Args) -> VerbResult<bool> {
     let permitted = sys::ids().0 == 0 || user_allow_other();
     match (args.allow_other, args.no_allow_other) {
         (true, _) if !permitted => Err(hinted(
-            "no-permission",
+            Code::NoPermission,
             "an ordinary user may not let others into a FUSE mount on this machine",
             "root can permit it: echo user_allow_other >> /etc/fuse.conf",
         )),

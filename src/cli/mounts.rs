@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::error::{error, io_error};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 pub use crate::engine::unmount::{top, unmount, unmount_error};
 use crate::sys::host;
 use crate::sys::{self, Errno, MountPoint};
@@ -55,7 +55,7 @@ pub fn repair(at: &Path) -> VerbResult<usize> {
         unmount(at, true).map_err(|cause| unmount_error(at, cause))?;
     }
     Err(error(
-        "busy",
+        Code::Busy,
         format!(
             "more than {STACKED_MAX} dead mounts are stacked at {}",
             at.display()

@@ -8,7 +8,7 @@ use super::error::{hinted, io_error};
 use super::locate::{self, Served};
 use super::tree_path::in_tree;
 use crate::engine::api::{
-    CheckpointInfo, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult,
+    CheckpointInfo, Code, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult,
 };
 use crate::engine::word::word;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
@@ -90,22 +90,22 @@ impl Found {
         let name = format!("{state}:{path}");
         match cause {
             Errno::ENOENT | Errno::ENOTDIR => hinted(
-                "not-found",
+                Code::NotFound,
                 format!("{name} does not exist"),
                 format!("its versions: ckptfs log {}", word(&path)),
             ),
             Errno::ELOOP => hinted(
-                "is-link",
+                Code::IsLink,
                 format!("{name} leads over a symbolic link"),
                 "ckptfs stat shows where a link leads",
             ),
             Errno::EISDIR => hinted(
-                "is-directory",
+                Code::IsDirectory,
                 format!("{name} is a directory"),
                 format!("ckptfs ls {}", word(&name)),
             ),
             Errno::EINVAL => hinted(
-                "not-a-file",
+                Code::NotAFile,
                 format!("{name} is no regular file"),
                 format!("ckptfs stat {}", word(&name)),
             ),
@@ -115,13 +115,13 @@ impl Found {
                     word(&path)
                 );
                 hinted(
-                    "dropped",
+                    Code::Dropped,
                     format!("the content of {name} was dropped by a tier"),
                     show,
                 )
             }
             Errno::EIO => hinted(
-                "io",
+                Code::Io,
                 format!("{name} cannot be read: {cause}"),
                 "it may have been changed while nothing was mounted: ckptfs status",
             ),
@@ -170,7 +170,7 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
     Err(first.unwrap_or_else(|| {
         let text = text.to_string_lossy();
         hinted(
-            "usage",
+            Code::Usage,
             format!("{text:?} is not ID:PATH"),
             format!("for example: {}", word(format!("latest:{text}"))),
         )

@@ -22,8 +22,8 @@ use super::error::{Failure, Outcome, error, hinted, io_error, plain};
 use super::progress::Spinner;
 use super::{changes, diff, locate, run_at, time};
 use crate::engine::api::{
-    Change, CheckpointInfo, CheckpointOptions, Compare, RestoreOptions, ShowCheckpoint, StateName,
-    TreePath, VerbResult,
+    Change, CheckpointInfo, CheckpointOptions, Code, Compare, RestoreOptions, ShowCheckpoint,
+    StateName, TreePath, VerbResult,
 };
 use crate::store::ids::CheckpointId;
 use crate::sys;
@@ -141,7 +141,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     if args.rollback == Rollback::Ask && !(io::stdin().is_terminal() && io::stderr().is_terminal())
     {
         return Err(hinted(
-            "no-terminal",
+            Code::NoTerminal,
             "there is nobody to ask: stdin or stderr is no terminal",
             "use --rollback on-failure or never",
         ));
@@ -398,7 +398,7 @@ fn give(
     context: &Context,
 ) -> VerbResult<()> {
     let mut line =
-        serde_json::to_vec(report).map_err(|cause| error("internal", cause.to_string()))?;
+        serde_json::to_vec(report).map_err(|cause| error(Code::Internal, cause.to_string()))?;
     line.push(b'\n');
     let cannot = |what: &Path, cause: io::Error| io_error(what.display(), cause);
     match (file, &args.report) {

@@ -14,7 +14,7 @@ use super::error::{hinted, io_error};
 use super::locate::Served;
 use super::past::Tree;
 use super::tree_path::{beyond_links, normal};
-use crate::engine::api::{CheckpointInfo, VerbError, VerbResult};
+use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 use crate::sys::{self, Errno, host};
 
 /// What was needed only while the past is shown, and is taken away when this is dropped.
@@ -88,7 +88,7 @@ pub fn enter(
             super::error::plain(&cause)
         );
         hinted(
-            "no-directory",
+            Code::NoDirectory,
             message,
             format!(
                 "start from a directory that was there then, such as {}",
@@ -106,7 +106,7 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
     let shown = keep.display();
     if trees.iter().any(|tree| path.starts_with(tree)) {
         return Err(hinted(
-            "bad-directory",
+            Code::BadDirectory,
             format!("{shown} is inside of the tree"),
             "name a directory outside of it",
         ));
@@ -116,7 +116,7 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
         fs::create_dir(&path).map_err(cannot)?;
     } else if fs::read_dir(&path).map_err(cannot)?.next().is_some() {
         return Err(hinted(
-            "not-empty",
+            Code::NotEmpty,
             format!("{shown} is not empty"),
             "name a new directory",
         ));
@@ -141,7 +141,7 @@ fn no_namespace(cause: Errno) -> VerbError {
         }
     };
     hinted(
-        "no-namespace",
+        Code::NoNamespace,
         format!(
             "the past cannot be shown to a command: no mount namespace of its own can be had ({cause})"
         ),
@@ -158,7 +158,7 @@ fn no_overlay(at: &Path, cause: Errno) -> VerbError {
         _ => "run it as root",
     };
     hinted(
-        "no-overlay",
+        Code::NoOverlay,
         format!(
             "the past cannot be shown at {}: overlayfs cannot be mounted there ({cause})",
             at.display()

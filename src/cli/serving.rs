@@ -8,7 +8,7 @@ use clap::{Args as _, FromArgMatches, ValueEnum};
 
 use super::error::hinted;
 use super::time;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::engine::config::HooksConfig;
 use crate::engine::config::{AutoConfig, TripwireConfig};
 use crate::engine::settings::Settings;
@@ -248,7 +248,7 @@ impl Serving {
         let found = command
             .try_get_matches_from(std::iter::empty::<OsString>())
             .and_then(|found| Serving::from_arg_matches(&found));
-        found.map_err(|cause| hinted("bad-value", cause.to_string(), "correct the variable"))
+        found.map_err(|cause| hinted(Code::BadValue, cause.to_string(), "correct the variable"))
     }
 
     /// The arguments that give this again.
@@ -339,7 +339,7 @@ impl Serving {
         }
         let bad = |what: String| {
             hinted(
-                "bad-config",
+                Code::BadConfig,
                 what,
                 "ckptfs config show --origin tells where it is set",
             )

@@ -13,7 +13,7 @@ use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::Served;
 use super::past::Tree;
 use super::progress::Bar;
-use crate::engine::api::{ShowCheckpoint, StateName, VerbError};
+use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::sys::{self, Errno, Kind};
 use crate::transfer::held::{self, Content};
@@ -31,7 +31,7 @@ pub fn run(
     without_dropped: bool,
     context: &mut Context,
 ) -> Outcome {
-    let usage = |message: &str, hint: &str| Err(Failure::Verb(hinted("usage", message, hint)));
+    let usage = |message: &str, hint: &str| Err(Failure::Verb(hinted(Code::Usage, message, hint)));
     if more || context.out.json {
         return usage(
             "a tar stream is all that goes to stdout",
@@ -218,7 +218,7 @@ fn missing(refused: &[Refused], context: &Context) -> Outcome {
             let message =
                 format!("{count} paths are not in the stream, which is whole but for them");
             Err(Failure::Verb(hinted(
-                "incomplete",
+                Code::Incomplete,
                 message,
                 "ckptfs status and ckptfs verify name what cannot be told",
             )))
@@ -229,7 +229,7 @@ fn missing(refused: &[Refused], context: &Context) -> Outcome {
 fn broken(path: &[u8], cause: io::Error) -> VerbError {
     let cause = io_error(String::from_utf8_lossy(path), cause);
     hinted(
-        "incomplete",
+        Code::Incomplete,
         format!("{}; the stream ends there and is not whole", cause.message),
         "ckptfs status names what cannot be read",
     )

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::error::hinted;
-use crate::engine::api::{TreePath, VerbResult};
+use crate::engine::api::{Code, TreePath, VerbResult};
 
 /// The path in the tree at `root` that `given` means to somebody in `cwd`. It need not exist: what
 /// was deleted can be restored.
@@ -24,7 +24,7 @@ pub fn in_tree(root: &Path, cwd: &Path, given: &Path) -> VerbResult<TreePath> {
     match found {
         Some(inside) => Ok(TreePath(inside.as_os_str().as_bytes().to_vec())),
         None => Err(hinted(
-            "unknown-path",
+            Code::UnknownPath,
             format!(
                 "{} is outside of the tree at {}",
                 given.display(),

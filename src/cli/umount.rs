@@ -13,7 +13,7 @@ use super::tree_path::{beyond_links, normal};
 use super::{locate, mounts};
 use crate::control::Client;
 use crate::engine::Keep;
-use crate::engine::api::{Unmount, VerbError, VerbResult, host_path};
+use crate::engine::api::{Code, Unmount, VerbError, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::store::layout::noted_unkept;
 use crate::sys::{self, MountPoint};
@@ -103,7 +103,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         None => (cwd.clone(), around(&table, &cwd)),
     };
     let mount = match mount {
-        Err(error) if error.code == "not-mounted" => {
+        Err(error) if error.code == Code::NotMounted => {
             return out_of_sight(&path, &args, context).unwrap_or(Err(error.into()));
         }
         mount => mount?,
@@ -209,13 +209,13 @@ fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&
         Some(mount) => {
             let at = mount.at.display();
             Err(hinted(
-                "not-mounted",
+                Code::NotMounted,
                 format!("{shown} is not a mount, but inside of one"),
                 format!("ckptfs umount {}", word(at)),
             ))
         }
         None => Err(error(
-            "not-mounted",
+            Code::NotMounted,
             format!("{shown} is not mounted by ckptfs"),
         )),
     }
@@ -230,7 +230,7 @@ fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint>
     };
     containing.or_else(serving).ok_or_else(|| {
         hinted(
-            "not-mounted",
+            Code::NotMounted,
             format!("{} is in no directory that ckptfs serves", cwd.display()),
             "name the mount: ckptfs umount DIR",
         )
@@ -301,7 +301,7 @@ fn take_top(
         keep,
     }) {
         Ok(()) => wait(&mut client, mount, lazy),
-        Err(error) if error.code == "busy" && !lazy && only_ours(&users(mount)) => {
+        Err(error) if error.code == Code::Busy && !lazy && only_ours(&users(mount)) => {
             client.ask(Unmount {
                 lazy: true,
                 leave: true,
@@ -309,7 +309,7 @@ fn take_top(
             })?;
             wait(&mut client, mount, false)
         }
-        Err(error) if error.code == "protocol-version" || error.code == "protocol" => {
+        Err(error) if error.code == Code::ProtocolVersion || error.code == Code::Protocol => {
             warn(&error.message);
             mounts::unmount(at, lazy)
                 .map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
@@ -330,7 +330,7 @@ fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
             );
             let message = format!("{at} is covered: another filesystem{who} is mounted over it");
             Err(hinted(
-                "covered",
+                Code::Covered,
                 message,
                 format!(
                     "take that away first (umount {}), then: ckptfs umount {}",
@@ -355,7 +355,7 @@ fn not_theirs(mount: &MountPoint, owner: u32) -> VerbError {
     );
     let hint = "only who mounted it and root may unmount it; ask them, or do it as root (sudo)";
     hinted(
-        "no-permission",
+        Code::NoPermission,
         format!("{at} was mounted by another user, {who}"),
         hint,
     )
@@ -383,7 +383,7 @@ fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended
         END_TIMEOUT.as_secs()
     );
     Err(hinted(
-        "daemon-busy",
+        Code::DaemonBusy,
         message,
         "it may still be writing its store; .ckptfs/daemon.log may say more",
     ))
@@ -418,7 +418,7 @@ fn only_ours(users: &Found) -> bool {
 
 /// Says who keeps the mount busy.
 fn busy(mount: &MountPoint, mut error: VerbError) -> VerbError {
-    if error.code != "busy" {
+    if error.code != Code::Busy {
         return error;
     }
     let users = users(mount).holders;

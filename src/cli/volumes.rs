@@ -12,7 +12,7 @@ use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::launch::Starter;
 use super::output::{Color, Out, Role};
 use super::{fork, locate, mount, size, umount};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::store::ids::CheckpointId;
 use crate::volumes::options::{OPTIONS, OnRemove, Options};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
@@ -276,7 +276,7 @@ fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) ->
     for option in options {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         if given.insert(name.to_owned(), value.to_owned()).is_some() {
-            return Err(error("bad-option", format!("the option {name} is given twice")).into());
+            return Err(error(Code::BadOption, format!("the option {name} is given twice")).into());
         }
     }
     let record = pool.create(name, &given)?;
@@ -323,7 +323,7 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
 fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     let value = protocol::inspect(pool.registry(), text)?;
     let text = serde_json::to_string_pretty(&value)
-        .map_err(|cause| error("internal", cause.to_string()))?;
+        .map_err(|cause| error(Code::Internal, cause.to_string()))?;
     context.out.answer(&value, |out| out.line(&text))
 }
 
@@ -340,7 +340,7 @@ pub fn with(
             named.volume
         );
         return Err(hinted(
-            "bad-name",
+            Code::BadName,
             format!("{text} is a past state of a volume"),
             hint,
         )
@@ -349,7 +349,7 @@ pub fn with(
     let root = std::env::var_os(ROOT_VARIABLE).map_or_else(|| PathBuf::from(ROOT), PathBuf::from);
     if !root.is_dir() {
         return Err(hinted(
-            "not-found",
+            Code::NotFound,
             format!("there are no volumes in {}", root.display()),
             format!("{ROOT_VARIABLE} names another pool"),
         )

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::SOCKET_NAME;
 use super::place::Store;
 use super::protocol::{ANSWER_BYTES_MAX, Call, PROTOCOL, decode_answer, encode, receive_up_to};
-use crate::engine::api::{Cancel, VerbError, VerbResult};
+use crate::engine::api::{Cancel, Code, VerbError, VerbResult};
 use crate::engine::verb::Verb;
 use crate::sys::{self, host};
 
@@ -131,8 +131,8 @@ impl Client {
     ) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
         for _ in 0..TAKEOVERS_MAX {
             match self.ask_once(verb.clone()) {
-                Err(error) if error.code == DAEMON_LOST && verb.only_asks() && self.reconnect() => {
-                }
+                Err(error)
+                    if error.code == Code::DaemonLost && verb.only_asks() && self.reconnect() => {}
                 answer => return answer,
             }
         }
@@ -181,7 +181,7 @@ impl Client {
             request: verb.into(),
         })
         .map_err(|error| VerbError {
-            code: "too-large".into(),
+            code: Code::TooLarge,
             message: format!("cannot ask the daemon: {error}"),
             hint: None,
         })?;
@@ -238,11 +238,9 @@ fn connect(store: &Store) -> io::Result<UnixStream> {
     }
 }
 
-const DAEMON_LOST: &str = "daemon-lost";
-
 fn lost(error: &io::Error) -> VerbError {
     VerbError {
-        code: DAEMON_LOST.into(),
+        code: Code::DaemonLost,
         message: format!("the daemon ended before it answered ({error})"),
         hint: Some("whether it was done: ckptfs log; what was acknowledged is safe. If nobody took over, mount again: ckptfs mount DIR".into()),
     }

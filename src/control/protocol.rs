@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::api::{VerbError, VerbResult};
+use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::verb::Answer;
 use crate::engine::verbs::Request;
 
@@ -75,7 +75,7 @@ impl Call {
     pub fn meant_for(self, tree: &str) -> Result<Request, VerbError> {
         match self.tree {
             Some(other) if other != tree => Err(VerbError {
-                code: "wrong-tree".into(),
+                code: Code::WrongTree,
                 message: "the daemon that was found there serves another directory".into(),
                 hint: Some("directories were moved meanwhile: try again, and name the directory that is meant with -C".into()),
             }),
@@ -125,7 +125,7 @@ pub fn encode_error(error: VerbError) -> io::Result<Vec<u8>> {
 
 fn version_mismatch(daemon: u32, client: u32) -> VerbError {
     VerbError {
-        code: "protocol-version".into(),
+        code: Code::ProtocolVersion,
         message: format!(
             "the daemon of this mount speaks version {daemon} of the control protocol, and this ckptfs version {client}"
         ),
@@ -137,7 +137,7 @@ fn version_mismatch(daemon: u32, client: u32) -> VerbError {
 
 fn protocol_error(message: String) -> VerbError {
     VerbError {
-        code: "protocol".into(),
+        code: Code::Protocol,
         message,
         hint: None,
     }

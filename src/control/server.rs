@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::protocol::{Call, FRAME_BYTES_MAX, encode_error, receive_up_to, write_answer};
-use crate::engine::api::{Unmount, VerbError, VerbResult};
+use crate::engine::api::{Code, Unmount, VerbError, VerbResult};
 use crate::engine::requester::Requester;
 use crate::engine::verb::Answer;
 use crate::engine::verbs::{Answerer, Request};
@@ -196,7 +196,7 @@ impl Server {
         if peer != own && peer != 0 {
             let message = format!("this mount is controlled by user {own} and by root only");
             return Ok(Some(VerbError {
-                code: "no-permission".into(),
+                code: Code::NoPermission,
                 message,
                 hint: None,
             }));
@@ -206,7 +206,7 @@ impl Server {
             let message =
                 format!("the daemon serves {CONNECTIONS_MAX} control connections already");
             return Ok(Some(VerbError {
-                code: "too-many-connections".into(),
+                code: Code::TooManyConnections,
                 message,
                 hint: Some("close one, or try again".into()),
             }));
@@ -324,7 +324,7 @@ impl Server {
         answer.unwrap_or_else(|_| {
             let message = "the daemon made a mistake in answering; its log says more".into();
             Err(VerbError {
-                code: "internal".into(),
+                code: Code::Internal,
                 message,
                 hint: Some("see .ckptfs/daemon.log".into()),
             })
@@ -390,15 +390,15 @@ fn make_room(connections: &mut HashMap<u64, Connection>) -> bool {
 fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
     let (code, message) = match error.kind() {
         io::ErrorKind::InvalidData => (
-            "too-large",
+            Code::TooLarge,
             format!("a message may have {FRAME_BYTES_MAX} bytes"),
         ),
         io::ErrorKind::ResourceBusy => (
-            "too-many-connections",
+            Code::TooManyConnections,
             "the daemon reads too many long messages at once".into(),
         ),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => (
-            "protocol",
+            Code::Protocol,
             format!(
                 "the message had not ended after {} s",
                 MESSAGE_TIMEOUT.as_secs()
@@ -409,7 +409,7 @@ fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
     reply(
         stream,
         Err(VerbError {
-            code: code.into(),
+            code,
             message,
             hint: None,
         }),

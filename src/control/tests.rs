@@ -175,7 +175,7 @@ impl Answerer for Fake {
                 let hint = Some("list them: ckptfs log".into());
                 let message = format!("there is no checkpoint {}", show.state.0);
                 return Err(VerbError {
-                    code: "unknown-checkpoint".into(),
+                    code: Code::UnknownCheckpoint,
                     message,
                     hint,
                 });
@@ -220,7 +220,7 @@ impl Answerer for Fake {
             Request::Delete(_) => panic!("a mistake of the engine"),
             other => {
                 return Err(VerbError {
-                    code: "unknown".into(),
+                    code: Code::Internal,
                     message: format!("{other:?}"),
                     hint: None,
                 });
@@ -329,8 +329,8 @@ fn every_verb_arrives_and_its_answer_comes_back() {
         })
         .expect_err("unknown");
     assert_eq!(
-        (error.code.as_str(), error.hint.as_deref()),
-        ("unknown-checkpoint", Some("list them: ckptfs log"))
+        (error.code, error.hint.as_deref()),
+        (Code::UnknownCheckpoint, Some("list them: ckptfs log"))
     );
 }
 
@@ -359,7 +359,7 @@ fn a_daemon_is_found_by_its_directory_and_one_of_another_tree_does_nothing() {
             .ask(ListCheckpoints)
             .expect_err("another tree")
             .code,
-        "wrong-tree"
+        Code::WrongTree
     );
     std::fs::rename(&moved, served.dir.path()).expect("rename back");
 }
@@ -407,7 +407,7 @@ fn a_panic_in_a_verb_is_an_error_and_the_connection_goes_on() {
             })
             .expect_err("panics")
             .code,
-        "internal"
+        Code::Internal
     );
     assert!(client.ask(ListCheckpoints).expect("log").is_empty());
 }
@@ -537,19 +537,19 @@ fn a_reply_of_another_version_asks_for_a_restart() {
     let code = |frame: &[u8]| decode_answer::<Vec<u8>>(frame).expect_err("no answer").code;
     assert_eq!(
         code(b"{\"version\":9,\"result\":{\"ok\":{\"teleported\":1}}}"),
-        "protocol-version"
+        Code::ProtocolVersion
     );
     assert_eq!(
         code(b"{\"version\":2,\"result\":{\"ok\":{\"x\":1}}}"),
-        "protocol"
+        Code::Protocol
     );
     assert_eq!(
         code(b"{\"version\":9,\"result\":\"done\"}"),
-        "protocol-version"
+        Code::ProtocolVersion
     );
     assert_eq!(
         code(b"{\"version\":9,\"result\":{\"error\":{\"code\":\"said\",\"message\":\"\"}}}"),
-        "said"
+        Code::Unknown("said".into())
     );
 }
 
@@ -587,7 +587,7 @@ fn one_connection_too_many_is_told_so() {
         .expect("connect")
         .ask(ListCheckpoints)
         .expect_err("over the limit");
-    assert_eq!(error.code, "too-many-connections");
+    assert_eq!(error.code, Code::TooManyConnections);
     drop(clients.pop());
     let again = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(5));

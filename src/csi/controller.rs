@@ -23,6 +23,7 @@ use super::proto::{
 use super::serve::{Driver, Service};
 use super::status::{invalid, of, required};
 use super::wanted::{self, Range};
+use crate::engine::api;
 use crate::sys::{self, host};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
 use crate::volumes::{Claim, Record, Snapshot as Kept};
@@ -173,7 +174,7 @@ impl Driver {
     fn delete_volume(&self, request: &DeleteVolumeRequest) -> Result<DeleteVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         match self.pool.retire(id) {
-            Err(error) if !["no-such-volume", "bad-name"].contains(&error.code.as_str()) => {
+            Err(error) if ![api::Code::NoSuchVolume, api::Code::BadName].contains(&error.code) => {
                 Err(of(&error))
             }
             _ => Ok(DeleteVolumeResponse {}),
@@ -378,7 +379,7 @@ impl Driver {
                     },
                 )))
             }
-            Err(error) if error.code == "unknown-checkpoint" => Ok(None),
+            Err(error) if error.code == api::Code::UnknownCheckpoint => Ok(None),
             Err(error) => Err(of(&error)),
         }
     }

@@ -22,6 +22,7 @@ use super::proto::{
 use super::serve::{Driver, Service};
 use super::status::{invalid, of, required};
 use super::wanted::{self, Range};
+use crate::engine::api;
 use crate::engine::api::VerbError;
 use crate::sys::{self, FsInfo, host};
 use crate::volumes::bind::{self, There};
@@ -51,9 +52,9 @@ impl Driver {
             .pool
             .registry()
             .get(id)
-            .map_err(|error| match error.code.as_str() {
+            .map_err(|error| match error.code {
                 // What cannot be a name is none.
-                "bad-name" => Status::not_found(format!("no such volume: {id:?}")),
+                api::Code::BadName => Status::not_found(format!("no such volume: {id:?}")),
                 _ => of(&error),
             })?;
         if record.retired {
@@ -77,7 +78,9 @@ impl Driver {
     fn any_place(&self, id: &str) -> Result<Option<Place>, Status> {
         match self.pool.registry().get(id) {
             Ok(record) => self.place_of(&record).map(Some),
-            Err(error) if ["no-such-volume", "bad-name"].contains(&error.code.as_str()) => Ok(None),
+            Err(error) if [api::Code::NoSuchVolume, api::Code::BadName].contains(&error.code) => {
+                Ok(None)
+            }
             Err(error) => Err(of(&error)),
         }
     }
@@ -111,7 +114,7 @@ impl Driver {
             .registry()
             .alone(&at(&staging), || match bind::real(&staging) {
                 // Its directory is gone.
-                Err(error) if error.code == "not-found" => {
+                Err(error) if error.code == api::Code::NotFound => {
                     self.pool.mounts().unmount(&whole(id), &use_of(&staging))
                 }
                 Err(error) => Err(error),
@@ -143,7 +146,7 @@ impl Driver {
             let (staging, target) = (bind::real(&staging)?, bind::real(&target)?);
             if !matches!(bind::there(&place, &staging)?, There::Volume { .. }) {
                 return Err(refused(
-                    "not-staged",
+                    api::Code::NotStaged,
                     format!("volume {id} is not staged at {}", staging.display()),
                 ));
             }
@@ -153,7 +156,7 @@ impl Driver {
                     .find(|at| *at != staging && *at != target)
             {
                 return Err(refused(
-                    "other-mount",
+                    api::Code::OtherMount,
                     format!(
                         "volume {id} is published at {} already, and is wanted at one place only",
                         other.display()
@@ -164,8 +167,8 @@ impl Driver {
             bind::bind(&place, &target, read_only, &flags)
         });
         done.map(|()| NodePublishVolumeResponse {})
-            .map_err(|error| match error.code.as_str() {
-                "not-staged" => Status::failed_precondition(error.message),
+            .map_err(|error| match error.code {
+                api::Code::NotStaged => Status::failed_precondition(error.message),
                 _ => of(&error),
             })
     }
@@ -179,7 +182,7 @@ impl Driver {
         let place = self.any_place(id)?;
         let done = self.pool.registry().alone(&format!("publish {id}"), || {
             match (bind::real(&target), &place) {
-                (Err(error), _) if error.code == "not-found" => Ok(()),
+                (Err(error), _) if error.code == api::Code::NotFound => Ok(()),
                 (Err(error), _) => Err(error),
                 (Ok(target), Some(place)) => {
                     bind::unbind(place, &target)?;
@@ -248,9 +251,9 @@ impl Driver {
     }
 }
 
-fn refused(code: &str, message: String) -> VerbError {
+fn refused(code: api::Code, message: String) -> VerbError {
     VerbError {
-        code: code.into(),
+        code,
         message,
         hint: None,
     }

@@ -10,6 +10,7 @@ use tonic::{Response, Status};
 use super::proto::controller_server::ControllerServer;
 use super::proto::identity_server::IdentityServer;
 use super::proto::node_server::NodeServer;
+use crate::engine::api;
 use crate::engine::api::{VerbError, VerbResult};
 use crate::volumes::Pool;
 use crate::volumes::serve::drive;
@@ -91,7 +92,7 @@ pub fn serve(pool: Pool, config: &Config, told: impl FnOnce()) -> VerbResult<()>
                 });
             told();
             server.await.map_err(|cause| VerbError {
-                code: "io".into(),
+                code: api::Code::Io,
                 message: format!("serving: {cause}"),
                 hint: None,
             })

@@ -2,18 +2,23 @@
 
 use tonic::{Code, Status};
 
-use crate::engine::api::VerbError;
+use crate::engine::api::{self, VerbError};
 
 /// The status of an error.
 pub fn of(error: &VerbError) -> Status {
-    let code = match error.code.as_str() {
-        "no-such-volume" | "unknown-checkpoint" | "not-found" => Code::NotFound,
-        "bad-name" | "bad-option" | "unknown-option" | "bad-path" => Code::InvalidArgument,
-        "volume-exists" | "snapshot-exists" => Code::AlreadyExists,
-        "in-use" | "pinned" | "other-mount" => Code::FailedPrecondition,
-        "no-space" => Code::ResourceExhausted,
+    let code = match error.code {
+        api::Code::NoSuchVolume | api::Code::UnknownCheckpoint | api::Code::NotFound => {
+            Code::NotFound
+        }
+        api::Code::BadName
+        | api::Code::BadOption
+        | api::Code::UnknownOption
+        | api::Code::BadPath => Code::InvalidArgument,
+        api::Code::VolumeExists | api::Code::SnapshotExists => Code::AlreadyExists,
+        api::Code::InUse | api::Code::Pinned | api::Code::OtherMount => Code::FailedPrecondition,
+        api::Code::NoSpace => Code::ResourceExhausted,
         // The same call again does it, or finds it done.
-        "busy" | "daemon-busy" => Code::Aborted,
+        api::Code::Busy | api::Code::DaemonBusy => Code::Aborted,
         _ => Code::Internal,
     };
     let message = match &error.hint {

@@ -37,7 +37,7 @@ const UNSEEN: &str = "the filesystem is full: of what was changed while nothing 
 
 /// Takes in what was changed while nothing was mounted.
 pub(super) struct Absences {
-    live: Arc<Live>,
+    pub(super) live: Arc<Live>,
     serving: Arc<Serving>,
     states: Arc<States>,
     checkpoints: Arc<Checkpoints>,
@@ -66,7 +66,7 @@ impl Absences {
     /// around it are there.
     pub(super) fn absence(&self) -> Option<AbsenceInfo> {
         let absence = self.absence.lock().clone()?;
-        let known = |id| self.live.timeline().catalogue.has_checkpoint(id);
+        let known = |id| self.timeline().catalogue.has_checkpoint(id);
         (known(absence.before) && known(absence.after)).then_some(absence)
     }
 
@@ -79,7 +79,7 @@ impl Absences {
 
     /// The number of the newest checkpoint that was ever made.
     fn newest_made(&self) -> CheckpointId {
-        CheckpointId(self.live.timeline().epochs.epoch().0.saturating_sub(1))
+        CheckpointId(self.timeline().epochs.epoch().0.saturating_sub(1))
     }
 
     /// Records that the tree is served from now on, since when it was not, and that it is being
@@ -102,7 +102,7 @@ impl Absences {
                     .recovery
                     .last_recorded_change()
                     .map(sys::Time::nanoseconds);
-                Some(journal_written_ns(self.live.timeline().store())?)
+                Some(journal_written_ns(self.timeline().store())?)
                     .max(changed_ns)
                     .max(aftermath.recorded_ns)
             }
@@ -122,25 +122,22 @@ impl Absences {
             .into_iter()
             .chain([Record::Mounted { at_ns, stopped_ns }])
             .collect();
-        match self.live.timeline().journal.append(&records) {
+        match self.timeline().journal.append(&records) {
             // Nothing that needs a record can be done either, until these are there; but what frees
             // space can.
             Err(errno) if errno.is_no_room() => records
                 .into_iter()
-                .for_each(|record| self.live.timeline().journal.tell(record)),
+                .for_each(|record| self.timeline().journal.tell(record)),
             done => done?,
         }
-        self.live
-            .timeline()
-            .absences
-            .begin_service(at_ns, stopped_ns);
+        self.timeline().absences.begin_service(at_ns, stopped_ns);
         Ok(())
     }
 
     /// What the tree is to be compared with: the baseline that the last daemon has left, if nothing
     /// was recorded since but such a comparison.
     pub(super) fn comparison(&self, aftermath: &Aftermath) -> Option<(Baseline, Comparing)> {
-        let (timeline, store) = (self.live.timeline(), self.live.timeline().store());
+        let (timeline, store) = (self.timeline(), self.timeline().store());
         if self.took_over {
             return None;
         }
@@ -204,7 +201,7 @@ impl Absences {
         let is_told = told == Ok(());
         if let Err(errno) = told {
             tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
-            self.live.timeline().baseline.distrust_baseline();
+            self.timeline().baseline.distrust_baseline();
         }
         // A baseline that cannot be read to its end is none for the rest.
         let told = told.or_else(|errno| {
@@ -220,14 +217,10 @@ impl Absences {
         // Before the checkpoint that ends the comparison: a mount that was killed between the two
         // would not compare again.
         if is_told {
-            self.live
-                .timeline()
-                .absences
-                .tell_absence(comparing.left_ns);
+            self.timeline().absences.tell_absence(comparing.left_ns);
         }
-        let apart = comparing.apart != Apart::No
-            && !unclosed
-            && !self.live.timeline().epochs.is_unchanged();
+        let apart =
+            comparing.apart != Apart::No && !unclosed && !self.timeline().epochs.is_unchanged();
         let closed = if apart {
             self.close_absence()
         } else {
@@ -236,7 +229,7 @@ impl Absences {
         let is_over =
             closed.inspect_err(|errno| tracing::error!(%errno, "what was changed while nothing was mounted is no epoch of its own")) == Ok(true);
         if !is_over {
-            self.live.timeline().journal.tell(Record::Comparing(None));
+            self.timeline().journal.tell(Record::Comparing(None));
         }
         if is_over {
             return Ok(());
@@ -250,7 +243,7 @@ impl Absences {
     /// Records what was captured ahead and has changed since, unless that failed with what the
     /// baseline tells.
     pub(super) fn record_unseen(&self, told: SysResult<()>) -> SysResult<()> {
-        if !self.live.timeline().absences.was_absent() {
+        if !self.timeline().absences.was_absent() {
             return Ok(());
         }
         match told.and_then(|()| self.live.eager.record_unseen()) {
@@ -264,7 +257,7 @@ impl Absences {
     /// Closes the epoch that was open when the tree was last served: with the time of that, for
     /// what was changed later must seem so.
     fn close_left(&self, left_ns: i64, held: bool, goes_on: Option<Record>) -> SysResult<()> {
-        let timeline = self.live.timeline();
+        let timeline = self.timeline();
         if !timeline.indexer.takes_checkpoints() {
             return Err(Errno::EIO);
         }
@@ -290,7 +283,7 @@ impl Absences {
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else {
             return;
         };
-        if self.live.timeline().catalogue.newest_stored().is_none()
+        if self.timeline().catalogue.newest_stored().is_none()
             || self
                 .live
                 .recovery
@@ -353,11 +346,7 @@ impl Absences {
     /// Nothing differs that anybody would look for: the checkpoint that was made before that is not
     /// needed.
     fn take_back_left(&self) {
-        let left = self
-            .live
-            .timeline()
-            .catalogue
-            .checkpoint(self.newest_made());
+        let left = self.timeline().catalogue.checkpoint(self.newest_made());
         let Some(left) = left.filter(|left| {
             left.reason
                 == Reason::Auto {

@@ -1,17 +1,16 @@
 //! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/`
 //! carries over the socket and `--json` prints.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
+pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
+pub use self::tree_path::{TreePath, host_path};
 pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
-pub use super::error::{error, hinted, not_exact};
+pub use super::error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
 pub use super::retention::{Retention, Rule};
 pub use super::tiers::Tier;
@@ -25,77 +24,9 @@ pub use super::verbs::{
 };
 pub use crate::store::check::DamageKind;
 
-#[path = "api_attribution.rs"]
 pub mod attribution;
-
-/// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON:
-/// a string if it is UTF-8, else `{"base64": "..."}`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TreePath(pub Vec<u8>);
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum PathText {
-    Text(String),
-    Bytes { base64: String },
-}
-
-impl Serialize for TreePath {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use base64::Engine;
-        match std::str::from_utf8(&self.0) {
-            Ok(text) => PathText::Text(text.to_owned()),
-            Err(_) => PathText::Bytes {
-                base64: base64::engine::general_purpose::STANDARD.encode(&self.0),
-            },
-        }
-        .serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for TreePath {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        use base64::Engine;
-        match PathText::deserialize(deserializer)? {
-            PathText::Text(text) => Ok(TreePath(text.into_bytes())),
-            PathText::Bytes { base64 } => base64::engine::general_purpose::STANDARD
-                .decode(base64)
-                .map(TreePath)
-                .map_err(serde::de::Error::custom),
-        }
-    }
-}
-
-/// A path of this machine in JSON: a string if it is UTF-8, else `{"base64": "..."}`, as a
-/// [`TreePath`].
-pub mod host_path {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    use std::path::{Path, PathBuf};
-
-    use super::TreePath;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    /// For `#[serde(with)]`.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer>(
-        path: impl AsRef<Path>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        TreePath(path.as_ref().as_os_str().as_bytes().to_vec()).serialize(serializer)
-    }
-
-    /// For `#[serde(with)]`.
-    ///
-    /// # Errors
-    /// What is neither a string nor such an object.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
-        Ok(PathBuf::from(std::ffi::OsString::from_vec(
-            TreePath::deserialize(deserializer)?.0,
-        )))
-    }
-}
+mod status;
+mod tree_path;
 
 /// Which state of the tree is meant, as a person writes it: a number, a tag, `latest`, or `live`
 /// (the tree as it is now).
@@ -436,133 +367,6 @@ impl Change {
     }
 }
 
-/// What `status` says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
-    /// Where the tree is mounted.
-    #[serde(with = "host_path")]
-    pub mount: PathBuf,
-    /// The directory that is served.
-    #[serde(with = "host_path")]
-    pub backing: PathBuf,
-    /// The store.
-    #[serde(with = "host_path")]
-    pub store: PathBuf,
-    /// Filesystem of the backing directory: `xfs`, `btrfs`, ...
-    pub filesystem: String,
-    /// How captures are made: `reflink` or `copy`.
-    pub capture: String,
-    /// Who does reads and writes: `passthrough` or `daemon`.
-    pub io: String,
-    /// How writes reach the files: `passthrough` or `daemon`.
-    pub writes: String,
-    /// The daemon.
-    pub daemon: DaemonInfo,
-    /// Number of the open epoch.
-    pub epoch: u64,
-    /// The newest checkpoint that somebody asked for, if there is one.
-    pub latest: Option<CheckpointId>,
-    /// The one that the tree comes from, with which it is compared: after a restore of the whole
-    /// tree what was restored.
-    #[serde(default)]
-    pub base: Option<CheckpointId>,
-    /// Number of checkpoints kept.
-    pub checkpoints: u64,
-    /// Every path that differs from `base`, sorted by path; empty if there is no checkpoint.
-    pub dirty: Vec<Change>,
-    /// Files that came to share what others with the same content have, since the mount.
-    #[serde(default)]
-    pub shared: Count,
-    /// What was changed while nothing was mounted, before this mount.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub absence: Option<AbsenceInfo>,
-    /// What somebody should know: damage found, captures refused, changes made while not mounted.
-    pub warnings: Vec<String>,
-    /// Somebody had something of the directory below the mount when it was mounted, or that is not
-    /// known.
-    #[serde(default)]
-    pub had_below: bool,
-}
-
-/// What was changed while nothing was mounted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AbsenceInfo {
-    /// The checkpoint of the tree as it was when it was last served.
-    pub before: CheckpointId,
-    /// The checkpoint of the tree as it was found.
-    pub after: CheckpointId,
-    /// Number of paths that differ.
-    pub paths: u64,
-}
-
-/// What `stats` says: numbers of a running daemon.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stats {
-    /// Where the tree is mounted.
-    #[serde(with = "host_path")]
-    pub mount: PathBuf,
-    /// The daemon.
-    pub daemon: DaemonInfo,
-    /// Who does reads, as in [`Status`].
-    pub io: String,
-    /// How writes reach the files, as in [`Status`].
-    pub writes: String,
-    /// Requests of the kernel since the mount, by kind: every kind, also those never asked for.
-    pub requests: BTreeMap<String, u64>,
-    /// Memory of the daemon that is in use, in bytes (resident set size).
-    pub rss_bytes: u64,
-    /// Threads of the daemon.
-    pub threads: u64,
-    /// Open files, of the tree and of views.
-    pub open_files: u64,
-    /// Inodes of the tree that the kernel knows, and the directories that lead to them.
-    pub inodes: u64,
-    /// Inodes of views that the kernel knows.
-    pub past_inodes: u64,
-    /// Watchers are being told what a restore has changed.
-    pub announcing: bool,
-    /// What the sealer has done.
-    #[serde(default)]
-    pub sealer: SealerInfo,
-}
-
-/// What the sealer has done since the mount.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SealerInfo {
-    /// `off`, `hash` or `full`.
-    pub mode: String,
-    /// Everything that closed epochs have captured is hashed.
-    pub caught_up: bool,
-    /// Objects that were hashed.
-    pub objects: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Bytes that were read for that.
-    #[serde(default)]
-    pub read: u64,
-}
-
-/// The daemon that serves a mount.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DaemonInfo {
-    /// Process id.
-    pub pid: u32,
-    /// When it started: RFC 3339, UTC.
-    pub started: String,
-    /// Its version.
-    pub version: String,
-    /// The process that holds the mount and starts another daemon if this one dies; `None`: nobody
-    /// would.
-    #[serde(default)]
-    pub holder: Option<u32>,
-    /// How often a daemon died and another took over since the mount.
-    #[serde(default)]
-    pub takeovers: u32,
-    /// When that was last: RFC 3339, UTC.
-    #[serde(default)]
-    pub taken_over: Option<String>,
-}
-
 /// Which time a restore gives to files that it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -737,23 +541,6 @@ pub struct AuditEvent {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unserved_since: Option<String>,
 }
-
-/// A failed verb: one line for a person, and the command that may help.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{message}")]
-pub struct VerbError {
-    /// What kind of failure, for programs: `unknown-checkpoint`, `bad-tag`, `no-space`,
-    /// `unknown-path`, `io`, `busy`, `read-only`, ...
-    pub code: String,
-    /// What failed on what.
-    pub message: String,
-    /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hint: Option<String>,
-}
-
-/// The result of a verb.
-pub type VerbResult<T> = Result<T, VerbError>;
 
 /// Files and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

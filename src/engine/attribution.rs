@@ -1,9 +1,12 @@
 //! Who did it: what differs, by process; and the restore of what one of them changed
 //! (docs/adr/0015-who.md).
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
+mod choice;
 
+use std::collections::{BTreeMap, HashSet};
+
+use self::choice::choose;
+pub(super) use self::choice::{Selection, Selector};
 use super::Engine;
 use super::api::attribution::{
     ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, SharedPath,
@@ -15,13 +18,12 @@ use super::compare::States;
 use super::compare::change;
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs};
-use crate::history::present::Trail;
 use crate::history::state::State;
 use crate::history::touched::Touched;
 use crate::history::writers::{Set, Writer, Writers};
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Process, Record};
-use crate::sys::{self, Errno, Kind, SysResult};
+use crate::sys::{self, Errno, SysResult};
 
 /// Times that a comparison with the live tree is tried again when the tree changes under it.
 const COMPARE_TRIES: u32 = 3;
@@ -32,64 +34,6 @@ pub(super) struct Told {
     pub(super) paired: Vec<(Differs, Set)>,
     pub(super) unpaired: Vec<(Differs, Set)>,
     pub(super) writers: Writers,
-}
-
-/// Which writers are meant.
-pub(super) enum Selector {
-    Pid(u32),
-    /// One of several that had the number: when it started.
-    Started(u32, u64),
-    Session(u32),
-    Cgroup(String),
-    Name(String),
-}
-
-impl Selector {
-    /// A number is a process, what begins with `/` a control group, anything else a name; `pid:`,
-    /// `session:`, `cgroup:` and `name:` say so.
-    pub(super) fn parse(text: &str) -> Option<Selector> {
-        let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
-        let pid = |text: &str| match text.split_once('@') {
-            Some((pid, start)) => Some(Selector::Started(number(pid)?, start.parse().ok()?)),
-            None => number(text).map(Selector::Pid),
-        };
-        match text.split_once(':') {
-            Some(("pid", rest)) => return pid(rest),
-            Some(("session", rest)) => return number(rest).map(Selector::Session),
-            Some(("cgroup", rest)) => {
-                return Some(Selector::Cgroup(format!("/{}", rest.trim_matches('/'))));
-            }
-            Some(("name", rest)) => {
-                return (!rest.is_empty()).then(|| Selector::Name(rest.to_owned()));
-            }
-            _ => {}
-        }
-        if text.is_empty() {
-            None
-        } else if text.starts_with('/') {
-            Some(Selector::Cgroup(format!("/{}", text.trim_matches('/'))))
-        } else {
-            pid(text).or_else(|| Some(Selector::Name(text.to_owned())))
-        }
-    }
-
-    fn takes(&self, known: &crate::history::writers::Known) -> bool {
-        let within = |group: &String, of: &String| {
-            of == "/"
-                || group
-                    .strip_prefix(of.as_str())
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        match self {
-            Selector::Pid(pid) => known.process.pid == *pid,
-            Selector::Started(pid, start) => {
-                (known.process.pid, known.process.start) == (*pid, *start)
-            }
-            Selector::Session(session) => known.process.session == *session,
-            Selector::Cgroup(of) => known.cgroups.iter().any(|group| within(group, of)),
-            Selector::Name(name) => known.names.contains(name),
-        }
-    }
 }
 
 pub(super) fn process_info(process: &Process) -> ProcessInfo {
@@ -114,12 +58,8 @@ impl States {
         newer: State,
         touched: &Touched,
     ) -> SysResult<Told> {
-        let upto = if let State::At(id) = newer {
-            Some(id)
-        } else {
-            None
-        };
-        let writers = self.live.timeline().writers(older, upto)?;
+        let upto = newer.checkpoint();
+        let writers = self.timeline().writers(older, upto)?;
         let comparison = Comparison {
             from: self.view(State::At(older)),
             to: self.view(newer),
@@ -159,7 +99,7 @@ impl States {
         options: &OnlyBy,
         selector: &Selector,
     ) -> VerbResult<Selection> {
-        let failed = |errno| error::failed("the restore failed", errno);
+        let failed = error::failed("the restore failed");
         let told = self.told(target, State::Live, touched).map_err(failed)?;
         let mut meant: HashSet<usize> = told
             .writers
@@ -252,10 +192,10 @@ impl Engine {
         from: Option<&StateName>,
         to: Option<&StateName>,
     ) -> VerbResult<ByProcess> {
-        let failed = |errno| error::failed("the two states cannot be compared", errno);
+        let failed = error::not_compared;
         let from = match from {
             Some(from) => self.states.state(from)?,
-            None => State::At(self.live.timeline().base().ok_or_else(no_checkpoint)?),
+            None => State::At(self.timeline().base().ok_or_else(error::no_checkpoint)?),
         };
         let to = to.map_or(Ok(State::Live), |to| self.states.state(to))?;
         let (older, newer, backwards) = crate::history::diff::ordered(from, to);
@@ -265,11 +205,7 @@ impl Engine {
         if newer == State::Live {
             self.checkpoints.settle();
         }
-        let upto = if let State::At(id) = newer {
-            Some(id)
-        } else {
-            None
-        };
+        let upto = newer.checkpoint();
         if upto == Some(older) {
             return Ok(ByProcess::default());
         }
@@ -307,11 +243,10 @@ impl Checkpoints {
     /// What was open for writing when a checkpoint was made, as it was told then; `None`: nothing
     /// was, or an older program made it.
     pub(super) fn open_at(&self, id: CheckpointId) -> VerbResult<Option<OpenAtCut>> {
-        self.live
-            .timeline()
+        self.timeline()
             .open_at(id)
             .map(|found| found.map(|(open, more)| open_at_cut(open, more)))
-            .map_err(|errno| error::failed("the journal cannot be read", errno))
+            .map_err(error::failed("the journal cannot be read"))
     }
 
     /// Tells the journal what was open for writing at a cut: found out after the thaw, so that
@@ -331,8 +266,7 @@ impl Checkpoints {
             .into_iter()
             .map(|(slot, by)| (path(slot), by.process.clone()))
             .collect();
-        self.live
-            .timeline()
+        self.timeline()
             .journal
             .tell(Record::OpenAt { id, open, more });
     }
@@ -350,44 +284,6 @@ pub(super) fn open_at_cut(open: Vec<(Vec<u8>, Process)>, more: u64) -> OpenAtCut
     OpenAtCut { files, more }
 }
 
-/// What a restore of selected paths is to do.
-#[derive(Default)]
-pub(super) struct Selection {
-    /// The names as they are in the one state or the other.
-    pub(super) names: Vec<Vec<u8>>,
-    /// These names alone, as the state that is restored has them.
-    pub(super) paths: Vec<Vec<u8>>,
-    pub(super) changes: Vec<Change>,
-    pub(super) shared: Vec<SharedPath>,
-}
-
-impl Selection {
-    fn new(
-        found: &[(Differs, Set)],
-        chosen: HashSet<Vec<u8>>,
-        changes: Vec<Change>,
-        shared: Vec<SharedPath>,
-    ) -> Self {
-        let paths = exact_paths(found, &chosen);
-        let mut names: Vec<Vec<u8>> = chosen.into_iter().collect();
-        names.sort();
-        Selection {
-            names,
-            paths,
-            changes,
-            shared,
-        }
-    }
-}
-
-pub(super) fn no_checkpoint() -> VerbError {
-    VerbError {
-        code: "unknown-checkpoint".into(),
-        message: "there is no checkpoint yet".into(),
-        hint: Some("make one: ckptfs checkpoint".into()),
-    }
-}
-
 fn nobody(who: &str, told: &Told) -> VerbError {
     let writers: Set = told
         .unpaired
@@ -401,16 +297,7 @@ fn nobody(who: &str, told: &Told) -> VerbError {
     known.sort();
     known.dedup();
     known.truncate(8);
-    let hint = if known.is_empty() {
-        "nobody has since that checkpoint".to_owned()
-    } else {
-        format!("these have: {}", known.join(", "))
-    };
-    VerbError {
-        code: "unknown-process".into(),
-        message: format!("no process {who:?} has changed anything since that checkpoint"),
-        hint: Some(hint),
-    }
+    error::unknown_process(who, &known)
 }
 
 fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
@@ -420,12 +307,7 @@ fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
         .map(|known| format!("{pid}@{} ({})", known.process.start, known.names.join(", ")))
         .collect();
     known.sort();
-    let message = format!("process {pid} was {} different processes", known.len());
-    VerbError {
-        code: "ambiguous-process".into(),
-        message,
-        hint: Some(format!("say which: {}", known.join(", "))),
-    }
+    error::ambiguous_process(pid, &known)
 }
 
 /// A process as a person is told of it.
@@ -475,138 +357,6 @@ fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, Set)>) -> By
         });
     }
     found
-}
-
-/// Where an inode has gone from, and where it has come to.
-type Moves<'a> = (Vec<&'a [u8]>, Vec<&'a [u8]>);
-
-fn parent_of(path: &[u8]) -> Option<&[u8]> {
-    path.iter()
-        .rposition(|byte| *byte == b'/')
-        .and_then(|at| path.get(..at))
-}
-
-/// The paths that can be made what they were, and are chosen: nothing that is not chosen goes or
-/// comes with them. What cannot be done without the rest is left out until that is so:
-/// - what has gone together with its directory comes back only if that does, or is there;
-/// - a directory goes only if all that is in it does;
-/// - an inode that has another path now is at one of the two, so both are chosen or none.
-fn choose(found: &[(Differs, Set)], wanted: impl Fn(&Differs, &Set) -> bool) -> HashSet<Vec<u8>> {
-    let by_path: HashMap<&[u8], &Differs> = found
-        .iter()
-        .map(|(differs, _)| (differs.path.as_slice(), differs))
-        .collect();
-    let mut pairs: HashMap<(Slot, Kind), Moves<'_>> = HashMap::new();
-    for (differs, _) in found {
-        match differs.how {
-            Difference::Deleted => pairs
-                .entry((differs.slot(), differs.kind))
-                .or_default()
-                .0
-                .push(&differs.path),
-            Difference::Added => pairs
-                .entry((differs.slot(), differs.kind))
-                .or_default()
-                .1
-                .push(&differs.path),
-            _ => {}
-        }
-    }
-    pairs.retain(|_, (gone, come)| !gone.is_empty() && !come.is_empty());
-    let mut chosen: HashSet<&[u8]> = found
-        .iter()
-        .filter(|(differs, set)| wanted(differs, set))
-        .map(|(differs, _)| differs.path.as_slice())
-        .collect();
-    loop {
-        let before = chosen.len();
-        let fits = |path: &&[u8], chosen: &HashSet<&[u8]>| {
-            let comes = by_path
-                .get(path)
-                .is_some_and(|differs| differs.old.is_some());
-            let up = parent_of(path).and_then(|up| by_path.get(up));
-            let needs_up = up
-                .is_some_and(|up| matches!(up.how, Difference::Deleted | Difference::TypeChanged));
-            !(comes && needs_up) || up.is_some_and(|up| chosen.contains(up.path.as_slice()))
-        };
-        let mut all: Vec<&[u8]> = chosen.iter().copied().collect();
-        all.sort_unstable();
-        for path in all {
-            if !fits(&path, &chosen) {
-                chosen.remove(path);
-            }
-        }
-        let stay = |differs: &&Differs| {
-            differs.how == Difference::Added && !chosen.contains(differs.path.as_slice())
-        };
-        let staying: Vec<&Differs> = found
-            .iter()
-            .map(|(differs, _)| differs)
-            .filter(stay)
-            .collect();
-        for differs in staying {
-            let mut up = parent_of(&differs.path);
-            while let Some(path) = up {
-                if by_path.get(path).is_some_and(|above| {
-                    matches!(above.how, Difference::Added | Difference::TypeChanged)
-                }) {
-                    chosen.remove(path);
-                }
-                up = parent_of(path);
-            }
-        }
-        for (gone, come) in pairs.values() {
-            if !gone.iter().chain(come).all(|path| chosen.contains(path)) {
-                gone.iter().chain(come).for_each(|path| {
-                    chosen.remove(path);
-                });
-            }
-        }
-        if chosen.len() == before {
-            return chosen.into_iter().map(<[u8]>::to_vec).collect();
-        }
-    }
-}
-
-/// The chosen names as the plan wants them: what is in a directory that goes back to where it was,
-/// by its path there.
-fn exact_paths(found: &[(Differs, Set)], chosen: &HashSet<Vec<u8>>) -> Vec<Vec<u8>> {
-    let chosen_ones = || {
-        found
-            .iter()
-            .map(|(differs, _)| differs)
-            .filter(|differs| chosen.contains(&differs.path))
-    };
-    let back: HashMap<Slot, &[u8]> = chosen_ones()
-        .filter(|differs| differs.kind == Kind::Dir && differs.new.is_none())
-        .map(|differs| (differs.slot(), differs.path.as_slice()))
-        .collect();
-    let there = |trail: &Arc<Trail>| {
-        let mut names = Vec::new();
-        let mut at = trail;
-        while let Some(up) = &at.up {
-            names.push(at.name.as_bytes());
-            if let Some(path) = back.get(&up.slot) {
-                names.reverse();
-                return Some([path, names.join(&b'/').as_slice()].join(&b'/'));
-            }
-            at = up;
-        }
-        None
-    };
-    let mut paths: Vec<Vec<u8>> = chosen_ones()
-        .map(|differs| {
-            differs
-                .new
-                .as_ref()
-                .filter(|_| differs.how == Difference::Added)
-                .and_then(there)
-                .unwrap_or_else(|| differs.path.clone())
-        })
-        .collect();
-    paths.sort();
-    paths.dedup();
-    paths
 }
 
 /// The name of this program's process for what a verb changes.

@@ -9,12 +9,7 @@ use crate::store::record::{Actor, Reason, Record};
 
 /// Everything that somebody asked for, oldest first.
 pub(super) fn events(journal: &Journal) -> VerbResult<Vec<AuditEvent>> {
-    read(journal).map_err(|cause| {
-        error::failed(
-            "the journal cannot be read; `ckptfs verify` says more",
-            cause.errno(),
-        )
-    })
+    read(journal).map_err(|cause| error::journal_unread(cause.errno()))
 }
 
 fn read(journal: &Journal) -> StoreResult<Vec<AuditEvent>> {
@@ -60,9 +55,8 @@ fn time(at_ns: i64) -> Option<String> {
         .ok()
 }
 
-/// What a record says; `None`: nothing that anybody asked for.
-fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
-    let plain = |what, at_ns: Option<i64>| AuditEvent {
+fn plain(what: AuditKind, at_ns: Option<i64>) -> AuditEvent {
+    AuditEvent {
         at: at_ns.and_then(time),
         what,
         by: None,
@@ -72,70 +66,52 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         paths: Vec::new(),
         note: String::new(),
         unserved_since: None,
+    }
+}
+
+/// What a record says; `None`: nothing that anybody asked for.
+fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
+    let of = |what, id| AuditEvent {
+        checkpoint: Some(id),
+        ..plain(what, at_ns)
     };
     Some(match record {
-        Record::Checkpoint(made) => {
-            let guard = match made.reason {
+        Record::Checkpoint(made) => AuditEvent {
+            checkpoint: Some(made.id),
+            guard: match made.reason {
                 Reason::Guard { restored } => Some(restored),
                 Reason::Asked
                 | Reason::Directory { .. }
                 | Reason::Auto { .. }
                 | Reason::Imported { .. } => None,
-            };
-            let event = plain(AuditKind::Checkpoint, Some(made.created_ns));
-            AuditEvent {
-                checkpoint: Some(made.id),
-                guard,
-                tags: made.tags,
-                note: made.note,
-                ..event
-            }
-        }
+            },
+            tags: made.tags,
+            note: made.note,
+            ..plain(AuditKind::Checkpoint, Some(made.created_ns))
+        },
         Record::Tags { id, tags } => AuditEvent {
-            checkpoint: Some(id),
             tags,
-            ..plain(AuditKind::Tag, at_ns)
+            ..of(AuditKind::Tag, id)
         },
-        Record::Pinned { id, reason } => {
-            let what = if reason.is_some() {
-                AuditKind::Pin
-            } else {
-                AuditKind::Unpin
-            };
-            AuditEvent {
-                checkpoint: Some(id),
-                note: reason.unwrap_or_default(),
-                ..plain(what, at_ns)
-            }
-        }
-        Record::Hidden { id, hidden } => {
-            let what = if hidden {
-                AuditKind::Delete
-            } else {
-                AuditKind::Undelete
-            };
-            AuditEvent {
-                checkpoint: Some(id),
-                ..plain(what, at_ns)
-            }
-        }
-        Record::Deleted { id } => AuditEvent {
-            checkpoint: Some(id),
-            ..plain(AuditKind::Free, at_ns)
+        Record::Pinned { id, reason } => match reason {
+            Some(note) => AuditEvent {
+                note,
+                ..of(AuditKind::Pin, id)
+            },
+            None => of(AuditKind::Unpin, id),
         },
+        Record::Hidden { id, hidden: true } => of(AuditKind::Delete, id),
+        Record::Hidden { id, hidden: false } => of(AuditKind::Undelete, id),
+        Record::Deleted { id } => of(AuditKind::Free, id),
         Record::RestoreBegin {
             target,
             guard,
             paths,
-        } => {
-            let paths = paths.into_iter().map(TreePath).collect();
-            AuditEvent {
-                checkpoint: Some(target),
-                guard: Some(guard),
-                paths,
-                ..plain(AuditKind::Restore, at_ns)
-            }
-        }
+        } => AuditEvent {
+            guard: Some(guard),
+            paths: paths.into_iter().map(TreePath).collect(),
+            ..of(AuditKind::Restore, target)
+        },
         Record::RestoreEnd => plain(AuditKind::Restored, at_ns),
         Record::Mounted { at_ns, stopped_ns } => AuditEvent {
             unserved_since: stopped_ns.and_then(time),

@@ -4,7 +4,7 @@
 //! One thread, which sleeps for good where nothing of it is asked for and no mark of the tripwire
 //! is to be decided upon. It holds no lock while it waits, and what it works on only for a round.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::api::CheckpointOptions;
@@ -16,12 +16,13 @@ use super::quiesce::Stir;
 use super::serving::Serving;
 use super::tripwire::Decision;
 use super::tripwire::Tripwire;
+use super::worker::Worker;
 use crate::history::state::State;
 use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason, Trigger};
 use crate::sys;
-use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::lock::Mutex;
 
 /// Nothing is to be done: the thread sleeps until it is woken, and looks at the clock nevertheless
 /// once in a while.
@@ -31,24 +32,6 @@ const LOOK_MIN: Duration = Duration::from_millis(20);
 const LOOK_MAX: Duration = Duration::from_secs(1);
 /// What could not be done is tried again after so long.
 const RETRY: Duration = Duration::from_secs(5);
-/// The end of a mount waits so long for a round that is under way.
-const STOP_MAX: Duration = Duration::from_secs(20);
-
-/// The thread, and what it knows.
-#[derive(Default)]
-pub(super) struct Auto {
-    state: Mutex<ThreadState>,
-    changed: Condvar,
-    seen: Mutex<Seen>,
-}
-
-#[derive(Default)]
-struct ThreadState {
-    stop: bool,
-    running: bool,
-    woken: bool,
-}
-
 /// What was seen of the tree.
 #[derive(Default)]
 struct Seen {
@@ -61,76 +44,26 @@ struct Seen {
     interval: Option<Instant>,
 }
 
-impl Auto {
-    pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
-        let config = automatic.serving.config.auto;
-        if (AutoConfig {
-            absence: false,
-            ..config
-        }) == AutoConfig::default()
-        {
-            return Ok(());
-        }
-        let weak = Arc::downgrade(automatic);
-        automatic.auto.state.lock().running = true;
-        let spawned = std::thread::Builder::new()
-            .name("auto".into())
-            .spawn(move || run(&weak));
-        if spawned.is_err() {
-            automatic.auto.state.lock().running = false;
-        }
-        spawned.map(drop)
+/// Starts the thread, if there is anything for it to do.
+pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
+    let nothing = AutoConfig {
+        absence: automatic.serving.config.auto.absence,
+        ..AutoConfig::default()
+    };
+    if automatic.serving.config.auto == nothing {
+        return Ok(());
     }
-
-    /// Has the thread look at once.
-    pub(super) fn wake(&self) {
-        self.state.lock().woken = true;
-        self.changed.notify_all();
-    }
-
-    /// Asks the thread to end and waits until it has, but not for ever.
-    pub(super) fn stop(&self) {
-        let mut state = self.state.lock();
-        state.stop = true;
-        self.changed.notify_all();
-        let until = Instant::now() + STOP_MAX;
-        while state.running {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                tracing::error!("an automatic checkpoint does not end");
+    let weak = Arc::downgrade(automatic);
+    let work = move |thread: &Worker| {
+        let mut pause = Duration::ZERO;
+        while thread.wait(pause) {
+            let Some(automatic) = weak.upgrade() else {
                 return;
-            }
-            self.changed.wait_for(&mut state, left);
+            };
+            pause = automatic.auto_round();
         }
-    }
-
-    /// Waits for so long, or until it is woken; `false`: the thread shall end.
-    fn wait(&self, pause: Duration) -> bool {
-        let mut state = self.state.lock();
-        let until = Instant::now() + pause;
-        loop {
-            if state.stop {
-                return false;
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if std::mem::take(&mut state.woken) || left.is_zero() {
-                return true;
-            }
-            self.changed.wait_for(&mut state, left);
-        }
-    }
-}
-
-fn run(automatic: &Weak<Automatic>) {
-    let mut pause = Duration::ZERO;
-    while let Some(automatic) = automatic.upgrade() {
-        if !automatic.auto.wait(pause) {
-            automatic.auto.state.lock().running = false;
-            automatic.auto.changed.notify_all();
-            return;
-        }
-        pause = automatic.auto_round();
-    }
+    };
+    automatic.thread.start("auto", work)
 }
 
 /// The daemon itself, for the record.
@@ -151,7 +84,8 @@ pub(super) struct Automatic {
     states: Arc<States>,
     snapdir: Arc<Snapdir>,
     pub(super) checkpoints: Arc<Checkpoints>,
-    pub(super) auto: Auto,
+    pub(super) thread: Arc<Worker>,
+    seen: Mutex<Seen>,
     pub(super) tripwire: Option<Tripwire>,
 }
 
@@ -162,7 +96,8 @@ impl Automatic {
             serving: Arc::clone(&checkpoints.serving),
             states: Arc::clone(&checkpoints.states),
             snapdir: Arc::clone(&checkpoints.snapdir),
-            auto: Auto::default(),
+            thread: Arc::default(),
+            seen: Mutex::default(),
             tripwire: checkpoints.serving.config.auto.tripwire.map(Tripwire::new),
             checkpoints,
         }
@@ -198,7 +133,6 @@ impl Automatic {
     /// A mark that somebody has given a name to is theirs.
     fn take_back_mark(&self, id: CheckpointId) {
         let ours = self
-            .live
             .timeline()
             .catalogue
             .checkpoint(id)
@@ -216,18 +150,13 @@ impl Automatic {
     }
 
     fn interval_round(&self, every: Duration) -> Duration {
-        let began = *self
-            .auto
-            .seen
-            .lock()
-            .interval
-            .get_or_insert_with(Instant::now);
+        let began = *self.seen.lock().interval.get_or_insert_with(Instant::now);
         let left = (began + every).saturating_duration_since(Instant::now());
         if !left.is_zero() {
             return left;
         }
         let made = self.make_automatic(Trigger::Interval);
-        self.auto.seen.lock().interval = Some(Instant::now());
+        self.seen.lock().interval = Some(Instant::now());
         if made {
             every
         } else {
@@ -242,7 +171,7 @@ impl Automatic {
         };
         let now = Instant::now();
         let due = {
-            let mut seen = self.auto.seen.lock();
+            let mut seen = self.seen.lock();
             if seen.stir != stir || seen.since.is_none() {
                 (seen.stir, seen.since, seen.done) = (stir, Some(now), false);
             }
@@ -255,7 +184,7 @@ impl Automatic {
             let made = self.make_automatic(Trigger::Quiet);
             // What the checkpoint itself has done is no change.
             let stir = self.checkpoints.stir().unwrap_or_default();
-            let mut seen = self.auto.seen.lock();
+            let mut seen = self.seen.lock();
             (seen.stir, seen.done) = (stir, made);
             if !made {
                 seen.since = Some(now);
@@ -267,12 +196,10 @@ impl Automatic {
     /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be
     /// tried again.
     fn make_automatic(&self, trigger: Trigger) -> bool {
-        if self.live.timeline().epochs.dirty() == 0
-            && self.live.timeline().catalogue.last().is_some()
-        {
+        if self.timeline().epochs.dirty() == 0 && self.timeline().catalogue.last().is_some() {
             return true;
         }
-        if let Some(last) = self.live.timeline().catalogue.last() {
+        if let Some(last) = self.timeline().catalogue.last() {
             self.checkpoints.settle();
             match self.states.compare_all(State::At(last), State::Live) {
                 Ok(changes) if changes.is_empty() => return true,

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use super::api::{Damage, StateName, TreePath, VerbError, VerbResult, Verified, VerifyOptions};
 use super::compare::States;
 use super::error;
-use super::runs::Runs;
+use super::runs::{PART_TIME, Runs};
 use crate::live::Live;
 use crate::store::baseline::Baseline;
 use crate::store::check::{Check, DamageKind, Finding, Version};
-use crate::store::ids::{CheckpointId, ObjectOrigin};
+use crate::store::ids::{Address, CheckpointId, ObjectOrigin};
 use crate::store::index::{Doubt, Index};
 use crate::store::journal::Journal;
 use crate::store::layers::Layers;
@@ -26,15 +26,21 @@ use crate::store::{Store, StoreError, check_end};
 
 /// What [`StoreCheck::repair`] says of an index that it has made.
 pub const INDEX_MADE: &str = "the index was made from the journal";
-/// How long one part of a verification takes.
-const PART_TIME: Duration = Duration::from_millis(200);
 /// Findings that one part tells.
 const PART_FINDINGS_MAX: usize = 1000;
 /// A moved inode is recorded a moment before it is moved.
 const MOVE_TIME: Duration = Duration::from_millis(20);
 
 fn unreadable(cause: &StoreError) -> VerbError {
-    error::failed("the store cannot be checked", cause.errno())
+    error::failed("the store cannot be checked")(cause.errno())
+}
+
+fn torn(end: Address) -> Finding {
+    Finding::of_store(
+        DamageKind::JournalTorn,
+        format!("journal/{:08}", end.segment),
+        format!("something follows the last whole frame, which ends at {end}"),
+    )
 }
 
 /// What `fsck --repair` does about a kind of damage.
@@ -102,7 +108,7 @@ fn tell(run: u64, check: &mut Check) -> Verified {
 
 /// Verifies the history while the tree is served.
 pub(super) struct Verifier {
-    live: Arc<Live>,
+    pub(super) live: Arc<Live>,
     states: Arc<States>,
     checks: Runs<Check>,
 }
@@ -117,23 +123,20 @@ impl Verifier {
     }
 
     pub(super) fn verify_for_a_while(&self, options: &VerifyOptions) -> VerbResult<Verified> {
-        let store = self.live.timeline().store();
-        let mut check = match options.run {
-            Some(run) => self.checks.take(run)?,
-            None => {
-                let of = options
-                    .state
-                    .as_ref()
-                    .map(|state| self.states.checkpoint_id(state))
-                    .transpose()?;
-                let mut check = Check::begin(&store.journal, of, options.deep)
-                    .map_err(|cause| unreadable(&cause))?;
-                check.compare_index(&store.index, &store.journal);
-                check.read_baseline(&store.layout);
-                self.look_behind(of, options.deep, &mut check)?;
-                check
-            }
-        };
+        let store = self.timeline().store();
+        let mut check = self.checks.resume(options.run, || {
+            let of = options
+                .state
+                .as_ref()
+                .map(|state| self.states.checkpoint_id(state))
+                .transpose()?;
+            let mut check = Check::begin(&store.journal, of, options.deep)
+                .map_err(|cause| unreadable(&cause))?;
+            check.compare_index(&store.index, &store.journal);
+            check.read_baseline(&store.layout);
+            self.look_behind(of, options.deep, &mut check)?;
+            Ok(check)
+        })?;
         let started = Instant::now();
         while started.elapsed() < PART_TIME && check.findings.len() < PART_FINDINGS_MAX {
             let known = check.findings.len();
@@ -163,17 +166,17 @@ impl Verifier {
         deep: bool,
         check: &mut Check,
     ) -> VerbResult<()> {
-        let retained = self.live.timeline().catalogue.retained();
+        let retained = self.timeline().catalogue.retained();
         // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk
         // tells most.
         let Some(id) = of.or(if deep {
-            self.live.timeline().catalogue.last()
+            self.timeline().catalogue.last()
         } else {
             retained.first().map(|(id, _)| *id)
         }) else {
             return Ok(());
         };
-        let failed = |errno| error::failed("the tree cannot be read", errno);
+        let failed = error::failed("the tree cannot be read");
         let mut changed = self.states.changed_unserved(id).map_err(failed)?;
         if deep || of.is_some() {
             changed.extend(self.states.find_unserved(id).map_err(failed)?);
@@ -203,7 +206,7 @@ impl Verifier {
         {
             std::thread::sleep(MOVE_TIME);
             if matches!(
-                self.live.timeline().store().layers.stat(version.object),
+                self.timeline().store().layers.stat(version.object),
                 Ok(Some(_))
             ) {
                 return false;
@@ -211,11 +214,10 @@ impl Verifier {
         }
         let reads = |id: &CheckpointId| {
             let found = self
-                .live
                 .timeline()
                 .catalogue
                 .is_stored(*id)
-                .then(|| self.live.timeline().lookup.data_at(version.slot, *id));
+                .then(|| self.timeline().lookup.data_at(version.slot, *id));
             matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
         };
         let needed = version.checkpoints.iter().any(reads);
@@ -230,7 +232,7 @@ impl Verifier {
                 finding.kind,
                 DamageKind::ObjectChanged | DamageKind::ObjectSize
             ) {
-                self.live.timeline().losses.distrust(version.object);
+                self.timeline().losses.distrust(version.object);
             }
         }
         needed
@@ -273,7 +275,7 @@ impl StoreCheck {
         let root = root
             .as_fd()
             .try_clone_to_owned()
-            .map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
+            .map_err(error::directory_not_opened)?;
         let layout = match Layout::open_to_check(&root) {
             Ok(layout) => layout,
             Err(
@@ -290,15 +292,7 @@ impl StoreCheck {
                     repaired: Vec::new(),
                 });
             }
-            Err(StoreError::Locked) => {
-                let hint =
-                    "verify it while it is mounted: ckptfs verify; or unmount it first".to_owned();
-                return Err(VerbError {
-                    code: "in-use".into(),
-                    message: "a daemon serves this directory".into(),
-                    hint: Some(hint),
-                });
-            }
+            Err(StoreError::Locked) => return Err(error::served()),
             Err(cause) => return Err(unreadable(&cause)),
         };
         let (journal, opening, broken) =
@@ -313,15 +307,7 @@ impl StoreCheck {
         if let Some(broken) = broken.or_else(|| check_end(&layout, &journal).err()) {
             check.note_journal(&broken);
         } else if opening.torn {
-            let detail = format!(
-                "something follows the last whole frame, which ends at {}",
-                opening.end
-            );
-            check.findings.push(Finding::of_store(
-                DamageKind::JournalTorn,
-                format!("journal/{:08}", opening.end.segment),
-                detail,
-            ));
+            check.findings.push(torn(opening.end));
         }
         let layers = Layers::new(&layout).map_err(|cause| unreadable(&cause))?;
         check_index(&mut check, &layout, &journal)?;

@@ -11,7 +11,6 @@ use super::control::Snapdir;
 use super::error;
 use super::hooks::Hooks;
 use super::hooks::around;
-use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
 use super::requester::Requester;
 use super::serving::Serving;
@@ -46,6 +45,15 @@ pub(super) struct Opened {
     pub(super) more: u64,
     /// The one that took longest to capture.
     slowest: Option<(Slot, Duration)>,
+}
+
+/// A checkpoint that was made.
+struct Made {
+    checkpoint: Checkpoint,
+    opened: Opened,
+    /// Nothing was being changed, if that was waited for.
+    calm: Option<bool>,
+    frozen: Duration,
 }
 
 /// Makes, names and deletes checkpoints.
@@ -86,48 +94,20 @@ impl Checkpoints {
     ) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
-        if !self.live.timeline().indexer.takes_checkpoints() {
+        if !self.timeline().indexer.takes_checkpoints() {
             return Err(error::index_failed(
-                &self.live.timeline().indexer.trouble().unwrap_or_default(),
+                &self.timeline().indexer.trouble().unwrap_or_default(),
             ));
         }
         check_note(&options.note)?;
         let prepared = options.sync.then(|| self.live.durability.prepare_sync());
-        let (mut waits, quiesce) = (0, options.quiesce_ms.map(Duration::from_millis));
-        let (checkpoint, opened, calm, frozen, _one_at_a_time) = loop {
-            let made = self.freeze_within(quiesce).and_then(
-                |Frozen {
-                     freeze,
-                     flushed,
-                     calm,
-                     _one_at_a_time,
-                 }| {
-                    let closed = self.close_epoch(
-                        Some(by),
-                        &options.note,
-                        tags.clone(),
-                        reason.clone(),
-                        flushed,
-                    );
-                    let frozen = freeze.lasted();
-                    drop(freeze);
-                    self.live.cuts.drop_unneeded();
-                    closed.map(|(checkpoint, opened)| {
-                        (checkpoint, opened, calm, frozen, _one_at_a_time)
-                    })
-                },
-            );
-            match made {
-                // Most who write much in one call do end.
-                Err(Errno::EBUSY) if waits < WAYS_CLEARED_MAX && self.live.calls.await_way() => {
-                    waits += 1
-                }
-                made => {
-                    break made
-                        .map_err(|errno| self.failed("the checkpoint was not made", errno))?;
-                }
-            }
-        };
+        let (made, _one_at_a_time) = self.close_frozen(by, options, &tags, &reason)?;
+        let Made {
+            checkpoint,
+            opened,
+            calm,
+            frozen,
+        } = made;
         let (open_files, slowest) = (opened.files, opened.slowest);
         self.tell_open(checkpoint.id, opened);
         if let Some(prepared) = prepared {
@@ -137,12 +117,12 @@ impl Checkpoints {
                 .live
                 .durability
                 .sync_tree(&prepared, checkpoint.created_ns);
-            synced.map_err(|errno| {
-                error::failed("the checkpoint was made, but cannot be synced", errno)
-            })?;
+            synced.map_err(error::failed(
+                "the checkpoint was made, but cannot be synced",
+            ))?;
         }
         let atomic = checkpoint.atomic;
-        let kept = self.live.timeline().catalogue.checkpoint(checkpoint.id);
+        let kept = self.timeline().catalogue.checkpoint(checkpoint.id);
         let mut info =
             CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
         info.duration_us = Some(microseconds(started.elapsed()));
@@ -156,6 +136,43 @@ impl Checkpoints {
         info.open_files = Some(open_files);
         info.quiesced = calm.map(|calm| calm && atomic);
         Ok(info)
+    }
+
+    /// Freezes the tree, closes the epoch, and thaws. Most who write much in one call do end, so a
+    /// process that is in the way is waited for.
+    fn close_frozen(
+        &self,
+        by: &Actor,
+        options: &CheckpointOptions,
+        tags: &[String],
+        reason: &Reason,
+    ) -> VerbResult<(Made, MutexGuard<'_, ()>)> {
+        let (mut waits, quiesce) = (0, options.quiesce_ms.map(Duration::from_millis));
+        loop {
+            let made = self.freeze_within(quiesce).and_then(|tree| {
+                let (tags, reason) = (tags.to_vec(), reason.clone());
+                let closed = self.close_epoch(Some(by), &options.note, tags, reason, tree.flushed);
+                let frozen = tree.freeze.lasted();
+                drop(tree.freeze);
+                self.live.cuts.drop_unneeded();
+                let (checkpoint, opened) = closed?;
+                let made = Made {
+                    checkpoint,
+                    opened,
+                    calm: tree.calm,
+                    frozen,
+                };
+                Ok((made, tree._one_at_a_time))
+            });
+            match made {
+                Err(Errno::EBUSY) if waits < WAYS_CLEARED_MAX && self.live.calls.await_way() => {
+                    waits += 1
+                }
+                made => {
+                    return made.map_err(|errno| self.failed("the checkpoint was not made", errno));
+                }
+            }
+        }
     }
 
     /// Makes a checkpoint between its hooks.
@@ -192,7 +209,7 @@ impl Checkpoints {
         self.live.hot.preflush();
         self.live
             .cuts
-            .prepare_cut(self.live.timeline().epochs.epoch().next());
+            .prepare_cut(self.timeline().epochs.epoch().next());
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
             self.live.mapped.watch_stores();
@@ -245,7 +262,7 @@ impl Checkpoints {
         reason: Reason,
         flushed: bool,
     ) -> SysResult<(Checkpoint, Opened)> {
-        let epoch = self.live.timeline().epochs.epoch();
+        let epoch = self.timeline().epochs.epoch();
         let cut = self.live.cuts.cut(epoch.next())?;
         let now = sys::now();
         let checkpoint = Checkpoint {
@@ -254,12 +271,11 @@ impl Checkpoints {
             note: note.to_owned(),
             created_ns: now.nanoseconds(),
             atomic: cut.atomic && flushed,
-            dirty: self.live.timeline().epochs.dirty(),
+            dirty: self.timeline().epochs.dirty(),
             reason,
         };
         let objects = cut.objects();
-        self.live
-            .timeline()
+        self.timeline()
             .close_epoch(by, checkpoint.clone(), cut.ahead, &cut.open)
             .inspect_err(|_| self.live.cuts.drop_cut(&objects))?;
         self.live.cuts.epoch_closed(&cut.stats);
@@ -281,15 +297,15 @@ impl Checkpoints {
         tags.dedup();
         if tags.len() > TAGS_MAX {
             let message = format!("{} tags are too many", tags.len());
-            return Err(VerbError {
-                code: "bad-tag".into(),
+            return Err(error::hinted(
+                error::Code::BadTag,
                 message,
-                hint: Some(format!("a checkpoint has at most {TAGS_MAX} tags")),
-            });
+                format!("a checkpoint has at most {TAGS_MAX} tags"),
+            ));
         }
         for tag in &tags {
             check_tag(tag)?;
-            if let Some(id) = self.live.timeline().catalogue.tagged(tag) {
+            if let Some(id) = self.timeline().catalogue.tagged(tag) {
                 return Err(error::tag_taken(tag, id));
             }
         }
@@ -314,19 +330,19 @@ impl Checkpoints {
         undoes: Option<u64>,
         id: CheckpointId,
     ) -> VerbResult<CheckpointInfo> {
-        let Some(kept) = self.live.timeline().catalogue.checkpoint(id) else {
+        let Some(kept) = self.timeline().catalogue.checkpoint(id) else {
             return Err(self.states.no_checkpoint(&id.to_string()));
         };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        let hidden = self.live.timeline().operations.operate(
+        let hidden = self.timeline().operations.operate(
             by,
             undoes,
             Deed::Deleted { id, freed: false },
             vec![Record::Hidden { id, hidden: true }],
         );
-        hidden.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        hidden.map_err(error::not_deleted)?;
         let deleted = CheckpointInfo::new(&kept);
         self.snapdir.forget_view(&deleted);
         Ok(deleted)
@@ -339,12 +355,10 @@ impl Checkpoints {
         id: CheckpointId,
     ) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
-        let timeline = self.live.timeline();
-        let Some(kept) = timeline
-            .catalogue
-            .checkpoint(id)
-            .or_else(|| timeline.catalogue.hidden_checkpoint(id))
-        else {
+        let timeline = self.timeline();
+        let catalogue = &timeline.catalogue;
+        let hidden = || catalogue.hidden_checkpoint(id);
+        let Some(kept) = catalogue.checkpoint(id).or_else(hidden) else {
             return Err(self.states.no_checkpoint(&id.to_string()));
         };
         if let Some(reason) = &kept.pinned {
@@ -352,7 +366,7 @@ impl Checkpoints {
         }
         let unneeded = timeline
             .unneeded_without(id)
-            .map_err(|errno| error::failed("the history cannot be read", errno))?;
+            .map_err(error::history_unread)?;
         let freed = if kept.reason.is_auto() {
             timeline.operations.free(by, id)
         } else {
@@ -363,7 +377,7 @@ impl Checkpoints {
                 vec![Record::Deleted { id }],
             )
         };
-        freed.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        freed.map_err(error::not_deleted)?;
         Ok(self.remove_unneeded(&kept, &unneeded))
     }
 
@@ -371,7 +385,7 @@ impl Checkpoints {
     /// kernel forget it.
     pub(super) fn remove_unneeded(&self, kept: &Kept, unneeded: &[ObjectId]) -> CheckpointInfo {
         for object in unneeded {
-            match self.live.timeline().store().layers.remove(*object) {
+            match self.timeline().store().layers.remove(*object) {
                 // It went with a checkpoint that was deleted before.
                 Err(error) if error.errno() == Errno::ENOENT => {}
                 Err(error) => {
@@ -417,7 +431,7 @@ impl Checkpoints {
             .filter(|_| errno == Errno::EBUSY)
             .and_then(|slot| self.live.inodes.path_of(slot));
         path.map_or_else(
-            || error::failed(what, errno),
+            || error::failed(what)(errno),
             |path| error::in_the_way(what, &path),
         )
     }
@@ -428,12 +442,7 @@ pub(super) fn check_note(note: &str) -> VerbResult<()> {
     if note.len() <= NOTE_MAX {
         return Ok(());
     }
-    let message = format!("a note of {} bytes is too long", note.len());
-    Err(VerbError {
-        code: "too-large".into(),
-        message,
-        hint: Some(format!("a note has at most {NOTE_MAX} bytes")),
-    })
+    Err(error::note_too_long(note.len(), NOTE_MAX))
 }
 
 /// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.
@@ -443,26 +452,13 @@ pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
         || tag.starts_with('-')
         || tag.len() > TAG_BYTES_MAX
     {
-        return Err(VerbError {
-            code: "bad-tag".into(),
-            message: format!("{tag:?} cannot be a tag"),
-            hint: Some(format!(
+        return Err(error::hinted(
+            error::Code::BadTag,
+            format!("{tag:?} cannot be a tag"),
+            format!(
                 "a tag has 1 to {TAG_BYTES_MAX} bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live' nor ours ('{INCOMPLETE_PREFIX}')"
-            )),
-        });
+            ),
+        ));
     }
     Ok(())
-}
-
-/// As the kernel shall see a failed verb.
-pub(super) fn verb_errno(error: &VerbError) -> Errno {
-    match error.code.as_str() {
-        "bad-tag" => Errno::EINVAL,
-        "tag-taken" => Errno::EEXIST,
-        "unknown-checkpoint" => Errno::ENOENT,
-        "no-space" => Errno::ENOSPC,
-        "pinned" => Errno::EPERM,
-        "busy" => Errno::EBUSY,
-        _ => Errno::EIO,
-    }
 }

@@ -13,6 +13,7 @@ use crate::history::touched::Touched;
 use crate::history::view::View;
 use crate::live::Live;
 use crate::store::ids::CheckpointId;
+use crate::store::record::Kept;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
 
@@ -37,41 +38,24 @@ impl States {
 
     /// What a person calls a checkpoint by.
     pub(super) fn state_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self
-            .live
-            .timeline()
-            .catalogue
-            .checkpoints()
-            .into_iter()
-            .map(|checkpoint| checkpoint.id.to_string())
+        let catalogue = &self.timeline().catalogue;
+        let ids = catalogue.checkpoint_ids().into_iter();
+        let tags = catalogue.tags().into_iter();
+        let mut names: Vec<String> = ids
+            .map(|id| id.to_string())
+            .chain(tags.map(|(tag, _)| tag))
             .collect();
-        names.extend(
-            self.live
-                .timeline()
-                .catalogue
-                .tags()
-                .into_iter()
-                .map(|(tag, _)| tag),
-        );
-        if self
-            .live
-            .timeline()
-            .catalogue
-            .newest(1, |checkpoint| checkpoint.reason.is_auto())
-            .len()
-            == 1
-        {
+        if !catalogue.newest(1, |kept| kept.reason.is_auto()).is_empty() {
             names.push("auto".into());
         }
-        if self.live.timeline().catalogue.latest().is_some() {
+        if catalogue.latest().is_some() {
             names.push("latest".into());
         }
         names
     }
 
     pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
-        self.live
-            .timeline()
+        self.timeline()
             .catalogue
             .select(&name.0)
             .map_err(|why| match why {
@@ -85,10 +69,19 @@ impl States {
         self.is_checkpoint(name, self.state(name)?)
     }
 
+    /// The checkpoint that is meant, as it is kept.
+    pub(super) fn checkpoint(&self, name: &StateName) -> VerbResult<Kept> {
+        let kept = self
+            .timeline()
+            .catalogue
+            .checkpoint(self.checkpoint_id(name)?);
+        kept.ok_or_else(|| error::unknown_state(&name.0, &self.state_names()))
+    }
+
     /// As [`States::checkpoint_id`], for what changes or deletes something: the beginning of a tag
     /// is not enough.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
-        match self.live.timeline().catalogue.select_whole(&name.0) {
+        match self.timeline().catalogue.select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
             Err(why @ Unselected::Beginning(_)) => Err(error::unselected(&name.0, why, &[])),
             Err(_) => self.checkpoint_id(name),
@@ -111,15 +104,11 @@ impl States {
         if older == newer {
             return Ok(Vec::new());
         }
-        let upto = match newer {
-            State::At(id) => Some(id),
-            State::Live => None,
-        };
         self.compare_touched(
             &*self.live.inodes,
             (from, to),
             path,
-            &self.touched(after, upto)?,
+            &self.touched(after, newer.checkpoint())?,
             true,
         )
     }
@@ -140,8 +129,8 @@ impl States {
         after: CheckpointId,
         upto: Option<CheckpointId>,
     ) -> SysResult<Touched> {
-        let mut touched = self.live.timeline().touched(after, upto)?;
-        touched.add_unseen_links(self.live.timeline(), &self.view(State::At(after)))?;
+        let mut touched = self.timeline().touched(after, upto)?;
+        touched.add_unseen_links(self.timeline(), &self.view(State::At(after)))?;
         Ok(touched)
     }
 
@@ -156,7 +145,7 @@ impl States {
         times: bool,
     ) -> SysResult<Vec<Change>> {
         let (older, newer, backwards) = ordered(from, to);
-        let view = |state| View::new(self.live.timeline(), present, state);
+        let view = |state| View::new(self.timeline(), present, state);
         let comparison = Comparison {
             from: view(older),
             to: view(newer),
@@ -180,19 +169,14 @@ impl States {
 
     /// The view of a state.
     pub(super) fn view(&self, state: State) -> View<'_> {
-        View::new(self.live.timeline(), &*self.live.inodes, state)
+        View::new(self.timeline(), &*self.live.inodes, state)
     }
 
     /// What to say of a checkpoint that nobody sees.
     pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
+        let catalogue = &self.timeline().catalogue;
         let id = name.parse().ok().map(CheckpointId);
-        match id.filter(|id| {
-            self.live
-                .timeline()
-                .catalogue
-                .hidden_checkpoint(*id)
-                .is_some()
-        }) {
+        match id.filter(|id| catalogue.hidden_checkpoint(*id).is_some()) {
             Some(id) => error::hidden(id),
             None => error::unknown_state(name, &self.state_names()),
         }

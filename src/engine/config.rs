@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::api::{VerbError, VerbResult};
+use super::api::VerbResult;
+use super::error;
 use super::succession::Succession;
 pub use crate::live::HashMode;
 use crate::store::Store;
@@ -137,11 +138,11 @@ impl Served {
             } else {
                 "it needs CAP_SYS_ADMIN".to_owned()
             };
-            return Err(VerbError {
-                code: "no-passthrough".into(),
-                message: format!("passthrough cannot be had here: {why}"),
-                hint: Some("use --io auto or --io daemon".into()),
-            });
+            return Err(error::hinted(
+                error::Code::NoPassthrough,
+                format!("passthrough cannot be had here: {why}"),
+                "use --io auto or --io daemon",
+            ));
         }
         Ok(Served {
             backing: config.backing.clone(),

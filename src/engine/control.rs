@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::api::CheckpointInfo;
 use super::files::Views;
-use super::past::PastNode;
+use super::past::{Past, PastNode};
 use super::request::{Entry, Listed, Looked, NodeId};
 use super::serving::Serving;
 use crate::history::present::Trail;
@@ -36,6 +36,12 @@ pub(super) const STORE_NAME: &[u8] = b".ckptfs";
 
 /// The attribute that holds an access control list (acl(5)).
 const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+
+/// The root directory of a view.
+const ROOT: Child = Child {
+    slot: Slot::ROOT,
+    kind: Kind::Dir,
+};
 
 /// Links in `.snapshots` that the kernel was told of: number -> target, and how often it was told.
 #[derive(Default)]
@@ -88,7 +94,7 @@ const LATEST: u64 = 1 << 61;
 
 /// `.snapshots`, the links in it, and the names that are ours.
 pub(super) struct Snapdir {
-    live: Arc<Live>,
+    pub(super) live: Arc<Live>,
     serving: Arc<Serving>,
     views: Arc<Views>,
     pub(super) links: Links,
@@ -112,8 +118,7 @@ impl Snapdir {
     /// a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.inodes.stat(Slot::ROOT)?;
-        let count =
-            u32::try_from(self.live.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
+        let count = u32::try_from(self.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
         Ok(Stat {
             ino: SNAPDIR.0,
             mode: self
@@ -220,14 +225,14 @@ impl Snapdir {
             return self.view_root(id, false, 1);
         }
         let id = if name == "latest" {
-            self.live.timeline().catalogue.latest()
+            self.timeline().catalogue.latest()
         } else {
-            self.live.timeline().catalogue.tagged(name)
+            self.timeline().catalogue.tagged(name)
         };
         let Some(id) = id else {
             return Ok(Looked::Absent(Duration::ZERO));
         };
-        if self.live.timeline().catalogue.is_directory(id, name) {
+        if self.timeline().catalogue.is_directory(id, name) {
             return self.view_root(id, true, 1);
         }
         let node = link_node(name, id);
@@ -243,7 +248,7 @@ impl Snapdir {
     /// A checkpoint's number as it is written: without leading zeros.
     pub(super) fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
-        (id.to_string() == name && self.live.timeline().catalogue.has_checkpoint(id)).then_some(id)
+        (id.to_string() == name && self.timeline().catalogue.has_checkpoint(id)).then_some(id)
     }
 
     /// The kernel may remember it: every path into a view goes by it, and [`Snapdir::forget_view`]
@@ -254,14 +259,8 @@ impl Snapdir {
         named: bool,
         lookups: u64,
     ) -> SysResult<Looked> {
-        let child = Child {
-            slot: Slot::ROOT,
-            kind: Kind::Dir,
-        };
-        let node = self
-            .views
-            .past
-            .learn(id, named, child, Trail::root(), lookups)?;
+        let past = &self.views.past;
+        let node = past.learn(id, named, ROOT, Trail::root(), lookups)?;
         Ok(Looked::Found(self.views.past_entry(&node)?))
     }
 
@@ -275,12 +274,8 @@ impl Snapdir {
         let Some(caches) = self.serving.caches.get() else {
             return;
         };
-        let root = Child {
-            slot: Slot::ROOT,
-            kind: Kind::Dir,
-        };
         for named in [false, true] {
-            caches.forget_attributes(super::past::Past::number(checkpoint.id, named, root));
+            caches.forget_attributes(Past::number(checkpoint.id, named, ROOT));
         }
         let mut names = vec![checkpoint.id.to_string()];
         if let Reason::Directory { name } = &checkpoint.reason {
@@ -303,16 +298,7 @@ impl Snapdir {
     /// So many names of `.snapshots` after `offset`: dots, numbers, `latest`, tags. Costs what it
     /// gives, not what there is.
     pub(super) fn list_snapshots(&self, offset: u64, count: usize) -> Vec<Listed> {
-        let view = |id: CheckpointId, named: bool| {
-            super::past::Past::number(
-                id,
-                named,
-                Child {
-                    slot: Slot::ROOT,
-                    kind: Kind::Dir,
-                },
-            )
-        };
+        let view = |id: CheckpointId, named: bool| Past::number(id, named, ROOT);
         let listed = |name: String, node: NodeId, kind: Kind, next: u64| Listed {
             name: name.into_bytes(),
             node,
@@ -330,11 +316,8 @@ impl Snapdir {
             dot("..", NodeId(Slot::ROOT.0), AFTER_DOTS),
         ];
         if offset < LATEST {
-            let numbers = self
-                .live
-                .timeline()
-                .catalogue
-                .ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
+            let after = CheckpointId(offset.saturating_sub(AFTER_DOTS));
+            let numbers = self.timeline().catalogue.ids_after(after, count);
             names.extend(numbers.into_iter().map(|id| {
                 listed(
                     id.to_string(),
@@ -345,18 +328,10 @@ impl Snapdir {
             }));
         }
         if names.len() < count {
-            names.extend(
-                self.live
-                    .timeline()
-                    .catalogue
-                    .latest()
-                    .map(|id| link("latest", id, LATEST)),
-            );
-            let tags = self
-                .live
-                .timeline()
-                .catalogue
-                .tags_after(offset.saturating_sub(LATEST), count);
+            let catalogue = &self.timeline().catalogue;
+            let latest = catalogue.latest();
+            names.extend(latest.map(|id| link("latest", id, LATEST)));
+            let tags = catalogue.tags_after(offset.saturating_sub(LATEST), count);
             names.extend(tags.into_iter().map(|tagged| {
                 match (tagged.is_directory, LATEST + tagged.place) {
                     (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),
@@ -393,12 +368,7 @@ impl Snapdir {
 impl Views {
     /// The view that a past node belongs to must still be there.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
-        if self
-            .live
-            .timeline()
-            .catalogue
-            .has_checkpoint(node.checkpoint)
-        {
+        if self.timeline().catalogue.has_checkpoint(node.checkpoint) {
             Ok(())
         } else {
             Err(Errno::ESTALE)

@@ -1,18 +1,14 @@
 //! `du`: what space the history takes, by checkpoint.
 
-use std::time::{Duration, Instant};
-
 use serde::{Deserialize, Serialize};
 
 use super::api::{StateName, VerbResult};
 use super::error;
 use super::gc::Collector;
-use super::space::{Measuring, Space};
+use super::runs::for_a_while;
+use super::space::Space;
 use crate::history::needed::Census;
 use crate::store::ids::CheckpointId;
-
-/// How long one part takes.
-const PART_TIME: Duration = Duration::from_millis(200);
 
 /// Whose space is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,29 +61,18 @@ pub struct DuReport {
 
 impl Collector {
     pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {
-        let started = Instant::now();
         let only = options
             .state
             .as_ref()
             .map(|state| self.states.checkpoint_id(state))
             .transpose()?;
-        let mut measuring = match options.run {
-            Some(run) => self.du_runs.take(run)?,
-            None => {
-                let census = self
-                    .live
-                    .timeline()
-                    .census()
-                    .map_err(|errno| error::failed("the history cannot be read", errno))?;
-                Box::new(Measuring::new(census))
-            }
-        };
-        let mut more = true;
-        while more && started.elapsed() < PART_TIME {
-            more = self
-                .measure_next(&mut measuring)
-                .map_err(|errno| error::failed("a version cannot be looked at", errno))?;
-        }
+        let mut measuring = self
+            .du_runs
+            .resume(options.run, || Ok(Box::new(self.measuring()?)))?;
+        let more = for_a_while(|| {
+            self.measure_next(&mut measuring)
+                .map_err(error::version_unread)
+        })?;
         let (done, total) = measuring.progress();
         if more {
             let run = self.du_runs.put(options.run, measuring);
@@ -100,7 +85,6 @@ impl Collector {
         }
         let (census, measured, space) = measuring.finish(self.keeps_extents_whole());
         let hidden: Vec<CheckpointId> = self
-            .live
             .timeline()
             .catalogue
             .hidden()
@@ -168,11 +152,7 @@ fn account(census: &Census, measured: &[usize], space: &Space) -> DuReport {
     let checkpoints = census.kept.iter().enumerate().map(one).collect();
     DuReport {
         checkpoints,
-        history_bytes: space
-            .freed(&vec![Some(0); measured.len()], 1)
-            .first()
-            .copied()
-            .unwrap_or(0),
+        history_bytes: space.freed_with_all(measured.len()),
         outside_bytes: space.outside(),
         unneeded_bytes: exclusive.get(kept).copied().unwrap_or(0),
         ..DuReport::default()

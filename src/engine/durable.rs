@@ -66,21 +66,18 @@ pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
 impl Checkpoints {
     /// Names the checkpoints that the power may have been cut before.
     pub(super) fn name_incomplete(&self) -> SysResult<()> {
-        if self.live.timeline().store().layout.same_mount() {
+        if self.timeline().store().layout.same_mount() {
             return Ok(());
         }
         let mut named = Vec::new();
-        for checkpoint in self.live.timeline().catalogue.unsynced() {
+        for checkpoint in self.timeline().catalogue.unsynced() {
             let tag = format!("{INCOMPLETE_PREFIX}{}", checkpoint.id);
             named.push(checkpoint.id.to_string());
             if !checkpoint.tags.contains(&tag) {
                 let mut tags = checkpoint.tags.clone();
                 tags.push(tag);
                 tags.sort();
-                self.live
-                    .timeline()
-                    .catalogue
-                    .set_tags(checkpoint.id, tags)?;
+                self.timeline().catalogue.set_tags(checkpoint.id, tags)?;
             }
         }
         if !named.is_empty() {

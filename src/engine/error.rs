@@ -1,8 +1,15 @@
 //! Failures as people read them.
 
+mod code;
+
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 use strsim::levenshtein;
 
-use super::api::{TreePath, VerbError};
+pub use self::code::Code;
+use super::api::TreePath;
 use super::word::word;
 use crate::history::select::Unselected;
 use crate::store::ids::CheckpointId;
@@ -11,76 +18,236 @@ use crate::sys::Errno;
 /// A name of more bytes is not compared with those there are.
 const NEAREST_BYTES_MAX: usize = 200;
 
+/// A failed verb: one line for a person, and the command that may help.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct VerbError {
+    /// What kind of failure, for programs.
+    pub code: Code,
+    /// What failed on what.
+    pub message: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+/// The result of a verb.
+pub type VerbResult<T> = Result<T, VerbError>;
+
 /// An error without a hint.
-pub fn error(code: &str, message: impl Into<String>) -> VerbError {
+pub fn error(code: Code, message: impl Into<String>) -> VerbError {
     VerbError {
-        code: code.into(),
+        code,
         message: message.into(),
         hint: None,
     }
 }
 
 /// An error with a hint.
-pub fn hinted(code: &str, message: impl Into<String>, hint: impl Into<String>) -> VerbError {
+pub fn hinted(code: Code, message: impl Into<String>, hint: impl Into<String>) -> VerbError {
     VerbError {
-        code: code.into(),
-        message: message.into(),
         hint: Some(hint.into()),
+        ..error(code, message)
     }
 }
 
-/// Something failed with an errno.
-pub(super) fn failed(what: &str, errno: Errno) -> VerbError {
-    let (code, hint) = match errno {
-        Errno::ENOSPC | Errno::EDQUOT => (
-            "no-space",
-            Some("free space on the filesystem, or free checkpoints: ckptfs delete --now ID"),
-        ),
-        Errno::EROFS => ("read-only", None),
-        Errno::EBUSY => ("busy", None),
-        Errno::EACCES | Errno::EPERM => ("no-permission", None),
-        _ => ("io", Some("see .ckptfs/daemon.log for what failed")),
+/// The error of a call on `what` (a path, mostly).
+pub fn io_error(what: impl std::fmt::Display, cause: impl Into<io::Error>) -> VerbError {
+    let cause = cause.into();
+    let code = match cause.kind() {
+        io::ErrorKind::NotFound => Code::NotFound,
+        io::ErrorKind::PermissionDenied => Code::NoPermission,
+        io::ErrorKind::StorageFull => Code::NoSpace,
+        _ => Code::Io,
     };
-    VerbError {
-        code: code.into(),
-        message: format!("{what}: {errno}"),
-        hint: hint.map(str::to_owned),
+    error(code, format!("{what}: {}", plain(&cause)))
+}
+
+/// What went wrong, without the number in "No such file or directory (os error 2)": it helps
+/// nobody.
+pub fn plain(cause: &io::Error) -> String {
+    let text = cause.to_string();
+    let number = text.find(" (os error").unwrap_or(text.len());
+    text[..number].to_owned()
+}
+
+/// Something failed with an errno.
+pub(super) fn failed<E: Into<Errno>>(what: &str) -> impl Fn(E) -> VerbError + Copy + '_ {
+    move |cause| {
+        let errno = cause.into();
+        let (code, hint) = match errno {
+            Errno::ENOSPC | Errno::EDQUOT => (
+                Code::NoSpace,
+                Some("free space on the filesystem, or free checkpoints: ckptfs delete --now ID"),
+            ),
+            Errno::EROFS => (Code::ReadOnly, None),
+            Errno::EBUSY => (Code::Busy, None),
+            Errno::EACCES | Errno::EPERM => (Code::NoPermission, None),
+            _ => (Code::Io, Some("see .ckptfs/daemon.log for what failed")),
+        };
+        VerbError {
+            hint: hint.map(str::to_owned),
+            ..error(code, format!("{what}: {errno}"))
+        }
     }
+}
+
+/// The index, or the journal, did not say what it was asked for.
+pub(super) fn history_unread(errno: Errno) -> VerbError {
+    failed("the history cannot be read")(errno)
+}
+
+/// A captured version cannot be measured.
+pub(super) fn version_unread(errno: Errno) -> VerbError {
+    failed("a version cannot be looked at")(errno)
+}
+
+/// It is not known what differs between two states.
+pub(super) fn not_compared(errno: Errno) -> VerbError {
+    failed("the two states cannot be compared")(errno)
+}
+
+/// It is not known what differs from a checkpoint.
+pub(super) fn tree_not_compared(errno: Errno) -> VerbError {
+    failed("the tree cannot be compared")(errno)
+}
+
+/// The record of the deletion was not written.
+pub(super) fn not_deleted(errno: Errno) -> VerbError {
+    failed("the checkpoint was not deleted")(errno)
+}
+
+/// A frame of the journal cannot be read.
+pub(super) fn journal_unread(cause: impl Into<Errno>) -> VerbError {
+    failed("the journal cannot be read; `ckptfs verify` says more")(cause)
+}
+
+/// The directory of a store that is read without a mount.
+pub(super) fn directory_not_opened(cause: io::Error) -> VerbError {
+    failed("the directory cannot be opened")(cause)
+}
+
+/// What only a daemon can do.
+pub(super) fn not_mounted(message: &str) -> VerbError {
+    hinted(Code::NotMounted, message, "mount it: ckptfs mount DIR")
 }
 
 /// A process has a file for too long. The path is somebody else's text.
 pub(super) fn in_the_way(what: &str, path: &[u8]) -> VerbError {
-    VerbError {
-        code: "busy".into(),
-        message: format!("{what}: a process that reads or writes {:?} keeps it locked", String::from_utf8_lossy(path)),
-        hint: Some(
-            "try again; `fuser -v FILE` names who has it open; where the daemon does all I/O (--io=daemon) nobody can keep a file locked".into(),
+    hinted(
+        Code::Busy,
+        format!(
+            "{what}: a process that reads or writes {:?} keeps it locked",
+            String::from_utf8_lossy(path)
         ),
-    }
+        "try again; `fuser -v FILE` names who has it open; where the daemon does all I/O (--io=daemon) nobody can keep a file locked",
+    )
 }
 
 /// The store, or the directory that it is in, cannot be used.
 pub(super) fn unusable(errno: Errno) -> VerbError {
     if errno != Errno::EXDEV {
-        return failed("the store cannot be used", errno);
+        return failed("the store cannot be used")(errno);
     }
     // The number of a file does not tell it from others then.
     let message = "files of this directory are on other devices than the directory, as in an overlay of several filesystems";
     let hint = "mount a directory of the filesystem that is below";
-    VerbError {
-        code: "other-filesystem".into(),
-        message: message.into(),
-        hint: Some(hint.into()),
-    }
+    hinted(Code::OtherFilesystem, message, hint)
 }
 
 /// The index cannot be written, so no more epochs are closed.
 pub(super) fn index_failed(why: &str) -> VerbError {
-    VerbError {
-        code: "index-failed".into(),
-        message: format!("the checkpoint was not made: the index failed ({why})"),
-        hint: Some("nothing is lost: unmount and mount again, and the index is made anew".into()),
-    }
+    hinted(
+        Code::IndexFailed,
+        format!("the checkpoint was not made: the index failed ({why})"),
+        "nothing is lost: unmount and mount again, and the index is made anew",
+    )
+}
+
+/// A run that was given up, or one of the daemon before.
+pub(super) fn unknown_run() -> VerbError {
+    hinted(
+        Code::UnknownRun,
+        "the daemon does not know this run any more; what it has done is done",
+        "begin again",
+    )
+}
+
+/// An export that was given up, or one of the daemon before.
+pub(super) fn unknown_export() -> VerbError {
+    hinted(
+        Code::UnknownRun,
+        "the daemon does not know this export any more",
+        "run the same command again: it goes on where this one ended",
+    )
+}
+
+/// There is nothing to compare with.
+pub(super) fn no_checkpoint() -> VerbError {
+    hinted(
+        Code::UnknownCheckpoint,
+        "there is no checkpoint yet",
+        "make one: ckptfs checkpoint",
+    )
+}
+
+/// Nothing was changed by a process of this name; `known` have changed something.
+pub(super) fn unknown_process(who: &str, known: &[String]) -> VerbError {
+    let hint = if known.is_empty() {
+        "nobody has since that checkpoint".to_owned()
+    } else {
+        format!("these have: {}", known.join(", "))
+    };
+    hinted(
+        Code::UnknownProcess,
+        format!("no process {who:?} has changed anything since that checkpoint"),
+        hint,
+    )
+}
+
+/// A number that was given to several processes, one after the other.
+pub(super) fn ambiguous_process(pid: u32, known: &[String]) -> VerbError {
+    hinted(
+        Code::AmbiguousProcess,
+        format!("process {pid} was {} different processes", known.len()),
+        format!("say which: {}", known.join(", ")),
+    )
+}
+
+/// What was written is no way to name a process.
+pub(super) fn bad_process(who: &str) -> VerbError {
+    hinted(
+        Code::BadProcess,
+        format!("{who:?} names no process"),
+        "give a process id, the path of a control group (/...), or a name: ckptfs status --by process",
+    )
+}
+
+/// A store that is to be checked is in use.
+pub(super) fn served() -> VerbError {
+    hinted(
+        Code::InUse,
+        "a daemon serves this directory",
+        "verify it while it is mounted: ckptfs verify; or unmount it first",
+    )
+}
+
+/// A hook stopped an operation.
+pub(super) fn hook_failed(verb: &str, why: &str, dir: &Path) -> VerbError {
+    hinted(
+        Code::HookFailed,
+        format!("the {verb} was not made: {why}"),
+        format!("hooks are in {}", dir.display()),
+    )
+}
+
+/// A note that does not fit into a record.
+pub(super) fn note_too_long(length: usize, max: usize) -> VerbError {
+    hinted(
+        Code::TooLarge,
+        format!("a note of {length} bytes is too long"),
+        format!("a note has at most {max} bytes"),
+    )
 }
 
 /// No checkpoint has this number or tag.
@@ -92,11 +259,11 @@ pub(super) fn unknown_state(name: &str, known: &[String]) -> VerbError {
         }
         None => "`ckptfs log` lists all checkpoints".into(),
     };
-    VerbError {
-        code: "unknown-checkpoint".into(),
-        message: format!("there is no checkpoint {name:?}"),
-        hint: Some(hint),
-    }
+    hinted(
+        Code::UnknownCheckpoint,
+        format!("there is no checkpoint {name:?}"),
+        hint,
+    )
 }
 
 /// Of no path that was named can it be told what it was.
@@ -104,44 +271,34 @@ pub(super) fn cannot_be_told(path: Option<&TreePath>, id: CheckpointId) -> VerbE
     let path = path
         .map(|path| String::from_utf8_lossy(&path.0).into_owned())
         .unwrap_or_default();
-    VerbError {
-        code: "io".into(),
-        message: format!("what {path:?} was in checkpoint {id} cannot be told: it stays as it is"),
-        hint: Some(
-            "`ckptfs verify` says what is damaged, `ckptfs log PATH` which checkpoints know it"
-                .into(),
-        ),
-    }
+    hinted(
+        Code::Io,
+        format!("what {path:?} was in checkpoint {id} cannot be told: it stays as it is"),
+        "`ckptfs verify` says what is damaged, `ckptfs log PATH` which checkpoints know it",
+    )
 }
 
 /// The checkpoint was deleted, or its making undone.
 pub(super) fn hidden(id: CheckpointId) -> VerbError {
-    VerbError {
-        code: "unknown-checkpoint".into(),
-        message: format!("checkpoint {id} is deleted"),
-        hint: Some(
-            "it is not freed yet: `ckptfs ops` says what was done, `ckptfs undo` brings it back"
-                .into(),
-        ),
-    }
+    hinted(
+        Code::UnknownCheckpoint,
+        format!("checkpoint {id} is deleted"),
+        "it is not freed yet: `ckptfs ops` says what was done, `ckptfs undo` brings it back",
+    )
 }
 
 /// What the checkpoint needed is gone.
 pub(super) fn freed(id: CheckpointId) -> VerbError {
-    VerbError {
-        code: "freed".into(),
-        message: format!("checkpoint {id} was freed"),
-        hint: None,
-    }
+    error(Code::Freed, format!("checkpoint {id} was freed"))
 }
 
 /// There is no such operation.
 pub(super) fn no_operation(number: u64) -> VerbError {
-    VerbError {
-        code: "unknown-operation".into(),
-        message: format!("there is no operation {number}"),
-        hint: Some("`ckptfs ops` lists all operations".into()),
-    }
+    hinted(
+        Code::UnknownOperation,
+        format!("there is no operation {number}"),
+        "`ckptfs ops` lists all operations",
+    )
 }
 
 /// There is not so much to be undone (`verb`) or done again.
@@ -151,27 +308,23 @@ pub(super) fn too_far(verb: &str, there: usize) -> VerbError {
     } else {
         format!("only {there} operations can be {verb}")
     };
-    VerbError {
-        code: "too-far".into(),
-        message,
-        hint: Some("`ckptfs ops` lists all operations".into()),
-    }
+    hinted(Code::TooFar, message, "`ckptfs ops` lists all operations")
 }
 
 /// Somebody else was faster.
 pub(super) fn undone_meanwhile(number: u64) -> VerbError {
-    VerbError {
-        code: "undone".into(),
-        message: format!("operation {number} was undone by somebody else meanwhile"),
-        hint: Some("`ckptfs ops` says by whom".into()),
-    }
+    hinted(
+        Code::Undone,
+        format!("operation {number} was undone by somebody else meanwhile"),
+        "`ckptfs ops` says by whom",
+    )
 }
 
 /// Something is in the way of undoing an operation.
 pub(super) fn cannot_undo(number: u64, why: VerbError) -> VerbError {
     let message = format!("operation {number} cannot be undone: {}", why.message);
-    let hint = match why.code.as_str() {
-        "pinned" | "tag-taken" => why.hint,
+    let hint = match why.code {
+        Code::Pinned | Code::TagTaken => why.hint,
         _ => Some("what was done before it can be undone: ckptfs undo --skip".into()),
     };
     VerbError {
@@ -183,61 +336,51 @@ pub(super) fn cannot_undo(number: u64, why: VerbError) -> VerbError {
 
 /// A restore was of more names than its operation can tell.
 pub(super) fn too_many_names() -> VerbError {
-    VerbError {
-        code: "too-many-names".into(),
-        message: "it restored too many single paths".into(),
-        hint: None,
-    }
+    error(Code::TooManyNames, "it restored too many single paths")
 }
 
 /// Undoing would hide what somebody asked for.
 pub(super) fn was_asked_for(number: u64, id: CheckpointId) -> VerbError {
-    VerbError {
-        code: "asked-for".into(),
-        message: format!(
+    hinted(
+        Code::AskedFor,
+        format!(
             "operation {number} made checkpoint {id}: to undo it would hide that, and leave the tree as it is"
         ),
-        hint: Some(format!(
+        format!(
             "ckptfs restore {id} makes the tree what it was then; ckptfs undo --force hides the checkpoint; ckptfs undo --skip goes past it"
-        )),
-    }
+        ),
+    )
 }
 
 /// Something was removed since the last operation.
 pub(super) fn burst_since(id: CheckpointId) -> VerbError {
-    VerbError {
-        code: "burst-since".into(),
-        message: format!(
+    hinted(
+        Code::BurstSince,
+        format!(
             "many files were removed or emptied since the last operation; checkpoint {id} was made just before"
         ),
-        hint: Some(format!(
+        format!(
             "to bring back what was there then: ckptfs restore {id}; to undo the last operation all the same: ckptfs undo --force"
-        )),
-    }
+        ),
+    )
 }
 
 /// A checkpoint has no room for so many tags.
 pub(super) fn too_many_tags(count: usize) -> VerbError {
-    VerbError {
-        code: "bad-tag".into(),
-        message: format!("{count} tags are too many for one checkpoint"),
-        hint: None,
-    }
+    error(
+        Code::BadTag,
+        format!("{count} tags are too many for one checkpoint"),
+    )
 }
 
 /// Why a name means no checkpoint.
 pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbError {
-    let error = |code: &str, message: String, hint: &str| VerbError {
-        code: code.into(),
-        message,
-        hint: Some(hint.into()),
-    };
     match why {
         Unselected::Unknown => unknown_state(name, known),
         Unselected::Ambiguous(tags) => {
             let tags: Vec<String> = tags.iter().take(5).map(|tag| format!("{tag:?}")).collect();
-            error(
-                "ambiguous",
+            hinted(
+                Code::Ambiguous,
                 format!(
                     "{name:?} can mean more than one checkpoint: {}",
                     tags.join(", ")
@@ -248,14 +391,14 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
         Unselected::Beginning(tag) => not_exact(name, &tag),
         Unselected::TooFar(before) => {
             let from = name.rsplit_once('~').map_or(name, |(from, _)| from);
-            error(
-                "unknown-checkpoint",
+            hinted(
+                Code::UnknownCheckpoint,
                 format!("only {before} checkpoints are kept before {from:?}"),
                 "`ckptfs log` lists all checkpoints",
             )
         }
-        Unselected::TooEarly => error(
-            "unknown-checkpoint",
+        Unselected::TooEarly => hinted(
+            Code::UnknownCheckpoint,
             format!("no checkpoint is as old as {name:?}"),
             "`ckptfs log` tells when each was made",
         ),
@@ -265,20 +408,20 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
 
 /// What changes or deletes something wants to know for certain.
 pub fn not_exact(name: &str, tag: &str) -> VerbError {
-    VerbError {
-        code: "not-exact".into(),
-        message: format!("{name:?} is only the beginning of the tag {tag:?}"),
-        hint: Some("what restores or deletes wants the whole tag, or a number".into()),
-    }
+    hinted(
+        Code::NotExact,
+        format!("{name:?} is only the beginning of the tag {tag:?}"),
+        "what restores or deletes wants the whole tag, or a number",
+    )
 }
 
 /// A time that is none.
 pub(super) fn bad_time(problem: String) -> VerbError {
-    VerbError {
-        code: "bad-time".into(),
-        message: problem,
-        hint: Some("for example: ckptfs diff '@{10min ago}', ckptfs find --since 2h".into()),
-    }
+    hinted(
+        Code::BadTime,
+        problem,
+        "for example: ckptfs diff '@{10min ago}', ckptfs find --since 2h",
+    )
 }
 
 /// The checkpoint does not have the tag.
@@ -288,25 +431,23 @@ pub(super) fn not_its_tag(tag: &str, id: CheckpointId, its: &[String]) -> VerbEr
     } else {
         format!("it has {}", its.join(", "))
     };
-    VerbError {
-        code: "unknown-tag".into(),
-        message: format!("checkpoint {id} has no tag {tag:?}"),
-        hint: Some(hint),
-    }
+    hinted(
+        Code::UnknownTag,
+        format!("checkpoint {id} has no tag {tag:?}"),
+        hint,
+    )
 }
 
 /// No state has the path.
 pub(super) fn never_there(path: &[u8]) -> VerbError {
-    VerbError {
-        code: "unknown-path".into(),
-        message: format!(
+    hinted(
+        Code::UnknownPath,
+        format!(
             "{} is in no checkpoint and not in the tree",
             String::from_utf8_lossy(path)
         ),
-        hint: Some(
-            "a path starts at the working directory; `ckptfs diff ID` lists what changed".into(),
-        ),
-    }
+        "a path starts at the working directory; `ckptfs diff ID` lists what changed",
+    )
 }
 
 /// The checkpoint is not to be deleted.
@@ -316,35 +457,32 @@ pub(super) fn pinned(id: CheckpointId, reason: &str) -> VerbError {
     } else {
         format!(" ({reason})")
     };
-    VerbError {
-        code: "pinned".into(),
-        message: format!("checkpoint {id} is pinned{because}"),
-        hint: Some(format!("if it may go after all: ckptfs unpin {id}")),
-    }
+    hinted(
+        Code::Pinned,
+        format!("checkpoint {id} is pinned{because}"),
+        format!("if it may go after all: ckptfs unpin {id}"),
+    )
 }
 
 /// The tag belongs to another checkpoint.
 pub(super) fn tag_taken(tag: &str, id: CheckpointId) -> VerbError {
-    VerbError {
-        code: "tag-taken".into(),
-        message: format!("the tag {tag:?} belongs to checkpoint {id}"),
-        hint: Some(format!(
-            "choose another tag, or take it: ckptfs untag {}",
-            word(tag)
-        )),
-    }
+    hinted(
+        Code::TagTaken,
+        format!("the tag {tag:?} belongs to checkpoint {id}"),
+        format!("choose another tag, or take it: ckptfs untag {}", word(tag)),
+    )
 }
 
 /// Nothing has this path, neither now nor then.
 pub(super) fn unknown_path(path: &[u8], id: CheckpointId) -> VerbError {
-    VerbError {
-        code: "unknown-path".into(),
-        message: format!(
+    hinted(
+        Code::UnknownPath,
+        format!(
             "{} exists neither now nor in checkpoint {id}",
             String::from_utf8_lossy(path)
         ),
-        hint: Some(format!("`ls .snapshots/{id}/` shows what was there")),
-    }
+        format!("`ls .snapshots/{id}/` shows what was there"),
+    )
 }
 
 /// The known name with the fewest edits, if they are few.

@@ -26,8 +26,9 @@ use parts::{ExportAsk, ExportEntry, ExportPart, Refused};
 use plan::Between;
 
 use super::Engine;
-use super::api::{TreePath, VerbError, VerbResult};
+use super::api::{TreePath, VerbResult};
 use super::error;
+use super::runs::Runs;
 use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::state::State;
@@ -37,8 +38,6 @@ use crate::store::record::Child;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{Errno, FILES_AT_ONCE, Kind, SysResult, Time};
 
-/// Exports that may be under way at once; of more, the oldest is given up.
-const RUNS_MAX: usize = 8;
 /// How long, and how often, who asks for a part waits for what another part leaves.
 const WAIT: Duration = Duration::from_millis(5);
 const WAITS_MAX: u32 = 10;
@@ -49,17 +48,11 @@ const PART_BYTES_MAX: usize = 1 << 20;
 /// Paths to be removed in one part.
 const REMOVED_MAX: usize = 1000;
 
-/// Exports that are under way. A leaf.
-#[derive(Default)]
-pub(super) struct Exports(Mutex<Jobs>);
+/// Exports that are under way, each worked on by whoever asks.
+pub(super) type Exports = Runs<Arc<Job>, 8>;
 
-#[derive(Default)]
-struct Jobs {
-    last: u64,
-    all: Vec<(u64, Arc<Job>)>,
-}
-
-struct Job {
+/// An export.
+pub(super) struct Job {
     at: CheckpointId,
     from: Option<CheckpointId>,
     /// What was recorded after the checkpoint, until the export began.
@@ -90,6 +83,17 @@ struct Progress {
     linked: Vec<Linked>,
     /// Parts that were given and not confirmed: what of them must be proven.
     given: HashMap<u64, Vec<Given>>,
+}
+
+impl Progress {
+    /// All is told, and was copied.
+    fn is_finished(&self) -> bool {
+        self.busy == 0
+            && self.todo.is_empty()
+            && self.removed.is_empty()
+            && self.linked.is_empty()
+            && self.given.is_empty()
+    }
 }
 
 /// Something to be told.
@@ -199,48 +203,10 @@ impl Building {
     }
 }
 
-impl Exports {
-    fn add(&self, job: Job) -> u64 {
-        let mut jobs = self.0.lock();
-        jobs.last += 1;
-        let run = jobs.last;
-        if jobs.all.len() >= RUNS_MAX {
-            jobs.all.remove(0);
-        }
-        jobs.all.push((run, Arc::new(job)));
-        run
-    }
-
-    fn get(&self, run: u64) -> VerbResult<Arc<Job>> {
-        let found = self
-            .0
-            .lock()
-            .all
-            .iter()
-            .find(|(number, _)| *number == run)
-            .map(|(_, job)| Arc::clone(job));
-        found.ok_or_else(|| VerbError {
-            code: "unknown-run".into(),
-            message: "the daemon does not know this export any more".into(),
-            hint: Some("run the same command again: it goes on where this one ended".into()),
-        })
-    }
-
-    fn end(&self, run: u64) {
-        let ended = {
-            let mut jobs = self.0.lock();
-            let at = jobs.all.iter().position(|(number, _)| *number == run);
-            at.map(|at| jobs.all.remove(at))
-        };
-        // Its trails and files are let go of without the lock.
-        drop(ended);
-    }
-}
-
 /// Tells checkpoints of an engine.
 #[derive(Clone, Copy)]
 pub(super) struct Exporter<'a> {
-    engine: &'a Engine,
+    pub(super) engine: &'a Engine,
 }
 
 impl<'a> Exporter<'a> {
@@ -259,9 +225,9 @@ impl<'a> Exporter<'a> {
                 let at = self.engine.states.checkpoint_id(state)?;
                 let job = self
                     .begin(at, *from)
-                    .map_err(|errno| error::failed("the checkpoint cannot be read", errno))?;
+                    .map_err(error::failed("the checkpoint cannot be read"))?;
                 let (from, total) = (job.from, job.total);
-                let run = self.engine.exports.add(job);
+                let run = self.engine.exports.put(None, Arc::new(job));
                 Ok(ExportPart {
                     from,
                     total,
@@ -269,9 +235,9 @@ impl<'a> Exporter<'a> {
                 })
             }
             ExportAsk::Next { run, done } | ExportAsk::Ahead { run, done } => {
-                let job = self.engine.exports.get(*run)?;
-                if !self.engine.live.timeline().catalogue.has_checkpoint(job.at) {
-                    self.engine.exports.end(*run);
+                let job = self.get(*run)?;
+                if !self.timeline().catalogue.has_checkpoint(job.at) {
+                    drop(self.engine.exports.remove(*run));
                     return Err(error::unknown_state(
                         &job.at.to_string(),
                         &self.engine.states.state_names(),
@@ -285,8 +251,8 @@ impl<'a> Exporter<'a> {
                 Ok(self.next_part(*run, &job, done, waits, files))
             }
             ExportAsk::End { run } => {
-                let at = self.engine.exports.get(*run)?.at;
-                self.engine.exports.end(*run);
+                let ended = self.engine.exports.remove(*run);
+                let at = ended.ok_or_else(error::unknown_export)?.at;
                 Ok(ExportPart {
                     finished: true,
                     ..self.no_part(*run, at)
@@ -295,12 +261,17 @@ impl<'a> Exporter<'a> {
         }
     }
 
+    fn get(&self, run: u64) -> VerbResult<Arc<Job>> {
+        let job = self.engine.exports.get(run);
+        job.ok_or_else(error::unknown_export)
+    }
+
     fn no_part(&self, run: u64, checkpoint: CheckpointId) -> ExportPart {
         ExportPart {
             run,
             checkpoint,
             from: None,
-            store: self.engine.live.timeline().store().layout.id().to_string(),
+            store: self.timeline().store().layout.id().to_string(),
             part: 0,
             removed: Vec::new(),
             entries: Vec::new(),
@@ -313,9 +284,9 @@ impl<'a> Exporter<'a> {
 
     fn begin(&self, at: CheckpointId, from: Option<CheckpointId>) -> SysResult<Job> {
         self.engine.checkpoints.settle();
-        let recordings = self.engine.live.timeline().epochs.recordings();
-        let touched = self.engine.live.timeline().touched(at, None)?;
-        let from = from.filter(|from| self.engine.live.timeline().catalogue.has_checkpoint(*from));
+        let recordings = self.timeline().epochs.recordings();
+        let touched = self.timeline().touched(at, None)?;
+        let from = from.filter(|from| self.timeline().catalogue.has_checkpoint(*from));
         let mut progress = Progress::default();
         let mut total = None;
         let mut kept = HashMap::new();
@@ -374,10 +345,7 @@ impl<'a> Exporter<'a> {
         waits: u32,
         files: &mut Vec<Arc<File>>,
     ) -> ExportPart {
-        let (unproven, again) = self
-            .confirm(job, done)
-            .into_iter()
-            .unzip::<_, _, Vec<_>, Vec<_>>();
+        let (unproven, again): (Vec<_>, Vec<_>) = self.confirm(job, done).into_iter().unzip();
         let mut building = Building::default();
         let mut removed = {
             let mut progress = job.progress.lock();
@@ -410,21 +378,17 @@ impl<'a> Exporter<'a> {
             job.told.wait_for(&mut progress, WAIT);
             progress.busy += 1;
         }
+        removed.append(&mut building.removed);
         let mut progress = job.progress.lock();
         progress.busy -= 1;
         job.told.notify_all();
         let mut part = 0;
-        removed.append(&mut building.removed);
         if !building.part.is_empty() || !removed.is_empty() {
             progress.last_part += 1;
             part = progress.last_part;
             progress.given.insert(part, building.given);
         }
-        let finished = progress.busy == 0
-            && progress.todo.is_empty()
-            && progress.removed.is_empty()
-            && progress.linked.is_empty()
-            && progress.given.is_empty();
+        let finished = progress.is_finished();
         drop(progress);
         files.append(&mut building.files);
         let removed = removed.into_iter().map(TreePath).collect();

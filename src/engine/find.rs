@@ -5,19 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::api::{
-    ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult,
-    VersionInfo, VersionKind,
+    ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbResult, VersionInfo,
+    VersionKind,
 };
 use super::checkpoint::Checkpoints;
 use super::checkpoint::check_tag;
-use super::compare::States;
 use super::counted::Counted;
 use super::counted::Pair;
 use super::error;
 use crate::history::select::parse_time;
 use crate::history::state::State;
 use crate::history::versions::{Asked, Became, Version};
-use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};
@@ -117,21 +115,13 @@ fn is_like(text: &str, pattern: &str) -> bool {
 
 /// Finds checkpoints, and versions of paths.
 pub(super) struct Search {
-    live: Arc<Live>,
-    states: Arc<States>,
-    checkpoints: Arc<Checkpoints>,
+    pub(super) checkpoints: Arc<Checkpoints>,
     counted: Counted,
 }
 
 impl Search {
     pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Search {
-        let (live, states) = (
-            Arc::clone(&checkpoints.live),
-            Arc::clone(&checkpoints.states),
-        );
         Search {
-            live,
-            states,
             checkpoints,
             counted: Counted::default(),
         }
@@ -155,11 +145,12 @@ impl Search {
     /// How many paths differ from the second checkpoint to the first; `None`: they cannot be
     /// compared.
     fn count_changes(&self, pair: Pair) -> Option<u64> {
-        let losses = self.live.timeline().losses.count();
+        let losses = self.timeline().losses.count();
         if let Some(known) = self.counted.get(pair, losses) {
             return Some(known);
         }
         let changes = self
+            .checkpoints
             .states
             .compare(State::At(pair.1), State::At(pair.0), b"")
             .ok()?;
@@ -175,75 +166,40 @@ impl Search {
     }
 
     fn found(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
-        let matcher = Matcher::new(query)?;
+        let (matcher, catalogue) = (Matcher::new(query)?, &self.timeline().catalogue);
         let limit = query.limit.unwrap_or(usize::MAX);
-        if query.hidden {
-            let hidden = self.live.timeline().catalogue.hidden();
-            return Ok(hidden
-                .iter()
-                .rev()
+        let told = |found: &mut dyn Iterator<Item = Kept>| {
+            found
                 .filter(|kept| matcher.takes(kept))
                 .take(limit)
-                .map(CheckpointInfo::new)
-                .collect());
+                .map(|kept| CheckpointInfo::new(&kept))
+                .collect()
+        };
+        let numbered = |id: CheckpointId| catalogue.checkpoint(id);
+        if query.hidden {
+            return Ok(told(&mut catalogue.hidden().into_iter().rev()));
         }
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
-            let touched = versions
-                .iter()
-                .rev()
-                .filter_map(|version| match version.state {
-                    State::At(id) => self.live.timeline().catalogue.checkpoint(id),
-                    State::Live => None,
-                });
-            return Ok(touched
-                .filter(|checkpoint| matcher.takes(checkpoint))
-                .take(limit)
-                .map(|checkpoint| CheckpointInfo::new(&checkpoint))
-                .collect());
+            let touched = versions.iter().rev();
+            let ids = touched.filter_map(|version| version.state.checkpoint());
+            return Ok(told(&mut ids.filter_map(numbered)));
         }
         // A tag has one checkpoint.
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
-            let tagged = self
-                .live
-                .timeline()
-                .catalogue
-                .tagged(tag)
-                .and_then(|id| self.live.timeline().catalogue.checkpoint(id));
-            return Ok(tagged
-                .filter(|checkpoint| limit > 0 && matcher.takes(checkpoint))
-                .iter()
-                .map(CheckpointInfo::new)
-                .collect());
+            return Ok(told(
+                &mut catalogue.tagged(tag).and_then(numbered).into_iter(),
+            ));
         }
         // There are fewer tags than checkpoints, mostly, and they lie together.
         if let Some(pattern) = &query.tag {
-            let like = self
-                .live
-                .timeline()
-                .catalogue
-                .tags()
-                .into_iter()
-                .filter(|(tag, _)| is_like(tag, pattern));
+            let like = catalogue.tags().into_iter();
+            let like = like.filter(|(tag, _)| is_like(tag, pattern));
             let ids: BTreeSet<CheckpointId> = like.map(|(_, id)| id).collect();
-            let found = ids
-                .into_iter()
-                .rev()
-                .filter_map(|id| self.live.timeline().catalogue.checkpoint(id));
-            return Ok(found
-                .filter(|checkpoint| matcher.takes(checkpoint))
-                .take(limit)
-                .map(|checkpoint| CheckpointInfo::new(&checkpoint))
-                .collect());
+            return Ok(told(&mut ids.into_iter().rev().filter_map(numbered)));
         }
-        Ok(self
-            .live
-            .timeline()
-            .catalogue
-            .newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint))
-            .iter()
-            .map(CheckpointInfo::new)
-            .collect())
+        let newest = catalogue.newest_before(query.before, limit, |kept| matcher.takes(kept));
+        Ok(newest.iter().map(CheckpointInfo::new).collect())
     }
 
     pub(super) fn version_infos(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
@@ -260,27 +216,29 @@ impl Search {
     }
 
     fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
-        let kept: Vec<CheckpointId> = self.live.timeline().catalogue.checkpoint_ids();
+        let kept: Vec<CheckpointId> = self.timeline().catalogue.checkpoint_ids();
         let below = |from: State, to: State| -> SysResult<bool> {
-            Ok(!self.states.compare(from, to, &path.0)?.is_empty())
+            Ok(!self
+                .checkpoints
+                .states
+                .compare(from, to, &path.0)?
+                .is_empty())
         };
         let asked = Asked {
-            timeline: self.live.timeline(),
+            timeline: self.timeline(),
             path: &path.0,
             kept: &kept,
-            view: |state| self.states.view(state),
+            view: |state| self.checkpoints.states.view(state),
             below,
         };
         asked
             .versions()
-            .map_err(|errno| error::failed("the versions cannot be told", errno))
+            .map_err(error::failed("the versions cannot be told"))
     }
 
     fn version_info(&self, version: Version) -> VersionInfo {
-        let checkpoint = match version.state {
-            State::At(id) => self.live.timeline().catalogue.checkpoint(id),
-            State::Live => None,
-        };
+        let id = version.state.checkpoint();
+        let checkpoint = id.and_then(|id| self.timeline().catalogue.checkpoint(id));
         let stat = version.attr.map(|attr| attr.stat);
         let modified = stat.and_then(|stat| {
             jiff::Timestamp::new(stat.mtime.sec, stat.mtime.nsec.cast_signed()).ok()
@@ -311,13 +269,8 @@ impl Checkpoints {
         retag: &Retag,
     ) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
-        let id = self.states.checkpoint_id(state)?;
-        let checkpoint = self
-            .live
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
+        let checkpoint = self.states.checkpoint(state)?;
+        let id = checkpoint.id;
         let mut tags = checkpoint.tags.clone();
         for tag in &retag.remove {
             let before = tags.len();
@@ -328,7 +281,7 @@ impl Checkpoints {
         }
         for tag in &retag.add {
             check_tag(tag)?;
-            match self.live.timeline().catalogue.tagged(tag) {
+            match self.timeline().catalogue.tagged(tag) {
                 Some(other) if other != id && !retag.force => {
                     return Err(error::tag_taken(tag, other));
                 }
@@ -340,41 +293,24 @@ impl Checkpoints {
         if tags != checkpoint.tags {
             self.give_tags(by, id, tags)?;
         }
-        let after = self
-            .live
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .unwrap_or(checkpoint);
-        Ok(CheckpointInfo::new(&after))
+        let after = self.timeline().catalogue.checkpoint(id);
+        Ok(CheckpointInfo::new(&after.unwrap_or(checkpoint)))
     }
 
     /// Gives a checkpoint these tags, and takes them from whichever others have them.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
         let losing =
             |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
-        let losers = self
-            .live
-            .timeline()
-            .catalogue
-            .newest(usize::MAX, losing)
-            .into_iter();
-        let mut given: Vec<(CheckpointId, Vec<String>)> = losers
-            .map(|other| {
-                (
-                    other.id,
-                    other
-                        .checkpoint
-                        .tags
-                        .into_iter()
-                        .filter(|tag| !tags.contains(tag))
-                        .collect(),
-                )
-            })
-            .collect();
+        let losers = self.timeline().catalogue.newest(usize::MAX, losing);
+        let without = |other: Kept| {
+            let (id, mut left) = (other.id, other.checkpoint.tags);
+            left.retain(|tag| !tags.contains(tag));
+            (id, left)
+        };
+        let mut given: Vec<(CheckpointId, Vec<String>)> = losers.into_iter().map(without).collect();
         given.push((id, tags));
         self.set_tags(by, None, given)
-            .map_err(|errno| error::failed("the tags were not changed", errno))
+            .map_err(error::failed("the tags were not changed"))
     }
 
     /// Gives kept checkpoints these tags, as an operation. The caller holds `checkpointing`.
@@ -386,14 +322,8 @@ impl Checkpoints {
     ) -> SysResult<()> {
         let (mut changes, mut records) = (Vec::new(), Vec::new());
         for (id, tags) in given {
-            let before = self
-                .live
-                .timeline()
-                .catalogue
-                .checkpoint(id)
-                .ok_or(Errno::ENOENT)?
-                .checkpoint
-                .tags;
+            let before = self.timeline().catalogue.checkpoint(id);
+            let before = before.ok_or(Errno::ENOENT)?.checkpoint.tags;
             let not_in = |these: &[String], others: &[String]| {
                 these
                     .iter()
@@ -408,8 +338,7 @@ impl Checkpoints {
             });
             records.push(Record::Tags { id, tags });
         }
-        self.live
-            .timeline()
+        self.timeline()
             .operations
             .operate(by, undoes, Deed::Tagged { changes }, records)
     }
@@ -421,12 +350,9 @@ impl Checkpoints {
 /// `bad-time`; `not-mounted` for what only a daemon can tell.
 pub(super) fn find_offline(checkpoints: &[Kept], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
     if query.path.is_some() {
-        return Err(VerbError {
-            code: "not-mounted".into(),
-            message: "which checkpoints changed a path is known while the directory is mounted"
-                .into(),
-            hint: Some("mount it: ckptfs mount DIR".into()),
-        });
+        return Err(error::not_mounted(
+            "which checkpoints changed a path is known while the directory is mounted",
+        ));
     }
     let matcher = Matcher::new(query)?;
     let found = checkpoints

@@ -237,6 +237,35 @@ impl Forger<'_> {
                 epoch: Epoch(self.number(self.open)),
                 slot: self.slot(),
             },
+            number => self.record_of_people(number),
+        }
+    }
+
+    fn operation(&mut self) -> Record {
+        self.operations = self.number(self.operations.saturating_add(1));
+        let deed = Deed::Restored {
+            target: self.id(),
+            guard: self.id(),
+            paths: Vec::new(),
+            only: false,
+        };
+        let undoes = if self.next(2) == 0 {
+            None
+        } else {
+            Some(self.number(self.operations))
+        };
+        Record::Operation(Operation {
+            number: self.operations,
+            at_ns: 0,
+            by: daemon(),
+            undoes,
+            deed,
+        })
+    }
+
+    /// What somebody did, mostly.
+    fn record_of_people(&mut self, number: usize) -> Record {
+        match number {
             14 => Record::Tags {
                 id: self.id(),
                 tags: vec!["latest".into(), "\u{1b}[31m".into(), "../x".into()],
@@ -287,27 +316,7 @@ impl Forger<'_> {
                     objects: vec![dropped],
                 }
             }
-            21 => {
-                self.operations = self.number(self.operations.saturating_add(1));
-                let deed = Deed::Restored {
-                    target: self.id(),
-                    guard: self.id(),
-                    paths: Vec::new(),
-                    only: false,
-                };
-                let undoes = if self.next(2) == 0 {
-                    None
-                } else {
-                    Some(self.number(self.operations))
-                };
-                Record::Operation(Operation {
-                    number: self.operations,
-                    at_ns: 0,
-                    by: daemon(),
-                    undoes,
-                    deed,
-                })
-            }
+            21 => self.operation(),
             22 => Record::Mounted {
                 at_ns: i64::MAX,
                 stopped_ns: Some(i64::MIN),
@@ -431,99 +440,95 @@ fn export(engine: &Engine, from: Option<CheckpointId>) -> VerbResult<()> {
     }
 }
 
-fn use_it(dir: &Path) {
-    let root = || File::open(dir).unwrap().into();
-    if let Ok(mut check) = StoreCheck::begin(
-        root(),
-        &CheckOptions {
-            deep: true,
-            strays: true,
-            ..CheckOptions::default()
-        },
-    ) {
+fn check(root: std::os::fd::OwnedFd) {
+    let options = CheckOptions {
+        deep: true,
+        strays: true,
+        ..CheckOptions::default()
+    };
+    if let Ok(mut check) = StoreCheck::begin(root, &options) {
         while !check.step().finished {}
     }
+}
+
+/// Asks whatever changes nothing.
+fn ask_all(ids: &[CheckpointId], ask: impl Fn(Request)) {
+    let state = |name: &str| StateName(name.into());
+    let compare = |from: StateName, to: Option<StateName>| Compare {
+        from,
+        sizes: to.is_none(),
+        to,
+    };
+    for id in ids.iter().take(5) {
+        let state = StateName(id.to_string());
+        ask(compare(state.clone(), None).into());
+        ask(ShowCheckpoint { state }.into());
+    }
+    ask(GetStatus.into());
+    ask(compare(state("1"), Some(state("latest"))).into());
+    let by_process = CompareByProcess {
+        from: Some(state("1")),
+        to: None,
+    };
+    ask(by_process.into());
+    let path = TreePath(b"a/b/file".to_vec());
+    ask(ListVersions { path }.into());
+    let query = Query {
+        path: Some(TreePath(b"a".to_vec())),
+        ..Query::default()
+    };
+    ask(query.into());
+    let list = ListOperations {
+        before: None,
+        limit: 100,
+    };
+    ask(list.into());
+    ask(ListAudit.into());
+    ask(DuOptions::default().into());
+    let gc = GcOptions {
+        dry_run: true,
+        ..GcOptions::default()
+    };
+    ask(gc.into());
+    let verify = VerifyOptions {
+        deep: true,
+        ..VerifyOptions::default()
+    };
+    ask(verify.into());
+}
+
+fn use_it(dir: &Path) {
+    let root = || File::open(dir).unwrap().into();
+    check(root());
     let Ok(engine) = Engine::open(Config::bare(root(), dir.to_owned())) else {
         return;
     };
     let by = Requester::from(daemon());
-    let ask = |request: Request| request.answer(&engine, &by);
-    let state = |name: &str| StateName(name.into());
-    let ids = engine.live.timeline().catalogue.checkpoint_ids();
+    let ask = |request: Request| drop(request.answer(&engine, &by));
+    let ids = engine.timeline().catalogue.checkpoint_ids();
     for id in ids.iter().take(5) {
         look_around(&engine, State::At(*id));
-        let state = StateName(id.to_string());
-        let _ = (
-            ask(Compare {
-                from: state.clone(),
-                to: None,
-                sizes: true,
-            }
-            .into()),
-            ask(ShowCheckpoint { state }.into()),
-        );
     }
-    let _ = (
-        ask(GetStatus.into()),
-        ask(Compare {
-            from: state("1"),
-            to: Some(state("latest")),
-            sizes: false,
-        }
-        .into()),
-    );
-    let _ = ask(CompareByProcess {
-        from: Some(state("1")),
-        to: None,
-    }
-    .into());
-    let _ = ask(ListVersions {
-        path: TreePath(b"a/b/file".to_vec()),
-    }
-    .into());
-    let _ = ask(Query {
-        path: Some(TreePath(b"a".to_vec())),
-        ..Query::default()
-    }
-    .into());
-    let _ = (
-        ask(ListOperations {
-            before: None,
-            limit: 100,
-        }
-        .into()),
-        ask(ListAudit.into()),
-        ask(DuOptions::default().into()),
-    );
-    let _ = ask(GcOptions {
-        dry_run: true,
-        ..GcOptions::default()
-    }
-    .into());
-    let _ = ask(VerifyOptions {
-        deep: true,
-        ..VerifyOptions::default()
-    }
-    .into());
+    ask_all(&ids, ask);
     let _ = (export(&engine, None), export(&engine, ids.last().copied()));
     for paths in [vec![], vec![TreePath(b"a/b".to_vec())]] {
         for dry_run in [true, false] {
-            let _ = ask(RestoreOptions {
-                to: state("1"),
+            let restore = RestoreOptions {
+                to: StateName("1".into()),
                 paths: paths.clone(),
                 dry_run,
                 times: None,
-            }
-            .into());
+            };
+            ask(restore.into());
         }
     }
-    let _ = ask(UndoOptions {
+    let undo = UndoOptions {
         walk: super::undo::UndoWalk::Undo(3),
         skip: true,
         force: true,
         dry_run: false,
-    }
-    .into());
+    };
+    ask(undo.into());
     look_around(&engine, State::Live);
     assert!(
         fs::symlink_metadata(dir.join(".ckptfs/format")).is_ok(),

@@ -24,8 +24,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use super::api::{VerbError, VerbResult};
+use super::api::VerbResult;
 use super::config::HooksConfig;
+use super::error;
 use crate::store::record::Actor;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Kind};
@@ -241,11 +242,7 @@ pub(super) fn around<T>(
     ]);
     hooks
         .run(&format!("pre-{verb}"), mount, &variables)
-        .map_err(|why| VerbError {
-            code: "hook-failed".into(),
-            message: format!("the {verb} was not made: {why}"),
-            hint: Some(format!("hooks are in {}", hooks.config.dir.display())),
-        })?;
+        .map_err(|why| error::hook_failed(verb, &why, &hooks.config.dir))?;
     let done = act();
     variables.push((
         "CKPTFS_RESULT",

@@ -53,7 +53,7 @@ pub struct ImportPart {
 /// Puts into the live tree of an engine what is imported.
 #[derive(Clone, Copy)]
 pub(super) struct Importer<'a> {
-    engine: &'a Engine,
+    pub(super) engine: &'a Engine,
 }
 
 impl<'a> Importer<'a> {
@@ -70,7 +70,7 @@ impl<'a> Importer<'a> {
     ) -> VerbResult<ImportPart> {
         match ask {
             ImportAsk::Begin => {
-                let failed = |errno| error::failed("the import cannot begin", errno);
+                let failed = error::failed("the import cannot begin");
                 self.clear_stage().map_err(failed)?;
                 for fd in [self.engine.live.root(), self.engine.live.staging()] {
                     let fd = fd.try_clone().map_err(|cause| failed(cause.into()))?;
@@ -79,10 +79,12 @@ impl<'a> Importer<'a> {
                 Ok(ImportPart::default())
             }
             ImportAsk::Look => {
-                let root =
-                    self.engine.live.root().try_clone().map_err(|cause| {
-                        error::failed("the tree cannot be looked at", cause.into())
-                    })?;
+                let root = self
+                    .engine
+                    .live
+                    .root()
+                    .try_clone()
+                    .map_err(error::failed("the tree cannot be looked at"))?;
                 files.push(Arc::new(File::from(root)));
                 Ok(ImportPart::default())
             }
@@ -126,9 +128,7 @@ impl<'a> Importer<'a> {
         self.engine.live.locks.count_change();
         let tree = self.engine.live.locks.tree.write();
         let change = Change::by(Some(
-            self.engine
-                .live
-                .timeline()
+            self.timeline()
                 .processes
                 .number(super::attribution::actor_process(by)),
         ));
@@ -159,13 +159,13 @@ impl<'a> Importer<'a> {
         if !staged.starts_with(STAGED_PREFIX) || staged.contains('/') {
             return Err(Errno::EINVAL);
         }
-        let (above, name) = match path.iter().rposition(|byte| *byte == b'/') {
-            Some(slash) => (
-                path.get(..slash).unwrap_or_default(),
-                path.get(slash + 1..).unwrap_or_default(),
-            ),
-            None => (b"".as_slice(), path),
-        };
+        let (above, name) = path
+            .iter()
+            .rposition(|byte| *byte == b'/')
+            .and_then(|slash| path.split_at_checked(slash))
+            .map_or((b"".as_slice(), path), |(above, name)| {
+                (above, name.get(1..).unwrap_or_default())
+            });
         if name.is_empty()
             || path
                 .split(|byte| *byte == b'/')
@@ -173,24 +173,17 @@ impl<'a> Importer<'a> {
         {
             return Err(Errno::EINVAL);
         }
-        let (dir, trail) = self
-            .engine
-            .states
-            .view(State::Live)
-            .walk(above)?
-            .ok_or(Errno::ENOENT)?;
+        let found = self.engine.states.view(State::Live).walk(above)?;
+        let (dir, trail) = found.ok_or(Errno::ENOENT)?;
         if dir.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
         if super::control::is_reserved(super::request::NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
-        let staged = self
-            .engine
-            .live
-            .staged
-            .take_up(Name::new(staged.as_bytes()))?;
-        let slot = self.engine.live.staged.adopt(change, &staged)?;
+        let stage = &self.engine.live.staged;
+        let staged = stage.take_up(Name::new(staged.as_bytes()))?;
+        let slot = stage.adopt(change, &staged)?;
         let name = Name::new(name);
         let to = (At::from(&trail), &name);
         let replaced = self.engine.live.names.rename_in(

@@ -70,11 +70,13 @@ mod unserved;
 pub mod verb;
 pub mod verbs;
 pub mod word;
+mod worker;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::history::timeline::Timeline;
 use crate::live::Live;
 pub use crate::live::{HashMode, Keep};
 use absence::Absences;
@@ -115,10 +117,10 @@ pub struct Engine {
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last
     /// thread that can serve what the first waits for.
     asked_by_kernel: Mutex<quota::Pace>,
-    keeper: Arc<keeper::Keeper>,
+    keeper: Arc<worker::Worker>,
     exports: export::Exports,
     started: String,
-    syncer: Arc<syncer::Syncer>,
+    syncer: Arc<worker::Worker>,
     /// Somebody may have something of the directory below the mount, as far as was told.
     had_below: AtomicBool,
 }
@@ -152,7 +154,7 @@ impl Engine {
         mut call: impl FnMut() -> std::io::Result<T>,
     ) -> std::io::Result<T> {
         let errno = |error: &std::io::Error| Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
-        let store = self.live.timeline().store();
+        let store = self.timeline().store();
         let done = store.reserve.with_last_room(&mut call, errno);
         match done {
             Err(error) if errno(&error).is_no_room() && store.index.give_up() => call(),
@@ -173,7 +175,7 @@ impl Engine {
 
     /// There is so little free space that anything may fail for want of it.
     pub fn is_full(&self) -> bool {
-        self.live.timeline().store().reserve.is_full()
+        self.timeline().store().reserve.is_full()
     }
 
     /// The store's directory.
@@ -185,6 +187,35 @@ impl Engine {
     pub fn root_fd(&self) -> BorrowedFd<'_> {
         self.live.root().as_fd()
     }
+}
+
+/// The history, for parts that have the live tree.
+macro_rules! reaches_timeline {
+    ($($part:ty: $($field:ident).+;)*) => {
+        $(impl $part {
+            fn timeline(&self) -> &Timeline {
+                self.$($field).+.timeline()
+            }
+        })*
+    };
+}
+
+reaches_timeline! {
+    Engine: live;
+    States: live;
+    Checkpoints: live;
+    Collector: live;
+    Search: checkpoints.live;
+    Verifier: live;
+    Dedup: live;
+    Views: live;
+    Snapdir: live;
+    Automatic: live;
+    Absences: live;
+    restore::Restorer<'_>: engine.live;
+    undo::Undoer<'_>: engine.live;
+    export::Exporter<'_>: engine.live;
+    import::Importer<'_>: engine.live;
 }
 
 #[cfg(test)]

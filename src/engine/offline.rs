@@ -30,7 +30,7 @@ impl Offline {
         let root = root
             .as_fd()
             .try_clone_to_owned()
-            .map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
+            .map_err(error::directory_not_opened)?;
         let checkpoints = store::read_checkpoints(&root).map_err(unreadable)?;
         Ok(Offline { checkpoints, root })
     }
@@ -102,11 +102,11 @@ impl Offline {
 
 fn unreadable(cause: StoreError) -> VerbError {
     match cause {
-        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => VerbError {
-            code: "newer-format".into(),
-            message: format!("the store cannot be read: {cause}"),
-            hint: Some("use the newer ckptfs that made this store".into()),
-        },
-        cause => error::failed("the store cannot be read", cause.errno()),
+        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => error::hinted(
+            error::Code::NewerFormat,
+            format!("the store cannot be read: {cause}"),
+            "use the newer ckptfs that made this store",
+        ),
+        cause => error::failed("the store cannot be read")(cause.errno()),
     }
 }

@@ -16,6 +16,7 @@ use super::config::{Served, probe_reflink, probe_times};
 use super::control::Snapdir;
 use super::dedup::Dedup;
 use super::durable::sync_checkpoints;
+use super::error::{self, Code};
 use super::files::Views;
 use super::find::Search;
 use super::gc::Collector;
@@ -44,7 +45,7 @@ impl Engine {
         let engine = Engine::open_unmounted(config)?;
         engine
             .start_threads()
-            .map_err(|error| super::error::failed("the store cannot be used", error.into()))?;
+            .map_err(error::failed("the store cannot be used"))?;
         Ok(engine)
     }
 
@@ -65,7 +66,7 @@ impl Engine {
 
     /// What was mounted for the first time could not be: its store goes, for nothing is in it.
     pub fn unmake(&self) {
-        self.live.timeline().store().layout.unmake(self.live.root());
+        self.timeline().store().layout.unmake(self.live.root());
     }
 
     fn open_store(
@@ -83,38 +84,35 @@ impl Engine {
             probe_times(store).map_err(failed)?,
         );
         let served = Served::new(&config, reflink, exact_times)?;
-        let staging = staging(store).map_err(failed)?;
-        let live = Arc::new(
-            Live::new(
-                Arc::new(config.root),
-                staging,
-                Arc::clone(&timeline),
-                reflink,
-            )
-            .map_err(failed)?,
-        );
-        let warnings = if opened.torn {
-            vec![TORN.to_owned()]
-        } else {
-            Vec::new()
-        };
-        let store_dir = store
-            .layout
-            .dir()
-            .try_clone_to_owned()
-            .map_err(|error| failed(error.into()))?;
-        let announcer = Arc::new(super::announce::Announcer::new(
-            Arc::clone(&live),
-            succession.as_ref().map(|after| Arc::clone(&after.ledger)),
-        ));
-        let serving = Arc::new(Serving {
+        let (root, staging) = (Arc::new(config.root), staging(store).map_err(failed)?);
+        let live = Live::new(root, staging, timeline, reflink).map_err(failed)?;
+        let store_dir = store.layout.dir().try_clone_to_owned();
+        let serving = Serving {
             config: served,
-            store_dir,
+            store_dir: store_dir.map_err(|error| failed(error.into()))?,
             caches: OnceLock::new(),
             counts: Arc::default(),
             store_file: super::settings::StoreFile::default(),
-            warnings: Mutex::new(warnings),
-        });
+            warnings: Mutex::new(opened.torn.then(|| TORN.to_owned()).into_iter().collect()),
+        };
+        let hooks = config.hooks.map(super::hooks::Hooks::new);
+        let engine = Engine::of_parts(Arc::new(live), Arc::new(serving), hooks, succession);
+        engine.hand_over();
+        engine.take_up(&aftermath).map_err(failed)?;
+        Ok(engine)
+    }
+
+    /// Makes the parts, each of those before it.
+    fn of_parts(
+        live: Arc<Live>,
+        serving: Arc<Serving>,
+        hooks: Option<super::hooks::Hooks>,
+        succession: Option<super::succession::Succession>,
+    ) -> Arc<Engine> {
+        let ledger = succession.as_ref().map(|after| Arc::clone(&after.ledger));
+        let took_over = succession
+            .as_ref()
+            .is_some_and(|succession| succession.orphans.is_some());
         let states = Arc::new(States::new(Arc::clone(&live)));
         let views = Arc::new(Views::new(Arc::clone(&live), Arc::clone(&states)));
         let snapdir = Arc::new(Snapdir::new(
@@ -122,7 +120,6 @@ impl Engine {
             Arc::clone(&serving),
             Arc::clone(&views),
         ));
-        let hooks = config.hooks.map(super::hooks::Hooks::new);
         let checkpoints = Arc::new(Checkpoints::new(
             Arc::clone(&live),
             Arc::clone(&serving),
@@ -130,23 +127,20 @@ impl Engine {
             Arc::clone(&snapdir),
             hooks,
         ));
-        let took_over = succession
-            .as_ref()
-            .is_some_and(|succession| succession.orphans.is_some());
-        let engine = Arc::new(Engine {
+        Arc::new(Engine {
             absences: Absences::new(Arc::clone(&checkpoints), took_over),
             automatic: Arc::new(Automatic::new(Arc::clone(&checkpoints))),
             collector: Arc::new(Collector::new(Arc::clone(&checkpoints))),
             search: Search::new(Arc::clone(&checkpoints)),
             verifier: Verifier::new(Arc::clone(&live), Arc::clone(&states)),
             dedup: Dedup::new(Arc::clone(&checkpoints)),
+            announcer: Arc::new(super::announce::Announcer::new(Arc::clone(&live), ledger)),
             live,
             serving,
             states,
             views,
             snapdir,
             checkpoints,
-            announcer,
             succession,
             stale: Mutex::default(),
             asked_by_kernel: Mutex::ranked(Rank::Asked, super::quota::Pace::default()),
@@ -155,10 +149,7 @@ impl Engine {
             started: jiff::Timestamp::now().to_string(),
             syncer: Arc::default(),
             had_below: AtomicBool::new(true),
-        });
-        engine.hand_over();
-        engine.take_up(&aftermath).map_err(failed)?;
-        Ok(engine)
+        })
     }
 
     /// Finishes what a daemon that was killed has left, and takes note of what was changed while
@@ -176,8 +167,8 @@ impl Engine {
         if aftermath.unclean {
             self.live.recovery.recover(aftermath)?;
         }
-        let held = self.live.timeline().store().layout.noted_held()
-            == Some(self.live.timeline().epochs.epoch());
+        let held =
+            self.timeline().store().layout.noted_held() == Some(self.timeline().epochs.epoch());
         let watch = || {
             if aftermath.unclean || held {
                 self.live
@@ -208,11 +199,15 @@ impl Engine {
 
     /// Starts the threads that see to the store while it is served.
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
-        self.live.timeline().indexer.start()?;
-        self.syncer.start(&self.live)?;
+        self.timeline().indexer.start()?;
+        let live = Arc::clone(&self.live);
+        self.syncer
+            .start("syncer", move |thread| super::syncer::run(thread, &live))?;
         self.live.sealer.start(self.serving.config.seal)?;
-        super::auto::Auto::start(&self.automatic)?;
-        self.keeper.start(&self.collector)
+        super::auto::start(&self.automatic)?;
+        let collector = Arc::downgrade(&self.collector);
+        let keep = move |thread: &_| super::keeper::run(thread, &collector);
+        self.keeper.start("keeper", keep)
     }
 
     /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it
@@ -230,13 +225,13 @@ impl Engine {
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk
     /// when it returns.
     pub fn close(&self) {
-        self.automatic.auto.stop();
-        self.keeper.stop();
-        self.syncer.stop();
+        self.automatic.thread.stop("an automatic checkpoint");
+        self.keeper.stop("a part of gc");
+        self.syncer.stop("a sync of the journal");
         self.live.sealer.stop();
         self.live.cuts.drop_prepared();
         let end = sys::now();
-        if let Err(errno) = self.live.timeline().journal.append(&[Record::Unmounted {
+        if let Err(errno) = self.timeline().journal.append(&[Record::Unmounted {
             at_ns: end.nanoseconds(),
         }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
@@ -244,21 +239,20 @@ impl Engine {
         if self.live.settling.outlived() {
             tracing::info!("the mount ends, and somebody can still write to files of it");
             if let Err(error) = self
-                .live
                 .timeline()
                 .store()
                 .layout
-                .note_held(self.live.timeline().epochs.epoch())
+                .note_held(self.timeline().epochs.epoch())
             {
                 tracing::warn!(%error, "that could not be noted: checkpoints after the next mount may show later content");
             }
         }
-        if self.live.timeline().catalogue.unsynced().next().is_some()
+        if self.timeline().catalogue.unsynced().next().is_some()
             && let Err(errno) = sync_checkpoints(&self.live)
         {
             tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
-        self.live.timeline().indexer.stop();
+        self.timeline().indexer.stop();
         // Over the directory itself a mount leaves nobody a way there who was not there before.
         let alone = self.serving.config.mount == self.serving.config.backing
             && !self.had_below.load(Ordering::Relaxed);
@@ -274,7 +268,7 @@ impl Engine {
                         "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints"
                     );
                 }
-                if let Err(error) = self.live.timeline().store().layout.note_unkept(files) {
+                if let Err(error) = self.timeline().store().layout.note_unkept(files) {
                     tracing::debug!(%error, "that is not told to who unmounts");
                 }
             }
@@ -302,27 +296,28 @@ fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
 fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
     let (code, hint) = match error {
         StoreError::Locked => (
-            "in-use",
+            Code::InUse,
             "another daemon serves this directory, maybe where this process does not see the mount: `ckptfs status` tells of it, `ckptfs umount` ends it",
         ),
-        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => {
-            ("newer-format", "use the newer ckptfs that made this store")
-        }
+        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => (
+            Code::NewerFormat,
+            "use the newer ckptfs that made this store",
+        ),
         StoreError::NotAStore => (
-            "not-a-store",
+            Code::NotAStore,
             "move .ckptfs away: it is not one of ours, and nothing in it was touched",
         ),
         _ => match error.errno() {
-            Errno::ENOSPC => ("no-space", "free some space on the filesystem"),
+            Errno::ENOSPC => (Code::NoSpace, "free some space on the filesystem"),
             Errno::EROFS | Errno::EACCES | Errno::EPERM => (
-                "no-permission",
+                Code::NoPermission,
                 "the directory must be writable by whoever mounts it",
             ),
             Errno::EXDEV => (
-                "other-filesystem",
+                Code::OtherFilesystem,
                 "the store must be on the filesystem of the directory: remove what is mounted on .ckptfs",
             ),
-            _ => ("io", "the store may be damaged: nothing was changed"),
+            _ => (Code::Io, "the store may be damaged: nothing was changed"),
         },
     };
     let mut message = format!(
@@ -334,9 +329,5 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
         message.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    VerbError {
-        code: code.into(),
-        message,
-        hint: Some(hint.into()),
-    }
+    error::hinted(code, message, hint)
 }

@@ -183,14 +183,11 @@ impl Past {
                 continue;
             };
             let (checkpoint, named) = (CheckpointId(checkpoint), named != 0);
-            let up = Past::number(
-                checkpoint,
-                named,
-                Child {
-                    slot: Slot(up),
-                    kind: Kind::Dir,
-                },
-            );
+            let dir = Child {
+                slot: Slot(up),
+                kind: Kind::Dir,
+            };
+            let up = Past::number(checkpoint, named, dir);
             left.insert(
                 NodeId(id),
                 Left {
@@ -252,11 +249,7 @@ impl Past {
 
     /// Opens a file of a view.
     pub(super) fn open(&self, view: &View<'_>, node: PastNode) -> SysResult<Fh> {
-        let (source, file) = view.open(&node.trail)?;
-        let handle = Arc::new(PastHandle {
-            node,
-            open: Mutex::new((source, file.map(Arc::new))),
-        });
+        let handle = PastHandle::open(view, node)?;
         let id = PAST_HANDLE | (self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
         self.handles.write().insert(id, handle);
         Ok(Fh(id))
@@ -264,11 +257,7 @@ impl Past {
 
     /// Opens a file of a view under the number that the kernel knows from a worker before us.
     pub(super) fn adopt(&self, view: &View<'_>, node: PastNode, fh: Fh) -> SysResult<()> {
-        let (source, file) = view.open(&node.trail)?;
-        let handle = Arc::new(PastHandle {
-            node,
-            open: Mutex::new((source, file.map(Arc::new))),
-        });
+        let handle = PastHandle::open(view, node)?;
         self.last_handle
             .fetch_max(fh.0 & !PAST_HANDLE, Ordering::Relaxed);
         self.handles.write().insert(fh.0, handle);
@@ -337,6 +326,12 @@ impl PastNode {
 }
 
 impl PastHandle {
+    fn open(view: &View<'_>, node: PastNode) -> SysResult<Arc<PastHandle>> {
+        let (source, file) = view.open(&node.trail)?;
+        let open = Mutex::new((source, file.map(Arc::new)));
+        Ok(Arc::new(PastHandle { node, open }))
+    }
+
     pub(super) fn state(&self) -> State {
         self.node.state()
     }

@@ -17,25 +17,13 @@ impl Checkpoints {
     ) -> VerbResult<CheckpointInfo> {
         check_note(reason.unwrap_or_default())?;
         let _one_at_a_time = self.checkpointing.lock();
-        let id = self.states.checkpoint_id(state)?;
-        let before = self
-            .live
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
+        let before = self.states.checkpoint(state)?;
         if before.pinned.as_deref() != reason {
             let pinned = self.set_pin(by, None, &before, reason.map(str::to_owned));
-            pinned.map_err(|errno| error::failed("the pin was not changed", errno))?;
+            pinned.map_err(error::failed("the pin was not changed"))?;
         }
-        Ok(CheckpointInfo::new(
-            &self
-                .live
-                .timeline()
-                .catalogue
-                .checkpoint(id)
-                .unwrap_or(before),
-        ))
+        let after = self.timeline().catalogue.checkpoint(before.id);
+        Ok(CheckpointInfo::new(&after.unwrap_or(before)))
     }
 
     /// Pins or unpins a checkpoint, as an operation. The caller holds `checkpointing`.
@@ -51,7 +39,7 @@ impl Checkpoints {
             before: kept.pinned.clone(),
             after: reason.clone(),
         };
-        self.live.timeline().operations.operate(
+        self.timeline().operations.operate(
             by,
             undoes,
             deed,

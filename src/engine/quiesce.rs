@@ -67,7 +67,7 @@ impl Checkpoints {
     pub(super) fn stir(&self) -> SysResult<Stir> {
         Ok(Stir {
             requests: self.serving.counts.changes(),
-            recordings: self.live.timeline().epochs.recordings(),
+            recordings: self.timeline().epochs.recordings(),
             hot: self.live.hot.state()?,
         })
     }

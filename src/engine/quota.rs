@@ -99,7 +99,7 @@ impl Collector {
         }
         let all = usize::try_from(limits.per_user.saturating_mul(USERS)).unwrap_or(usize::MAX);
         let per_user = usize::try_from(limits.per_user).unwrap_or(usize::MAX);
-        let made = self.live.timeline().catalogue.made_by_mkdir(caller.uid);
+        let made = self.timeline().catalogue.made_by_mkdir(caller.uid);
         if made.theirs >= per_user || made.all >= all {
             tracing::warn!(
                 uid = caller.uid,
@@ -123,7 +123,6 @@ impl Collector {
     fn free_hidden(&self, caller: Caller, id: CheckpointId) {
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
         let Some(kept) = self
-            .live
             .timeline()
             .catalogue
             .hidden_checkpoint(id)
@@ -131,15 +130,11 @@ impl Collector {
         else {
             return;
         };
-        let freed = self
-            .live
-            .timeline()
-            .unneeded_without(id)
-            .and_then(|unneeded| {
-                self.live.timeline().operations.free(&caller.actor(), id)?;
-                self.checkpoints.remove_unneeded(&kept, &unneeded);
-                Ok(())
-            });
+        let freed = self.timeline().unneeded_without(id).and_then(|unneeded| {
+            self.timeline().operations.free(&caller.actor(), id)?;
+            self.checkpoints.remove_unneeded(&kept, &unneeded);
+            Ok(())
+        });
         if let Err(errno) = freed {
             tracing::warn!(%errno, %id, "a checkpoint that was deleted cannot be freed");
         }

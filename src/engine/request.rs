@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use super::counts::RequestCounts;
 use crate::store::record::Actor;
-use crate::sys::{self, Asker, Errno, Kind, Ledger, Stat, SysResult, Time};
+use crate::sys::{self, Asker, Errno, Kind, Ledger, Stat, SysResult};
+pub use crate::sys::{FsInfo, RenameMode, SetTime, XattrMode};
 
 /// The mount covers what it serves, so nothing changes behind it: the kernel may remember until it
 /// is told otherwise.
@@ -117,15 +118,6 @@ pub struct Attr {
     pub ttl: Duration,
 }
 
-/// A new time for an inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NewTime {
-    /// The time of the request.
-    Now,
-    /// This time.
-    At(Time),
-}
-
 /// The attributes that a setattr changes; `None` stays.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetAttr {
@@ -138,9 +130,9 @@ pub struct SetAttr {
     /// Size in bytes.
     pub size: Option<u64>,
     /// Access time.
-    pub atime: Option<NewTime>,
+    pub atime: Option<SetTime>,
     /// Modification time.
-    pub mtime: Option<NewTime>,
+    pub mtime: Option<SetTime>,
 }
 
 /// A file that was opened.
@@ -199,46 +191,6 @@ pub struct NewNode {
     pub umask: u32,
     /// Device number, for device nodes.
     pub rdev: u64,
-}
-
-/// How a rename treats what is at the new name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RenameHow {
-    /// It is replaced.
-    Replace,
-    /// It must not exist (`RENAME_NOREPLACE`).
-    NoReplace,
-    /// The two change places (`RENAME_EXCHANGE`).
-    Exchange,
-    /// It is replaced, and a whiteout is left at the old name (`RENAME_WHITEOUT`).
-    Whiteout,
-    /// It must not exist, and a whiteout is left at the old name.
-    NoReplaceWhiteout,
-}
-
-/// How setxattr treats an attribute that exists or does not (`XATTR_CREATE`, `XATTR_REPLACE`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XattrHow {
-    /// Made or replaced.
-    Any,
-    /// It must not exist.
-    Create,
-    /// It must exist.
-    Replace,
-}
-
-/// Numbers for statfs(2).
-#[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)]
-pub struct Space {
-    pub blocks: u64,
-    pub bfree: u64,
-    pub bavail: u64,
-    pub files: u64,
-    pub ffree: u64,
-    pub bsize: u32,
-    pub frsize: u32,
-    pub namelen: u32,
 }
 
 /// What lseek(2) looks for.
@@ -354,7 +306,7 @@ pub trait Service: Send + Sync {
         name: &[u8],
         new_parent: NodeId,
         new_name: &[u8],
-        how: RenameHow,
+        how: RenameMode,
     ) -> SysResult<()>;
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened>;
     /// The entry may be kept, but not always its attributes: [`Service::created`] is to be called
@@ -402,14 +354,14 @@ pub trait Service: Send + Sync {
     /// cannot be told (gone, or another filesystem); list it without attributes.
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry>;
     fn fsyncdir(&self, node: NodeId, data_only: bool) -> SysResult<()>;
-    fn statfs(&self, node: NodeId) -> SysResult<Space>;
+    fn statfs(&self, node: NodeId) -> SysResult<FsInfo>;
     fn setxattr(
         &self,
         caller: Caller,
         node: NodeId,
         name: &[u8],
         value: &[u8],
-        how: XattrHow,
+        how: XattrMode,
     ) -> SysResult<()>;
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>>;
     fn listxattr(&self, caller: Caller, node: NodeId) -> SysResult<Vec<Vec<u8>>>;

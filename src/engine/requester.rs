@@ -3,12 +3,10 @@
 use std::fs::File;
 use std::sync::{Arc, OnceLock};
 
-use super::api::{VerbError, VerbResult};
+use super::api::VerbResult;
+use super::error;
 use crate::store::record::Actor;
 use crate::sys::lock::Mutex;
-
-/// The code of a request that was given up.
-pub const CANCELLED: &str = "cancelled";
 
 /// Who asks, and what is given to them besides answers. One for each connection.
 pub struct Requester {
@@ -49,11 +47,10 @@ impl Requester {
     /// `cancelled`: they have given it up, or are gone.
     pub(super) fn still_wants(&self) -> VerbResult<()> {
         if (self.has_given_up)() {
-            return Err(VerbError {
-                code: CANCELLED.into(),
-                message: "it was cancelled before anything was changed".into(),
-                hint: None,
-            });
+            return Err(error::error(
+                error::Code::Cancelled,
+                "it was cancelled before anything was changed",
+            ));
         }
         Ok(())
     }

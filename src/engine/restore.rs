@@ -31,8 +31,8 @@ use std::time::Instant;
 
 use self::plan::Which;
 use self::planner::Ground;
-use self::prepare::{Choice, Prepared};
-use self::spared::is_at_or_below;
+use self::prepare::{Choice, Frozen};
+use self::spared::{Spared, is_at_or_below};
 use self::stage::Stage;
 use self::stale::{Asked, Stale};
 use super::Engine;
@@ -52,11 +52,27 @@ use crate::sys::{Errno, Kind, SysResult};
 /// Makes the live tree of an engine, or paths of it, what it was.
 #[derive(Clone, Copy)]
 pub(super) struct Restorer<'a> {
-    engine: &'a Engine,
+    pub(super) engine: &'a Engine,
 }
 
-fn took(started: Instant) -> u64 {
-    super::api::microseconds(started.elapsed())
+/// What is told of a restore that has found all to be so already.
+fn told(
+    started: Instant,
+    restored: CheckpointId,
+    changes: Vec<Change>,
+    unknown: Vec<TreePath>,
+    spared: &Spared,
+) -> Restored {
+    Restored {
+        restored,
+        guard: None,
+        changes,
+        unknown,
+        dropped: spared.told(),
+        split: Vec::new(),
+        dry_run: false,
+        duration_us: super::api::microseconds(started.elapsed()),
+    }
 }
 
 /// What a restore changes, and what stays as it is because it cannot be told what it was.
@@ -141,7 +157,7 @@ impl<'a> Restorer<'a> {
     ) -> VerbResult<Restored> {
         let started = Instant::now();
         let target = self.engine.states.whole_id(&options.to)?;
-        let failed = |errno| error::failed("the restore failed", errno);
+        let failed = error::failed("the restore failed");
         let mut unknown = Vec::new();
         let paths = self.checked_paths(target, &options.paths, &mut unknown)?;
         let asked = |path: &TreePath| {
@@ -170,14 +186,8 @@ impl<'a> Restorer<'a> {
             let plan = plan::Plan::make(ground, Which::Below(&paths)).map_err(failed)?;
             let (changes, unknown) = told_apart(changes, unknown, &plan);
             return Ok(Restored {
-                restored: target,
-                guard: None,
-                changes,
-                unknown,
-                dropped: spared.told(),
-                split: Vec::new(),
                 dry_run: true,
-                duration_us: took(started),
+                ..told(started, target, changes, unknown, &spared)
             });
         }
         let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
@@ -201,85 +211,66 @@ impl<'a> Restorer<'a> {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
-        let Asked {
+        let below = Choice::Below(paths);
+        let (prepared, frozen) = self.prepared(&asked, target, below, one_at_a_time)?;
+        let (plan, spared) = (prepared.plan, prepared.spared);
+        let (changes, unknown) = told_apart(prepared.changes, asked.unknown, &plan);
+        // One that undoes another is an operation all the same.
+        let is_so = asked.undoes.is_none()
+            && changes.is_empty()
+            && plan.is_so(self.engine).unwrap_or(false);
+        let done = || told(asked.started, target, changes, unknown, &spared);
+        if is_so {
+            if paths.is_empty() && self.timeline().base() != Some(target) {
+                let by = asked.requester.by();
+                self.timeline().comes_from(by, target).map_err(failed)?;
+            }
+            return Ok(done());
+        }
+        let note = format!("before restoring {target}");
+        let guard = self.restore_frozen(frozen, &note, &plan, Which::Below(paths), paths)?;
+        Ok(Restored {
+            guard: Some(guard),
+            split: plan.split(self.engine),
+            ..done()
+        })
+    }
+
+    /// Carries out a plan, behind a guard. The journal is told of `named`.
+    fn restore_frozen(
+        &self,
+        frozen: Frozen<'_>,
+        note: &str,
+        plan: &plan::Plan,
+        which: Which<'_>,
+        named: &[Vec<u8>],
+    ) -> VerbResult<CheckpointId> {
+        let Frozen {
             requester,
             undoes,
-            started,
-            unknown,
-            times,
-        } = asked;
-        let by = requester.by();
-        let _index_later = self.engine.live.timeline().indexer.hold();
-        let mut stage = Stage::new(self.engine, requester);
-        let (prepared, freeze, flushed) =
-            self.prepared(target, Choice::Below(paths), times, &mut stage)?;
-        let Prepared {
-            plan,
-            changes,
-            spared,
-            ..
-        } = prepared;
-        let (changes, unknown) = told_apart(changes, unknown, &plan);
-        // One that undoes another is an operation all the same.
-        let is_so =
-            undoes.is_none() && changes.is_empty() && plan.is_so(self.engine).unwrap_or(false);
-        let done = |guard: Option<CheckpointId>| {
-            let split = if guard.is_some() {
-                plan.split(self.engine)
-            } else {
-                Vec::new()
-            };
-            let (dropped, duration_us) = (spared.told(), took(started));
-            Restored {
-                restored: target,
-                guard,
-                changes,
-                unknown,
-                dropped,
-                split,
-                dry_run: false,
-                duration_us,
-            }
-        };
-        if is_so {
-            if paths.is_empty() && self.engine.live.timeline().base() != Some(target) {
-                self.engine
-                    .live
-                    .timeline()
-                    .comes_from(by, target)
-                    .map_err(failed)?;
-            }
-            return Ok(done(None));
-        }
+            flushed,
+            freeze,
+            stage,
+            one_at_a_time,
+            _index_later,
+        } = frozen;
         requester.still_wants()?;
-        let note = format!("before restoring {target}");
-        let (guard, opened) = self
-            .engine
-            .checkpoints
-            .close_epoch(
-                Some(by),
-                &note,
-                Vec::new(),
-                Reason::Guard { restored: target },
-                flushed,
-            )
-            .map_err(failed)?;
+        let (by, restored) = (requester.by(), plan.target);
+        let checkpoints = &self.engine.checkpoints;
+        let reason = Reason::Guard { restored };
+        let (guard, opened) = checkpoints
+            .close_epoch(Some(by), note, Vec::new(), reason, flushed)
+            .map_err(|errno| checkpoints.failed("the restore failed", errno))?;
         let tree = self.engine.live.locks.tree.write();
-        let applied = self.carry_out(
-            Some((by, undoes)),
-            (&plan, stage),
-            guard.id,
-            Which::Below(paths),
-            paths,
-        );
+        let applied = self.carry_out(Some((by, undoes)), (plan, stage), guard.id, which, named);
         drop(tree);
         drop(freeze);
-        self.engine.checkpoints.tell_open(guard.id, opened);
+        checkpoints.tell_open(guard.id, opened);
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this
         // lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
-        self.told_after(&plan, guard.id, applied)?;
-        Ok(done(Some(guard.id)))
+        self.told_after(plan, guard.id, applied)?;
+        Ok(guard.id)
     }
 
     /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers
@@ -337,24 +328,18 @@ impl<'a> Restorer<'a> {
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
         let change = crate::live::Change::by(by.map(|(by, _)| {
-            self.engine
-                .live
-                .timeline()
+            self.timeline()
                 .processes
                 .number(super::attribution::actor_process(by))
         }));
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
-                self.engine
-                    .live
-                    .timeline()
-                    .journal
-                    .append(&[Record::RestoreOnly {
-                        paths: paths.to_vec(),
-                    }])?;
+                self.timeline().journal.append(&[Record::RestoreOnly {
+                    paths: paths.to_vec(),
+                }])?;
             }
         }
-        self.engine.live.timeline().operations.begin_restore(
+        self.timeline().operations.begin_restore(
             by,
             plan.target,
             guard,
@@ -364,7 +349,7 @@ impl<'a> Restorer<'a> {
         let applied = apply::apply(self.engine, &change, plan, stage);
         // Were it not told before the next change, the next mount would restore once more, over
         // what was done since.
-        self.engine.live.timeline().journal.tell(Record::RestoreEnd);
+        self.timeline().journal.tell(Record::RestoreEnd);
         applied
     }
 
@@ -376,14 +361,7 @@ impl<'a> Restorer<'a> {
         let Some((target, guard, paths)) = &aftermath.restoring else {
             return Ok(None);
         };
-        if self
-            .engine
-            .live
-            .timeline()
-            .catalogue
-            .checkpoint(*target)
-            .is_none()
-        {
+        if self.timeline().catalogue.checkpoint(*target).is_none() {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
@@ -505,7 +483,7 @@ impl<'a> Restorer<'a> {
                     unknown.push(TreePath(clean));
                     continue;
                 }
-                then => then.map_err(|errno| error::failed("the path cannot be read", errno))?,
+                then => then.map_err(error::failed("the path cannot be read"))?,
             };
             let now = self
                 .engine

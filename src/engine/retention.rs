@@ -1,7 +1,5 @@
 //! Which checkpoints are kept by which rule, and in which order the others go.
 
-use std::collections::HashSet;
-
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
@@ -122,13 +120,7 @@ pub(super) fn rules(
 ) -> Vec<Vec<Rule>> {
     let mut kept: Vec<Vec<Rule>> = known
         .iter()
-        .map(|one| {
-            if one.pinned {
-                vec![Rule::Pinned]
-            } else {
-                Vec::new()
-            }
-        })
+        .map(|one| one.pinned.then_some(Rule::Pinned).into_iter().collect())
         .collect();
     let seen = || {
         known
@@ -162,11 +154,8 @@ pub(super) fn rules(
             .for_each(|(at, _)| keep(at, Rule::Last));
     }
     if let Some(within_s) = retention.keep_within_s {
-        let since_ns = now_ns.saturating_sub(
-            i64::try_from(within_s)
-                .unwrap_or(i64::MAX)
-                .saturating_mul(1_000_000_000),
-        );
+        let within_s = i64::try_from(within_s).unwrap_or(i64::MAX);
+        let since_ns = now_ns.saturating_sub(within_s.saturating_mul(1_000_000_000));
         seen()
             .filter(|(_, one)| one.made_ns >= since_ns)
             .for_each(|(at, _)| keep(at, Rule::Within));
@@ -180,32 +169,39 @@ pub(super) fn rules(
         .into_iter()
         .flat_map(|span| [(span, false), (span, true)])
     {
-        let mut begun: HashSet<String> = HashSet::new();
-        // Of each span of time the newest that a person asked for, else the newest.
-        let mut chosen: Vec<(String, usize, bool)> = Vec::new();
-        // What was imported may be older than what was made before.
-        let mut newest_first: Vec<(usize, &Known)> = series(by_mkdir).collect();
-        newest_first.sort_by_key(|(_, one)| std::cmp::Reverse(one.made_ns));
-        for (at, one) in newest_first {
-            let span = span_of(rule, one.made_ns, zone);
-            if begun.contains(&span) {
-                if let Some(found) = chosen
-                    .iter_mut()
-                    .find(|(known, _, manual)| *known == span && !manual && one.manual)
-                {
-                    (found.1, found.2) = (at, true);
-                }
-            } else if begun.len() < count(wanted) {
-                begun.insert(span.clone());
-                chosen.push((span, at, one.manual));
-            }
+        for at in newest_of_spans(series(by_mkdir).collect(), count(wanted), |at_ns| {
+            span_of(rule, at_ns, zone)
+        }) {
+            keep(at, rule);
         }
-        chosen.iter().for_each(|(_, at, _)| keep(*at, rule));
     }
     if !retention.has_rules() {
         seen().for_each(|(at, _)| keep(at, Rule::NoRule));
     }
     kept
+}
+
+/// Of each of the newest `wanted` spans of time the newest checkpoint that a person asked for, else
+/// the newest.
+fn newest_of_spans(
+    mut known: Vec<(usize, &Known)>,
+    wanted: usize,
+    span_of: impl Fn(i64) -> String,
+) -> Vec<usize> {
+    // What was imported may be older than what was made before.
+    known.sort_by_key(|(_, one)| std::cmp::Reverse(one.made_ns));
+    let mut chosen: Vec<(String, usize, bool)> = Vec::new();
+    for (at, one) in known {
+        let span = span_of(one.made_ns);
+        if let Some((_, newest, manual)) = chosen.iter_mut().find(|(known, ..)| *known == span) {
+            if !*manual && one.manual {
+                (*newest, *manual) = (at, true);
+            }
+        } else if chosen.len() < wanted {
+            chosen.push((span, at, one.manual));
+        }
+    }
+    chosen.into_iter().map(|(_, at, _)| at).collect()
 }
 
 /// Which hour, day or week it is, where the daemon is.
@@ -318,95 +314,53 @@ mod tests {
     #[test]
     fn each_rule_keeps_what_it_says_and_together_they_keep_what_one_does() {
         let known = hourly(100);
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_last: Some(3),
-                    ..Retention::default()
-                }
+        let none = Retention::default();
+        let last = |count| Retention {
+            keep_last: Some(count),
+            ..Retention::default()
+        };
+        let within = Retention {
+            keep_within_s: Some(7200),
+            ..none.clone()
+        };
+        let two_hours = Retention {
+            keep_hourly: Some(2),
+            ..none.clone()
+        };
+        let three_days = Retention {
+            keep_daily: Some(3),
+            ..none.clone()
+        };
+        let two_weeks = Retention {
+            keep_weekly: Some(2),
+            ..none.clone()
+        };
+        let both = Retention {
+            keep_daily: Some(2),
+            ..last(2)
+        };
+        let cases: [(&Retention, &[u64], &str); 7] = [
+            (&last(3), &[98, 99, 100], ""),
+            (&last(0), &[100], "the newest stays"),
+            (&within, &[98, 99, 100], ""),
+            (&two_hours, &[99, 100], ""),
+            (
+                &three_days,
+                &[53, 77, 100],
+                "2023-11-14 22:13 UTC: the days before ended with these",
             ),
-            [98, 99, 100]
-        );
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_last: Some(0),
-                    ..Retention::default()
-                }
+            (
+                &two_weeks,
+                &[53, 100],
+                "a Tuesday; the week before ended with 53",
             ),
-            [100],
-            "the newest stays"
-        );
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_within_s: Some(7200),
-                    ..Retention::default()
-                }
-            ),
-            [98, 99, 100]
-        );
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_hourly: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [99, 100]
-        );
-        // 2023-11-14 22:13 UTC: the day before ended with 77, that before it with 53.
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_daily: Some(3),
-                    ..Retention::default()
-                }
-            ),
-            [53, 77, 100]
-        );
-        // A Tuesday; the week before ended with 53.
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_weekly: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [53, 100]
-        );
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_last: Some(2),
-                    keep_daily: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [77, 99, 100]
-        );
-        assert_eq!(
-            kept(&known, &Retention::default()).len(),
-            100,
-            "without a rule all stays"
-        );
-        assert!(
-            kept(
-                &[],
-                &Retention {
-                    keep_last: Some(1),
-                    ..Retention::default()
-                }
-            )
-            .is_empty()
-        );
+            (&both, &[77, 99, 100], ""),
+        ];
+        for (retention, stay, why) in cases {
+            assert_eq!(kept(&known, retention), stay, "{why}");
+        }
+        assert_eq!(kept(&known, &none).len(), 100, "without a rule all stays");
+        assert!(kept(&[], &last(1)).is_empty());
     }
 
     #[test]

@@ -1,14 +1,28 @@
 //! Long work that is done a part at a time: whoever asked gets a part of the answer and asks again,
 //! and who stops asking stops it.
 
-use super::api::{VerbError, VerbResult};
+use std::time::{Duration, Instant};
+
+use super::api::VerbResult;
+use super::error;
 use crate::sys::lock::Mutex;
 
-/// Runs that may be under way at once; of more, the oldest is given up.
-const RUNS_MAX: usize = 4;
+/// How long one part takes.
+pub(super) const PART_TIME: Duration = Duration::from_millis(200);
 
-/// Runs that are under way. A leaf: each is taken out to be worked on.
-pub(super) struct Runs<T>(Mutex<UnderWay<T>>);
+/// Does one step after the other as long as a part takes; `false`: there is no further.
+pub(super) fn for_a_while(mut step: impl FnMut() -> VerbResult<bool>) -> VerbResult<bool> {
+    let until = Instant::now() + PART_TIME;
+    while Instant::now() < until {
+        if !step()? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Runs that are under way, at most `MAX`: of more, the oldest is given up. A leaf.
+pub(super) struct Runs<T, const MAX: usize = 4>(Mutex<UnderWay<T>>);
 
 struct UnderWay<T> {
     /// Number of the newest.
@@ -16,8 +30,8 @@ struct UnderWay<T> {
     runs: Vec<(u64, T)>,
 }
 
-impl<T> Default for Runs<T> {
-    fn default() -> Runs<T> {
+impl<T, const MAX: usize> Default for Runs<T, MAX> {
+    fn default() -> Runs<T, MAX> {
         Runs(Mutex::new(UnderWay {
             last: 0,
             runs: Vec::new(),
@@ -25,30 +39,46 @@ impl<T> Default for Runs<T> {
     }
 }
 
-impl<T> Runs<T> {
-    pub(super) fn take(&self, number: u64) -> VerbResult<T> {
-        let mut under_way = self.0.lock();
-        let at = under_way
-            .runs
-            .iter()
-            .position(|(known, _)| *known == number)
-            .ok_or_else(|| VerbError {
-                code: "unknown-run".into(),
-                message: "the daemon does not know this run any more; what it has done is done"
-                    .into(),
-                hint: Some("begin again".into()),
-            })?;
-        Ok(under_way.runs.remove(at).1)
+impl<T, const MAX: usize> Runs<T, MAX> {
+    /// The run of this number, taken out to be worked on, or a new one.
+    pub(super) fn resume(
+        &self,
+        number: Option<u64>,
+        begin: impl FnOnce() -> VerbResult<T>,
+    ) -> VerbResult<T> {
+        number.map_or_else(begin, |number| {
+            self.remove(number).ok_or_else(error::unknown_run)
+        })
     }
 
+    /// Puts a run back, or a new one in; its number.
     pub(super) fn put(&self, number: Option<u64>, run: T) -> u64 {
         let mut under_way = self.0.lock();
         let number = number.unwrap_or(under_way.last + 1);
         under_way.last = under_way.last.max(number);
-        if under_way.runs.len() >= RUNS_MAX {
+        if under_way.runs.len() >= MAX {
             under_way.runs.remove(0);
         }
         under_way.runs.push((number, run));
         number
+    }
+
+    /// Takes a run out.
+    pub(super) fn remove(&self, number: u64) -> Option<T> {
+        let mut under_way = self.0.lock();
+        let mut known = under_way.runs.iter();
+        let at = known.position(|(known, _)| *known == number)?;
+        Some(under_way.runs.remove(at).1)
+    }
+
+    /// A run that several work on.
+    pub(super) fn get(&self, number: u64) -> Option<T>
+    where
+        T: Clone,
+    {
+        let under_way = self.0.lock();
+        let mut runs = under_way.runs.iter();
+        runs.find(|(known, _)| *known == number)
+            .map(|(_, run)| run.clone())
     }
 }

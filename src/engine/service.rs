@@ -1,242 +1,29 @@
 //! The requests of the kernel, each led to the live tree, to a view of the past, or to
 //! `.snapshots`.
 
+mod nodes;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(super) use self::nodes::open_flags;
+use self::nodes::{Node, check_not_own, has_content, made_by, past_opened, removed};
 use super::Engine;
 use super::announce::{self, is_dummy};
-use super::control::is_reserved;
 use super::control::{CONTROL, SNAPDIR};
-use super::control::{SNAPDIR_NAME, STORE_NAME};
 use super::counts::RequestCounts;
 use super::files::Open;
-use super::listing::BATCH;
-use super::past::{PAST, PAST_HANDLE, PastNode};
+use super::past::{PAST, PAST_HANDLE};
 use super::request::FOR_EVER;
 use super::request::{
-    Attr, Caller, Entry, Fh, LeftOpen, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened,
-    RenameHow, Seek, Service, SetAttr, Space, XattrHow,
+    Attr, Caller, Entry, Fh, FsInfo, LeftOpen, Listed, Looked, Names, NewNode, NodeId, Opened,
+    RenameMode, Seek, Service, SetAttr, XattrMode,
 };
-use crate::live::Live;
-use crate::live::{
-    Change, Handle, HandleId, IoMode, Made, Make, NewAttrs, OpenFlags, Turn, opener_word,
-};
-use crate::store::ids::{Name, Slot};
+use crate::live::{Change, HandleId, Make, NewAttrs, Turn};
+use crate::store::ids::Slot;
 use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
-use crate::sys::{
-    self, Asker, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode,
-};
-
-/// The offset after `.snapshots`, where it is listed: one that no filesystem has.
-const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
-
-/// What a node id names.
-enum Node {
-    Live(Slot),
-    Past(PastNode),
-    /// `.snapshots` or one of our links.
-    Control(NodeId),
-}
-
-fn name_of(name: &[u8]) -> SysResult<Name> {
-    if name.len() > sys::NAME_LEN_MAX {
-        Err(Errno::ENAMETOOLONG)
-    } else {
-        Ok(Name::new(name))
-    }
-}
-
-pub(super) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFlags {
-    // The values of open(2)'s flags are those of the architecture; the kernel hands them on
-    // unchanged.
-    let access = flags & libc_flags::ACCMODE;
-    OpenFlags {
-        read: access != libc_flags::WRONLY,
-        write: access != libc_flags::RDONLY,
-        truncate: flags & libc_flags::TRUNC != 0,
-        sync: flags & libc_flags::SYNC == libc_flags::SYNC,
-        dsync: flags & libc_flags::DSYNC != 0,
-        noatime: flags & libc_flags::NOATIME != 0,
-        asker,
-    }
-}
-
-/// The kernel asks to remove only what is there, and lets nobody else at it meanwhile: what is gone
-/// when it asks again was removed by the worker that died.
-fn removed<T>(result: SysResult<T>, again: bool) -> SysResult<Option<T>> {
-    match result {
-        Err(Errno::ENOENT) if again => Ok(None),
-        result => result.map(Some),
-    }
-}
-
-fn set_time(time: NewTime) -> SetTime {
-    match time {
-        NewTime::Now => SetTime::Now,
-        NewTime::At(time) => SetTime::At(time),
-    }
-}
-
-fn has_content(live: &Live, slot: Slot) -> bool {
-    live.inodes.stat(slot).is_ok_and(|stat| stat.size > 0)
-}
-
-impl Engine {
-    fn node(&self, node: NodeId) -> SysResult<Node> {
-        if node.0 & PAST != 0 {
-            self.views.past_node(node).map(Node::Past)
-        } else if is_dummy(node) {
-            Err(Errno::ESTALE)
-        } else if node.0 & CONTROL != 0 {
-            Ok(Node::Control(node))
-        } else {
-            Ok(Node::Live(Slot(node.0)))
-        }
-    }
-
-    /// The live slot of a node that is to be changed; the past is read-only.
-    fn writable(&self, node: NodeId) -> SysResult<Slot> {
-        match self.node(node)? {
-            Node::Live(slot) => Ok(slot),
-            Node::Past(_) | Node::Control(_) => Err(Errno::EROFS),
-        }
-    }
-
-    /// The live directory in which a name is to be changed; our own names are not for anybody.
-    fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
-        let slot = self.writable(parent)?;
-        if is_reserved(parent, name) {
-            return Err(Errno::EPERM);
-        }
-        Ok((slot, name_of(name)?))
-    }
-
-    /// How long the kernel may remember these attributes of a live node: for ever, unless it may
-    /// change without the kernel's knowing.
-    fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
-        self.live.hot.lifetime(slot, stat).unwrap_or(FOR_EVER)
-    }
-
-    fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
-        Entry {
-            node: NodeId(slot.0),
-            generation,
-            stat: Stat {
-                ino: slot.0,
-                ..stat
-            },
-            ttl: self.live_ttl(slot, &stat),
-        }
-    }
-
-    fn made(&self, made: &Made) -> Entry {
-        self.live_entry(made.slot, made.generation, made.stat)
-    }
-
-    fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
-        Attr {
-            stat: Stat {
-                ino: slot.0,
-                ..stat
-            },
-            ttl: self.live_ttl(slot, &stat),
-        }
-    }
-
-    /// Names of a live directory, and of `.snapshots` after those of the root, if it is to be seen.
-    fn list_live(&self, node: NodeId, slot: Slot, offset: u64) -> SysResult<Names> {
-        if offset == AFTER_SNAPDIR {
-            return Ok(Names {
-                names: Vec::new(),
-                last: true,
-            });
-        }
-        let (entries, last) = self.live.inodes.read_dir(slot.into(), offset, BATCH)?;
-        let mut names = Vec::with_capacity(entries.len() + 1);
-        for (entry, child) in entries {
-            let node = match entry.name.as_slice() {
-                b"." => node,
-                b".." => self
-                    .live
-                    .nodes
-                    .parent(slot)
-                    .map_or(node, |parent| NodeId(parent.0)),
-                SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
-                _ => NodeId(child.slot.0),
-            };
-            names.push(Listed {
-                name: entry.name,
-                node,
-                kind: child.kind,
-                slot: node.0,
-                next: entry.next,
-            });
-        }
-        if last && slot == Slot::ROOT && self.serving.config.snapdir_visible {
-            names.push(Listed {
-                name: SNAPDIR_NAME.to_vec(),
-                node: SNAPDIR,
-                kind: Kind::Dir,
-                slot: SNAPDIR.0,
-                next: AFTER_SNAPDIR,
-            });
-        }
-        Ok(Names { names, last })
-    }
-
-    /// Tells the kernel how a handle is served.
-    fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
-        let passthrough =
-            (handle.io == IoMode::Passthrough).then(|| self.live.hot.backing_file(handle));
-        if passthrough.is_some()
-            && handle.flags.write
-            && handle.flags.read
-            && let Some(caches) = self.serving.caches.get()
-        {
-            // It can be mapped now, and stores change its times without a request. Only attributes
-            // are forgotten, which waits for nothing.
-            caches.forget_attributes(NodeId(handle.slot.0));
-        }
-        Opened {
-            fh: Fh(id.0),
-            keep_cache: passthrough.is_none(),
-            // A file that the kernel does the I/O of for somebody else has no pages in the cache of
-            // the mount: this handle passes the daemon each time.
-            direct_io: passthrough.is_some() && !self.live.passthrough.is_for(handle.flags.asker),
-            no_flush: true,
-            passthrough,
-            by: handle.by.as_deref().map_or(0, opener_word),
-        }
-    }
-
-    fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
-        if is_reserved(parent, name) {
-            return self.snapdir.lookup_reserved(name);
-        }
-        match self.node(parent)? {
-            Node::Control(_) => self.snapdir.lookup_snapshot(name),
-            Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
-            Node::Live(slot) => match self.live.inodes.lookup(slot, &name_of(name)?) {
-                Ok((slot, generation, stat)) => {
-                    Ok(Looked::Found(self.live_entry(slot, generation, stat)))
-                }
-                Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
-                Err(errno) => Err(errno),
-            },
-        }
-    }
-}
-
-/// EPERM of an extended attribute in which ckptfs notes something.
-fn check_not_own(name: &[u8]) -> SysResult<()> {
-    if is_own_xattr(name) {
-        Err(Errno::EPERM)
-    } else {
-        Ok(())
-    }
-}
+use crate::sys::{self, Errno, Kind, Ledger, SysResult};
 
 impl Service for Engine {
     fn counts(&self) -> &Arc<RequestCounts> {
@@ -311,16 +98,7 @@ impl Service for Engine {
                 stat: self.snapdir.control_stat(id)?,
                 ttl: Duration::ZERO,
             }),
-            Node::Live(slot) => {
-                let stat = match (self.live.inodes.stat(slot), fh) {
-                    (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => Stat {
-                        nlink: 0,
-                        ..sys::stat_fd(&*self.live.handles.get(HandleId(fh.0))?.file)?
-                    },
-                    (stat, _) => stat?,
-                };
-                Ok(self.live_attr(slot, stat))
-            }
+            Node::Live(slot) => Ok(self.live_attr(slot, self.live_stat(slot, fh)?)),
         }
     }
 
@@ -345,8 +123,8 @@ impl Service for Engine {
             uid: set.uid,
             gid: set.gid,
             size: set.size,
-            atime: set.atime.map(set_time),
-            mtime: set.mtime.map(set_time),
+            atime: set.atime,
+            mtime: set.mtime,
             asker: Some(caller.asker()),
         };
         let file = handle
@@ -377,11 +155,8 @@ impl Service for Engine {
             Node::Control(id) => self.snapdir.control_link(id),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
-                self.states
-                    .view(past.state())
-                    .attr(&past.trail)?
-                    .target
-                    .ok_or(Errno::EINVAL)
+                let attr = self.states.view(past.state()).attr(&past.trail)?;
+                attr.target.ok_or(Errno::EINVAL)
             }
         }
     }
@@ -400,15 +175,10 @@ impl Service for Engine {
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
-            kind: new.kind,
             mode: new.mode & 0o7777,
             umask: new.umask,
             rdev: new.rdev,
-            target: b"",
-            uid: caller.uid,
-            gid: caller.gid,
-            open: None,
-            again: caller.again,
+            ..made_by(caller, new.kind)
         };
         Ok(self.made(&self.live.names.make(change, slot, &name, &make)?))
     }
@@ -426,15 +196,8 @@ impl Service for Engine {
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
-            kind: Kind::Symlink,
-            mode: 0o777,
-            umask: 0,
-            rdev: 0,
             target,
-            uid: caller.uid,
-            gid: caller.gid,
-            open: None,
-            again: caller.again,
+            ..made_by(caller, Kind::Symlink)
         };
         Ok(self.made(&self.live.names.make(change, slot, &name, &make)?))
     }
@@ -496,7 +259,7 @@ impl Service for Engine {
         name: &[u8],
         new_parent: NodeId,
         new_name: &[u8],
-        how: RenameHow,
+        how: RenameMode,
     ) -> SysResult<()> {
         if let Some(answer) = self
             .announcer
@@ -507,13 +270,6 @@ impl Service for Engine {
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let from = self.writable_name(parent, name)?;
         let to = self.writable_name(new_parent, new_name)?;
-        let how = match how {
-            RenameHow::Replace => RenameMode::Replace,
-            RenameHow::NoReplace => RenameMode::NoReplace,
-            RenameHow::Exchange => RenameMode::Exchange,
-            RenameHow::Whiteout => RenameMode::Whiteout,
-            RenameHow::NoReplaceWhiteout => RenameMode::NoReplaceWhiteout,
-        };
         let turn = Turn {
             request: caller.request,
             again: caller.again,
@@ -524,19 +280,18 @@ impl Service for Engine {
                 .names
                 .rename(change, (from.0, &from.1), (to.0, &to.1), how, turn)
         };
+        let replace = |destroys| {
+            self.automatic
+                .destroying(caller, || destroys, || act(how), |replaced| *replaced)
+                .map(drop)
+        };
         if how != RenameMode::Replace || caller.again || !self.automatic.suspects(caller) {
-            return self
-                .automatic
-                .destroying(caller, || false, || act(how), |replaced| *replaced)
-                .map(drop);
+            return replace(false);
         }
         // Whether there is something in the way is asked with the rename itself: it costs nothing
         // where there is not.
         match act(RenameMode::NoReplace) {
-            Err(Errno::EEXIST) => self
-                .automatic
-                .destroying(caller, || true, || act(how), |replaced| *replaced)
-                .map(drop),
+            Err(Errno::EEXIST) => replace(true),
             done => done.map(drop),
         }
     }
@@ -552,18 +307,8 @@ impl Service for Engine {
             Node::Past(_) if flags.write || flags.truncate => Err(Errno::EROFS),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
-                let fh = self
-                    .views
-                    .past
-                    .open(&self.states.view(past.state()), past)?;
-                Ok(Opened {
-                    fh,
-                    keep_cache: true,
-                    direct_io: false,
-                    no_flush: true,
-                    passthrough: None,
-                    by: 0,
-                })
+                let view = self.states.view(past.state());
+                Ok(past_opened(self.views.past.open(&view, past)?))
             }
             Node::Live(slot) => {
                 let change = if flags.write || flags.truncate {
@@ -607,15 +352,9 @@ impl Service for Engine {
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
-            kind: Kind::File,
             mode: mode & 0o7777,
             umask,
-            rdev: 0,
-            target: b"",
-            uid: caller.uid,
-            gid: caller.gid,
-            open: None,
-            again: caller.again,
+            ..made_by(caller, Kind::File)
         };
         let (made, id, handle) = self.live.files.create(
             change,
@@ -735,18 +474,8 @@ impl Service for Engine {
         }
     }
 
-    fn statfs(&self, _node: NodeId) -> SysResult<Space> {
-        let info = sys::statfs_fd(self.live.root())?;
-        Ok(Space {
-            blocks: info.blocks,
-            bfree: info.bfree,
-            bavail: info.bavail,
-            files: info.files,
-            ffree: info.ffree,
-            bsize: info.bsize,
-            frsize: info.frsize,
-            namelen: info.namelen,
-        })
+    fn statfs(&self, _node: NodeId) -> SysResult<FsInfo> {
+        sys::statfs_fd(self.live.root())
     }
 
     fn setxattr(
@@ -755,20 +484,15 @@ impl Service for Engine {
         node: NodeId,
         name: &[u8],
         value: &[u8],
-        how: XattrHow,
+        how: XattrMode,
     ) -> SysResult<()> {
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
-        let mode = match how {
-            XattrHow::Any => XattrMode::Any,
-            XattrHow::Create => XattrMode::Create,
-            XattrHow::Replace => XattrMode::Replace,
-        };
         check_not_own(name)?;
         let slot = self.writable(node)?;
         match self
             .live
             .attrs
-            .set_xattr(change, slot, name, value, mode, Some(caller.asker()))
+            .set_xattr(change, slot, name, value, how, Some(caller.asker()))
         {
             // The kernel lets nobody else set it meanwhile.
             Err(Errno::EEXIST) if caller.again => {}
@@ -787,12 +511,13 @@ impl Service for Engine {
             Node::Control(SNAPDIR) => self.snapdir.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
-                let xattrs = self.states.view(past.state()).xattrs(&past.trail)?;
-                xattrs
-                    .into_iter()
-                    .find(|(known, _)| known == name)
-                    .map(|(_, value)| value)
-                    .ok_or(Errno::NO_XATTR)
+                let mut xattrs = self
+                    .states
+                    .view(past.state())
+                    .xattrs(&past.trail)?
+                    .into_iter();
+                let found = xattrs.find(|(known, _)| known == name);
+                found.map(|(_, value)| value).ok_or(Errno::NO_XATTR)
             }
         }
     }
@@ -801,13 +526,10 @@ impl Service for Engine {
         let mut names: Vec<Vec<u8>> = match self.node(node)? {
             Node::Live(slot) => self.live.attrs.list_xattrs(slot)?,
             Node::Control(_) => Vec::new(),
-            Node::Past(past) => self
-                .states
-                .view(past.state())
-                .xattrs(&past.trail)?
-                .into_iter()
-                .map(|(name, _)| name)
-                .collect(),
+            Node::Past(past) => {
+                let xattrs = self.states.view(past.state()).xattrs(&past.trail)?;
+                xattrs.into_iter().map(|(name, _)| name).collect()
+            }
         };
         names.retain(|name| !is_own_xattr(name));
         // Whether somebody may read their values the kernel asks by itself, but not whether

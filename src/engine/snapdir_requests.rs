@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::api::CheckpointOptions;
-use super::checkpoint::{check_tag, verb_errno};
+use super::checkpoint::check_tag;
 use super::request::{Caller, Entry, Looked};
 use crate::store::record::Reason;
 use crate::sys::{Errno, SysResult};
@@ -13,14 +13,13 @@ impl Engine {
     /// [`Collector::check_quota`].
     pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
-        check_tag(name).map_err(|error| verb_errno(&error))?;
+        check_tag(name).map_err(|error| error.code.errno())?;
         if caller.again
             && let Some(id) = self
-                .live
                 .timeline()
                 .catalogue
                 .tagged(name)
-                .filter(|id| self.live.timeline().catalogue.is_directory(*id, name))
+                .filter(|id| self.timeline().catalogue.is_directory(*id, name))
             && let Looked::Found(entry) = self.snapdir.view_root(id, true, 1)?
         {
             return Ok(entry);
@@ -40,7 +39,7 @@ impl Engine {
                     name: name.to_owned(),
                 },
             )
-            .map_err(|error| verb_errno(&error))?;
+            .map_err(|error| error.code.errno())?;
         match self.snapdir.view_root(made.id, true, 1)? {
             Looked::Found(entry) => Ok(entry),
             Looked::Absent(_) => Err(Errno::EIO),
@@ -51,41 +50,31 @@ impl Engine {
     pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let tagged = self
-            .live
             .timeline()
             .catalogue
             .tagged(name)
-            .filter(|id| self.live.timeline().catalogue.is_directory(*id, name));
+            .filter(|id| self.timeline().catalogue.is_directory(*id, name));
         let id = self.snapdir.number(name).or(tagged).ok_or(Errno::ENOENT)?;
         self.checkpoints
             .delete_checkpoint(&caller.actor(), id)
             .map(drop)
-            .map_err(|error| verb_errno(&error))
+            .map_err(|error| error.code.errno())
     }
 
     /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
     pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
-        let id = self.live.timeline().catalogue.tagged(name).ok_or(
+        let id = self.timeline().catalogue.tagged(name).ok_or(
             if self.snapdir.number(name).is_some() {
                 Errno::EISDIR
             } else {
                 Errno::EPERM
             },
         )?;
-        let checkpoint = self
-            .live
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .ok_or(Errno::ENOENT)?;
-        let tags = checkpoint
-            .checkpoint
-            .tags
-            .into_iter()
-            .filter(|tag| tag != name)
-            .collect();
+        let kept = self.timeline().catalogue.checkpoint(id);
+        let mut tags = kept.ok_or(Errno::ENOENT)?.checkpoint.tags;
+        tags.retain(|tag| tag != name);
         self.checkpoints
             .set_tags(&caller.actor(), None, vec![(id, tags)])
     }

@@ -218,9 +218,11 @@ impl Space {
         }
         freed
     }
-}
 
-impl Space {
+    /// What comes free when all of so many versions go.
+    pub(super) fn freed_with_all(&self, versions: usize) -> u64 {
+        self.freed(&vec![Some(0); versions], 1).iter().sum()
+    }
     /// What comes free with each of `groups` if it alone goes; version N is in group `of[N]`
     /// (`None`: in none).
     pub(super) fn freed_alone(&self, of: &[Option<usize>], groups: usize) -> Vec<u64> {
@@ -286,9 +288,7 @@ impl Collector {
         let Some(mut version) = measuring.census.versions.get(measuring.next).cloned() else {
             return Ok(false);
         };
-        self.live
-            .timeline()
-            .narrow(&measuring.census, &mut version)?;
+        self.timeline().narrow(&measuring.census, &mut version)?;
         if let Some(allocation) = self.object_allocation(version.object)? {
             measuring.collected.add(&allocation);
             measuring.measured.push(measuring.next);
@@ -308,7 +308,7 @@ impl Collector {
 
     /// The space of a version; `None`: it is not there.
     fn object_allocation(&self, object: ObjectId) -> SysResult<Option<Allocation>> {
-        let layers = &self.live.timeline().store().layers;
+        let layers = &self.timeline().store().layers;
         let Some(stat) = layers.stat(object).map_err(|error| error.errno())? else {
             return Ok(None);
         };

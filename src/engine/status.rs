@@ -25,14 +25,14 @@ impl Engine {
     /// What somebody should know.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.serving.warnings.lock().clone();
-        if self.live.timeline().store().journal.is_latched() {
+        if self.timeline().store().journal.is_latched() {
             let next = "unmount, run `ckptfs fsck`, and mount again";
             warnings.push(format!(
                 "the journal or a version cannot be written: changes to what checkpoints can see fail with EIO until the next mount; {next}"
             ));
         }
-        if let Some(why) = self.live.timeline().indexer.trouble() {
-            let refused = if self.live.timeline().indexer.takes_checkpoints() {
+        if let Some(why) = self.timeline().indexer.trouble() {
+            let refused = if self.timeline().indexer.takes_checkpoints() {
                 "will soon be"
             } else {
                 "are"
@@ -41,7 +41,7 @@ impl Engine {
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
         }
-        if self.live.timeline().store().index.is_in_memory() {
+        if self.timeline().store().index.is_in_memory() {
             warnings.push("the filesystem was full: the index is in memory until the next mount, which takes longer for it; free some space".into());
         }
         warnings.extend(
@@ -73,7 +73,7 @@ impl Engine {
 
 pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
     let failed = |errno| {
-        let failed = error::failed("the tree cannot be compared", errno);
+        let failed = error::tree_not_compared(errno);
         let warnings = engine.warnings();
         if warnings.is_empty() {
             failed
@@ -86,8 +86,8 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
     };
     engine.checkpoints.settle();
     let (latest, base) = (
-        engine.live.timeline().catalogue.latest(),
-        engine.live.timeline().base(),
+        engine.timeline().catalogue.latest(),
+        engine.timeline().base(),
     );
     let dirty = match base {
         Some(id) => engine
@@ -121,10 +121,10 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
         io: io.to_owned(),
         writes: writes.to_owned(),
         daemon: daemon_info(engine),
-        epoch: engine.live.timeline().epochs.epoch().0,
+        epoch: engine.timeline().epochs.epoch().0,
         latest,
         base,
-        checkpoints: engine.live.timeline().catalogue.checkpoint_count() as u64,
+        checkpoints: engine.timeline().catalogue.checkpoint_count() as u64,
         dirty,
         shared: {
             let (files, bytes) = engine.live.sharing.counts().get();
@@ -137,8 +137,8 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
 }
 
 pub(super) fn stats(engine: &Engine) -> VerbResult<Stats> {
-    let memory = sys::own_memory()
-        .map_err(|errno| error::failed("the daemon's memory cannot be asked for", errno))?;
+    let memory =
+        sys::own_memory().map_err(error::failed("the daemon's memory cannot be asked for"))?;
     let (io, writes) = engine.io();
     Ok(Stats {
         mount: engine.serving.config.mount.clone(),

@@ -113,7 +113,7 @@ fn tags_without(kept: &Kept, change: &Retagged) -> Vec<String> {
 /// Undoes operations of the history of an engine.
 #[derive(Clone, Copy)]
 pub(super) struct Undoer<'a> {
-    engine: &'a Engine,
+    pub(super) engine: &'a Engine,
 }
 
 impl<'a> Undoer<'a> {
@@ -127,17 +127,10 @@ impl<'a> Undoer<'a> {
         limit: usize,
     ) -> VerbResult<Vec<OperationInfo>> {
         let told = self
-            .engine
-            .live
             .timeline()
             .operations
             .operations(before, limit.min(OPERATIONS_MAX));
-        let told = told.map_err(|errno| {
-            error::failed(
-                "the journal cannot be read; `ckptfs verify` says more",
-                errno,
-            )
-        })?;
+        let told = told.map_err(error::journal_unread)?;
         let one = |told: &Told| {
             info(
                 told,
@@ -206,7 +199,7 @@ impl<'a> Undoer<'a> {
             Some(Deed::Restored { target, paths, .. }) if paths.is_empty() => target,
             _ => return Ok(None),
         };
-        if !self.engine.live.timeline().catalogue.has_checkpoint(id) {
+        if !self.timeline().catalogue.has_checkpoint(id) {
             return Ok(None);
         }
         let options = RestoreOptions {
@@ -231,35 +224,14 @@ impl<'a> Undoer<'a> {
                 }
             )
         };
-        let Some(mark) = self
-            .engine
-            .live
-            .timeline()
-            .catalogue
-            .newest(1, is_mark)
-            .pop()
-        else {
+        let Some(mark) = self.timeline().catalogue.newest(1, is_mark).pop() else {
             return Ok(None);
         };
-        let last = self
-            .engine
-            .live
-            .timeline()
-            .operations
-            .walk(Walk::Undo(1))
-            .pop()
-            .max(
-                self.engine
-                    .live
-                    .timeline()
-                    .operations
-                    .walk(Walk::Redo(1))
-                    .pop(),
-            );
-        let last = last
-            .map(|number| self.one_operation(number))
-            .transpose()?
-            .flatten();
+        let newest = |walk| self.timeline().operations.walk(walk).pop();
+        let last = match newest(Walk::Undo(1)).max(newest(Walk::Redo(1))) {
+            Some(number) => self.one_operation(number)?,
+            None => None,
+        };
         Ok(last
             .is_none_or(|last| last.operation.at_ns < mark.created_ns)
             .then_some(mark.id))
@@ -267,7 +239,7 @@ impl<'a> Undoer<'a> {
 
     /// The operations to look at, in this order, and how many of them are to be undone.
     fn walked(&self, options: &UndoOptions) -> VerbResult<(Vec<u64>, usize)> {
-        let timeline = self.engine.live.timeline();
+        let timeline = self.timeline();
         let all = match options.walk {
             UndoWalk::Undo(_) => timeline.operations.walk(Walk::Undo(usize::MAX)),
             UndoWalk::Redo(_) => timeline.operations.walk(Walk::Redo(usize::MAX)),
@@ -301,7 +273,7 @@ impl<'a> Undoer<'a> {
             .ok_or_else(|| error::no_operation(number))?;
         let obstacle = self.obstacle(&told.operation);
         let original = self
-            .one_operation(self.engine.live.timeline().operations.original(number))?
+            .one_operation(self.timeline().operations.original(number))?
             .filter(|original| original.operation.number != number);
         let original = original.map(|original| info(&original, None));
         let operation = info(&told, None);
@@ -340,24 +312,17 @@ impl<'a> Undoer<'a> {
             return Ok(step);
         }
         self.invert(requester, &told.operation, &mut step, one_at_a_time)?;
-        step.by_operation = self.engine.live.timeline().operations.undone_by(number);
+        step.by_operation = self.timeline().operations.undone_by(number);
         Ok(step)
     }
 
     /// One operation.
     fn one_operation(&self, number: u64) -> VerbResult<Option<Told>> {
         let told = self
-            .engine
-            .live
             .timeline()
             .operations
             .operations(Some(number.saturating_add(1)), 1);
-        let told = told.map_err(|errno| {
-            error::failed(
-                "the journal cannot be read; `ckptfs verify` says more",
-                errno,
-            )
-        })?;
+        let told = told.map_err(error::journal_unread)?;
         Ok(told
             .into_iter()
             .find(|told| told.operation.number == number))
@@ -372,20 +337,11 @@ impl<'a> Undoer<'a> {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<()> {
         let (by, undoes) = (requester.by(), Some(operation.number));
-        let failed = |errno| {
-            error::failed(
-                &format!("operation {} was not undone", operation.number),
-                errno,
-            )
-        };
+        let what = format!("operation {} was not undone", operation.number);
+        let failed = error::failed(&what);
         let kept = |id| {
-            self.engine
-                .live
-                .timeline()
-                .catalogue
-                .checkpoint(id)
-                .ok_or(Errno::ENOENT)
-                .map_err(failed)
+            let kept = self.timeline().catalogue.checkpoint(id);
+            kept.ok_or(Errno::ENOENT).map_err(failed)
         };
         match &operation.deed {
             Deed::Made { id } | Deed::Revived { id } => self
@@ -394,48 +350,32 @@ impl<'a> Undoer<'a> {
                 .hide_checkpoint(by, undoes, *id)
                 .map(drop),
             Deed::Deleted { id, .. } => {
-                let hidden = self
-                    .engine
-                    .live
-                    .timeline()
-                    .catalogue
-                    .hidden_checkpoint(*id)
-                    .ok_or(Errno::ENOENT)
-                    .map_err(failed)?;
-                let records = self.engine.live.timeline().operations.reviving(&hidden);
-                self.engine
-                    .live
-                    .timeline()
+                let timeline = self.timeline();
+                let hidden = timeline.catalogue.hidden_checkpoint(*id);
+                let hidden = hidden.ok_or(Errno::ENOENT).map_err(failed)?;
+                let (revived, records) = (
+                    Deed::Revived { id: *id },
+                    timeline.operations.reviving(&hidden),
+                );
+                timeline
                     .operations
-                    .operate(by, undoes, Deed::Revived { id: *id }, records)
+                    .operate(by, undoes, revived, records)
                     .map_err(failed)
             }
             Deed::Restored {
                 guard, paths, only, ..
             } => {
-                let unknown = Restorer::new(self.engine)
-                    .unknown_in(*guard)
-                    .map_err(failed)?;
+                let restorer = Restorer::new(self.engine);
                 let asked = Asked {
                     requester,
                     undoes,
                     started: Instant::now(),
-                    unknown,
+                    unknown: restorer.unknown_in(*guard).map_err(failed)?,
                     times: Times::or_default(None, !paths.is_empty() || *only),
                 };
                 let restored = match only {
-                    true => Restorer::new(self.engine).restore_names(
-                        asked,
-                        *guard,
-                        paths,
-                        one_at_a_time,
-                    )?,
-                    false => Restorer::new(self.engine).restore_now(
-                        asked,
-                        *guard,
-                        paths,
-                        one_at_a_time,
-                    )?,
+                    true => restorer.restore_names(asked, *guard, paths, one_at_a_time)?,
+                    false => restorer.restore_now(asked, *guard, paths, one_at_a_time)?,
                 };
                 step.guard = restored.guard;
                 step.changes = Some(restored.changes.len() as u64);
@@ -464,15 +404,13 @@ impl<'a> Undoer<'a> {
     fn obstacle(&self, operation: &Operation) -> Option<VerbError> {
         match &operation.deed {
             Deed::Made { id } | Deed::Revived { id } => {
-                match self.engine.live.timeline().catalogue.checkpoint(*id) {
+                match self.timeline().catalogue.checkpoint(*id) {
                     Some(kept) => kept.pinned.map(|reason| error::pinned(*id, &reason)),
                     None => self.missing(*id),
                 }
             }
             Deed::Deleted { id, freed: true } => Some(error::freed(*id)),
             Deed::Deleted { id, freed: false } => self
-                .engine
-                .live
                 .timeline()
                 .catalogue
                 .hidden_checkpoint(*id)
@@ -493,18 +431,11 @@ impl<'a> Undoer<'a> {
 
     /// What to say of a checkpoint if it is not kept.
     fn missing(&self, id: CheckpointId) -> Option<VerbError> {
-        if self.engine.live.timeline().catalogue.has_checkpoint(id) {
+        if self.timeline().catalogue.has_checkpoint(id) {
             return None;
         }
         Some(
-            if self
-                .engine
-                .live
-                .timeline()
-                .catalogue
-                .hidden_checkpoint(id)
-                .is_some()
-            {
+            if self.timeline().catalogue.hidden_checkpoint(id).is_some() {
                 error::hidden(id)
             } else {
                 error::freed(id)
@@ -521,9 +452,7 @@ impl<'a> Undoer<'a> {
                     .any(|other| other.id == id && other.got.contains(tag))
             };
             let taken = |tag: &String| {
-                self.engine
-                    .live
-                    .timeline()
+                self.timeline()
                     .catalogue
                     .tagged(tag)
                     .filter(|id| *id != change.id && !gives_back(tag, *id))
@@ -532,8 +461,6 @@ impl<'a> Undoer<'a> {
                 return Some(error::tag_taken(tag, id));
             }
             let count = self
-                .engine
-                .live
                 .timeline()
                 .catalogue
                 .checkpoint(change.id)
@@ -547,14 +474,12 @@ impl<'a> Undoer<'a> {
 
     /// The checkpoint that is meant, also one that is hidden, by its number.
     pub(super) fn stored_id(&self, state: &StateName) -> VerbResult<CheckpointId> {
-        let hidden = state.0.parse().ok().map(CheckpointId).filter(|id| {
-            self.engine
-                .live
-                .timeline()
-                .catalogue
-                .hidden_checkpoint(*id)
-                .is_some()
-        });
+        let hidden = state
+            .0
+            .parse()
+            .ok()
+            .map(CheckpointId)
+            .filter(|id| self.timeline().catalogue.hidden_checkpoint(*id).is_some());
         hidden.map_or_else(|| self.engine.states.whole_id(state), Ok)
     }
 }

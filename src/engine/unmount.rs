@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::api::{VerbError, VerbResult};
-use super::error::{failed, hinted};
+use super::error::{Code, failed, hinted};
 use super::requester::Requester;
 use super::verb::Verb;
 use super::word::word;
@@ -73,7 +73,7 @@ pub fn unmount_error(at: &Path, cause: Errno) -> VerbError {
     let shown = at.display();
     match cause {
         Errno::EBUSY => hinted(
-            "busy",
+            Code::Busy,
             format!("{shown} is in use"),
             format!(
                 "leave it, or take it away nevertheless: ckptfs umount --lazy {}",
@@ -81,15 +81,15 @@ pub fn unmount_error(at: &Path, cause: Errno) -> VerbError {
             ),
         ),
         Errno::EPERM | Errno::EACCES => hinted(
-            "no-permission",
+            Code::NoPermission,
             format!("no permission to unmount {shown}"),
             "only the user who mounted it and root may",
         ),
         Errno::ENOENT => hinted(
-            "no-permission",
+            Code::NoPermission,
             format!("no permission to unmount {shown}"),
             "install fusermount3 (the package fuse3), or be root",
         ),
-        cause => failed(&format!("unmounting {shown}"), cause),
+        cause => failed(&format!("unmounting {shown}"))(cause),
     }
 }

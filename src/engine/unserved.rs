@@ -80,8 +80,7 @@ impl States {
     pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let mut known = (*self.changed_in_absence(id)?).clone();
         known.extend(
-            self.live
-                .timeline()
+            self.timeline()
                 .losses
                 .met_unseen(id)
                 .into_iter()
@@ -103,11 +102,7 @@ impl States {
         };
         let mut unseen = self.changed_unserved(older)?;
         if let State::At(newer) = newer
-            && !self
-                .live
-                .timeline()
-                .absences
-                .was_absent_between(older, newer)
+            && !self.timeline().absences.was_absent_between(older, newer)
         {
             // What was changed later only was the same in both, or has records that tell how it
             // differed.
@@ -123,7 +118,7 @@ impl States {
 
     /// What was changed while nobody served the tree.
     fn changed_in_absence(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
-        if !self.live.timeline().absences.may_have_unseen(id) {
+        if !self.timeline().absences.may_have_unseen(id) {
             return Ok(Arc::default());
         }
         if let Some(known) = self.unserved.lock().get(&id) {

@@ -10,7 +10,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Engine;
-use super::api::{VerbError, VerbResult};
+use super::api::VerbResult;
+use super::error;
 use super::offline::Offline;
 use super::requester::Requester;
 
@@ -39,12 +40,7 @@ pub trait Verb: Clone {
     /// # Errors
     /// `not-mounted`: that needs a mount.
     fn read(self, _: &Offline) -> VerbResult<Self::Answer> {
-        let hint = Some("mount it: ckptfs mount DIR".into());
-        Err(VerbError {
-            code: "not-mounted".into(),
-            message: "the directory is not mounted".into(),
-            hint,
-        })
+        Err(error::not_mounted("the directory is not mounted"))
     }
 }
 

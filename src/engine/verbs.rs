@@ -111,15 +111,15 @@ impl Verb for CheckpointOptions {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         if self.if_changed
-            && let Some(newest) = engine.live.timeline().base()
-            && let Some(checkpoint) = engine.live.timeline().catalogue.checkpoint(newest)
+            && let Some(newest) = engine.timeline().base()
+            && let Some(checkpoint) = engine.timeline().catalogue.checkpoint(newest)
         {
             engine.checkpoints.settle();
             let same = engine
                 .states
                 .compare_all(State::At(newest), State::Live)
                 .map(|changes| changes.is_empty());
-            if same.map_err(|errno| error::failed("the tree cannot be compared", errno))? {
+            if same.map_err(error::tree_not_compared)? {
                 return Ok(CheckpointInfo {
                     unchanged: true,
                     ..CheckpointInfo::new(&checkpoint)
@@ -173,7 +173,6 @@ impl Verb for ListCheckpoints {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
         Ok(engine
-            .live
             .timeline()
             .catalogue
             .checkpoints()
@@ -205,16 +204,10 @@ impl Verb for ShowCheckpoint {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
-        let id = engine.states.checkpoint_id(&self.state)?;
-        let checkpoint = engine
-            .live
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
+        let checkpoint = engine.states.checkpoint(&self.state)?;
         Ok(CheckpointInfo {
-            open_at_cut: engine.checkpoints.open_at(id)?,
-            dropped: Restorer::new(engine).dropped_info(id)?,
+            open_at_cut: engine.checkpoints.open_at(checkpoint.id)?,
+            dropped: Restorer::new(engine).dropped_info(checkpoint.id)?,
             ..CheckpointInfo::new(&checkpoint)
         })
     }
@@ -322,7 +315,7 @@ impl Verb for Compare {
         let mut changes = engine
             .states
             .compare_all(from, to)
-            .map_err(|errno| error::failed("the two states cannot be compared", errno))?;
+            .map_err(error::not_compared)?;
         for change in changes.iter_mut().filter(|_| self.sizes) {
             let before = change.from.as_ref().unwrap_or(&change.path);
             (change.old_size, change.size) = (
@@ -494,7 +487,7 @@ impl Verb for ListAudit {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<AuditEvent>> {
-        super::audit::events(&engine.live.timeline().store().journal)
+        super::audit::events(&engine.timeline().store().journal)
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<AuditEvent>> {

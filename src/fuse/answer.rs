@@ -7,7 +7,7 @@ use fuser::{
 
 use super::backing::Registered;
 use super::convert::{self, errno};
-use crate::engine::request::{Attr, Entry, Looked, Opened, Space};
+use crate::engine::request::{Attr, Entry, Looked, Opened, FsInfo};
 use crate::sys::{self, Errno, SysResult};
 
 /// A reply that waits for what it tells.
@@ -44,7 +44,7 @@ answers! {
         &convert::file_attr(&entry.stat),
         convert::generation(&entry),
     );
-    ReplyStatfs, Space: |reply, s| reply.statfs(
+    ReplyStatfs, FsInfo: |reply, s| reply.statfs(
         s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, s.namelen, s.frsize,
     );
 }

@@ -11,7 +11,8 @@ use fuser::{
 };
 
 use crate::engine::request::{
-    Caller, Entry, Fh, Listed, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, SetAttr, XattrHow,
+    Caller, Entry, Fh, Listed, NewNode, NodeId, Opened, RenameMode, Seek, SetAttr, SetTime,
+    XattrMode,
 };
 use crate::sys::{Errno, Kind, Stat, Time};
 
@@ -123,10 +124,10 @@ fn time(decoded: SystemTime) -> Time {
     }
 }
 
-fn new_time(time_or_now: TimeOrNow) -> NewTime {
+fn new_time(time_or_now: TimeOrNow) -> SetTime {
     match time_or_now {
-        TimeOrNow::Now => NewTime::Now,
-        TimeOrNow::SpecificTime(decoded) => NewTime::At(time(decoded)),
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(decoded) => SetTime::At(time(decoded)),
     }
 }
 
@@ -268,24 +269,24 @@ pub fn create_mode(mode: u32) -> u32 {
 }
 
 /// `None` for what is not known.
-pub fn rename_how(flags: RenameFlags) -> Option<RenameHow> {
+pub fn rename_how(flags: RenameFlags) -> Option<RenameMode> {
     match flags.bits() {
-        0 => Some(RenameHow::Replace),
-        1 => Some(RenameHow::NoReplace),
-        2 => Some(RenameHow::Exchange),
-        4 => Some(RenameHow::Whiteout),
-        5 => Some(RenameHow::NoReplaceWhiteout),
+        0 => Some(RenameMode::Replace),
+        1 => Some(RenameMode::NoReplace),
+        2 => Some(RenameMode::Exchange),
+        4 => Some(RenameMode::Whiteout),
+        5 => Some(RenameMode::NoReplaceWhiteout),
         _ => None,
     }
 }
 
 /// `position` is macOS's offset into a resource fork; only 0 is served.
-pub fn xattr_how(flags: i32, position: u32) -> Option<XattrHow> {
+pub fn xattr_how(flags: i32, position: u32) -> Option<XattrMode> {
     match flags {
         _ if position != 0 => None,
-        0 => Some(XattrHow::Any),
-        abi::XATTR_CREATE => Some(XattrHow::Create),
-        abi::XATTR_REPLACE => Some(XattrHow::Replace),
+        0 => Some(XattrMode::Any),
+        abi::XATTR_CREATE => Some(XattrMode::Create),
+        abi::XATTR_REPLACE => Some(XattrMode::Replace),
         _ => None,
     }
 }

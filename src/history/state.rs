@@ -10,3 +10,13 @@ pub enum State {
     /// As it is.
     Live,
 }
+
+impl State {
+    /// The checkpoint; `None`: it is the live tree.
+    pub fn checkpoint(self) -> Option<CheckpointId> {
+        match self {
+            State::At(id) => Some(id),
+            State::Live => None,
+        }
+    }
+}

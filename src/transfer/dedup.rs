@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::place::open_below;
 use super::walk::Walk;
-use crate::engine::api::{TreePath, VerbError, VerbResult};
+use crate::engine::api::{Code, TreePath, VerbError, VerbResult};
 use crate::engine::dedup::{Content, Count, LeftOut, LeftWhy, why_of};
 use crate::store::dedup::{Done, Fate, Files, Same};
 use crate::store::hash::{Hashers, hash_file};
@@ -106,7 +106,7 @@ impl Plain {
 
 fn failed(errno: Errno) -> VerbError {
     VerbError {
-        code: "io".into(),
+        code: Code::Io,
         message: format!("the directory cannot be read: {errno}"),
         hint: None,
     }

@@ -14,7 +14,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 
 use super::tar::{Pieces, pieces};
 use super::{Feed, regular};
-use crate::engine::api::{TreePath, VerbError, VerbResult};
+use crate::engine::api::{Code, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, SysResult};
@@ -71,7 +71,7 @@ pub fn hand_on<E: From<VerbError>>(
         let (send, told) = sync_channel(0);
         let asks = std::thread::Builder::new().spawn_scoped(scope, || ask(feed, &read, send));
         asks.map_err(|cause| VerbError {
-            code: "io".into(),
+            code: Code::Io,
             message: format!("a thread: {cause}"),
             hint: None,
         })?;
@@ -237,7 +237,7 @@ mod tests {
     impl Feed for Fake<'_> {
         fn next(&mut self, done: Vec<u64>) -> VerbResult<Part> {
             let lost = || VerbError {
-                code: "lost".into(),
+                code: Code::Lost,
                 message: String::new(),
                 hint: None,
             };
@@ -360,7 +360,7 @@ mod tests {
             ],
             &[],
         );
-        assert_eq!(result.expect_err("the daemon went").code, "lost");
+        assert_eq!(result.expect_err("the daemon went").code, Code::Lost);
         let proven: Handed = [some("a", "one"), some("b", "two"), some("c", "three")]
             .into_iter()
             .take(confirmed.len())

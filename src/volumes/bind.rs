@@ -11,7 +11,7 @@ use super::error::{error, failed};
 use super::facts::{self, Place};
 use super::files::make_dir;
 use super::tool::tool;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Errno};
 
 /// Mode of the directories that are made.
@@ -45,7 +45,7 @@ pub fn real(path: &Path) -> VerbResult<PathBuf> {
     let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), path.is_absolute())
     else {
         return Err(error(
-            "bad-path",
+            Code::BadPath,
             format!("{} is no absolute path of a directory", path.display()),
         ));
     };
@@ -100,7 +100,7 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
         } if as_it_is == read_only => return Ok(()),
         There::Volume { .. } => {
             return Err(error(
-                "other-mount",
+                Code::OtherMount,
                 format!(
                     "the volume is mounted at {} with other rights",
                     at.display()
@@ -109,7 +109,7 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
         }
         There::Other => {
             return Err(error(
-                "other-mount",
+                Code::OtherMount,
                 format!("something else is mounted at {}", at.display()),
             ));
         }

@@ -16,7 +16,8 @@ use super::pool::Pool;
 use super::record::{Claim, Record, Snapshot};
 use crate::control::Client;
 use crate::engine::api::{
-    CheckpointInfo, CheckpointOptions, Delete, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
+    CheckpointInfo, CheckpointOptions, Code, Delete, PinCheckpoint, ShowCheckpoint, StateName,
+    VerbResult,
 };
 
 impl Pool {
@@ -73,7 +74,7 @@ impl Pool {
                 Some((of, snapshot)) if of.name == volume => return Ok(snapshot.clone()),
                 Some((of, _)) => {
                     return Err(error(
-                        "snapshot-exists",
+                        Code::SnapshotExists,
                         format!("snapshot {name} is one of volume {}", of.name),
                     ));
                 }
@@ -109,7 +110,7 @@ impl Pool {
                     .iter()
                     .any(|one| one.checkpoint == checkpoint);
                 let unknown_is_done = |done: VerbResult<CheckpointInfo>| match done {
-                    Err(why) if why.code == "unknown-checkpoint" => Ok(()),
+                    Err(why) if why.code == Code::UnknownCheckpoint => Ok(()),
                     done => done.map(drop),
                 };
                 self.ask(volume, &format!("drop {checkpoint}"), |client| {
@@ -199,7 +200,7 @@ fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo
         ..CheckpointOptions::default()
     };
     let made = match client.ask(options) {
-        Err(why) if why.code == "tag-taken" => client.ask(ShowCheckpoint {
+        Err(why) if why.code == Code::TagTaken => client.ask(ShowCheckpoint {
             state: StateName(tag.to_owned()),
         })?,
         made => made?,

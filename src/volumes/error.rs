@@ -3,25 +3,10 @@
 use std::io;
 use std::path::Path;
 
-use crate::engine::api::VerbError;
+use crate::engine::api::{VerbError, io_error};
 pub use crate::engine::api::{error, hinted};
 
 /// The error of a call on `path`.
 pub fn failed(path: &Path, cause: impl Into<io::Error>) -> VerbError {
-    let cause = cause.into();
-    let code = match cause.kind() {
-        io::ErrorKind::NotFound => "not-found",
-        io::ErrorKind::PermissionDenied => "no-permission",
-        io::ErrorKind::StorageFull => "no-space",
-        _ => "io",
-    };
-    let text = cause.to_string();
-    error(
-        code,
-        format!(
-            "{}: {}",
-            path.display(),
-            text.split(" (os error").next().unwrap_or_default()
-        ),
-    )
+    io_error(path.display(), cause)
 }

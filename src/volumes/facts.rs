@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::error::{error, hinted};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Errno, MountPoint, host};
 
 /// How long a container that has ended may take to be gone, and how often to see.
@@ -36,7 +36,7 @@ pub struct Elsewhere {
 /// # Errors
 /// The table cannot be read.
 pub fn table() -> VerbResult<Vec<MountPoint>> {
-    sys::mounts().map_err(|cause| error("io", format!("the table of mounts: {cause}")))
+    sys::mounts().map_err(|cause| error(Code::Io, format!("the table of mounts: {cause}")))
 }
 
 /// What is on top at `at`, if that is a mount of ours.
@@ -86,7 +86,7 @@ pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
     let all = sys::mounts_of_all(|mount| {
         mount.serves(&place.backing) && device.is_none_or(|device| mount.dev == device)
     });
-    let all = all.map_err(|cause| error("io", format!("the tables of mounts: {cause}")))?;
+    let all = all.map_err(|cause| error(Code::Io, format!("the tables of mounts: {cause}")))?;
     // A mount has one number, in whichever process's table it is; its copies have others.
     let ours: Vec<u64> = table.iter().map(|mount| mount.id).collect();
     let root = root_of("self");
@@ -140,7 +140,7 @@ pub fn refuse_used(name: &str, found: Option<&Elsewhere>) -> VerbResult<()> {
         "volume {name} is mounted at {} of process {pid}",
         at.display()
     );
-    Err(hinted("in-use", message, "stop what uses it first"))
+    Err(hinted(Code::InUse, message, "stop what uses it first"))
 }
 
 /// A process's root directory.

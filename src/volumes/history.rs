@@ -7,8 +7,8 @@ use super::facts::Place;
 use super::record::Record;
 use crate::control::{Client, History, STORE_NAME, Store};
 use crate::engine::api::{
-    CheckpointInfo, CheckpointOptions, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName,
-    VerbResult,
+    CheckpointInfo, CheckpointOptions, Code, ListCheckpoints, PinCheckpoint, ShowCheckpoint,
+    StateName, VerbResult,
 };
 use crate::engine::offline::Offline;
 use crate::engine::settings::{self, STORE_FILE};
@@ -49,7 +49,7 @@ impl VolumeHistory {
     pub(super) fn serving(&self) -> VerbResult<Client> {
         self.daemon().ok_or_else(|| {
             hinted(
-                "daemon-busy",
+                Code::DaemonBusy,
                 format!("no daemon serves volume {}", self.name),
                 "try again later",
             )
@@ -90,7 +90,7 @@ impl VolumeHistory {
                 state: StateName(state.to_owned()),
             }),
             None => Err(error(
-                "unknown-checkpoint",
+                Code::UnknownCheckpoint,
                 format!("volume {} has no checkpoint {state}", self.name),
             )),
         }
@@ -125,10 +125,10 @@ impl VolumeHistory {
             return self.serving().map(drop);
         };
         let file = self.place.backing.join(STORE_NAME).join(STORE_FILE);
-        let bad = |why: String| error("bad-config", format!("{}: {why}", file.display()));
+        let bad = |why: String| error(Code::BadConfig, format!("{}: {why}", file.display()));
         for (key, value) in keys {
             let key = settings::find(key)
-                .ok_or_else(|| error("unknown-key", format!("there is no key {key:?}")))?;
+                .ok_or_else(|| error(Code::UnknownKey, format!("there is no key {key:?}")))?;
             let value = settings::parse_value(key, value).map_err(bad)?;
             let text = settings::store_with(store.dir(), key, Some(&value))
                 .map_err(|cause| bad(cause.to_string()))?;

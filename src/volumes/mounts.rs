@@ -15,7 +15,7 @@ use super::options::Options;
 use super::record::{MountId, Record, boot};
 use super::registry::Registry;
 use super::verbs::Verbs;
-use crate::engine::api::{Unmount, VerbError, VerbResult};
+use crate::engine::api::{Code, Unmount, VerbError, VerbResult};
 
 /// How long a daemon may take to put its store in order.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
@@ -188,7 +188,7 @@ impl Mounts {
         loop {
             match self.verbs.mount(place, options) {
                 Err(error)
-                    if ["in-use", "already-mounted"].contains(&error.code.as_str())
+                    if [Code::InUse, Code::AlreadyMounted].contains(&error.code)
                         && started.elapsed() < STARTING_PATIENCE =>
                 {
                     std::thread::sleep(STARTING_PAUSE);
@@ -272,13 +272,13 @@ impl Mounts {
                 Ok(()) if client.wait_ended(END_TIMEOUT) => return Ok(()),
                 Ok(()) => {
                     return Err(hinted(
-                        "daemon-busy",
+                        Code::DaemonBusy,
                         "the daemon does not end",
                         "try again later",
                     ));
                 }
                 // One that was started by another version; the command knows what to do.
-                Err(why) if why.code == "protocol-version" => {}
+                Err(why) if why.code == Code::ProtocolVersion => {}
                 Err(why) => return Err(why),
             }
         }
@@ -297,7 +297,7 @@ impl Mounts {
         facts::refuse_used(&record.name, facts::still_elsewhere(place)?.as_ref())?;
         match facts::ours(&facts::table()?, &place.point) {
             Some(_) => self.stop(record, place).map_err(|cause| VerbError {
-                code: "in-use".into(),
+                code: Code::InUse,
                 ..cause
             }),
             None => Ok(()),
@@ -373,7 +373,7 @@ impl Mounts {
                 record.name
             );
             return Err(hinted(
-                "in-use",
+                Code::InUse,
                 message,
                 "end the processes that have files of it open",
             ));

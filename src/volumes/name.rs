@@ -2,7 +2,7 @@
 //! gets nowhere near a path.
 
 use super::error::{error, hinted};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 
 /// Longest name in bytes: room is left for what is put behind it in names of files.
 pub const NAME_BYTES_MAX: usize = 200;
@@ -50,7 +50,7 @@ pub fn check(name: &str) -> VerbResult<()> {
         .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
     if name.len() > NAME_BYTES_MAX {
         return Err(error(
-            "bad-name",
+            Code::BadName,
             format!(
                 "the name of a volume has at most {NAME_BYTES_MAX} bytes, and not {}",
                 name.len()
@@ -62,7 +62,7 @@ pub fn check(name: &str) -> VerbResult<()> {
     }
     let hint = "a name is a letter or digit, and then letters, digits, _ . and -";
     Err(hinted(
-        "bad-name",
+        Code::BadName,
         format!("{name:?} cannot be the name of a volume"),
         hint,
     ))
@@ -82,7 +82,7 @@ pub fn check_checkpoint(name: &str) -> VerbResult<()> {
         return Ok(());
     }
     Err(hinted(
-        "bad-name",
+        Code::BadName,
         format!("{name:?} cannot be the name of a checkpoint"),
         "name it by its number or a tag: VOLUME@3",
     ))
@@ -141,7 +141,7 @@ mod tests {
         for bad in bad {
             assert_eq!(
                 parse(bad).map_err(|error| error.code),
-                Err("bad-name".to_owned()),
+                Err(Code::BadName),
                 "{bad:?}"
             );
         }

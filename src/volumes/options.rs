@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::error::{error, hinted};
 use super::name;
-use crate::engine::api::{VerbError, VerbResult};
+use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::settings::{self, Value};
 
 /// Every option, and what it wants.
@@ -123,7 +123,7 @@ impl Options {
                     name::check_checkpoint(value)?;
                     if checkpoint.replace(value.clone()).is_some() {
                         return Err(error(
-                            "bad-option",
+                            Code::BadOption,
                             "checkpoint and fromSnapshot are the same option",
                         ));
                     }
@@ -185,14 +185,14 @@ impl Options {
         match (&mut self.from, checkpoint) {
             (None, Some(_)) => {
                 return Err(hinted(
-                    "bad-option",
+                    Code::BadOption,
                     "a checkpoint of which volume?",
                     "say it with from=VOLUME",
                 ));
             }
             (Some((_, Some(named))), Some(also)) if *named != also => {
                 return Err(error(
-                    "bad-option",
+                    Code::BadOption,
                     format!("from names checkpoint {named}, and checkpoint {also}"),
                 ));
             }
@@ -201,7 +201,7 @@ impl Options {
         }
         if self.ephemeral && self.from.is_none() {
             return Err(hinted(
-                "bad-option",
+                Code::BadOption,
                 "ephemeral=true is a copy of what?",
                 "say it with from=VOLUME",
             ));
@@ -214,7 +214,7 @@ impl Options {
         ];
         if self.source.is_some() && alone.contains(&true) {
             return Err(error(
-                "bad-option",
+                Code::BadOption,
                 "source serves a directory as it is: not with from, size, ephemeral or on-remove=trash",
             ));
         }
@@ -222,7 +222,7 @@ impl Options {
             && (self.uid.is_some() || self.gid.is_some() || self.mode.is_some())
         {
             return Err(error(
-                "bad-option",
+                Code::BadOption,
                 "source serves a directory as it is: its owner and mode are set there, not with uid, gid or mode",
             ));
         }
@@ -236,7 +236,7 @@ fn bad(name: &str, value: &str) -> VerbError {
         .find(|(known, _)| *known == name)
         .map_or("", |(_, wanted)| wanted);
     hinted(
-        "bad-option",
+        Code::BadOption,
         format!("{name}={value} is none"),
         format!("{name} is {wanted}"),
     )
@@ -252,7 +252,7 @@ fn unknown(name: &str) -> VerbError {
         None => format!("known are {}", known.join(", ")),
     };
     hinted(
-        "unknown-option",
+        Code::UnknownOption,
         format!("there is no option {name:?}"),
         hint,
     )
@@ -392,11 +392,11 @@ mod tests {
         };
         assert_eq!(
             hint("form"),
-            Err(("unknown-option".into(), "did you mean from?".into()))
+            Err((Code::UnknownOption, "did you mean from?".into()))
         );
         assert_eq!(
             hint("onremove"),
-            Err(("unknown-option".into(), "did you mean on-remove?".into()))
+            Err((Code::UnknownOption, "did you mean on-remove?".into()))
         );
         assert!(hint("type").is_err_and(|(_, hint)| hint.starts_with("known are from, ")));
     }

@@ -15,7 +15,7 @@ use super::record::Record;
 use super::registry::{Registry, no_such};
 use super::trash::Trash;
 use super::verbs::Verbs;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::word;
 
 /// A pool of volumes.
@@ -91,7 +91,7 @@ impl Pool {
                 word(name)
             );
             return Err(hinted(
-                "volume-exists",
+                Code::VolumeExists,
                 format!("volume {name} is there already, with other options"),
                 hint,
             ));
@@ -113,7 +113,7 @@ impl Pool {
             return match fs::metadata(source) {
                 Ok(found) if found.is_dir() => Ok(()),
                 Ok(_) => Err(error(
-                    "not-a-directory",
+                    Code::NotADirectory,
                     format!("{} is not a directory", source.display()),
                 )),
                 Err(cause) => Err(failed(source, cause)),
@@ -127,7 +127,7 @@ impl Pool {
             let (parent, state) = options
                 .from
                 .as_ref()
-                .ok_or_else(|| error("internal", "ephemeral without from"))?;
+                .ok_or_else(|| error(Code::Internal, "ephemeral without from"))?;
             let parent = self.registry.get(parent)?;
             return state.as_ref().map_or(Ok(()), |state| {
                 self.registry.history(&parent)?.checkpoint(state).map(drop)

@@ -22,7 +22,7 @@ use super::pool::Pool;
 use super::record::Record;
 use super::registry::Registry;
 use super::sizes::{self, Sizes};
-use crate::engine::api::{CheckpointInfo, VerbError, VerbResult};
+use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 
 /// Mount is answered within this time.
 const MOUNT_TIMEOUT: Duration = Duration::from_millis(4500);
@@ -63,7 +63,7 @@ pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response 
         [] => Ok(Asked::default()),
         body => serde_json::from_slice(body).map_err(|cause| {
             error(
-                "bad-request",
+                Code::BadRequest,
                 format!("the request cannot be understood: {cause}"),
             )
         }),
@@ -78,7 +78,7 @@ pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response 
         Err(error) => {
             tracing::info!(
                 call = request.path,
-                code = error.code,
+                code = %error.code,
                 error = error.message,
                 "refused"
             );
@@ -126,7 +126,7 @@ fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResu
         "/VolumeDriver.Mount" => {
             let named = name::parse(&asked.name)?;
             if asked.id.is_empty() {
-                return Err(error("bad-request", "a mount without an ID"));
+                return Err(error(Code::BadRequest, "a mount without an ID"));
             }
             let mounts = pool.mounts().clone();
             let point = within(MOUNT_TIMEOUT, move || {
@@ -134,7 +134,7 @@ fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResu
             })
             .unwrap_or_else(|| {
                 Err(hinted(
-                    "busy",
+                    Code::Busy,
                     "the volume is still being mounted",
                     "it goes on; try again in a moment",
                 ))
@@ -177,7 +177,7 @@ fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
     }
     if !options.is_empty() {
         return Err(error(
-            "bad-option",
+            Code::BadOption,
             format!("{} is a past state, and takes no options", asked.name),
         ));
     }

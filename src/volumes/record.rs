@@ -10,7 +10,7 @@ use super::asker::Asker;
 use super::error::{error, failed};
 use super::files::write_whole;
 use super::options::Options;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 
 /// Version of the file.
 const VERSION: u32 = 1;
@@ -197,7 +197,7 @@ impl Record {
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(cause) => return Err(failed(path, cause)),
         };
-        let damaged = |why: String| error("bad-volume", format!("{}: {why}", path.display()));
+        let damaged = |why: String| error(Code::BadVolume, format!("{}: {why}", path.display()));
         if size > RECORD_BYTES_MAX {
             return Err(damaged(format!("it has {size} bytes")));
         }
@@ -222,7 +222,7 @@ impl Record {
     /// The old one is there then.
     pub fn save(&self, path: &Path) -> VerbResult<()> {
         let mut text = serde_json::to_vec_pretty(self)
-            .map_err(|cause| error("internal", cause.to_string()))?;
+            .map_err(|cause| error(Code::Internal, cause.to_string()))?;
         text.push(b'\n');
         write_whole(path, &text).map_err(|cause| failed(path, cause))
     }
@@ -293,7 +293,7 @@ mod tests {
             fs::write(&path, text).unwrap();
             assert_eq!(
                 Record::load(&path).unwrap_err().code,
-                "bad-volume",
+                Code::BadVolume,
                 "{text}"
             );
         }

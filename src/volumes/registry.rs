@@ -12,7 +12,7 @@ use super::files::sync_parent;
 use super::history::VolumeHistory;
 use super::name;
 use super::record::Record;
-use crate::engine::api::{VerbError, VerbResult};
+use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::sys;
 
 /// How long somebody else's work on a volume is waited for.
@@ -151,7 +151,7 @@ impl Registry {
             std::thread::sleep(LOCK_PAUSE);
         }
         Err(hinted(
-            "busy",
+            Code::Busy,
             format!("volume {name} is being worked on"),
             "try again later",
         ))
@@ -190,7 +190,7 @@ impl Registry {
 
 pub(super) fn no_such(name: &str) -> VerbError {
     hinted(
-        "no-such-volume",
+        Code::NoSuchVolume,
         format!("no such volume: {name}"),
         "ckptfs volumes ls",
     )

@@ -20,7 +20,7 @@ use super::error::{error, failed, hinted};
 use super::http::Request;
 use super::pool::Pool;
 use super::{facts, http, image, protocol};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::sys;
 
 /// How often the pool is put in order.
@@ -53,7 +53,7 @@ pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
         Some(bytes) => image::make(file, *bytes)?,
         None => {
             return Err(hinted(
-                "no-image",
+                Code::NoImage,
                 format!("{} does not exist", file.display()),
                 "--pool-size says how large to make it",
             ));
@@ -93,7 +93,7 @@ impl Socket {
             .is_ok_and(|found| !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()))
         {
             return Err(error(
-                "not-a-socket",
+                Code::NotASocket,
                 format!("{} is there, and no socket", path.display()),
             ));
         }
@@ -212,7 +212,7 @@ fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
     let lock = fs::File::create(&path).map_err(|cause| failed(&path, cause))?;
     if !sys::flock_exclusive(&lock).map_err(|cause| failed(&path, cause))? {
         return Err(hinted(
-            "in-use",
+            Code::InUse,
             format!(
                 "another driver serves the pool {}",
                 pool.registry().root().display()

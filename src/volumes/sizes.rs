@@ -13,7 +13,7 @@ use super::files::write_whole;
 use super::record::{Record, now_text};
 use super::registry::Registry;
 use crate::control::Client;
-use crate::engine::api::{DuOptions, ListCheckpoints, VerbResult};
+use crate::engine::api::{Code, DuOptions, ListCheckpoints, VerbResult};
 use crate::sys::{self, host};
 
 /// What was counted.
@@ -55,7 +55,7 @@ impl Sizes {
         }
         let sizes = Sizes::counted(&mut client)?;
         let text =
-            serde_json::to_vec(&sizes).map_err(|cause| error("internal", cause.to_string()))?;
+            serde_json::to_vec(&sizes).map_err(|cause| error(Code::Internal, cause.to_string()))?;
         let path = registry.dirs().sizes(name);
         write_whole(&path, &text).map_err(|cause| failed(&path, cause))
     }

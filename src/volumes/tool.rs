@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::error::{error, failed, hinted};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::sys;
 
 /// Runs a tool of the system.
@@ -23,11 +23,11 @@ pub(super) fn tool(name: &str, arguments: &[&OsStr]) -> VerbResult<()> {
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(error(
-            "tool-failed",
+            Code::ToolFailed,
             format!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim()),
         )),
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Err(hinted(
-            "tool-missing",
+            Code::ToolMissing,
             format!("{name} is not installed"),
             "install the packages xfsprogs and util-linux",
         )),

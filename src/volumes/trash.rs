@@ -10,7 +10,7 @@ use super::image;
 use super::name;
 use super::record::{Record, now_text};
 use super::registry::Registry;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::word;
 
 /// The record in what was thrown.
@@ -68,7 +68,7 @@ impl<'a> Trash<'a> {
             .find(|thrown| thrown.name == text || thrown.volume == text);
         let none = || {
             hinted(
-                "no-such-volume",
+                Code::NoSuchVolume,
                 format!("there is no {text} in the trash"),
                 "ckptfs volumes ls --trash",
             )
@@ -84,7 +84,12 @@ impl<'a> Trash<'a> {
     /// `no-such-volume`; `volume-exists`: there is another of that name.
     pub fn recover(self, text: &str) -> VerbResult<String> {
         let dir = self.find(text)?;
-        let damaged = || error("bad-volume", format!("{} has no {RECORD}", dir.display()));
+        let damaged = || {
+            error(
+                Code::BadVolume,
+                format!("{} has no {RECORD}", dir.display()),
+            )
+        };
         let record = Record::load(&dir.join(RECORD))?.ok_or_else(damaged)?;
         let name = &record.name.clone();
         name::check(name)?;
@@ -92,7 +97,7 @@ impl<'a> Trash<'a> {
         if self.registry.load(name)?.is_some() {
             let hint = format!("remove that one first: ckptfs volumes rm {}", word(name));
             return Err(hinted(
-                "volume-exists",
+                Code::VolumeExists,
                 format!("there is another volume {name}"),
                 hint,
             ));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::cli::copies;
 use crate::cli::error::{hinted, io_error};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Kind};
 use crate::transfer::snapshots::{self, Snapshot};
 
@@ -48,7 +48,7 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
             .map_err(|cause| io_error(path.display(), cause))?;
         if !real.is_dir() {
             return Err(hinted(
-                "not-a-directory",
+                Code::NotADirectory,
                 format!("{} is not a directory", path.display()),
                 "name the directory that is to be imported",
             ));
@@ -66,7 +66,7 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
         if series.is_empty() && how == As::Series {
             let hint = "each snapshot is a directory of its own in DIR; snapper's are N/snapshot with N/info.xml";
             return Err(hinted(
-                "not-found",
+                Code::NotFound,
                 format!("there are no snapshots in {}", path.display()),
                 hint,
             ));
@@ -170,7 +170,7 @@ mod tests {
             kinds(&make(&[".hidden"]), As::Series)
                 .expect_err("none")
                 .code,
-            "not-found"
+            Code::NotFound
         );
     }
 }

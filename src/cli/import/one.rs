@@ -13,7 +13,8 @@ use crate::cli::context::Context;
 use crate::cli::error::{Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
 use crate::engine::api::{
-    ChangeTags, CheckpointInfo, CheckpointOptions, GetStatus, ShowCheckpoint, Status, VerbResult,
+    ChangeTags, CheckpointInfo, CheckpointOptions, Code, GetStatus, ShowCheckpoint, Status,
+    VerbResult,
 };
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, OpenKind, Time};
@@ -253,8 +254,12 @@ fn first(
     writer.inodes.contents = contents(source, &dir, how, None)?;
     writer.prepare().map_err(cannot)?;
     let brought = bring(source, &writer, &plan, how, context, || {
-        keep::make_store(&dir)
-            .map_err(|cause| error("io", format!("the store of {}: {cause}", path.display())))
+        keep::make_store(&dir).map_err(|cause| {
+            error(
+                Code::Io,
+                format!("the store of {}: {cause}", path.display()),
+            )
+        })
     })?;
     keep::end(&dir).map_err(cannot)?;
     target.state = State::Tree;
@@ -497,7 +502,7 @@ fn checkpoint(
     }
     if note.len() > 4096 {
         return Err(Failure::Verb(error(
-            "bad-note",
+            Code::BadNote,
             format!("what is said of {} is too long", item.name),
         )));
     }

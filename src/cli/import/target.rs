@@ -10,7 +10,7 @@ use crate::cli::copies;
 use crate::cli::error::{Outcome, error, hinted, io_error};
 use crate::cli::locate::{self, Located, Served};
 use crate::control::{Client, STORE_NAME, Store, is_same};
-use crate::engine::api::{GetStatus, Status, TreePath, VerbError, VerbResult};
+use crate::engine::api::{Code, GetStatus, Status, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::Refused;
 use crate::engine::import::ImportAsk;
 use crate::sys::lock::Mutex;
@@ -73,7 +73,7 @@ impl Target {
         let until = Instant::now() + SETTLES;
         loop {
             match Target::open_now(path, only_look) {
-                Err(error) if error.code == "not-mounted" && Instant::now() < until => {
+                Err(error) if error.code == Code::NotMounted && Instant::now() < until => {
                     std::thread::sleep(PAUSE)
                 }
                 opened => return opened,
@@ -123,7 +123,7 @@ impl Target {
         } else {
             let hint = "import into a directory that does not exist or is empty, or into a tree of ckptfs; to give this one a history: ckptfs mount";
             return Err(hinted(
-                "not-empty",
+                Code::NotEmpty,
                 format!("{} is not empty", path.display()),
                 hint,
             ));
@@ -145,7 +145,7 @@ impl Target {
                 ..self
             }),
             None => Err(hinted(
-                "busy",
+                Code::Busy,
                 format!("another import writes to {}", self.path.display()),
                 "wait until it has ended",
             )),
@@ -240,7 +240,7 @@ impl Target {
                 "the daemon of {} gave descriptors of other directories than were asked for",
                 self.path.display()
             );
-            return Err(error("protocol", message));
+            return Err(error(Code::Protocol, message));
         }
         self.daemon = Some(Daemon {
             client,

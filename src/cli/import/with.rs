@@ -8,7 +8,7 @@ use crate::cli::copies;
 use crate::cli::error::{hinted, io_error};
 use crate::cli::locate::{self, Located};
 use crate::cli::progress::Spinner;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbResult};
 use crate::engine::import::ImportAsk;
 use crate::sys::{self, Errno};
 use crate::transfer::import::contents;
@@ -78,7 +78,7 @@ fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
     spinner.stop();
     let record = hashed.map_err(|cause| {
         hinted(
-            "io",
+            Code::Io,
             format!("{}: {cause}", path.display()),
             "name a tree, or leave it away",
         )

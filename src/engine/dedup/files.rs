@@ -50,7 +50,6 @@ impl Item {
     pub(super) fn open(&self, dedup: &Dedup) -> SysResult<Arc<File>> {
         match &self.place {
             Place::Captured(object) => dedup
-                .live
                 .timeline()
                 .store()
                 .layers
@@ -60,7 +59,6 @@ impl Item {
             // That such a file is as it was is told by what it shares with its capture.
             Place::Live(trail)
                 if dedup
-                    .live
                     .timeline()
                     .epochs
                     .data_now(trail.slot)
@@ -116,7 +114,7 @@ impl Files for Opener<'_> {
         let (Some(source), Some(target)) = (self.clone_at(source), self.clone_at(target)) else {
             return Err(Errno::EOPNOTSUPP);
         };
-        self.dedup.live.timeline().store().link_same(source, target)
+        self.dedup.timeline().store().link_same(source, target)
     }
 
     /// Only a clone can be a name of another.

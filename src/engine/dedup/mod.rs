@@ -19,24 +19,22 @@ mod run;
 
 use std::fs::File;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::files::why_of;
 pub(super) use self::run::Run;
 pub use super::api::Count;
-use super::api::{TreePath, VerbError, VerbResult};
+use super::api::{TreePath, VerbResult};
 use super::checkpoint::Checkpoints;
 use super::error;
-use super::runs::Runs;
+use super::runs::{PART_TIME, Runs};
 use crate::live::Live;
 pub use crate::live::drop_kept;
 use crate::store::hash::Hash;
 use crate::sys::{self, FILES_AT_ONCE};
 
-/// How long one part of a run takes.
-const PART_TIME: Duration = Duration::from_millis(200);
 /// What is left out that one part tells.
 const PART_LEFT_MAX: usize = 1000;
 /// Contents that one answer tells.
@@ -219,22 +217,16 @@ impl Dedup {
         files: &mut Vec<Arc<File>>,
     ) -> VerbResult<DedupReport> {
         if options.live && !self.live.reflink() {
-            return Err(VerbError {
-                code: "no-reflink".into(),
-                message: "live files cannot share their data on this filesystem".into(),
-                hint: Some(
-                    "captured versions can be names of one file: ckptfs dedup, without --live"
-                        .into(),
-                ),
-            });
+            return Err(error::hinted(
+                error::Code::NoReflink,
+                "live files cannot share their data on this filesystem",
+                "captured versions can be names of one file: ckptfs dedup, without --live",
+            ));
         }
-        let mut run = match options.run {
-            Some(run) => self.dedup_runs.take(run)?,
-            None => Box::new(
-                Run::new(self, options)
-                    .map_err(|errno| error::failed("the history cannot be read", errno))?,
-            ),
-        };
+        let mut run = self.dedup_runs.resume(options.run, || {
+            let run = Run::new(self, options).map_err(error::history_unread)?;
+            Ok(Box::new(run))
+        })?;
         let report = if run.is_finished() {
             Ok(self.tell_kept(&mut run, options, files))
         } else {
@@ -273,10 +265,12 @@ impl Dedup {
                 .name("dedup".into())
                 .spawn_scoped(scope, work);
             spawned
-                .map_err(|cause| error::failed("a thread cannot be started", cause.into()))
+                .map_err(error::failed::<std::io::Error>(
+                    "a thread cannot be started",
+                ))
                 .map(std::thread::ScopedJoinHandle::join)
         })?;
-        let failed = |errno| error::failed("the files cannot be looked at", errno);
+        let failed = error::failed::<crate::sys::Errno>("the files cannot be looked at");
         match worked {
             Ok(done) => done.map_err(failed),
             Err(panic) => std::panic::resume_unwind(panic),

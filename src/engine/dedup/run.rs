@@ -62,9 +62,8 @@ enum Work {
 
 impl Run {
     pub(super) fn new(dedup: &Dedup, options: &DedupOptions) -> SysResult<Run> {
-        let open = dedup.live.timeline().epochs.epoch();
+        let open = dedup.timeline().epochs.epoch();
         let mut epochs = dedup
-            .live
             .timeline()
             .store()
             .layers
@@ -245,13 +244,12 @@ impl Run {
     }
 
     fn list_epoch(&mut self, dedup: &Dedup, epoch: Epoch) -> SysResult<()> {
-        let layers = &dedup.live.timeline().store().layers;
+        let layers = &dedup.timeline().store().layers;
         let objects = layers.list(epoch).map_err(|error| error.errno())?;
         if objects.is_empty() {
             return Ok(());
         }
         let known: HashMap<ObjectId, ObjectHash> = dedup
-            .live
             .timeline()
             .contents
             .sealed(epoch)?
@@ -285,7 +283,6 @@ impl Run {
                 let look = Look::of(&stat);
                 // A hint that cannot be read is none.
                 let hash = dedup
-                    .live
                     .timeline()
                     .store()
                     .index
@@ -420,7 +417,7 @@ impl Run {
 
     /// Puts what was hashed where the next run finds it. Best effort: it can be hashed again.
     fn record(&mut self, dedup: &Dedup) {
-        let store = dedup.live.timeline().store();
+        let store = dedup.timeline().store();
         if let Err(error) = store.index.note_seen(&std::mem::take(&mut self.seen)) {
             tracing::debug!(%error, "hashes of live files are not kept");
         }
@@ -434,12 +431,7 @@ impl Run {
             return;
         }
         for (epoch, objects) in sealed {
-            if let Err(errno) = dedup
-                .live
-                .timeline()
-                .contents
-                .add_hashes(epoch, objects, false)
-            {
+            if let Err(errno) = dedup.timeline().contents.add_hashes(epoch, objects, false) {
                 tracing::warn!(%errno, "hashes are not recorded");
                 return;
             }

@@ -13,6 +13,7 @@ use crate::history::dropped::DROPPED;
 use crate::history::present::{Present, Trail};
 use crate::history::state::State;
 use crate::history::view::{Known, Source};
+use crate::store::ids::Name;
 use crate::store::record::Child;
 use crate::sys::{self, Errno, Kind, Open, SysResult, Time};
 
@@ -27,7 +28,7 @@ impl Exporter<'_> {
                 .collect()
         };
         // Asked before the files are: who changes one afterwards has copied nothing of it.
-        let quiet = self.engine.live.timeline().epochs.recordings() == job.recordings;
+        let quiet = self.timeline().epochs.recordings() == job.recordings;
         let changed = given
             .into_iter()
             .filter(|given| !self.is_proven(job, given, quiet).unwrap_or(false));
@@ -58,7 +59,7 @@ impl Exporter<'_> {
         if quiet {
             return Ok(true);
         }
-        let (timeline, slot) = (self.engine.live.timeline(), given.child.slot);
+        let (timeline, slot) = (self.timeline(), given.child.slot);
         if given.file.is_some() && timeline.lookup.data_at(slot, job.at)?.is_some() {
             return Ok(false);
         }
@@ -80,94 +81,106 @@ impl Exporter<'_> {
                 self.tell_one(job, path, child, &trail, &how, again, building);
                 Vec::new()
             }
-            Work::List { path, trail } => {
-                let child = Child {
-                    slot: trail.slot,
-                    kind: Kind::Dir,
-                };
-                let first = job.progress.lock().listed.insert(trail.slot);
-                match if first {
-                    self.list_at(job, &trail)
-                } else {
-                    Err(Errno::EIO)
-                } {
-                    Ok(Known {
-                        names,
-                        unknown,
-                        partial,
-                    }) => {
-                        self.tell_one(
-                            job,
-                            path.clone(),
-                            child,
-                            &trail,
-                            &How::Whole,
-                            false,
-                            building,
-                        );
-                        unknown
-                            .iter()
-                            .for_each(|name| building.refuse(join(&path, name), Errno::EIO));
-                        if partial {
-                            building.refuse(path.clone(), Errno::EIO);
-                        }
-                        vec![Work::Rest {
-                            path,
-                            trail,
-                            names: names.into_iter(),
-                        }]
-                    }
-                    Err(errno) => {
-                        building.refuse(path, errno);
-                        Vec::new()
-                    }
-                }
-            }
-            Work::Rest {
-                path,
-                trail,
-                mut names,
-            } => {
-                let dir = self.engine.live.inodes.dir(&trail).ok();
-                let mut below = Vec::new();
-                while !building.is_full() {
-                    let Some((name, child)) = names.next() else {
-                        break;
-                    };
-                    let (path, trail) = (join(&path, &name), trail.step(&name, child.slot));
-                    if child.kind == Kind::Dir {
-                        below.push(Work::List { path, trail });
-                    } else if let Some((entry, file, given)) = dir
-                        .as_deref()
-                        .and_then(|dir| self.exported_live(job, dir, &path, child, &trail))
-                    {
-                        if job.from.is_some() && entry.is_linked() {
-                            building.linked.push(Linked {
-                                path,
-                                child,
-                                trail,
-                                nlink: entry.nlink,
-                            });
-                        } else {
-                            building.add(entry, file, Some(given));
-                        }
-                    } else if let Some(nlink) = self.links_of(job, child, &trail) {
-                        building.linked.push(Linked {
-                            path,
-                            child,
-                            trail,
-                            nlink,
-                        });
-                    } else {
-                        self.tell_one(job, path, child, &trail, &How::Whole, false, building);
-                    }
-                }
-                if names.len() > 0 {
-                    below.push(Work::Rest { path, trail, names });
-                }
-                below
-            }
+            Work::List { path, trail } => self.tell_dir(job, path, trail, building),
+            Work::Rest { path, trail, names } => self.tell_rest(job, path, trail, names, building),
         }
+    }
+
+    fn tell_dir(
+        &self,
+        job: &Job,
+        path: Vec<u8>,
+        trail: Arc<Trail>,
+        building: &mut Building,
+    ) -> Vec<Work> {
+        let first = job.progress.lock().listed.insert(trail.slot);
+        let known = if first {
+            self.list_at(job, &trail)
+        } else {
+            Err(Errno::EIO)
+        };
+        let known = match known {
+            Ok(known) => known,
+            Err(errno) => {
+                building.refuse(path, errno);
+                return Vec::new();
+            }
+        };
+        let child = Child {
+            slot: trail.slot,
+            kind: Kind::Dir,
+        };
+        self.tell_one(
+            job,
+            path.clone(),
+            child,
+            &trail,
+            &How::Whole,
+            false,
+            building,
+        );
+        for name in &known.unknown {
+            building.refuse(join(&path, name), Errno::EIO);
+        }
+        if known.partial {
+            building.refuse(path.clone(), Errno::EIO);
+        }
+        vec![Work::Rest {
+            path,
+            trail,
+            names: known.names.into_iter(),
+        }]
+    }
+
+    /// What is in a directory, as far as there is room for it; what is not comes next, before the
+    /// directories in it.
+    fn tell_rest(
+        &self,
+        job: &Job,
+        path: Vec<u8>,
+        trail: Arc<Trail>,
+        mut names: std::vec::IntoIter<(Name, Child)>,
+        building: &mut Building,
+    ) -> Vec<Work> {
+        let dir = self.engine.live.inodes.dir(&trail).ok();
+        let mut below = Vec::new();
+        while !building.is_full() {
+            let Some((name, child)) = names.next() else {
+                break;
+            };
+            let (path, trail) = (join(&path, &name), trail.step(&name, child.slot));
+            if child.kind == Kind::Dir {
+                below.push(Work::List { path, trail });
+                continue;
+            }
+            let live = dir
+                .as_deref()
+                .and_then(|dir| self.exported_live(job, dir, &path, child, &trail));
+            let nlink = match live {
+                Some((entry, ..)) if job.from.is_some() && entry.is_linked() => entry.nlink,
+                Some((entry, file, given)) => {
+                    building.add(entry, file, Some(given));
+                    continue;
+                }
+                None => match self.links_of(job, child, &trail) {
+                    Some(nlink) => nlink,
+                    None => {
+                        self.tell_one(job, path, child, &trail, &How::Whole, false, building);
+                        continue;
+                    }
+                },
+            };
+            building.linked.push(Linked {
+                path,
+                child,
+                trail,
+                nlink,
+            });
+        }
+        if names.len() > 0 {
+            below.push(Work::Rest { path, trail, names });
+        }
+        below
     }
 
     /// The names that an inode had, where it had several and it matters.
@@ -187,17 +200,8 @@ impl Exporter<'_> {
     /// Its last change was after the checkpoint, and has no record: it was changed behind our back,
     /// or a moment ago.
     fn looks_changed(&self, job: &Job, ctime: Time) -> bool {
-        self.engine
-            .live
-            .timeline()
-            .absences
-            .changed_unseen(ctime, job.at)
-            || self
-                .engine
-                .live
-                .timeline()
-                .absences
-                .changed_in_absence(ctime, job.at)
+        self.timeline().absences.changed_unseen(ctime, job.at)
+            || self.timeline().absences.changed_in_absence(ctime, job.at)
     }
 
     /// The names of a directory, as far as they can be told.
@@ -212,7 +216,7 @@ impl Exporter<'_> {
                 .map(|stat| stat.ctime);
             if ctime.is_ok_and(|ctime| !self.looks_changed(job, ctime))
                 && let Ok(mut names) = self.engine.live.inodes.list(dir)
-                && self.engine.live.timeline().epochs.recordings() == job.recordings
+                && self.timeline().epochs.recordings() == job.recordings
             {
                 names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
                 return Ok(Known {

@@ -60,17 +60,8 @@ impl Collector {
         };
         let (mut before, mut seen) = (None, 0);
         loop {
-            let told = self
-                .live
-                .timeline()
-                .operations
-                .operations(before, READ_AT_ONCE);
-            let told = told.map_err(|errno| {
-                error::failed(
-                    "the journal cannot be read; `ckptfs verify` says more",
-                    errno,
-                )
-            })?;
+            let told = self.timeline().operations.operations(before, READ_AT_ONCE);
+            let told = told.map_err(error::journal_unread)?;
             for Told { operation, .. } in &told {
                 seen += 1;
                 let young = operation.at_ns >= since_ns;

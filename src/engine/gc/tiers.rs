@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use jiff::tz::TimeZone;
 
-use super::super::api::{VerbError, VerbResult};
+use super::super::api::VerbResult;
 use super::super::error;
 use super::super::retention::{Known, Retention, order, rules};
 use super::super::space::Space;
@@ -21,7 +21,7 @@ use super::held::Held;
 use crate::engine::gc::Collector;
 use crate::history::append::now_ns;
 use crate::history::needed::{Captured, Census};
-use crate::store::ids::{ObjectId, ObjectOrigin};
+use crate::store::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Dropped, Kept};
 use crate::sys::{self, Errno, Kind, SysResult};
 
@@ -63,11 +63,7 @@ impl Matching {
         held: &Held,
     ) -> VerbResult<Matching> {
         let now_ns = now_ns();
-        let wrong = |why: String| VerbError {
-            code: "bad-value".into(),
-            message: format!("tiers: {why}"),
-            hint: None,
-        };
+        let wrong = |why: String| error::error(error::Code::BadValue, format!("tiers: {why}"));
         if retention.tiers.len() > TIERS_MAX {
             return Err(wrong(format!("there are more than {TIERS_MAX}")));
         }
@@ -84,7 +80,7 @@ impl Matching {
             .iter()
             .map(ready)
             .collect::<VerbResult<Vec<_>>>()?;
-        let of = super::known(&census, &checkpoints, held);
+        let of = super::plan::known(&census, &checkpoints, held);
         let known: Vec<Known> = of.iter().map(|(_, known)| *known).collect();
         let (order, sure) = order(
             &known,
@@ -133,9 +129,8 @@ impl Collector {
         if version.open || by.is_empty() {
             return Ok(Fate::Stays);
         }
-        if self.live.timeline().dropped.is_dropped(version.object)? {
+        if self.timeline().dropped.is_dropped(version.object)? {
             let there = self
-                .live
                 .timeline()
                 .store()
                 .layers
@@ -172,40 +167,48 @@ impl Collector {
                 at += 1;
                 continue;
             }
-            let Some(path) = self.live.timeline().lookup.path_at(version.slot, *id)? else {
-                return Ok(Fate::Stays);
+            let until = match self.fate_at(matching, version.slot, *id, changed_ns)? {
+                (Fate::Goes(tier), until) => {
+                    fate = Fate::Goes(tier);
+                    until
+                }
+                (other, _) => return Ok(other),
             };
-            let Some(attr) = self.live.timeline().lookup.attr_at(version.slot, *id)? else {
-                return Ok(Fate::Stays);
-            };
-            if attr.before.stat.kind != Kind::File || attr.before.stat.size == 0 {
-                return Ok(Fate::Stays);
-            }
-            let tier = matching
-                .matchers
-                .iter()
-                .position(|(matcher, _)| matcher.unit(&path.path).is_some());
-            let old = |tier: &usize| {
-                matching
-                    .matchers
-                    .get(*tier)
-                    .is_some_and(|(_, old_ns)| changed_ns <= *old_ns)
-            };
-            let Some(tier) = tier.filter(old) else {
-                return Ok(Fate::Stays);
-            };
-            if attr.before.stat.nlink > 1 {
-                return Ok(Fate::Linked(tier));
-            }
-            fate = Fate::Goes(tier);
-            let until = path.until.min(attr.epoch);
-            at = matching
-                .census
-                .kept
-                .partition_point(|id| id.epoch() < until)
-                .max(at + 1);
+            let kept = &matching.census.kept;
+            at = kept.partition_point(|id| id.epoch() < until).max(at + 1);
         }
         Ok(fate)
+    }
+
+    /// What the tier that a file is in at a checkpoint says of its version, and until which epoch
+    /// the file is as it is then.
+    fn fate_at(
+        &self,
+        matching: &Matching,
+        slot: Slot,
+        id: CheckpointId,
+        changed_ns: i64,
+    ) -> SysResult<(Fate, Epoch)> {
+        let lookup = &self.timeline().lookup;
+        let stays = Ok((Fate::Stays, Epoch(0)));
+        let Some(path) = lookup.path_at(slot, id)? else {
+            return stays;
+        };
+        let Some(attr) = lookup.attr_at(slot, id)? else {
+            return stays;
+        };
+        let stat = &attr.before.stat;
+        if stat.kind != Kind::File || stat.size == 0 {
+            return stays;
+        }
+        let mut tiers = matching.matchers.iter().enumerate();
+        let tier = tiers.find(|(_, (matcher, _))| matcher.unit(&path.path).is_some());
+        let fate = match tier.filter(|(_, (_, old_ns))| changed_ns <= *old_ns) {
+            None => Fate::Stays,
+            Some((tier, _)) if stat.nlink > 1 => Fate::Linked(tier),
+            Some((tier, _)) => Fate::Goes(tier),
+        };
+        Ok((fate, path.until.min(attr.epoch)))
     }
 
     /// Records that versions are dropped, those apart that somebody pinned since the plan was made;
@@ -219,11 +222,10 @@ impl Collector {
         // Nobody restores meanwhile, and none of these is pinned before it is on record.
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
         let pinned = |id| {
-            self.live
-                .timeline()
+            self.timeline()
                 .catalogue
                 .checkpoint(id)
-                .or_else(|| self.live.timeline().catalogue.hidden_checkpoint(id))
+                .or_else(|| self.timeline().catalogue.hidden_checkpoint(id))
                 .is_some_and(|kept| kept.pinned.is_some())
         };
         let mut known = HashMap::new();
@@ -240,9 +242,8 @@ impl Collector {
             {
                 continue;
             }
-            let failed = |errno| error::failed("a version cannot be looked at", errno);
+            let failed = error::version_unread;
             let size = self
-                .live
                 .timeline()
                 .lookup
                 .data_at(version.slot, *last)
@@ -256,11 +257,10 @@ impl Collector {
             });
             going.push(version);
         }
-        self.live
-            .timeline()
+        self.timeline()
             .dropped
             .add(&tier.paths, dropped)
-            .map_err(|errno| error::failed("nothing was dropped", errno))?;
+            .map_err(error::failed("nothing was dropped"))?;
         Ok(going)
     }
 
@@ -284,7 +284,6 @@ impl Collector {
 
     fn empty_object(&self, object: ObjectId) -> SysResult<bool> {
         let (dir, name) = self
-            .live
             .timeline()
             .store()
             .layers

@@ -3,31 +3,16 @@
 use std::time::Instant;
 
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
-use super::super::api::{Restored, Times, TreePath, VerbError, VerbResult};
+use super::super::api::{Restored, Times, VerbResult};
 use super::super::attribution::Selector;
-use super::super::attribution::no_checkpoint;
+use super::super::error;
 use super::super::requester::Requester;
-use super::plan::{Plan, Which};
-use super::prepare::{Choice, Prepared};
+use super::plan::Which;
+use super::prepare::Choice;
 use super::spared::Spared;
-use super::stage::Stage;
-use super::{Asked, Restorer, took};
-use crate::live::Freeze;
+use super::{Asked, Restorer, told};
 use crate::store::ids::CheckpointId;
-use crate::store::record::Reason;
 use crate::sys::lock::MutexGuard;
-
-/// What a restore of names is carried out with, and by whom: the tree is frozen, and nobody else
-/// makes a checkpoint.
-struct Frozen<'a> {
-    requester: &'a Requester,
-    /// The operation that it undoes.
-    undoes: Option<u64>,
-    stage: Stage<'a>,
-    freeze: Freeze<'a>,
-    flushed: bool,
-    one_at_a_time: MutexGuard<'a, ()>,
-}
 
 impl Restorer<'_> {
     pub(in crate::engine) fn restore_only(
@@ -37,18 +22,10 @@ impl Restorer<'_> {
     ) -> VerbResult<RestoredOnly> {
         let target = match &options.to {
             Some(to) => self.engine.states.whole_id(to)?,
-            None => self
-                .engine
-                .live
-                .timeline()
-                .base()
-                .ok_or_else(no_checkpoint)?,
+            None => self.timeline().base().ok_or_else(error::no_checkpoint)?,
         };
-        let selector = Selector::parse(&options.who).ok_or_else(|| VerbError {
-            code: "bad-process".into(),
-            message: format!("{:?} names no process", options.who),
-            hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
-        })?;
+        let selector =
+            Selector::parse(&options.who).ok_or_else(|| error::bad_process(&options.who))?;
         self.restore_selected(requester, target, options, &selector)
     }
 
@@ -64,27 +41,14 @@ impl Restorer<'_> {
     ) -> VerbResult<RestoredOnly> {
         let started = Instant::now();
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
-        let unknown: Vec<TreePath> = self
-            .engine
-            .states
-            .changed_unserved(target)
-            .map_err(failed)?
-            .iter()
-            .map(|change| change.path.clone())
-            .collect();
-        let done = |guard, changes, shared, spared: Spared| {
-            let dropped = spared.told();
-            let restored = Restored {
-                restored: target,
+        let unknown = self.unknown_in(target).map_err(failed)?;
+        let done = |guard, changes, shared, spared: Spared| RestoredOnly {
+            restored: Restored {
                 guard,
-                changes,
-                unknown: unknown.clone(),
-                dropped,
-                split: Vec::new(),
                 dry_run: options.dry_run,
-                duration_us: took(started),
-            };
-            RestoredOnly { restored, shared }
+                ..told(started, target, changes, unknown, &spared)
+            },
+            shared,
         };
         if options.dry_run {
             self.engine.checkpoints.settle();
@@ -104,21 +68,17 @@ impl Restorer<'_> {
             ));
         }
         let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
-        let _index_later = self.engine.live.timeline().indexer.hold();
-        let mut stage = Stage::new(self.engine, requester);
-        let (prepared, freeze, flushed) = self.prepared(
-            target,
-            Choice::By(options, who),
-            Times::or_default(options.times, true),
-            &mut stage,
-        )?;
-        let Prepared {
-            plan,
-            changes,
-            spared,
-            chosen,
-            ..
-        } = prepared;
+        let asked = Asked {
+            requester,
+            undoes: None,
+            started,
+            unknown: Vec::new(),
+            times: Times::or_default(options.times, true),
+        };
+        let (prepared, frozen) =
+            self.prepared(&asked, target, Choice::By(options, who), one_at_a_time)?;
+        let (plan, chosen) = (prepared.plan, prepared.chosen);
+        let (changes, spared) = (prepared.changes, prepared.spared);
         if chosen.paths.is_empty() {
             return Ok(done(None, changes, chosen.shared, spared));
         }
@@ -126,15 +86,8 @@ impl Restorer<'_> {
             "before restoring {target}, only what {} changed",
             options.who
         );
-        let frozen = Frozen {
-            requester,
-            undoes: None,
-            stage,
-            freeze,
-            flushed,
-            one_at_a_time,
-        };
-        let guard = self.restore_chosen(frozen, &note, &plan, (&chosen.paths, &chosen.names))?;
+        let only = Which::Only(&chosen.paths);
+        let guard = self.restore_frozen(frozen, &note, &plan, only, &chosen.names)?;
         Ok(done(Some(guard), changes, chosen.shared, spared))
     }
 
@@ -148,95 +101,20 @@ impl Restorer<'_> {
         names: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
-        let Asked {
-            requester,
-            undoes,
-            started,
-            unknown,
-            times,
-        } = asked;
-        let _index_later = self.engine.live.timeline().indexer.hold();
-        let mut stage = Stage::new(self.engine, requester);
-        let (prepared, freeze, flushed) =
-            self.prepared(target, Choice::Names(names), times, &mut stage)?;
-        let Prepared {
-            plan,
-            changes,
-            spared,
-            chosen,
-            ..
-        } = prepared;
-        let frozen = Frozen {
-            requester,
-            undoes,
-            stage,
-            freeze,
-            flushed,
-            one_at_a_time,
-        };
-        let guard = self.restore_chosen(
-            frozen,
-            &format!("before restoring {target}"),
-            &plan,
-            (&chosen.paths, &chosen.names),
-        )?;
+        let (prepared, frozen) =
+            self.prepared(&asked, target, Choice::Names(names), one_at_a_time)?;
+        let (note, chosen) = (format!("before restoring {target}"), &prepared.chosen);
+        let only = Which::Only(&chosen.paths);
+        let guard = self.restore_frozen(frozen, &note, &prepared.plan, only, &chosen.names)?;
         Ok(Restored {
-            restored: target,
             guard: Some(guard),
-            changes,
-            unknown,
-            dropped: spared.told(),
-            split: Vec::new(),
-            dry_run: false,
-            duration_us: took(started),
-        })
-    }
-
-    /// Restores what was chosen: these paths. The journal is told of `names`.
-    fn restore_chosen(
-        &self,
-        frozen: Frozen<'_>,
-        note: &str,
-        plan: &Plan,
-        (paths, names): (&[Vec<u8>], &[Vec<u8>]),
-    ) -> VerbResult<CheckpointId> {
-        let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
-        let Frozen {
-            requester,
-            undoes,
-            stage,
-            freeze,
-            flushed,
-            one_at_a_time,
-        } = frozen;
-        requester.still_wants()?;
-        let by = requester.by();
-        let (guard, opened) = self
-            .engine
-            .checkpoints
-            .close_epoch(
-                Some(by),
-                note,
-                Vec::new(),
-                Reason::Guard {
-                    restored: plan.target,
-                },
-                flushed,
+            ..told(
+                asked.started,
+                target,
+                prepared.changes,
+                asked.unknown,
+                &prepared.spared,
             )
-            .map_err(failed)?;
-        let tree = self.engine.live.locks.tree.write();
-        let applied = self.carry_out(
-            Some((by, undoes)),
-            (plan, stage),
-            guard.id,
-            Which::Only(paths),
-            names,
-        );
-        drop(tree);
-        drop(freeze);
-        self.engine.checkpoints.tell_open(guard.id, opened);
-        drop(one_at_a_time);
-        self.told_after(plan, guard.id, applied)?;
-        Ok(guard.id)
+        })
     }
 }

@@ -40,7 +40,7 @@ pub(super) struct Ground<'a> {
 
 impl<'a> Ground<'a> {
     fn view(&self, state: State) -> View<'a> {
-        View::new(self.engine.live.timeline(), self.present, state)
+        View::new(self.engine.timeline(), self.present, state)
     }
 }
 

@@ -6,15 +6,19 @@ use std::collections::HashSet;
 use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
 use super::super::attribution::{Selection, Selector};
-use super::Restorer;
+use super::super::requester::Requester;
 use super::glance::Glance;
 use super::plan::{Plan, Which};
 use super::planner::Ground;
 use super::spared::Spared;
 use super::stage::Stage;
 use super::threads;
+use super::{Asked, Restorer};
+use crate::history::touched::Touched;
+use crate::history::wake::Hold;
 use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Slot};
+use crate::sys::lock::MutexGuard;
 use crate::sys::{self, SysResult, Time};
 
 /// What is to be restored, as it was asked for.
@@ -39,6 +43,19 @@ pub(super) struct Prepared {
     touched: HashSet<Slot>,
 }
 
+/// What a restore is carried out with, and by whom: the tree is frozen, and nobody else makes a
+/// checkpoint. It is let go of in this order.
+pub(super) struct Frozen<'a> {
+    pub(super) requester: &'a Requester,
+    /// The operation that it undoes.
+    pub(super) undoes: Option<u64>,
+    pub(super) flushed: bool,
+    pub(super) freeze: Freeze<'a>,
+    pub(super) stage: Stage<'a>,
+    pub(super) _index_later: Hold<'a>,
+    pub(super) one_at_a_time: MutexGuard<'a, ()>,
+}
+
 /// What tells whether something has changed.
 #[derive(PartialEq, Eq)]
 struct Seen {
@@ -59,6 +76,28 @@ impl<'a> Restorer<'a> {
     /// was then if nothing has changed since; else it is planned again, at last in the freeze. What
     /// was made for it stays.
     pub(super) fn prepared(
+        self,
+        asked: &Asked<'a>,
+        target: CheckpointId,
+        choice: Choice<'_>,
+        one_at_a_time: MutexGuard<'a, ()>,
+    ) -> VerbResult<(Prepared, Frozen<'a>)> {
+        let _index_later = self.engine.timeline().indexer.hold();
+        let mut stage = Stage::new(self.engine, asked.requester);
+        let (prepared, freeze, flushed) = self.freeze(target, choice, asked.times, &mut stage)?;
+        let frozen = Frozen {
+            requester: asked.requester,
+            undoes: asked.undoes,
+            flushed,
+            freeze,
+            stage,
+            _index_later,
+            one_at_a_time,
+        };
+        Ok((prepared, frozen))
+    }
+
+    fn freeze(
         self,
         target: CheckpointId,
         choice: Choice<'_>,
@@ -121,27 +160,11 @@ impl<'a> Restorer<'a> {
             .iter()
             .try_for_each(|slot| await_free(*slot))
             .map_err(failed)?;
-        let (mut chosen, which) = match choice {
-            Choice::Below(paths) => (Selection::default(), Some(Which::Below(paths))),
-            Choice::By(options, who) => (
-                self.engine
-                    .states
-                    .selection(target, &touched, options, who)?,
-                None,
-            ),
-            Choice::Names(names) => (
-                Selection {
-                    names: names.to_vec(),
-                    ..self
-                        .engine
-                        .states
-                        .selection_of(target, &touched, names)
-                        .map_err(failed)?
-                },
-                None,
-            ),
+        let mut chosen = self.chosen(target, choice, &touched)?;
+        let which = match choice {
+            Choice::Below(paths) => Which::Below(paths),
+            Choice::By(..) | Choice::Names(_) => Which::Only(&chosen.paths),
         };
-        let which = which.unwrap_or(Which::Only(&chosen.paths));
         let spared = self.spared(target, which).map_err(failed)?;
         let glance = Glance::new(&self.engine.live);
         let ground = Ground {
@@ -179,6 +202,29 @@ impl<'a> Restorer<'a> {
         })
     }
 
+    /// Single names, if such are to be restored.
+    fn chosen(
+        &self,
+        target: CheckpointId,
+        choice: Choice<'_>,
+        touched: &Touched,
+    ) -> VerbResult<Selection> {
+        let states = &self.engine.states;
+        match choice {
+            Choice::Below(_) => Ok(Selection::default()),
+            Choice::By(options, who) => states.selection(target, touched, options, who),
+            Choice::Names(names) => {
+                let chosen = states.selection_of(target, touched, names);
+                Ok(Selection {
+                    names: names.to_vec(),
+                    ..chosen.map_err(|errno| {
+                        self.engine.checkpoints.failed("the restore failed", errno)
+                    })?
+                })
+            }
+        }
+    }
+
     /// What is as it is for as long as nothing changes.
     fn look_around(&self) -> SysResult<Seen> {
         self.engine.live.hot.await_closes();
@@ -192,7 +238,7 @@ impl<'a> Restorer<'a> {
     fn seen(&self) -> SysResult<Seen> {
         Ok(Seen {
             changes: self.engine.live.locks.changes(),
-            recordings: self.engine.live.timeline().epochs.recordings(),
+            recordings: self.timeline().epochs.recordings(),
             hot: self.engine.live.hot.state()?,
         })
     }

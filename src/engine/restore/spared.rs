@@ -102,12 +102,12 @@ impl Restorer<'_> {
         let mut found = Vec::new();
         let mut matchers: HashMap<Vec<String>, Option<Matcher>> = HashMap::new();
         let view = self.engine.states.view(State::At(id));
-        for (list, dropped) in self.engine.live.timeline().dropped.at(id)? {
+        for (list, dropped) in self.timeline().dropped.at(id)? {
             let slot = dropped.object.slot;
             if view.source(slot)? != Source::Object(dropped.object) {
                 continue;
             }
-            let Some(at) = self.engine.live.timeline().lookup.path_at(slot, id)? else {
+            let Some(at) = self.timeline().lookup.path_at(slot, id)? else {
                 continue;
             };
             let matcher = matchers
@@ -139,8 +139,8 @@ impl Restorer<'_> {
         &self,
         id: CheckpointId,
     ) -> VerbResult<Option<Box<DroppedInfo>>> {
-        let failed = |errno| error::failed("what was dropped cannot be read", errno);
-        if !self.engine.live.timeline().dropped.shows(id) {
+        let failed = error::failed("what was dropped cannot be read");
+        if !self.timeline().dropped.shows(id) {
             return Ok(None);
         }
         let found = self.dropped_paths(id).map_err(failed)?;
@@ -160,7 +160,7 @@ impl Restorer<'_> {
 
     /// What a restore leaves as it is.
     pub(super) fn spared(&self, id: CheckpointId, which: Which<'_>) -> SysResult<Spared> {
-        if !self.engine.live.timeline().dropped.shows(id) {
+        if !self.timeline().dropped.shows(id) {
             return Ok(Spared::default());
         }
         let mut spared = BTreeSet::new();

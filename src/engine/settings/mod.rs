@@ -81,164 +81,46 @@ pub struct Key {
     pub about: &'static str,
 }
 
-const fn key(name: &'static str, kind: Kind, files: Files, about: &'static str) -> Key {
-    Key {
-        name,
-        kind,
-        files,
-        about,
-    }
+macro_rules! keys {
+    ($($name:literal, $kind:expr, $files:ident: $about:literal;)*) => {
+        &[$(Key { name: $name, kind: $kind, files: Files::$files, about: $about },)*]
+    };
 }
 
 /// Every key, in the order in which `config show` has them.
-pub const KEYS: &[Key] = &[
-    key(
-        "retention.keep-last",
-        Kind::Count,
-        Files::Both,
-        "keep so many of the newest checkpoints",
-    ),
-    key(
-        "retention.keep-within",
-        Kind::Span,
-        Files::Both,
-        "keep what is not older",
-    ),
-    key(
-        "retention.keep-hourly",
-        Kind::Count,
-        Files::Both,
-        "keep one for each of so many hours that have one",
-    ),
-    key(
-        "retention.keep-daily",
-        Kind::Count,
-        Files::Both,
-        "keep one for each of so many days that have one",
-    ),
-    key(
-        "retention.keep-weekly",
-        Kind::Count,
-        Files::Both,
-        "keep one for each of so many weeks that have one",
-    ),
-    key(
-        "retention.max-size",
-        Kind::Bytes,
-        Files::Both,
-        "free the oldest until the history takes no more",
-    ),
-    key(
-        "retention.auto",
-        Kind::Span,
-        Files::Store,
-        "how often the daemon does this by itself",
-    ),
-    key(
-        "retention.keep-undone",
-        Kind::Span,
-        Files::Store,
-        "how long what undo and redo need is not freed by itself (1d)",
-    ),
-    key(
-        "tripwire.count",
-        Kind::Count,
-        Files::Store,
-        "destructive operations of one process tree that make a checkpoint; 0: never",
-    ),
-    key("tripwire.within", Kind::Span, Files::Store, "in which time"),
-    key(
-        "tripwire.keep",
-        Kind::Span,
-        Files::Store,
-        "how long that checkpoint is kept whatever follows (1h)",
-    ),
-    key(
-        "auto.every",
-        Kind::Span,
-        Files::Store,
-        "make a checkpoint so often, if something changed",
-    ),
-    key(
-        "auto.quiet",
-        Kind::Span,
-        Files::Store,
-        "make a checkpoint when nothing was written for so long",
-    ),
-    key(
-        "auto.absence",
-        Kind::Word(&["on", "off"]),
-        Files::Store,
-        "whether what was changed while nothing was mounted is between two checkpoints of its own (on)",
-    ),
-    key(
-        "snapdir.per-user",
-        Kind::Count,
-        Files::Store,
-        "checkpoints that mkdir in .snapshots may have made for a user; for all users four times as many",
-    ),
-    key(
-        "snapdir.per-minute",
-        Kind::Count,
-        Files::Store,
-        "how many of them in a minute",
-    ),
-    key(
-        "hooks.timeout",
-        Kind::Span,
-        Files::Store,
-        "how long a hook may take",
-    ),
-    key(
-        "umount.keep",
-        Kind::Word(&["some", "none", "all"]),
-        Files::Store,
-        "content that an unmount keeps, for it may be changed while nothing is mounted: what can be cloned in two seconds (some), or none, or all",
-    ),
-    key(
-        "mount.io",
-        Kind::Word(&["auto", "passthrough", "daemon"]),
-        Files::Both,
-        "mount --io",
-    ),
-    key(
-        "mount.others-io",
-        Kind::Word(&["daemon", "kernel"]),
-        Files::Both,
-        "mount --others-io",
-    ),
-    key(
-        "mount.writes",
-        Kind::Word(&["auto", "daemon"]),
-        Files::Both,
-        "mount --writes",
-    ),
-    key(
-        "mount.xattrs",
-        Kind::Word(&["all", "user", "off"]),
-        Files::Both,
-        "mount --xattrs",
-    ),
-    key(
-        "mount.snapdir",
-        Kind::Word(&["hidden", "visible"]),
-        Files::Both,
-        "mount --snapdir",
-    ),
-    key(
-        "mount.snapdir-mode",
-        Kind::Mode,
-        Files::Both,
-        "mount --snapdir-mode",
-    ),
-    key(
-        "mount.seal",
-        Kind::Word(&["off", "hash", "full"]),
-        Files::Both,
-        "mount --seal",
-    ),
-    key("mount.readers", Kind::Count, Files::Both, "mount --readers"),
-];
+pub const KEYS: &[Key] = keys! {
+    "retention.keep-last", Kind::Count, Both: "keep so many of the newest checkpoints";
+    "retention.keep-within", Kind::Span, Both: "keep what is not older";
+    "retention.keep-hourly", Kind::Count, Both: "keep one for each of so many hours that have one";
+    "retention.keep-daily", Kind::Count, Both: "keep one for each of so many days that have one";
+    "retention.keep-weekly", Kind::Count, Both: "keep one for each of so many weeks that have one";
+    "retention.max-size", Kind::Bytes, Both: "free the oldest until the history takes no more";
+    "retention.auto", Kind::Span, Store: "how often the daemon does this by itself";
+    "retention.keep-undone", Kind::Span, Store:
+        "how long what undo and redo need is not freed by itself (1d)";
+    "tripwire.count", Kind::Count, Store:
+        "destructive operations of one process tree that make a checkpoint; 0: never";
+    "tripwire.within", Kind::Span, Store: "in which time";
+    "tripwire.keep", Kind::Span, Store: "how long that checkpoint is kept whatever follows (1h)";
+    "auto.every", Kind::Span, Store: "make a checkpoint so often, if something changed";
+    "auto.quiet", Kind::Span, Store: "make a checkpoint when nothing was written for so long";
+    "auto.absence", Kind::Word(&["on", "off"]), Store:
+        "whether what was changed while nothing was mounted is between two checkpoints of its own (on)";
+    "snapdir.per-user", Kind::Count, Store:
+        "checkpoints that mkdir in .snapshots may have made for a user; for all users four times as many";
+    "snapdir.per-minute", Kind::Count, Store: "how many of them in a minute";
+    "hooks.timeout", Kind::Span, Store: "how long a hook may take";
+    "umount.keep", Kind::Word(&["some", "none", "all"]), Store:
+        "content that an unmount keeps, for it may be changed while nothing is mounted: what can be cloned in two seconds (some), or none, or all";
+    "mount.io", Kind::Word(&["auto", "passthrough", "daemon"]), Both: "mount --io";
+    "mount.others-io", Kind::Word(&["daemon", "kernel"]), Both: "mount --others-io";
+    "mount.writes", Kind::Word(&["auto", "daemon"]), Both: "mount --writes";
+    "mount.xattrs", Kind::Word(&["all", "user", "off"]), Both: "mount --xattrs";
+    "mount.snapdir", Kind::Word(&["hidden", "visible"]), Both: "mount --snapdir";
+    "mount.snapdir-mode", Kind::Mode, Both: "mount --snapdir-mode";
+    "mount.seal", Kind::Word(&["off", "hash", "full"]), Both: "mount --seal";
+    "mount.readers", Kind::Count, Both: "mount --readers";
+};
 
 /// The key of this name.
 pub fn find(name: &str) -> Option<&'static Key> {

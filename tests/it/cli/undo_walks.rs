@@ -201,7 +201,7 @@ fn walked(seed: u64) {
         assert!(
             refused
                 .as_ref()
-                .is_none_or(|why| known.contains(&why.code.as_str())),
+                .is_none_or(|why| known.contains(&why.code.to_string().as_str())),
             "seed {seed}: {refused:?}"
         );
         let newest = world.newest();

@@ -450,6 +450,9 @@ fn check_errno(what: &str, why: &Why, plan: Plan) {
             errno.0 == plan.errno || *errno == Errno::EIO || *errno == Errno::ESTALE,
             "{what}"
         ),
-        Why::Words(error) => assert!(["io", "no-space"].contains(&error.code.as_str()), "{what}"),
+        Why::Words(error) => assert!(
+            ["io", "no-space"].contains(&error.code.to_string().as_str()),
+            "{what}"
+        ),
     }
 }

@@ -1,7 +1,7 @@
 //! The operations whose every call is made to fail.
 
 use ckptfs::engine::api::VerbError;
-use ckptfs::engine::request::{RenameHow, SetAttr};
+use ckptfs::engine::request::{RenameMode, SetAttr};
 use ckptfs::sys::{Errno, Kind};
 
 use super::served::{Served, at, libc_flags};
@@ -67,9 +67,9 @@ fn day(tree: &Served, dir: &str) -> Done {
     tree.write(&p("small"), 2, b"CHANGED")?;
     tree.unlink(&p("gone"))?;
     tree.create(&p("new"), b"new")?;
-    tree.rename(&p("sub"), &p("moved"), RenameHow::Replace)?;
+    tree.rename(&p("sub"), &p("moved"), RenameMode::Replace)?;
     tree.create(&p("tmp"), b"replaced")?;
-    tree.rename(&p("tmp"), &p("other"), RenameHow::Replace)?;
+    tree.rename(&p("tmp"), &p("other"), RenameMode::Replace)?;
     tree.set(
         &p("large"),
         SetAttr {
@@ -176,7 +176,7 @@ fn files() -> Vec<Op> {
     ]
 }
 
-const REPLACE: RenameHow = RenameHow::Replace;
+const REPLACE: RenameMode = RenameMode::Replace;
 
 fn new_names() -> Vec<Op> {
     vec![
@@ -240,7 +240,7 @@ fn renames() -> Vec<Op> {
         op!("exchange", |t, d, _| Ok(t.rename(
             &format!("{d}/small"),
             &format!("{d}/sub"),
-            RenameHow::Exchange
+            RenameMode::Exchange
         )?)),
     ]
 }

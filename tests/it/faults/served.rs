@@ -13,7 +13,7 @@ use ckptfs::engine::api::{
     Times, TreePath, UndoOptions, UndoWalk, VerbResult,
 };
 use ckptfs::engine::request::{
-    Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow,
+    Caller, Entry, Fh, Looked, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
 };
 use ckptfs::engine::verb::Verb;
 use ckptfs::engine::{Config, Engine, IoChoice};
@@ -53,7 +53,7 @@ impl Served {
     /// Begins to serve.
     pub fn open(&mut self) -> VerbResult<()> {
         let root = sys::open_root(&self.dir).map_err(|errno| ckptfs::engine::api::VerbError {
-            code: "open".into(),
+            code: ckptfs::engine::api::Code::Internal,
             message: errno.to_string(),
             hint: None,
         })?;
@@ -285,7 +285,7 @@ impl Served {
         self.engine().rmdir(CALLER, dir, name)
     }
 
-    pub fn rename(&self, from: &str, to: &str, how: RenameHow) -> SysResult<()> {
+    pub fn rename(&self, from: &str, to: &str, how: RenameMode) -> SysResult<()> {
         let ((from_dir, from), (to_dir, to)) = (self.place(from)?, self.place(to)?);
         self.engine()
             .rename(CALLER, from_dir, from, to_dir, to, how)
@@ -297,7 +297,7 @@ impl Served {
             self.node(path)?,
             name.as_bytes(),
             value,
-            XattrHow::Any,
+            XattrMode::Any,
         )
     }
 
@@ -338,7 +338,7 @@ impl Served {
             Ok(())
         } else {
             Err(ckptfs::engine::api::VerbError {
-                code: "io".into(),
+                code: ckptfs::engine::api::Code::Io,
                 message: format!("{unknown:?} cannot be told"),
                 hint: None,
             })
@@ -506,7 +506,7 @@ impl Drop for Served {
 
 /// A new time for both.
 pub fn at(sec: i64) -> SetAttr {
-    let time = NewTime::At(sys::Time { sec, nsec: 5 });
+    let time = SetTime::At(sys::Time { sec, nsec: 5 });
     SetAttr {
         atime: Some(time),
         mtime: Some(time),

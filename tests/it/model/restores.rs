@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ckptfs::engine::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError};
+use ckptfs::engine::api::{Code, RestoreOptions, Restored, StateName, Times, TreePath, VerbError};
 
 use super::control::said;
 use super::observe::absolute;
@@ -150,7 +150,7 @@ impl World {
             .any(|path| then.lookup(path).is_err() && now.lookup(path).is_err());
         let answer = self.ask_restore(id, asked.iter().cloned().map(TreePath).collect())?;
         let restored = match answer {
-            Err(error) if unknown && error.code == "unknown-path" => return Ok(()),
+            Err(error) if unknown && error.code == Code::UnknownPath => return Ok(()),
             Err(error) => return Err(said("restore of paths", &error)),
             Ok(_) if unknown => return Err("a path that never existed was restored".to_owned()),
             Ok(restored) => restored,

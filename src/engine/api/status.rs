@@ -1,0 +1,136 @@
+//! What a daemon says of itself: `status` and `stats`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Change, Count, host_path};
+use crate::store::ids::CheckpointId;
+
+/// What `status` says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Where the tree is mounted.
+    #[serde(with = "host_path")]
+    pub mount: PathBuf,
+    /// The directory that is served.
+    #[serde(with = "host_path")]
+    pub backing: PathBuf,
+    /// The store.
+    #[serde(with = "host_path")]
+    pub store: PathBuf,
+    /// Filesystem of the backing directory: `xfs`, `btrfs`, ...
+    pub filesystem: String,
+    /// How captures are made: `reflink` or `copy`.
+    pub capture: String,
+    /// Who does reads and writes: `passthrough` or `daemon`.
+    pub io: String,
+    /// How writes reach the files: `passthrough` or `daemon`.
+    pub writes: String,
+    /// The daemon.
+    pub daemon: DaemonInfo,
+    /// Number of the open epoch.
+    pub epoch: u64,
+    /// The newest checkpoint that somebody asked for, if there is one.
+    pub latest: Option<CheckpointId>,
+    /// The one that the tree comes from, with which it is compared: after a restore of the whole
+    /// tree what was restored.
+    #[serde(default)]
+    pub base: Option<CheckpointId>,
+    /// Number of checkpoints kept.
+    pub checkpoints: u64,
+    /// Every path that differs from `base`, sorted by path; empty if there is no checkpoint.
+    pub dirty: Vec<Change>,
+    /// Files that came to share what others with the same content have, since the mount.
+    #[serde(default)]
+    pub shared: Count,
+    /// What was changed while nothing was mounted, before this mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absence: Option<AbsenceInfo>,
+    /// What somebody should know: damage found, captures refused, changes made while not mounted.
+    pub warnings: Vec<String>,
+    /// Somebody had something of the directory below the mount when it was mounted, or that is not
+    /// known.
+    #[serde(default)]
+    pub had_below: bool,
+}
+
+/// What was changed while nothing was mounted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AbsenceInfo {
+    /// The checkpoint of the tree as it was when it was last served.
+    pub before: CheckpointId,
+    /// The checkpoint of the tree as it was found.
+    pub after: CheckpointId,
+    /// Number of paths that differ.
+    pub paths: u64,
+}
+
+/// What `stats` says: numbers of a running daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Where the tree is mounted.
+    #[serde(with = "host_path")]
+    pub mount: PathBuf,
+    /// The daemon.
+    pub daemon: DaemonInfo,
+    /// Who does reads, as in [`Status`].
+    pub io: String,
+    /// How writes reach the files, as in [`Status`].
+    pub writes: String,
+    /// Requests of the kernel since the mount, by kind: every kind, also those never asked for.
+    pub requests: BTreeMap<String, u64>,
+    /// Memory of the daemon that is in use, in bytes (resident set size).
+    pub rss_bytes: u64,
+    /// Threads of the daemon.
+    pub threads: u64,
+    /// Open files, of the tree and of views.
+    pub open_files: u64,
+    /// Inodes of the tree that the kernel knows, and the directories that lead to them.
+    pub inodes: u64,
+    /// Inodes of views that the kernel knows.
+    pub past_inodes: u64,
+    /// Watchers are being told what a restore has changed.
+    pub announcing: bool,
+    /// What the sealer has done.
+    #[serde(default)]
+    pub sealer: SealerInfo,
+}
+
+/// What the sealer has done since the mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealerInfo {
+    /// `off`, `hash` or `full`.
+    pub mode: String,
+    /// Everything that closed epochs have captured is hashed.
+    pub caught_up: bool,
+    /// Objects that were hashed.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes that were read for that.
+    #[serde(default)]
+    pub read: u64,
+}
+
+/// The daemon that serves a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonInfo {
+    /// Process id.
+    pub pid: u32,
+    /// When it started: RFC 3339, UTC.
+    pub started: String,
+    /// Its version.
+    pub version: String,
+    /// The process that holds the mount and starts another daemon if this one dies; `None`: nobody
+    /// would.
+    #[serde(default)]
+    pub holder: Option<u32>,
+    /// How often a daemon died and another took over since the mount.
+    #[serde(default)]
+    pub takeovers: u32,
+    /// When that was last: RFC 3339, UTC.
+    #[serde(default)]
+    pub taken_over: Option<String>,
+}

@@ -1,0 +1,72 @@
+//! Paths in answers: bytes that are text, mostly.
+
+use serde::{Deserialize, Serialize};
+
+/// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON:
+/// a string if it is UTF-8, else `{"base64": "..."}`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TreePath(pub Vec<u8>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum PathText {
+    Text(String),
+    Bytes { base64: String },
+}
+
+impl Serialize for TreePath {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use base64::Engine;
+        match std::str::from_utf8(&self.0) {
+            Ok(text) => PathText::Text(text.to_owned()),
+            Err(_) => PathText::Bytes {
+                base64: base64::engine::general_purpose::STANDARD.encode(&self.0),
+            },
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for TreePath {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use base64::Engine;
+        match PathText::deserialize(deserializer)? {
+            PathText::Text(text) => Ok(TreePath(text.into_bytes())),
+            PathText::Bytes { base64 } => base64::engine::general_purpose::STANDARD
+                .decode(base64)
+                .map(TreePath)
+                .map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+/// A path of this machine in JSON: a string if it is UTF-8, else `{"base64": "..."}`, as a
+/// [`TreePath`].
+pub mod host_path {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use super::TreePath;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(
+        path: impl AsRef<Path>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        TreePath(path.as_ref().as_os_str().as_bytes().to_vec()).serialize(serializer)
+    }
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// What is neither a string nor such an object.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(
+            TreePath::deserialize(deserializer)?.0,
+        )))
+    }
+}

@@ -1,0 +1,242 @@
+//! Which paths a restore of what one process changed takes, without any of somebody else's.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::super::api::Change;
+use super::super::api::attribution::SharedPath;
+use crate::history::diff::{Difference, Differs};
+use crate::history::present::Trail;
+use crate::history::writers::Set;
+use crate::store::ids::Slot;
+use crate::sys::Kind;
+
+/// Which writers are meant.
+pub(in crate::engine) enum Selector {
+    Pid(u32),
+    /// One of several that had the number: when it started.
+    Started(u32, u64),
+    Session(u32),
+    Cgroup(String),
+    Name(String),
+}
+
+impl Selector {
+    /// A number is a process, what begins with `/` a control group, anything else a name; `pid:`,
+    /// `session:`, `cgroup:` and `name:` say so.
+    pub(in crate::engine) fn parse(text: &str) -> Option<Selector> {
+        let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
+        let pid = |text: &str| match text.split_once('@') {
+            Some((pid, start)) => Some(Selector::Started(number(pid)?, start.parse().ok()?)),
+            None => number(text).map(Selector::Pid),
+        };
+        match text.split_once(':') {
+            Some(("pid", rest)) => return pid(rest),
+            Some(("session", rest)) => return number(rest).map(Selector::Session),
+            Some(("cgroup", rest)) => {
+                return Some(Selector::Cgroup(format!("/{}", rest.trim_matches('/'))));
+            }
+            Some(("name", rest)) => {
+                return (!rest.is_empty()).then(|| Selector::Name(rest.to_owned()));
+            }
+            _ => {}
+        }
+        if text.is_empty() {
+            None
+        } else if text.starts_with('/') {
+            Some(Selector::Cgroup(format!("/{}", text.trim_matches('/'))))
+        } else {
+            pid(text).or_else(|| Some(Selector::Name(text.to_owned())))
+        }
+    }
+
+    pub(super) fn takes(&self, known: &crate::history::writers::Known) -> bool {
+        let within = |group: &String, of: &String| {
+            of == "/"
+                || group
+                    .strip_prefix(of.as_str())
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        match self {
+            Selector::Pid(pid) => known.process.pid == *pid,
+            Selector::Started(pid, start) => {
+                (known.process.pid, known.process.start) == (*pid, *start)
+            }
+            Selector::Session(session) => known.process.session == *session,
+            Selector::Cgroup(of) => known.cgroups.iter().any(|group| within(group, of)),
+            Selector::Name(name) => known.names.contains(name),
+        }
+    }
+}
+
+/// What a restore of selected paths is to do.
+#[derive(Default)]
+pub(in crate::engine) struct Selection {
+    /// The names as they are in the one state or the other.
+    pub(in crate::engine) names: Vec<Vec<u8>>,
+    /// These names alone, as the state that is restored has them.
+    pub(in crate::engine) paths: Vec<Vec<u8>>,
+    pub(in crate::engine) changes: Vec<Change>,
+    pub(in crate::engine) shared: Vec<SharedPath>,
+}
+
+impl Selection {
+    pub(super) fn new(
+        found: &[(Differs, Set)],
+        chosen: HashSet<Vec<u8>>,
+        changes: Vec<Change>,
+        shared: Vec<SharedPath>,
+    ) -> Self {
+        let paths = exact_paths(found, &chosen);
+        let mut names: Vec<Vec<u8>> = chosen.into_iter().collect();
+        names.sort();
+        Selection {
+            names,
+            paths,
+            changes,
+            shared,
+        }
+    }
+}
+
+/// Where an inode has gone from, and where it has come to.
+type Moves<'a> = (Vec<&'a [u8]>, Vec<&'a [u8]>);
+
+fn parent_of(path: &[u8]) -> Option<&[u8]> {
+    path.iter()
+        .rposition(|byte| *byte == b'/')
+        .and_then(|at| path.get(..at))
+}
+
+/// The paths that can be made what they were, and are chosen: nothing that is not chosen goes or
+/// comes with them. What cannot be done without the rest is left out until that is so:
+/// - what has gone together with its directory comes back only if that does, or is there;
+/// - a directory goes only if all that is in it does;
+/// - an inode that has another path now is at one of the two, so both are chosen or none.
+pub(super) fn choose(
+    found: &[(Differs, Set)],
+    wanted: impl Fn(&Differs, &Set) -> bool,
+) -> HashSet<Vec<u8>> {
+    let by_path: HashMap<&[u8], &Differs> = found
+        .iter()
+        .map(|(differs, _)| (differs.path.as_slice(), differs))
+        .collect();
+    let pairs = moves(found);
+    let mut chosen: HashSet<&[u8]> = found
+        .iter()
+        .filter(|(differs, set)| wanted(differs, set))
+        .map(|(differs, _)| differs.path.as_slice())
+        .collect();
+    loop {
+        let before = chosen.len();
+        leave_out_orphans(&by_path, &mut chosen);
+        leave_out_full(found, &by_path, &mut chosen);
+        for (gone, come) in pairs.values() {
+            if !gone.iter().chain(come).all(|path| chosen.contains(path)) {
+                gone.iter().chain(come).for_each(|path| {
+                    chosen.remove(path);
+                });
+            }
+        }
+        if chosen.len() == before {
+            return chosen.into_iter().map(<[u8]>::to_vec).collect();
+        }
+    }
+}
+
+/// Inodes that have gone from one path and come to another.
+fn moves(found: &[(Differs, Set)]) -> HashMap<(Slot, Kind), Moves<'_>> {
+    let mut pairs: HashMap<(Slot, Kind), Moves<'_>> = HashMap::new();
+    for (differs, _) in found {
+        let key = (differs.slot(), differs.kind);
+        match differs.how {
+            Difference::Deleted => pairs.entry(key).or_default().0.push(&differs.path),
+            Difference::Added => pairs.entry(key).or_default().1.push(&differs.path),
+            _ => {}
+        }
+    }
+    pairs.retain(|_, (gone, come)| !gone.is_empty() && !come.is_empty());
+    pairs
+}
+
+/// What would come back into a directory that does not.
+fn leave_out_orphans(by_path: &HashMap<&[u8], &Differs>, chosen: &mut HashSet<&[u8]>) {
+    let mut all: Vec<&[u8]> = chosen.iter().copied().collect();
+    // A directory before what is in it.
+    all.sort_unstable();
+    for path in all {
+        let found = by_path.get(path);
+        let comes = found.is_some_and(|differs| differs.old.is_some());
+        let up = parent_of(path).and_then(|up| by_path.get(up));
+        let gone = up.filter(|up| matches!(up.how, Difference::Deleted | Difference::TypeChanged));
+        if comes && gone.is_some_and(|up| !chosen.contains(up.path.as_slice())) {
+            chosen.remove(path);
+        }
+    }
+}
+
+/// Directories that would go although something in them stays.
+fn leave_out_full(
+    found: &[(Differs, Set)],
+    by_path: &HashMap<&[u8], &Differs>,
+    chosen: &mut HashSet<&[u8]>,
+) {
+    let added = found.iter().map(|(differs, _)| differs);
+    let staying: Vec<&[u8]> = added
+        .filter(|differs| differs.how == Difference::Added)
+        .map(|differs| differs.path.as_slice())
+        .filter(|path| !chosen.contains(path))
+        .collect();
+    for path in staying {
+        let mut up = parent_of(path);
+        while let Some(path) = up {
+            if by_path.get(path).is_some_and(|above| {
+                matches!(above.how, Difference::Added | Difference::TypeChanged)
+            }) {
+                chosen.remove(path);
+            }
+            up = parent_of(path);
+        }
+    }
+}
+
+/// The chosen names as the plan wants them: what is in a directory that goes back to where it was,
+/// by its path there.
+fn exact_paths(found: &[(Differs, Set)], chosen: &HashSet<Vec<u8>>) -> Vec<Vec<u8>> {
+    let chosen_ones = || {
+        found
+            .iter()
+            .map(|(differs, _)| differs)
+            .filter(|differs| chosen.contains(&differs.path))
+    };
+    let back: HashMap<Slot, &[u8]> = chosen_ones()
+        .filter(|differs| differs.kind == Kind::Dir && differs.new.is_none())
+        .map(|differs| (differs.slot(), differs.path.as_slice()))
+        .collect();
+    let there = |trail: &Arc<Trail>| {
+        let mut names = Vec::new();
+        let mut at = trail;
+        while let Some(up) = &at.up {
+            names.push(at.name.as_bytes());
+            if let Some(path) = back.get(&up.slot) {
+                names.reverse();
+                return Some([path, names.join(&b'/').as_slice()].join(&b'/'));
+            }
+            at = up;
+        }
+        None
+    };
+    let mut paths: Vec<Vec<u8>> = chosen_ones()
+        .map(|differs| {
+            differs
+                .new
+                .as_ref()
+                .filter(|_| differs.how == Difference::Added)
+                .and_then(there)
+                .unwrap_or_else(|| differs.path.clone())
+        })
+        .collect();
+    paths.sort();
+    paths.dedup();
+    paths
+}

@@ -1,0 +1,90 @@
+//! The codes of failures: what programs tell them by.
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys::Errno;
+
+macro_rules! codes {
+    ($($errno:ident: $($code:ident),*;)*) => {
+        /// What kind of failure: in kebab-case on the socket and in JSON, `unknown-checkpoint`.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        #[expect(missing_docs, reason = "docs/cli.md says what they mean")]
+        pub enum Code {
+            $($($code,)*)*
+            /// One that a program of another version says.
+            #[serde(untagged)]
+            Unknown(String),
+        }
+
+        impl Code {
+            /// As the kernel shall see such a failure.
+            pub(in crate::engine) fn errno(&self) -> Errno {
+                match self {
+                    $($(Code::$code)|* => Errno::$errno,)*
+                    Code::Unknown(_) => Errno::EIO,
+                }
+            }
+        }
+    };
+}
+
+// By the errno of a call in `.snapshots` that fails so.
+codes! {
+    ENOENT: UnknownCheckpoint;
+    EINVAL: BadTag;
+    EEXIST: TagTaken;
+    ENOSPC: NoSpace;
+    EPERM: Pinned;
+    EBUSY: Busy;
+    EIO:
+        // Where a tree is served, and by whom.
+        NotMounted, StaleMount, AlreadyMounted, BadMountpoint, BadStore, StoreElsewhere,
+        NotAStore, NewerFormat, WrongTree, InUse, Covered, Unfinished, MountFailed,
+        NoFuse, NoPassthrough, NoReflink, OtherFilesystem, SameProject,
+        // What was named.
+        UnknownPath, UnknownTag, UnknownUser, UnknownProcess, UnknownOperation,
+        UnknownRun, Ambiguous, AmbiguousProcess, NotExact, NotFound, NotADirectory,
+        NotAFile, IsDirectory, IsLink, NotEmpty,
+        // What was said.
+        Usage, BadConfig, UnknownKey, BadValue, BadTime, BadProcess, BadNote, BadHook,
+        BadHooks, BadDestination, BadDirectory, BadRange, NoTerminal, NoDirectory,
+        // What was to be done.
+        Freed, Dropped, TooFar, Undone, AskedFor, BurstSince, TooManyNames, Cancelled,
+        HookFailed, NotAsSaid, TestAborted, Incomplete, NoNamespace, NoOverlay,
+        // Volumes, and the tools that make them.
+        BadName, NoSuchVolume, VolumeExists, SnapshotExists, UnknownOption, BadOption,
+        BadPath, BadVolume, BadRequest, NoImage, NotASocket, NotStaged, OtherMount,
+        ToolMissing, ToolFailed,
+        // The filesystem, the store and the index.
+        ReadOnly, NoPermission, IndexFailed, Io,
+        // Daemon and client.
+        DaemonLost, DaemonBusy, Lost, Protocol, ProtocolVersion, TooLarge,
+        TooManyConnections, Internal;
+}
+
+impl std::fmt::Display for Code {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.serialize(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_is_written_as_it_is_told_also_one_of_another_version() {
+        for (code, text) in [
+            (Code::UnknownCheckpoint, "unknown-checkpoint"),
+            (Code::Io, "io"),
+            (Code::NotAStore, "not-a-store"),
+            (Code::Unknown("of-tomorrow".into()), "of-tomorrow"),
+        ] {
+            let json = serde_json::to_string(&code).unwrap();
+            assert_eq!(json, format!("{text:?}"));
+            assert_eq!(serde_json::from_str::<Code>(&json).unwrap(), code);
+            assert_eq!(code.to_string(), text);
+        }
+    }
+}

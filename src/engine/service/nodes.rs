@@ -1,0 +1,257 @@
+//! What a node of the kernel is, and how the answers about one are put together.
+
+use std::time::Duration;
+
+use super::super::Engine;
+use super::super::announce::is_dummy;
+use super::super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME, STORE_NAME, is_reserved};
+use super::super::listing::BATCH;
+use super::super::past::{PAST, PAST_HANDLE, PastNode};
+use super::super::request::{
+    Attr, Caller, Entry, FOR_EVER, Fh, Listed, Looked, Names, NodeId, Opened,
+};
+use crate::live::{Handle, HandleId, IoMode, Live, Made, Make, OpenFlags, opener_word};
+use crate::store::ids::{Name, Slot};
+use crate::store::layout::is_own_xattr;
+use crate::sys::open_flags as libc_flags;
+use crate::sys::{self, Asker, Errno, Kind, Stat, SysResult};
+
+/// The offset after `.snapshots`, where it is listed: one that no filesystem has.
+const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
+
+/// What a node id names.
+pub(super) enum Node {
+    Live(Slot),
+    Past(PastNode),
+    /// `.snapshots` or one of our links.
+    Control(NodeId),
+}
+
+pub(super) fn name_of(name: &[u8]) -> SysResult<Name> {
+    if name.len() > sys::NAME_LEN_MAX {
+        Err(Errno::ENAMETOOLONG)
+    } else {
+        Ok(Name::new(name))
+    }
+}
+
+pub(in crate::engine) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFlags {
+    // The values of open(2)'s flags are those of the architecture; the kernel hands them on
+    // unchanged.
+    let access = flags & libc_flags::ACCMODE;
+    OpenFlags {
+        read: access != libc_flags::WRONLY,
+        write: access != libc_flags::RDONLY,
+        truncate: flags & libc_flags::TRUNC != 0,
+        sync: flags & libc_flags::SYNC == libc_flags::SYNC,
+        dsync: flags & libc_flags::DSYNC != 0,
+        noatime: flags & libc_flags::NOATIME != 0,
+        asker,
+    }
+}
+
+/// The kernel asks to remove only what is there, and lets nobody else at it meanwhile: what is gone
+/// when it asks again was removed by the worker that died.
+pub(super) fn removed<T>(result: SysResult<T>, again: bool) -> SysResult<Option<T>> {
+    match result {
+        Err(Errno::ENOENT) if again => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+pub(super) fn has_content(live: &Live, slot: Slot) -> bool {
+    live.inodes.stat(slot).is_ok_and(|stat| stat.size > 0)
+}
+
+impl Engine {
+    pub(super) fn node(&self, node: NodeId) -> SysResult<Node> {
+        if node.0 & PAST != 0 {
+            self.views.past_node(node).map(Node::Past)
+        } else if is_dummy(node) {
+            Err(Errno::ESTALE)
+        } else if node.0 & CONTROL != 0 {
+            Ok(Node::Control(node))
+        } else {
+            Ok(Node::Live(Slot(node.0)))
+        }
+    }
+
+    /// The live slot of a node that is to be changed; the past is read-only.
+    pub(super) fn writable(&self, node: NodeId) -> SysResult<Slot> {
+        match self.node(node)? {
+            Node::Live(slot) => Ok(slot),
+            Node::Past(_) | Node::Control(_) => Err(Errno::EROFS),
+        }
+    }
+
+    /// The live directory in which a name is to be changed; our own names are not for anybody.
+    pub(super) fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
+        let slot = self.writable(parent)?;
+        if is_reserved(parent, name) {
+            return Err(Errno::EPERM);
+        }
+        Ok((slot, name_of(name)?))
+    }
+
+    /// How long the kernel may remember these attributes of a live node: for ever, unless it may
+    /// change without the kernel's knowing.
+    pub(super) fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
+        self.live.hot.lifetime(slot, stat).unwrap_or(FOR_EVER)
+    }
+
+    pub(super) fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
+        Entry {
+            node: NodeId(slot.0),
+            generation,
+            stat: Stat {
+                ino: slot.0,
+                ..stat
+            },
+            ttl: self.live_ttl(slot, &stat),
+        }
+    }
+
+    pub(super) fn made(&self, made: &Made) -> Entry {
+        self.live_entry(made.slot, made.generation, made.stat)
+    }
+
+    pub(super) fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
+        Attr {
+            stat: Stat {
+                ino: slot.0,
+                ..stat
+            },
+            ttl: self.live_ttl(slot, &stat),
+        }
+    }
+
+    /// Attributes of a live inode, also of one that has lost its last name and is open.
+    pub(super) fn live_stat(&self, slot: Slot, fh: Option<Fh>) -> SysResult<Stat> {
+        match (self.live.inodes.stat(slot), fh) {
+            (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => Ok(Stat {
+                nlink: 0,
+                ..sys::stat_fd(&*self.live.handles.get(HandleId(fh.0))?.file)?
+            }),
+            (stat, _) => stat,
+        }
+    }
+
+    /// Names of a live directory, and of `.snapshots` after those of the root, if it is to be seen.
+    pub(super) fn list_live(&self, node: NodeId, slot: Slot, offset: u64) -> SysResult<Names> {
+        if offset == AFTER_SNAPDIR {
+            return Ok(Names {
+                names: Vec::new(),
+                last: true,
+            });
+        }
+        let (entries, last) = self.live.inodes.read_dir(slot.into(), offset, BATCH)?;
+        let mut names = Vec::with_capacity(entries.len() + 1);
+        for (entry, child) in entries {
+            let node = match entry.name.as_slice() {
+                b"." => node,
+                b".." => self
+                    .live
+                    .nodes
+                    .parent(slot)
+                    .map_or(node, |parent| NodeId(parent.0)),
+                SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
+                _ => NodeId(child.slot.0),
+            };
+            names.push(Listed {
+                name: entry.name,
+                node,
+                kind: child.kind,
+                slot: node.0,
+                next: entry.next,
+            });
+        }
+        if last && slot == Slot::ROOT && self.serving.config.snapdir_visible {
+            names.push(Listed {
+                name: SNAPDIR_NAME.to_vec(),
+                node: SNAPDIR,
+                kind: Kind::Dir,
+                slot: SNAPDIR.0,
+                next: AFTER_SNAPDIR,
+            });
+        }
+        Ok(Names { names, last })
+    }
+
+    /// Tells the kernel how a handle is served.
+    pub(super) fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
+        let passthrough =
+            (handle.io == IoMode::Passthrough).then(|| self.live.hot.backing_file(handle));
+        if passthrough.is_some()
+            && handle.flags.write
+            && handle.flags.read
+            && let Some(caches) = self.serving.caches.get()
+        {
+            // It can be mapped now, and stores change its times without a request. Only attributes
+            // are forgotten, which waits for nothing.
+            caches.forget_attributes(NodeId(handle.slot.0));
+        }
+        Opened {
+            fh: Fh(id.0),
+            keep_cache: passthrough.is_none(),
+            // A file that the kernel does the I/O of for somebody else has no pages in the cache of
+            // the mount: this handle passes the daemon each time.
+            direct_io: passthrough.is_some() && !self.live.passthrough.is_for(handle.flags.asker),
+            no_flush: true,
+            passthrough,
+            by: handle.by.as_deref().map_or(0, opener_word),
+        }
+    }
+
+    pub(super) fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+        if is_reserved(parent, name) {
+            return self.snapdir.lookup_reserved(name);
+        }
+        match self.node(parent)? {
+            Node::Control(_) => self.snapdir.lookup_snapshot(name),
+            Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
+            Node::Live(slot) => match self.live.inodes.lookup(slot, &name_of(name)?) {
+                Ok((slot, generation, stat)) => {
+                    Ok(Looked::Found(self.live_entry(slot, generation, stat)))
+                }
+                Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
+                Err(errno) => Err(errno),
+            },
+        }
+    }
+}
+
+/// A new inode of the caller's, as a symbolic link has it.
+pub(super) fn made_by(caller: Caller, kind: Kind) -> Make<'static> {
+    Make {
+        kind,
+        mode: 0o777,
+        umask: 0,
+        rdev: 0,
+        target: b"",
+        uid: caller.uid,
+        gid: caller.gid,
+        open: None,
+        again: caller.again,
+    }
+}
+
+/// How a handle of a view is served: what it reads never changes.
+pub(super) fn past_opened(fh: Fh) -> Opened {
+    Opened {
+        fh,
+        keep_cache: true,
+        direct_io: false,
+        no_flush: true,
+        passthrough: None,
+        by: 0,
+    }
+}
+
+/// EPERM of an extended attribute in which ckptfs notes something.
+pub(super) fn check_not_own(name: &[u8]) -> SysResult<()> {
+    if is_own_xattr(name) {
+        Err(Errno::EPERM)
+    } else {
+        Ok(())
+    }
+}
