@@ -116,7 +116,7 @@ fn power_cuts(v: Variant) {
 fn frozen(host: &Host, disk: &Disk, mount: &Mount, load: &Load, seed: u64, cuts: u64) -> Vec<Cut> {
     let (mut frozen, mut random) = (Vec::new(), Random::new(seed));
     thread::scope(|scope| {
-        let worker = scope.spawn(|| load.run(&mount, seed, APART * cuts as u32 * 2));
+        let worker = scope.spawn(|| load.run(mount, seed, APART * cuts as u32 * 2));
         wait_until("a checkpoint is promised", 60, || {
             !load.promised().checkpoints.is_empty() || worker.is_finished()
         });

@@ -225,7 +225,7 @@ fn an_unmount_does_not_wait_for_an_announcement(v: Variant) {
         let _watcher = Watcher::all_below(&root);
         rig.mount.restore(id);
         rig.mount.umount();
-        assert_eq!(names(&root.join("b")).len(), 500, "the plain directory");
+        assert_eq!(names(root.join("b")).len(), 500, "the plain directory");
         rig.mount.remount();
     }
 }

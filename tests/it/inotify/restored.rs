@@ -195,7 +195,7 @@ fn nobody_meets_what_is_only_announced(v: Variant) {
     let (rig, id) = start(v);
     let root = rig.path();
     let expected: Vec<(String, Vec<String>)> = ["", "d"]
-        .map(|dir| (dir.to_owned(), names(&root.join(dir))))
+        .map(|dir| (dir.to_owned(), names(root.join(dir))))
         .into();
     for _ in 0..4 {
         sh(root, CHANGED);
@@ -254,7 +254,7 @@ fn look(root: &Path, expected: &[(String, Vec<String>)]) {
     assert_eq!(fs::read_link(root.join("d/link")).unwrap(), Path::new("a"));
     assert!(root.join("gone/deep").is_dir() && root.join("old").is_dir());
     for (dir, names_then) in expected {
-        assert_eq!(&names(&root.join(dir)), names_then, "{dir}");
+        assert_eq!(&names(root.join(dir)), names_then, "{dir}");
     }
 }
 
