@@ -173,8 +173,8 @@ impl Requests {
         }
     }
 
-    /// Answers as [`Requests::answer`] does, for a change below `parent`, which may have to wait for other
-    /// requests.
+    /// Answers as [`Requests::answer`] does, for a change below `parent`, which may have to wait for
+    /// other requests.
     pub fn change<T>(
         &self,
         kind: Kind,

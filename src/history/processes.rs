@@ -184,8 +184,8 @@ impl Processes {
         }
     }
 
-    /// Tells at once what the author is about to change, where there is nothing else to record. When it returns that
-    /// survives `kill -9`.
+    /// Tells at once what the author is about to change, where there is nothing else to record.
+    /// When it returns that survives `kill -9`.
     ///
     /// # Errors
     /// As [`Epochs::record`].
