@@ -1,11 +1,13 @@
 //! `du`: what space the history takes, by checkpoint.
 
+use std::time::Instant;
+
 use serde::{Deserialize, Serialize};
 
 use super::api::{StateName, VerbResult};
 use super::error;
 use super::gc::Collector;
-use super::runs::for_a_while;
+use super::runs::{PART_TIME, go_on};
 use super::space::Space;
 use crate::history::needed::Census;
 use crate::store::ids::CheckpointId;
@@ -61,6 +63,7 @@ pub struct DuReport {
 
 impl Collector {
     pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {
+        let until = Instant::now() + PART_TIME;
         let only = options
             .state
             .as_ref()
@@ -69,7 +72,7 @@ impl Collector {
         let mut measuring = self
             .du_runs
             .resume(options.run, || Ok(Box::new(self.measuring()?)))?;
-        let more = for_a_while(|| {
+        let more = go_on(until, || {
             self.measure_next(&mut measuring)
                 .map_err(error::version_unread)
         })?;

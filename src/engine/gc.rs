@@ -18,6 +18,7 @@ mod tiers;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +30,7 @@ use super::compare::States;
 use super::control::Snapdir;
 use super::error;
 use super::retention::{Retention, Rule};
-use super::runs::{Runs, for_a_while};
+use super::runs::{PART_TIME, Runs, go_on};
 use super::serving::Serving;
 use super::space::Measuring;
 use crate::live::Live;
@@ -206,9 +207,10 @@ impl Collector {
     }
 
     pub(super) fn gc_for_a_while(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
+        let until = Instant::now() + PART_TIME;
         let mut run = self.gc_runs.resume(options.run, || self.begin_gc())?;
         let report = loop {
-            if self.work(by, &mut run)? {
+            if self.work(by, &mut run, until)? {
                 let report = run.told(options);
                 let run = self.gc_runs.put(options.run, run);
                 return Ok(GcReport { run, ..report });
@@ -256,16 +258,16 @@ impl Collector {
     }
 
     /// Goes on with a run for a part; `false`: what it is at is done.
-    fn work(&self, by: &Actor, run: &mut Run) -> VerbResult<bool> {
+    fn work(&self, by: &Actor, run: &mut Run, until: Instant) -> VerbResult<bool> {
         match run {
-            Run::Measuring(measuring, _) => {
-                for_a_while(|| self.measure_next(measuring).map_err(error::version_unread))
-            }
-            Run::Matching(matching) => {
-                for_a_while(|| self.match_next(matching).map_err(error::version_unread))
-            }
+            Run::Measuring(measuring, _) => go_on(until, || {
+                self.measure_next(measuring).map_err(error::version_unread)
+            }),
+            Run::Matching(matching) => go_on(until, || {
+                self.match_next(matching).map_err(error::version_unread)
+            }),
             Run::Freeing(plan) => {
-                let more = for_a_while(|| self.free_next(by, plan))?;
+                let more = go_on(until, || self.free_next(by, plan))?;
                 if more {
                     // The less a filesystem has to write down at once, the shorter others wait for
                     // it.

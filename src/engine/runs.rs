@@ -10,9 +10,11 @@ use crate::sys::lock::Mutex;
 /// How long one part takes.
 pub(super) const PART_TIME: Duration = Duration::from_millis(200);
 
-/// Does one step after the other as long as a part takes; `false`: there is no further.
-pub(super) fn for_a_while(mut step: impl FnMut() -> VerbResult<bool>) -> VerbResult<bool> {
-    let until = Instant::now() + PART_TIME;
+/// Does one step after the other as long as there is time; `false`: there is no further.
+pub(super) fn go_on(
+    until: Instant,
+    mut step: impl FnMut() -> VerbResult<bool>,
+) -> VerbResult<bool> {
     while Instant::now() < until {
         if !step()? {
             return Ok(false);
