@@ -1,9 +1,6 @@
 //! Every record there and back, and bytes that are no record.
 
 use super::*;
-use crate::store::error::CodecError;
-use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Apart, Comparing, Dropped, NameTouch, Process, Touch};
 
 fn time(sec: i64, nsec: u32) -> Time {
     Time { sec, nsec }
@@ -476,7 +473,7 @@ fn names_that_climb_out_are_refused_both_ways() {
             "{bad:?}"
         );
         let mut bytes = vec![1, 9, 1];
-        Writer(&mut bytes).bytes(bad, NAME_MAX + 1).unwrap();
+        Bytes::<PATH_BYTES_MAX>::put(bad, &mut bytes).unwrap();
         assert!(
             matches!(decode(3, &bytes), Err(CodecError::Name | CodecError::Limit)),
             "{bad:?}"

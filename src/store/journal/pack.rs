@@ -292,7 +292,7 @@ impl Packer {
         let changed = header.flags != 0;
         self.frame(header, payload, changed);
         if changed {
-            codec::put_uint(&mut self.body, u64::from(header.len) + OVERHEAD as u64);
+            codec::encode_uint(u64::from(header.len) + OVERHEAD as u64, &mut self.body);
             self.body.extend_from_slice(hash.as_bytes());
         }
         self.pass(header, hash);
@@ -304,7 +304,7 @@ impl Packer {
         codec::encode(less, &mut payload)?;
         self.end_gap();
         self.frame(header, &payload, true);
-        codec::put_uint(&mut self.body, u64::from(header.len) + OVERHEAD as u64);
+        codec::encode_uint(u64::from(header.len) + OVERHEAD as u64, &mut self.body);
         self.body.extend_from_slice(hash.as_bytes());
         self.pass(header, hash);
         self.is_less = true;
@@ -330,15 +330,15 @@ impl Packer {
     }
 
     fn frame(&mut self, header: &Header, payload: &[u8], changed: bool) {
-        codec::put_uint(
-            &mut self.body,
+        codec::encode_uint(
             u64::from(header.kind) * 2 + u64::from(changed),
-        );
-        codec::put_uint(
             &mut self.body,
-            header.seq.saturating_sub(1).saturating_sub(header.durable),
         );
-        codec::put_uint(&mut self.body, payload.len() as u64);
+        codec::encode_uint(
+            header.seq.saturating_sub(1).saturating_sub(header.durable),
+            &mut self.body,
+        );
+        codec::encode_uint(payload.len() as u64, &mut self.body);
         self.body.extend_from_slice(payload);
     }
 
@@ -357,8 +357,8 @@ impl Packer {
         let (bytes, count) = std::mem::take(&mut self.gap);
         if count > 0 {
             self.body.push(0);
-            codec::put_uint(&mut self.body, u64::from(bytes));
-            codec::put_uint(&mut self.body, count);
+            codec::encode_uint(u64::from(bytes), &mut self.body);
+            codec::encode_uint(count, &mut self.body);
             self.body.extend_from_slice(self.last.hash.as_bytes());
         }
     }
@@ -481,7 +481,7 @@ fn take_link(bytes: &[u8]) -> Option<(Link, &[u8])> {
 }
 
 fn take(bytes: &mut &[u8]) -> Option<u64> {
-    codec::take_uint(bytes).ok()
+    codec::decode_uint(bytes).ok()
 }
 
 fn take_hash(bytes: &mut &[u8]) -> Option<Hash> {
