@@ -282,4 +282,6 @@ pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Kept>> {
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]
+pub(crate) mod made;
+#[cfg(test)]
 mod tests;

@@ -471,6 +471,19 @@ pub(in crate::store) fn decode_place(bytes: &[u8]) -> Coded<Place> {
     whole(bytes, Own::take)
 }
 
+/// Appends an object of an epoch that is told elsewhere: `uint slot, uint serial, u8 origin`.
+pub(in crate::store) fn encode_in_epoch(object: &ObjectId, out: &mut Vec<u8>) -> Coded<()> {
+    InEpoch::put(object, out)
+}
+
+/// Reads what [`encode_in_epoch`] wrote.
+pub(in crate::store) fn decode_in_epoch(epoch: Epoch, bytes: &[u8]) -> Coded<ObjectId> {
+    whole(bytes, |from| {
+        let object = InEpoch::take(from)?;
+        Ok(ObjectId { epoch, ..object })
+    })
+}
+
 /// Appends a uint.
 pub(in crate::store) fn encode_uint(value: u64, out: &mut Vec<u8>) {
     forms::put_uint(value, out);

@@ -6,13 +6,11 @@ use crate::store::error::CodecError;
 type Coded<T> = Result<T, CodecError>;
 
 /// A way of writing values of a type: what [`Form::put`] appends, [`Form::take`] reads.
-pub(super) trait Form<T: ?Sized> {
+pub(super) trait Form<T> {
     fn put(value: &T, out: &mut Vec<u8>) -> Coded<()>;
 
     /// Takes a value from the beginning of the bytes.
-    fn take(from: &mut &[u8]) -> Coded<T>
-    where
-        T: Sized;
+    fn take(from: &mut &[u8]) -> Coded<T>;
 }
 
 /// The way of a type that is written in one way only.
