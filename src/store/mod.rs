@@ -282,6 +282,4 @@ pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Kept>> {
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]
-pub(crate) mod made;
-#[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -8,7 +8,9 @@ use crate::store::error::{CodecError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;
-use crate::store::record::{Actor, Kept, Key, ObjectHash, Place, Record, Undo, is_tag};
+use crate::store::record::{
+    Actor, Dropped, Kept, Key, ObjectHash, Place, Record, Undo, is_tag, range_of,
+};
 
 /// What happens to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,9 +195,7 @@ impl Batch {
                 }
             }
             Record::Operation(operation) => {
-                let value = [keys::in_value(at), operation.undoes.unwrap_or(0)];
-                let key = keys::key(keys::OPERATION, [operation.number]);
-                self.put(key, keys::value(&value));
+                self.put_operation(at, operation.number, operation.undoes);
             }
             Record::By { actor, .. } => self.by = Some(actor.clone()),
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
@@ -208,12 +208,7 @@ impl Batch {
                 self.put(key, vec![u8::from(*whole)]);
                 self.add_contents(objects)?;
             }
-            Record::Dropped { epoch, objects, .. } => {
-                let (first, last) = crate::store::record::range_of(objects);
-                self.dropped.push((first, last));
-                let key = keys::objects_key(keys::DROPPED, *epoch, at);
-                self.put(key, keys::value(&[first.0, last.0]));
-            }
+            Record::Dropped { epoch, objects, .. } => self.put_dropped(at, *epoch, objects),
             Record::Mounted { at_ns, stopped_ns } => {
                 if let Some(from_ns) = stopped_ns {
                     self.put_absence(*from_ns, *at_ns, false);
@@ -280,6 +275,19 @@ impl Batch {
 
     fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
         self.changes.insert(key, Change::Put(value));
+    }
+
+    fn put_operation(&mut self, at: Address, number: u64, undoes: Option<u64>) {
+        let value = [keys::in_value(at), undoes.unwrap_or(0)];
+        let key = keys::key(keys::OPERATION, [number]);
+        self.put(key, keys::value(&value));
+    }
+
+    fn put_dropped(&mut self, at: Address, epoch: Epoch, objects: &[Dropped]) {
+        let (first, last) = range_of(objects);
+        self.dropped.push((first, last));
+        let key = keys::objects_key(keys::DROPPED, epoch, at);
+        self.put(key, keys::value(&[first.0, last.0]));
     }
 
     fn put_absence(&mut self, from_ns: i64, to_ns: i64, told: bool) {

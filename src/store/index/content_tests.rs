@@ -1,11 +1,11 @@
 //! What the index knows of contents: objects by their hash, and hashes of live files.
 
-use super::bench::Bench;
 use super::contents::Look;
+use super::tests::bench::Bench;
 use super::*;
 use crate::store::ids::{ObjectId, ObjectOrigin};
-use crate::store::made::{closed, data, deleted, undo};
 use crate::store::record::{ObjectHash, Record};
+use crate::store::tests::made::{closed, data, deleted, undo};
 use crate::sys::fault::{self, Call, Plan};
 use crate::sys::{Errno, Time};
 

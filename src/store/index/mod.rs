@@ -438,7 +438,7 @@ fn checkpoint_after(
 }
 
 #[cfg(test)]
-mod bench;
+mod catalogue_tests;
 #[cfg(test)]
 mod content_tests;
 #[cfg(test)]

@@ -96,10 +96,7 @@ impl Pack {
         let bytes = read(&file).map_err(StoreError::io("read the journal's segment", name))?;
         Pack::parse(&bytes, identity, number)
             .map(Some)
-            .ok_or(StoreError::JournalDamaged {
-                segment: number,
-                offset: 0,
-            })
+            .ok_or(super::segment::damaged(number))
     }
 
     fn parse(bytes: &[u8], identity: &Identity, number: u32) -> Option<Pack> {
@@ -431,10 +428,7 @@ pub(super) fn put(
     }
     match made {
         Ok(true) => remove_raw(journal, number),
-        Ok(false) => Err(StoreError::JournalDamaged {
-            segment: number,
-            offset: 0,
-        }),
+        Ok(false) => Err(super::segment::damaged(number)),
         Err(error) => Err(StoreError::io("write the journal's segment", name)(error)),
     }
 }

@@ -18,8 +18,6 @@
 mod filter;
 mod look;
 mod merge;
-#[cfg(test)]
-mod model;
 pub mod needs;
 pub mod run;
 #[cfg(test)]

@@ -2,13 +2,15 @@
 
 use std::fs;
 
-use super::super::bench::Bench;
+use super::super::tests::bench::Bench;
 use super::super::{Index, Needs, Opening};
 use super::*;
 use crate::store::ids::{CheckpointId, ObjectId, ObjectOrigin};
-use crate::store::made::{closed, data, deleted, entry, home, place, undo, void};
 use crate::store::record::DataState;
 use crate::store::record::{Key, Undo};
+use crate::store::tests::made::{closed, data, deleted, entry, home, place, undo, void};
+
+mod model;
 
 impl Bench {
     /// The files of the runs that are listed, the oldest first, and those that are there.

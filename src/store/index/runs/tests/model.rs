@@ -6,11 +6,11 @@ use std::fs::{self, File};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::bench::Bench;
-use super::super::{Difference, Doubt, Index, Opening};
+use super::super::super::tests::bench::Bench;
+use super::super::super::{Difference, Doubt, Index, Opening};
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
-use crate::store::made::{closed, data, deleted, entry, home, moved, place, undo, void};
 use crate::store::record::{Key, Place, Record, Undo};
+use crate::store::tests::made::{closed, data, deleted, entry, home, moved, place, undo, void};
 use crate::sys::fuzz::config;
 
 #[derive(Clone, Debug)]

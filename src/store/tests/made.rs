@@ -1,7 +1,7 @@
 //! Records as tests make them.
 
-use super::ids::{CheckpointId, Epoch, Name, Slot};
-use super::record::{Checkpoint, Child, DataState, Place, Reason, Record, Undo};
+use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::record::{Checkpoint, Child, DataState, Place, Reason, Record, Undo};
 use crate::sys::Kind;
 
 /// One that somebody asked for and said nothing of.

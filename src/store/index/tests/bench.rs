@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use super::{Batch, Index, Needs, Opening};
+use super::super::{Batch, Index, Needs, Opening};
 use crate::store::ids::{CheckpointId, ObjectId};
 use crate::store::journal::{Address, Journal};
 use crate::store::layout::Layout;
