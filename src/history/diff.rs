@@ -290,22 +290,33 @@ impl Comparison<'_> {
         if new.kind != Kind::Dir || deep {
             return Ok(Vec::new());
         }
+        self.below_both(path, &from.1, &to.1, out)
+    }
+
+    /// The names in a directory of both states that may differ.
+    fn below_both(
+        &self,
+        path: &[u8],
+        from: &Arc<Trail>,
+        to: &Arc<Trail>,
+        out: &mut Found,
+    ) -> SysResult<Vec<Pair>> {
         let mut below = Vec::new();
-        let names = self.names(&from.1, &to.1)?;
-        let before = self.from.steps_told(&from.1, &names);
+        let names = self.names(from, to)?;
+        let before = self.from.steps_told(from, &names);
         // What had no record is what it is now: that is not looked at twice.
-        let now = self.to.state() == State::Live && from.1.slot == to.1.slot;
+        let now = self.to.state() == State::Live && from.slot == to.slot;
         let others: BTreeSet<Name> = names
             .iter()
             .zip(&before)
             .filter(|(_, (live, _))| !(now && *live))
             .map(|(name, _)| name.clone())
             .collect();
-        let mut after = self.to.steps(&to.1, &others).into_iter();
+        let mut after = self.to.steps(to, &others).into_iter();
         for (name, (live, old)) in names.iter().zip(before) {
             let new = if now && live {
                 old.clone()
-                    .map(|step| step.map(|(child, _)| (child, to.1.step(name, child.slot))))
+                    .map(|step| step.map(|(child, _)| (child, to.step(name, child.slot))))
             } else {
                 after.next().unwrap_or(Ok(None))
             };
@@ -451,13 +462,11 @@ impl Comparison<'_> {
     }
 }
 
-/// Finds inodes that were deleted at one path and added at another, and are one by `is_one`:
-/// renames. What only moved along with its directory is left out, unless it has `changed` besides.
-fn pair_renames(
-    found: Vec<Differs>,
+/// By what was added, as a number, what was deleted and is the same inode.
+fn renamed(
+    found: &[Differs],
     is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> SysResult<bool>,
-    changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>,
-) -> SysResult<Vec<Differs>> {
+) -> SysResult<HashMap<usize, usize>> {
     let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
     for (index, item) in found
         .iter()
@@ -487,6 +496,17 @@ fn pair_renames(
             from_of.insert(index, from);
         }
     }
+    Ok(from_of)
+}
+
+/// Finds inodes that were deleted at one path and added at another, and are one by `is_one`:
+/// renames. What only moved along with its directory is left out, unless it has `changed` besides.
+fn pair_renames(
+    found: Vec<Differs>,
+    is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> SysResult<bool>,
+    changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>,
+) -> SysResult<Vec<Differs>> {
+    let from_of = renamed(&found, is_one)?;
     if from_of.is_empty() {
         return Ok(found);
     }

@@ -13,9 +13,10 @@ use super::append::now_ns;
 use super::attribution::Author;
 use super::operations::Walk;
 use super::timeline::Timeline;
-use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Actor, Checkpoint, Kept, Place, Reason, Record, Undo};
+use crate::store::record::{Actor, Checkpoint, Kept, Reason, Record, Undo};
+use crate::store::tests::made;
 use crate::store::{Needs, Store};
 use crate::sys::fuzz::config;
 
@@ -167,13 +168,9 @@ impl Bench {
         let timeline = self.timeline();
         let id = timeline.epochs.epoch().checkpoint();
         let checkpoint = Checkpoint {
-            id,
-            tags: Vec::new(),
-            note: String::new(),
             created_ns: now_ns(),
-            atomic: true,
-            dirty: 0,
             reason,
+            ..made::checkpoint(id.0)
         };
         timeline
             .close_epoch(Some(&by()), checkpoint, Vec::new(), &[])
@@ -218,27 +215,19 @@ impl Bench {
         let undoes = Some(number);
         match told.operation.deed {
             Deed::Made { id } | Deed::Revived { id } if timeline.catalogue.has_checkpoint(id) => {
-                timeline
-                    .operations
-                    .operate(
-                        &by(),
-                        undoes,
-                        Deed::Deleted { id, freed: false },
-                        vec![Record::Hidden { id, hidden: true }],
-                    )
-                    .unwrap();
+                self.operate(
+                    undoes,
+                    Deed::Deleted { id, freed: false },
+                    vec![Record::Hidden { id, hidden: true }],
+                );
             }
             Deed::Deleted { id, .. } => {
                 if let Some(hidden) = timeline.catalogue.hidden_checkpoint(id) {
-                    timeline
-                        .operations
-                        .operate(
-                            &by(),
-                            undoes,
-                            Deed::Revived { id },
-                            timeline.operations.reviving(&hidden),
-                        )
-                        .unwrap();
+                    self.operate(
+                        undoes,
+                        Deed::Revived { id },
+                        timeline.operations.reviving(&hidden),
+                    );
                 }
             }
             Deed::Restored { guard, paths, .. } if timeline.catalogue.has_checkpoint(guard) => {
@@ -250,15 +239,7 @@ impl Bench {
                     before: after,
                     after: before.clone(),
                 };
-                timeline
-                    .operations
-                    .operate(
-                        &by(),
-                        undoes,
-                        deed,
-                        vec![Record::Pinned { id, reason: before }],
-                    )
-                    .unwrap();
+                self.operate(undoes, deed, vec![Record::Pinned { id, reason: before }]);
             }
             Deed::Tagged { changes } => {
                 let Some(kept) = changes
@@ -271,6 +252,27 @@ impl Bench {
             }
             _ => {}
         }
+    }
+
+    fn operate(&self, undoes: Option<u64>, deed: Deed, records: Vec<Record>) {
+        let operations = &self.timeline().operations;
+        operations.operate(&by(), undoes, deed, records).unwrap();
+    }
+
+    /// A name changes: an inode is renamed, or a name of a directory is that was renamed.
+    fn change(&self, slot: u64) {
+        let before = made::place(1, slot.to_string().as_bytes());
+        let entry = Undo::Entry {
+            dir: Slot::ROOT,
+            name: before.name.clone(),
+            before: None,
+        };
+        let undo = vec![entry, made::home(slot, before)];
+        let moved = made::moved(slot + slot % 3, made::place(1, b"elsewhere"));
+        let epochs = &self.timeline().epochs;
+        epochs
+            .record(&Author::default(), undo, vec![moved])
+            .unwrap();
     }
 
     fn retag(&self, kept: &Kept, got: &[String], lost: &[String], undoes: Option<u64>) {
@@ -290,54 +292,14 @@ impl Bench {
                 got: got.to_vec(),
             }],
         };
-        self.timeline()
-            .operations
-            .operate(
-                &by(),
-                undoes,
-                deed,
-                vec![Record::Tags { id: kept.id, tags }],
-            )
-            .unwrap();
+        self.operate(undoes, deed, vec![Record::Tags { id: kept.id, tags }]);
     }
 
     fn take(&mut self, step: &Step) {
         let timeline = self.timeline();
         match step {
             Step::Make(count) => (0..=count % 3).for_each(|_| _ = self.make(Reason::Asked)),
-            Step::Change(slot) => {
-                let place = Place {
-                    parent: Slot::ROOT,
-                    name: Name::new(slot.to_string().as_bytes()),
-                };
-                let entry = Undo::Entry {
-                    dir: Slot::ROOT,
-                    name: place.name.clone(),
-                    before: None,
-                };
-                // It is renamed, or a name of a directory is that was renamed.
-                let to = Place {
-                    name: Name::new(b"elsewhere"),
-                    ..place.clone()
-                };
-                let moved = Record::Moved {
-                    places: vec![(Slot(*slot + slot % 3), to)],
-                };
-                timeline
-                    .epochs
-                    .record(
-                        &Author::default(),
-                        vec![
-                            entry,
-                            Undo::Home {
-                                slot: Slot(*slot),
-                                before: place,
-                            },
-                        ],
-                        vec![moved],
-                    )
-                    .unwrap();
-            }
+            Step::Change(slot) => self.change(*slot),
             Step::Tag(of) => {
                 let Some(kept) = self.pick(*of) else { return };
                 self.retag(&kept, &[format!("t{}", of % 5)], &[], None);
@@ -350,15 +312,7 @@ impl Bench {
                     before: kept.pinned,
                     after: after.clone(),
                 };
-                timeline
-                    .operations
-                    .operate(
-                        &by(),
-                        None,
-                        deed,
-                        vec![Record::Pinned { id, reason: after }],
-                    )
-                    .unwrap();
+                self.operate(None, deed, vec![Record::Pinned { id, reason: after }]);
             }
             Step::Hide(of) => {
                 let Some(Kept {
@@ -368,30 +322,22 @@ impl Bench {
                 else {
                     return;
                 };
-                timeline
-                    .operations
-                    .operate(
-                        &by(),
-                        None,
-                        Deed::Deleted { id, freed: false },
-                        vec![Record::Hidden { id, hidden: true }],
-                    )
-                    .unwrap();
+                self.operate(
+                    None,
+                    Deed::Deleted { id, freed: false },
+                    vec![Record::Hidden { id, hidden: true }],
+                );
             }
             Step::Revive(of) => {
                 let hidden = timeline.catalogue.hidden();
                 let Some(kept) = hidden.get(of % hidden.len().max(1)) else {
                     return;
                 };
-                timeline
-                    .operations
-                    .operate(
-                        &by(),
-                        None,
-                        Deed::Revived { id: kept.id },
-                        timeline.operations.reviving(kept),
-                    )
-                    .unwrap();
+                self.operate(
+                    None,
+                    Deed::Revived { id: kept.id },
+                    timeline.operations.reviving(kept),
+                );
             }
             Step::Restore(of, all) => {
                 let Some(target) = self.pick(*of) else { return };

@@ -14,6 +14,7 @@ use super::epochs::Tables;
 use super::operations::Order;
 use super::timeline::{Aftermath, Memory, Moved, Timeline};
 use crate::store::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
+use crate::store::operation::Operation;
 use crate::store::record::{Actor, DataState, Dropped, Kept, Place, Record, Undo};
 use crate::store::{Address, Batch, Store, StoreResult, is_of_checkpoints};
 use crate::sys::SysResult;
@@ -284,25 +285,8 @@ impl Replay {
         let by = self.by.take();
         self.note_places(&record);
         match record {
-            Record::Undo { epoch, undo } => {
-                self.undone(beyond);
-                self.note_unsure(epoch, &undo, beyond);
-                if epoch == self.memory.tables.open().epoch {
-                    undo.into_iter()
-                        .for_each(|item| self.memory.tables.open_mut().add(item));
-                }
-            }
-            Record::Void { epoch, slot } => {
-                // The rename failed: what it was to replace is where it was, or under the other
-                // name, and stays there.
-                self.aftermath
-                    .replacing
-                    .retain(|(replaced, _, _)| *replaced != slot);
-                self.unsure.remove(&(epoch, slot));
-                if epoch == self.memory.tables.open().epoch || address >= self.applied {
-                    self.memory.tables.void(epoch, slot);
-                }
-            }
+            Record::Undo { epoch, undo } => self.undo(epoch, undo, beyond),
+            Record::Void { epoch, slot } => self.void(epoch, slot, address >= self.applied),
             Record::Moved { places } => {
                 for (slot, place) in places {
                     let before = self.memory.tables.open().place(slot).cloned();
@@ -331,36 +315,16 @@ impl Replay {
                 place,
                 object,
             } => self.aftermath.replacing.push((slot, place, object)),
-            Record::RestoreBegin {
-                target,
-                guard,
-                ref paths,
-            } => {
-                let paths = paths.clone();
-                self.memory.checkpoints.apply(record);
-                (self.aftermath.restoring, self.aftermath.restoring_only) =
-                    (Some((target, guard, paths)), self.only.take());
-            }
+            Record::RestoreBegin { .. } => self.begin_restore(record),
             Record::RestoreEnd => self.aftermath.restoring = None,
             Record::Mounted { at_ns, stopped_ns } => self.mounted(at_ns, stopped_ns),
-            Record::Unmounted { at_ns } => {
-                self.undone(beyond);
-                // Beyond the witness the end was orderly, and the power was cut before the tree was
-                // on the disk: what it left is to be mended.
-                self.aftermath.unclean = beyond;
-                self.aftermath.stopped_ns = Some(at_ns);
-            }
+            Record::Unmounted { at_ns } => self.unmounted(at_ns, beyond),
             Record::Ahead { undo, upto, .. } => {
-                let homes = undo.into_iter().filter_map(|item| {
+                for item in undo {
                     if let Undo::Home { slot, before } = item {
-                        Some((slot, before))
-                    } else {
-                        None
+                        self.memory.tables.open_mut().put_place(slot, before);
                     }
-                });
-                homes.for_each(|(slot, before)| {
-                    self.memory.tables.open_mut().put_place(slot, before)
-                });
+                }
                 self.memory.ahead.note(address, upto);
             }
             Record::Dropped { epoch, objects, .. } => {
@@ -372,16 +336,49 @@ impl Replay {
                 objects,
                 whole,
             } => self.memory.hashed.note(epoch, address, &objects, whole),
-            Record::Operation(operation) => {
-                self.memory
-                    .order
-                    .note(operation.number, address, operation.undoes)
+            Record::Operation(Operation { number, undoes, .. }) => {
+                self.memory.order.note(number, address, undoes)
             }
             Record::By { actor, .. } => self.by = Some(actor),
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
             Record::Told { to_ns, .. } => self.memory.absences.tell(to_ns),
             Record::Touched { .. } | Record::OpenAt { .. } | Record::Comparing(_) => {}
         }
+    }
+
+    fn undo(&mut self, epoch: Epoch, undo: Vec<Undo>, beyond: bool) {
+        self.undone(beyond);
+        self.note_unsure(epoch, &undo, beyond);
+        if epoch == self.memory.tables.open().epoch {
+            undo.into_iter()
+                .for_each(|item| self.memory.tables.open_mut().add(item));
+        }
+    }
+
+    /// `unknown`: the index has not got it yet.
+    fn void(&mut self, epoch: Epoch, slot: Slot, unknown: bool) {
+        // The rename failed: what it was to replace is where it was, or under the other name, and
+        // stays there.
+        self.aftermath
+            .replacing
+            .retain(|(replaced, _, _)| *replaced != slot);
+        self.unsure.remove(&(epoch, slot));
+        if epoch == self.memory.tables.open().epoch || unknown {
+            self.memory.tables.void(epoch, slot);
+        }
+    }
+
+    fn begin_restore(&mut self, record: Record) {
+        if let Record::RestoreBegin {
+            target,
+            guard,
+            paths,
+        } = &record
+        {
+            self.aftermath.restoring = Some((*target, *guard, paths.clone()));
+            self.aftermath.restoring_only = self.only.take();
+        }
+        self.memory.checkpoints.apply(record);
     }
 
     fn mounted(&mut self, at_ns: i64, stopped_ns: Option<i64>) {
@@ -401,6 +398,14 @@ impl Replay {
         self.memory.absences.absences.extend(absence);
         self.aftermath.unclean = true;
         self.aftermath.stopped_ns = None;
+    }
+
+    /// Beyond the witness the end was orderly, and the power was cut before the tree was on the
+    /// disk: what it left is to be mended.
+    fn unmounted(&mut self, at_ns: i64, beyond: bool) {
+        self.undone(beyond);
+        self.aftermath.unclean = beyond;
+        self.aftermath.stopped_ns = Some(at_ns);
     }
 
     /// A later operation was recorded: whatever may have been half done before is done. Beyond the

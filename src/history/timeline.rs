@@ -120,7 +120,7 @@ pub struct Timeline {
 impl Timeline {
     pub(super) fn new(store: Arc<Store>, memory: Memory) -> Timeline {
         let journal = Arc::new(Appender::new(Arc::clone(&store)));
-        let losses = Arc::new(Losses::default());
+        let (losses, wake) = (Arc::new(Losses::default()), Arc::new(Wake::default()));
         let dropped = Arc::new(DroppedVersions::new(
             Arc::clone(&journal),
             Arc::clone(&losses),
@@ -142,14 +142,11 @@ impl Timeline {
             Arc::clone(&catalogue),
             memory.absences,
         ));
-        let waiting = memory.tables.closed().len();
         let epochs = Arc::new(Epochs::new(
             Arc::clone(&journal),
             Arc::clone(&catalogue),
             memory.tables,
         ));
-        let processes = Processes::new(Arc::clone(&journal), Arc::clone(&epochs));
-        let wake = Arc::new(Wake::default());
         let lookup = Arc::new(Lookup::new(
             Arc::clone(&store),
             Arc::clone(&catalogue),
@@ -174,8 +171,9 @@ impl Timeline {
             baseline: Arc::clone(&baseline),
         };
         let indexer = Arc::new(Indexer::new(store, wake, parts));
-        indexer.hurry_if_many(waiting);
+        indexer.hurry_if_many(epochs.read().closed().len());
         Timeline {
+            processes: Processes::new(Arc::clone(&journal), Arc::clone(&epochs)),
             journal,
             losses,
             dropped,
@@ -184,7 +182,6 @@ impl Timeline {
             operations,
             absences,
             epochs,
-            processes,
             lookup,
             ahead,
             baseline,

@@ -188,33 +188,14 @@ fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> 
     }
     if let (State::At(id), Ok(true)) = (state, found) {
         let slot = at.1.slot;
-        note(
-            timeline
-                .lookup
-                .attr_at(slot, id)?
-                .map(|recorded| recorded.epoch),
-        );
-        note(
-            timeline
-                .lookup
-                .xattrs_at(slot, id)?
-                .map(|recorded| recorded.epoch),
-        );
-        if at.0.kind == Kind::Dir {
-            note(
-                timeline
-                    .lookup
-                    .home_at(slot, id)?
-                    .map(|recorded| recorded.epoch),
-            );
+        let lookup = &timeline.lookup;
+        note(lookup.attr_at(slot, id)?.map(|recorded| recorded.epoch));
+        note(lookup.xattrs_at(slot, id)?.map(|recorded| recorded.epoch));
+        note(if at.0.kind == Kind::Dir {
+            lookup.home_at(slot, id)?.map(|recorded| recorded.epoch)
         } else {
-            note(
-                timeline
-                    .lookup
-                    .data_at(slot, id)?
-                    .map(|recorded| recorded.epoch),
-            );
-        }
+            lookup.data_at(slot, id)?.map(|recorded| recorded.epoch)
+        });
         if view.attr(&at.1) == Err(Errno::EIO) {
             found = Err(Errno::EIO);
         }

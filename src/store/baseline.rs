@@ -31,17 +31,22 @@
 //! children.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::BorrowedFd;
 
 use rustix::fs::OFlags;
 
+mod changes;
+mod writer;
+
+pub use self::changes::Changes;
+use self::changes::{slot_key, slot_of};
+pub use self::writer::Writer;
+use self::writer::{builder, finish};
 use super::Address;
 use super::at;
 use super::error::{StoreError, StoreResult};
 use super::ids::{Epoch, Name, Slot};
-use super::index::{Builder, Bytes, Cursor, Out, Run};
+use super::index::{Bytes, Cursor, Run};
 use super::journal::codec::{
     PAYLOAD_MAX, decode_before, decode_uint, encode_before, encode_uint, is_name,
 };
@@ -163,108 +168,6 @@ fn key(number: u64, name: &[u8]) -> Vec<u8> {
     [&number.to_be_bytes()[..], name].concat()
 }
 
-/// Writes a baseline. Dropped before [`Writer::finish`] it leaves nothing that counts.
-pub struct Writer<'a> {
-    dir: BorrowedFd<'a>,
-    builder: Builder,
-    token: Epoch,
-    /// Directories that were listed: slot, number, generation.
-    listed: Vec<(Slot, u64, u64)>,
-    /// Files that are not empty.
-    files: u64,
-}
-
-impl<'a> Writer<'a> {
-    /// Begins one that counts for as long as the journal ends at `end`; without, together with its
-    /// changes.
-    ///
-    /// Errors: `Io`.
-    pub fn new(layout: &'a Layout, end: Option<Address>) -> StoreResult<Writer<'a>> {
-        let dir = layout.dir();
-        let token = token(end);
-        Ok(Writer {
-            dir,
-            builder: builder(dir, token)?,
-            token,
-            listed: Vec::new(),
-            files: 0,
-        })
-    }
-
-    /// Adds a name of the directory with this number. Names come sorted, directories by their
-    /// numbers; the root itself comes first, as number 0 without a name.
-    ///
-    /// Errors: `Io`, `Codec`.
-    pub fn add(&mut self, number: u64, name: &[u8], node: &Node) -> StoreResult<()> {
-        let mut value = Vec::with_capacity(128);
-        encode_uint(node.number, &mut value);
-        put_part(
-            Some(&named(
-                Some(node.child).filter(|child| child.slot != Slot::ROOT),
-            )),
-            &mut value,
-        )?;
-        put_inode(node, &mut value)?;
-        self.files += u64::from(node.child.kind == Kind::File && node.attr.stat.size > 0);
-        self.builder
-            .add(&key(number, name), self.token, &value)
-            .map_err(failed("write"))
-    }
-
-    /// All names of the directory with this number were added.
-    pub fn listed(&mut self, number: u64, slot: Slot, generation: u64) {
-        self.listed.push((slot, number, generation));
-    }
-
-    /// Puts it in place of an older one, which has no changes any more. Durable on return.
-    ///
-    /// Errors: `Io`.
-    pub fn finish(mut self) -> StoreResult<()> {
-        let mut files = Vec::new();
-        encode_uint(self.files, &mut files);
-        encode_uint(RandomState::new().hash_one(0u8), &mut files);
-        self.builder
-            .add(&key(BY_SLOT, b""), self.token, &files)
-            .map_err(failed("write"))?;
-        self.listed.sort_unstable();
-        let mut listed = self.listed.iter().peekable();
-        while let Some((slot, number, generation)) = listed.next() {
-            // One that was moved meanwhile may have been listed twice.
-            if listed.peek().is_none_or(|next| next.0 != *slot) {
-                let mut value = Vec::new();
-                encode_uint(*number, &mut value);
-                encode_uint(*generation, &mut value);
-                self.builder
-                    .add(&key(BY_SLOT, &slot.0.to_be_bytes()), self.token, &value)
-                    .map_err(failed("write"))?;
-            }
-        }
-        // The changes of another must not meet it.
-        at::remove_tree(self.dir, CHANGES.as_bytes())
-            .and_then(|()| at::sync_dir(self.dir))
-            .map_err(failed("write"))?;
-        finish(self.builder, self.dir, NAME)
-    }
-}
-
-fn builder(dir: BorrowedFd<'_>, token: Epoch) -> StoreResult<Builder> {
-    let file = at::open_file(
-        dir,
-        UNFINISHED,
-        OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
-    )
-    .map_err(failed("make"))?;
-    Ok(Builder::new(Out::File(file), token, token, 1))
-}
-
-fn finish(builder: Builder, dir: BorrowedFd<'_>, name: &str) -> StoreResult<()> {
-    let run = builder.finish(0).map_err(failed("write"))?;
-    run.sync()
-        .and_then(|()| at::rename(dir, UNFINISHED, name))
-        .and_then(|()| at::sync_dir(dir))
-        .map_err(failed("write"))
-}
-
 fn open(layout: &Layout, name: &str) -> StoreResult<Option<Run>> {
     match at::open_file(layout.dir(), name, OFlags::RDONLY) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -279,93 +182,6 @@ pub fn fits(xattrs: &Xattrs) -> bool {
         .map(|(name, value)| name.len() + value.len())
         .sum::<usize>()
         <= XATTRS_MAX
-}
-
-/// What changed since a baseline was written, by key as it is in the file.
-#[derive(Clone, Debug, Default)]
-pub struct Changes(BTreeMap<Vec<u8>, Vec<u8>>);
-
-fn slot_key(kind: u8, slot: Slot) -> Vec<u8> {
-    [&[kind][..], &slot.0.to_be_bytes()].concat()
-}
-
-fn slot_of(key: &[u8]) -> Option<Slot> {
-    key.get(1..)
-        .and_then(|slot| slot.try_into().ok())
-        .map(|slot| Slot(u64::from_be_bytes(slot)))
-}
-
-impl Changes {
-    fn read(run: &Run) -> StoreResult<Changes> {
-        let mut cursor = Cursor::new(run, None);
-        let mut changes = BTreeMap::new();
-        while cursor.next()? {
-            changes.insert(cursor.key.clone(), cursor.value().to_vec());
-        }
-        Ok(Changes(changes))
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// There are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// What a name of a directory leads to now.
-    ///
-    /// Errors: `Codec`.
-    pub fn put_name(&mut self, dir: Slot, name: &Name, child: Option<Child>) -> StoreResult<()> {
-        let mut value = Vec::new();
-        child.map_or(Ok(()), |child| {
-            encode_before(&named(Some(child)), &mut value)
-        })?;
-        self.0
-            .insert([&slot_key(b'N', dir)[..], name.as_bytes()].concat(), value);
-        Ok(())
-    }
-
-    /// What an inode is now.
-    ///
-    /// Errors: `Codec`.
-    pub fn put_inode(&mut self, node: &Node) -> StoreResult<()> {
-        let mut value = Vec::with_capacity(96);
-        put_inode(node, &mut value)?;
-        self.0.insert(slot_key(b'A', node.child.slot), value);
-        Ok(())
-    }
-
-    /// All names of a directory are among those that are put from now on.
-    pub fn put_whole(&mut self, dir: Slot, generation: u64) {
-        let prefix = slot_key(b'N', dir);
-        let known: Vec<Vec<u8>> = self
-            .0
-            .range(prefix.clone()..)
-            .map(|(key, _)| key)
-            .take_while(|key| key.starts_with(&prefix))
-            .cloned()
-            .collect();
-        known.iter().for_each(|key| drop(self.0.remove(key)));
-        let mut value = Vec::new();
-        encode_uint(generation, &mut value);
-        self.0.insert(slot_key(b'W', dir), value);
-    }
-
-    /// These inodes, and no others, have lost their last name in the open epoch.
-    pub fn set_gone(&mut self, gone: &[Slot]) {
-        self.0.retain(|key, _| key.first() != Some(&b'G'));
-        self.0
-            .extend(gone.iter().map(|slot| (slot_key(b'G', *slot), Vec::new())));
-    }
-
-    fn whole(&self, dir: Slot) -> Option<u64> {
-        self.0
-            .get(&slot_key(b'W', dir))
-            .and_then(|value| decode_uint(&mut value.as_slice()).ok())
-    }
 }
 
 /// A baseline that is read.

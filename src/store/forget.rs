@@ -109,15 +109,8 @@ impl Catalogue {
                 guard,
                 paths,
             } => {
-                let mut records = std::mem::take(&mut self.only);
-                records.push(at);
                 let child = self.lineage.restored(*target, *guard, paths);
-                self.restores.push(Restore {
-                    guard: *guard,
-                    child,
-                    records,
-                    end: None,
-                });
+                self.begin_restore(at, *guard, child);
             }
             Record::RestoreEnd => match self.restores.last_mut() {
                 Some(begun) if begun.end.is_none() => begun.end = Some(at),
@@ -153,6 +146,17 @@ impl Catalogue {
             | Record::Hashes { .. }
             | Record::Comparing(_) => {}
         }
+    }
+
+    fn begin_restore(&mut self, at: Address, guard: CheckpointId, child: Option<CheckpointId>) {
+        let mut records = std::mem::take(&mut self.only);
+        records.push(at);
+        self.restores.push(Restore {
+            guard,
+            child,
+            records,
+            end: None,
+        });
     }
 
     /// The records that each checkpoint was made, and deleted.
@@ -213,6 +217,26 @@ impl Catalogue {
             .filter(|done| found.operations.contains(&done.number))
             .map(|done| done.at);
         found.records = about.chain(operations).collect();
+        self.forget_restores(&mut found, is_gone, upto);
+        self.forget_absences(&mut found, oldest);
+        self.forget_dropped(&mut found, &kept, upto);
+        found.records.retain(|at| *at < upto && *at != last);
+        let asked: Vec<Address> = self
+            .asked
+            .iter()
+            .filter(|(_, of)| found.records.contains(of))
+            .map(|(by, _)| *by)
+            .collect();
+        found.records.extend(asked);
+        found
+    }
+
+    fn forget_restores(
+        &self,
+        found: &mut Forgotten,
+        is_gone: impl Fn(CheckpointId) -> bool,
+        upto: Address,
+    ) {
         for restore in &self.restores {
             let counts = restore
                 .child
@@ -224,6 +248,10 @@ impl Catalogue {
                 found.records.extend(restore.records.iter().chain([&end]));
             }
         }
+    }
+
+    /// `oldest`: where the oldest checkpoint is that is kept.
+    fn forget_absences(&self, found: &mut Forgotten, oldest: Address) {
         for (at, to_ns) in self.mounts.iter().filter(|(at, _)| *at < oldest) {
             found.records.insert(*at);
             found.absences.extend(to_ns);
@@ -239,6 +267,9 @@ impl Catalogue {
             found.records.insert(*at);
             found.absences.insert(*to_ns);
         }
+    }
+
+    fn forget_dropped(&self, found: &mut Forgotten, kept: &BTreeSet<CheckpointId>, upto: Address) {
         for (epoch, at, first, last) in self.dropped.iter().filter(|(_, at, ..)| *at < upto) {
             // A record of nothing has its first after its last.
             if first > last || kept.range(first..=last).next().is_none() {
@@ -246,15 +277,6 @@ impl Catalogue {
                 found.dropped.insert((*epoch, *at));
             }
         }
-        found.records.retain(|at| *at < upto && *at != last);
-        let asked: Vec<Address> = self
-            .asked
-            .iter()
-            .filter(|(_, of)| found.records.contains(of))
-            .map(|(by, _)| *by)
-            .collect();
-        found.records.extend(asked);
-        found
     }
 
     fn operations_to_forget(

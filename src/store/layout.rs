@@ -41,16 +41,23 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::AtomicI64;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::Address;
+mod format;
+mod notes;
+
+pub use self::format::FORMAT_VERSION;
+#[cfg(test)]
+pub(super) use self::format::parse_format;
+use self::format::{read_and_migrate, read_format, write_format};
+pub use self::notes::noted_unkept;
+use self::notes::synced_ns;
 use super::at;
 use super::error::{Mistrust, StoreError, StoreResult};
-use super::ids::Epoch;
 use super::reserve::Reserve;
 
 /// The name of the store in the directory that it is for.
@@ -65,54 +72,8 @@ pub const XATTR_PREFIX: &[u8] = b"user.ckptfs.";
 pub fn is_own_xattr(name: &[u8]) -> bool {
     name.starts_with(XATTR_PREFIX)
 }
-/// The newest format version that this program reads, and the one that it writes. It reads all
-/// older ones too: a store of such a one becomes one of this version when it is opened to be
-/// written to (`migrate`).
-pub const FORMAT_VERSION: u32 = 2;
-/// Features of the format that this program knows beyond those of its version. A store gets those
-/// that it lacks when it is opened for writing: a program that does not know the records that come
-/// with them must leave it alone from then on.
-const FEATURES: [&str; 0] = [];
-/// Features that a store of version 1 could have. All of them are part of version 2. `actors`: the
-/// journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`:
-/// it has what was captured ahead (record 14). `auto`: a checkpoint may have been made by the
-/// daemon itself (reason 3). `imported`: or be imported (reason 4). `pins`: checkpoints can be
-/// pinned (record 15) and hidden (record 16). `operations`: what was done can be undone (record
-/// 17). `who`: it says which process changed what (records 18 and 19). `tiers`: the content of
-/// versions may be freed that checkpoints show (record 20). `absences`: a data record may say that
-/// the content is lost (a size and no object). `packs`: segments of the journal may be packed.
-const FEATURES_1: [&str; 11] = [
-    "absences",
-    "actors",
-    "ahead",
-    "auto",
-    "hashes",
-    "imported",
-    "operations",
-    "packs",
-    "pins",
-    "tiers",
-    "who",
-];
-/// The file that says where the journal ended at the last orderly end.
-const ENDED_NAME: &str = "ended";
-/// The file that says up to when everything was on disk.
-const SYNCED_NAME: &str = "synced";
 /// The file that says to git that nothing here is to be added.
 const GITIGNORE_NAME: &str = ".gitignore";
-/// See [`Layout::note_held`].
-const HELD_NAME: &str = "held";
-/// See [`Layout::note_unpacked`].
-const UNPACKED_NAME: &str = "unpacked";
-/// See [`Layout::note_unkept`].
-const UNKEPT_NAME: &str = "unkept";
-/// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
-const NOTED_BYTES: usize = 20 + 1 + 20 + 1 + 16 + 1;
-/// First line of `format`.
-const MAGIC: &str = "ckptfs store";
-/// Most bytes of the file `format`.
-const FORMAT_BYTES_MAX: u64 = 4096;
-
 /// Which store it is: 16 random bytes, made once. Frames of the journal are keyed with it, so that
 /// no foreign bytes pass for a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -230,7 +191,7 @@ impl Layout {
         if let Err(error) = hide_from_git(&dir) {
             tracing::debug!(%error, "the store is not hidden from git");
         }
-        let synced_ns = AtomicI64::new(read_noted(&dir, SYNCED_NAME).unwrap_or(i64::MIN));
+        let synced_ns = AtomicI64::new(synced_ns(&dir));
         for name in at::names(&tmp)
             .map_err(StoreError::io("list", "tmp"))?
             .into_iter()
@@ -269,7 +230,7 @@ impl Layout {
             return Err(StoreError::NoStore);
         }
         let id = read_format(&dir)?.id;
-        let synced_ns = AtomicI64::new(read_noted(&dir, SYNCED_NAME).unwrap_or(i64::MIN));
+        let synced_ns = AtomicI64::new(synced_ns(&dir));
         let (journal, layers) = (
             open_trusted(&dir, &dir, "journal")?,
             open_trusted(&dir, &dir, "layers")?,
@@ -339,97 +300,6 @@ impl Layout {
     /// that it wrote can have been lost since.
     pub fn same_mount(&self) -> bool {
         self.same_mount
-    }
-
-    /// Up to when everything was on disk, the tree included, as [`Layout::note_synced`] was told
-    /// last: nanoseconds since 1970.
-    pub fn synced_ns(&self) -> Option<i64> {
-        Some(self.synced_ns.load(Ordering::SeqCst)).filter(|at_ns| *at_ns != i64::MIN)
-    }
-
-    /// Notes that everything up to this time is on disk; durable on return.
-    pub fn note_synced(&self, at_ns: i64) -> StoreResult<()> {
-        self.note(SYNCED_NAME, at_ns)?;
-        self.synced_ns.fetch_max(at_ns, Ordering::SeqCst);
-        Ok(())
-    }
-
-    /// Notes where the journal ended when its daemon did, in an orderly way, with all of it on
-    /// disk, and where its last frame begins; durable on return. It never ends before that again.
-    pub fn note_end(&self, end: Address, last: Option<Address>) -> StoreResult<()> {
-        let numbers = [Some(end), last]
-            .into_iter()
-            .flatten()
-            .map(|at| i64::from(at.segment) << 32 | i64::from(at.offset));
-        self.note_all(ENDED_NAME, &numbers.collect::<Vec<_>>())
-    }
-
-    /// What [`Layout::note_end`] was told last, if it can be read.
-    pub fn noted_end(&self) -> Option<(Address, Option<Address>)> {
-        let address = |packed: i64| {
-            Some(Address {
-                segment: u32::try_from(packed >> 32).ok()?,
-                offset: u32::try_from(packed & i64::from(u32::MAX)).ok()?,
-            })
-        };
-        let noted = read_all_noted(&self.dir, ENDED_NAME)?;
-        Some((
-            address(*noted.first()?)?,
-            noted.get(1).copied().and_then(address),
-        ))
-    }
-
-    /// Notes that the mount ended in this open epoch while somebody could still write to files of
-    /// it, without a request.
-    pub fn note_held(&self, epoch: Epoch) -> StoreResult<()> {
-        self.note(HELD_NAME, i64::try_from(epoch.0).unwrap_or(i64::MAX))
-    }
-
-    /// The epoch that [`Layout::note_held`] was told last, if it can be read.
-    pub fn noted_held(&self) -> Option<Epoch> {
-        read_noted(&self.dir, HELD_NAME)?.try_into().ok().map(Epoch)
-    }
-
-    /// Notes of how many files the content was not kept when the mount ended; 0: of none.
-    pub fn note_unkept(&self, files: u64) -> StoreResult<()> {
-        if files == 0 {
-            return at::remove_tree(&self.dir, UNKEPT_NAME.as_bytes())
-                .map_err(StoreError::io("remove", UNKEPT_NAME));
-        }
-        self.note(UNKEPT_NAME, i64::try_from(files).unwrap_or(i64::MAX))
-    }
-
-    /// Notes that index and journal hold what a deletion has left in them; durable on return.
-    pub fn note_unpacked(&self) -> StoreResult<()> {
-        self.note(UNPACKED_NAME, 1)
-    }
-
-    /// Notes that they hold nothing of that any more.
-    pub fn note_packed(&self) -> StoreResult<()> {
-        at::remove_tree(&self.dir, UNPACKED_NAME.as_bytes())
-            .map_err(StoreError::io("remove", UNPACKED_NAME))
-    }
-
-    /// Whether they hold some still.
-    pub fn noted_unpacked(&self) -> bool {
-        read_noted(&self.dir, UNPACKED_NAME).is_some()
-    }
-
-    fn note(&self, name: &'static str, value: i64) -> StoreResult<()> {
-        self.note_all(name, &[value])
-    }
-
-    fn note_all(&self, name: &'static str, values: &[i64]) -> StoreResult<()> {
-        let note = || -> io::Result<()> {
-            let file = at::open_file(&self.dir, name, OFlags::WRONLY | OFlags::CREATE)?;
-            // Less than a sector, in place: all of it reaches the disk, or none. What is half
-            // written is not believed.
-            let text = noted_text(values);
-            file.write_all_at(text.as_bytes(), 0)?;
-            file.set_len(text.len() as u64)?;
-            file.sync_all()
-        };
-        note().map_err(StoreError::io("write", name))
     }
 
     /// The directory `.ckptfs`.
@@ -610,38 +480,6 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
     Ok((lock, same))
 }
 
-fn noted_text(values: &[i64]) -> String {
-    let numbers = values
-        .iter()
-        .map(|value| format!("{value:020}"))
-        .collect::<Vec<_>>()
-        .join(" ");
-    let hash = blake3::hash(numbers.as_bytes()).to_hex();
-    format!("{numbers} {}\n", hash.get(..16).unwrap_or_default())
-}
-
-/// What [`Layout::note_unkept`] was told last in the store of `root`, if it can be read.
-pub fn noted_unkept(root: impl AsFd) -> Option<u64> {
-    let dir = at::open_dir(root, STORE_NAME).ok()?;
-    read_noted(&dir, UNKEPT_NAME)?.try_into().ok()
-}
-
-fn read_noted(dir: &OwnedFd, name: &str) -> Option<i64> {
-    read_all_noted(dir, name)?.first().copied()
-}
-
-fn read_all_noted(dir: &OwnedFd, name: &str) -> Option<Vec<i64>> {
-    let bytes = at::read_small(dir, name, NOTED_BYTES as u64).ok()?;
-    let text = std::str::from_utf8(&bytes).ok()?;
-    let values: Vec<i64> = text
-        .rsplit_once(' ')?
-        .0
-        .split(' ')
-        .map(|number| number.parse().ok())
-        .collect::<Option<_>>()?;
-    (text == noted_text(&values)).then_some(values)
-}
-
 fn make(dir: &OwnedFd) -> StoreResult<StoreId> {
     for name in ["journal", "layers", "tmp"] {
         at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
@@ -649,96 +487,6 @@ fn make(dir: &OwnedFd) -> StoreResult<StoreId> {
     let id = StoreId::random();
     write_format(dir, id)?;
     Ok(id)
-}
-
-fn write_format(dir: &OwnedFd, id: StoreId) -> StoreResult<()> {
-    let features = if FEATURES.is_empty() {
-        "-".to_owned()
-    } else {
-        FEATURES.join(" ")
-    };
-    let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures {features}\nid {id}\n");
-    at::write_whole(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))
-}
-
-/// A store that an older program made becomes one of this version, with all features, before
-/// anything is written that the older one does not know. From 1 to 2 nothing else is to be done:
-/// segments, packs, layers, the notes and the baseline are as they were, and version 2 has records
-/// more. A step that is to be done comes before the file is replaced, and leaves a store that is of
-/// the old version until then.
-fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
-    let format = read_format(dir)?;
-    if format.version < FORMAT_VERSION
-        || FEATURES
-            .iter()
-            .any(|feature| !format.features.iter().any(|has| has == feature))
-    {
-        write_format(dir, format.id)?;
-    }
-    Ok(format.id)
-}
-
-/// What the file `format` says.
-#[derive(Debug)]
-pub(super) struct Format {
-    version: u32,
-    features: Vec<String>,
-    id: StoreId,
-}
-
-fn read_format(dir: &OwnedFd) -> StoreResult<Format> {
-    let bytes = at::read_small(dir, "format", FORMAT_BYTES_MAX).map_err(|error: io::Error| {
-        match Errno::from_io_error(&error) {
-            Some(Errno::FBIG | Errno::LOOP | Errno::ISDIR) => StoreError::NotAStore,
-            _ => StoreError::io("read", "format")(error),
-        }
-    })?;
-    parse_format(&bytes)
-}
-
-pub(super) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
-    let mut lines = std::str::from_utf8(bytes)
-        .map_err(|_| StoreError::NotAStore)?
-        .lines();
-    if lines.next() != Some(MAGIC) {
-        return Err(StoreError::NotAStore);
-    }
-    let mut field = |name: &str| {
-        lines
-            .next()
-            .and_then(|line| line.strip_prefix(name)?.strip_prefix(' '))
-            .ok_or(StoreError::NotAStore)
-    };
-    // The version comes first: of a newer format nothing else may be understood.
-    let version = field("version")?
-        .parse::<u32>()
-        .map_err(|_| StoreError::NotAStore)?;
-    let known: &[&str] = match version {
-        0 => return Err(StoreError::NotAStore),
-        1 => &FEATURES_1,
-        FORMAT_VERSION => &FEATURES,
-        found => {
-            return Err(StoreError::NewerFormat {
-                found,
-                supported: FORMAT_VERSION,
-            });
-        }
-    };
-    let features: Vec<String> = field("features")?
-        .split(' ')
-        .filter(|name| *name != "-")
-        .map(str::to_owned)
-        .collect();
-    if let Some(feature) = features.iter().find(|name| !known.contains(&name.as_str())) {
-        return Err(StoreError::UnknownFeature {
-            feature: feature.clone(),
-        });
-    }
-    Ok(Format {
-        version,
-        features,
-        id: StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)?,
-    })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
+use super::format::FEATURES_1;
 use super::*;
 
 fn open(dir: &Path, create: bool) -> StoreResult<Layout> {

@@ -282,4 +282,4 @@ pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Kept>> {
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -7,6 +7,8 @@ use super::ids::{CheckpointId, Epoch, Name, Slot};
 use super::record::{Checkpoint, Key, Reason, Undo};
 use super::*;
 
+pub mod made;
+
 fn open(dir: &tempfile::TempDir) -> (Store, Opened) {
     Store::open(File::open(dir.path()).unwrap(), true).unwrap()
 }

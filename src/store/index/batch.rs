@@ -8,7 +8,9 @@ use crate::store::error::{CodecError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;
-use crate::store::record::{Actor, Kept, Key, Place, Record, Undo, is_tag};
+use crate::store::record::{
+    Actor, Dropped, Kept, Key, ObjectHash, Place, Record, Undo, is_tag, range_of,
+};
 
 /// What happens to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,63 +86,40 @@ impl Batch {
     /// Takes data records out whose `Void` came when their epoch was closed. Says nothing of how
     /// far the journal is applied.
     pub fn voids<'a>(records: impl IntoIterator<Item = &'a (Epoch, Slot)>) -> Batch {
-        let undo: BTreeMap<_, _> = records
-            .into_iter()
-            .map(|(epoch, slot)| {
-                (
-                    (keys::undo_prefix(&Key::Data(*slot)), *epoch),
-                    Change::Remove,
-                )
-            })
-            .collect();
-        Batch {
-            records: undo.len(),
-            undo,
-            ..Batch::default()
-        }
-    }
-
-    /// Takes out records of hashes that the journal has no more. Says nothing of how far it is
-    /// applied.
-    pub fn forget_hashes(of: &[(Epoch, Address)]) -> Batch {
-        let changes: BTreeMap<_, _> = of
-            .iter()
-            .map(|(epoch, at)| (keys::hashes_key(*epoch, *at), Change::Remove))
-            .collect();
-        Batch {
-            records: changes.len(),
-            changes,
-            ..Batch::default()
-        }
-    }
-
-    /// Takes these keys out. Says nothing of how far the journal is applied.
-    pub(super) fn forget_keys(of: &[Vec<u8>]) -> Batch {
-        let changes: BTreeMap<_, _> = of.iter().map(|key| (key.clone(), Change::Remove)).collect();
-        Batch {
-            records: changes.len(),
-            changes,
-            ..Batch::default()
-        }
-    }
-
-    /// Takes out what was captured ahead of these keys. Says nothing of how far the journal is
-    /// applied.
-    pub fn forget_ahead(of: &[Key]) -> Batch {
-        let changes: BTreeMap<_, _> = of
-            .iter()
-            .map(|key| (keys::ahead_key(key), Change::Remove))
-            .collect();
-        Batch {
-            records: changes.len(),
-            changes,
-            ..Batch::default()
-        }
+        let mut batch = Batch::default();
+        batch.strike(records);
+        batch.records = batch.undo.len();
+        batch
     }
 
     /// Takes out data records whose `Void` comes later in the journal than what is added here.
     pub fn strike<'a>(&mut self, records: impl IntoIterator<Item = &'a (Epoch, Slot)>) {
-        self.undo.extend(Batch::voids(records).undo);
+        records
+            .into_iter()
+            .for_each(|(epoch, slot)| self.void(*epoch, *slot));
+    }
+
+    /// Takes out records of hashes that the journal has no more.
+    pub fn forget_hashes(of: &[(Epoch, Address)]) -> Batch {
+        Batch::removing(
+            of.iter()
+                .map(|(epoch, at)| keys::objects_key(keys::SEAL, *epoch, *at)),
+        )
+    }
+
+    /// Takes out what was captured ahead of these keys.
+    pub fn forget_ahead(of: &[Key]) -> Batch {
+        Batch::removing(of.iter().map(keys::ahead_key))
+    }
+
+    /// Takes these keys out. Says nothing of how far the journal is applied.
+    pub(super) fn removing(keys: impl Iterator<Item = Vec<u8>>) -> Batch {
+        let changes: BTreeMap<_, _> = keys.map(|key| (key, Change::Remove)).collect();
+        Batch {
+            records: changes.len(),
+            changes,
+            ..Batch::default()
+        }
     }
 
     /// Takes what was added so far; the next records can be added to what is left.
@@ -173,114 +152,77 @@ impl Batch {
     /// before the end of the last. Fails, and changes nothing, if the record has no encoding.
     pub fn add(&mut self, at: Address, record: &Record) -> StoreResult<()> {
         let end = at.after(record)?;
+        self.note(at, record)?;
+        self.applied = Some((at, end));
+        self.records += 1;
+        Ok(())
+    }
+
+    fn note(&mut self, at: Address, record: &Record) -> StoreResult<()> {
         let by = self.by.take();
         match record {
             Record::Undo { epoch, undo } => {
                 self.open = *epoch;
                 self.add_undo(*epoch, undo)?;
             }
-            Record::Void { epoch, slot } => {
-                self.undo.insert(
-                    (keys::undo_prefix(&Key::Data(*slot)), *epoch),
-                    Change::Remove,
-                );
-            }
-            Record::Moved { places } => {
-                for (slot, place) in places {
-                    self.add_place(*slot, place)?;
-                }
-            }
+            Record::Void { epoch, slot } => self.void(*epoch, *slot),
+            Record::Moved { places } => places
+                .iter()
+                .try_for_each(|(slot, place)| self.add_place(*slot, place))?,
             Record::Checkpoint(checkpoint) => {
                 self.open = checkpoint.id.epoch().next();
                 let made = Some((Kept::new(checkpoint.clone(), by), at));
-                self.checkpoints.insert(
-                    checkpoint.id,
-                    CheckpointChange {
-                        made,
-                        ..Default::default()
-                    },
-                );
+                let change = CheckpointChange {
+                    made,
+                    ..Default::default()
+                };
+                self.checkpoints.insert(checkpoint.id, change);
             }
-            Record::Tags { id, tags } => {
-                self.checkpoints.entry(*id).or_default().tags = Some(tags.clone())
-            }
-            Record::Deleted { id } => self.checkpoints.entry(*id).or_default().deleted = true,
-            Record::Pinned { id, reason } => {
-                self.checkpoints.entry(*id).or_default().pinned = Some(reason.clone())
-            }
-            Record::Hidden { id, hidden } => {
-                self.checkpoints.entry(*id).or_default().hidden = Some(*hidden)
-            }
+            Record::Tags { id, tags } => self.change(*id).tags = Some(tags.clone()),
+            Record::Deleted { id } => self.change(*id).deleted = true,
+            Record::Pinned { id, reason } => self.change(*id).pinned = Some(reason.clone()),
+            Record::Hidden { id, hidden } => self.change(*id).hidden = Some(*hidden),
             Record::RestoreBegin {
                 target,
                 guard,
                 paths,
             } => {
                 if let Some(child) = self.lineage.restored(*target, *guard, paths) {
-                    self.changes.insert(
-                        keys::lineage_key(child),
-                        Change::Put(target.0.to_le_bytes().to_vec()),
+                    self.put(
+                        keys::key(keys::LINEAGE, [child.0]),
+                        keys::value(&[target.0]),
                     );
                 }
             }
             Record::Operation(operation) => {
-                let value = keys::operation_value(at, operation.undoes);
-                self.changes
-                    .insert(keys::operation_key(operation.number), Change::Put(value));
+                self.put_operation(at, operation.number, operation.undoes);
             }
             Record::By { actor, .. } => self.by = Some(actor.clone()),
-            Record::Replacing { .. }
-            | Record::RestoreEnd
-            | Record::Unmounted { .. }
-            | Record::Comparing(_) => {}
-            Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
             Record::Hashes {
                 epoch,
                 whole,
                 objects,
             } => {
-                self.changes.insert(
-                    keys::hashes_key(*epoch, at),
-                    Change::Put(vec![u8::from(*whole)]),
-                );
-                for sealed in objects.iter().filter(|sealed| sealed.size > 0) {
-                    let mut value = Vec::with_capacity(8);
-                    codec::encode_uint(sealed.size, &mut value);
-                    self.undo.insert(
-                        (
-                            keys::content_key(&sealed.hash, sealed.object),
-                            sealed.object.epoch,
-                        ),
-                        Change::Put(value),
-                    );
-                }
+                let key = keys::objects_key(keys::SEAL, *epoch, at);
+                self.put(key, vec![u8::from(*whole)]);
+                self.add_contents(objects)?;
             }
-            Record::Dropped { epoch, objects, .. } => {
-                let (first, last) = crate::store::record::range_of(objects);
-                self.dropped.push((first, last));
-                self.changes.insert(
-                    keys::dropped_key(*epoch, at),
-                    Change::Put(keys::dropped_value(first, last)),
-                );
-            }
+            Record::Dropped { epoch, objects, .. } => self.put_dropped(at, *epoch, objects),
             Record::Mounted { at_ns, stopped_ns } => {
-                if let Some(stopped_ns) = stopped_ns {
-                    self.changes.insert(
-                        keys::absence_key(*at_ns),
-                        Change::Put(keys::absence_value(*stopped_ns, false)),
-                    );
+                if let Some(from_ns) = stopped_ns {
+                    self.put_absence(*from_ns, *at_ns, false);
                 }
             }
-            Record::Told { from_ns, to_ns } => {
-                self.changes.insert(
-                    keys::absence_key(*to_ns),
-                    Change::Put(keys::absence_value(*from_ns, true)),
-                );
-            }
+            Record::Told { from_ns, to_ns } => self.put_absence(*from_ns, *to_ns, true),
+            Record::Replacing { .. }
+            | Record::RestoreEnd
+            | Record::RestoreOnly { .. }
+            | Record::Unmounted { .. }
+            | Record::Comparing(_)
+            | Record::Touched { .. }
+            | Record::OpenAt { .. } => {}
         }
-        self.applied = Some((at, end));
-        self.records += 1;
         Ok(())
     }
 
@@ -331,6 +273,47 @@ impl Batch {
         kept.into_values().map(whole).collect()
     }
 
+    fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
+        self.changes.insert(key, Change::Put(value));
+    }
+
+    fn put_operation(&mut self, at: Address, number: u64, undoes: Option<u64>) {
+        let value = [keys::in_value(at), undoes.unwrap_or(0)];
+        let key = keys::key(keys::OPERATION, [number]);
+        self.put(key, keys::value(&value));
+    }
+
+    fn put_dropped(&mut self, at: Address, epoch: Epoch, objects: &[Dropped]) {
+        let (first, last) = range_of(objects);
+        self.dropped.push((first, last));
+        let key = keys::objects_key(keys::DROPPED, epoch, at);
+        self.put(key, keys::value(&[first.0, last.0]));
+    }
+
+    fn put_absence(&mut self, from_ns: i64, to_ns: i64, told: bool) {
+        self.put(keys::absence_key(to_ns), keys::absence_value(from_ns, told));
+    }
+
+    fn change(&mut self, id: CheckpointId) -> &mut CheckpointChange {
+        self.checkpoints.entry(id).or_default()
+    }
+
+    fn void(&mut self, epoch: Epoch, slot: Slot) {
+        let key = keys::undo_prefix(&Key::Data(slot));
+        self.undo.insert((key, epoch), Change::Remove);
+    }
+
+    /// Objects by what they hold. An empty one is not worth it.
+    fn add_contents(&mut self, objects: &[ObjectHash]) -> StoreResult<()> {
+        for ObjectHash { object, size, hash } in objects.iter().filter(|hashed| hashed.size > 0) {
+            let mut value = Vec::with_capacity(8);
+            codec::encode_uint(*size, &mut value);
+            let key = keys::content_key(hash, *object)?;
+            self.undo.insert((key, object.epoch), Change::Put(value));
+        }
+        Ok(())
+    }
+
     /// What was taken ahead of a key last counts, and where an inode was then is where it was seen
     /// last.
     fn add_ahead(&mut self, at: Address, undo: &[Undo], upto: Epoch) -> StoreResult<()> {
@@ -338,16 +321,10 @@ impl Batch {
             let item = u16::try_from(item).map_err(|_| CodecError::Limit)?;
             match undo {
                 Undo::Home { slot, before } => self.add_place(*slot, before)?,
-                other => drop(self.changes.insert(
-                    keys::ahead_key(&other.key()),
-                    Change::Put(keys::item_value(at, item)),
-                )),
+                other => self.put(keys::ahead_key(&other.key()), keys::item_value(at, item)),
             }
         }
-        self.changes.insert(
-            keys::META_AHEAD.to_vec(),
-            Change::Put(upto.0.to_le_bytes().to_vec()),
-        );
+        self.put(keys::META_AHEAD.to_vec(), keys::value(&[upto.0]));
         Ok(())
     }
 
@@ -355,8 +332,8 @@ impl Batch {
     fn add_place(&mut self, slot: Slot, place: &Place) -> StoreResult<()> {
         let mut value = Vec::with_capacity(64);
         codec::encode_place(place, &mut value)?;
-        self.undo
-            .insert((keys::place_key(slot), self.open), Change::Put(value));
+        let key = (keys::place_key(slot), self.open);
+        self.undo.insert(key, Change::Put(value));
         Ok(())
     }
 

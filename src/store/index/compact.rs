@@ -7,7 +7,6 @@ use super::runs::needs::Needs;
 use super::{Batch, Index, close, held, keys};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::forget::Forgotten;
-use crate::store::ids::Slot;
 use crate::sys;
 
 /// sled's files take some three times what is in them; with more than so many times that, and so
@@ -28,14 +27,12 @@ impl Index {
     pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<bool> {
         let end = self.applied()?;
         let made = self.with_parts("compact", |parts| {
-            let owner = |entry: sled::Result<_>| -> sled::Result<Option<Slot>> {
-                let (key, _): (sled::IVec, sled::IVec) = entry?;
-                Ok(key.get(1..).and_then(keys::owner))
+            let owner = |entry: sled::Result<(sled::IVec, _)>| {
+                entry
+                    .map(|(key, _)| key.get(1..).and_then(keys::owner))
+                    .transpose()
             };
-            let ahead = parts
-                .db
-                .scan_prefix(keys::ahead_prefix())
-                .filter_map(|entry| owner(entry).transpose());
+            let ahead = parts.db.scan_prefix([keys::AHEAD]).filter_map(owner);
             parts
                 .runs
                 .compact(needs, end, &ahead.collect::<Result<Vec<_>, _>>()?, stop)
@@ -54,9 +51,7 @@ impl Index {
     ///
     /// Errors: `Io`, `Index`.
     pub fn has_forgettable(&self, needs: &Needs<'_>) -> StoreResult<bool> {
-        let known = self.with("count", |db| {
-            Ok(db.scan_prefix(keys::checkpoints_prefix()).count())
-        })?;
+        let known = self.with("count", |db| Ok(db.scan_prefix([keys::CHECKPOINT]).count()))?;
         Ok(known > needs.kept.len() + needs.kept.len() / 20 + 1)
     }
 
@@ -65,7 +60,7 @@ impl Index {
     /// Errors: as [`Index::apply`].
     pub fn forget(&self, forgotten: &Forgotten) -> StoreResult<()> {
         for some in keys::of_forgotten(forgotten).chunks(KEYS_AT_ONCE) {
-            self.apply(&mut Batch::forget_keys(some))?;
+            self.apply(&mut Batch::removing(some.iter().cloned()))?;
         }
         self.flush_durable()
     }

@@ -6,8 +6,8 @@ use super::db::Db;
 use super::parts::{Parts, fill, filled_in_memory};
 use super::runs::Walk;
 use super::runs::needs::is_read;
-use super::{Index, KnownCheckpoint, keys};
-use crate::store::error::{StoreError, StoreResult};
+use super::{Index, KnownCheckpoint, keys, list};
+use crate::store::error::StoreResult;
 use crate::store::forget::Catalogue;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, Journal};
@@ -119,16 +119,11 @@ fn compare_catalogues(
 
 /// The checkpoints that were not deleted for good, oldest first.
 fn kept(db: &Db) -> StoreResult<Vec<CheckpointId>> {
-    let mut kept = Vec::new();
-    for entry in db.scan_prefix(keys::checkpoints_prefix()) {
-        let (key, value) = entry?;
-        let known = keys::unseal(&key, &value)
-            .and_then(KnownCheckpoint::parse)
-            .ok_or(StoreError::IndexDamaged)?;
-        let id = keys::parse_checkpoint(&key).ok_or(StoreError::IndexDamaged)?;
-        kept.extend(Some(id).filter(|_| !known.deleted));
-    }
-    Ok(kept)
+    let all = list(db, &[keys::CHECKPOINT], |key, value| {
+        Some((keys::parse_checkpoint(key)?, KnownCheckpoint::parse(value)?))
+    })?;
+    let there = all.into_iter().filter(|(_, known)| !known.deleted);
+    Ok(there.map(|(id, _)| id).collect())
 }
 
 /// All three are walked side by side, in the order of keys and epochs.

@@ -1,12 +1,11 @@
 //! What the index knows of contents: objects by their hash, and hashes of live files.
 
-use std::fs::File;
-
 use super::contents::Look;
-use super::tests::{Bench, checkpoint};
+use super::tests::bench::Bench;
 use super::*;
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{ObjectHash, Record};
+use crate::store::tests::made::{closed, data, deleted, undo};
 use crate::sys::fault::{self, Call, Plan};
 use crate::sys::{Errno, Time};
 
@@ -26,10 +25,8 @@ fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> ObjectHash {
 
 #[test]
 fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
-    let dir = tempfile::tempdir().unwrap();
-    let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
-    let (journal, _) = Journal::open(&layout).unwrap();
-    let (index, _) = Index::open(&layout).unwrap();
+    let bench = Bench::new();
+    let (index, journal) = (bench.index().0, &bench.journal);
     let objects = [
         sealed(0, 10, 5, 7),
         sealed(0, 11, 6, 8),
@@ -47,11 +44,7 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
             whole: false,
         },
     ];
-    let mut batch = Batch::new();
-    for (record, at) in records.iter().zip(journal.append(&records).unwrap()) {
-        batch.add(at, record).unwrap();
-    }
-    index.apply(&mut batch).unwrap();
+    bench.take(&index, &records);
     let of = |hash: u8| {
         let mut found = Vec::new();
         let each = index.each_content(&[hash; 32], |object, size| {
@@ -75,78 +68,32 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
         })
         .unwrap();
     assert_eq!(first, [objects[0].object]);
-    assert!(index.compare(&journal).unwrap().is_none());
+    assert!(index.compare(journal).unwrap().is_none());
     let grown = index.dump().unwrap();
-    index.rebuild(&journal, None).unwrap();
+    index.rebuild(journal, None).unwrap();
     assert_eq!((of(7), index.dump().unwrap()), (both.clone(), grown));
     // What is gone goes when the runs are put together, and need not be known; of what is there
     // nothing does.
     let upto = journal.position();
     let is_gone = |object: ObjectId| object.epoch == Epoch(0);
-    let mut more = Batch::after(None);
     for epoch in 1..=40 {
-        let before = crate::store::record::DataState {
-            object: None,
-            size: epoch,
-            provisional: false,
-        };
-        let undo = vec![Undo::Data {
-            slot: Slot(10),
-            before,
-        }];
-        let gone = Record::Deleted {
-            id: CheckpointId(epoch),
-        };
         let records = [
-            Record::Undo {
-                epoch: Epoch(epoch),
-                undo,
-            },
-            Record::Checkpoint(checkpoint(epoch)),
-            gone,
+            undo(epoch, vec![data(10, epoch)]),
+            closed(epoch),
+            deleted(epoch),
         ];
-        journal
-            .append(&records)
-            .unwrap()
-            .into_iter()
-            .zip(&records)
-            .for_each(|(at, record)| more.add(at, record).unwrap());
+        bench.take(&index, &records);
     }
-    index.apply(&mut more).unwrap();
-    assert!(
-        !index
-            .compact(
-                &Needs {
-                    kept: &[],
-                    is_gone: &is_gone,
-                    upto
-                },
-                &|| false
-            )
-            .unwrap()
-    );
-    assert!(
-        index
-            .compact(
-                &Needs {
-                    kept: &[],
-                    is_gone: &is_gone,
-                    upto: journal.position()
-                },
-                &|| false
-            )
-            .unwrap()
-    );
+    assert!(!bench.compact_upto(&index, [], &is_gone, upto));
+    assert!(bench.compact_upto(&index, [], &is_gone, journal.position()));
     assert_eq!(of(7), both[1..]);
-    assert!(index.compare(&journal).unwrap().is_none());
+    assert!(index.compare(journal).unwrap().is_none());
 }
 
 #[test]
 fn a_live_file_is_known_while_it_looks_as_it_did() {
-    let dir = tempfile::tempdir().unwrap();
-    let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
-    let (journal, _) = Journal::open(&layout).unwrap();
-    let (index, _) = Index::open(&layout).unwrap();
+    let bench = Bench::new();
+    let (index, journal) = (bench.index().0, &bench.journal);
     let time = |nsec| Time { sec: -1, nsec };
     let look = Look {
         size: 4,
@@ -172,8 +119,8 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
     assert_eq!(index.seen(Slot(6), &look).unwrap(), None);
     // No record tells of it: the rest of the index is as it was, and a rebuild begins without.
     assert_eq!(index.dump().unwrap(), before);
-    assert!(index.compare(&journal).unwrap().is_none());
-    index.rebuild(&journal, None).unwrap();
+    assert!(index.compare(journal).unwrap().is_none());
+    index.rebuild(journal, None).unwrap();
     assert_eq!(index.seen(Slot(5), &look).unwrap(), None);
 }
 
@@ -187,12 +134,7 @@ fn with_forgotten(bench: &Bench, index: &Index, count: u64) {
                 whole: false,
             })
             .collect();
-        let mut batch = Batch::new();
-        let at = bench.journal.append(&records).unwrap();
-        at.iter()
-            .zip(&records)
-            .for_each(|(at, record)| batch.add(*at, record).unwrap());
-        index.apply(&mut batch).unwrap();
+        let at = bench.take(index, &records);
         let gone: Vec<_> = at
             .into_iter()
             .skip(usize::from(first == 0))
@@ -279,26 +221,7 @@ fn without_room_runs_are_not_put_together() {
     let bench = Bench::new();
     let (index, _) = bench.index();
     for epoch in 1..=8 {
-        let before = crate::store::record::DataState {
-            object: None,
-            size: epoch,
-            provisional: false,
-        };
-        let record = Record::Undo {
-            epoch: Epoch(epoch),
-            undo: vec![Undo::Data {
-                slot: Slot(10),
-                before,
-            }],
-        };
-        let mut batch = Batch::new();
-        batch
-            .add(
-                bench.journal.append(std::slice::from_ref(&record)).unwrap()[0],
-                &record,
-            )
-            .unwrap();
-        index.apply(&mut batch).unwrap();
+        bench.take(&index, &[undo(epoch, vec![data(10, epoch)])]);
     }
     let (held, upto) = (index.dump().unwrap(), bench.journal.position());
     let needs = Needs {

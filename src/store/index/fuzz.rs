@@ -54,8 +54,10 @@ proptest! {
         let _ = keys::parse_run(&key, &value);
         let _ = keys::parse_struck(&key, &value);
         let _ = keys::parse_checkpoint(&key);
-        let _ = keys::parse_absence(&key);
-        let _ = keys::take_address(&value);
+        let _ = keys::parse_absence(&key, &value);
+        let _ = keys::parse_dropped(&key, &value);
+        let _ = keys::parse_operation(&key, &value);
+        let _ = keys::parse_item(&value);
         let _ = keys::unseal(&key, &value);
         let _ = KnownCheckpoint::parse(&value);
         let _ = codec::decode_place(&value);

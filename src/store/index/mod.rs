@@ -55,6 +55,7 @@ pub mod contents;
 mod db;
 mod files;
 mod keys;
+mod opening;
 mod parts;
 mod runs;
 
@@ -68,59 +69,22 @@ pub use self::catalogue::Catalogue;
 pub use self::compare::Difference;
 use self::db::Db;
 use self::files::{Home, guarded};
-use self::parts::{Parts, apply, begin, fill, filled_in_memory, in_memory, listed, put_merged};
-use self::runs::Runs;
+use self::opening::close;
+pub use self::opening::{Doubt, Opening};
+use self::parts::{Parts, apply, put_merged};
 pub use self::runs::needs::Needs;
 pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
 use super::error::{StoreError, StoreResult};
 use super::hash::Hash;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use super::journal::{Address, Journal, codec};
-use super::layout::{Layout, StoreId};
+use super::journal::{Address, codec};
+use super::layout::StoreId;
 use super::record::{Kept, Key, Place, Undo};
 use super::reserve::Reserve;
-use crate::sys::lock::{Mutex, Rank, RwLock};
+use crate::sys::lock::{Mutex, RwLock};
 
 /// Records, or keys of them, that a rebuild applies at once.
 const REBUILD_BATCH: usize = 32_768;
-
-/// What opening the index found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
-    /// It is there, and it is of this store.
-    Ready,
-    /// It is new and empty, for this reason: it is to be rebuilt.
-    Rebuild(Doubt),
-}
-
-/// Why an index is not used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Doubt {
-    /// There was none.
-    #[error("there was none")]
-    Missing,
-    /// sled cannot open it.
-    #[error("it could not be opened")]
-    Unreadable,
-    /// An older program made it. It is as good as none, and no damage.
-    #[error("it is of an older version")]
-    Older,
-    /// It is of another store or another version, or does not say.
-    #[error("it is not this store's, or of another version")]
-    Foreign,
-    /// A checksum does not match.
-    #[error("it is damaged")]
-    Damaged,
-    /// It knows records that the journal does not have.
-    #[error("it is ahead of the journal")]
-    Ahead,
-    /// The journal has something else where it says its last record is.
-    #[error("it does not fit the journal")]
-    Unfit,
-    /// The filesystem has no room for it: it is in memory, and that on disk stays as it is.
-    #[error("the filesystem has no room for it")]
-    NoRoom,
-}
 
 /// The open index. Shared by reference between threads.
 pub struct Index {
@@ -132,190 +96,6 @@ pub struct Index {
 }
 
 impl Index {
-    fn new(layout: &Layout, home: Home) -> Index {
-        let (reserve, db) = (
-            Arc::clone(layout.reserve()),
-            RwLock::ranked(Rank::Database, None),
-        );
-        Index {
-            home,
-            id: layout.id(),
-            reserve,
-            applying: Mutex::ranked(Rank::Applying, ()),
-            db,
-        }
-    }
-
-    /// Opens the index of a store. One that cannot be trusted is set aside, and a new one is
-    /// opened: in memory, if there is no room for it on disk.
-    ///
-    /// Errors: `Io`, `Index`, `IndexPanic` if a new one cannot be made either; `ReadOnly`;
-    /// `NoIndexPath`.
-    pub fn open(layout: &Layout) -> StoreResult<(Index, Opening)> {
-        let index = Index::new(layout, Home::of(layout)?);
-        let doubt = if index.home.exists()? {
-            match index.open_parts(false) {
-                Ok(Ok(parts)) => {
-                    if let Err(error) = index.home.delete_asides() {
-                        tracing::debug!(
-                            error = &error as &dyn std::error::Error,
-                            "an old index cannot be deleted"
-                        );
-                    }
-                    *index.db.write() = Some(parts);
-                    return Ok((index, Opening::Ready));
-                }
-                Ok(Err(doubt)) => doubt,
-                Err(StoreError::IndexDamaged) => Doubt::Damaged,
-                Err(error) if index.is_for_want_of_room(&error) => {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "there is no room for the index: it is in memory"
-                    );
-                    *index.db.write() = Some(in_memory(index.id)?);
-                    return Ok((index, Opening::Rebuild(Doubt::NoRoom)));
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "the index cannot be opened"
-                    );
-                    Doubt::Unreadable
-                }
-            }
-        } else {
-            Doubt::Missing
-        };
-        let parts = index.fresh()?;
-        *index.db.write() = Some(parts);
-        Ok((index, Opening::Rebuild(doubt)))
-    }
-
-    /// Opens what is on disk; `looked`: only to be looked at.
-    fn open_parts(&self, looked: bool) -> StoreResult<Result<Parts, Doubt>> {
-        let db = self.home.open()?;
-        let opened = verify(&db, self.id).and_then(|doubt| match doubt {
-            Some(doubt) => Ok(Err(doubt)),
-            None => {
-                let (lines, struck) = guarded("list", || listed(&db))?;
-                Ok(Ok(Runs::open(self.home.runs()?, &lines, struck, looked)?))
-            }
-        });
-        match opened {
-            Ok(Ok(runs)) => Ok(Ok(Parts { db, runs })),
-            Ok(Err(doubt)) => {
-                close(db);
-                Ok(Err(doubt))
-            }
-            Err(error) => {
-                close(db);
-                Err(error)
-            }
-        }
-    }
-
-    /// It failed because the filesystem is full; sled does not always tell why.
-    pub(super) fn is_for_want_of_room(&self, error: &StoreError) -> bool {
-        error.errno().is_no_room() || self.reserve.is_full()
-    }
-
-    /// Sets aside what is on disk, and makes a new one; in memory, if there is no room.
-    fn fresh(&self) -> StoreResult<Parts> {
-        match self
-            .home
-            .set_aside()
-            .and_then(|()| begin(&self.home, self.id))
-        {
-            Err(error) if self.is_for_want_of_room(&error) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "there is no room for an index: it is in memory"
-                );
-                self.home.discard();
-                in_memory(self.id)
-            }
-            made => made,
-        }
-    }
-
-    /// Opens the index of a store that nobody serves, to check it; why it cannot be used, if so.
-    /// Nothing is set aside. (sled itself may mend its files.)
-    ///
-    /// Errors: `Io`, `NoIndexPath`.
-    pub fn open_to_check(layout: &Layout) -> StoreResult<Result<Index, Doubt>> {
-        let index = Index::new(layout, Home::to_check(layout)?);
-        if !index.home.exists()? {
-            return Ok(Err(Doubt::Missing));
-        }
-        Ok(match index.open_parts(true) {
-            Ok(Ok(parts)) => {
-                *index.db.write() = Some(parts);
-                Ok(index)
-            }
-            Ok(Err(doubt)) => Err(doubt),
-            Err(StoreError::IndexDamaged) => Err(Doubt::Damaged),
-            Err(error) if index.is_for_want_of_room(&error) => Err(Doubt::NoRoom),
-            Err(_) => Err(Doubt::Unreadable),
-        })
-    }
-
-    /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers
-    /// wait meanwhile. One in memory, and one for which there is no room on disk, is made in
-    /// memory.
-    ///
-    /// Errors: what reading the journal gives (`JournalDamaged` ...), after which the index is
-    /// closed (`IndexClosed`) until a rebuild succeeds.
-    pub fn rebuild(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
-        let _applying = self.applying.lock();
-        let mut slot = self.db.write();
-        let on_disk = slot.as_ref().is_none_or(|parts| parts.db.disk().is_some());
-        if let Some(parts) = slot.take() {
-            close(parts.db);
-        }
-        let parts = if on_disk {
-            self.fresh()?
-        } else {
-            in_memory(self.id)?
-        };
-        *slot = Some(self.filled(parts, journal, end)?);
-        Ok(())
-    }
-
-    /// As [`Index::rebuild`], of an index that [`Index::open`] has just made: nothing is set aside.
-    ///
-    /// Errors: those of [`Index::rebuild`].
-    pub fn fill(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
-        let _applying = self.applying.lock();
-        let mut slot = self.db.write();
-        let parts = slot.take().ok_or(StoreError::IndexClosed)?;
-        *slot = Some(self.filled(parts, journal, end)?);
-        Ok(())
-    }
-
-    /// Applies the journal to a new index; to one in memory, if there is no room for it on disk.
-    fn filled(&self, parts: Parts, journal: &Journal, end: Option<Address>) -> StoreResult<Parts> {
-        match fill(&parts, journal, end) {
-            Err(error) if parts.db.disk().is_some() && self.is_for_want_of_room(&error) => {
-                close(parts.db);
-                self.home.discard();
-                filled_in_memory(self.id, journal, end)
-            }
-            filled => filled.map(|()| parts),
-        }
-    }
-
-    /// Makes the index anew in memory, as [`Index::rebuild`] does, and leaves what is on disk as it
-    /// is.
-    pub fn rebuild_in_memory(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
-        let _applying = self.applying.lock();
-        let mut slot = self.db.write();
-        if let Some(parts) = slot.take() {
-            close(parts.db);
-        }
-        *slot = Some(filled_in_memory(self.id, journal, end)?);
-        Ok(())
-    }
-
     /// What it tells of checkpoints and operations.
     pub fn catalogue(&self) -> Catalogue<'_> {
         Catalogue(self)
@@ -559,17 +339,17 @@ struct KnownCheckpoint {
 impl KnownCheckpoint {
     fn parse(value: &[u8]) -> Option<KnownCheckpoint> {
         let (deleted, rest) = value.split_first()?;
-        let (at, rest) = keys::take_address(rest)?;
+        let ([at], rest) = keys::parse(rest)?;
         Some(KnownCheckpoint {
             deleted: *deleted != 0,
-            at,
+            at: keys::from_value(at),
             kept: codec::decode_kept(rest).ok()?,
         })
     }
 
     fn bytes(&self) -> StoreResult<Vec<u8>> {
-        let mut value = vec![u8::from(self.deleted)];
-        keys::push_address(&mut value, self.at);
+        let mut value = keys::value(&[keys::in_value(self.at)]);
+        value.insert(0, u8::from(self.deleted));
         codec::encode_kept(&self.kept, &mut value)?;
         Ok(value)
     }
@@ -577,38 +357,47 @@ impl KnownCheckpoint {
 
 /// A value that was checked, without its checksum.
 fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
-    match db.get(key)? {
-        Some(value) => Ok(Some(
-            keys::unseal(key, &value)
-                .ok_or(StoreError::IndexDamaged)?
-                .to_vec(),
-        )),
-        None => Ok(None),
-    }
+    let Some(value) = db.get(key)? else {
+        return Ok(None);
+    };
+    let value = keys::unseal(key, &value).ok_or(StoreError::IndexDamaged)?;
+    Ok(Some(value.to_vec()))
+}
+
+/// What `parse` makes of each key with a prefix and of its value, which is checked and without its
+/// checksum.
+fn list<T>(
+    db: &Db,
+    prefix: &[u8],
+    parse: impl Fn(&[u8], &[u8]) -> Option<T>,
+) -> StoreResult<Vec<T>> {
+    db.scan_prefix(prefix)
+        .map(|entry| parsed(entry?, &parse))
+        .collect()
+}
+
+fn parsed<T>(
+    (key, value): (sled::IVec, sled::IVec),
+    parse: impl Fn(&[u8], &[u8]) -> Option<T>,
+) -> StoreResult<T> {
+    keys::unseal(&key, &value)
+        .and_then(|value| parse(&key, value))
+        .ok_or(StoreError::IndexDamaged)
 }
 
 fn applied_in(db: &Db) -> StoreResult<Option<(Address, Address)>> {
     let Some(value) = get(db, keys::META_APPLIED)? else {
         return Ok(None);
     };
-    Ok(Some(
-        keys::parse_applied(&value).ok_or(StoreError::IndexDamaged)?,
-    ))
+    let [last, end] = keys::parse_all(&value).ok_or(StoreError::IndexDamaged)?;
+    Ok(Some((keys::from_value(last), keys::from_value(end))))
 }
 
-/// See [`Index::last_checkpoint`].
+/// See [`Catalogue::last_checkpoint`].
 fn last_checkpoint(db: &Db) -> StoreResult<Option<CheckpointId>> {
-    let Some((key, value)) = db
-        .scan_prefix(keys::checkpoints_prefix())
-        .next_back()
-        .transpose()?
-    else {
-        return Ok(None);
-    };
-    keys::unseal(&key, &value).ok_or(StoreError::IndexDamaged)?;
-    keys::parse_checkpoint(&key)
-        .map(Some)
-        .ok_or(StoreError::IndexDamaged)
+    let last = db.scan_prefix([keys::CHECKPOINT]).next_back().transpose()?;
+    last.map(|entry| parsed(entry, |key, _| keys::parse_checkpoint(key)))
+        .transpose()
 }
 
 /// Bytes of all keys and values.
@@ -621,41 +410,6 @@ fn held(disk: &sled::Db) -> StoreResult<u64> {
         }
     }
     Ok(bytes)
-}
-
-/// Whose index it is, as it stands in it.
-fn identity(id: StoreId) -> Vec<u8> {
-    let mut value = keys::VERSION.to_le_bytes().to_vec();
-    value.extend_from_slice(&id.0);
-    value
-}
-
-fn is_older(identity: &[u8], id: StoreId) -> bool {
-    identity
-        .split_first_chunk()
-        .is_some_and(|(version, of)| u32::from_le_bytes(*version) < keys::VERSION && of == id.0)
-}
-
-fn verify(db: &Db, id: StoreId) -> StoreResult<Option<Doubt>> {
-    guarded("open", || match get(db, keys::META_STORE)? {
-        Some(found) if found == identity(id) => applied_in(db).map(|_| None),
-        Some(found) if is_older(&found, id) => Ok(Some(Doubt::Older)),
-        _ => Ok(Some(Doubt::Foreign)),
-    })
-}
-
-/// sled flushes when it is dropped, and panics if that fails.
-fn close(db: Db) {
-    let closed = guarded("close", || {
-        drop(db);
-        Ok(())
-    });
-    if let Err(error) = closed {
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            "the index did not close well"
-        );
-    }
 }
 
 /// The value of a checkpoint after a change; `stored`: the value before. Both without their
@@ -683,6 +437,8 @@ fn checkpoint_after(
     known.bytes().map(Some)
 }
 
+#[cfg(test)]
+mod catalogue_tests;
 #[cfg(test)]
 mod content_tests;
 #[cfg(test)]

@@ -4,9 +4,10 @@
 use super::batch::{Batch, Change};
 use super::db::{Db, Edits};
 use super::files::{Home, guarded};
+use super::opening::{close, identity};
 use super::runs::{self, Line, Merge, Runs};
-use super::{applied_in, checkpoint_after, close, get, identity, keys, last_checkpoint};
-use crate::store::error::{StoreError, StoreResult};
+use super::{applied_in, checkpoint_after, get, keys, last_checkpoint, list};
+use crate::store::error::StoreResult;
 use crate::store::journal::{Address, Journal};
 use crate::store::layout::StoreId;
 use crate::sys::lock::RwLock;
@@ -33,18 +34,11 @@ impl Parts {
 
 /// The runs that are listed, in the order of their places, and what is struck in them.
 pub(super) fn listed(db: &Db) -> StoreResult<(Vec<Line>, runs::Struck)> {
-    let (mut lines, mut struck) = (Vec::new(), runs::Struck::new());
-    for entry in db.scan_prefix(keys::runs_prefix()) {
-        let (key, value) = entry?;
-        let parsed = keys::unseal(&key, &value).and_then(|value| keys::parse_run(&key, value));
-        lines.push(parsed.ok_or(StoreError::IndexDamaged)?);
-    }
-    for entry in db.scan_prefix(keys::struck_prefix()) {
-        let (key, value) = entry?;
-        let parsed = keys::unseal(&key, &value).and_then(|value| keys::parse_struck(&key, value));
-        struck.extend([parsed.ok_or(StoreError::IndexDamaged)?]);
-    }
-    Ok((lines, struck))
+    let struck = list(db, &[keys::STRUCK], keys::parse_struck)?;
+    Ok((
+        list(db, &[keys::RUN], keys::parse_run)?,
+        struck.into_iter().collect(),
+    ))
 }
 
 /// Opens a new database and says whose it is.
@@ -117,10 +111,16 @@ pub(super) fn apply(parts: &Parts, batch: &Batch) -> StoreResult<()> {
     let Listing { made, struck } = Listing::of(parts, batch)?;
     let mut edits = Edits::default();
     if let Some(made) = &made {
-        edits.put(keys::run_key(made.from), keys::run_value(&made.line()));
+        edits.put(
+            keys::key(keys::RUN, [keys::in_key(made.from)]),
+            keys::run_value(&made.line()),
+        );
     }
     for ((epoch, slot), upto) in &struck {
-        edits.put(keys::struck_key(*epoch, *slot), keys::struck_value(*upto));
+        edits.put(
+            keys::struck_key(*epoch, *slot),
+            keys::value(&[keys::in_value(*upto)]),
+        );
     }
     for (key, change) in &batch.changes {
         match change {
@@ -135,7 +135,8 @@ pub(super) fn apply(parts: &Parts, batch: &Batch) -> StoreResult<()> {
         }
     }
     if let Some(applied) = batch.applied {
-        edits.put(keys::META_APPLIED.to_vec(), keys::applied_value(applied));
+        let applied = [applied.0, applied.1].map(keys::in_value);
+        edits.put(keys::META_APPLIED.to_vec(), keys::value(&applied));
     }
     db.apply(edits)?;
     parts.runs.put(made, struck);
@@ -190,15 +191,15 @@ pub(super) fn put_merged(parts: &Parts, mut merge: Merge) -> StoreResult<bool> {
     merge
         .old
         .iter()
-        .for_each(|old| edits.remove(keys::run_key(old.from)));
+        .for_each(|old| edits.remove(keys::key(keys::RUN, [keys::in_key(old.from)])));
     edits.put(
-        keys::run_key(merge.made.from),
+        keys::key(keys::RUN, [keys::in_key(merge.made.from)]),
         keys::run_value(&merge.made.line()),
     );
     for ((epoch, slot), _, upto) in &merge.clean {
         let key = keys::struck_key(*epoch, *slot);
         match upto {
-            Some(upto) => edits.put(key, keys::struck_value(*upto)),
+            Some(upto) => edits.put(key, keys::value(&[keys::in_value(*upto)])),
             None => edits.remove(key),
         }
     }

@@ -1,139 +1,33 @@
 //! The index over real journals: first wins, voids, directories, reopening, setting aside.
 
-use std::fs::{self, File};
-use std::path::PathBuf;
+use std::fs;
 
+use self::bench::Bench;
 use super::*;
-use crate::store::operation::{Deed, Operation};
-use crate::store::record::{Actor, Checkpoint, Child, DataState, Kept, Reason, Record, Undo};
-use crate::sys::Kind;
+use crate::store::record::{Record, Undo};
+use crate::store::tests::made::{
+    closed, data, deleted as delete, entry as entry_of, home as home_of, moved as moved_to,
+    place as place_in, undo, void,
+};
 
-pub(super) struct Bench {
-    pub dir: tempfile::TempDir,
-    pub layout: Layout,
-    pub journal: Journal,
-}
-
-impl Bench {
-    pub fn new() -> Bench {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
-        let (journal, _) = Journal::open(&layout).unwrap();
-        Bench {
-            dir,
-            layout,
-            journal,
-        }
-    }
-
-    pub fn index(&self) -> (Index, Opening) {
-        Index::open(&self.layout).unwrap()
-    }
-
-    fn files(&self) -> PathBuf {
-        self.dir.path().join(".ckptfs/index")
-    }
-
-    fn asides(&self) -> usize {
-        let names = fs::read_dir(self.dir.path().join(".ckptfs"))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name());
-        names
-            .filter(|name| name.to_string_lossy().starts_with("index.bad-"))
-            .count()
-    }
-
-    /// Writes records to the journal and applies them in batches of `size`; returns where each
-    /// begins.
-    fn put(&self, index: &Index, records: &[Record], size: usize) -> Vec<Address> {
-        let mut places = Vec::new();
-        let mut batch = Batch::new();
-        for records in records.chunks(size) {
-            for (record, at) in records.iter().zip(self.journal.append(records).unwrap()) {
-                batch.add(at, record).unwrap();
-                places.push(at);
-            }
-            index.apply(&mut batch).unwrap();
-            assert!(batch.is_empty());
-        }
-        places
-    }
-}
+pub(super) mod bench;
 
 const DIR: Slot = Slot(100);
 
-fn undo(epoch: u64, undo: Vec<Undo>) -> Record {
-    Record::Undo {
-        epoch: Epoch(epoch),
-        undo,
-    }
-}
-
 fn entry(name: &[u8]) -> Undo {
-    entry_in(DIR, name)
-}
-
-fn entry_in(dir: Slot, name: &[u8]) -> Undo {
-    Undo::Entry {
-        dir,
-        name: Name::new(name),
-        before: Some(Child {
-            slot: Slot(7),
-            kind: Kind::File,
-        }),
-    }
-}
-
-/// The size tells which record it is.
-fn data(slot: u64, size: u64) -> Undo {
-    Undo::Data {
-        slot: Slot(slot),
-        before: DataState {
-            object: None,
-            size,
-            provisional: true,
-        },
-    }
+    entry_of(DIR.0, name, 7)
 }
 
 fn place(name: &[u8]) -> Place {
-    Place {
-        parent: DIR,
-        name: Name::new(name),
-    }
+    place_in(DIR.0, name)
 }
 
 fn home(slot: u64, name: &[u8]) -> Undo {
-    Undo::Home {
-        slot: Slot(slot),
-        before: place(name),
-    }
+    home_of(slot, place(name))
 }
 
 fn moved(slot: u64, name: &[u8]) -> Record {
-    Record::Moved {
-        places: vec![(Slot(slot), place(name))],
-    }
-}
-
-fn void(epoch: u64, slot: u64) -> Record {
-    Record::Void {
-        epoch: Epoch(epoch),
-        slot: Slot(slot),
-    }
-}
-
-pub(super) fn checkpoint(id: u64) -> Checkpoint {
-    let tags = vec![format!("tag-{id}")];
-    Checkpoint {
-        id: CheckpointId(id),
-        tags,
-        note: String::new(),
-        created_ns: 1,
-        atomic: true,
-        dirty: 0,
-        reason: Reason::Asked,
-    }
+    moved_to(slot, place(name))
 }
 
 fn after(index: &Index, key: Key, n: u64) -> Option<(u64, Undo)> {
@@ -219,12 +113,9 @@ fn a_void_removes_and_a_later_record_counts() {
     }
 }
 
-#[test]
-fn entries_of_a_directory_come_once_each_and_in_order() {
-    // Names that are prefixes of each other, that hold what keys are made of, and a directory whose
-    // number follows.
-    let long = [b'n'; 255];
-    let names: [&[u8]; 13] = [
+/// Names that are prefixes of each other, and that hold what keys are made of.
+fn awkward_names() -> [Vec<u8>; 13] {
+    let short: [&[u8]; 12] = [
         b"\x01",
         b"\x01\x01",
         b"\x01\xff",
@@ -234,26 +125,33 @@ fn entries_of_a_directory_come_once_each_and_in_order() {
         b"aa",
         b"ab",
         b"b",
-        &long,
         b"\xc3\xa9",
         b"\xff",
         b"\xff\xff",
     ];
+    let mut names = [(); 13].map(|()| vec![b'n'; 255]);
+    names
+        .iter_mut()
+        .zip(short)
+        .for_each(|(name, short)| *name = short.to_vec());
+    names
+}
+
+#[test]
+fn entries_of_a_directory_come_once_each_and_in_order() {
+    let names = awkward_names();
+    let names = names.each_ref().map(Vec::as_slice);
     let mut sorted = names.map(Name::new).to_vec();
     sorted.sort();
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let (mut records, mut later) = (
-        vec![],
-        vec![undo(
-            3,
-            vec![
-                entry_in(Slot(99), b"zz"),
-                entry_in(Slot(101), b"a"),
-                entry_in(Slot(100 << 8), b"a"),
-            ],
-        )],
-    );
+    // Directories whose numbers are beside.
+    let others = [
+        entry_of(99, b"zz", 7),
+        entry_of(101, b"a", 7),
+        entry_of(100 << 8, b"a", 7),
+    ];
+    let (mut records, mut later) = (vec![], vec![undo(3, others.to_vec())]);
     for (n, name) in names.iter().enumerate() {
         records.push(undo(1, vec![data(1, 0), entry(name)]));
         later.extend([
@@ -286,19 +184,13 @@ fn entries_of_a_directory_come_once_each_and_in_order() {
         }
     }
     assert!(list(8).is_empty() && list(u64::MAX).is_empty());
-    assert_eq!(
+    let count = |dir| {
         index
-            .entries_after(Slot(99), CheckpointId(0))
+            .entries_after(Slot(dir), CheckpointId(0))
             .unwrap()
-            .len(),
-        1
-    );
-    assert!(
-        index
-            .entries_after(Slot(102), CheckpointId(0))
-            .unwrap()
-            .is_empty()
-    );
+            .len()
+    };
+    assert_eq!((count(99), count(102)), (1, 0));
     // Such a name cannot come from a kernel, and must do no harm either.
     let key = keys::undo_prefix(&Key::Entry(DIR, Name::new(b"a\0\0b")));
     assert_eq!(keys::entry_name(&key), Some(Name::new(b"a\0\0b")));
@@ -349,61 +241,6 @@ fn the_place_seen_last_counts() {
     );
 }
 
-#[test]
-fn checkpoints_keep_tags_and_deletions_within_and_across_batches() {
-    let tags = |id, tag: &str| Record::Tags {
-        id: CheckpointId(id),
-        tags: vec![tag.into()],
-    };
-    let delete = |id| Record::Deleted {
-        id: CheckpointId(id),
-    };
-    let mut records: Vec<_> = (1..=11)
-        .map(|id| Record::Checkpoint(checkpoint(id)))
-        .collect();
-    records.extend([
-        tags(3, "x"),
-        tags(3, "y"),
-        delete(11),
-        delete(2),
-        tags(2, "z"),
-        tags(77, "never made"),
-        delete(78),
-    ]);
-    for size in [1, 3, 100] {
-        let bench = Bench::new();
-        let (index, _) = bench.index();
-        let at = bench.put(&index, &records, size);
-        let found = index.catalogue().checkpoints().unwrap();
-        assert_eq!(
-            found
-                .iter()
-                .map(|(checkpoint, _)| checkpoint.id.0)
-                .collect::<Vec<_>>(),
-            [1, 3, 4, 5, 6, 7, 8, 9, 10]
-        );
-        assert_eq!(
-            found[1],
-            (
-                Kept::new(
-                    Checkpoint {
-                        tags: vec!["y".into()],
-                        ..checkpoint(3)
-                    },
-                    None
-                ),
-                at[2]
-            )
-        );
-        assert_eq!(found[0], (Kept::new(checkpoint(1), None), at[0]));
-        assert_eq!(
-            index.catalogue().last_checkpoint().unwrap(),
-            Some(CheckpointId(11)),
-            "a number is not given again"
-        );
-    }
-}
-
 fn story() -> Vec<Record> {
     let mut records = Vec::new();
     for epoch in 1..=30u64 {
@@ -424,11 +261,9 @@ fn story() -> Vec<Record> {
                 records.push(moved(2 + n % 5, b"elsewhere"));
             }
         }
-        records.push(Record::Checkpoint(checkpoint(epoch)));
+        records.push(closed(epoch));
         if epoch % 4 == 0 {
-            records.push(Record::Deleted {
-                id: CheckpointId(epoch - 1),
-            });
+            records.push(delete(epoch - 1));
         }
     }
     records
@@ -565,7 +400,7 @@ fn a_changed_value_is_found() {
     let (index, _) = bench.index();
     let records = [
         undo(1, vec![data(7, 0), entry(b"a"), home(7, b"a")]),
-        Record::Checkpoint(checkpoint(1)),
+        closed(1),
     ];
     bench.put(&index, &records, 9);
     let keys = [
@@ -604,7 +439,7 @@ fn a_rebuild_from_a_damaged_journal_closes_the_index_until_one_succeeds() {
         &index,
         &[
             undo(1, vec![data(7, 1)]),
-            Record::Checkpoint(checkpoint(1)),
+            closed(1),
             undo(2, vec![data(7, 2)]),
         ],
         3,
@@ -622,111 +457,4 @@ fn a_rebuild_from_a_damaged_journal_closes_the_index_until_one_succeeds() {
     fs::write(&segment, &whole).unwrap();
     index.rebuild(&bench.journal, None).unwrap();
     assert_eq!(data_after(&index, 7, 1), Some((2, 2)));
-}
-
-/// Who asked for a checkpoint is told by the record before it, also where a batch ends between the
-/// two.
-#[test]
-fn who_asked_pins_and_lineage_are_kept_within_and_across_batches() {
-    let by = |uid| Record::By {
-        at_ns: 1,
-        actor: Actor {
-            uid,
-            gid: 0,
-            pid: 7,
-            process: "sh".into(),
-        },
-    };
-    let pin = |reason: Option<&str>| Record::Pinned {
-        id: CheckpointId(2),
-        reason: reason.map(str::to_owned),
-    };
-    let restore = |target, guard, paths| Record::RestoreBegin {
-        target: CheckpointId(target),
-        guard: CheckpointId(guard),
-        paths,
-    };
-    let hide = |id, hidden| Record::Hidden {
-        id: CheckpointId(id),
-        hidden,
-    };
-    let operation = |number, undoes| {
-        let actor = Actor {
-            uid: 0,
-            gid: 0,
-            pid: 7,
-            process: String::new(),
-        };
-        Record::Operation(Operation {
-            number,
-            at_ns: 1,
-            by: actor,
-            undoes,
-            deed: Deed::Revived {
-                id: CheckpointId(1),
-            },
-        })
-    };
-    let made = |id| Record::Checkpoint(checkpoint(id));
-    let mut records = vec![
-        by(5),
-        made(1),
-        by(6),
-        hide(1, true),
-        made(2),
-        pin(Some("a")),
-        pin(None),
-        pin(Some("b")),
-        operation(1, None),
-    ];
-    records.extend([
-        made(3),
-        restore(1, 3, vec![]),
-        made(4),
-        restore(2, 4, vec![b"p".to_vec()]),
-        made(5),
-        operation(2, Some(1)),
-    ]);
-    records.extend([hide(3, true), hide(3, false)]);
-    for size in [1, 2, 5, 100] {
-        let bench = Bench::new();
-        let (index, _) = bench.index();
-        let at = bench.put(&index, &records, size);
-        let found = index.catalogue().checkpoints().unwrap();
-        let told: Vec<_> = found
-            .iter()
-            .map(|(kept, _)| {
-                (
-                    kept.id.0,
-                    kept.by.as_ref().map(|by| by.uid),
-                    kept.pinned.clone(),
-                    kept.hidden,
-                )
-            })
-            .collect();
-        let plain = |id| (id, None, None, false);
-        assert_eq!(
-            told,
-            [
-                (1, Some(5), None, true),
-                (2, None, Some("b".into()), false),
-                plain(3),
-                plain(4),
-                plain(5)
-            ]
-        );
-        let lineage = index.catalogue().lineage().unwrap();
-        let parents: Vec<_> = (1..=5)
-            .map(|id| {
-                lineage
-                    .parent(CheckpointId(id), Some)
-                    .map(|parent| parent.0)
-            })
-            .collect();
-        assert_eq!(parents, [None, Some(1), Some(2), Some(1), Some(4)]);
-        assert_eq!(
-            index.catalogue().operations().unwrap(),
-            [(1, at[8], None), (2, at[14], Some(1))]
-        );
-    }
 }

@@ -44,18 +44,31 @@
 //!                   5 Pinned   uint id, option text before, option text after
 //!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
 //! ```
-//! 18 and 19: see `codec_attribution`; 21 Comparing: see `comparing`; 22 Told
-//! `int from_ns, int to_ns`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial,
-//! u8 origin, uint size, uint first, uint last)`.
+//! 18, who changes what, is `u8 0, list (uint number, process), list touch`, or `u8 1, uint
+//! checkpoint, list (bytes path, process), uint more`, where
+//! ```text
+//! process   uint pid, start, uid, parent, session, text name, text cgroup
+//! touch     u8 0 Name  uint by, directory, name, u8 0 it is removed, 1 made, 2 something is moved there
+//!           u8 1 Data  uint by, slot          u8 2 Attr  uint by, slot         u8 3 Made  uint by, slot
+//!           u8 4 Gone  uint slot              u8 5 Left  uint by, slot
+//! ```
+//! 19 RestoreOnly `list bytes`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint
+//! serial, u8 origin, uint size, uint first, uint last)`; 21 Comparing `u8 0`: it is over, or `u8`
+//! where what differs goes (1: no epoch of its own; 2: one that is to come; 3: one that is there),
+//! `uint segment, uint offset, int left_ns`; 22 Told `int from_ns, int to_ns`.
 
+mod forms;
+
+use self::forms::{Bytes, Form, List, Maybe, Own, Tagged, Text, fields, variants};
 use crate::store::error::CodecError;
-use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use crate::store::ids::{Address, CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::layout::STORE_NAME;
+use crate::store::operation::{Deed, Operation, Retagged};
 use crate::store::record::{
-    Actor, AttrState, Checkpoint, Child, DataState, Dropped, Key, ObjectHash, Place, Reason,
-    Record, Trigger, Undo,
+    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, Kept, Key,
+    NameTouch, ObjectHash, Place, Process, Reason, Record, Touch, Trigger, Undo,
 };
-use crate::sys::{Kind, Stat, Time, Xattrs};
+use crate::sys::{Kind, Stat, Time};
 
 /// Most bytes of a name in a directory.
 pub const NAME_MAX: usize = 255;
@@ -66,17 +79,17 @@ pub const TAG_MAX: usize = 255;
 /// Most tags of one checkpoint.
 pub const TAGS_MAX: usize = 64;
 /// Most undo records in one frame: their number is a `u16` in the index.
-pub const UNDO_ITEMS_MAX: usize = 65_535;
-/// Most objects in one record of hashes.
-pub const SEALED_MAX: usize = 4096;
-/// Most versions in one record of what was dropped.
-pub const DROPPED_MAX: usize = 4096;
+const UNDO_ITEMS_MAX: usize = 65_535;
+/// Most objects in one record of hashes, and versions in one of what was dropped.
+const OBJECTS_MAX: usize = 4096;
 /// Most patterns of a tier, ...
-pub const TIER_PATHS_MAX: usize = 256;
+const TIER_PATHS_MAX: usize = 256;
 /// ... and bytes of one.
-pub const TIER_PATH_MAX: usize = 1024;
+const TIER_PATH_MAX: usize = 1024;
 /// Most bytes of the name of a process (Linux has 15).
-pub const PROCESS_MAX: usize = 64;
+const PROCESS_MAX: usize = 64;
+/// Most bytes of the path of a control group.
+const CGROUP_MAX: usize = 4096;
 /// Most bytes of a link target or a path.
 const PATH_BYTES_MAX: usize = 65_536;
 /// Most bytes of the name of an extended attribute.
@@ -90,227 +103,151 @@ const NSEC_PER_SEC: u32 = 1_000_000_000;
 pub(super) const KIND_MAX: u16 = 22;
 
 type Coded<T> = Result<T, CodecError>;
+type Note = Text<NOTE_MAX>;
+type Tags = List<TAGS_MAX, Text<TAG_MAX>>;
+type Paths = List<PAYLOAD_MAX, Bytes<PATH_BYTES_MAX>>;
+type XattrList = List<PAYLOAD_MAX, (Bytes<XATTR_NAME_MAX>, Bytes<PAYLOAD_MAX>)>;
+
+fields! {
+    Slot { 0 }
+    Epoch { 0 }
+    CheckpointId { 0 }
+    Address { segment, offset }
+    ObjectId { epoch, slot, serial, origin }
+    Child { slot, kind }
+    Stat {
+        dev, ino, kind, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime, mtime, ctime,
+        btime: Maybe
+    }
+    AttrState { stat, target: Maybe<Bytes<PATH_BYTES_MAX>> }
+    DataState { object: Maybe, size, provisional }
+    Actor { uid, gid, pid, process: Text<PROCESS_MAX> }
+    Checkpoint { id, tags: Tags, note: Note, created_ns, atomic, dirty, reason }
+    ObjectHash { object: InEpoch, size, hash }
+    Dropped { object: InEpoch, size, first, last }
+    Process {
+        pid, start, uid, parent, session, name: Text<PROCESS_MAX>, cgroup: Text<CGROUP_MAX>
+    }
+    Comparing { apart, baseline, left_ns }
+    Retagged { id, lost: Tags, got: Tags }
+    Operation { number, at_ns, by, undoes: Maybe, deed }
+}
+
+variants! {
+    Kind { 0 File, 1 Dir, 2 Symlink, 3 Fifo, 4 Socket, 5 CharDev, 6 BlockDev }
+    ObjectOrigin { 0 Cloned, 1 Moved }
+    Key {
+        0 Entry(dir: Own, name: Own), 1 Attr(slot: Own), 2 Xattrs(slot: Own), 3 Data(slot: Own),
+        4 Home(slot: Own)
+    }
+    Trigger { 0 Tripwire, 1 Interval, 2 Quiet, 3 Unmount, 4 Absence }
+    Reason {
+        0 Asked, 1 Guard { restored }, 2 Directory { name: Text<TAG_MAX> }, 3 Auto { trigger },
+        4 Imported { of_ns }
+    }
+    NameTouch { 0 Removed, 1 Made, 2 Moved }
+    Touch {
+        0 Name { by, dir, name, how }, 1 Data { by, slot }, 2 Attr { by, slot },
+        3 Made { by, slot }, 4 Gone { slot }, 5 Left { by, slot }
+    }
+    Apart { 1 No, 2 Unclosed, 3 Closed }
+    Deed {
+        0 Made { id }, 1 Restored { target, guard, paths: Paths; only = false },
+        2 Deleted { id, freed }, 3 Revived { id }, 4 Tagged { changes: List<PAYLOAD_MAX> },
+        5 Pinned { id, before: Maybe<Note>, after: Maybe<Note> },
+        6 Restored { target, guard, paths: Paths; only = true }
+    }
+    Record {
+        1 Undo { epoch, undo: List<UNDO_ITEMS_MAX> },
+        2 Void { epoch, slot },
+        3 Moved { places: List<PAYLOAD_MAX, (Own, Own)> },
+        4 Checkpoint(checkpoint: Own),
+        5 Tags { id, tags: Tags },
+        6 Deleted { id },
+        7 Replacing { slot, place, object },
+        8 RestoreBegin { target, guard, paths: Paths },
+        9 RestoreEnd,
+        10 Mounted { at_ns, stopped_ns: Maybe },
+        11 Unmounted { at_ns },
+        12 By { at_ns, actor },
+        13 Hashes { epoch, objects: List<OBJECTS_MAX>, whole },
+        14 Ahead { epoch, undo: List<UNDO_ITEMS_MAX>, upto },
+        15 Pinned { id, reason: Maybe<Note> },
+        16 Hidden { id, hidden },
+        17 Operation(operation: Own),
+        18 (0) Touched {
+            processes: List<PAYLOAD_MAX, (Own, Own)>, touches: List<PAYLOAD_MAX>
+        },
+        18 (1) OpenAt {
+            id, open: List<PAYLOAD_MAX, (Bytes<PATH_BYTES_MAX>, Own)>, more
+        },
+        19 RestoreOnly { paths: Paths },
+        20 Dropped {
+            epoch, paths: List<TIER_PATHS_MAX, Text<TIER_PATH_MAX>>, objects: List<OBJECTS_MAX>
+        },
+        21 Comparing(comparing: OrZero),
+        22 Told { from_ns, to_ns },
+    }
+}
 
 /// Appends the payload of `record` to `out` and returns the frame's kind. On failure `out` ends in
 /// rubbish that the caller cuts off.
 pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
     let begin = out.len();
-    let mut w = Writer(out);
-    let kind = match record {
-        Record::Undo { epoch, undo } => {
-            w.undos(*epoch, undo)?;
-            1
-        }
-        Record::Void { epoch, slot } => {
-            w.uints([epoch.0, slot.0]);
-            2
-        }
-        Record::Moved { places } => {
-            w.list(places, PAYLOAD_MAX, |w, (slot, place)| {
-                w.placed(*slot, place)
-            })?;
-            3
-        }
-        Record::Checkpoint(_)
-        | Record::Tags { .. }
-        | Record::Deleted { .. }
-        | Record::Pinned { .. }
-        | Record::Hidden { .. } => encode_of_checkpoint(&mut w, record)?,
-        Record::Replacing {
-            slot,
-            place,
-            object,
-        } => {
-            w.placed(*slot, place)?;
-            w.object(*object);
-            7
-        }
-        Record::RestoreBegin {
-            target,
-            guard,
-            paths,
-        } => {
-            w.uints([target.0, guard.0]);
-            w.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
-            8
-        }
-        Record::RestoreEnd => 9,
-        Record::Mounted { at_ns, stopped_ns } => {
-            w.mounted(*at_ns, *stopped_ns);
-            10
-        }
-        Record::Unmounted { at_ns } => {
-            w.int(*at_ns);
-            11
-        }
-        Record::By { at_ns, actor } => {
-            w.actor(*at_ns, actor)?;
-            12
-        }
-        Record::Hashes {
-            epoch,
-            objects,
-            whole,
-        } => {
-            w.sealed(*epoch, objects, *whole)?;
-            13
-        }
-        Record::Ahead { epoch, undo, upto } => w.ahead(*epoch, undo, *upto)?,
-        Record::Operation(operation) => {
-            w.operation(operation)?;
-            17
-        }
-        Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {
-            w.who(record)?
-        }
-        Record::Dropped {
-            epoch,
-            paths,
-            objects,
-        } => w.dropped(*epoch, paths, objects)?,
-        Record::Comparing(comparing) => w.comparing(comparing.as_ref()),
-        Record::Told { from_ns, to_ns } => {
-            [from_ns, to_ns].into_iter().for_each(|time| w.int(*time));
-            22
-        }
-    };
+    check(record)?;
+    record.put_fields(out)?;
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
         return Err(CodecError::Limit);
     }
-    Ok(kind)
-}
-
-/// As [`encode`], of a record that says something of one checkpoint.
-fn encode_of_checkpoint(w: &mut Writer<'_>, record: &Record) -> Coded<u16> {
-    Ok(match record {
-        Record::Checkpoint(checkpoint) => {
-            w.checkpoint(checkpoint)?;
-            4
-        }
-        Record::Tags { id, tags } => {
-            w.tags_of(*id, tags)?;
-            5
-        }
-        Record::Deleted { id } => {
-            w.uint(id.0);
-            6
-        }
-        Record::Pinned { id, reason } => {
-            w.uint(id.0);
-            w.option(reason.as_ref(), |w, reason| {
-                w.bytes(reason.as_bytes(), NOTE_MAX)
-            })?;
-            15
-        }
-        Record::Hidden { id, hidden } => {
-            w.uint(id.0);
-            w.byte(u8::from(*hidden));
-            16
-        }
-        _ => return Err(CodecError::Unknown),
-    })
+    Ok(record.tag())
 }
 
 /// Reads the record that a frame of this kind with this payload holds.
 pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
-    let mut r = Reader(payload);
-    let record = match kind {
-        1 => Record::Undo {
-            epoch: Epoch(r.uint()?),
-            undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?,
-        },
-        2 => Record::Void {
-            epoch: Epoch(r.uint()?),
-            slot: Slot(r.uint()?),
-        },
-        3 => Record::Moved {
-            places: r.list(PAYLOAD_MAX, Reader::placed)?,
-        },
-        4 => Record::Checkpoint(r.checkpoint()?),
-        5 => Record::Tags {
-            id: CheckpointId(r.uint()?),
-            tags: r.tags()?,
-        },
-        6 => Record::Deleted {
-            id: CheckpointId(r.uint()?),
-        },
-        7 => {
-            let (slot, place) = r.placed()?;
-            Record::Replacing {
-                slot,
-                place,
-                object: r.object()?,
+    whole(payload, |from| {
+        let mut record = Record::take_fields(kind, from)?;
+        match &mut record {
+            Record::Hashes { epoch, objects, .. } => {
+                objects.iter_mut().for_each(|one| one.object.epoch = *epoch);
             }
-        }
-        8 => Record::RestoreBegin {
-            target: CheckpointId(r.uint()?),
-            guard: CheckpointId(r.uint()?),
-            paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
-        },
-        9 => Record::RestoreEnd,
-        10 => {
-            let at_ns = r.int()?;
-            let stopped_ns = match r.byte()? {
-                0 => None,
-                1 => Some(r.int()?),
-                _ => return Err(CodecError::Unknown),
-            };
-            Record::Mounted { at_ns, stopped_ns }
-        }
-        11 => Record::Unmounted { at_ns: r.int()? },
-        12 => Record::By {
-            at_ns: r.int()?,
-            actor: r.actor()?,
-        },
-        13 => {
-            let epoch = Epoch(r.uint()?);
-            Record::Hashes {
-                epoch,
-                objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?,
-                whole: r.bool()?,
+            Record::Dropped { epoch, objects, .. } => {
+                objects.iter_mut().for_each(|one| one.object.epoch = *epoch);
             }
+            _ => {}
         }
-        14 => Record::Ahead {
-            epoch: Epoch(r.uint()?),
-            undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?,
-            upto: Epoch(r.uint()?),
-        },
-        15 => Record::Pinned {
-            id: CheckpointId(r.uint()?),
-            reason: r.option(|r| r.text(NOTE_MAX))?,
-        },
-        17 => Record::Operation(r.operation()?),
-        16 => Record::Hidden {
-            id: CheckpointId(r.uint()?),
-            hidden: r.bool()?,
-        },
-        18 => r.who()?,
-        20 => r.dropped()?,
-        21 => Record::Comparing(r.comparing()?),
-        22 => Record::Told {
-            from_ns: r.int()?,
-            to_ns: r.int()?,
-        },
-        19 => Record::RestoreOnly {
-            paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
-        },
-        _ => return Err(CodecError::Unknown),
-    };
-    r.end()?;
-    Ok(record)
+        check(&record).map(|()| record)
+    })
 }
 
-/// Appends a number as the codec writes it.
-pub(super) fn put_uint(out: &mut Vec<u8>, value: u64) {
-    Writer(out).uint(value);
+/// What is made of all these bytes.
+fn whole<T>(mut bytes: &[u8], take: impl FnOnce(&mut &[u8]) -> Coded<T>) -> Coded<T> {
+    let value = take(&mut bytes)?;
+    if bytes.is_empty() {
+        Ok(value)
+    } else {
+        Err(CodecError::Trailing)
+    }
 }
 
-/// Takes a number from the beginning of the bytes.
-pub(super) fn take_uint(bytes: &mut &[u8]) -> Coded<u64> {
-    let mut reader = Reader(bytes);
-    let value = reader.uint()?;
-    *bytes = reader.0;
-    Ok(value)
+/// What the parts of a record must be to each other.
+fn check(record: &Record) -> Coded<()> {
+    match record {
+        Record::Moved { places } => places
+            .iter()
+            .try_for_each(|(slot, place)| check_below(place.parent, *slot)),
+        Record::Replacing { slot, place, .. } => check_below(place.parent, *slot),
+        Record::Hashes { epoch, objects, .. }
+            if objects.iter().any(|one| one.object.epoch != *epoch) =>
+        {
+            Err(CodecError::Range)
+        }
+        Record::Dropped { epoch, objects, .. }
+            if objects.iter().any(|one| one.object.epoch != *epoch) =>
+        {
+            Err(CodecError::Range)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The store is no part of the tree: no name leads there.
@@ -338,633 +275,224 @@ pub(in crate::store) fn is_name(bytes: &[u8]) -> bool {
         && !bytes.iter().any(|b| matches!(b, 0 | b'/'))
 }
 
-struct Writer<'a>(&'a mut Vec<u8>);
-
-impl Writer<'_> {
-    fn byte(&mut self, byte: u8) {
-        self.0.push(byte);
-    }
-
-    fn uint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.byte(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.byte(value as u8);
-    }
-
-    fn uints<const N: usize>(&mut self, values: [u64; N]) {
-        values.into_iter().for_each(|value| self.uint(value));
-    }
-
-    fn int(&mut self, value: i64) {
-        self.uint(((value << 1) ^ (value >> 63)) as u64);
-    }
-
-    fn mounted(&mut self, at_ns: i64, stopped_ns: Option<i64>) {
-        self.int(at_ns);
-        self.byte(u8::from(stopped_ns.is_some()));
-        if let Some(stopped_ns) = stopped_ns {
-            self.int(stopped_ns);
-        }
-    }
-
-    fn undos(&mut self, epoch: Epoch, undo: &[Undo]) -> Coded<()> {
-        self.uint(epoch.0);
-        self.list(undo, UNDO_ITEMS_MAX, Writer::undo)
-    }
-
-    fn ahead(&mut self, epoch: Epoch, undo: &[Undo], upto: Epoch) -> Coded<u16> {
-        self.undos(epoch, undo)?;
-        self.uint(upto.0);
-        Ok(14)
-    }
-
-    fn tags_of(&mut self, id: CheckpointId, tags: &[String]) -> Coded<()> {
-        self.uint(id.0);
-        self.tags(tags)
-    }
-
-    fn bytes(&mut self, bytes: &[u8], limit: usize) -> Coded<()> {
-        if bytes.len() > limit {
-            return Err(CodecError::Limit);
-        }
-        self.uint(bytes.len() as u64);
-        self.0.extend_from_slice(bytes);
-        Ok(())
-    }
-
-    fn name(&mut self, name: &Name) -> Coded<()> {
+impl Form<Name> for Own {
+    fn put(name: &Name, out: &mut Vec<u8>) -> Coded<()> {
         if !is_name(name.as_bytes()) {
             return Err(CodecError::Name);
         }
-        self.bytes(name.as_bytes(), NAME_MAX)
+        Bytes::<NAME_MAX>::put(name.as_bytes(), out)
     }
 
-    fn list<T>(
-        &mut self,
-        items: &[T],
-        limit: usize,
-        mut item: impl FnMut(&mut Self, &T) -> Coded<()>,
-    ) -> Coded<()> {
-        if items.len() > limit {
-            return Err(CodecError::Limit);
-        }
-        self.uint(items.len() as u64);
-        items.iter().try_for_each(|one| item(self, one))
-    }
-
-    fn option<T>(
-        &mut self,
-        value: Option<&T>,
-        mut some: impl FnMut(&mut Self, &T) -> Coded<()>,
-    ) -> Coded<()> {
-        self.byte(u8::from(value.is_some()));
-        value.map_or(Ok(()), |value| some(self, value))
-    }
-
-    fn kind(&mut self, kind: Kind) {
-        self.byte(match kind {
-            Kind::File => 0,
-            Kind::Dir => 1,
-            Kind::Symlink => 2,
-            Kind::Fifo => 3,
-            Kind::Socket => 4,
-            Kind::CharDev => 5,
-            Kind::BlockDev => 6,
-        });
-    }
-
-    fn place(&mut self, place: &Place) -> Coded<()> {
-        check_place(place.parent, &place.name)?;
-        self.uint(place.parent.0);
-        self.name(&place.name)
-    }
-
-    fn placed(&mut self, slot: Slot, place: &Place) -> Coded<()> {
-        check_below(place.parent, slot)?;
-        self.uint(slot.0);
-        self.place(place)
-    }
-
-    fn object(&mut self, object: ObjectId) {
-        self.uint(object.epoch.0);
-        self.object_in_epoch(object);
-    }
-
-    fn object_in_epoch(&mut self, object: ObjectId) {
-        self.uint(object.slot.0);
-        self.uint(u64::from(object.serial));
-        self.byte(match object.origin {
-            ObjectOrigin::Cloned => 0,
-            ObjectOrigin::Moved => 1,
-        });
-    }
-
-    fn actor(&mut self, at_ns: i64, actor: &Actor) -> Coded<()> {
-        self.int(at_ns);
-        self.asker(actor)
-    }
-
-    fn asker(&mut self, actor: &Actor) -> Coded<()> {
-        for field in [actor.uid, actor.gid, actor.pid] {
-            self.uint(u64::from(field));
-        }
-        self.bytes(actor.process.as_bytes(), PROCESS_MAX)
-    }
-
-    fn sealed(&mut self, epoch: Epoch, objects: &[ObjectHash], whole: bool) -> Coded<()> {
-        self.uint(epoch.0);
-        self.list(objects, SEALED_MAX, |w, sealed| {
-            if sealed.object.epoch != epoch {
-                return Err(CodecError::Range);
-            }
-            w.object_in_epoch(sealed.object);
-            w.uint(sealed.size);
-            w.0.extend_from_slice(&sealed.hash);
-            Ok(())
-        })?;
-        self.byte(u8::from(whole));
-        Ok(())
-    }
-
-    fn dropped(&mut self, epoch: Epoch, paths: &[String], objects: &[Dropped]) -> Coded<u16> {
-        self.uint(epoch.0);
-        self.list(paths, TIER_PATHS_MAX, |w, path| {
-            w.bytes(path.as_bytes(), TIER_PATH_MAX)
-        })?;
-        self.list(objects, DROPPED_MAX, |w, dropped| {
-            if dropped.object.epoch != epoch {
-                return Err(CodecError::Range);
-            }
-            w.object_in_epoch(dropped.object);
-            w.uints([dropped.size, dropped.first.0, dropped.last.0]);
-            Ok(())
-        })?;
-        Ok(20)
-    }
-
-    fn time(&mut self, time: &Time) -> Coded<()> {
-        if time.nsec >= NSEC_PER_SEC {
-            return Err(CodecError::Range);
-        }
-        self.int(time.sec);
-        self.uint(u64::from(time.nsec));
-        Ok(())
-    }
-
-    fn stat(&mut self, stat: &Stat) -> Coded<()> {
-        self.uint(stat.dev);
-        self.uint(stat.ino);
-        self.kind(stat.kind);
-        for field in [stat.mode, stat.nlink, stat.uid, stat.gid] {
-            self.uint(u64::from(field));
-        }
-        for field in [stat.rdev, stat.size, stat.blocks, u64::from(stat.blksize)] {
-            self.uint(field);
-        }
-        for time in [stat.atime, stat.mtime, stat.ctime] {
-            self.time(&time)?;
-        }
-        self.option(stat.btime.as_ref(), Writer::time)
-    }
-
-    fn undo(&mut self, undo: &Undo) -> Coded<()> {
-        let (tag, slot) = match undo {
-            Undo::Entry { dir, .. } => (0, dir),
-            Undo::Attr { slot, .. } => (1, slot),
-            Undo::Xattrs { slot, .. } => (2, slot),
-            Undo::Data { slot, .. } => (3, slot),
-            Undo::Home { slot, .. } => (4, slot),
-        };
-        self.byte(tag);
-        self.uint(slot.0);
-        if let Undo::Entry { name, .. } = undo {
-            self.name(name)?;
-        }
-        self.before(undo)
-    }
-
-    /// What the key held.
-    fn before(&mut self, undo: &Undo) -> Coded<()> {
-        match undo {
-            Undo::Entry { dir, name, before } => {
-                check_place(*dir, name)?;
-                self.option(before.as_ref(), |w, child| {
-                    check_below(*dir, child.slot)?;
-                    w.uint(child.slot.0);
-                    w.kind(child.kind);
-                    Ok(())
-                })
-            }
-            Undo::Attr { before, .. } => {
-                self.stat(&before.stat)?;
-                self.option(before.target.as_ref(), |w, target| {
-                    w.bytes(target, PATH_BYTES_MAX)
-                })
-            }
-            Undo::Xattrs { before, .. } => self.list(before, PAYLOAD_MAX, |w, (name, value)| {
-                w.bytes(name, XATTR_NAME_MAX)?;
-                w.bytes(value, PAYLOAD_MAX)
-            }),
-            Undo::Data { before, .. } => {
-                self.option(before.object.as_ref(), |w, object| {
-                    w.object(*object);
-                    Ok(())
-                })?;
-                self.uint(before.size);
-                self.byte(u8::from(before.provisional));
-                Ok(())
-            }
-            Undo::Home { slot, before } => {
-                check_below(before.parent, *slot)?;
-                self.place(before)
-            }
-        }
-    }
-
-    fn tags(&mut self, tags: &[String]) -> Coded<()> {
-        self.list(tags, TAGS_MAX, |w, tag| w.bytes(tag.as_bytes(), TAG_MAX))
-    }
-
-    fn checkpoint(&mut self, checkpoint: &Checkpoint) -> Coded<()> {
-        self.uint(checkpoint.id.0);
-        self.tags(&checkpoint.tags)?;
-        self.bytes(checkpoint.note.as_bytes(), NOTE_MAX)?;
-        self.int(checkpoint.created_ns);
-        self.byte(u8::from(checkpoint.atomic));
-        self.uint(checkpoint.dirty);
-        match &checkpoint.reason {
-            Reason::Asked => self.byte(0),
-            Reason::Guard { restored } => {
-                self.byte(1);
-                self.uint(restored.0);
-            }
-            Reason::Directory { name } => {
-                self.byte(2);
-                self.bytes(name.as_bytes(), TAG_MAX)?;
-            }
-            Reason::Imported { of_ns } => {
-                self.byte(4);
-                self.int(*of_ns);
-            }
-            Reason::Auto { trigger } => {
-                self.byte(3);
-                self.byte(match trigger {
-                    Trigger::Tripwire => 0,
-                    Trigger::Interval => 1,
-                    Trigger::Quiet => 2,
-                    Trigger::Unmount => 3,
-                    Trigger::Absence => 4,
-                });
-            }
-        }
-        Ok(())
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn end(&self) -> Coded<()> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(CodecError::Trailing)
-        }
-    }
-
-    fn byte(&mut self) -> Coded<u8> {
-        let (&byte, rest) = self.0.split_first().ok_or(CodecError::Short)?;
-        self.0 = rest;
-        Ok(byte)
-    }
-
-    fn bool(&mut self) -> Coded<bool> {
-        match self.byte()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(CodecError::Unknown),
-        }
-    }
-
-    fn uint(&mut self) -> Coded<u64> {
-        let mut value = 0u64;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            let bits = u64::from(byte & 0x7f);
-            // The tenth byte has room for one bit, and a last byte of zero would be a second
-            // spelling of the same number.
-            if (shift == 63 && bits > 1) || (byte == 0 && shift > 0) {
-                return Err(CodecError::Range);
-            }
-            value |= bits << shift;
-            if byte & 0x80 == 0 {
-                return Ok(value);
-            }
-        }
-        Err(CodecError::Range)
-    }
-
-    fn small(&mut self) -> Coded<u32> {
-        u32::try_from(self.uint()?).map_err(|_| CodecError::Range)
-    }
-
-    fn int(&mut self) -> Coded<i64> {
-        let value = self.uint()?;
-        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
-    }
-
-    fn bytes(&mut self, limit: usize) -> Coded<&'a [u8]> {
-        let len = usize::try_from(self.uint()?).map_err(|_| CodecError::Range)?;
-        if len > limit {
-            return Err(CodecError::Limit);
-        }
-        let (bytes, rest) = self.0.split_at_checked(len).ok_or(CodecError::Short)?;
-        self.0 = rest;
-        Ok(bytes)
-    }
-
-    fn text(&mut self, limit: usize) -> Coded<String> {
-        let bytes = self.bytes(limit)?;
-        std::str::from_utf8(bytes)
-            .map(str::to_owned)
-            .map_err(|_| CodecError::Text)
-    }
-
-    fn name(&mut self) -> Coded<Name> {
-        let bytes = self.bytes(NAME_MAX)?;
+    fn take(from: &mut &[u8]) -> Coded<Name> {
+        let bytes = Bytes::<NAME_MAX>::part(from)?;
         if is_name(bytes) {
             Ok(Name::new(bytes))
         } else {
             Err(CodecError::Name)
         }
     }
+}
 
-    /// Each item takes at least one byte, so a count above the bytes left is a lie, and is found
-    /// before memory is taken for it.
-    fn list<T>(
-        &mut self,
-        limit: usize,
-        mut item: impl FnMut(&mut Self) -> Coded<T>,
-    ) -> Coded<Vec<T>> {
-        let count = usize::try_from(self.uint()?).map_err(|_| CodecError::Range)?;
-        if count > limit {
-            return Err(CodecError::Limit);
-        }
-        if count > self.0.len() {
-            return Err(CodecError::Short);
-        }
-        let mut items = Vec::with_capacity(count.min(1024));
-        for _ in 0..count {
-            items.push(item(self)?);
-        }
-        Ok(items)
+impl Form<Place> for Own {
+    fn put(Place { parent, name }: &Place, out: &mut Vec<u8>) -> Coded<()> {
+        check_place(*parent, name)?;
+        Own::put(parent, out)?;
+        Own::put(name, out)
     }
 
-    fn option<T>(&mut self, mut some: impl FnMut(&mut Self) -> Coded<T>) -> Coded<Option<T>> {
-        if self.bool()? {
-            some(self).map(Some)
-        } else {
-            Ok(None)
-        }
-    }
-
-    fn kind(&mut self) -> Coded<Kind> {
-        Ok(match self.byte()? {
-            0 => Kind::File,
-            1 => Kind::Dir,
-            2 => Kind::Symlink,
-            3 => Kind::Fifo,
-            4 => Kind::Socket,
-            5 => Kind::CharDev,
-            6 => Kind::BlockDev,
-            _ => return Err(CodecError::Unknown),
-        })
-    }
-
-    fn place(&mut self) -> Coded<Place> {
+    fn take(from: &mut &[u8]) -> Coded<Place> {
         let place = Place {
-            parent: Slot(self.uint()?),
-            name: self.name()?,
+            parent: Own::take(from)?,
+            name: Own::take(from)?,
         };
-        check_place(place.parent, &place.name)?;
-        Ok(place)
+        check_place(place.parent, &place.name).map(|()| place)
+    }
+}
+
+/// An object in a record that tells its epoch for all of its objects.
+struct InEpoch;
+
+impl Form<ObjectId> for InEpoch {
+    fn put(object: &ObjectId, out: &mut Vec<u8>) -> Coded<()> {
+        Own::put(&object.slot, out)?;
+        Own::put(&object.serial, out)?;
+        Own::put(&object.origin, out)
     }
 
-    fn placed(&mut self) -> Coded<(Slot, Place)> {
-        let (slot, place) = (Slot(self.uint()?), self.place()?);
-        check_below(place.parent, slot)?;
-        Ok((slot, place))
-    }
-
-    fn object(&mut self) -> Coded<ObjectId> {
-        let epoch = Epoch(self.uint()?);
-        self.object_in_epoch(epoch)
-    }
-
-    fn actor(&mut self) -> Coded<Actor> {
-        Ok(Actor {
-            uid: self.small()?,
-            gid: self.small()?,
-            pid: self.small()?,
-            process: self.text(PROCESS_MAX)?,
-        })
-    }
-
-    fn sealed(&mut self, epoch: Epoch) -> Coded<ObjectHash> {
-        let (object, size) = (self.object_in_epoch(epoch)?, self.uint()?);
-        let (hash, rest) = self.0.split_first_chunk::<32>().ok_or(CodecError::Short)?;
-        self.0 = rest;
-        Ok(ObjectHash {
-            object,
-            size,
-            hash: *hash,
-        })
-    }
-
-    fn dropped(&mut self) -> Coded<Record> {
-        let epoch = Epoch(self.uint()?);
-        let paths = self.list(TIER_PATHS_MAX, |r| r.text(TIER_PATH_MAX))?;
-        let objects = self.list(DROPPED_MAX, |r| {
-            let (object, size) = (r.object_in_epoch(epoch)?, r.uint()?);
-            Ok(Dropped {
-                object,
-                size,
-                first: CheckpointId(r.uint()?),
-                last: CheckpointId(r.uint()?),
-            })
-        })?;
-        Ok(Record::Dropped {
-            epoch,
-            paths,
-            objects,
-        })
-    }
-
-    fn object_in_epoch(&mut self, epoch: Epoch) -> Coded<ObjectId> {
+    /// Without its epoch, which the record's is put in place of.
+    fn take(from: &mut &[u8]) -> Coded<ObjectId> {
         Ok(ObjectId {
-            epoch,
-            slot: Slot(self.uint()?),
-            serial: self.small()?,
-            origin: match self.byte()? {
-                0 => ObjectOrigin::Cloned,
-                1 => ObjectOrigin::Moved,
-                _ => return Err(CodecError::Unknown),
-            },
-        })
-    }
-
-    fn time(&mut self) -> Coded<Time> {
-        let (sec, nsec) = (self.int()?, self.small()?);
-        if nsec < NSEC_PER_SEC {
-            Ok(Time { sec, nsec })
-        } else {
-            Err(CodecError::Range)
-        }
-    }
-
-    fn stat(&mut self) -> Coded<Stat> {
-        Ok(Stat {
-            dev: self.uint()?,
-            ino: self.uint()?,
-            kind: self.kind()?,
-            mode: self.small()?,
-            nlink: self.small()?,
-            uid: self.small()?,
-            gid: self.small()?,
-            rdev: self.uint()?,
-            size: self.uint()?,
-            blocks: self.uint()?,
-            blksize: self.small()?,
-            atime: self.time()?,
-            mtime: self.time()?,
-            ctime: self.time()?,
-            btime: self.option(Reader::time)?,
-        })
-    }
-
-    fn xattrs(&mut self) -> Coded<Xattrs> {
-        self.list(PAYLOAD_MAX, |r| {
-            Ok((
-                r.bytes(XATTR_NAME_MAX)?.to_vec(),
-                r.bytes(PAYLOAD_MAX)?.to_vec(),
-            ))
-        })
-    }
-
-    fn undo(&mut self) -> Coded<Undo> {
-        let tag = self.byte()?;
-        let key = match tag {
-            0 => {
-                let Place { parent: dir, name } = self.place()?;
-                Key::Entry(dir, name)
-            }
-            1..=4 => {
-                let slot = Slot(self.uint()?);
-                [Key::Attr, Key::Xattrs, Key::Data, Key::Home]
-                    .map(|of| of(slot))
-                    .into_iter()
-                    .nth(usize::from(tag) - 1)
-                    .ok_or(CodecError::Unknown)?
-            }
-            _ => return Err(CodecError::Unknown),
-        };
-        self.before(key)
-    }
-
-    /// What a key held.
-    fn before(&mut self, key: Key) -> Coded<Undo> {
-        Ok(match key {
-            Key::Entry(dir, name) => {
-                let before = self.option(|r| {
-                    let child = Child {
-                        slot: Slot(r.uint()?),
-                        kind: r.kind()?,
-                    };
-                    check_below(dir, child.slot).map(|()| child)
-                })?;
-                Undo::Entry { dir, name, before }
-            }
-            Key::Attr(slot) => {
-                let before = AttrState {
-                    stat: self.stat()?,
-                    target: self.option(|r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
-                };
-                Undo::Attr { slot, before }
-            }
-            Key::Xattrs(slot) => Undo::Xattrs {
-                slot,
-                before: self.xattrs()?,
-            },
-            Key::Data(slot) => {
-                let before = DataState {
-                    object: self.option(Reader::object)?,
-                    size: self.uint()?,
-                    provisional: self.bool()?,
-                };
-                Undo::Data { slot, before }
-            }
-            Key::Home(slot) => {
-                let before = self.place()?;
-                check_below(before.parent, slot)?;
-                Undo::Home { slot, before }
-            }
-        })
-    }
-
-    fn tags(&mut self) -> Coded<Vec<String>> {
-        self.list(TAGS_MAX, |r| r.text(TAG_MAX))
-    }
-
-    fn trigger(&mut self) -> Coded<Trigger> {
-        match self.byte()? {
-            0 => Ok(Trigger::Tripwire),
-            1 => Ok(Trigger::Interval),
-            2 => Ok(Trigger::Quiet),
-            3 => Ok(Trigger::Unmount),
-            4 => Ok(Trigger::Absence),
-            _ => Err(CodecError::Unknown),
-        }
-    }
-
-    fn checkpoint(&mut self) -> Coded<Checkpoint> {
-        Ok(Checkpoint {
-            id: CheckpointId(self.uint()?),
-            tags: self.tags()?,
-            note: self.text(NOTE_MAX)?,
-            created_ns: self.int()?,
-            atomic: self.bool()?,
-            dirty: self.uint()?,
-            reason: match self.byte()? {
-                0 => Reason::Asked,
-                1 => Reason::Guard {
-                    restored: CheckpointId(self.uint()?),
-                },
-                2 => Reason::Directory {
-                    name: self.text(TAG_MAX)?,
-                },
-                3 => Reason::Auto {
-                    trigger: self.trigger()?,
-                },
-                4 => Reason::Imported { of_ns: self.int()? },
-                _ => return Err(CodecError::Unknown),
-            },
+            epoch: Epoch(0),
+            slot: Own::take(from)?,
+            serial: Own::take(from)?,
+            origin: Own::take(from)?,
         })
     }
 }
 
-#[path = "codec_attribution.rs"]
-mod attribution;
-mod comparing;
-#[path = "codec_index.rs"]
-mod index;
-mod operation;
+impl Form<Time> for Own {
+    fn put(time: &Time, out: &mut Vec<u8>) -> Coded<()> {
+        if time.nsec >= NSEC_PER_SEC {
+            return Err(CodecError::Range);
+        }
+        Own::put(&time.sec, out)?;
+        Own::put(&time.nsec, out)
+    }
 
-pub(in crate::store) use self::index::{
-    decode_before, decode_kept, decode_place, decode_uint, encode_before, encode_kept,
-    encode_place, encode_uint,
-};
+    fn take(from: &mut &[u8]) -> Coded<Time> {
+        let time = Time {
+            sec: Own::take(from)?,
+            nsec: Own::take(from)?,
+        };
+        if time.nsec < NSEC_PER_SEC {
+            Ok(time)
+        } else {
+            Err(CodecError::Range)
+        }
+    }
+}
+
+/// A value whose first byte is never zero, or a zero for none.
+struct OrZero;
+
+impl Form<Option<Comparing>> for OrZero {
+    fn put(comparing: &Option<Comparing>, out: &mut Vec<u8>) -> Coded<()> {
+        match comparing {
+            Some(comparing) => Own::put(comparing, out),
+            None => {
+                out.push(0);
+                Ok(())
+            }
+        }
+    }
+
+    fn take(from: &mut &[u8]) -> Coded<Option<Comparing>> {
+        if forms::eat(from, 0) {
+            Ok(None)
+        } else {
+            Own::take(from).map(Some)
+        }
+    }
+}
+
+impl Form<Undo> for Own {
+    fn put(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
+        Own::put(&undo.key(), out)?;
+        encode_before(undo, out)
+    }
+
+    fn take(from: &mut &[u8]) -> Coded<Undo> {
+        take_before(Own::take(from)?, from)
+    }
+}
+
+/// Appends what the key of an undo record held, without the key: the index has that already.
+pub(in crate::store) fn encode_before(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
+    check_undo(undo)?;
+    match undo {
+        Undo::Entry { before, .. } => <Maybe>::put(before, out),
+        Undo::Attr { before, .. } => Own::put(before, out),
+        Undo::Xattrs { before, .. } => XattrList::put(before, out),
+        Undo::Data { before, .. } => Own::put(before, out),
+        Undo::Home { before, .. } => Own::put(before, out),
+    }
+}
+
+/// Reads what [`encode_before`] wrote of this key.
+pub(in crate::store) fn decode_before(key: Key, bytes: &[u8]) -> Coded<Undo> {
+    whole(bytes, |from| take_before(key, from))
+}
+
+fn take_before(key: Key, from: &mut &[u8]) -> Coded<Undo> {
+    let undo = match key {
+        Key::Entry(dir, name) => Undo::Entry {
+            dir,
+            name,
+            before: <Maybe>::take(from)?,
+        },
+        Key::Attr(slot) => Undo::Attr {
+            slot,
+            before: Own::take(from)?,
+        },
+        Key::Xattrs(slot) => Undo::Xattrs {
+            slot,
+            before: XattrList::take(from)?,
+        },
+        Key::Data(slot) => Undo::Data {
+            slot,
+            before: Own::take(from)?,
+        },
+        Key::Home(slot) => Undo::Home {
+            slot,
+            before: Own::take(from)?,
+        },
+    };
+    check_undo(&undo).map(|()| undo)
+}
+
+fn check_undo(undo: &Undo) -> Coded<()> {
+    match undo {
+        Undo::Entry { dir, name, before } => {
+            check_place(*dir, name)?;
+            before.map_or(Ok(()), |child| check_below(*dir, child.slot))
+        }
+        Undo::Home { slot, before } => check_below(before.parent, *slot),
+        Undo::Attr { .. } | Undo::Xattrs { .. } | Undo::Data { .. } => Ok(()),
+    }
+}
+
+/// A checkpoint as the index keeps it: as in a frame of kind 4, then `bool hidden, option text
+/// pinned, option (uint uid, uint gid, uint pid, text process)`. Where it comes from is kept apart.
+pub(in crate::store) fn encode_kept(kept: &Kept, out: &mut Vec<u8>) -> Coded<()> {
+    Own::put(&kept.checkpoint, out)?;
+    Own::put(&kept.hidden, out)?;
+    Maybe::<Note>::put(&kept.pinned, out)?;
+    <Maybe>::put(&kept.by, out)
+}
+
+/// Reads what [`encode_kept`] wrote.
+pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<Kept> {
+    whole(bytes, |from| {
+        let mut kept = Kept::new(Own::take(from)?, None);
+        kept.hidden = Own::take(from)?;
+        kept.pinned = Maybe::<Note>::take(from)?;
+        kept.by = <Maybe>::take(from)?;
+        Ok(kept)
+    })
+}
+
+/// Appends a place's bytes; the index keeps the same.
+pub(in crate::store) fn encode_place(place: &Place, out: &mut Vec<u8>) -> Coded<()> {
+    Own::put(place, out)
+}
+
+/// Reads what [`encode_place`] wrote.
+pub(in crate::store) fn decode_place(bytes: &[u8]) -> Coded<Place> {
+    whole(bytes, Own::take)
+}
+
+/// Appends an object of an epoch that is told elsewhere: `uint slot, uint serial, u8 origin`.
+pub(in crate::store) fn encode_in_epoch(object: &ObjectId, out: &mut Vec<u8>) -> Coded<()> {
+    InEpoch::put(object, out)
+}
+
+/// Reads what [`encode_in_epoch`] wrote.
+pub(in crate::store) fn decode_in_epoch(epoch: Epoch, bytes: &[u8]) -> Coded<ObjectId> {
+    whole(bytes, |from| {
+        let object = InEpoch::take(from)?;
+        Ok(ObjectId { epoch, ..object })
+    })
+}
+
+/// Appends a uint.
+pub(in crate::store) fn encode_uint(value: u64, out: &mut Vec<u8>) {
+    forms::put_uint(value, out);
+}
+
+/// Takes a uint from the beginning of `bytes`.
+pub(in crate::store) fn decode_uint(bytes: &mut &[u8]) -> Coded<u64> {
+    Own::take(bytes)
+}
 
 #[cfg(test)]
 #[path = "codec_tests.rs"]

@@ -1,9 +1,7 @@
 //! Every record there and back, and bytes that are no record.
 
 use super::*;
-use crate::store::error::CodecError;
-use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Apart, Comparing, Dropped, NameTouch, Process, Touch};
+use crate::store::tests::made;
 
 fn time(sec: i64, nsec: u32) -> Time {
     Time { sec, nsec }
@@ -183,6 +181,10 @@ fn touches() -> Vec<Touch> {
 
 /// At least one of every variant of every type in it.
 fn records() -> Vec<Record> {
+    [changes(), checkpoints(), operations(), others()].concat()
+}
+
+fn changes() -> Vec<Record> {
     vec![
         Record::Undo {
             epoch: Epoch(0),
@@ -197,9 +199,19 @@ fn records() -> Vec<Record> {
             slot: Slot(4),
         },
         Record::Moved { places: vec![] },
+        Record::Hashes {
+            epoch: Epoch(7),
+            objects: vec![],
+            whole: true,
+        },
         Record::Moved {
             places: vec![(Slot(9), place(b"x")), (Slot(10), place(b"y"))],
         },
+    ]
+}
+
+fn checkpoints() -> Vec<Record> {
+    vec![
         Record::Checkpoint(checkpoint(Reason::Asked)),
         Record::Checkpoint(checkpoint(Reason::Guard {
             restored: CheckpointId(1),
@@ -244,6 +256,11 @@ fn records() -> Vec<Record> {
             id: CheckpointId(128),
             hidden: false,
         },
+    ]
+}
+
+fn operations() -> Vec<Record> {
+    vec![
         Record::Operation(operation(
             Deed::Made {
                 id: CheckpointId(1),
@@ -299,6 +316,11 @@ fn records() -> Vec<Record> {
             },
             Some(3),
         )),
+    ]
+}
+
+fn others() -> Vec<Record> {
+    vec![
         Record::Replacing {
             slot: Slot(5),
             place: place(b"z"),
@@ -327,11 +349,6 @@ fn records() -> Vec<Record> {
                 pid: 4711,
                 process: "größe".into(),
             },
-        },
-        Record::Hashes {
-            epoch: Epoch(7),
-            objects: vec![],
-            whole: true,
         },
         Record::Dropped {
             epoch: Epoch(7),
@@ -476,7 +493,7 @@ fn names_that_climb_out_are_refused_both_ways() {
             "{bad:?}"
         );
         let mut bytes = vec![1, 9, 1];
-        Writer(&mut bytes).bytes(bad, NAME_MAX + 1).unwrap();
+        Bytes::<PATH_BYTES_MAX>::put(bad, &mut bytes).unwrap();
         assert!(
             matches!(decode(3, &bytes), Err(CodecError::Name | CodecError::Limit)),
             "{bad:?}"
@@ -502,16 +519,11 @@ fn limits_hold_at_n_and_not_at_n_plus_one() {
     ] {
         assert_eq!(beyond, Err(CodecError::Limit));
     }
-    let items = |count| Record::Undo {
-        epoch: Epoch(1),
-        undo: vec![
-            Undo::Xattrs {
-                slot: Slot(1),
-                before: vec![]
-            };
-            count
-        ],
+    let nothing = Undo::Xattrs {
+        slot: Slot(1),
+        before: vec![],
     };
+    let items = |count| made::undo(1, vec![nothing.clone(); count]);
     assert!(encode(&items(UNDO_ITEMS_MAX), &mut Vec::new()).is_ok());
     assert_eq!(
         encode(&items(UNDO_ITEMS_MAX + 1), &mut Vec::new()),
@@ -523,10 +535,7 @@ fn limits_hold_at_n_and_not_at_n_plus_one() {
         slot: Slot(1),
         before: vec![(b"n".to_vec(), vec![0; len])],
     };
-    let sized = |len| Record::Undo {
-        epoch: Epoch(1),
-        undo: vec![value(len)],
-    };
+    let sized = |len| made::undo(1, vec![value(len)]);
     let other = encoded(&sized(PAYLOAD_MAX - 100)).1.len() - (PAYLOAD_MAX - 100);
     assert!(encode(&sized(PAYLOAD_MAX - other), &mut Vec::new()).is_ok());
     assert_eq!(
@@ -537,33 +546,26 @@ fn limits_hold_at_n_and_not_at_n_plus_one() {
 
 #[test]
 fn a_hash_is_of_an_object_of_the_epoch_that_the_record_names() {
-    assert_eq!(
-        encode(
-            &Record::Dropped {
-                epoch: Epoch(8),
-                paths: vec![],
-                objects: dropped()
-            },
-            &mut Vec::new()
-        ),
-        Err(CodecError::Range)
-    );
-    let objects = vec![ObjectHash {
+    let epoch = Epoch(8);
+    let hashed = ObjectHash {
         object: object(ObjectOrigin::Cloned),
         size: 1,
         hash: [0; 32],
-    }];
-    assert_eq!(
-        encode(
-            &Record::Hashes {
-                epoch: Epoch(8),
-                objects,
-                whole: true
-            },
-            &mut Vec::new()
-        ),
-        Err(CodecError::Range)
-    );
+    };
+    for record in [
+        Record::Dropped {
+            epoch,
+            paths: vec![],
+            objects: dropped(),
+        },
+        Record::Hashes {
+            epoch,
+            objects: vec![hashed],
+            whole: true,
+        },
+    ] {
+        assert_eq!(encode(&record, &mut Vec::new()), Err(CodecError::Range));
+    }
 }
 
 #[test]
@@ -578,13 +580,7 @@ fn a_time_that_cannot_be_read_back_is_not_written() {
         },
     }];
     assert_eq!(
-        encode(
-            &Record::Undo {
-                epoch: Epoch(1),
-                undo
-            },
-            &mut Vec::new()
-        ),
+        encode(&made::undo(1, undo), &mut Vec::new()),
         Err(CodecError::Range)
     );
 }

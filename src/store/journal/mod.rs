@@ -62,21 +62,22 @@ mod opening;
 mod order;
 mod pack;
 mod packing;
+mod reading;
 mod scan;
 mod segment;
 mod tail;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use self::frame::{Link, Seen};
+use self::frame::Link;
 pub use self::packing::{Packed, Verdict};
+use self::reading::Readers;
 pub use self::scan::Scan;
-use self::segment::{SEGMENT_HEADER, Source};
+use self::segment::SEGMENT_HEADER;
 use self::tail::Tail;
 use super::error::{CodecError, StoreError, StoreResult};
 pub use super::ids::Address;
@@ -89,21 +90,20 @@ use crate::sys::{self, Errno};
 pub const SEGMENT_BYTES: u32 = 8 << 20;
 /// Bytes of allocated space that only records get that mount and free: some hundred of them.
 const HEADROOM: u32 = 64 << 10;
-/// Segment files that are kept open for reading.
-const READERS_MAX: usize = 64;
-/// Packed segments that are kept in memory, of some megabytes each.
-const PACKS_MAX: usize = 2;
 /// The encoding buffer is given back when an append made it larger than this.
 const BUFFER_KEPT_MAX: usize = 1 << 20;
-/// [`Journal::read`] reads this much at first: nearly every frame is smaller.
-const READ_FIRST: usize = 1024;
-
 impl Address {
     /// Where the first frame of a journal is.
     pub const START: Address = Address {
         segment: 1,
         offset: SEGMENT_HEADER,
     };
+
+    /// There is no whole frame here where one should be.
+    pub(super) fn damaged(self) -> StoreError {
+        let Address { segment, offset } = self;
+        StoreError::JournalDamaged { segment, offset }
+    }
 
     /// Where the frame of `record` ends if it begins here. Fails if the record cannot be encoded.
     pub fn after(self, record: &Record) -> Result<Address, CodecError> {
@@ -163,14 +163,6 @@ pub struct Journal {
     writer: Mutex<Writer>,
     making: Mutex<()>,
     readers: Mutex<Readers>,
-}
-
-/// Segments that are kept open for reading.
-#[derive(Default)]
-struct Readers {
-    open: BTreeMap<u32, Source>,
-    /// How many were packed: what was opened before is not kept.
-    turn: u64,
 }
 
 struct Writer {
@@ -476,70 +468,6 @@ impl Journal {
         self.latched.store(true, Ordering::Release);
     }
 
-    /// The record of the frame that begins here; its hash is checked.
-    ///
-    /// Errors: `JournalDamaged` if there is no whole frame, `BadRecord` if it cannot be decoded,
-    /// `Io`.
-    pub fn read(&self, at: Address) -> StoreResult<Record> {
-        self.read_if_needed(at)?.ok_or(StoreError::JournalDamaged {
-            segment: at.segment,
-            offset: at.offset,
-        })
-    }
-
-    /// As [`Journal::read`]; `None`: it was left out when its segment was packed.
-    ///
-    /// Errors: as [`Journal::read`].
-    pub fn read_if_needed(&self, at: Address) -> StoreResult<Option<Record>> {
-        let file = match self.segment_for_reading(at.segment)? {
-            Source::File(file) => file,
-            Source::Pack(pack) => return self.decode(at, pack.look(at.offset)),
-        };
-        let failed =
-            || StoreError::io("read the journal's segment", segment::file_name(at.segment));
-        let mut first = [0; READ_FIRST];
-        let filled =
-            segment::read_up_to(&file, &mut first, u64::from(at.offset)).map_err(failed())?;
-        let have = first.get(..filled).unwrap_or_default();
-        let header = frame::Header::parse(have).filter(frame::Header::plausible);
-        let Some(total) = header.and_then(|header| header.total()) else {
-            return self.decode(at, Seen::Rubbish);
-        };
-        let mut whole = Vec::new();
-        let bytes = if total <= have.len() {
-            have
-        } else {
-            whole.resize(total, 0);
-            let filled =
-                segment::read_up_to(&file, &mut whole, u64::from(at.offset)).map_err(failed())?;
-            whole.get(..filled).unwrap_or_default()
-        };
-        self.decode(at, frame::look(bytes, &self.identity.key))
-    }
-
-    fn decode(&self, at: Address, seen: Seen<'_>) -> StoreResult<Option<Record>> {
-        match seen {
-            Seen::Frame(header, payload, _) => codec::decode(header.kind, payload)
-                .map(Some)
-                .map_err(|source| StoreError::BadRecord { at, source }),
-            Seen::Gap(_) => Ok(None),
-            Seen::Nothing | Seen::Rubbish => Err(StoreError::JournalDamaged {
-                segment: at.segment,
-                offset: at.offset,
-            }),
-        }
-    }
-
-    /// The records from one place up to another, or up to the end as it is now. Each frame's hash
-    /// and the chain between them are checked. After an error it ends.
-    pub fn scan(&self, from: Address, to: Option<Address>) -> Scan<'_> {
-        Scan::new(
-            self,
-            from.max(self.start()),
-            to.unwrap_or_else(|| self.position()),
-        )
-    }
-
     /// Writes the buffer to the end: as metadata, so that no later change can be on disk without
     /// it, and into the segment.
     fn write(&self, writer: &mut Writer) -> StoreResult<()> {
@@ -629,22 +557,6 @@ impl Journal {
         }
     }
 
-    fn segment_for_reading(&self, number: u32) -> StoreResult<Source> {
-        let turn = {
-            let readers = self.readers.lock();
-            if let Some(source) = readers.open.get(&number) {
-                return Ok(source.clone());
-            }
-            readers.turn
-        };
-        let source = Source::open(&self.dir, &self.identity, number)?;
-        let mut readers = self.readers.lock();
-        if readers.turn == turn {
-            readers.keep(number, source.clone());
-        }
-        Ok(source)
-    }
-
     /// What a failed write leaves is not known, so nothing may follow it. With the disk full it may
     /// be cut off, and then nothing is left of it.
     fn write_failed(&self, writer: &Writer, errno: Errno) -> StoreError {
@@ -658,29 +570,6 @@ impl Journal {
             self.latch();
         }
         StoreError::io("write to", "the journal")(errno)
-    }
-}
-
-impl Readers {
-    /// Keeps one open, and closes others if they are too many.
-    fn keep(&mut self, number: u32, source: Source) {
-        let others = |packed| {
-            self.open
-                .iter()
-                .filter(move |(_, other)| other.is_packed() == packed)
-                .map(|(number, _)| *number)
-        };
-        let max = if source.is_packed() {
-            PACKS_MAX
-        } else {
-            READERS_MAX
-        };
-        if others(source.is_packed()).count() >= max
-            && let Some(first) = others(source.is_packed()).next()
-        {
-            self.open.remove(&first);
-        }
-        self.open.insert(number, source);
     }
 }
 

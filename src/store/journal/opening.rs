@@ -49,6 +49,26 @@ pub(super) struct Found {
     pub tails: Vec<String>,
 }
 
+impl Found {
+    /// Of a journal without frames that begins with this segment.
+    fn empty(first: u32, identity: &Identity) -> Found {
+        Found {
+            first,
+            file: None,
+            end: Address {
+                segment: first,
+                ..Address::START
+            },
+            link: identity.genesis(),
+            last: None,
+            torn: false,
+            witness: None,
+            tail_written_ns: None,
+            tails: Vec::new(),
+        }
+    }
+}
+
 /// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and
 /// makes everything durable.
 ///
@@ -63,22 +83,11 @@ pub(super) fn open(
 ) -> StoreResult<Found> {
     let search = Search::new(dir, identity)?;
     let Some(&first) = search.segments.first() else {
-        let file = if write {
-            Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?))
-        } else {
-            None
-        };
-        return Ok(Found {
-            first: 1,
-            file,
-            end: Address::START,
-            link: identity.genesis(),
-            last: None,
-            torn: false,
-            witness: None,
-            tail_written_ns: None,
-            tails: Vec::new(),
-        });
+        let mut found = Found::empty(1, identity);
+        if write {
+            found.file = Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?));
+        }
+        return Ok(found);
     };
     // Pairs, and no counting up: the last number that there is has none after it.
     for (one, next) in search.segments.iter().zip(search.segments.iter().skip(1)) {
@@ -97,19 +106,17 @@ pub(super) fn open(
         (end, link, last) = walk()?;
     }
     let rest = search.survey(end, link)?;
-    let (witness, tail_written_ns) = (tail.witness, tail.written_ns);
+    let mut found = Found {
+        end,
+        link,
+        last,
+        torn: rest.torn(),
+        witness: tail.witness,
+        tail_written_ns: tail.written_ns,
+        ..Found::empty(first, identity)
+    };
     if !write {
-        return Ok(Found {
-            first,
-            file: None,
-            end,
-            link,
-            last,
-            torn: rest.torn(),
-            witness,
-            tail_written_ns,
-            tails: Vec::new(),
-        });
+        return Ok(found);
     }
     search.repair(end, &rest)?;
     // What a crash left beside its pack.
@@ -119,17 +126,8 @@ pub(super) fn open(
         .try_for_each(|number| pack::remove_raw(dir, *number))?;
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
-    Ok(Found {
-        first,
-        file: Some(file),
-        end,
-        link,
-        last,
-        torn: rest.torn(),
-        witness,
-        tail_written_ns,
-        tails: tail.names,
-    })
+    (found.file, found.tails) = (Some(file), tail.names);
+    Ok(found)
 }
 
 /// As [`open`] of a store that is read-only, for a check: follows the whole chain from the
@@ -140,33 +138,14 @@ pub(super) fn open_to_check(
 ) -> StoreResult<(Found, Option<StoreError>)> {
     let search = Search::new(dir, identity)?;
     let first = search.segments.first().copied().unwrap_or(1);
-    let mut found = Found {
-        first,
-        file: None,
-        end: Address {
-            segment: first,
-            ..Address::START
-        },
-        link: identity.genesis(),
-        last: None,
-        torn: false,
-        witness: None,
-        tail_written_ns: None,
-        tails: Vec::new(),
-    };
+    let mut found = Found::empty(first, identity);
     let gap = (first..)
         .zip(&search.segments)
         .find(|(expected, number)| expected != *number);
     let walked = match gap {
         _ if search.segments.is_empty() => return Ok((found, None)),
-        Some((missing, _)) => Err(StoreError::JournalDamaged {
-            segment: missing,
-            offset: 0,
-        }),
-        None if first != 1 => Err(StoreError::JournalDamaged {
-            segment: 1,
-            offset: 0,
-        }),
+        Some((missing, _)) => Err(segment::damaged(missing)),
+        None if first != 1 => Err(segment::damaged(1)),
         None => search.walk(Address {
             segment: first,
             offset: SEGMENT_HEADER,
@@ -335,13 +314,9 @@ impl Search<'_> {
     /// Looks at all that follows the end. Fails with `JournalDamaged` if it shows that frames are
     /// missing which were on disk.
     fn survey(&self, end: Address, link: Link) -> StoreResult<Rest> {
-        let damaged = StoreError::JournalDamaged {
-            segment: end.segment,
-            offset: end.offset,
-        };
         // Something is always behind what is packed, and what is packed was on disk.
         if self.packed.last().is_some_and(|last| *last >= end.segment) {
-            return Err(damaged);
+            return Err(end.damaged());
         }
         let mut rest = Rest {
             bytes: self.tail(end.segment, end.offset)?,
@@ -349,13 +324,7 @@ impl Search<'_> {
         };
         // Bytes that claim to hold more frames than there can be were made to keep us busy, and are
         // no torn end.
-        let frames_in = |bytes: &[u8]| {
-            self.frames_in(bytes, link.seq)
-                .ok_or(StoreError::JournalDamaged {
-                    segment: end.segment,
-                    offset: end.offset,
-                })
-        };
+        let frames_in = |bytes: &[u8]| self.frames_in(bytes, link.seq).ok_or(end.damaged());
         let mut later = frames_in(&rest.bytes)?;
         let gap = later.first().map(|(gap, _)| *gap);
         for &number in self.segments.iter().filter(|number| **number > end.segment) {
@@ -378,7 +347,7 @@ impl Search<'_> {
             && !rest.bytes.is_empty()
             && !has_lost_sector(&rest.bytes, gap, end.offset);
         if promised || changed || broken {
-            Err(damaged)
+            Err(end.damaged())
         } else {
             Ok(rest)
         }

@@ -96,10 +96,7 @@ impl Pack {
         let bytes = read(&file).map_err(StoreError::io("read the journal's segment", name))?;
         Pack::parse(&bytes, identity, number)
             .map(Some)
-            .ok_or(StoreError::JournalDamaged {
-                segment: number,
-                offset: 0,
-            })
+            .ok_or(super::segment::damaged(number))
     }
 
     fn parse(bytes: &[u8], identity: &Identity, number: u32) -> Option<Pack> {
@@ -292,7 +289,7 @@ impl Packer {
         let changed = header.flags != 0;
         self.frame(header, payload, changed);
         if changed {
-            codec::put_uint(&mut self.body, u64::from(header.len) + OVERHEAD as u64);
+            codec::encode_uint(u64::from(header.len) + OVERHEAD as u64, &mut self.body);
             self.body.extend_from_slice(hash.as_bytes());
         }
         self.pass(header, hash);
@@ -304,7 +301,7 @@ impl Packer {
         codec::encode(less, &mut payload)?;
         self.end_gap();
         self.frame(header, &payload, true);
-        codec::put_uint(&mut self.body, u64::from(header.len) + OVERHEAD as u64);
+        codec::encode_uint(u64::from(header.len) + OVERHEAD as u64, &mut self.body);
         self.body.extend_from_slice(hash.as_bytes());
         self.pass(header, hash);
         self.is_less = true;
@@ -330,15 +327,15 @@ impl Packer {
     }
 
     fn frame(&mut self, header: &Header, payload: &[u8], changed: bool) {
-        codec::put_uint(
-            &mut self.body,
+        codec::encode_uint(
             u64::from(header.kind) * 2 + u64::from(changed),
-        );
-        codec::put_uint(
             &mut self.body,
-            header.seq.saturating_sub(1).saturating_sub(header.durable),
         );
-        codec::put_uint(&mut self.body, payload.len() as u64);
+        codec::encode_uint(
+            header.seq.saturating_sub(1).saturating_sub(header.durable),
+            &mut self.body,
+        );
+        codec::encode_uint(payload.len() as u64, &mut self.body);
         self.body.extend_from_slice(payload);
     }
 
@@ -357,8 +354,8 @@ impl Packer {
         let (bytes, count) = std::mem::take(&mut self.gap);
         if count > 0 {
             self.body.push(0);
-            codec::put_uint(&mut self.body, u64::from(bytes));
-            codec::put_uint(&mut self.body, count);
+            codec::encode_uint(u64::from(bytes), &mut self.body);
+            codec::encode_uint(count, &mut self.body);
             self.body.extend_from_slice(self.last.hash.as_bytes());
         }
     }
@@ -431,10 +428,7 @@ pub(super) fn put(
     }
     match made {
         Ok(true) => remove_raw(journal, number),
-        Ok(false) => Err(StoreError::JournalDamaged {
-            segment: number,
-            offset: 0,
-        }),
+        Ok(false) => Err(super::segment::damaged(number)),
         Err(error) => Err(StoreError::io("write the journal's segment", name)(error)),
     }
 }
@@ -481,7 +475,7 @@ fn take_link(bytes: &[u8]) -> Option<(Link, &[u8])> {
 }
 
 fn take(bytes: &mut &[u8]) -> Option<u64> {
-    codec::take_uint(bytes).ok()
+    codec::decode_uint(bytes).ok()
 }
 
 fn take_hash(bytes: &mut &[u8]) -> Option<Hash> {

@@ -74,17 +74,13 @@ impl Journal {
             segment: number,
             offset: SEGMENT_HEADER,
         };
-        let damaged = |at: Address| StoreError::JournalDamaged {
-            segment: at.segment,
-            offset: at.offset,
-        };
-        let (first, _) = window.first(key)?.ok_or(damaged(at))?;
+        let (first, _) = window.first(key)?.ok_or(at.damaged())?;
         let mut packer = Packer::new(first);
         loop {
             match window.look(at.offset, key)? {
                 Seen::Frame(header, payload, hash) => {
                     if packer.last() != header.before() {
-                        return Err(damaged(at));
+                        return Err(at.damaged());
                     }
                     let record = codec::decode(header.kind, payload)
                         .map_err(|source| StoreError::BadRecord { at, source })?;
@@ -100,12 +96,12 @@ impl Journal {
                     at.offset = gap.end;
                 }
                 Seen::Nothing => break,
-                Seen::Rubbish => return Err(damaged(at)),
+                Seen::Rubbish => return Err(at.damaged()),
             }
         }
         // All of it was seen, if the next one goes on where it ends.
         if self.first_link(number.saturating_add(1))? != Some(packer.last()) {
-            return Err(damaged(at));
+            return Err(at.damaged());
         }
         if was_packed && !packer.is_less {
             return Ok(None);

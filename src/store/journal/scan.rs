@@ -61,14 +61,10 @@ impl<'a> Scan<'a> {
                     )
                 }
             };
-            let damaged = StoreError::JournalDamaged {
-                segment: at.segment,
-                offset: at.offset,
-            };
             match window.look(at.offset, &self.journal.identity.key)? {
                 Seen::Frame(header, payload, hash) => {
                     if self.link.is_some_and(|link| link != header.before()) {
-                        return Err(damaged);
+                        return Err(at.damaged());
                     }
                     let record = codec::decode(header.kind, payload)
                         .and_then(|record| self.order.take(&record).map(|()| record));
@@ -83,7 +79,7 @@ impl<'a> Scan<'a> {
                 }
                 Seen::Gap(gap) => {
                     if self.link.is_some_and(|link| link != gap.before) {
-                        return Err(damaged);
+                        return Err(at.damaged());
                     }
                     self.order
                         .pass(gap.after.seq.saturating_sub(gap.before.seq));
@@ -97,7 +93,7 @@ impl<'a> Scan<'a> {
                         offset: SEGMENT_HEADER,
                     };
                 }
-                Seen::Nothing | Seen::Rubbish => return Err(damaged),
+                Seen::Nothing | Seen::Rubbish => return Err(at.damaged()),
             }
         }
         Ok(None)

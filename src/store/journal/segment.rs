@@ -68,6 +68,11 @@ fn header(identity: &Identity, number: u32) -> Vec<u8> {
     bytes
 }
 
+/// It is not that of this store, not whole, or missing.
+pub(super) fn damaged(segment: u32) -> StoreError {
+    StoreError::JournalDamaged { segment, offset: 0 }
+}
+
 /// Opens a segment. Fails with `JournalDamaged` at offset 0 if its header is not that of this
 /// segment of this store.
 pub(super) fn open(
@@ -81,10 +86,7 @@ pub(super) fn open(
     let file = at::open_file(dir, &name, flags)
         .map_err(StoreError::io("open the journal's segment", &name))?;
     let mut found = [0; SEGMENT_HEADER as usize];
-    let damaged = StoreError::JournalDamaged {
-        segment: number,
-        offset: 0,
-    };
+    let damaged = damaged(number);
     match read_up_to(&file, &mut found, 0) {
         Ok(_) if found.as_slice() == header(identity, number) => Ok(file),
         Ok(_) => Err(damaged),

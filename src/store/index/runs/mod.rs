@@ -16,6 +16,7 @@
 //!   is damage, and the index is made anew.
 
 mod filter;
+mod look;
 mod merge;
 pub mod needs;
 pub mod run;
@@ -30,17 +31,15 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use self::filter::Probe;
+pub use self::look::{Walk, Walked};
 use self::merge::{Item, Merged};
 use self::needs::{Needs, Reader};
-use self::run::{Builder, Bytes, Cache, Cursor, Out, Run, Weigh};
+use self::run::{Builder, Bytes, Cache, Out, Run, Weigh};
 use super::keys;
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
-use crate::store::hash::Hash;
-use crate::store::ids::{Epoch, Name, ObjectId, Slot};
-use crate::store::journal::{Address, codec};
-use crate::store::record::{Key, Place, Undo};
+use crate::store::ids::{Epoch, Slot};
+use crate::store::journal::Address;
 use crate::sys::lock::{Mutex, RwLock};
 
 /// The directory of the files, in that of the index.
@@ -53,8 +52,6 @@ const CACHE_BLOCKS: usize = (CACHE_BYTES / 1024) as usize;
 const FAN: usize = 4;
 /// Records after which whoever puts runs together asks whether to stop.
 const PASSED_MAX: u32 = 4096;
-/// Entries of one name that are passed over before the next name is looked up instead.
-const SKIPS_MAX: u32 = 16;
 /// Bytes of files that were replaced, and removed when everything was synced next: with so many
 /// that is at once.
 const REPLACED_BYTES_MAX: u64 = 16 << 20;
@@ -396,37 +393,30 @@ impl Runs {
         mut reader: Option<Reader<'_>>,
         stop: &dyn Fn() -> bool,
     ) -> StoreResult<Option<Merge>> {
-        let Some(old) = list.runs.get(due.clone()) else {
+        let old = list.runs.get(due.clone()).unwrap_or_default();
+        let runs = || old.iter().map(|listed| &*listed.run);
+        let (Some(from), Some(first), Some(last)) = (
+            old.first().map(|oldest| oldest.from),
+            runs().map(|run| run.first).min(),
+            runs().map(|run| run.last).max(),
+        ) else {
             return Ok(None);
         };
-        let Some(oldest) = old.first() else {
-            return Ok(None);
-        };
-        let runs: Vec<&Run> = old.iter().map(|listed| &*listed.run).collect();
-        let epochs = runs
-            .iter()
-            .fold(oldest.run.first..=oldest.run.last, |epochs, run| {
-                run.first.min(*epochs.start())..=run.last.max(*epochs.end())
-            });
-        let held = runs
-            .iter()
-            .map(|run| run.epochs)
-            .fold(0, u64::saturating_add);
-        let count = reader.as_ref().map_or(held, |reader| {
-            reader
-                .needs
-                .epochs(*epochs.start(), *epochs.end())
-                .min(held)
-        });
+        let held = runs().map(|run| run.epochs).fold(0, u64::saturating_add);
+        let needed = reader
+            .as_ref()
+            .map(|reader| reader.needs.epochs(first, last));
+        let count = needed.map_or(held, |needed| needed.min(held));
         let mut stopped = false;
-        let run = self.make(epochs.clone(), count, |builder| {
+        let run = self.make(first..=last, count, |builder| {
             let mut merged = Merged::new(old, &list.struck, &[])?;
             let mut passed = 0u32;
             while let Some((key, epoch, value)) = merged.next()? {
-                if reader
-                    .as_mut()
-                    .map_or(Ok(true), |reader| reader.needs(key, epoch, value))?
-                {
+                let is_needed = match &mut reader {
+                    Some(reader) => reader.needs(key, epoch, value)?,
+                    None => true,
+                };
+                if is_needed {
                     builder.add(key, epoch, value).map_err(failed("write"))?;
                 }
                 passed = passed.wrapping_add(1);
@@ -440,24 +430,17 @@ impl Runs {
         if stopped {
             return Ok(None);
         }
-        let run = run?;
-        let clean = list.clean(due.clone(), &epochs);
-        let level = old
-            .iter()
-            .map(|listed| listed.level)
-            .max()
-            .unwrap_or(0)
-            .saturating_add(up);
+        let level = old.iter().map(|listed| listed.level).max().unwrap_or(0);
         let made = Listed {
-            run,
-            from: oldest.from,
-            level,
+            run: run?,
+            from,
+            level: level.saturating_add(up),
         };
         Ok(Some(Merge {
             made,
+            clean: list.clean(due.clone(), &(first..=last)),
             due,
             old: old.to_vec(),
-            clean,
         }))
     }
 
@@ -513,234 +496,6 @@ impl Runs {
             .iter()
             .try_for_each(|number| at::remove_tree(dir, number.to_string().as_bytes()))
             .map_err(failed("remove an old file of"))
-    }
-
-    /// The first record of a key from an epoch on.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn first_from(&self, key: &Key, first: Epoch) -> StoreResult<Option<(Epoch, Undo)>> {
-        let bytes = keys::undo_prefix(key);
-        let probe = Probe::of(&bytes);
-        let list = self.list();
-        for listed in list
-            .runs
-            .iter()
-            .filter(|listed| listed.run.last >= first && listed.run.may_have(probe))
-        {
-            let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
-            let mut found = cursor.seek(&bytes, first)?;
-            while found && cursor.key == bytes {
-                if !is_struck(&list.struck, listed, &cursor.key, cursor.epoch) {
-                    let undo = codec::decode_before(key.clone(), cursor.value())
-                        .map_err(|_| StoreError::IndexDamaged)?;
-                    return Ok(Some((cursor.epoch, undo)));
-                }
-                found = cursor.next()?;
-            }
-        }
-        Ok(None)
-    }
-
-    /// Where an inode was seen last. In one epoch a place that no undo record tells is the later
-    /// one.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn last_place(&self, slot: Slot) -> StoreResult<Option<Place>> {
-        let Some((_, value)) = self.last_told(slot)? else {
-            return Ok(None);
-        };
-        let place = codec::decode_place(&value)
-            .ok()
-            .filter(|place| place.parent != slot);
-        place.map(Some).ok_or(StoreError::IndexDamaged)
-    }
-
-    /// The same as it stands there, with its epoch.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn last_told(&self, slot: Slot) -> StoreResult<Option<(Epoch, Vec<u8>)>> {
-        let told = [keys::place_key(slot), keys::undo_prefix(&Key::Home(slot))]
-            .map(|key| (Probe::of(&key), key));
-        for listed in self.list().runs.iter().rev() {
-            let mut last: Option<(Epoch, Vec<u8>)> = None;
-            for (_, key) in told.iter().filter(|(probe, _)| listed.run.may_have(*probe)) {
-                let found = Cursor::new(&listed.run, Some(&self.cache)).last_of(key)?;
-                last = last
-                    .into_iter()
-                    .chain(found)
-                    .reduce(|last, found| if found.0 > last.0 { found } else { last });
-            }
-            if last.is_some() {
-                return Ok(last);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Whether a place that no undo record tells is there of this epoch.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn has_place(&self, slot: Slot, epoch: Epoch) -> StoreResult<bool> {
-        let key = keys::place_key(slot);
-        let probe = Probe::of(&key);
-        for listed in self
-            .list()
-            .runs
-            .iter()
-            .filter(|listed| listed.run.covers(epoch) && listed.run.may_have(probe))
-        {
-            let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
-            if cursor.seek(&key, epoch)? && cursor.key == key && cursor.epoch == epoch {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Objects whose hash begins as this one does, with their sizes, the newest run's first, until
-    /// `call` has enough of them and says `false`.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn each_content(
-        &self,
-        hash: &Hash,
-        mut call: impl FnMut(ObjectId, u64) -> bool,
-    ) -> StoreResult<()> {
-        let prefix = keys::content_prefix(hash);
-        let probe = Probe::of(&prefix);
-        for listed in self
-            .list()
-            .runs
-            .iter()
-            .rev()
-            .filter(|listed| listed.run.may_have(probe))
-        {
-            let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
-            let mut found = cursor.seek(&prefix, Epoch(0))?;
-            while found && cursor.key.starts_with(&prefix) {
-                let mut value = cursor.value();
-                let object = keys::parse_content(&cursor.key, cursor.epoch)
-                    .ok_or(StoreError::IndexDamaged)?;
-                let size = codec::decode_uint(&mut value).map_err(|_| StoreError::IndexDamaged)?;
-                if !call(object, size) {
-                    return Ok(());
-                }
-                found = cursor.next()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// For each name in a directory that has a record from an epoch on, the first of them; in order
-    /// of the names.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn entries_from(
-        &self,
-        dir: Slot,
-        first: Epoch,
-    ) -> StoreResult<BTreeMap<Name, (Epoch, Undo)>> {
-        let prefix = keys::entries_prefix(dir);
-        let probe = Probe::of(&prefix);
-        let mut all = BTreeMap::new();
-        for listed in self
-            .list()
-            .runs
-            .iter()
-            .filter(|listed| listed.run.last >= first && listed.run.may_have(probe))
-        {
-            let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
-            let mut more = cursor.seek(&prefix, Epoch(0))?;
-            // The name that was found last, as it stands in the key.
-            let mut done: Option<Vec<u8>> = None;
-            let mut skips = 0;
-            while more && cursor.key.starts_with(&prefix) {
-                let again = done.as_deref() == Some(cursor.key.as_slice());
-                if cursor.epoch >= first && !again {
-                    let name = keys::entry_name(&cursor.key).ok_or(StoreError::IndexDamaged)?;
-                    if let std::collections::btree_map::Entry::Vacant(place) =
-                        all.entry(name.clone())
-                    {
-                        let undo = codec::decode_before(Key::Entry(dir, name), cursor.value())
-                            .map_err(|_| StoreError::IndexDamaged)?;
-                        place.insert((cursor.epoch, undo));
-                    }
-                    done = Some(cursor.key.clone());
-                    skips = 0;
-                } else {
-                    skips += 1;
-                }
-                more = if skips > SKIPS_MAX {
-                    // Many epochs of one name: one look-up leads past them.
-                    skips = 0;
-                    let key = cursor.key.clone();
-                    cursor.seek(&key, if again { Epoch(u64::MAX) } else { first })?
-                } else {
-                    cursor.next()?
-                };
-            }
-        }
-        Ok(all)
-    }
-
-    /// Every record that counts and whose key begins so, in the order of keys and epochs.
-    ///
-    /// Errors: `Io`, `IndexDamaged`, those of `call`.
-    pub fn each_below(
-        &self,
-        prefix: &[u8],
-        mut call: impl FnMut(&[u8], Epoch, &[u8]) -> StoreResult<()>,
-    ) -> StoreResult<()> {
-        let list = self.list();
-        let mut merged = Merged::new(&list.runs, &list.struck, prefix)?;
-        while let Some((key, epoch, value)) =
-            merged.next()?.filter(|(key, _, _)| key.starts_with(prefix))
-        {
-            call(key, epoch, value)?;
-        }
-        Ok(())
-    }
-}
-
-/// What is walked.
-pub struct Walked(Arc<List>);
-
-/// Goes through records in the order of keys and epochs, beside others.
-pub struct Walk<'a> {
-    merged: Merged<'a>,
-    more: bool,
-}
-
-impl<'a> Walk<'a> {
-    /// At the first record.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn new(Walked(list): &'a Walked) -> StoreResult<Walk<'a>> {
-        let mut merged = Merged::new(&list.runs, &list.struck, &[])?;
-        let more = merged.next()?.is_some();
-        Ok(Walk { merged, more })
-    }
-
-    /// The key and the epoch of the record; `None`: there is no other.
-    pub fn at(&self) -> Option<(&[u8], Epoch)> {
-        let (key, epoch, _) = self.merged.last();
-        self.more.then_some((key, epoch))
-    }
-
-    /// What the record says, if it is this one.
-    pub fn says(&self, key: &[u8], epoch: Epoch) -> Option<&[u8]> {
-        let (_, _, value) = self.merged.last();
-        (self.at() == Some((key, epoch))).then_some(value)
-    }
-
-    /// To the next record, if it is this one.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn pass(&mut self, key: &[u8], epoch: Epoch) -> StoreResult<()> {
-        if self.at() == Some((key, epoch)) {
-            self.more = self.merged.next()?.is_some();
-        }
-        Ok(())
     }
 }
 

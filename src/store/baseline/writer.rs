@@ -1,0 +1,119 @@
+//! Writing a baseline.
+
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::OFlags;
+
+use super::super::at;
+use super::{
+    BY_SLOT, CHANGES, NAME, Node, UNFINISHED, failed, key, named, put_inode, put_part, token,
+};
+use crate::store::error::StoreResult;
+use crate::store::ids::{Address, Epoch, Slot};
+use crate::store::index::{Builder, Out};
+use crate::store::journal::codec::encode_uint;
+use crate::store::layout::Layout;
+use crate::sys::Kind;
+
+/// Writes a baseline. Dropped before [`Writer::finish`] it leaves nothing that counts.
+pub struct Writer<'a> {
+    dir: BorrowedFd<'a>,
+    builder: Builder,
+    token: Epoch,
+    /// Directories that were listed: slot, number, generation.
+    listed: Vec<(Slot, u64, u64)>,
+    /// Files that are not empty.
+    files: u64,
+}
+
+impl<'a> Writer<'a> {
+    /// Begins one that counts for as long as the journal ends at `end`; without, together with its
+    /// changes.
+    ///
+    /// Errors: `Io`.
+    pub fn new(layout: &'a Layout, end: Option<Address>) -> StoreResult<Writer<'a>> {
+        let dir = layout.dir();
+        let token = token(end);
+        Ok(Writer {
+            dir,
+            builder: builder(dir, token)?,
+            token,
+            listed: Vec::new(),
+            files: 0,
+        })
+    }
+
+    /// Adds a name of the directory with this number. Names come sorted, directories by their
+    /// numbers; the root itself comes first, as number 0 without a name.
+    ///
+    /// Errors: `Io`, `Codec`.
+    pub fn add(&mut self, number: u64, name: &[u8], node: &Node) -> StoreResult<()> {
+        let mut value = Vec::with_capacity(128);
+        encode_uint(node.number, &mut value);
+        put_part(
+            Some(&named(
+                Some(node.child).filter(|child| child.slot != Slot::ROOT),
+            )),
+            &mut value,
+        )?;
+        put_inode(node, &mut value)?;
+        self.files += u64::from(node.child.kind == Kind::File && node.attr.stat.size > 0);
+        self.builder
+            .add(&key(number, name), self.token, &value)
+            .map_err(failed("write"))
+    }
+
+    /// All names of the directory with this number were added.
+    pub fn listed(&mut self, number: u64, slot: Slot, generation: u64) {
+        self.listed.push((slot, number, generation));
+    }
+
+    /// Puts it in place of an older one, which has no changes any more. Durable on return.
+    ///
+    /// Errors: `Io`.
+    pub fn finish(mut self) -> StoreResult<()> {
+        let mut files = Vec::new();
+        encode_uint(self.files, &mut files);
+        encode_uint(RandomState::new().hash_one(0u8), &mut files);
+        self.builder
+            .add(&key(BY_SLOT, b""), self.token, &files)
+            .map_err(failed("write"))?;
+        self.listed.sort_unstable();
+        let mut listed = self.listed.iter().peekable();
+        while let Some((slot, number, generation)) = listed.next() {
+            // One that was moved meanwhile may have been listed twice.
+            if listed.peek().is_none_or(|next| next.0 != *slot) {
+                let mut value = Vec::new();
+                encode_uint(*number, &mut value);
+                encode_uint(*generation, &mut value);
+                self.builder
+                    .add(&key(BY_SLOT, &slot.0.to_be_bytes()), self.token, &value)
+                    .map_err(failed("write"))?;
+            }
+        }
+        // The changes of another must not meet it.
+        at::remove_tree(self.dir, CHANGES.as_bytes())
+            .and_then(|()| at::sync_dir(self.dir))
+            .map_err(failed("write"))?;
+        finish(self.builder, self.dir, NAME)
+    }
+}
+
+pub(super) fn builder(dir: BorrowedFd<'_>, token: Epoch) -> StoreResult<Builder> {
+    let file = at::open_file(
+        dir,
+        UNFINISHED,
+        OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC,
+    )
+    .map_err(failed("make"))?;
+    Ok(Builder::new(Out::File(file), token, token, 1))
+}
+
+pub(super) fn finish(builder: Builder, dir: BorrowedFd<'_>, name: &str) -> StoreResult<()> {
+    let run = builder.finish(0).map_err(failed("write"))?;
+    run.sync()
+        .and_then(|()| at::rename(dir, UNFINISHED, name))
+        .and_then(|()| at::sync_dir(dir))
+        .map_err(failed("write"))
+}

@@ -1,0 +1,232 @@
+//! Looking things up in the runs.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+
+use super::filter::Probe;
+use super::merge::Merged;
+use super::run::{Cursor, Run};
+use super::{List, Listed, Runs, is_struck, keys};
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::hash::Hash;
+use crate::store::ids::{Epoch, Name, ObjectId, Slot};
+use crate::store::journal::codec;
+use crate::store::record::{Key, Place, Undo};
+
+/// Entries of one name that are passed over before the next name is looked up instead.
+const SKIPS_MAX: u32 = 16;
+
+impl Runs {
+    /// Each of these runs that may have a key, or one that begins so, the oldest first, with a
+    /// cursor.
+    fn asked<'a>(
+        &'a self,
+        list: &'a List,
+        key: &[u8],
+        of: impl Fn(&Run) -> bool + 'a,
+    ) -> impl DoubleEndedIterator<Item = (&'a Listed, Cursor<'a>)> {
+        let probe = Probe::of(key);
+        list.runs
+            .iter()
+            .filter(move |listed| of(&listed.run) && listed.run.may_have(probe))
+            .map(|listed| (listed, Cursor::new(&listed.run, Some(&self.cache))))
+    }
+
+    /// The first record of a key from an epoch on.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn first_from(&self, key: &Key, first: Epoch) -> StoreResult<Option<(Epoch, Undo)>> {
+        let (bytes, list) = (keys::undo_prefix(key), self.list());
+        for (listed, mut cursor) in self.asked(&list, &bytes, |run| run.last >= first) {
+            let mut found = cursor.seek(&bytes, first)?;
+            while found && cursor.key == bytes {
+                if !is_struck(&list.struck, listed, &cursor.key, cursor.epoch) {
+                    let undo = codec::decode_before(key.clone(), cursor.value())
+                        .map_err(|_| StoreError::IndexDamaged)?;
+                    return Ok(Some((cursor.epoch, undo)));
+                }
+                found = cursor.next()?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where an inode was seen last. In one epoch a place that no undo record tells is the later
+    /// one.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn last_place(&self, slot: Slot) -> StoreResult<Option<Place>> {
+        let Some((_, value)) = self.last_told(slot)? else {
+            return Ok(None);
+        };
+        let place = codec::decode_place(&value)
+            .ok()
+            .filter(|place| place.parent != slot);
+        place.map(Some).ok_or(StoreError::IndexDamaged)
+    }
+
+    /// The same as it stands there, with its epoch.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn last_told(&self, slot: Slot) -> StoreResult<Option<(Epoch, Vec<u8>)>> {
+        let told = [keys::place_key(slot), keys::undo_prefix(&Key::Home(slot))]
+            .map(|key| (Probe::of(&key), key));
+        for listed in self.list().runs.iter().rev() {
+            let mut last: Option<(Epoch, Vec<u8>)> = None;
+            for (_, key) in told.iter().filter(|(probe, _)| listed.run.may_have(*probe)) {
+                let found = Cursor::new(&listed.run, Some(&self.cache)).last_of(key)?;
+                last = last
+                    .into_iter()
+                    .chain(found)
+                    .reduce(|last, found| if found.0 > last.0 { found } else { last });
+            }
+            if last.is_some() {
+                return Ok(last);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a place that no undo record tells is there of this epoch.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn has_place(&self, slot: Slot, epoch: Epoch) -> StoreResult<bool> {
+        let (key, list) = (keys::place_key(slot), self.list());
+        for (_, mut cursor) in self.asked(&list, &key, |run| run.covers(epoch)) {
+            if cursor.seek(&key, epoch)? && cursor.key == key && cursor.epoch == epoch {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Objects whose hash begins as this one does, with their sizes, the newest run's first, until
+    /// `call` has enough of them and says `false`.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn each_content(
+        &self,
+        hash: &Hash,
+        mut call: impl FnMut(ObjectId, u64) -> bool,
+    ) -> StoreResult<()> {
+        let (prefix, list) = (keys::content_prefix(hash), self.list());
+        for (_, mut cursor) in self.asked(&list, &prefix, |_| true).rev() {
+            let mut found = cursor.seek(&prefix, Epoch(0))?;
+            while found && cursor.key.starts_with(&prefix) {
+                let mut value = cursor.value();
+                let object = keys::parse_content(&cursor.key, cursor.epoch)
+                    .ok_or(StoreError::IndexDamaged)?;
+                let size = codec::decode_uint(&mut value).map_err(|_| StoreError::IndexDamaged)?;
+                if !call(object, size) {
+                    return Ok(());
+                }
+                found = cursor.next()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// For each name in a directory that has a record from an epoch on, the first of them; in order
+    /// of the names.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn entries_from(
+        &self,
+        dir: Slot,
+        first: Epoch,
+    ) -> StoreResult<BTreeMap<Name, (Epoch, Undo)>> {
+        let (prefix, list) = (keys::entries_prefix(dir), self.list());
+        let mut all = BTreeMap::new();
+        for (_, mut cursor) in self.asked(&list, &prefix, |run| run.last >= first) {
+            let mut more = cursor.seek(&prefix, Epoch(0))?;
+            // The name that was found last, as it stands in the key.
+            let mut done: Option<Vec<u8>> = None;
+            let mut skips = 0;
+            while more && cursor.key.starts_with(&prefix) {
+                let again = done.as_deref() == Some(cursor.key.as_slice());
+                if cursor.epoch >= first && !again {
+                    let name = keys::entry_name(&cursor.key).ok_or(StoreError::IndexDamaged)?;
+                    if let Entry::Vacant(place) = all.entry(name.clone()) {
+                        let undo = codec::decode_before(Key::Entry(dir, name), cursor.value())
+                            .map_err(|_| StoreError::IndexDamaged)?;
+                        place.insert((cursor.epoch, undo));
+                    }
+                    done = Some(cursor.key.clone());
+                    skips = 0;
+                } else {
+                    skips += 1;
+                }
+                more = if skips > SKIPS_MAX {
+                    // Many epochs of one name: one look-up leads past them.
+                    skips = 0;
+                    let key = cursor.key.clone();
+                    cursor.seek(&key, if again { Epoch(u64::MAX) } else { first })?
+                } else {
+                    cursor.next()?
+                };
+            }
+        }
+        Ok(all)
+    }
+
+    /// Every record that counts and whose key begins so, in the order of keys and epochs.
+    ///
+    /// Errors: `Io`, `IndexDamaged`, those of `call`.
+    pub fn each_below(
+        &self,
+        prefix: &[u8],
+        mut call: impl FnMut(&[u8], Epoch, &[u8]) -> StoreResult<()>,
+    ) -> StoreResult<()> {
+        let list = self.list();
+        let mut merged = Merged::new(&list.runs, &list.struck, prefix)?;
+        while let Some((key, epoch, value)) =
+            merged.next()?.filter(|(key, _, _)| key.starts_with(prefix))
+        {
+            call(key, epoch, value)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is walked.
+pub struct Walked(pub(super) Arc<List>);
+
+/// Goes through records in the order of keys and epochs, beside others.
+pub struct Walk<'a> {
+    merged: Merged<'a>,
+    more: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// At the first record.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn new(Walked(list): &'a Walked) -> StoreResult<Walk<'a>> {
+        let mut merged = Merged::new(&list.runs, &list.struck, &[])?;
+        let more = merged.next()?.is_some();
+        Ok(Walk { merged, more })
+    }
+
+    /// The key and the epoch of the record; `None`: there is no other.
+    pub fn at(&self) -> Option<(&[u8], Epoch)> {
+        let (key, epoch, _) = self.merged.last();
+        self.more.then_some((key, epoch))
+    }
+
+    /// What the record says, if it is this one.
+    pub fn says(&self, key: &[u8], epoch: Epoch) -> Option<&[u8]> {
+        let (_, _, value) = self.merged.last();
+        (self.at() == Some((key, epoch))).then_some(value)
+    }
+
+    /// To the next record, if it is this one.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn pass(&mut self, key: &[u8], epoch: Epoch) -> StoreResult<()> {
+        if self.at() == Some((key, epoch)) {
+            self.more = self.merged.next()?.is_some();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! Numbers that are noted in small files of a store, for the next mount.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::OFlags;
+
+use super::super::at;
+use super::{Layout, STORE_NAME};
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::ids::{Address, Epoch};
+
+/// The file that says where the journal ended at the last orderly end.
+const ENDED_NAME: &str = "ended";
+/// The file that says up to when everything was on disk.
+const SYNCED_NAME: &str = "synced";
+/// See [`Layout::note_held`].
+const HELD_NAME: &str = "held";
+/// See [`Layout::note_unpacked`].
+const UNPACKED_NAME: &str = "unpacked";
+/// See [`Layout::note_unkept`].
+const UNKEPT_NAME: &str = "unkept";
+/// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
+const NOTED_BYTES: usize = 20 + 1 + 20 + 1 + 16 + 1;
+
+impl Layout {
+    /// Up to when everything was on disk, the tree included, as [`Layout::note_synced`] was told
+    /// last: nanoseconds since 1970.
+    pub fn synced_ns(&self) -> Option<i64> {
+        Some(self.synced_ns.load(Ordering::SeqCst)).filter(|at_ns| *at_ns != i64::MIN)
+    }
+
+    /// Notes that everything up to this time is on disk; durable on return.
+    pub fn note_synced(&self, at_ns: i64) -> StoreResult<()> {
+        self.note(SYNCED_NAME, at_ns)?;
+        self.synced_ns.fetch_max(at_ns, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Notes where the journal ended when its daemon did, in an orderly way, with all of it on
+    /// disk, and where its last frame begins; durable on return. It never ends before that again.
+    pub fn note_end(&self, end: Address, last: Option<Address>) -> StoreResult<()> {
+        let numbers = [Some(end), last]
+            .into_iter()
+            .flatten()
+            .map(|at| i64::from(at.segment) << 32 | i64::from(at.offset));
+        self.note_all(ENDED_NAME, &numbers.collect::<Vec<_>>())
+    }
+
+    /// What [`Layout::note_end`] was told last, if it can be read.
+    pub fn noted_end(&self) -> Option<(Address, Option<Address>)> {
+        let address = |packed: i64| {
+            Some(Address {
+                segment: u32::try_from(packed >> 32).ok()?,
+                offset: u32::try_from(packed & i64::from(u32::MAX)).ok()?,
+            })
+        };
+        let noted = read_all_noted(&self.dir, ENDED_NAME)?;
+        Some((
+            address(*noted.first()?)?,
+            noted.get(1).copied().and_then(address),
+        ))
+    }
+
+    /// Notes that the mount ended in this open epoch while somebody could still write to files of
+    /// it, without a request.
+    pub fn note_held(&self, epoch: Epoch) -> StoreResult<()> {
+        self.note(HELD_NAME, i64::try_from(epoch.0).unwrap_or(i64::MAX))
+    }
+
+    /// The epoch that [`Layout::note_held`] was told last, if it can be read.
+    pub fn noted_held(&self) -> Option<Epoch> {
+        read_noted(&self.dir, HELD_NAME)?.try_into().ok().map(Epoch)
+    }
+
+    /// Notes of how many files the content was not kept when the mount ended; 0: of none.
+    pub fn note_unkept(&self, files: u64) -> StoreResult<()> {
+        if files == 0 {
+            return at::remove_tree(&self.dir, UNKEPT_NAME.as_bytes())
+                .map_err(StoreError::io("remove", UNKEPT_NAME));
+        }
+        self.note(UNKEPT_NAME, i64::try_from(files).unwrap_or(i64::MAX))
+    }
+
+    /// Notes that index and journal hold what a deletion has left in them; durable on return.
+    pub fn note_unpacked(&self) -> StoreResult<()> {
+        self.note(UNPACKED_NAME, 1)
+    }
+
+    /// Notes that they hold nothing of that any more.
+    pub fn note_packed(&self) -> StoreResult<()> {
+        at::remove_tree(&self.dir, UNPACKED_NAME.as_bytes())
+            .map_err(StoreError::io("remove", UNPACKED_NAME))
+    }
+
+    /// Whether they hold some still.
+    pub fn noted_unpacked(&self) -> bool {
+        read_noted(&self.dir, UNPACKED_NAME).is_some()
+    }
+
+    fn note(&self, name: &'static str, value: i64) -> StoreResult<()> {
+        self.note_all(name, &[value])
+    }
+
+    fn note_all(&self, name: &'static str, values: &[i64]) -> StoreResult<()> {
+        let note = || -> io::Result<()> {
+            let file = at::open_file(&self.dir, name, OFlags::WRONLY | OFlags::CREATE)?;
+            // Less than a sector, in place: all of it reaches the disk, or none. What is half
+            // written is not believed.
+            let text = noted_text(values);
+            file.write_all_at(text.as_bytes(), 0)?;
+            file.set_len(text.len() as u64)?;
+            file.sync_all()
+        };
+        note().map_err(StoreError::io("write", name))
+    }
+}
+
+/// What [`Layout::note_synced`] was told last; `i64::MIN`: nothing.
+pub(super) fn synced_ns(dir: &OwnedFd) -> i64 {
+    read_noted(dir, SYNCED_NAME).unwrap_or(i64::MIN)
+}
+
+fn noted_text(values: &[i64]) -> String {
+    let numbers = values
+        .iter()
+        .map(|value| format!("{value:020}"))
+        .collect::<Vec<_>>()
+        .join(" ");
+    let hash = blake3::hash(numbers.as_bytes()).to_hex();
+    format!("{numbers} {}\n", hash.get(..16).unwrap_or_default())
+}
+
+/// What [`Layout::note_unkept`] was told last in the store of `root`, if it can be read.
+pub fn noted_unkept(root: impl AsFd) -> Option<u64> {
+    let dir = at::open_dir(root, STORE_NAME).ok()?;
+    read_noted(&dir, UNKEPT_NAME)?.try_into().ok()
+}
+
+fn read_noted(dir: &OwnedFd, name: &str) -> Option<i64> {
+    read_all_noted(dir, name)?.first().copied()
+}
+
+fn read_all_noted(dir: &OwnedFd, name: &str) -> Option<Vec<i64>> {
+    let bytes = at::read_small(dir, name, NOTED_BYTES as u64).ok()?;
+    let text = std::str::from_utf8(&bytes).ok()?;
+    let values: Vec<i64> = text
+        .rsplit_once(' ')?
+        .0
+        .split(' ')
+        .map(|number| number.parse().ok())
+        .collect::<Option<_>>()?;
+    (text == noted_text(&values)).then_some(values)
+}
