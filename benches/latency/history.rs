@@ -3,8 +3,8 @@
 
 use std::process::Stdio;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{
+use ckptfs::Client;
+use ckptfs::api::{
     CheckpointOptions, Delete, Query, ShowCheckpoint, StateName, UndoOptions, UndoWalk,
 };
 

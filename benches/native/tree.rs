@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointOptions, Compare, Delete, RestoreOptions, StateName};
+use ckptfs::Client;
+use ckptfs::api::{CheckpointOptions, Compare, Delete, RestoreOptions, StateName};
 use serde::Serialize;
 
 use crate::common::Image;
@@ -120,7 +120,7 @@ fn round(
 ) -> Verb {
     let (mut checkpoint, mut diff, mut restore) =
         (Samples::default(), Samples::default(), Samples::default());
-    let fail = |error: ckptfs::engine::api::VerbError| -> ! { panic!("a verb failed: {error}") };
+    let fail = |error: ckptfs::api::VerbError| -> ! { panic!("a verb failed: {error}") };
     let step = paths.len() / dirty;
     for round in 1..=rounds {
         let base = client

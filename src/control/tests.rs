@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::protocol::decode_answer;
+use super::protocol::{PROTOCOL, decode_answer};
 use super::*;
 use crate::engine::Keep;
 use crate::engine::api::attribution::{

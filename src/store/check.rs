@@ -91,25 +91,6 @@ impl DamageKind {
             DamageKind::ChangedUnseen => "changed-unseen",
         }
     }
-
-    /// Something of the past is lost or cannot be trusted; the others cost nothing but care.
-    pub fn is_loss(self) -> bool {
-        use DamageKind::{
-            ChangedUnseen, CheckpointIncomplete, FormatUnreadable, JournalDamaged, ObjectChanged,
-            ObjectMissing, ObjectSize, ObjectUnreadable,
-        };
-        matches!(
-            self,
-            CheckpointIncomplete
-                | FormatUnreadable
-                | JournalDamaged
-                | ObjectMissing
-                | ObjectSize
-                | ObjectChanged
-                | ObjectUnreadable
-                | ChangedUnseen
-        )
-    }
 }
 
 /// One thing that is wrong.

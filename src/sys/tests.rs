@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use super::name::make_device;
 use super::*;
 
 /// A directory of its own for one test, and a descriptor of it.

@@ -10,7 +10,7 @@
 //! - [`Tree`]: one state of a tree.
 //! - [`states::States`]: two of them, with what is known of where they differ; walks along that,
 //!   and makes a [`plan::Plan`].
-//! - [`pair::plan`]: of any two trees, with nothing known, or with what was recorded between them.
+//! - `pair::plan`, for tests: of any two trees, with nothing known, or with what was recorded.
 //! - [`apply::apply`]: carries a plan out on a [`apply::Sink`].
 //!
 //! Nothing here makes a system call ([ADR 29](../../docs/adr/0029-one-plan.md)).
@@ -18,7 +18,8 @@
 pub mod apply;
 #[cfg(test)]
 mod memory;
-pub mod pair;
+#[cfg(test)]
+mod pair;
 pub mod plan;
 pub mod states;
 #[cfg(test)]
@@ -34,6 +35,10 @@ use crate::store::record::{AttrState, Child};
 use crate::sys::{SysResult, Xattrs};
 
 /// One state of a tree. Inodes of two states with one number are one inode.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "`pair`, which tests compare with, asks them")
+)]
 pub trait Tree {
     /// What a name in a directory leads to.
     ///

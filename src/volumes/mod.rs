@@ -50,12 +50,7 @@ pub mod tool;
 mod trash;
 mod verbs;
 
-pub use asker::Asker;
 pub use facts::Place;
-pub use history::VolumeHistory;
-pub use mounts::Mounts;
 pub use pool::Pool;
-pub use record::{Claim, Parent, Record, Snapshot};
-pub use registry::Registry;
-pub use trash::{Thrown, Trash};
+pub use record::{Claim, Record, Snapshot};
 pub use verbs::Verbs;

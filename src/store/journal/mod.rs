@@ -74,7 +74,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::frame::{Link, Seen};
-pub use self::packing::{Packed, Verdict};
+pub use self::packing::Verdict;
 pub use self::scan::Scan;
 use self::segment::{SEGMENT_HEADER, Source};
 use self::tail::Tail;

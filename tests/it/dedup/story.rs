@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ckptfs::sys::{self, ExtentMap};
+use ckptfs::internals::sys::{self, ExtentMap};
 use serde_json::Value;
 
 use crate::common::mount::wait_until;

@@ -7,16 +7,16 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use ckptfs::engine::api::{
+use ckptfs::Verb;
+use ckptfs::api::{
     CheckpointOptions, Delete, GetStatus, ListCheckpoints, RestoreOptions, StateName, Status,
     Times, TreePath, UndoOptions, UndoWalk, VerbResult,
 };
-use ckptfs::engine::request::{
+use ckptfs::internals::engine::request::{
     Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow,
 };
-use ckptfs::engine::verb::Verb;
-use ckptfs::engine::{Config, Engine, IoChoice};
-use ckptfs::sys::{self, Errno, Kind, SysResult};
+use ckptfs::internals::engine::{Config, Engine, IoChoice};
+use ckptfs::internals::sys::{self, Errno, Kind, SysResult};
 
 pub const ROOT: NodeId = NodeId(1);
 const CALLER: Caller = Caller {
@@ -80,7 +80,7 @@ impl Served {
 
     /// Begins to serve.
     pub fn open(&mut self) -> VerbResult<()> {
-        let root = sys::open_root(&self.dir).map_err(|errno| ckptfs::engine::api::VerbError {
+        let root = sys::open_root(&self.dir).map_err(|errno| ckptfs::api::VerbError {
             code: "open".into(),
             message: errno.to_string(),
             hint: None,
@@ -365,7 +365,7 @@ impl Served {
         if unknown.is_empty() {
             Ok(())
         } else {
-            Err(ckptfs::engine::api::VerbError {
+            Err(ckptfs::api::VerbError {
                 code: "io".into(),
                 message: format!("{unknown:?} cannot be told"),
                 hint: None,
@@ -625,7 +625,7 @@ pub fn at(sec: i64) -> SetAttr {
 
 /// Flags of open(2).
 pub mod libc_flags {
-    use ckptfs::sys::open_flags;
+    use ckptfs::internals::sys::open_flags;
     pub const READ: i32 = open_flags::RDONLY;
     pub const WRITE: i32 = open_flags::WRONLY;
     pub const READ_WRITE: i32 = 2;

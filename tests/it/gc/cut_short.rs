@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::Fault;
-use ckptfs::sys::Errno;
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::{Call, Plan};
 
 use super::story::{Tree, ids, objects, rounds, views};
 use crate::common::tree::assert_tree_is;

@@ -4,10 +4,10 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::Fault;
-use ckptfs::sys::Errno;
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::{Call, Plan};
 use serde_json::json;
 
 use super::story::{Tree, ids, noise, objects, views};

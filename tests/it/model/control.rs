@@ -5,8 +5,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{
+use ckptfs::Client;
+use ckptfs::api::{
     Change, CheckpointOptions, Compare, Delete, GcOptions, GetStatus, Query, RestoreOptions,
     Restored, ShowCheckpoint, StateName, Times, TreePath, UndoOptions, UndoWalk, VerbError,
 };
