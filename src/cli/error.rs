@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::output::Out;
 use crate::engine::api::VerbError;
-pub use crate::engine::api::{error, hinted};
+pub use crate::volumes::error::{On, error, hinted, io_error, plain};
 
 /// Exit status of a verb that has found damage.
 const DAMAGE_STATUS: u8 = 4;
@@ -46,28 +46,6 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
         Failure::Output(error)
     }
-}
-
-/// The error of a call on `what` (a path, mostly).
-pub fn io_error(what: impl std::fmt::Display, cause: impl Into<io::Error>) -> VerbError {
-    let cause = cause.into();
-    let code = match cause.kind() {
-        io::ErrorKind::NotFound => "not-found",
-        io::ErrorKind::PermissionDenied => "no-permission",
-        io::ErrorKind::StorageFull => "no-space",
-        _ => "io",
-    };
-    error(code, format!("{what}: {}", plain(&cause)))
-}
-
-/// What went wrong, without the number in "No such file or directory (os error 2)": it helps
-/// nobody.
-pub fn plain(cause: &io::Error) -> String {
-    let text = cause.to_string();
-    text.split(" (os error")
-        .next()
-        .unwrap_or_default()
-        .to_owned()
 }
 
 impl Failure {

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use super::error::{error, hinted, io_error};
+use super::error::{On, error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
 use crate::control::{Client, History, STORE_NAME, Seen, Store, look};
@@ -61,7 +61,7 @@ impl Served {
             .store()
             .ok_or(Errno::ENOTCONN)
             .and_then(|store| store.open_mount(&at));
-        let root = opened.map_err(|cause| io_error(at.display(), cause))?;
+        let root = opened.on(at.display())?;
         Ok((at, root))
     }
 }
@@ -101,7 +101,7 @@ pub enum Located {
 /// The directory that a verb starts from, absolute: `dir`, or else the working directory. It may
 /// belong to a dead mount.
 pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
-    let cwd = || std::env::current_dir().map_err(|cause| io_error("the working directory", cause));
+    let cwd = || std::env::current_dir().on("the working directory");
     let Some(dir) = dir else { return cwd() };
     let path = if dir.is_absolute() {
         dir.to_owned()
@@ -219,7 +219,7 @@ pub fn history(dir: Option<&Path>) -> VerbResult<History> {
     match locate(start(dir)?)? {
         Located::Served(served) => Ok(History::Daemon(served.client)),
         Located::Store { root, .. } => {
-            let root = sys::open_root(&root).map_err(|cause| io_error(root.display(), cause))?;
+            let root = sys::open_root(&root).on(root.display())?;
             Ok(History::Store(Box::new(Offline::open(root)?)))
         }
         other => Err(not_served(&other)),

@@ -4,23 +4,24 @@ use tonic::{Code, Status};
 
 use crate::engine::api::VerbError;
 
-/// The status of an error.
-pub fn of(error: &VerbError) -> Status {
-    let code = match error.code.as_str() {
-        "no-such-volume" | "unknown-checkpoint" | "not-found" => Code::NotFound,
-        "bad-name" | "bad-option" | "unknown-option" | "bad-path" => Code::InvalidArgument,
-        "volume-exists" | "snapshot-exists" => Code::AlreadyExists,
-        "in-use" | "pinned" | "other-mount" => Code::FailedPrecondition,
-        "no-space" => Code::ResourceExhausted,
-        // The same call again does it, or finds it done.
-        "busy" | "daemon-busy" => Code::Aborted,
-        _ => Code::Internal,
-    };
-    let message = match &error.hint {
-        Some(hint) => format!("{} ({hint})", error.message),
-        None => error.message.clone(),
-    };
-    Status::new(code, message)
+impl From<VerbError> for Status {
+    fn from(error: VerbError) -> Status {
+        let code = match error.code.as_str() {
+            "no-such-volume" | "unknown-checkpoint" | "not-found" => Code::NotFound,
+            "bad-name" | "bad-option" | "unknown-option" | "bad-path" => Code::InvalidArgument,
+            "volume-exists" | "snapshot-exists" => Code::AlreadyExists,
+            "in-use" | "pinned" | "other-mount" => Code::FailedPrecondition,
+            "no-space" => Code::ResourceExhausted,
+            // The same call again does it, or finds it done.
+            "busy" | "daemon-busy" => Code::Aborted,
+            _ => Code::Internal,
+        };
+        let message = match &error.hint {
+            Some(hint) => format!("{} ({hint})", error.message),
+            None => error.message,
+        };
+        Status::new(code, message)
+    }
 }
 
 /// What is wrong with a request.

@@ -1,13 +1,25 @@
-//! How work on a pool fails: in words for a person, as every verb does.
+//! How work on a pool, and a verb, fails: in words for a person.
 
+use std::fmt::Display;
 use std::io;
-use std::path::Path;
 
-use crate::engine::api::VerbError;
+use crate::engine::api::{VerbError, VerbResult};
 pub use crate::engine::api::{error, hinted};
 
-/// The error of a call on `path`.
-pub fn failed(path: &Path, cause: impl Into<io::Error>) -> VerbError {
+/// Says what the call was on that failed.
+pub trait On<T> {
+    /// The error tells of `what`: a path, mostly.
+    fn on(self, what: impl Display) -> VerbResult<T>;
+}
+
+impl<T, E: Into<io::Error>> On<T> for Result<T, E> {
+    fn on(self, what: impl Display) -> VerbResult<T> {
+        self.map_err(|cause| io_error(what, cause))
+    }
+}
+
+/// The error of a call on `what`: a path, mostly.
+pub fn io_error(what: impl Display, cause: impl Into<io::Error>) -> VerbError {
     let cause = cause.into();
     let code = match cause.kind() {
         io::ErrorKind::NotFound => "not-found",
@@ -15,13 +27,15 @@ pub fn failed(path: &Path, cause: impl Into<io::Error>) -> VerbError {
         io::ErrorKind::StorageFull => "no-space",
         _ => "io",
     };
+    error(code, format!("{what}: {}", plain(&cause)))
+}
+
+/// What went wrong, without the number in "No such file or directory (os error 2)": it helps
+/// nobody.
+pub fn plain(cause: &io::Error) -> String {
     let text = cause.to_string();
-    error(
-        code,
-        format!(
-            "{}: {}",
-            path.display(),
-            text.split(" (os error").next().unwrap_or_default()
-        ),
-    )
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }

@@ -28,7 +28,7 @@ mod asker;
 pub mod bind;
 mod claims;
 mod dirs;
-mod error;
+pub mod error;
 pub mod facts;
 mod files;
 mod fill;
