@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::context::Context;
 use super::error::{On, Outcome, hinted, plain};
 use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
@@ -113,7 +114,7 @@ enum End {
 }
 
 /// Serves until the mount is gone.
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args, _: &mut Context) -> Outcome {
     if !args.worker && !args.no_holder && cfg!(target_os = "linux") {
         return holder::hold(args);
     }

@@ -101,7 +101,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     if daemon.foreground {
         not_served.iter().for_each(|text| context.out.warn(text));
-        return daemon::run(prepared.daemon);
+        return daemon::run(prepared.daemon, context);
     }
     let mut ready = start(&prepared, Starter::Verb)?;
     ready.warnings.extend(not_served.clone());
