@@ -140,54 +140,42 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
 
 fn locate_once(cwd: &Path) -> VerbResult<Located> {
     for dir in cwd.ancestors() {
-        let root = || dir.to_owned();
+        let root = dir.to_owned();
         let store = match look(dir) {
             Ok(Seen::Nothing) => continue,
             // Beyond it nothing is looked for, or another tree would be taken.
             Ok(Seen::Gone) => break,
             Ok(Seen::Foreign(owner)) => {
                 return Ok(Located::Foreign {
-                    root: root(),
+                    root,
                     owner: Some(owner),
                 });
             }
             Ok(Seen::Store(store)) => store,
             Err(Errno::EACCES | Errno::EPERM) => {
-                return Ok(Located::Foreign {
-                    root: root(),
-                    owner: None,
-                });
+                return Ok(Located::Foreign { root, owner: None });
             }
             Err(cause) => return Err(io_error(dir.join(STORE_NAME).display(), cause)),
         };
         match Client::of(&store) {
             Ok(client) => {
                 return Ok(Located::Served(Served {
-                    root: root(),
+                    root,
                     client,
                     cwd: cwd.to_owned(),
                 }));
             }
             Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => {
-                return Ok(Located::Store {
-                    root: root(),
-                    store,
-                });
+                return Ok(Located::Store { root, store });
             }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 // Anybody may have a directory of this name; a store says what it is.
                 if host::holds(store.dir(), "format") {
-                    return Ok(Located::Store {
-                        root: root(),
-                        store,
-                    });
+                    return Ok(Located::Store { root, store });
                 }
             }
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
-                return Ok(Located::Foreign {
-                    root: root(),
-                    owner: None,
-                });
+                return Ok(Located::Foreign { root, owner: None });
             }
             Err(cause) => return Err(io_error(format!("the daemon of {}", dir.display()), cause)),
         }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::context::Context;
 use super::error::Outcome;
-use super::output::{Out, Role};
+use super::output::{Out, Role, width};
 use super::{locate, time};
 use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
 
@@ -35,11 +35,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if operations.is_empty() {
         out.talk("nothing was done yet");
     }
-    let width = operations
-        .iter()
-        .map(|operation| operation.number.to_string().len())
-        .max()
-        .unwrap_or(0);
+    let width = width(&operations, |operation| operation.number.to_string());
     for operation in &operations {
         let line = line(out, operation, width)?;
         out.bytes(&line)?;
