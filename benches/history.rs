@@ -10,15 +10,15 @@ use std::fs::File;
 use std::hint::black_box;
 use std::sync::Arc;
 
-use ckptfs::history::present::{Present, Trail};
-use ckptfs::history::state::State;
-use ckptfs::history::timeline::Timeline;
-use ckptfs::history::view::View;
-use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};
-use ckptfs::store::record::{
+use ckptfs::internals::history::present::{Present, Trail};
+use ckptfs::internals::history::state::State;
+use ckptfs::internals::history::timeline::Timeline;
+use ckptfs::internals::history::view::View;
+use ckptfs::internals::store::ids::{CheckpointId, Epoch, Name, Slot};
+use ckptfs::internals::store::record::{
     AttrState, Checkpoint, Child, DataState, Key, Place, Reason, Record, Undo,
 };
-use ckptfs::sys::{Errno, Kind, SysResult, Xattrs};
+use ckptfs::internals::sys::{Errno, Kind, SysResult, Xattrs};
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
 use empty::store;

@@ -6,10 +6,10 @@ mod empty;
 
 use std::hint::black_box;
 
-use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};
-use ckptfs::store::record::{Checkpoint, Child, Key, Place, Reason, Record, Undo};
-use ckptfs::store::{Batch, Store};
-use ckptfs::sys::Kind;
+use ckptfs::internals::store::ids::{CheckpointId, Epoch, Name, Slot};
+use ckptfs::internals::store::record::{Checkpoint, Child, Key, Place, Reason, Record, Undo};
+use ckptfs::internals::store::{Batch, Store};
+use ckptfs::internals::sys::Kind;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 use empty::store;

@@ -1,21 +1,102 @@
 //! ckptfs: a filesystem that lays itself over a directory and gives it instant checkpoints.
 //!
+//! Most of it is a program. As a library it lets other programs ask the daemon of a mount what the
+//! command line asks it: a [`Client`] carries the verbs of [`api`] over the socket in the store.
+//!
+//! ```no_run
+//! use ckptfs::api::{CheckpointOptions, RestoreOptions, StateName};
+//! use ckptfs::{Client, STORE_NAME};
+//!
+//! let store = std::fs::File::open(format!("/srv/project/{STORE_NAME}"))?;
+//! let mut client = Client::connect(&store)?;
+//! let note = "before the migration".to_owned();
+//! let made = client.ask(CheckpointOptions { note, ..CheckpointOptions::default() })?;
+//! // ... and if the migration has failed:
+//! client.ask(RestoreOptions {
+//!     to: StateName(made.id.to_string()),
+//!     paths: Vec::new(),
+//!     dry_run: false,
+//!     times: None,
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What is documented here is stable within a version of the control protocol, and what the types
+//! of [`api`] are in JSON is what `--json` prints (docs/cli.md). All else is private;
+//! `ckptfs::internals` is for the tests and benchmarks of this package and changes with them.
+//!
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `csi`, `volumes`,
 //! `control`, `fuse`, `transfer`, `engine`, `live`, `tree`, `history`, `store`, `sys`.
 
+// Who uses an item of a lower layer may be left out of the build: only the whole of it shows what
+// nobody uses.
+#![cfg_attr(
+    not(all(feature = "csi", debug_assertions, target_os = "linux")),
+    allow(dead_code, unused_imports)
+)]
+
 #[cfg(all(feature = "cli", feature = "fuse"))]
-pub mod cli;
-pub mod control;
+mod cli;
+mod control;
 #[cfg(feature = "csi")]
-pub mod csi;
-pub mod engine;
+mod csi;
+mod engine;
 #[cfg(feature = "fuse")]
-pub mod fuse;
-pub mod history;
-pub mod live;
-pub mod store;
-pub mod sys;
-pub mod transfer;
-pub mod tree;
+mod fuse;
+mod history;
+mod live;
+mod store;
+mod sys;
+mod transfer;
+mod tree;
 #[cfg(all(feature = "cli", feature = "fuse"))]
-pub mod volumes;
+mod volumes;
+
+#[cfg(all(feature = "cli", feature = "fuse"))]
+pub use cli::main;
+pub use control::{Client, SOCKET_NAME, STORE_NAME};
+pub use engine::api;
+pub use engine::verb::Verb;
+
+/// What the tests and benchmarks of this package look at from inside.
+#[doc(hidden)]
+pub mod internals {
+    pub mod control {
+        pub use crate::control::CONNECTIONS_MAX;
+    }
+    #[cfg(feature = "csi")]
+    pub mod csi {
+        pub use crate::csi::{NAME, TOPOLOGY_KEY, proto};
+    }
+    pub mod engine {
+        pub use crate::engine::{Config, Engine, IoChoice, check, counts, export, request};
+    }
+    #[cfg(feature = "fuse")]
+    pub mod fuse {
+        pub use crate::fuse::{MountConfig, Session, Xattrs};
+    }
+    pub mod history {
+        pub use crate::history::{present, state, timeline, view};
+    }
+    pub mod store {
+        pub use crate::store::{Batch, Store, ids, record};
+        pub mod journal {
+            pub use crate::store::journal::codec;
+        }
+    }
+    pub mod sys {
+        pub use crate::sys::{
+            Errno, ExtentMap, Kind, OpenKind, Stat, SysResult, Time, Xattrs, all_xattrs,
+            allocation, extent_map, fault, fsync, ids, kill_group, open_beneath, open_flags,
+            open_root, read_full_at, stat_fd,
+        };
+        pub mod host {
+            pub use crate::sys::host::open_dir_path;
+        }
+    }
+    pub mod transfer {
+        pub mod import {
+            pub use crate::transfer::import::{keep, record};
+        }
+    }
+}

@@ -1,5 +1,5 @@
 //! The `ckptfs` program; everything is in the library.
 
 fn main() -> std::process::ExitCode {
-    ckptfs::cli::main()
+    ckptfs::main()
 }

@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{
+use ckptfs::Client;
+use ckptfs::api::{
     CheckpointOptions, Delete, Query, ShowCheckpoint, StateName, UndoOptions, UndoWalk,
 };
 

@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{GetStats, Stats};
+use ckptfs::Client;
+use ckptfs::api::{GetStats, Stats};
 
 use crate::common::command::{succeeds, tool};
 use crate::common::{Fs, Image, Io, Mount, MountOpts};

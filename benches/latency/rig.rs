@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ckptfs::control::{Client, STORE_NAME};
-use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
+use ckptfs::api::{CheckpointInfo, CheckpointOptions};
+use ckptfs::{Client, STORE_NAME};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::common::command::{succeeds, tool};

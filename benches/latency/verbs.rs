@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::process::Stdio;
 use std::time::Duration;
 
-use ckptfs::engine::api::{RestoreOptions, StateName};
+use ckptfs::api::{RestoreOptions, StateName};
 
 use crate::common::command::{succeeds, tool};
 use crate::report::{Bound, Report};

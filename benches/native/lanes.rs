@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ckptfs::control::{Client, STORE_NAME};
-use ckptfs::engine::api::{CheckpointOptions, Delete, StateName};
+use ckptfs::api::{CheckpointOptions, Delete, StateName};
+use ckptfs::{Client, STORE_NAME};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::Serialize;
 

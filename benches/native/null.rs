@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ckptfs::engine::counts::RequestCounts;
-use ckptfs::engine::request::*;
-use ckptfs::fuse::{MountConfig, Session, Xattrs};
-use ckptfs::sys::{Errno, Kind, Stat, SysResult, Time};
+use ckptfs::internals::engine::counts::RequestCounts;
+use ckptfs::internals::engine::request::*;
+use ckptfs::internals::fuse::{MountConfig, Session, Xattrs};
+use ckptfs::internals::sys::{Errno, Kind, Stat, SysResult, Time};
 use parking_lot::Mutex;
 
 /// The argument that makes this program serve.

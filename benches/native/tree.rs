@@ -4,10 +4,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{
-    CheckpointOptions, Compare, Delete, RestoreOptions, StateName, VerbError,
-};
+use ckptfs::Client;
+use ckptfs::api::{CheckpointOptions, Compare, Delete, RestoreOptions, StateName, VerbError};
 use serde::Serialize;
 
 use crate::common::Image;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::SystemTime;
 
-use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName};
+use ckptfs::api::{CheckpointOptions, RestoreOptions, StateName};
 
 use crate::common::Mount;
 use crate::common::command::succeeds;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use ckptfs::control::{Client, STORE_NAME};
+use ckptfs::{Client, STORE_NAME};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::common::command::{succeeds, tool};

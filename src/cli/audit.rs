@@ -1,5 +1,7 @@
 //! `ckptfs audit`.
 
+use std::io::{self, Write};
+
 use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
@@ -14,13 +16,13 @@ pub fn run(_: Args, context: &mut Context) -> Outcome {
     let events = locate::history(context.dir())?.ask(ListAudit)?;
     context.out.answer(&events, |out| {
         events.iter().try_for_each(|event| {
-            let line = line(out, event);
+            let line = line(out, event)?;
             out.bytes(&line)
         })
     })
 }
 
-fn line(out: &Out, event: &AuditEvent) -> Vec<u8> {
+fn line(out: &Out, event: &AuditEvent) -> io::Result<Vec<u8>> {
     let at = event
         .at
         .as_deref()
@@ -48,24 +50,18 @@ fn line(out: &Out, event: &AuditEvent) -> Vec<u8> {
         .unwrap_or_default();
     let mut line = format!("{at}  {what}{id}").into_bytes();
     if !event.tags.is_empty() {
-        line.extend_from_slice(
-            format!(
-                "  {}",
-                out.paint(
-                    Role::Tag,
-                    &format!("[{}]", out.text(&event.tags.join(", ")))
-                )
+        write!(
+            line,
+            "  {}",
+            out.paint(
+                Role::Tag,
+                &format!("[{}]", out.text(&event.tags.join(", ")))
             )
-            .as_bytes(),
-        );
+        )?;
     }
     match (event.what, event.guard) {
-        (AuditKind::Restore, Some(guard)) => {
-            line.extend_from_slice(format!("  (before: {guard})").as_bytes())
-        }
-        (_, Some(restored)) => {
-            line.extend_from_slice(format!("  (before the restore of {restored})").as_bytes())
-        }
+        (AuditKind::Restore, Some(guard)) => write!(line, "  (before: {guard})")?,
+        (_, Some(restored)) => write!(line, "  (before the restore of {restored})")?,
         _ => {}
     }
     for path in &event.paths {
@@ -73,19 +69,18 @@ fn line(out: &Out, event: &AuditEvent) -> Vec<u8> {
         line.extend_from_slice(&out.name(&path.0));
     }
     if let Some(since) = &event.unserved_since {
-        line.extend_from_slice(
-            format!("  (nobody served it since {})", time::local(since)).as_bytes(),
-        );
+        write!(line, "  (nobody served it since {})", time::local(since))?;
     }
     if !by.is_empty() {
-        line.extend_from_slice(
+        write!(
+            line,
+            "{}",
             out.paint(Role::Faint, &format!("  by {}", by.trim_end()))
-                .as_bytes(),
-        );
+        )?;
     }
     if let Some(first) = event.note.lines().next() {
-        line.extend_from_slice(format!("  {}", out.text(first)).as_bytes());
+        write!(line, "  {}", out.text(first))?;
     }
     line.push(b'\n');
-    line
+    Ok(line)
 }

@@ -11,7 +11,7 @@ use std::process::Stdio;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Failure, Outcome, error, hinted, io_error};
+use super::error::{Failure, On, Outcome, error, hinted};
 use super::run::{execute, shown};
 use super::{launch, locate};
 use crate::engine::api::{
@@ -173,7 +173,7 @@ fn note(log: Option<&mut std::fs::File>, step: &Step) -> VerbResult<()> {
     let Some(log) = log else { return Ok(()) };
     let line =
         serde_json::to_string(step).map_err(|cause| error(Code::Internal, cause.to_string()))?;
-    writeln!(log, "{line}").map_err(|cause| io_error("the log", cause))
+    writeln!(log, "{line}").on("the log")
 }
 
 /// What is between two ends that are not as they were said to be leads nowhere.
@@ -245,7 +245,7 @@ fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Ste
     let stderr = std::io::stderr()
         .as_fd()
         .try_clone_to_owned()
-        .map_err(|cause| io_error("stderr", cause))?;
+        .on("stderr")?;
     let status = execute(
         &command,
         std::path::Path::new("/"),
@@ -314,7 +314,7 @@ fn open_log(path: &std::path::Path) -> VerbResult<std::fs::File> {
         .create(true)
         .append(true)
         .open(path)
-        .map_err(|cause| io_error(path.display(), cause))
+        .on(path.display())
 }
 
 fn word(verdict: Verdict) -> &'static str {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::context::Context;
-use super::error::{Outcome, error, io_error};
+use super::error::{On, Outcome, error};
 use super::{hook, locate, time};
 use crate::engine::api::{CheckpointOptions, Code, VerbResult};
 
@@ -120,7 +120,7 @@ fn read_note(file: &Path) -> VerbResult<String> {
     } else {
         File::open(file).and_then(|opened| opened.take(NOTE_BYTES_MAX).read_to_end(&mut bytes))
     };
-    read.map_err(|cause| io_error(file.display(), cause))?;
+    read.on(file.display())?;
     let text = String::from_utf8(bytes)
         .map_err(|_| error(Code::BadNote, format!("{} is not UTF-8", file.display())))?;
     Ok(text.trim_end_matches(['\n', '\r']).to_owned())

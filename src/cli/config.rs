@@ -8,14 +8,14 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Failure, Outcome, hinted, io_error};
+use super::error::{Failure, On, Outcome, hinted, io_error};
 use super::locate::{self, Located};
-use super::output::Role;
+use super::output::{Out, Role};
 use crate::control::{STORE_NAME, Store};
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::settings::{
     self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting,
-    Settings, TIERS, Value, parse, parse_value, read_store,
+    Settings, TIERS, TierSetting, Value, parse, parse_value, read_store,
 };
 use crate::sys::{self, host};
 
@@ -57,19 +57,22 @@ enum What {
     Check,
 }
 
-/// What `config show --json` prints, for each key.
+/// What `config show` tells of a key that is set or could be, and of each tier.
 #[derive(Serialize)]
 struct Shown<'a> {
+    about: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
     key: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    value: Option<&'a Value>,
+    line: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     origin: Option<Origin>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    file: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    line: Option<usize>,
-    about: &'a str,
+    value: Option<serde_json::Value>,
+    /// As a person reads it.
+    #[serde(skip)]
+    text: String,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -93,7 +96,7 @@ impl Found {
             let dir = store
                 .map(|store| store.dir().try_clone())
                 .transpose()
-                .map_err(|cause| io_error(root.display(), cause))?;
+                .on(root.display())?;
             Ok::<_, VerbError>(dir.map(|dir| (dir, root.join(STORE_NAME).join(STORE_FILE))))
         };
         let store = match locate::locate(locate::start(dir)?)? {
@@ -191,9 +194,7 @@ fn read_text(path: &Path) -> VerbResult<Option<String>> {
         }
         Ok(_) => {}
     }
-    fs::read_to_string(path)
-        .map(Some)
-        .map_err(|cause| io_error(path.display(), cause))
+    fs::read_to_string(path).map(Some).on(path.display())
 }
 
 fn bad(path: &Path, error: &ConfigError) -> VerbError {
@@ -226,93 +227,93 @@ fn known(name: &str) -> VerbResult<&'static Key> {
     })
 }
 
-fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
-    let found = Found::around(context.dir())?;
-    let settings = found.of_store()?.or(found.of_user()?);
-    let out = &mut context.out;
-    let shown: Vec<(&Key, Option<&Setting>)> = KEYS
-        .iter()
-        .map(|key| (key, settings.get(key.name)))
-        .filter(|(_, set)| all || set.is_some())
-        .collect();
-    if out.json {
-        let list: Vec<Shown<'_>> = shown
-            .iter()
-            .map(|(key, set)| Shown {
-                key: key.name,
-                value: set.map(|set| &set.value),
-                origin: set.map(|set| set.origin),
-                file: set.map(|set| found.path(set.origin)),
-                line: set.map(|set| set.line),
-                about: key.about,
-            })
-            .collect();
-        let tiers = settings.tiers.iter().map(|set| {
-            let value = serde_json::json!({"paths": set.tier.paths, "keep": set.keep});
-            serde_json::json!({"key": TIERS, "value": value, "origin": set.origin, "file": found.path(set.origin), "line": set.line, "about": TIERS_ABOUT})
-        });
-        let mut all: Vec<serde_json::Value> = list
-            .iter()
-            .filter_map(|one| serde_json::to_value(one).ok())
-            .collect();
-        all.extend(tiers);
-        return Ok(out.json(&all)?);
+impl<'a> Shown<'a> {
+    fn unset(key: &'a str, about: &'a str, text: String) -> Shown<'a> {
+        let (file, line, origin, value) = (None, None, None, None);
+        Shown {
+            about,
+            file,
+            key,
+            line,
+            origin,
+            value,
+            text,
+        }
     }
-    for (key, set) in shown {
-        let line = match set {
-            Some(set) => {
-                let value = written(key, &set.value);
+
+    fn key(key: &'a Key, set: Option<&Setting>, found: &Found) -> Shown<'a> {
+        let Some(set) = set else {
+            let whose = match key.files {
+                Files::Store => "; the store's file only",
+                _ => "",
+            };
+            let text = format!("# {}: {}{whose}", key.name, key.about);
+            return Shown::unset(key.name, key.about, text);
+        };
+        Shown {
+            file: Some(found.path(set.origin)),
+            line: Some(set.line),
+            origin: Some(set.origin),
+            value: serde_json::to_value(&set.value).ok(),
+            ..Shown::unset(
+                key.name,
+                key.about,
+                format!("{} = {}", key.name, written(key, &set.value)),
+            )
+        }
+    }
+
+    fn tier(set: &TierSetting, found: &Found) -> Shown<'a> {
+        let (paths, keep) = (&set.tier.paths, &set.keep);
+        let text = format!("[[tiers]] paths = {paths:?} keep = {keep:?}");
+        Shown {
+            file: Some(found.path(set.origin)),
+            line: Some(set.line),
+            origin: Some(set.origin),
+            value: Some(serde_json::json!({"paths": paths, "keep": keep})),
+            ..Shown::unset(TIERS, TIERS_ABOUT, text)
+        }
+    }
+
+    /// For a person; `origin`: with the file and line that say so.
+    fn told(&self, origin: bool, out: &Out) -> String {
+        match (&self.file, self.line) {
+            (Some(file), Some(line)) => {
                 let at = if origin {
-                    format!("  # {}:{}", found.path(set.origin), set.line)
+                    format!("  # {file}:{line}")
                 } else {
                     String::new()
                 };
                 format!(
-                    "{} = {}{}",
-                    key.name,
-                    out.text(&value),
+                    "{}{}",
+                    out.text(&self.text),
                     out.paint(Role::Faint, &out.text(&at))
                 )
             }
-            None => {
-                let whose = if key.files == Files::Store {
-                    "; the store's file only"
-                } else {
-                    ""
-                };
-                out.paint(
-                    Role::Faint,
-                    &format!("# {}: {}{whose}", key.name, key.about),
-                )
-            }
-        };
-        out.line(&line)?;
+            _ => out.paint(Role::Faint, &self.text),
+        }
     }
-    for set in &settings.tiers {
-        let at = if origin {
-            format!("  # {}:{}", found.path(set.origin), set.line)
-        } else {
-            String::new()
-        };
-        let line = format!(
-            "[[tiers]] paths = {:?} keep = {:?}",
-            set.tier.paths, set.keep
-        );
-        let line = format!(
-            "{}{}",
-            out.text(&line),
-            out.paint(Role::Faint, &out.text(&at))
-        );
-        out.line(&line)?;
-    }
-    if all && settings.tiers.is_empty() {
-        let line = out.paint(
-            Role::Faint,
-            &format!("# [[tiers]] paths, keep: {TIERS_ABOUT}"),
-        );
-        out.line(&line)?;
-    }
-    Ok(())
+}
+
+fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
+    let found = Found::around(context.dir())?;
+    let settings = found.of_store()?.or(found.of_user()?);
+    let mut shown: Vec<Shown<'_>> = KEYS
+        .iter()
+        .map(|key| Shown::key(key, settings.get(key.name), &found))
+        .filter(|one| all || one.value.is_some())
+        .collect();
+    shown.extend(settings.tiers.iter().map(|set| Shown::tier(set, &found)));
+    context.out.answer(&shown, |out| {
+        for one in &shown {
+            out.line(&one.told(origin, out))?;
+        }
+        if all && settings.tiers.is_empty() {
+            let text = format!("# [[tiers]] paths, keep: {TIERS_ABOUT}");
+            out.line(&out.paint(Role::Faint, &text))?;
+        }
+        Ok(())
+    })
 }
 
 /// What tiers are for.
@@ -371,13 +372,12 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
             )
         })?;
         let dir = path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(dir).map_err(|cause| io_error(dir.display(), cause))?;
+        fs::create_dir_all(dir).on(dir.display())?;
         let text = read_text(&path)?.unwrap_or_default();
         let text = settings::text_with(&text, Origin::User, key, value.as_ref())
             .map_err(|error| bad(&path, &error))?;
-        let fd = host::open_dir_path(dir).map_err(|cause| io_error(dir.display(), cause))?;
-        sys::replace_file(&fd, "config.toml", text.as_bytes())
-            .map_err(|cause| io_error(path.display(), cause))?;
+        let fd = host::open_dir_path(dir).on(dir.display())?;
+        sys::replace_file(&fd, "config.toml", text.as_bytes()).on(path.display())?;
     } else {
         let Some((store, path)) = found.store else {
             return Err(hinted(
@@ -389,8 +389,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
         };
         let text = settings::store_with(&store, key, value.as_ref())
             .map_err(|error| bad(&path, &error))?;
-        sys::replace_file(&store, STORE_FILE, text.as_bytes())
-            .map_err(|cause| io_error(path.display(), cause))?;
+        sys::replace_file(&store, STORE_FILE, text.as_bytes()).on(path.display())?;
     }
     match value {
         Some(value) => context

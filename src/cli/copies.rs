@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Failure, Outcome, error, hinted, io_error};
+use super::error::{Failure, On, Outcome, error, hinted, io_error};
 use super::locate::Served;
 use super::output::{Out, hand_on};
 use super::progress::Bar;
@@ -135,10 +135,7 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
         ),
         cause => io_error(dest.display(), cause),
     })?;
-    let lock = File::from(
-        dir.try_clone()
-            .map_err(|cause| io_error(dest.display(), cause))?,
-    );
+    let lock = File::from(dir.try_clone().on(dest.display())?);
     match sys::flock_exclusive(&lock) {
         Ok(false) => Err(hinted(
             Code::Busy,
@@ -157,7 +154,7 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
 pub fn is_empty(dest: &Path, dir: &OwnedFd) -> VerbResult<bool> {
     sys::list_dir(dir)
         .map(|names| names.is_empty())
-        .map_err(|cause| io_error(dest.display(), cause))
+        .on(dest.display())
 }
 
 /// What a copy did, for `--json`.
@@ -330,7 +327,7 @@ pub fn own_verb(verb: &str, dir: &Path, variables: &[(&str, &str)]) -> Outcome {
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .output();
-    let output = output.map_err(|cause| io_error(format!("ckptfs {verb}"), cause))?;
+    let output = output.on(format_args!("ckptfs {verb}"))?;
     if output.status.success() {
         return Ok(());
     }

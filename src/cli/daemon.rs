@@ -19,7 +19,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::error::{Outcome, hinted, io_error, plain};
+use super::context::Context;
+use super::error::{On, Outcome, hinted, plain};
 use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
 use super::logging::log_to_stderr;
@@ -113,7 +114,7 @@ enum End {
 }
 
 /// Serves until the mount is gone.
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args, _: &mut Context) -> Outcome {
     if !args.worker && !args.no_holder && cfg!(target_os = "linux") {
         return holder::hold(args);
     }
@@ -128,30 +129,22 @@ pub fn run(args: Args) -> Outcome {
 }
 
 fn serve_tree(args: &Args) -> VerbResult<()> {
-    #[cfg(debug_assertions)]
-    if let Some(plan) = std::env::var("CKPTFS_FAULT_FOR_TESTS")
-        .ok()
-        .and_then(|plan| serde_json::from_str(&plan).ok())
-    {
-        sys::fault::arm_process(plan);
-    }
     let (tell_end, ends) = channel();
     let tell_signal = tell_end.clone();
     prepare(args, move |signal| {
         // Without a receiver the end has come already.
         let _ = tell_signal.send(End::Signal(signal));
     })?;
-    let (link, mut before) = if args.worker {
-        holder::meet()?
-    } else {
-        (None, None)
+    let (link, mut before) = match args.worker {
+        true => holder::meet().map(|(link, before)| (Some(link), before))?,
+        false => (None, None),
     };
     let control = before.as_mut().and_then(|before| before.control.take());
     let device = before
         .as_ref()
         .map(|before| before.device.try_clone())
         .transpose()
-        .map_err(|cause| io_error("/dev/fuse", cause))?;
+        .on("/dev/fuse")?;
     let engine = Engine::open(config(args, link.as_ref(), before)?)?;
     let listener = match control.map_or_else(|| bind(&engine), |socket| Ok(socket.into())) {
         // The tree is served all the same: who removes something makes room.
@@ -159,7 +152,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
             engine.warn("the filesystem is full: the verbs work once there is room for the control socket; remove something".into());
             None
         }
-        bound => Some(bound.map_err(|cause| io_error("the control socket", cause))?),
+        bound => Some(bound.on("the control socket")?),
     };
     let resumed = device.is_some();
     let session = match start_session(args, &engine, device) {
@@ -208,16 +201,23 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
 
 /// Makes this process a daemon.
 fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbResult<()> {
+    #[cfg(debug_assertions)]
+    if let Some(plan) = std::env::var("CKPTFS_FAULT_FOR_TESTS")
+        .ok()
+        .and_then(|plan| serde_json::from_str(&plan).ok())
+    {
+        sys::fault::arm_process(plan);
+    }
     log_to_stderr(Some("warn,fuser=error"));
     // A holder has done so for us.
     if !args.foreground && !args.worker {
-        sys::setsid().map_err(|cause| io_error("setsid", cause))?;
+        sys::setsid().on("setsid")?;
     }
     sys::umask0();
     sys::raise_nofile();
-    std::env::set_current_dir("/").map_err(|cause| io_error("/", cause))?;
+    std::env::set_current_dir("/").on("/")?;
     sys::on_terminate(on_signal)
-        .map_err(|cause| io_error("waiting for signals", cause))
+        .on("waiting for signals")
         .map(drop)
 }
 
@@ -243,8 +243,7 @@ fn hand_over(
     session: &Session,
     listener: Option<&UnixListener>,
 ) -> VerbResult<()> {
-    let cannot = |cause: std::io::Error| io_error("handing over to the holder", cause);
-    let device = session.device().map_err(cannot)?;
+    let device = session.device().on("handing over to the holder")?;
     let log = if args.foreground {
         None
     } else {
@@ -252,7 +251,7 @@ fn hand_over(
     };
     let (control, log) = (listener.map(AsFd::as_fd), log.as_ref().map(AsFd::as_fd));
     link.mounted(device.as_fd(), engine.root_fd(), control, log)
-        .map_err(|cause| cannot(cause.into()))
+        .on("handing over to the holder")
 }
 
 fn config(
@@ -273,8 +272,7 @@ fn config(
             }),
         ),
         None => (
-            sys::open_root(&args.backing)
-                .map_err(|cause| io_error(args.backing.display(), cause))?,
+            sys::open_root(&args.backing).on(args.backing.display())?,
             succession,
         ),
     };
@@ -364,7 +362,6 @@ fn start_threads(
     session: Session,
     tell_end: &Sender<End>,
 ) -> VerbResult<Arc<OnceLock<Answers>>> {
-    let cannot = |cause: std::io::Error| io_error("starting threads", cause);
     let tell_session = tell_end.clone();
     let wait = move || {
         if let Err(error) = session.wait() {
@@ -375,7 +372,7 @@ fn start_threads(
     std::thread::Builder::new()
         .name("session".into())
         .spawn(wait)
-        .map_err(cannot)?;
+        .on("starting threads")?;
     let tell_asked = tell_end.clone();
     let leave = move || {
         let _ = tell_asked.send(End::Asked);
@@ -391,7 +388,7 @@ fn start_threads(
                     tree,
                     leave,
                 )
-                .map_err(cannot)?,
+                .on("starting threads")?,
             ),
         ),
         None => {
@@ -421,7 +418,7 @@ fn start_threads(
             std::thread::Builder::new()
                 .name("control".into())
                 .spawn(try_again)
-                .map_err(cannot)?;
+                .on("starting threads")?;
         }
     }
     Ok(answers)
@@ -445,14 +442,14 @@ fn open_log(engine: &Engine) -> VerbResult<File> {
                 sys::RenameMode::Replace,
             )?)
         });
-        aside.map_err(|cause| io_error("the daemon's log", cause))?;
+        aside.on("the daemon's log")?;
     }
     match engine.with_last_room(|| Ok(host::open_log(store, LOG_NAME)?)) {
         // Without room there is nothing to be read in it either.
         Err(cause) if lacks_room(&cause) => OpenOptions::new().write(true).open("/dev/null"),
         opened => opened,
     }
-    .map_err(|cause| io_error("the daemon's log", cause))
+    .on("the daemon's log")
 }
 
 /// Has the engine watch what somebody can write to past the mount that covers the directory now;
@@ -482,13 +479,8 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
         tracing::info!(mount = %args.mountpoint.display(), "serving");
         return Ok(());
     }
-    let cannot = |cause: std::io::Error| io_error("the daemon's log", cause);
     let log = open_log(engine)?;
-    let null = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-        .map_err(cannot)?;
+    let null = holder::null().on("the daemon's log")?;
     let (io, writes) = engine.io();
     let (absence, warnings) = (engine.absence(), engine.warnings());
     // Once it is told, the parent stops reading, and its caller may look: nothing of theirs is held
@@ -497,10 +489,10 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
         std::io::stdout()
             .as_fd()
             .try_clone_to_owned()
-            .map_err(cannot)?,
+            .on("the daemon's log")?,
     );
     for (number, to) in [(0, &null), (1, &null), (2, &log)] {
-        host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
+        host::redirect_stdio(number, to).on("the daemon's log")?;
     }
     let ready = Ready {
         pid: std::process::id(),

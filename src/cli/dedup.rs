@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Outcome, hinted, io_error};
+use super::error::{On, Outcome, hinted};
 use super::locate::{Located, Served};
 use super::output::{Out, Role};
 use super::progress::Bar;
@@ -149,7 +149,7 @@ fn add(
     if plain.iter().any(|(known, _)| *known == root) {
         return Err(known(&root));
     }
-    let opened = sys::open_root(&root).map_err(|cause| io_error(root.display(), cause))?;
+    let opened = sys::open_root(&root).on(root.display())?;
     plain.push((
         root,
         Plain::new(opened, live, options.threads, options.min_size),

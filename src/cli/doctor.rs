@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Failure, Outcome, plain};
+use super::error::{Failure, Outcome, io_error, plain};
 use super::output::{Out, Role};
 use super::{locate, mount, mounts};
 use crate::control::{STORE_NAME, Store};
@@ -165,41 +165,33 @@ fn fail(check: &'static str, found: impl Into<String>, hint: impl Into<String>) 
     }
 }
 
-fn about_directory(directory: &Path) -> Vec<Finding> {
+/// The directory, or why it cannot be looked at.
+fn open(directory: &Path) -> Result<OwnedFd, Finding> {
     let shown = directory.display();
-    let dir = match std::fs::metadata(directory) {
-        _ if mounts::is_dead(directory) => {
-            return vec![warn(
-                "directory",
-                format!("{shown} is a mount whose daemon has died"),
-                STALE_COST,
-                Some(&format!("ckptfs mount {}", word(shown))),
-            )];
-        }
-        Err(cause) => {
-            return vec![fail(
-                "directory",
-                super::error::io_error(shown, cause).message,
-                "name a directory that exists",
-            )];
-        }
+    let bad = |found: String, hint| Err(fail("directory", found, hint));
+    match std::fs::metadata(directory) {
+        _ if mounts::is_dead(directory) => Err(warn(
+            "directory",
+            format!("{shown} is a mount whose daemon has died"),
+            STALE_COST,
+            Some(&format!("ckptfs mount {}", word(shown))),
+        )),
+        Err(cause) => bad(
+            io_error(shown, cause).message,
+            "name a directory that exists",
+        ),
         Ok(found) if !found.is_dir() => {
-            return vec![fail(
-                "directory",
-                format!("{shown} is not a directory"),
-                "name a directory",
-            )];
+            bad(format!("{shown} is not a directory"), "name a directory")
         }
-        Ok(_) => match sys::open_root(directory) {
-            Ok(dir) => dir,
-            Err(cause) => {
-                return vec![fail(
-                    "directory",
-                    super::error::io_error(shown, cause).message,
-                    "be its owner, or root",
-                )];
-            }
-        },
+        Ok(_) => sys::open_root(directory)
+            .or_else(|cause| bad(io_error(shown, cause).message, "be its owner, or root")),
+    }
+}
+
+fn about_directory(directory: &Path) -> Vec<Finding> {
+    let dir = match open(directory) {
+        Ok(dir) => dir,
+        Err(finding) => return vec![finding],
     };
     let mut findings = vec![served(directory)];
     // Through the mount the store's link leads to the real directory; where nothing is mounted the

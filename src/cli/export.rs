@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::copies::{self, Begun, Copied};
-use super::error::{Failure, Outcome, hinted, io_error};
+use super::error::{Failure, On, Outcome, hinted, io_error};
+use super::locate::Served;
 use super::progress::Bar;
 use crate::engine::api::{Code, TreePath, VerbResult, host_path};
 use crate::store::ids::CheckpointId;
@@ -74,73 +75,82 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let dest = copies::destination(&served.cwd, &args.dest);
     sys::umask0();
-    let started = Instant::now();
     if args.check {
-        return check(&args, &dest, served, context);
+        check(&args, &dest, served, context)
+    } else if args.dry_run {
+        dry_run(&args, &dest, served, context)
+    } else {
+        export(&args, dest, served, context)
     }
-    if args.dry_run {
-        return dry_run(&args, &dest, served, context);
+}
+
+/// An export that has begun, with what is at its destination.
+struct Planned {
+    begun: Begun,
+    before: Before,
+    checkpoint: CheckpointId,
+    from: Option<CheckpointId>,
+}
+
+impl Planned {
+    fn of(args: &Args, dest: &Path, there: &There, served: Served) -> VerbResult<Planned> {
+        let begun = Begun::begin(served, &args.id, there.from(args.full))?;
+        let part = &begun.part;
+        let before = there.before(dest, &part.store, args.full || part.from.is_none())?;
+        Ok(Planned {
+            checkpoint: part.checkpoint,
+            from: part.from.filter(|_| before == Before::Copy),
+            before,
+            begun,
+        })
     }
+}
+
+fn export(args: &Args, dest: PathBuf, served: Served, context: &mut Context) -> Outcome {
+    let started = Instant::now();
     let dir = copies::open_destination(&dest)?;
     let there = There::of(&dest, &dir)?;
-    let begun = Begun::begin(served, &args.id, there.from(args.full))?;
-    let before = there.before(
-        &dest,
-        &begun.part.store,
-        args.full || begun.part.from.is_none(),
-    )?;
-    let from = begun.part.from.filter(|_| before == Before::Copy);
-    let mark = Mark {
-        store: begun.part.store.clone(),
-        checkpoint: begun.part.checkpoint,
+    let planned = Planned::of(args, &dest, &there, served)?;
+    let (checkpoint, from) = (planned.checkpoint, planned.from);
+    let mut mark = Mark {
+        store: planned.begun.part.store.clone(),
+        checkpoint,
         whole: false,
     };
-    let checkpoint = begun.part.checkpoint;
-    let cannot = |cause: Errno| io_error(dest.display(), cause);
     if from == Some(checkpoint) {
         tracing::debug!("nothing to do");
     }
-    let marked = mark.write(&dir).map_err(cannot)?;
-    let writer = Writer::new(
-        dir.try_clone()
-            .map_err(|cause| io_error(dest.display(), cause))?,
-        before,
-    );
-    writer.prepare().map_err(cannot)?;
+    let marked = mark.write(&dir).on(dest.display())?;
+    let writer = Writer::new(dir.try_clone().on(dest.display())?, planned.before);
+    writer.prepare().on(dest.display())?;
     let bar = Bar::count(&context.out, "exporting");
-    let handed = begun.hand_over(&writer, copies::threads(from), &bar);
+    let handed = planned
+        .begun
+        .hand_over(&writer, copies::threads(from), &bar);
     bar.stop();
     let mut refused = handed?;
     refused.extend(writer.finish());
     let (refused, dropped) = copies::without_dropped(refused, args.without_dropped);
     let copied = Copied::new(&writer, &refused, dropped);
     if args.sync {
-        sys::syncfs(&dir).map_err(cannot)?;
+        sys::syncfs(&dir).on(dest.display())?;
     }
     if refused.is_empty() && marked {
-        Mark {
-            whole: true,
-            ..mark
-        }
-        .write(&dir)
-        .map_err(cannot)?;
+        mark.whole = true;
+        mark.write(&dir).on(dest.display())?;
         if args.sync {
-            sys::fsync(&dir).map_err(cannot)?;
+            sys::fsync(&dir).on(dest.display())?;
         }
     }
-    let duration_us = crate::engine::api::microseconds(started.elapsed());
-    tell(
-        Answer {
-            exported: checkpoint,
-            dest: dest.clone(),
-            from,
-            dry_run: false,
-            copied,
-            duration_us,
-        },
-        marked,
-        context,
-    )
+    let answer = Answer {
+        exported: checkpoint,
+        dest,
+        from,
+        dry_run: false,
+        copied,
+        duration_us: crate::engine::api::microseconds(started.elapsed()),
+    };
+    tell(answer, marked, context)
 }
 
 fn tell(answer: Answer, marked: bool, context: &mut Context) -> Outcome {
@@ -217,12 +227,7 @@ impl There {
     }
 }
 
-fn dry_run(
-    args: &Args,
-    dest: &Path,
-    served: super::locate::Served,
-    context: &mut Context,
-) -> Outcome {
+fn dry_run(args: &Args, dest: &Path, served: Served, context: &mut Context) -> Outcome {
     let there = match sys::open_root(dest) {
         Ok(dir) => There::of(dest, &dir)?,
         Err(Errno::ENOENT) => There {
@@ -231,19 +236,13 @@ fn dry_run(
         },
         Err(cause) => return Err(io_error(dest.display(), cause).into()),
     };
-    let begun = Begun::begin(served, &args.id, there.from(args.full))?;
-    let before = there.before(
-        dest,
-        &begun.part.store,
-        args.full || begun.part.from.is_none(),
-    )?;
-    let (checkpoint, from) = (
-        begun.part.checkpoint,
-        begun.part.from.filter(|_| before == Before::Copy),
-    );
+    let planned = Planned::of(args, dest, &there, served)?;
+    let (checkpoint, from) = (planned.checkpoint, planned.from);
     let bar = Bar::count(&context.out, "counting");
     let counted = Counted::default();
-    let handed = begun.hand_over(&counted, copies::threads(from), &bar);
+    let handed = planned
+        .begun
+        .hand_over(&counted, copies::threads(from), &bar);
     bar.stop();
     let (refused, dropped) = copies::without_dropped(handed?, args.without_dropped);
     copies::warn_dropped(&context.out, &dropped);
@@ -267,13 +266,8 @@ fn dry_run(
     Ok(context.out.line(&line)?)
 }
 
-fn check(
-    args: &Args,
-    dest: &Path,
-    served: super::locate::Served,
-    context: &mut Context,
-) -> Outcome {
-    let dir = sys::open_root(dest).map_err(|cause| io_error(dest.display(), cause))?;
+fn check(args: &Args, dest: &Path, served: Served, context: &mut Context) -> Outcome {
+    let dir = sys::open_root(dest).on(dest.display())?;
     let begun = Begun::begin(served, &args.id, None)?;
     let checkpoint = begun.part.checkpoint;
     let bar = Bar::count(&context.out, "comparing");
@@ -285,7 +279,7 @@ fn check(
     wrong.extend(
         checker
             .finish()
-            .map_err(|cause| io_error(dest.display(), cause))?
+            .on(dest.display())?
             .into_iter()
             .map(TreePath),
     );

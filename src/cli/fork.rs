@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::copies::{self, Begun, Copied};
-use super::error::{Failure, Outcome, hinted, io_error};
+use super::error::{Failure, On, Outcome, hinted};
 use super::locate::Served;
 use super::output::Out;
 use super::progress::Bar;
@@ -125,9 +125,7 @@ pub fn fork(
     let begun = Begun::begin(served, id, None)?;
     let forked = begun.part.checkpoint;
     let writer = Writer::new(dir, Before::Nothing);
-    writer
-        .prepare()
-        .map_err(|cause| io_error(dest.display(), cause))?;
+    writer.prepare().on(dest.display())?;
     let bar = Bar::count(out, "forking");
     let handed = begun.hand_over(&writer, copies::threads(None), &bar);
     bar.stop();

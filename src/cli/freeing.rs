@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::error::io_error;
+use super::error::On;
 use super::locate::{Located, locate, not_served, start};
 use super::{config, mount, serving};
 use crate::control::History;
@@ -30,10 +30,7 @@ fn here(root: &Path) -> VerbResult<History> {
     sys::umask0();
     sys::raise_nofile();
     super::logging::log_to_stderr(Some("error"));
-    let mut config = Config::bare(
-        sys::open_root(root).map_err(|cause| io_error(root.display(), cause))?,
-        root.to_owned(),
-    );
+    let mut config = Config::bare(sys::open_root(root).on(root.display())?, root.to_owned());
     config.auto.absence = serving::parts_absences(&config::settings_of(root)?);
     let engine = Engine::open_unmounted(config)?;
     let ((uid, gid), pid) = (sys::ids(), std::process::id());

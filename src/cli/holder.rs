@@ -21,6 +21,7 @@
 //! ```
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -28,9 +29,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::daemon;
-use super::error::{Failure, Outcome, error, io_error};
+use super::error::{Failure, On, Outcome, error};
 use super::launch::program;
-use crate::engine::api::{Code, VerbResult};
+use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::succession::Succession;
 use crate::live::{Keeper, Orphans};
 use crate::sys::host;
@@ -84,11 +85,11 @@ struct Holder {
 pub fn hold(args: daemon::Args) -> Outcome {
     super::logging::log_to_stderr(Some("warn,fuser=error"));
     if !args.foreground {
-        sys::setsid().map_err(|cause| io_error("setsid", cause))?;
+        sys::setsid().on("setsid")?;
     }
     sys::raise_nofile();
-    std::env::set_current_dir("/").map_err(|cause| io_error("/", cause))?;
-    let signals = Signals::new().map_err(|cause| io_error("waiting for signals", cause))?;
+    std::env::set_current_dir("/").on("/")?;
+    let signals = Signals::new().on("waiting for signals")?;
     let arguments = daemon::Args {
         worker: true,
         ..args
@@ -131,9 +132,8 @@ pub fn hold(args: daemon::Args) -> Outcome {
 impl Holder {
     /// Starts a worker, and stays with it until it is gone.
     fn one_worker(&mut self) -> VerbResult<(Served, Option<ExitStatus>)> {
-        let cannot = |cause: std::io::Error| io_error("starting the daemon", cause);
-        let (ours, theirs) = sys::message_pair().map_err(|cause| cannot(cause.into()))?;
-        let mut worker = self.spawn(theirs).map_err(cannot)?;
+        let (ours, theirs) = sys::message_pair().on("starting the daemon")?;
+        let mut worker = self.spawn(theirs).on("starting the daemon")?;
         let mut served = Served::default();
         if self.brief_it(&ours).is_ok() {
             self.listen(&ours, &worker, &mut served);
@@ -215,10 +215,7 @@ impl Holder {
         mut fds: Vec<OwnedFd>,
         served: &mut Served,
     ) {
-        let number = message
-            .get(1..9)
-            .and_then(|bytes| bytes.first_chunk::<8>())
-            .map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let number = number_in(message).unwrap_or(0);
         match (message.first(), &mut self.held) {
             (Some(b'M'), _) if fds.len() >= 3 => {
                 let log = if message.ends_with(b"l") {
@@ -289,11 +286,7 @@ fn reap(worker: &mut Child) -> Option<ExitStatus> {
 
 /// From the first mount on, what there is to say goes to the log.
 fn let_go_of_terminal(log: &OwnedFd) {
-    let Ok(null) = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-    else {
+    let Ok(null) = null() else {
         return;
     };
     for (number, to) in [(0, null.as_fd()), (1, null.as_fd()), (2, log.as_fd())] {
@@ -301,14 +294,18 @@ fn let_go_of_terminal(log: &OwnedFd) {
     }
 }
 
-fn numbered(letter: u8, number: u64) -> [u8; 9] {
-    let mut message = [letter; 9];
-    message
-        .iter_mut()
-        .skip(1)
-        .zip(number.to_le_bytes())
-        .for_each(|(to, from)| *to = from);
-    message
+/// What takes the place of a terminal.
+pub fn null() -> std::io::Result<File> {
+    File::options().read(true).write(true).open("/dev/null")
+}
+
+fn numbered(letter: u8, number: u64) -> Vec<u8> {
+    [&[letter][..], &number.to_le_bytes()].concat()
+}
+
+fn number_in(message: &[u8]) -> Option<u64> {
+    let bytes = message.get(1..9)?.first_chunk::<8>()?;
+    Some(u64::from_le_bytes(*bytes))
 }
 
 /// Sends a message to somebody who will read it, or die.
@@ -338,30 +335,47 @@ pub struct Link {
     ledger: std::sync::OnceLock<Arc<Ledger>>,
 }
 
+/// What the holder says to a worker.
+struct Hearing {
+    socket: OwnedFd,
+    buffer: [u8; MESSAGE_MAX],
+}
+
+impl Hearing {
+    fn next(&mut self) -> VerbResult<(Vec<u8>, Vec<OwnedFd>)> {
+        let (length, fds) = sys::receive_message(&self.socket, &mut self.buffer).on(HEARING)?;
+        let message = self.buffer.get(..length).unwrap_or_default();
+        Ok((message.to_vec(), fds))
+    }
+
+    /// The open files without a name, up to the message that says that these are all.
+    fn orphans(&mut self) -> VerbResult<Orphans> {
+        let mut orphans = Orphans::new();
+        loop {
+            let (message, mut files) = self.next()?;
+            match (message.first(), number_in(&message), files.pop()) {
+                (Some(b'O'), Some(number), Some(file)) => drop(orphans.insert(number, file)),
+                (Some(b'E'), ..) => return Ok(orphans),
+                _ => return Err(not_understood()),
+            }
+        }
+    }
+}
+
+const HEARING: &str = "hearing from the holder";
+
+fn not_understood() -> VerbError {
+    error(Code::Internal, "the holder says what nobody understands")
+}
+
 /// In a worker: takes the socket that is its stdin, and hears what there is to do.
-pub fn meet() -> VerbResult<(Option<Arc<Link>>, Option<Before>)> {
-    let cannot = |cause: std::io::Error| io_error("hearing from the holder", cause);
-    let socket = std::io::stdin()
-        .as_fd()
-        .try_clone_to_owned()
-        .map_err(cannot)?;
-    let null = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-        .map_err(cannot)?;
-    host::redirect_stdio(0, &null).map_err(|cause| cannot(cause.into()))?;
-    let mut buffer = [0; MESSAGE_MAX];
-    let mut receive = || {
-        let (length, fds) =
-            sys::receive_message(&socket, &mut buffer).map_err(|cause| cannot(cause.into()))?;
-        Ok((buffer.get(..length).unwrap_or_default().to_vec(), fds))
-    };
-    let (first, fds) = receive()?;
-    let count = first
-        .get(1..5)
-        .and_then(|bytes| bytes.first_chunk::<4>())
-        .map_or(0, |bytes| u32::from_le_bytes(*bytes));
+pub fn meet() -> VerbResult<(Arc<Link>, Option<Before>)> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().on(HEARING)?;
+    host::redirect_stdio(0, &null().on(HEARING)?).on(HEARING)?;
+    let buffer = [0; MESSAGE_MAX];
+    let mut hearing = Hearing { socket, buffer };
+    let (first, fds) = hearing.next()?;
+    let count = first.get(1..5).and_then(|bytes| bytes.first_chunk::<4>());
     let time = first
         .get(5..)
         .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
@@ -369,68 +383,31 @@ pub fn meet() -> VerbResult<(Option<Arc<Link>>, Option<Before>)> {
     let mut fds = fds.into_iter();
     let before = match (first.first(), fds.next(), fds.next(), fds.next()) {
         (Some(b'S'), ..) => None,
-        (Some(b'T'), Some(ledger), Some(device), Some(root)) => {
-            let control = fds.next();
-            let mut orphans = Orphans::new();
-            loop {
-                let (message, mut files) = receive()?;
-                match (
-                    message.first(),
-                    message.get(1..9).and_then(|bytes| bytes.first_chunk::<8>()),
-                    files.pop(),
-                ) {
-                    (Some(b'O'), Some(number), Some(file)) => {
-                        drop(orphans.insert(u64::from_le_bytes(*number), file))
-                    }
-                    (Some(b'E'), ..) => {
-                        break Some(Before {
-                            device,
-                            root,
-                            orphans,
-                            control,
-                            ledger,
-                        });
-                    }
-                    _ => {
-                        return Err(error(
-                            Code::Internal,
-                            "the holder says what nobody understands".to_owned(),
-                        ));
-                    }
-                }
-            }
-        }
-        _ => {
-            return Err(error(
-                Code::Internal,
-                "the holder says what nobody understands".to_owned(),
-            ));
-        }
+        (Some(b'T'), Some(ledger), Some(device), Some(root)) => Some(Before {
+            device,
+            root,
+            control: fds.next(),
+            orphans: hearing.orphans()?,
+            ledger,
+        }),
+        _ => return Err(not_understood()),
     };
-    Ok((
-        Some(Arc::new(Link {
-            socket,
-            takeovers: count,
-            taken_over: time,
-            ledger: std::sync::OnceLock::new(),
-        })),
-        before,
-    ))
+    let link = Link {
+        socket: hearing.socket,
+        takeovers: count.map_or(0, |bytes| u32::from_le_bytes(*bytes)),
+        taken_over: time,
+        ledger: std::sync::OnceLock::new(),
+    };
+    Ok((Arc::new(link), before))
 }
 
 impl Link {
     /// What the engine is to know of it; the orphans are to be added.
     pub fn succession(self: &Arc<Self>, before: Option<&Before>) -> VerbResult<Succession> {
-        let cannot = |cause: Errno| io_error("the ledger of the mount", cause);
         let ledger = match before {
-            Some(before) => Ledger::open(
-                before
-                    .ledger
-                    .try_clone()
-                    .map_err(|cause| cannot(cause.into()))?,
-            )
-            .map_err(cannot)?,
-            None => Ledger::create().map_err(cannot)?,
+            Some(before) => Ledger::open(before.ledger.try_clone().on("the ledger of the mount")?)
+                .on("the ledger of the mount")?,
+            None => Ledger::create().on("the ledger of the mount")?,
         };
         let ledger = Arc::clone(self.ledger.get_or_init(|| Arc::new(ledger)));
         let keeper = Arc::clone(self) as Arc<dyn Keeper>;

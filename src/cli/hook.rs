@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::error::{error, hinted, io_error};
+use super::error::{On, error, hinted};
 use crate::engine::api::{Code, VerbResult};
 
 /// A hook's message is not longer.
@@ -49,7 +49,7 @@ pub fn read(input: impl Read) -> VerbResult<Hook> {
     input
         .take(INPUT_BYTES_MAX)
         .read_to_end(&mut text)
-        .map_err(|cause| io_error("stdin", cause))?;
+        .on("stdin")?;
     if text.trim_ascii().is_empty() {
         return Err(hinted(
             Code::BadHook,

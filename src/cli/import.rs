@@ -95,14 +95,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let into = into(&args, &cwd)?;
     apart(&items, &into)?;
     sys::umask0();
-    let threads = args.threads.map_or_else(
-        || {
-            std::thread::available_parallelism()
-                .map_or(1, usize::from)
-                .min(THREADS_MAX)
-        },
-        usize::from,
-    );
+    let threads = args.threads.map_or_else(threads, usize::from);
     let mut target = Target::open(&into, args.dry_run)?;
     let known = match &mut target {
         Some(target) if !args.dry_run => without_known(&mut items, target)?,
@@ -121,34 +114,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         hash: args.hash,
         with,
     };
-    let mut checkpoints = Vec::new();
-    if args.dry_run {
-        let mut before = None;
-        for item in &items {
-            // Snapshots are only listed.
-            let made = if item.snapshot.is_some() {
-                Made::new(item)
-            } else {
-                one::look(item, before, target.as_ref(), &how)?
-            };
-            checkpoints.push(made);
-            before = Some(item);
-        }
-    } else if let Some(mut target) = target {
-        let result = items.iter().enumerate().try_for_each(|(number, item)| {
-            checkpoints.push(one::import(
-                item,
-                &mut target,
-                &how,
-                number + 1 == items.len(),
-                context,
-            )?);
-            Ok::<(), Failure>(())
-        });
-        let closed = target.close();
-        result?;
-        closed?;
-    }
+    let checkpoints = match target {
+        target if args.dry_run => look(&items, target.as_ref(), &how)?,
+        Some(target) => import(&items, target, &how, context)?,
+        None => Vec::new(),
+    };
     let duration_us = crate::engine::api::microseconds(started.elapsed());
     tell(
         Answer {
@@ -161,6 +131,40 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         &items,
         context,
     )
+}
+
+/// Threads that read and make files, unless told otherwise.
+fn threads() -> usize {
+    std::thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(THREADS_MAX)
+}
+
+/// What an import of each would do. Snapshots are only listed.
+fn look(items: &[Item], target: Option<&Target>, how: &How) -> VerbResult<Vec<Made>> {
+    let before = std::iter::once(None).chain(items.iter().map(Some));
+    items
+        .iter()
+        .zip(before)
+        .map(|(item, before)| match &item.snapshot {
+            Some(_) => Ok(Made::new(item)),
+            None => one::look(item, before, target, how),
+        })
+        .collect()
+}
+
+/// Imports one after the other, and closes the tree whatever came of it.
+fn import(items: &[Item], mut target: Target, how: &How, context: &Context) -> Outcome<Vec<Made>> {
+    let last = items.len().saturating_sub(1);
+    let made: Outcome<Vec<Made>> = items
+        .iter()
+        .enumerate()
+        .map(|(number, item)| one::import(item, &mut target, how, number == last, context))
+        .collect();
+    let closed = target.close();
+    let made = made?;
+    closed?;
+    Ok(made)
 }
 
 /// The tree that is meant.

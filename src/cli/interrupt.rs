@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::error::{Failure, Outcome, io_error};
+use super::error::{Failure, On, Outcome};
 use super::output::Out;
 use super::progress::Spinner;
 use crate::control::Client;
@@ -27,10 +27,7 @@ impl Interrupt {
     /// From now on a signal gives up what is asked of the daemon. Call it before a thread is
     /// started.
     pub fn gives_up(client: &Client) -> VerbResult<Interrupt> {
-        let failed = |cause| io_error("waiting for signals", cause);
-        let canceller = client
-            .canceller()
-            .map_err(|cause| io_error("the connection", cause))?;
+        let canceller = client.canceller().on("the connection")?;
         let came = Arc::new(AtomicI32::new(0));
         let ours = Interrupt(Arc::clone(&came));
         let tell = move |signal| {
@@ -41,7 +38,9 @@ impl Interrupt {
                 std::process::exit(SIGNAL_STATUS + signal);
             }
         };
-        sys::on_terminate(tell).map(drop).map_err(failed)?;
+        sys::on_terminate(tell)
+            .map(drop)
+            .on("waiting for signals")?;
         Ok(ours)
     }
 

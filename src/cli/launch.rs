@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{error, hinted, io_error};
+use super::error::{On, error, hinted};
 use super::holders::Holder;
 use super::output::hand_on;
 use crate::engine::api::{AbsenceInfo, Code, VerbError, VerbResult};
@@ -87,9 +87,8 @@ impl Starter {
 /// to be rebuilt first.
 pub fn launch(mut arguments: Vec<OsString>, starter: Starter) -> VerbResult<Ready> {
     arguments.extend((starter == Starter::Driver).then(|| "--stays".into()));
-    let cannot = |cause: std::io::Error| io_error("starting the daemon", cause);
-    let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
-    let mut child = spawn(arguments, theirs.into()).map_err(cannot)?;
+    let (ours, theirs) = UnixStream::pair().on("starting the daemon")?;
+    let mut child = spawn(arguments, theirs.into()).on("starting the daemon")?;
     let served = wait(&mut child, ours, starter);
     starter.leave(child);
     served
@@ -157,5 +156,5 @@ pub fn tell_on(pipe: &mut impl Write, handshake: &Handshake) -> VerbResult<()> {
     line.push(b'\n');
     pipe.write_all(&line)
         .and_then(|()| pipe.flush())
-        .map_err(|cause| io_error("telling the parent", cause))
+        .on("telling the parent")
 }

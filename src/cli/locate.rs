@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use super::error::{error, hinted, io_error};
+use super::error::{On, error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
 use crate::control::{Client, History, STORE_NAME, Seen, Store, look};
@@ -61,7 +61,7 @@ impl Served {
             .store()
             .ok_or(Errno::ENOTCONN)
             .and_then(|store| store.open_mount(&at));
-        let root = opened.map_err(|cause| io_error(at.display(), cause))?;
+        let root = opened.on(at.display())?;
         Ok((at, root))
     }
 }
@@ -101,7 +101,7 @@ pub enum Located {
 /// The directory that a verb starts from, absolute: `dir`, or else the working directory. It may
 /// belong to a dead mount.
 pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
-    let cwd = || std::env::current_dir().map_err(|cause| io_error("the working directory", cause));
+    let cwd = || std::env::current_dir().on("the working directory");
     let Some(dir) = dir else { return cwd() };
     let path = if dir.is_absolute() {
         dir.to_owned()
@@ -140,54 +140,42 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
 
 fn locate_once(cwd: &Path) -> VerbResult<Located> {
     for dir in cwd.ancestors() {
-        let root = || dir.to_owned();
+        let root = dir.to_owned();
         let store = match look(dir) {
             Ok(Seen::Nothing) => continue,
             // Beyond it nothing is looked for, or another tree would be taken.
             Ok(Seen::Gone) => break,
             Ok(Seen::Foreign(owner)) => {
                 return Ok(Located::Foreign {
-                    root: root(),
+                    root,
                     owner: Some(owner),
                 });
             }
             Ok(Seen::Store(store)) => store,
             Err(Errno::EACCES | Errno::EPERM) => {
-                return Ok(Located::Foreign {
-                    root: root(),
-                    owner: None,
-                });
+                return Ok(Located::Foreign { root, owner: None });
             }
             Err(cause) => return Err(io_error(dir.join(STORE_NAME).display(), cause)),
         };
         match Client::of(&store) {
             Ok(client) => {
                 return Ok(Located::Served(Served {
-                    root: root(),
+                    root,
                     client,
                     cwd: cwd.to_owned(),
                 }));
             }
             Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => {
-                return Ok(Located::Store {
-                    root: root(),
-                    store,
-                });
+                return Ok(Located::Store { root, store });
             }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 // Anybody may have a directory of this name; a store says what it is.
                 if host::holds(store.dir(), "format") {
-                    return Ok(Located::Store {
-                        root: root(),
-                        store,
-                    });
+                    return Ok(Located::Store { root, store });
                 }
             }
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
-                return Ok(Located::Foreign {
-                    root: root(),
-                    owner: None,
-                });
+                return Ok(Located::Foreign { root, owner: None });
             }
             Err(cause) => return Err(io_error(format!("the daemon of {}", dir.display()), cause)),
         }
@@ -219,7 +207,7 @@ pub fn history(dir: Option<&Path>) -> VerbResult<History> {
     match locate(start(dir)?)? {
         Located::Served(served) => Ok(History::Daemon(served.client)),
         Located::Store { root, .. } => {
-            let root = sys::open_root(&root).map_err(|cause| io_error(root.display(), cause))?;
+            let root = sys::open_root(&root).on(root.display())?;
             Ok(History::Store(Box::new(Offline::open(root)?)))
         }
         other => Err(not_served(&other)),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::context::Context;
 use super::error::Outcome;
 use super::graph::Graph;
-use super::output::{Out, Role};
+use super::output::{Out, Role, width};
 use super::tree_path::in_tree;
 use super::{changes, locate, time};
 use crate::control::History;
@@ -164,16 +164,7 @@ fn versions(path: &Path, max: usize, context: &mut Context) -> Outcome {
             .size
             .map_or(String::new(), |size| format!("{size} B"))
     };
-    let id_width = versions
-        .iter()
-        .map(|version| id(version).len())
-        .max()
-        .unwrap_or(0);
-    let size_width = versions
-        .iter()
-        .map(|version| size(version).len())
-        .max()
-        .unwrap_or(0);
+    let (id_width, size_width) = (width(&versions, id), width(&versions, size));
     for version in &versions {
         let (letter, role) = letter(version.change);
         let made = version

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::Outcome;
-use super::output::Out;
+use super::output::{Out, width};
 use super::{past, stat};
 use crate::engine::api::TreePath;
 use crate::sys::{self, Kind, SysResult};
@@ -108,11 +108,7 @@ fn below(dir: &TreePath, name: &[u8]) -> TreePath {
 }
 
 fn print(listed: &[Listed], out: &mut Out) -> io::Result<()> {
-    let width = listed
-        .iter()
-        .map(|one| one.what.size.to_string().len())
-        .max()
-        .unwrap_or(0);
+    let width = width(listed, |one| one.what.size.to_string());
     for one in listed {
         let mut line = format!(
             "{} {:>width$} {} ",

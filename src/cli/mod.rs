@@ -121,49 +121,64 @@ struct Global {
     color: Color,
 }
 
-#[derive(Debug, Subcommand)]
-enum Verb {
-    Mount(mount::Args),
-    Umount(umount::Args),
-    Checkpoint(checkpoint::Args),
-    Status(status::Args),
-    Log(log::Args),
-    Find(find::Args),
-    Tag(tag::Args),
-    Untag(untag::Args),
-    Rename(rename::Args),
-    Pin(pin::Args),
-    Unpin(unpin::Args),
-    Ls(ls::Args),
-    Cat(cat::Args),
-    Stat(stat::Args),
-    Show(show::Args),
-    Diff(diff::Args),
-    Restore(restore::Args),
-    Run(run::Args),
-    Bisect(bisect::Args),
-    Delete(delete::Args),
-    Du(du::Args),
-    Gc(gc::Args),
-    Dedup(dedup::Args),
-    Ops(ops::Args),
-    Undo(undo::Args),
-    Redo(redo::Args),
-    Export(export::Args),
-    Fork(fork::Args),
-    Import(import::Args),
-    Verify(verify::Args),
-    Volumes(volumes::Args),
+/// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
+macro_rules! verbs {
+    ($($(#[cfg($condition:meta)])? $(#[command($shown:meta)])? $verb:ident($module:ident),)*) => {
+        #[derive(Debug, Subcommand)]
+        enum Verb {
+            $($(#[cfg($condition)])? $(#[command($shown)])? $verb($module::Args),)*
+        }
+
+        fn run(verb: Verb, context: &mut Context) -> Outcome {
+            match verb {
+                $($(#[cfg($condition)])? Verb::$verb(args) => $module::run(args, context),)*
+            }
+        }
+    };
+}
+
+verbs! {
+    Mount(mount),
+    Umount(umount),
+    Checkpoint(checkpoint),
+    Status(status),
+    Log(log),
+    Find(find),
+    Tag(tag),
+    Untag(untag),
+    Rename(rename),
+    Pin(pin),
+    Unpin(unpin),
+    Ls(ls),
+    Cat(cat),
+    Stat(stat),
+    Show(show),
+    Diff(diff),
+    Restore(restore),
+    Run(run),
+    Bisect(bisect),
+    Delete(delete),
+    Du(du),
+    Gc(gc),
+    Dedup(dedup),
+    Ops(ops),
+    Undo(undo),
+    Redo(redo),
+    Export(export),
+    Fork(fork),
+    Import(import),
+    Verify(verify),
+    Volumes(volumes),
     #[cfg(feature = "csi")]
-    Csi(csi::Args),
-    Fsck(fsck::Args),
-    Audit(audit::Args),
-    Doctor(doctor::Args),
-    Stats(stats::Args),
-    Config(config::Args),
-    Completion(completion::Args),
+    Csi(csi),
+    Fsck(fsck),
+    Audit(audit),
+    Doctor(doctor),
+    Stats(stats),
+    Config(config),
+    Completion(completion),
     #[command(hide = true)]
-    Daemon(daemon::Args),
+    Daemon(daemon),
 }
 
 /// Runs the program with the process's arguments.
@@ -201,51 +216,6 @@ fn is_driver(verb: &Verb) -> bool {
         #[cfg(feature = "csi")]
         Verb::Csi(_) => true,
         _ => false,
-    }
-}
-
-fn run(verb: Verb, context: &mut Context) -> Outcome {
-    match verb {
-        Verb::Mount(args) => mount::run(args, context),
-        Verb::Umount(args) => umount::run(args, context),
-        Verb::Checkpoint(args) => checkpoint::run(args, context),
-        Verb::Status(args) => status::run(args, context),
-        Verb::Log(args) => log::run(args, context),
-        Verb::Find(args) => find::run(args, context),
-        Verb::Tag(args) => tag::run(args, context),
-        Verb::Untag(args) => untag::run(args, context),
-        Verb::Rename(args) => rename::run(args, context),
-        Verb::Pin(args) => pin::run(args, context),
-        Verb::Unpin(args) => unpin::run(args, context),
-        Verb::Ls(args) => ls::run(args, context),
-        Verb::Cat(args) => cat::run(args, context),
-        Verb::Stat(args) => stat::run(args, context),
-        Verb::Show(args) => show::run(args, context),
-        Verb::Diff(args) => diff::run(args, context),
-        Verb::Restore(args) => restore::run(args, context),
-        Verb::Run(args) => run::run(args, context),
-        Verb::Bisect(args) => bisect::run(args, context),
-        Verb::Delete(args) => delete::run(args, context),
-        Verb::Du(args) => du::run(args, context),
-        Verb::Gc(args) => gc::run(args, context),
-        Verb::Dedup(args) => dedup::run(args, context),
-        Verb::Ops(args) => ops::run(args, context),
-        Verb::Undo(args) => undo::run(args, context),
-        Verb::Redo(args) => redo::run(args, context),
-        Verb::Export(args) => export::run(args, context),
-        Verb::Fork(args) => fork::run(args, context),
-        Verb::Import(args) => import::run(args, context),
-        Verb::Verify(args) => verify::run(args, context),
-        Verb::Volumes(args) => volumes::run(args, context),
-        #[cfg(feature = "csi")]
-        Verb::Csi(args) => csi::run(args, context),
-        Verb::Fsck(args) => fsck::run(args, context),
-        Verb::Audit(args) => audit::run(args, context),
-        Verb::Doctor(args) => doctor::run(args, context),
-        Verb::Stats(args) => stats::run(args, context),
-        Verb::Config(args) => config::run(args, context),
-        Verb::Completion(args) => completion::run(args, context),
-        Verb::Daemon(args) => daemon::run(args),
     }
 }
 

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Outcome, error, hinted, io_error};
+use super::error::{On, Outcome, error, hinted, io_error};
 use super::holders::{self, Holder};
 use super::launch::{Ready, Starter};
 use super::serving::{MountFlag, OthersIo, Serving, Snapdir};
@@ -101,7 +101,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     if daemon.foreground {
         not_served.iter().for_each(|text| context.out.warn(text));
-        return daemon::run(prepared.daemon);
+        return daemon::run(prepared.daemon, context);
     }
     let mut ready = start(&prepared, Starter::Verb)?;
     ready.warnings.extend(not_served.clone());
@@ -213,9 +213,7 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
         found = std::fs::metadata(path);
     }
     match found {
-        Ok(metadata) if metadata.is_dir() => {
-            path.canonicalize().map_err(|cause| io_error(&shown, cause))
-        }
+        Ok(metadata) if metadata.is_dir() => path.canonicalize().on(&shown),
         Ok(_) => Err(error(
             Code::NotADirectory,
             format!("{shown} is not a directory"),
@@ -239,6 +237,28 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
             "mount the directories that are to have checkpoints",
         ));
     }
+    check_unserved(backing, repaired)?;
+    check_around(&mounts::all()?, backing, mountpoint)?;
+    if mountpoint != backing && mountpoint.starts_with(backing) {
+        let message = format!(
+            "the mountpoint {} is inside of {}: the tree would contain itself",
+            mountpoint.display(),
+            backing.display()
+        );
+        return Err(hinted(
+            Code::BadMountpoint,
+            message,
+            format!(
+                "mount it in place: ckptfs mount {}",
+                word(backing.display())
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses a directory that is served already; by a daemon that has died it is not.
+fn check_unserved(backing: &Path, repaired: &mut usize) -> VerbResult<()> {
     let table = mounts::all()?;
     for mount in table.iter().filter(|mount| mount.serves(backing)) {
         let dead = mounts::repair(&mount.at)?;
@@ -262,9 +282,13 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
             ));
         }
     }
-    let table = mounts::all()?;
+    Ok(())
+}
+
+/// Refuses to serve what a mount of ours has already, and to cover one.
+fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> VerbResult<()> {
     for path in [backing, mountpoint] {
-        if let Some(mount) = mounts::containing(&table, path).filter(|mount| mount.is_ours()) {
+        if let Some(mount) = mounts::containing(table, path).filter(|mount| mount.is_ours()) {
             let (path, at) = (path.display(), mount.at.display());
             let message = format!(
                 "{path} is inside of the mount at {at}, whose checkpoints have it: a restore there would change what is stored here"
@@ -278,7 +302,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
     }
     if let Some(nested) = [backing, mountpoint]
         .iter()
-        .find_map(|dir| nested(&table, dir).find(|mount| mount.is_ours()))
+        .find_map(|dir| nested(table, dir).find(|mount| mount.is_ours()))
     {
         let at = nested.at.display();
         let message = format!(
@@ -289,21 +313,6 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
             Code::AlreadyMounted,
             message,
             format!("unmount it first: ckptfs umount {}", word(at)),
-        ));
-    }
-    if mountpoint != backing && mountpoint.starts_with(backing) {
-        let message = format!(
-            "the mountpoint {} is inside of {}: the tree would contain itself",
-            mountpoint.display(),
-            backing.display()
-        );
-        return Err(hinted(
-            Code::BadMountpoint,
-            message,
-            format!(
-                "mount it in place: ckptfs mount {}",
-                word(backing.display())
-            ),
         ));
     }
     Ok(())
@@ -349,8 +358,7 @@ fn not_served(backing: &Path, mountpoint: &Path) -> VerbResult<Option<String>> {
 
 /// Refuses a store that cannot work, before a daemon is started.
 pub fn check_store(backing: &Path) -> VerbResult<()> {
-    let trusted =
-        Store::of(backing).map_err(|cause| io_error(backing.join(STORE_NAME).display(), cause))?;
+    let trusted = Store::of(backing).on(backing.join(STORE_NAME).display())?;
     if trusted.is_some_and(|store| keep::is_unfinished(store.dir())) {
         let message = format!(
             "an import into {} has not come to its end",
@@ -376,7 +384,7 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
             hint,
         ));
     }
-    let root = std::fs::metadata(backing).map_err(|cause| io_error(backing.display(), cause))?;
+    let root = std::fs::metadata(backing).on(backing.display())?;
     if root.dev() != found.dev() {
         let message = format!(
             "the store {} is on another filesystem than {}",
@@ -405,9 +413,7 @@ fn has_old_mark(backing: &Path) -> bool {
 /// The real path of the directory of hooks, which is not in the tree: whoever may write there must
 /// not choose what the daemon runs.
 fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
-    let real = path
-        .canonicalize()
-        .map_err(|cause| io_error(path.display(), cause))?;
+    let real = path.canonicalize().on(path.display())?;
     if trees.iter().any(|tree| real.starts_with(tree)) {
         let message = format!(
             "the directory of hooks {} is in the tree, where others may write",

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::error::{error, io_error};
+use super::error::{On, error};
 use crate::engine::api::{Code, VerbResult};
 pub use crate::engine::unmount::{top, unmount, unmount_error};
 use crate::sys::host;
@@ -13,7 +13,7 @@ const STACKED_MAX: usize = 64;
 
 /// All mounts of the machine, as this process sees them.
 pub fn all() -> VerbResult<Vec<MountPoint>> {
-    sys::mounts().map_err(|cause| io_error("the table of mounts", cause))
+    sys::mounts().on("the table of mounts")
 }
 
 /// The mount that `path` is on.

@@ -1,8 +1,10 @@
 //! `ckptfs ops`.
 
+use std::io::{self, Write};
+
 use super::context::Context;
 use super::error::Outcome;
-use super::output::{Out, Role};
+use super::output::{Out, Role, width};
 use super::{locate, time};
 use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
 
@@ -33,13 +35,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if operations.is_empty() {
         out.talk("nothing was done yet");
     }
-    let width = operations
-        .iter()
-        .map(|operation| operation.number.to_string().len())
-        .max()
-        .unwrap_or(0);
+    let width = width(&operations, |operation| operation.number.to_string());
     for operation in &operations {
-        let line = line(out, operation, width);
+        let line = line(out, operation, width)?;
         out.bytes(&line)?;
     }
     if operations.len() == args.max_count
@@ -53,34 +51,36 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-fn line(out: &Out, operation: &OperationInfo, width: usize) -> Vec<u8> {
+fn line(out: &Out, operation: &OperationInfo, width: usize) -> io::Result<Vec<u8>> {
     let number = out.paint(Role::Id, &format!("{:>width$}", operation.number));
     let mut line = format!("{number}  {}  ", time::local(&operation.at)).into_bytes();
-    line.extend_from_slice(&what(out, operation));
+    line.extend_from_slice(&what(out, operation)?);
     if let Some(undone) = operation.undoes {
-        line.extend_from_slice(format!("  (undoes {undone})").as_bytes());
+        write!(line, "  (undoes {undone})")?;
     }
     match (operation.in_effect, operation.undone_by) {
-        (false, Some(by)) => line.extend_from_slice(
+        (false, Some(by)) => write!(
+            line,
+            "{}",
             out.paint(Role::Faint, &format!("  (undone by {by})"))
-                .as_bytes(),
-        ),
-        (true, Some(_)) => {
-            line.extend_from_slice(out.paint(Role::Faint, "  (done again)").as_bytes())
-        }
+        )?,
+        (true, Some(_)) => write!(line, "{}", out.paint(Role::Faint, "  (done again)"))?,
         (_, None) => {}
     }
     if let Some(why) = &operation.obstacle {
-        line.extend_from_slice(
+        write!(
+            line,
+            "{}",
             out.paint(
                 Role::Bad,
                 &format!("  (cannot be undone: {})", out.text(why)),
             )
-            .as_bytes(),
-        );
+        )?;
     }
     let by = &operation.by;
-    line.extend_from_slice(
+    write!(
+        line,
+        "{}",
         out.paint(
             Role::Faint,
             format!(
@@ -91,14 +91,13 @@ fn line(out: &Out, operation: &OperationInfo, width: usize) -> Vec<u8> {
             )
             .trim_end(),
         )
-        .as_bytes(),
-    );
+    )?;
     line.push(b'\n');
-    line
+    Ok(line)
 }
 
 /// What an operation was, for people.
-pub fn what(out: &Out, operation: &OperationInfo) -> Vec<u8> {
+pub fn what(out: &Out, operation: &OperationInfo) -> io::Result<Vec<u8>> {
     let id = operation
         .checkpoint
         .map(|id| format!(" {id}"))
@@ -124,26 +123,28 @@ pub fn what(out: &Out, operation: &OperationInfo) -> Vec<u8> {
         let tags: String = lost
             .chain(change.got.iter().map(|tag| format!(" +{tag}")))
             .collect();
-        text.extend_from_slice(format!("{of}{}", out.text(&tags)).as_bytes());
+        write!(text, "{of}{}", out.text(&tags))?;
     }
     for path in operation.paths.iter().take(3) {
         text.push(b' ');
         text.extend_from_slice(&out.name(&path.0));
     }
     if operation.paths.len() > 3 {
-        text.extend_from_slice(format!(" and {} more", operation.paths.len() - 3).as_bytes());
+        write!(text, " and {} more", operation.paths.len() - 3)?;
     }
     if let Some(guard) = operation.guard {
-        text.extend_from_slice(format!(" (before: {guard})").as_bytes());
+        write!(text, " (before: {guard})")?;
     }
     if let Some(reason) = operation
         .reason
         .as_ref()
         .filter(|reason| !reason.is_empty())
     {
-        text.extend_from_slice(
-            format!(": {}", out.text(reason.lines().next().unwrap_or_default())).as_bytes(),
-        );
+        write!(
+            text,
+            ": {}",
+            out.text(reason.lines().next().unwrap_or_default())
+        )?;
     }
-    text
+    Ok(text)
 }

@@ -228,6 +228,11 @@ impl Out {
     }
 }
 
+/// How wide a column is.
+pub fn width<T>(all: &[T], text: impl Fn(&T) -> String) -> usize {
+    all.iter().map(|one| text(one).len()).max().unwrap_or(0)
+}
+
 /// Whether there is somebody to ask.
 pub fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()

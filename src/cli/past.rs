@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use super::error::{hinted, io_error};
+use super::error::{On, hinted, io_error};
 use super::locate::{self, Served};
 use super::tree_path::in_tree;
 use crate::engine::api::{
@@ -30,7 +30,7 @@ impl Tree {
         };
         let view = format!("{SNAPSHOTS}/{}", checkpoint.id);
         let root = sys::open_beneath(&root, view.as_bytes(), OpenKind::Path)
-            .map_err(|cause| io_error(at.join(&view).display(), cause))?;
+            .on(at.join(&view).display())?;
         Ok(Tree { root })
     }
 

@@ -18,7 +18,9 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Failure, Outcome, error, hinted, io_error, plain};
+use super::error::{Failure, On, Outcome, error, hinted, io_error, plain};
+use super::locate::Served;
+use super::output::Out;
 use super::progress::Spinner;
 use super::{changes, diff, locate, run_at, time};
 use crate::engine::api::{
@@ -158,9 +160,8 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     })?;
     let ended = execute(&args.command, &served.cwd, None)?;
     let status = ended.tell(args, context);
-    let before = StateName(made.id.to_string());
     let found = served.client.ask(Compare {
-        from: before.clone(),
+        from: StateName(made.id.to_string()),
         to: None,
         sizes: true,
     })?;
@@ -171,30 +172,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     let wanted = !found.is_empty() && args.wants_rollback(status, made.id, context);
     let mut guard = None;
     if wanted {
-        context.out.warn(&format!(
-            "everything that has changed since checkpoint {} is taken back, whoever changed it",
-            made.id
-        ));
-        let spinner = Spinner::start(&context.out, "rolling back");
-        let answer = served.client.ask(RestoreOptions {
-            to: before,
-            paths: Vec::new(),
-            dry_run: false,
-            times: None,
-        });
-        spinner.stop();
-        let restored = answer?;
-        guard = restored.guard;
-        super::restore::warn_of_holders(&served.root, &restored, &context.out);
-        let count = changes::count(restored.changes.len() as u64);
-        let kept = guard.map_or_else(String::new, |guard| {
-            format!("; what was there before is checkpoint {guard}")
-        });
-        context.out.talk(&format!(
-            "rolled back to checkpoint {}: {count} in {}{kept}",
-            made.id,
-            time::duration(restored.duration_us)
-        ));
+        guard = roll_back(&mut served, made.id, &context.out)?;
     } else if text && !found.is_empty() {
         context.out.talk(&format!(
             "kept; to take it back: ckptfs restore {}",
@@ -209,6 +187,32 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     };
     give(&report, report_file.as_mut(), args, context)?;
     Ok(status)
+}
+
+/// Restores the checkpoint, and says what became of that; the checkpoint of what was there.
+fn roll_back(served: &mut Served, id: CheckpointId, out: &Out) -> VerbResult<Option<CheckpointId>> {
+    out.warn(&format!(
+        "everything that has changed since checkpoint {id} is taken back, whoever changed it"
+    ));
+    let spinner = Spinner::start(out, "rolling back");
+    let answer = served.client.ask(RestoreOptions {
+        to: StateName(id.to_string()),
+        paths: Vec::new(),
+        dry_run: false,
+        times: None,
+    });
+    spinner.stop();
+    let restored = answer?;
+    super::restore::warn_of_holders(&served.root, &restored, out);
+    let count = changes::count(restored.changes.len() as u64);
+    let kept = restored.guard.map_or_else(String::new, |guard| {
+        format!("; what was there before is checkpoint {guard}")
+    });
+    let duration = time::duration(restored.duration_us);
+    out.talk(&format!(
+        "rolled back to checkpoint {id}: {count} in {duration}{kept}"
+    ));
+    Ok(restored.guard)
 }
 
 /// Runs it in the tree as it was; the exit status.
@@ -271,8 +275,7 @@ pub fn execute(command: &[OsString], cwd: &Path, stdout: Option<Stdio>) -> VerbR
         Some(running) => running,
         None => {
             let running = Arc::new(AtomicI32::new(0));
-            sys::pass_signals_on(Arc::clone(&running))
-                .map_err(|cause| io_error("waiting for signals", cause))?;
+            sys::pass_signals_on(Arc::clone(&running)).on("waiting for signals")?;
             RUNNING.get_or_init(|| running)
         }
     };
@@ -414,7 +417,7 @@ fn give(
 
 /// The file of a report, made before anything is run.
 fn create(path: &Path) -> VerbResult<File> {
-    File::create(path).map_err(|cause| io_error(path.display(), cause))
+    File::create(path).on(path.display())
 }
 
 /// A command on one line, for people.

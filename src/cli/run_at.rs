@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use super::error::{hinted, io_error};
+use super::error::{On, hinted};
 use super::locate::Served;
 use super::past::Tree;
 use super::tree_path::{beyond_links, normal};
@@ -49,7 +49,7 @@ pub fn enter(
     let user = sys::private_mounts().map_err(no_namespace)?;
     // Opened in this namespace: what is of another cannot be shown in an overlay.
     let lower = Tree::at(served, Some(checkpoint))?.into_root();
-    let was = sys::stat_fd(&lower).map_err(|cause| io_error(at.display(), cause))?;
+    let was = sys::stat_fd(&lower).on(at.display())?;
     let cannot = |cause: Errno| no_overlay(&at, cause);
     let (upper, work) = match &kept {
         Some((upper, work)) => (upper.clone(), work.clone()),
@@ -60,7 +60,7 @@ pub fn enter(
                 fs::DirBuilder::new()
                     .mode(0o700)
                     .create(dir)
-                    .map_err(|cause| io_error(dir.display(), cause))?;
+                    .on(dir.display())?;
             }
             dirs
         }
@@ -70,9 +70,8 @@ pub fn enter(
         .and_then(|()| fs::set_permissions(&upper, fs::Permissions::from_mode(was.mode)));
     given
         .or_else(|cause| if user { Ok(()) } else { Err(cause) })
-        .map_err(|cause| io_error(upper.display(), cause))?;
-    let open =
-        |path: &Path| host::open_dir_path(path).map_err(|cause| io_error(path.display(), cause));
+        .on(upper.display())?;
+    let open = |path: &Path| host::open_dir_path(path).on(path.display());
     let (upper, work_dir) = (open(&upper)?, open(&work)?);
     sys::mount_overlay(&at, lower.as_fd(), upper.as_fd(), work_dir.as_fd(), user)
         .map_err(cannot)?;
@@ -111,10 +110,9 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
             "name a directory outside of it",
         ));
     }
-    let cannot = |cause: std::io::Error| io_error(&shown, cause);
     if !path.is_dir() {
-        fs::create_dir(&path).map_err(cannot)?;
-    } else if fs::read_dir(&path).map_err(cannot)?.next().is_some() {
+        fs::create_dir(&path).on(&shown)?;
+    } else if fs::read_dir(&path).on(&shown)?.next().is_some() {
         return Err(hinted(
             Code::NotEmpty,
             format!("{shown} is not empty"),
@@ -128,7 +126,7 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
     fs::DirBuilder::new()
         .mode(0o700)
         .create(&work)
-        .map_err(|cause| io_error(work.display(), cause))?;
+        .on(work.display())?;
     Ok((path, work))
 }
 

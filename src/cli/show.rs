@@ -1,11 +1,13 @@
 //! `ckptfs show`.
 
+use std::io;
+
 use super::by;
 use super::context::Context;
 use super::error::Outcome;
-use super::output::Role;
+use super::output::{Out, Role};
 use super::{locate, size, time};
-use crate::engine::api::{ShowCheckpoint, StateName};
+use crate::engine::api::{CheckpointInfo, ShowCheckpoint, StateName};
 use crate::store::record::Reason;
 
 /// Show one checkpoint
@@ -21,10 +23,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let checkpoint = source.ask(ShowCheckpoint {
         state: StateName(args.id),
     })?;
-    let out = &mut context.out;
-    if out.json {
-        return Ok(out.json(&checkpoint)?);
-    }
+    context
+        .out
+        .answer(&checkpoint, |out| print(out, &checkpoint))
+}
+
+/// What there is to say of every checkpoint, in a line each.
+fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] {
     let reason = match &checkpoint.reason {
         Reason::Directory { name } => format!("mkdir .snapshots/{name}"),
         Reason::Auto { trigger } => format!("auto:{}", trigger.name()),
@@ -46,34 +51,30 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         || "not recorded".to_owned(),
         |by| format!("uid {} pid {} {}", by.uid, by.pid, out.text(&by.process)),
     );
-    let lines = [
+    let parent = checkpoint
+        .parent
+        .map_or("none".to_owned(), |parent| parent.to_string());
+    let tags = checkpoint.tags.join(", ");
+    [
         (
             "checkpoint",
             out.paint(Role::Id, &checkpoint.id.to_string()),
         ),
         ("created", time::local(&checkpoint.created)),
-        (
-            "tags",
-            out.paint(Role::Tag, &out.text(&checkpoint.tags.join(", "))),
-        ),
+        ("tags", out.paint(Role::Tag, &out.text(&tags))),
         ("changes", checkpoint.dirty.to_string()),
         ("atomic", atomic.to_owned()),
         ("reason", reason),
-        (
-            "parent",
-            checkpoint
-                .parent
-                .map_or_else(|| "none".to_owned(), |parent| parent.to_string()),
-        ),
+        ("parent", parent),
         ("pinned", pinned),
         ("by", by.trim_end().to_owned()),
-    ];
-    for (label, value) in lines {
-        let line = format!(
-            "{} {value}",
-            out.paint(Role::Faint, &format!("{label:<10}"))
-        );
-        out.line(line.trim_end())?;
+    ]
+}
+
+fn print(out: &mut Out, checkpoint: &CheckpointInfo) -> io::Result<()> {
+    for (label, value) in lines(out, checkpoint) {
+        let label = out.paint(Role::Faint, &format!("{label:<10}"));
+        out.line(format!("{label} {value}").trim_end())?;
     }
     if let Some(dropped) = &checkpoint.dropped {
         let line = format!(

@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::Outcome;
-use super::output::Role;
 use super::past::Tree;
 use super::{past, time};
 use crate::engine::api::TreePath;
@@ -138,12 +137,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     );
     lines.extend(shown.xattrs.iter().map(|name| ("xattr", lossy(name))));
     for (label, value) in lines {
-        let line = format!(
-            "{} {}",
-            out.paint(Role::Faint, &format!("{label:<8}")),
-            out.text(&value)
-        );
-        out.line(&line)?;
+        out.labelled(label, &value)?;
     }
     Ok(())
 }

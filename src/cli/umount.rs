@@ -278,10 +278,13 @@ fn take_top(
     if let Some(owner) = mount.owner.filter(|owner| uid != 0 && *owner != uid) {
         return Err(not_theirs(mount, owner));
     }
+    let unasked = || {
+        mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
+        Ok(if lazy { Ended::Lazily } else { Ended::All })
+    };
     if !mount.is_ours() {
         // Somebody else answers for it, and is neither asked nor waited for.
-        mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
-        return Ok(if lazy { Ended::Lazily } else { Ended::All });
+        return unasked();
     }
     if mounts::is_dead(at) {
         return mounts::repair(at).map(|_| Ended::All);
@@ -292,8 +295,7 @@ fn take_top(
     };
     let Some(mut client) = client else {
         // Nobody to ask: a daemon that does not listen.
-        mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
-        return Ok(if lazy { Ended::Lazily } else { Ended::All });
+        return unasked();
     };
     match client.ask(Unmount {
         lazy,
@@ -311,8 +313,7 @@ fn take_top(
         }
         Err(error) if error.code == Code::ProtocolVersion || error.code == Code::Protocol => {
             warn(&error.message);
-            mounts::unmount(at, lazy)
-                .map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
+            unasked()?;
             wait(&mut client, mount, lazy)
         }
         Err(error) => Err(busy(mount, error)),

@@ -73,7 +73,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
             };
             let of = step.original.as_ref().unwrap_or(&step.operation);
             line.extend_from_slice(format!("{} ", of.number).as_bytes());
-            line.extend_from_slice(&ops::what(out, of));
+            line.extend_from_slice(&ops::what(out, of)?);
             line.extend_from_slice(out.text(&remark(step)).as_bytes());
             line.push(b'\n');
             out.bytes(&line)?;

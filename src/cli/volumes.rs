@@ -8,7 +8,7 @@ use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::context::Context;
-use super::error::{Failure, Outcome, error, hinted, io_error};
+use super::error::{Failure, On, Outcome, error, hinted};
 use super::launch::Starter;
 use super::output::{Color, Out, Role};
 use super::{fork, locate, mount, size, umount};
@@ -114,8 +114,7 @@ impl PoolArgs {
     /// The pool at `root`, mounted and made.
     pub fn open(&self, root: &Path) -> VerbResult<Pool> {
         if let Some(file) = &self.pool_image {
-            let file =
-                std::path::absolute(file).map_err(|cause| io_error(file.display(), cause))?;
+            let file = std::path::absolute(file).on(file.display())?;
             mount_image(
                 &PoolImage {
                     file,
@@ -199,8 +198,7 @@ fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
         Removal::Delete => OnRemove::Delete,
     };
     let pool = args.pool.open(root)?.with_on_remove(on_remove);
-    let socket = std::path::absolute(&args.socket)
-        .map_err(|cause| io_error(args.socket.display(), cause))?;
+    let socket = std::path::absolute(&args.socket).on(args.socket.display())?;
     let shown = pool.registry().root().display().to_string();
     let out = &context.out;
     serve(pool, &socket, |warnings| {
@@ -314,7 +312,7 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
         "nothing was removed",
     )?;
     if let Some(gone) = pool.remove(name)? {
-        std::fs::remove_dir_all(&gone).map_err(|cause| io_error(gone.display(), cause))?;
+        std::fs::remove_dir_all(&gone).on(gone.display())?;
     }
     out.talk(&format!("volume {name} is {how}"));
     out.answer(&told, |_| Ok(()))

@@ -7,8 +7,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use super::protocol::{Call, decode_answer, encode, receive_up_to};
-use super::*;
+use super::protocol::{Call, PROTOCOL, decode_answer, encode, receive_up_to};
 use crate::engine::Keep;
 use crate::engine::api::*;
 use crate::engine::verbs::Request;

@@ -22,10 +22,9 @@ mod place;
 mod protocol;
 mod server;
 
-pub use client::{Canceller, Client};
+pub use client::Client;
 pub use history::History;
 pub use place::{Seen, Store, is_same, look};
-pub use protocol::{FRAME_BYTES_MAX, PROTOCOL};
 pub use server::{Answers, CONNECTIONS_MAX, serve};
 
 /// Name of the socket in the store.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::protocol::decode_answer;
+use super::protocol::{PROTOCOL, decode_answer};
 use super::*;
 use crate::engine::Keep;
 use crate::engine::api::attribution::{
@@ -181,24 +181,7 @@ impl Answerer for Fake {
                 });
             }
             Request::Diff(_) => Answer::of(changes(self.changes)),
-            Request::ByProcess(_) => {
-                let changes = changes(self.changes)
-                    .into_iter()
-                    .map(|change| ChangeBy {
-                        change,
-                        by: vec![0],
-                        others: true,
-                    })
-                    .collect();
-                Answer::of(ByProcess {
-                    processes: vec![ProcessInfo {
-                        pid: 7,
-                        name: "\u{1}sh".into(),
-                        ..ProcessInfo::default()
-                    }],
-                    changes,
-                })
-            }
+            Request::ByProcess(_) => Answer::of(by_process(self.changes)),
             Request::Restore(options) => Answer::of(restored(self.changes, options.dry_run)),
             Request::RestoreOnlyBy(options) => {
                 let shared = vec![SharedPath {
@@ -226,6 +209,23 @@ impl Answerer for Fake {
                 });
             }
         })
+    }
+}
+
+fn by_process(count: usize) -> ByProcess {
+    let changes = changes(count).into_iter().map(|change| ChangeBy {
+        change,
+        by: vec![0],
+        others: true,
+    });
+    let process = ProcessInfo {
+        pid: 7,
+        name: "\u{1}sh".into(),
+        ..ProcessInfo::default()
+    };
+    ByProcess {
+        processes: vec![process],
+        changes: changes.collect(),
     }
 }
 

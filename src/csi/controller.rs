@@ -21,7 +21,7 @@ use super::proto::{
     list_volumes_response, validate_volume_capabilities_response,
 };
 use super::serve::{Driver, Service};
-use super::status::{invalid, of, required};
+use super::status::{invalid, required};
 use super::wanted::{self, Range};
 use crate::engine::api;
 use crate::sys::{self, host};
@@ -104,8 +104,7 @@ impl Driver {
         };
         let record = self
             .pool
-            .claim(&names::volume(name), options, claim, same)
-            .map_err(|error| of(&error))?;
+            .claim(&names::volume(name), options, claim, same)?;
         Ok(CreateVolumeResponse {
             volume: Some(self.told(&record)),
         })
@@ -175,7 +174,7 @@ impl Driver {
         let id = required("volume_id", &request.volume_id)?;
         match self.pool.retire(id) {
             Err(error) if ![api::Code::NoSuchVolume, api::Code::BadName].contains(&error.code) => {
-                Err(of(&error))
+                Err(error.into())
             }
             _ => Ok(DeleteVolumeResponse {}),
         }
@@ -183,7 +182,7 @@ impl Driver {
 
     fn validate(
         &self,
-        request: ValidateVolumeCapabilitiesRequest,
+        request: &ValidateVolumeCapabilitiesRequest,
     ) -> Result<ValidateVolumeCapabilitiesResponse, Status> {
         let record = self.volume(required("volume_id", &request.volume_id)?)?;
         if request.volume_capabilities.is_empty() {
@@ -213,10 +212,10 @@ impl Driver {
             return refused("the volume has other parameters");
         }
         let confirmed = validate_volume_capabilities_response::Confirmed {
-            volume_context: request.volume_context,
-            volume_capabilities: request.volume_capabilities,
-            parameters: request.parameters,
-            mutable_parameters: request.mutable_parameters,
+            volume_context: request.volume_context.clone(),
+            volume_capabilities: request.volume_capabilities.clone(),
+            parameters: request.parameters.clone(),
+            mutable_parameters: request.mutable_parameters.clone(),
         };
         Ok(ValidateVolumeCapabilitiesResponse {
             confirmed: Some(confirmed),
@@ -225,7 +224,7 @@ impl Driver {
     }
 
     fn records(&self) -> Result<Vec<Record>, Status> {
-        self.pool.registry().list().map_err(|error| of(&error))
+        self.pool.registry().list().map_err(Status::from)
     }
 
     fn list_volumes(&self, request: &ListVolumesRequest) -> Result<ListVolumesResponse, Status> {
@@ -301,10 +300,7 @@ impl Driver {
             return Err(invalid(format!("a snapshot has no parameter {unknown}")));
         }
         self.volume(volume)?;
-        let kept = self
-            .pool
-            .snapshot(volume, name, &names::tag(name))
-            .map_err(|error| of(&error))?;
+        let kept = self.pool.snapshot(volume, name, &names::tag(name))?;
         Ok(CreateSnapshotResponse {
             snapshot: Some(snapshot(
                 names::snapshot_id(volume, kept.checkpoint, &self.node),
@@ -328,9 +324,7 @@ impl Driver {
             volume, checkpoint, ..
         }) = names::parse_snapshot_id(id)
         {
-            self.pool
-                .drop_snapshot(volume, checkpoint)
-                .map_err(|error| of(&error))?;
+            self.pool.drop_snapshot(volume, checkpoint)?;
         }
         Ok(DeleteSnapshotResponse {})
     }
@@ -380,7 +374,7 @@ impl Driver {
                 )))
             }
             Err(error) if error.code == api::Code::UnknownCheckpoint => Ok(None),
-            Err(error) => Err(of(&error)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -484,106 +478,18 @@ fn snapshot(snapshot_id: String, volume: &str, kept: &Kept) -> Result<Snapshot, 
     })
 }
 
-#[tonic::async_trait]
-impl Controller for Service {
-    async fn create_volume(
-        &self,
-        request: Request<CreateVolumeRequest>,
-    ) -> Result<Response<CreateVolumeResponse>, Status> {
-        self.work("CreateVolume", move |driver| {
-            driver.create_volume(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn delete_volume(
-        &self,
-        request: Request<DeleteVolumeRequest>,
-    ) -> Result<Response<DeleteVolumeResponse>, Status> {
-        self.work("DeleteVolume", move |driver| {
-            driver.delete_volume(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn validate_volume_capabilities(
-        &self,
-        request: Request<ValidateVolumeCapabilitiesRequest>,
-    ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
-        self.work("ValidateVolumeCapabilities", move |driver| {
-            driver.validate(request.into_inner())
-        })
-        .await
-    }
-
-    async fn list_volumes(
-        &self,
-        request: Request<ListVolumesRequest>,
-    ) -> Result<Response<ListVolumesResponse>, Status> {
-        self.work("ListVolumes", move |driver| {
-            driver.list_volumes(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn controller_get_volume(
-        &self,
-        request: Request<ControllerGetVolumeRequest>,
-    ) -> Result<Response<ControllerGetVolumeResponse>, Status> {
-        self.work("ControllerGetVolume", move |driver| {
-            driver.get_volume(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn get_capacity(
-        &self,
-        request: Request<GetCapacityRequest>,
-    ) -> Result<Response<GetCapacityResponse>, Status> {
-        self.work("GetCapacity", move |driver| {
-            driver.capacity(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn create_snapshot(
-        &self,
-        request: Request<CreateSnapshotRequest>,
-    ) -> Result<Response<CreateSnapshotResponse>, Status> {
-        self.work("CreateSnapshot", move |driver| {
-            driver.create_snapshot(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn delete_snapshot(
-        &self,
-        request: Request<DeleteSnapshotRequest>,
-    ) -> Result<Response<DeleteSnapshotResponse>, Status> {
-        self.work("DeleteSnapshot", move |driver| {
-            driver.delete_snapshot(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn list_snapshots(
-        &self,
-        request: Request<ListSnapshotsRequest>,
-    ) -> Result<Response<ListSnapshotsResponse>, Status> {
-        self.work("ListSnapshots", move |driver| {
-            driver.list_snapshots(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn get_snapshot(
-        &self,
-        request: Request<GetSnapshotRequest>,
-    ) -> Result<Response<GetSnapshotResponse>, Status> {
-        self.work("GetSnapshot", move |driver| {
-            driver.get_snapshot(&request.into_inner())
-        })
-        .await
+calls! {
+    Controller {
+        CreateVolume: create_volume(CreateVolumeRequest) -> CreateVolumeResponse = Driver::create_volume;
+        DeleteVolume: delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse = Driver::delete_volume;
+        ValidateVolumeCapabilities: validate_volume_capabilities(ValidateVolumeCapabilitiesRequest) -> ValidateVolumeCapabilitiesResponse = Driver::validate;
+        ListVolumes: list_volumes(ListVolumesRequest) -> ListVolumesResponse = Driver::list_volumes;
+        ControllerGetVolume: controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse = Driver::get_volume;
+        GetCapacity: get_capacity(GetCapacityRequest) -> GetCapacityResponse = Driver::capacity;
+        CreateSnapshot: create_snapshot(CreateSnapshotRequest) -> CreateSnapshotResponse = Driver::create_snapshot;
+        DeleteSnapshot: delete_snapshot(DeleteSnapshotRequest) -> DeleteSnapshotResponse = Driver::delete_snapshot;
+        ListSnapshots: list_snapshots(ListSnapshotsRequest) -> ListSnapshotsResponse = Driver::list_snapshots;
+        GetSnapshot: get_snapshot(GetSnapshotRequest) -> GetSnapshotResponse = Driver::get_snapshot;
     }
 
     async fn controller_get_capabilities(

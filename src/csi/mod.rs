@@ -18,6 +18,27 @@
 //! **Threads.** One thread decodes; each call is worked off in one that may wait. No locks in
 //! memory: what must not be done twice at a time is under a flock(2) in the pool.
 
+/// Implements the trait of a service: calls that a thread which may wait works off, each by a
+/// function of the driver, and functions that are written out.
+macro_rules! calls {
+    ($service:ident {
+        $($call:ident: $name:ident($request:ident) -> $response:ident = $work:expr;)*
+    } $($other:tt)*) => {
+        #[tonic::async_trait]
+        impl $service for Service {
+            $(async fn $name(
+                &self,
+                request: Request<$request>,
+            ) -> Result<Response<$response>, Status> {
+                let work = move |driver: &Driver| $work(driver, &request.into_inner());
+                self.work(stringify!($call), work).await
+            })*
+
+            $($other)*
+        }
+    };
+}
+
 mod controller;
 mod identity;
 mod names;

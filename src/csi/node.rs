@@ -20,7 +20,7 @@ use super::proto::{
     NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeUsage,
 };
 use super::serve::{Driver, Service};
-use super::status::{invalid, of, required};
+use super::status::{invalid, required};
 use super::wanted::{self, Range};
 use crate::engine::api;
 use crate::engine::api::VerbError;
@@ -55,7 +55,7 @@ impl Driver {
             .map_err(|error| match error.code {
                 // What cannot be a name is none.
                 api::Code::BadName => Status::not_found(format!("no such volume: {id:?}")),
-                _ => of(&error),
+                _ => error.into(),
             })?;
         if record.retired {
             Err(Status::not_found(format!(
@@ -67,10 +67,7 @@ impl Driver {
     }
 
     pub fn place_of(&self, record: &Record) -> Result<Place, Status> {
-        self.pool
-            .registry()
-            .place(record)
-            .map_err(|error| of(&error))
+        self.pool.registry().place(record).map_err(Status::from)
     }
 
     /// The volume of an id, and its place, if there is one, retired or not: what has to be ended is
@@ -81,7 +78,7 @@ impl Driver {
             Err(error) if [api::Code::NoSuchVolume, api::Code::BadName].contains(&error.code) => {
                 Ok(None)
             }
-            Err(error) => Err(of(&error)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -97,7 +94,7 @@ impl Driver {
             bind::bind(&place, &staging, record.parsed()?.readonly, &[])
         });
         done.map(|()| NodeStageVolumeResponse {})
-            .map_err(|error| of(&error))
+            .map_err(Status::from)
     }
 
     fn unstage(
@@ -124,7 +121,7 @@ impl Driver {
                 }
             });
         done.map(|()| NodeUnstageVolumeResponse {})
-            .map_err(|error| of(&error))
+            .map_err(Status::from)
     }
 
     fn publish(
@@ -138,9 +135,7 @@ impl Driver {
         let place = self.place_of(&record)?;
         let staging = path("staging_target_path", &request.staging_target_path)
             .map_err(|_| Status::failed_precondition("the volume is not staged"))?;
-        let read_only = shown.read_only
-            || request.readonly
-            || record.parsed().map_err(|error| of(&error))?.readonly;
+        let read_only = shown.read_only || request.readonly || record.parsed()?.readonly;
         // One at a time for a volume: whoever wants it alone must see the others.
         let done = self.pool.registry().alone(&format!("publish {id}"), || {
             let (staging, target) = (bind::real(&staging)?, bind::real(&target)?);
@@ -169,7 +164,7 @@ impl Driver {
         done.map(|()| NodePublishVolumeResponse {})
             .map_err(|error| match error.code {
                 api::Code::NotStaged => Status::failed_precondition(error.message),
-                _ => of(&error),
+                _ => error.into(),
             })
     }
 
@@ -194,7 +189,7 @@ impl Driver {
             }
         });
         done.map(|()| NodeUnpublishVolumeResponse {})
-            .map_err(|error| of(&error))
+            .map_err(Status::from)
     }
 
     fn stats(
@@ -214,7 +209,7 @@ impl Driver {
         let place = self.place_of(&self.volume(id)?)?;
         let none = || Status::not_found(format!("volume {id} is not at {at}"));
         let at = bind::real(Path::new(at)).map_err(|_| none())?;
-        match bind::there(&place, &at).map_err(|error| of(&error))? {
+        match bind::there(&place, &at)? {
             There::Volume { .. } => {}
             There::Dead => {
                 return Err(Status::internal(format!(
@@ -236,10 +231,7 @@ impl Driver {
         let at = required("volume_path", &request.volume_path)?;
         let range = Range::of(request.capacity_range.as_ref())?;
         self.seen_at(id, at)?;
-        let bytes = self
-            .pool
-            .expand(id, range.required)
-            .map_err(|error| of(&error))?;
+        let bytes = self.pool.expand(id, range.required)?;
         if range.limit != 0 && bytes > range.limit {
             return Err(Status::out_of_range(format!(
                 "volume {id} has {bytes} bytes"
@@ -307,66 +299,14 @@ fn usage(info: &FsInfo) -> Vec<VolumeUsage> {
     all
 }
 
-#[tonic::async_trait]
-impl Node for Service {
-    async fn node_stage_volume(
-        &self,
-        request: Request<NodeStageVolumeRequest>,
-    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
-        self.work("NodeStageVolume", move |driver| {
-            driver.stage(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn node_unstage_volume(
-        &self,
-        request: Request<NodeUnstageVolumeRequest>,
-    ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
-        self.work("NodeUnstageVolume", move |driver| {
-            driver.unstage(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn node_publish_volume(
-        &self,
-        request: Request<NodePublishVolumeRequest>,
-    ) -> Result<Response<NodePublishVolumeResponse>, Status> {
-        self.work("NodePublishVolume", move |driver| {
-            driver.publish(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn node_unpublish_volume(
-        &self,
-        request: Request<NodeUnpublishVolumeRequest>,
-    ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
-        self.work("NodeUnpublishVolume", move |driver| {
-            driver.unpublish(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn node_get_volume_stats(
-        &self,
-        request: Request<NodeGetVolumeStatsRequest>,
-    ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        self.work("NodeGetVolumeStats", move |driver| {
-            driver.stats(&request.into_inner())
-        })
-        .await
-    }
-
-    async fn node_expand_volume(
-        &self,
-        request: Request<NodeExpandVolumeRequest>,
-    ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
-        self.work("NodeExpandVolume", move |driver| {
-            driver.expand(&request.into_inner())
-        })
-        .await
+calls! {
+    Node {
+        NodeStageVolume: node_stage_volume(NodeStageVolumeRequest) -> NodeStageVolumeResponse = Driver::stage;
+        NodeUnstageVolume: node_unstage_volume(NodeUnstageVolumeRequest) -> NodeUnstageVolumeResponse = Driver::unstage;
+        NodePublishVolume: node_publish_volume(NodePublishVolumeRequest) -> NodePublishVolumeResponse = Driver::publish;
+        NodeUnpublishVolume: node_unpublish_volume(NodeUnpublishVolumeRequest) -> NodeUnpublishVolumeResponse = Driver::unpublish;
+        NodeGetVolumeStats: node_get_volume_stats(NodeGetVolumeStatsRequest) -> NodeGetVolumeStatsResponse = Driver::stats;
+        NodeExpandVolume: node_expand_volume(NodeExpandVolumeRequest) -> NodeExpandVolumeResponse = Driver::expand;
     }
 
     async fn node_get_capabilities(

@@ -4,28 +4,31 @@ use tonic::{Code, Status};
 
 use crate::engine::api::{self, VerbError};
 
-/// The status of an error.
-pub fn of(error: &VerbError) -> Status {
-    let code = match error.code {
-        api::Code::NoSuchVolume | api::Code::UnknownCheckpoint | api::Code::NotFound => {
-            Code::NotFound
-        }
-        api::Code::BadName
-        | api::Code::BadOption
-        | api::Code::UnknownOption
-        | api::Code::BadPath => Code::InvalidArgument,
-        api::Code::VolumeExists | api::Code::SnapshotExists => Code::AlreadyExists,
-        api::Code::InUse | api::Code::Pinned | api::Code::OtherMount => Code::FailedPrecondition,
-        api::Code::NoSpace => Code::ResourceExhausted,
-        // The same call again does it, or finds it done.
-        api::Code::Busy | api::Code::DaemonBusy => Code::Aborted,
-        _ => Code::Internal,
-    };
-    let message = match &error.hint {
-        Some(hint) => format!("{} ({hint})", error.message),
-        None => error.message.clone(),
-    };
-    Status::new(code, message)
+impl From<VerbError> for Status {
+    fn from(error: VerbError) -> Status {
+        let code = match error.code {
+            api::Code::NoSuchVolume | api::Code::UnknownCheckpoint | api::Code::NotFound => {
+                Code::NotFound
+            }
+            api::Code::BadName
+            | api::Code::BadOption
+            | api::Code::UnknownOption
+            | api::Code::BadPath => Code::InvalidArgument,
+            api::Code::VolumeExists | api::Code::SnapshotExists => Code::AlreadyExists,
+            api::Code::InUse | api::Code::Pinned | api::Code::OtherMount => {
+                Code::FailedPrecondition
+            }
+            api::Code::NoSpace => Code::ResourceExhausted,
+            // The same call again does it, or finds it done.
+            api::Code::Busy | api::Code::DaemonBusy => Code::Aborted,
+            _ => Code::Internal,
+        };
+        let message = match &error.hint {
+            Some(hint) => format!("{} ({hint})", error.message),
+            None => error.message,
+        };
+        Status::new(code, message)
+    }
 }
 
 /// What is wrong with a request.

@@ -7,7 +7,7 @@ use tonic::Status;
 use super::proto::volume_capability::AccessType;
 use super::proto::volume_capability::access_mode::Mode;
 use super::proto::{CapacityRange, Topology, TopologyRequirement, VolumeCapability};
-use super::status::{invalid, of};
+use super::status::invalid;
 use super::{NAME, TOPOLOGY_KEY};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
 
@@ -151,7 +151,7 @@ pub fn parameters(given: &HashMap<String, String>) -> Result<BTreeMap<String, St
     {
         checked.remove("size");
     }
-    Options::parse(&checked).map_err(|error| of(&error))?;
+    Options::parse(&checked)?;
     Ok(ours)
 }
 
@@ -173,10 +173,7 @@ pub fn options(
             options.insert("size".to_owned(), bytes.to_string());
             bytes
         }
-        Some(_) => Options::parse(parameters)
-            .map_err(|error| of(&error))?
-            .size
-            .unwrap_or(wanted),
+        Some(_) => Options::parse(parameters)?.size.unwrap_or(wanted),
         None => wanted,
     };
     if bytes != 0 && !range.takes(bytes) {

@@ -30,7 +30,6 @@ macro_rules! verbs {
         /// What is asked: one variant for each verb.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(rename_all = "kebab-case")]
-        #[expect(missing_docs, reason = "each is documented where its request is")]
         pub enum Request {
             $($(#[$condition])? $name($request),)*
         }

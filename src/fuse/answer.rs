@@ -7,7 +7,7 @@ use fuser::{
 
 use super::backing::Registered;
 use super::convert::{self, errno};
-use crate::engine::request::{Attr, Entry, Looked, Opened, FsInfo};
+use crate::engine::request::{Attr, Entry, FsInfo, Looked, Opened};
 use crate::sys::{self, Errno, SysResult};
 
 /// A reply that waits for what it tells.

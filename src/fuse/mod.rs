@@ -18,5 +18,5 @@ mod session;
 mod takeover;
 mod xattrs;
 
-pub use session::{MountConfig, Session, Unmounter};
+pub use session::{MountConfig, Session};
 pub use xattrs::Xattrs;

@@ -168,11 +168,6 @@ impl Session {
         Arc::clone(&self.caches) as Arc<dyn Caches>
     }
 
-    /// What unmounts from another thread.
-    pub fn unmounter(&self) -> Unmounter {
-        self.unmounter.clone()
-    }
-
     /// Waits until the mount is gone, whoever unmounts it, and its threads have ended;
     /// `service.ended` has been called then. After a lazy unmount that is when the last open file
     /// is closed.

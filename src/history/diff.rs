@@ -113,18 +113,10 @@ impl From<bool> for Verdict {
 const PATH_TOLD_MAX: usize = 16 << 10;
 
 impl Comparison<'_> {
-    /// Every path that differs, sorted by path.
-    ///
-    /// # Errors
-    /// EIO if a record or a version cannot be read.
-    pub fn all(&self) -> SysResult<Vec<Differs>> {
-        self.below(b"")
-    }
-
     /// Every path that differs at or below `path`, sorted by path.
     ///
     /// # Errors
-    /// As [`Comparison::all`].
+    /// EIO if a record or a version cannot be read.
     pub fn below(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
         self.paired(self.unpaired(path)?)
     }
@@ -132,7 +124,7 @@ impl Comparison<'_> {
     /// What [`Comparison::unpaired`] found as a person is told, sorted by path.
     ///
     /// # Errors
-    /// As [`Comparison::all`].
+    /// As [`Comparison::below`].
     pub fn paired(&self, found: Vec<Differs>) -> SysResult<Vec<Differs>> {
         let mut found = pair_renames(
             found,
@@ -159,7 +151,7 @@ impl Comparison<'_> {
     /// everything below it included.
     ///
     /// # Errors
-    /// As [`Comparison::all`].
+    /// As [`Comparison::below`].
     pub fn unpaired(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
         let from = there(self.from.walk(path))?;
         let to = there(self.to.walk(path))?;

@@ -191,25 +191,6 @@ impl DroppedVersions {
         Ok(found)
     }
 
-    /// Every version that was dropped, ever.
-    ///
-    /// # Errors
-    /// EIO if a record cannot be read.
-    pub fn all(&self) -> SysResult<Vec<Dropped>> {
-        let places: Vec<Address> = self
-            .places
-            .read()
-            .records
-            .keys()
-            .map(|(_, at)| *at)
-            .collect();
-        let mut found = Vec::new();
-        for at in places {
-            found.extend(self.list(at)?.objects.values().copied());
-        }
-        Ok(found)
-    }
-
     fn list(&self, at: Address) -> SysResult<Arc<DroppedList>> {
         if let Some(known) = self.lists.lock().get(&at) {
             return Ok(Arc::clone(known));

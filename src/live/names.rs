@@ -15,7 +15,7 @@ use super::remove::Removal;
 use super::tables::{Dirs, Handover, Locks, NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{Child, NameTouch, Place, Undo};
+use crate::store::record::{NameTouch, Place, Undo};
 use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
 
 /// An inode to be made.
@@ -388,12 +388,4 @@ fn create(dir: &Arc<OwnedFd>, name: &Name, make: &Make<'_>, mode: u32) -> SysRes
     }
 }
 
-impl Made {
-    /// As the child of its directory.
-    pub fn child(&self) -> Child {
-        Child {
-            slot: self.slot,
-            kind: self.stat.kind,
-        }
-    }
-}
+impl Made {}

@@ -80,22 +80,6 @@ impl<F: AsRef<File>> Sharing<F> {
             }
         }
     }
-
-    /// All of it, as long as `go_on` says so, which is asked before each step, with its bytes;
-    /// whether both share all then.
-    ///
-    /// # Errors
-    /// As [`Sharing::step`].
-    pub fn finish(mut self, mut go_on: impl FnMut(u64) -> bool) -> SysResult<bool> {
-        while go_on(CALL_BYTES.min(self.size - self.offset)) {
-            match self.step()? {
-                Step::More(_) => {}
-                Step::Done => return Ok(true),
-                Step::Differs => return Ok(false),
-            }
-        }
-        Ok(false)
-    }
 }
 
 /// That two files cannot share is so for good, and no failure.

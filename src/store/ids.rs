@@ -79,11 +79,6 @@ impl Name {
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
-
-    /// The name as the standard library wants it.
-    pub fn as_os_str(&self) -> &std::ffi::OsStr {
-        std::os::unix::ffi::OsStrExt::from_bytes(&self.0)
-    }
 }
 
 impl fmt::Debug for Name {

@@ -50,7 +50,6 @@ use rustix::io::Errno;
 mod format;
 mod notes;
 
-pub use self::format::FORMAT_VERSION;
 #[cfg(test)]
 pub(super) use self::format::parse_format;
 use self::format::{read_and_migrate, read_format, write_format};

@@ -76,28 +76,27 @@ pub use args::{
 pub use copy::{copy_apart, copy_data};
 pub use data::{
     fdatasync, flock_exclusive, fsync, read_at, read_full_at, seek_data, seek_hole, truncate,
-    write_all_at, write_at, write_at_once,
+    write_all_at, write_at_once,
 };
 pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
 pub use gently::Gently;
-pub use ledger::{Ledger, NOTES_MAX, ROW_WORDS, Row, RowId};
+pub use ledger::{Ledger, ROW_WORDS, RowId};
 pub use mounted::{is_trusted, mount_source};
-pub use name::{NAME_LEN_MAX, XATTR_LEN_MAX, device_major, device_minor, make_device, mode_bits};
+pub use name::{NAME_LEN_MAX, XATTR_LEN_MAX, device_major, device_minor};
 pub use os::{
     Signals, act_for, all_xattrs, all_xattrs_at, allocation, awake, backing_close, can_share,
     chmod_fd, chown_fd, clone_file, clone_head, clone_to, copy_file_range, create_file_at,
     dedupe_range, dirty_pages, dirty_pages_before, drop_cached, extent_map, facts_of, fallocate,
-    finish_writeback, fs_name, fuse_abort, fusermount_unmount, getxattr, give_up_set_id,
-    has_our_rights, has_sys_admin, keep_descriptor, lease_free, leave_descriptors, link_fd,
-    list_dir, list_new_dir, listxattr, may_administer, message_pair, mknod_at, mount_bind,
-    mount_of, mount_overlay, mount_scratch, mounts, mounts_of_all, open_beneath, open_path_at,
-    own_memory, own_thread, peer_cred, private_mounts, process_facts, process_name,
-    process_session, process_starttime, read_dir, read_unlocked_at, receive_message,
-    release_memory, remove_file_xattr, removexattr, reopen, replace_descriptor, runs_of_thread,
-    same_ranges, send_message, set_file_xattr, set_thread_idle, set_thread_io_idle,
-    set_thread_normal, setxattr, shares_extents, start_writeback, stat_at, stat_fd, statfs_fd,
-    syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread,
-    watched, widen_pipe, wrap_number, write_in_place,
+    finish_writeback, fs_name, fusermount_unmount, getxattr, give_up_set_id, has_our_rights,
+    has_sys_admin, keep_descriptor, lease_free, leave_descriptors, link_fd, list_dir, list_new_dir,
+    listxattr, may_administer, message_pair, mknod_at, mount_bind, mount_of, mount_overlay,
+    mount_scratch, mounts, mounts_of_all, open_beneath, open_path_at, own_memory, own_thread,
+    peer_cred, private_mounts, process_facts, process_name, process_session, process_starttime,
+    read_dir, read_unlocked_at, receive_message, release_memory, remove_file_xattr, removexattr,
+    reopen, replace_descriptor, runs_of_thread, same_ranges, send_message, set_file_xattr,
+    set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr, shares_extents,
+    start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, truncate_unshared, unmount,
+    utimens_fd, wait_readable, waits_of_thread, watched, widen_pipe, wrap_number, write_in_place,
 };
 pub use pass::{FILES_AT_ONCE, is_peer_gone, peek, receive_files, send_files};
 pub use path::{
@@ -105,15 +104,11 @@ pub use path::{
     replace_file, rmdir_at, symlink_at, unlink_at,
 };
 pub use process::{
-    clock_ahead_ns, ids, inherited, kill, kill_group, nofile, now, pid_alive, process_group,
-    raise_nofile, setsid, stamp_now, umask0, wait_for_tick,
+    clock_ahead_ns, ids, inherited, kill, kill_group, nofile, now, process_group, raise_nofile,
+    setsid, stamp_now, umask0, wait_for_tick,
 };
-pub use signal::{
-    block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, pass_signals_on, start_unblocked,
-    wait_ended, wait_terminate,
-};
+pub use signal::{on_terminate, pass_signals_on, start_unblocked, wait_ended, wait_terminate};
 pub use types::{
-    Allocation, Asker, Errno, ExtentMap, Kind, OwnMemory, Placed, ProcessFacts, Stat, SysResult,
-    Time, Xattrs,
+    Allocation, Asker, Errno, ExtentMap, Kind, Placed, ProcessFacts, Stat, SysResult, Time, Xattrs,
 };
 pub use users::user_id;

@@ -5,7 +5,7 @@
 //! the kernel compares ([`crate::store::extents`]). It takes the rights of the files' owner, or of
 //! root.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -222,6 +222,28 @@ struct All<'a> {
     device: Option<u64>,
 }
 
+impl All<'_> {
+    /// Files with the same hash, by their numbers, and their size, the smallest first: those that
+    /// several holders have, or one of `alone` several times.
+    fn same(&self, alone: &[usize]) -> Vec<(u64, Vec<usize>)> {
+        let mut groups: BTreeMap<(u64, &str), Vec<(usize, usize)>> = BTreeMap::new();
+        for (number, (holder, content)) in self.files.iter().enumerate() {
+            let group = groups.entry((content.size, &content.hash)).or_default();
+            group.push((number, *holder));
+        }
+        let several = |group: &Vec<(usize, usize)>| {
+            let holders: HashSet<usize> = group.iter().map(|(_, holder)| *holder).collect();
+            group.len() > 1
+                && (holders.len() > 1 || holders.iter().any(|holder| alone.contains(holder)))
+        };
+        groups
+            .into_iter()
+            .filter(|(_, group)| several(group))
+            .map(|((size, _), group)| (size, group.into_iter().map(|(number, _)| number).collect()))
+            .collect()
+    }
+}
+
 impl Files for All<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<File>> {
         let (holder, content) = self.files.get(number).ok_or(Errno::ENOENT)?;
@@ -259,19 +281,16 @@ pub fn share(
         files: Vec::new(),
         device: None,
     };
-    let mut times: HashMap<u64, u64> = HashMap::new();
+    let (mut seen, mut sizes) = (HashSet::new(), HashSet::new());
     for holder in &mut all.holders {
-        holder
-            .sizes()?
-            .into_iter()
-            .for_each(|size| *times.entry(size).or_insert(0) += 1);
+        // Only what has the size of another can be the same.
+        sizes.extend(
+            holder
+                .sizes()?
+                .into_iter()
+                .filter(|size| !seen.insert(*size)),
+        );
     }
-    // Only what has the size of another can be the same.
-    let sizes: HashSet<u64> = times
-        .into_iter()
-        .filter(|(_, times)| *times > 1)
-        .map(|(size, _)| size)
-        .collect();
     for (number, holder) in all.holders.iter_mut().enumerate() {
         all.files.extend(
             holder
@@ -280,24 +299,7 @@ pub fn share(
                 .map(|content| (number, content)),
         );
     }
-    let mut groups: BTreeMap<(u64, &str), Vec<usize>> = BTreeMap::new();
-    for (at, (_, content)) in all.files.iter().enumerate() {
-        groups
-            .entry((content.size, &content.hash))
-            .or_default()
-            .push(at);
-    }
-    let holder = |at: &usize| all.files.get(*at).map_or(0, |(holder, _)| *holder);
-    let several = |numbers: &Vec<usize>| {
-        let holders: HashSet<usize> = numbers.iter().map(holder).collect();
-        numbers.len() > 1
-            && (holders.len() > 1 || holders.iter().any(|holder| alone.contains(holder)))
-    };
-    let groups: Vec<(u64, Vec<usize>)> = groups
-        .into_iter()
-        .filter(|(_, numbers)| several(numbers))
-        .map(|((size, _), numbers)| (size, numbers))
-        .collect();
+    let groups = all.same(alone);
     let total = groups.iter().map(|(_, numbers)| numbers.len() as u64).sum();
     let mut got = vec![Got::default(); all.holders.len()];
     let mut done = 0;

@@ -1,18 +1,13 @@
 //! Histories that others keep as plain directories: snapper's `.snapshots/N/snapshot`, and one
-//! directory beside the other as `rsync --link-dest` makes them. What differs from one to the next,
-//! without reading what is the same.
+//! directory beside the other as `rsync --link-dest` makes them.
 
-use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-use super::place::{open_below, split};
-use super::walk::{Unread, Walk};
-use crate::engine::api::TreePath;
-use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
+use super::place::open_below;
 use crate::sys::{self, Kind, Open, OpenKind, SysResult};
 
 /// An `info.xml` is not read beyond this.
@@ -128,120 +123,6 @@ fn element(xml: &str, name: &str) -> Option<String> {
     )
 }
 
-/// A snapshot that was read: every inode by its path.
-pub type Known = HashMap<Vec<u8>, (ExportEntry, u64)>;
-
-/// Reads a snapshot; what cannot be read is told.
-///
-/// # Errors
-/// Those of its root.
-pub fn read(root: OwnedFd) -> SysResult<(Known, Vec<Refused>)> {
-    let (mut known, mut refused) = (Known::new(), Vec::new());
-    let mut walk = Walk::new(root)?;
-    while let Some(next) = walk.next() {
-        match next {
-            Ok((entry, fd)) => {
-                let device = sys::stat_fd(&fd)?.dev;
-                known.insert(entry.path.0.clone(), (entry, device));
-            }
-            Err(Unread { path, errno }) => refused.push(Refused {
-                path: TreePath(path),
-                errno: errno.0,
-            }),
-        }
-    }
-    Ok((known, refused))
-}
-
-/// What turns one snapshot into the next.
-#[derive(Debug, Default)]
-pub struct Steps {
-    /// Paths that go, with what is below.
-    pub removed: Vec<Vec<u8>>,
-    /// What is made, directories before what is in them. [`ExportData::File`]: its content is to be
-    /// read from the snapshot.
-    pub entries: Vec<ExportEntry>,
-}
-
-/// Two inodes are the same: it is one inode (`--link-dest`), or everything about them is and
-/// `same_bytes` says that their content is too.
-fn is_same(
-    old: &(ExportEntry, u64),
-    new: &(ExportEntry, u64),
-    same_bytes: &dyn Fn(&[u8]) -> bool,
-) -> bool {
-    let (a, b) = (&old.0, &new.0);
-    if (a.mode, a.uid, a.gid, a.mtime()) != (b.mode, b.uid, b.gid, b.mtime())
-        || a.xattrs != b.xattrs
-    {
-        return false;
-    }
-    if (a.inode, old.1) == (b.inode, new.1) || a.kind == Kind::Dir {
-        return true;
-    }
-    // Size and time alone prove nothing: two writes may fall into one tick of the clock.
-    (a.rdev, &a.target) == (b.rdev, &b.target)
-        && (a.kind != Kind::File || a.size == b.size && (a.size == 0 || same_bytes(&a.path.0)))
-}
-
-/// What must be done to a copy of `old` to make it one of `new`. `same_bytes`: whether a path holds
-/// the same in both, asked only where nothing else tells.
-pub fn steps(old: &Known, new: &Known, same_bytes: &dyn Fn(&[u8]) -> bool) -> Steps {
-    let mut steps = Steps::default();
-    let kind = |known: &Known, path: &[u8]| known.get(path).map(|(entry, _)| entry.kind);
-    steps.removed = old
-        .iter()
-        .filter(|(path, (entry, _))| kind(new, path) != Some(entry.kind))
-        .map(|(path, _)| path.clone())
-        .collect();
-    let staying: HashSet<&[u8]> = new
-        .iter()
-        .filter(|(path, b)| {
-            old.get(*path)
-                .is_some_and(|a| a.0.kind == b.0.kind && is_same(a, b, same_bytes))
-        })
-        .map(|(path, _)| path.as_slice())
-        .collect();
-    let stays = |path: &[u8]| staying.contains(path);
-    // A file that stays under one of its names gets the others as links.
-    let mut kept: HashMap<(u64, u64), &[u8]> = HashMap::new();
-    for (path, (entry, device)) in new.iter().filter(|(_, (entry, _))| entry.is_linked()) {
-        if stays(path) {
-            kept.insert((entry.inode, *device), path);
-        }
-    }
-    let mut worked_in: HashSet<Vec<u8>> = steps
-        .removed
-        .iter()
-        .filter_map(|path| Some(split(path)?.0.to_vec()))
-        .collect();
-    for (path, (entry, device)) in new.iter().filter(|(path, _)| !stays(path)) {
-        worked_in.extend(split(path).map(|(above, _)| above.to_vec()));
-        let mut entry = entry.clone();
-        entry.data = match kept
-            .get(&(entry.inode, *device))
-            .filter(|_| entry.is_linked())
-        {
-            Some(to) => ExportData::Link(TreePath(to.to_vec())),
-            None if entry.kind == Kind::File && entry.size > 0 => ExportData::File,
-            None => ExportData::None,
-        };
-        steps.entries.push(entry);
-    }
-    for path in worked_in {
-        if let Some((entry, _)) = new.get(&path).filter(|_| stays(&path)) {
-            steps.entries.push(entry.clone());
-        }
-    }
-    // What is above goes with everything below.
-    steps.removed.sort();
-    steps
-        .removed
-        .dedup_by(|below, above| below.starts_with(above) && below.get(above.len()) == Some(&b'/'));
-    steps.entries.sort_by(|a, b| a.path.cmp(&b.path));
-    steps
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,44 +160,6 @@ mod tests {
         assert_eq!(
             (found[0].date.as_deref(), found[0].description.as_deref()),
             (Some("2026-01-02 03:04:05"), Some("a <b> &amp;"))
-        );
-    }
-
-    #[test]
-    fn steps_name_what_changed_and_link_what_stays() {
-        let dir = tempfile::tempdir().expect("directory");
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        std::fs::create_dir_all(a.join("d/e")).expect("mkdir");
-        std::fs::create_dir_all(b.join("d")).expect("mkdir");
-        for name in ["same", "gone", "kind"] {
-            std::fs::write(a.join(name), name).expect("file");
-        }
-        std::fs::hard_link(a.join("same"), b.join("same")).expect("link");
-        std::fs::hard_link(a.join("same"), b.join("d/more")).expect("link");
-        std::fs::create_dir(b.join("kind")).expect("mkdir");
-        let read =
-            |path: &std::path::Path| read(sys::open_root(path).expect("open")).expect("read").0;
-        let steps = steps(&read(&a), &read(&b), &|_| false);
-        let removed: Vec<&str> = steps
-            .removed
-            .iter()
-            .map(|path| std::str::from_utf8(path).expect("text"))
-            .collect();
-        assert_eq!(removed, ["d/e", "gone", "kind"]);
-        let made: Vec<(&[u8], &ExportData)> = steps
-            .entries
-            .iter()
-            .map(|entry| (entry.path.0.as_slice(), &entry.data))
-            .collect();
-        let link = ExportData::Link(TreePath(b"same".to_vec()));
-        assert_eq!(
-            made,
-            [
-                (b"".as_slice(), &ExportData::None),
-                (b"d", &ExportData::None),
-                (b"d/more", &link),
-                (b"kind", &ExportData::None)
-            ]
         );
     }
 }

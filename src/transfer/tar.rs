@@ -64,21 +64,7 @@ impl<W: Write> Stream<W> {
             Content::Held { pieces, .. } if file => *pieces,
             _ => found.as_ref(),
         };
-        let mut records = Vec::new();
-        let mtime = entry.mtime();
-        if mtime.nsec != 0 || mtime.sec < 0 {
-            record(&mut records, b"mtime", decimal(mtime).as_bytes());
-        }
-        record(&mut records, b"atime", decimal(entry.atime()).as_bytes());
-        if first.is_none() {
-            for (name, value) in &entry.xattrs {
-                record(
-                    &mut records,
-                    &[b"SCHILY.xattr.", name.0.as_slice()].concat(),
-                    &value.0,
-                );
-            }
-        }
+        let mut records = of_inode(entry, first.is_none());
         let map = pieces.map(map_of);
         let size = match (&map, pieces) {
             (Some(map), Some(pieces)) => {
@@ -89,14 +75,7 @@ impl<W: Write> Stream<W> {
         };
         let mut name = path.to_vec();
         if map.is_some() {
-            record(&mut records, b"GNU.sparse.major", b"1");
-            record(&mut records, b"GNU.sparse.minor", b"0");
-            record(&mut records, b"GNU.sparse.name", path);
-            record(
-                &mut records,
-                b"GNU.sparse.realsize",
-                entry.size.to_string().as_bytes(),
-            );
+            record_sparse(&mut records, path, entry.size);
             name = b"./GNUSparseFile.0/sparse".to_vec();
         }
         if entry.kind == Kind::Dir {
@@ -108,15 +87,9 @@ impl<W: Write> Stream<W> {
         if let Some(target) = target.filter(|target| target.len() > 100 || !target.is_ascii()) {
             record(&mut records, b"linkpath", target);
         }
-        for (key, number, most) in [
-            (b"size".as_slice(), size, OCTAL_11_MAX),
-            (b"uid", entry.uid.into(), OCTAL_7_MAX),
-            (b"gid", entry.gid.into(), OCTAL_7_MAX),
-        ] {
-            if number > most {
-                record(&mut records, key, number.to_string().as_bytes());
-            }
-        }
+        record_large(&mut records, b"size", size, OCTAL_11_MAX);
+        record_large(&mut records, b"uid", entry.uid.into(), OCTAL_7_MAX);
+        record_large(&mut records, b"gid", entry.gid.into(), OCTAL_7_MAX);
         self.pax(&records)?;
         self.header(
             &name,
@@ -287,6 +260,35 @@ fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'=');
     records.extend_from_slice(value);
     records.push(b'\n');
+}
+
+/// The records of a file with holes, whose content is a map of it and its pieces.
+fn record_sparse(records: &mut Vec<u8>, path: &[u8], size: u64) {
+    record(records, b"GNU.sparse.major", b"1");
+    record(records, b"GNU.sparse.minor", b"0");
+    record(records, b"GNU.sparse.name", path);
+    record(records, b"GNU.sparse.realsize", size.to_string().as_bytes());
+}
+
+/// A number that does not fit into the header.
+fn record_large(records: &mut Vec<u8>, key: &[u8], number: u64, most: u64) {
+    if number > most {
+        record(records, key, number.to_string().as_bytes());
+    }
+}
+
+/// The records of an inode: its times, and extended attributes where they are wanted.
+fn of_inode(entry: &ExportEntry, xattrs: bool) -> Vec<u8> {
+    let (mut records, mtime) = (Vec::new(), entry.mtime());
+    if mtime.nsec != 0 || mtime.sec < 0 {
+        record(&mut records, b"mtime", decimal(mtime).as_bytes());
+    }
+    record(&mut records, b"atime", decimal(entry.atime()).as_bytes());
+    for (name, value) in entry.xattrs.iter().filter(|_| xattrs) {
+        let key = [b"SCHILY.xattr.", name.0.as_slice()].concat();
+        record(&mut records, &key, &value.0);
+    }
+    records
 }
 
 /// Seconds since 1970 with nine digits behind the point; of times before, `sec` is rounded down and

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::error::{error, failed};
+use super::error::{On, error, io_error};
 use super::facts::{self, Place};
 use super::files::make_dir;
 use super::tool::tool;
@@ -49,9 +49,7 @@ pub fn real(path: &Path) -> VerbResult<PathBuf> {
             format!("{} is no absolute path of a directory", path.display()),
         ));
     };
-    let parent = parent
-        .canonicalize()
-        .map_err(|cause| failed(parent, cause))?;
+    let parent = parent.canonicalize().on(parent.display())?;
     Ok(parent.join(name))
 }
 
@@ -94,7 +92,7 @@ pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
 pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> VerbResult<()> {
     match there(place, at)? {
         There::Nothing => {}
-        There::Dead => sys::unmount(at, true).map_err(|cause| failed(at, cause))?,
+        There::Dead => sys::unmount(at, true).on(at.display())?,
         There::Volume {
             read_only: as_it_is,
         } if as_it_is == read_only => return Ok(()),
@@ -153,7 +151,7 @@ pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
             // Somebody else was faster.
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(Errno::EBUSY) if Instant::now() < until => std::thread::sleep(PAUSE),
-            Err(cause) => return Err(failed(at, cause)),
+            Err(cause) => return Err(io_error(at.display(), cause)),
         }
     }
 }
@@ -164,7 +162,9 @@ pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
 /// There is something in it, or it is mounted.
 pub fn remove_target(at: &Path) -> VerbResult<()> {
     match fs::remove_dir(at) {
-        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(failed(at, cause)),
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+            Err(io_error(at.display(), cause))
+        }
         _ => Ok(()),
     }
 }

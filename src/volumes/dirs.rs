@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::failed;
+use super::error::On;
 use super::facts::Place;
 use super::files::{free_name, make_dir, move_away, remove_file, remove_tree};
 use super::image;
@@ -41,7 +41,7 @@ impl Dirs {
         let real = |dir: &Path| {
             fs::create_dir_all(dir)
                 .and_then(|()| dir.canonicalize())
-                .map_err(|cause| failed(dir, cause))
+                .on(dir.display())
         };
         let root = real(root)?;
         DIRECTORIES
@@ -116,7 +116,7 @@ impl Dirs {
     /// The pool cannot be read.
     pub fn names(&self) -> VerbResult<Vec<String>> {
         let dir = self.root.join("meta");
-        let entries = fs::read_dir(&dir).map_err(|cause| failed(&dir, cause))?;
+        let entries = fs::read_dir(&dir).on(dir.display())?;
         let names = entries.filter_map(|entry| {
             entry
                 .ok()?

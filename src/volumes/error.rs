@@ -1,12 +1,19 @@
-//! How work on a pool fails: in words for a person, as every verb does.
+//! How work on a pool, and a verb, fails: in words for a person.
 
+use std::fmt::Display;
 use std::io;
-use std::path::Path;
 
-use crate::engine::api::{VerbError, io_error};
-pub use crate::engine::api::{error, hinted};
+use crate::engine::api::VerbResult;
+pub use crate::engine::api::{error, hinted, io_error, plain};
 
-/// The error of a call on `path`.
-pub fn failed(path: &Path, cause: impl Into<io::Error>) -> VerbError {
-    io_error(path.display(), cause)
+/// Says what the call was on that failed.
+pub trait On<T> {
+    /// The error tells of `what`: a path, mostly.
+    fn on(self, what: impl Display) -> VerbResult<T>;
+}
+
+impl<T, E: Into<io::Error>> On<T> for Result<T, E> {
+    fn on(self, what: impl Display) -> VerbResult<T> {
+        self.map_err(|cause| io_error(what, cause))
+    }
 }

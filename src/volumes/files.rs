@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use super::error::failed;
+use super::error::io_error;
 use crate::engine::api::VerbResult;
 
 /// Makes a directory, if it is not there.
@@ -36,7 +36,7 @@ pub fn move_away(from: &Path, to: &Path) -> VerbResult<bool> {
 /// Whether it was done; `already` is as good.
 fn unless(done: io::Result<()>, already: ErrorKind, path: &Path) -> VerbResult<bool> {
     match done {
-        Err(cause) if cause.kind() != already => Err(failed(path, cause)),
+        Err(cause) if cause.kind() != already => Err(io_error(path.display(), cause)),
         done => Ok(done.is_ok()),
     }
 }

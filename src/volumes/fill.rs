@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use super::error::failed;
+use super::error::On;
 use super::facts::Place;
 use super::files::{make_dir, remove_tree, sync_parent};
 use super::image;
@@ -21,7 +21,6 @@ impl Mounts {
         options: &Options,
         place: &Place,
     ) -> VerbResult<()> {
-        let cannot = |cause: std::io::Error| failed(&place.backing, cause);
         let dirs = self.registry.dirs();
         if let Some(bytes) = options.size {
             let image = dirs.image(&record.name);
@@ -37,22 +36,21 @@ impl Mounts {
         self.fill_tree(&staged, record, options)?;
         fs::rename(&staged, &place.backing)
             .and_then(|()| sync_parent(&place.backing))
-            .map_err(cannot)
+            .on(place.backing.display())
     }
 
     fn fill_tree(&self, dir: &Path, record: &mut Record, options: &Options) -> VerbResult<()> {
-        let cannot = |cause: std::io::Error| failed(dir, cause);
         if let Some((volume, state)) = &options.from {
             record.parent = Some(self.clone_into(dir, volume, state.as_deref(), &record.name)?);
         } else {
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).map_err(cannot)?;
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).on(dir.display())?;
         }
         if options.uid.is_some() || options.gid.is_some() {
-            chown(dir, options.uid, options.gid).map_err(cannot)?;
+            chown(dir, options.uid, options.gid).on(dir.display())?;
         }
         match options.mode {
             Some(mode) => {
-                fs::set_permissions(dir, fs::Permissions::from_mode(mode)).map_err(cannot)
+                fs::set_permissions(dir, fs::Permissions::from_mode(mode)).on(dir.display())
             }
             None => Ok(()),
         }

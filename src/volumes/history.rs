@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::error::{error, failed, hinted};
+use super::error::{On, error, hinted};
 use super::facts::Place;
 use super::record::Record;
 use crate::control::{Client, History, STORE_NAME, Store};
@@ -65,7 +65,7 @@ impl VolumeHistory {
             return Ok(Some(History::Daemon(client)));
         }
         let backing = &self.place.backing;
-        let root = sys::open_root(backing).map_err(|cause| failed(backing, cause))?;
+        let root = sys::open_root(backing).on(backing.display())?;
         Ok(Some(History::Store(Box::new(Offline::open(root)?))))
     }
 
@@ -132,8 +132,7 @@ impl VolumeHistory {
             let value = settings::parse_value(key, value).map_err(bad)?;
             let text = settings::store_with(store.dir(), key, Some(&value))
                 .map_err(|cause| bad(cause.to_string()))?;
-            sys::replace_file(store.dir(), STORE_FILE, text.as_bytes())
-                .map_err(|cause| failed(&file, cause))?;
+            sys::replace_file(store.dir(), STORE_FILE, text.as_bytes()).on(file.display())?;
         }
         Ok(())
     }

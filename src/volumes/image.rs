@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-use super::error::failed;
+use super::error::On;
 use super::facts;
 use super::files::sync_parent;
 use super::tool::tool;
@@ -30,7 +30,7 @@ pub fn make(image: &Path, bytes: u64) -> VerbResult<()> {
     let new = image.with_extension("new");
     let made = File::create(&new)
         .and_then(|file| file.set_len(bytes))
-        .map_err(|cause| failed(&new, cause));
+        .on(new.display());
     let options = ["-q", "-f", "-K", "-m", "reflink=1"].map(OsStr::new);
     let formatted =
         made.and_then(|()| tool("mkfs.xfs", &[&options[..], &[new.as_os_str()]].concat()));
@@ -39,7 +39,7 @@ pub fn make(image: &Path, bytes: u64) -> VerbResult<()> {
             .and_then(|file| file.sync_all())
             .and_then(|()| fs::rename(&new, image))
             .and_then(|()| sync_parent(image));
-        renamed.map_err(|cause| failed(image, cause))
+        renamed.on(image.display())
     });
     if in_place.is_err() {
         let _ = fs::remove_file(&new);
@@ -82,12 +82,12 @@ pub fn grow(image: &Path, at: &Path, bytes: u64) -> VerbResult<()> {
     let file = File::options()
         .write(true)
         .open(image)
-        .map_err(|cause| failed(image, cause))?;
-    let has = file.metadata().map_err(|cause| failed(image, cause))?.len();
+        .on(image.display())?;
+    let has = file.metadata().on(image.display())?.len();
     if has < bytes {
         file.set_len(bytes)
             .and_then(|()| file.sync_all())
-            .map_err(|cause| failed(image, cause))?;
+            .on(image.display())?;
     }
     let mounted = facts::table()?
         .into_iter()

@@ -129,37 +129,15 @@ impl Options {
                     }
                 }
                 "source" => {
-                    options.source = Some(
-                        Some(PathBuf::from(value))
-                            .filter(|path| path.is_absolute())
-                            .ok_or_else(wrong)?,
-                    )
+                    let path = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+                    options.source = Some(path.ok_or_else(wrong)?);
                 }
                 "size" => {
-                    options.size = Some(
-                        bytes(value)
-                            .filter(|size| *size >= SIZE_BYTES_MIN)
-                            .ok_or_else(wrong)?,
-                    )
+                    let size = bytes(value).filter(|size| *size >= SIZE_BYTES_MIN);
+                    options.size = Some(size.ok_or_else(wrong)?);
                 }
-                "uid" => {
-                    options.uid = Some(
-                        value
-                            .parse()
-                            .ok()
-                            .filter(|id| *id != u32::MAX)
-                            .ok_or_else(wrong)?,
-                    )
-                }
-                "gid" => {
-                    options.gid = Some(
-                        value
-                            .parse()
-                            .ok()
-                            .filter(|id| *id != u32::MAX)
-                            .ok_or_else(wrong)?,
-                    )
-                }
+                "uid" => options.uid = Some(id(value).ok_or_else(wrong)?),
+                "gid" => options.gid = Some(id(value).ok_or_else(wrong)?),
                 "mode" => options.mode = Some(mode(value).ok_or_else(wrong)?),
                 "readonly" => options.readonly = flag(value).ok_or_else(wrong)?,
                 "ephemeral" => options.ephemeral = flag(value).ok_or_else(wrong)?,
@@ -167,12 +145,9 @@ impl Options {
                 "keep" => options.keep = keep(value).ok_or_else(wrong)?,
                 "on-remove" => options.on_remove = Some(on_remove(value).ok_or_else(wrong)?),
                 "snapdir" => {
-                    options.snapdir = Some(
-                        ["hidden", "visible"]
-                            .into_iter()
-                            .find(|known| known == value)
-                            .ok_or_else(wrong)?,
-                    )
+                    let mut known = ["hidden", "visible"].into_iter();
+                    let word = known.find(|known| known == value);
+                    options.snapdir = Some(word.ok_or_else(wrong)?);
                 }
                 _ => return Err(unknown(name)),
             }
@@ -265,6 +240,11 @@ fn flag(value: &str) -> Option<bool> {
         "false" | "0" | "no" => Some(false),
         _ => None,
     }
+}
+
+/// The largest number says in chown(2) that nothing is to change.
+fn id(value: &str) -> Option<u32> {
+    value.parse().ok().filter(|id| *id != u32::MAX)
 }
 
 fn mode(value: &str) -> Option<u32> {

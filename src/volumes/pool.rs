@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::dirs::Dirs;
-use super::error::{error, failed, hinted};
+use super::error::{error, hinted, io_error};
 use super::files::{remove_file, remove_tree};
 use super::mounts::Mounts;
 use super::name;
@@ -116,7 +116,7 @@ impl Pool {
                     Code::NotADirectory,
                     format!("{} is not a directory", source.display()),
                 )),
-                Err(cause) => Err(failed(source, cause)),
+                Err(cause) => Err(io_error(source.display(), cause)),
             };
         }
         // A tree without a record was never told to be a volume, or its record was lost: nothing is

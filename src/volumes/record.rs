@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::asker::Asker;
-use super::error::{error, failed};
+use super::error::{On, error, io_error};
 use super::files::write_whole;
 use super::options::Options;
 use crate::engine::api::{Code, VerbResult};
@@ -195,7 +195,7 @@ impl Record {
         let size = match fs::symlink_metadata(path) {
             Ok(found) => found.len(),
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(cause) => return Err(failed(path, cause)),
+            Err(cause) => return Err(io_error(path.display(), cause)),
         };
         let damaged = |why: String| error(Code::BadVolume, format!("{}: {why}", path.display()));
         if size > RECORD_BYTES_MAX {
@@ -204,7 +204,7 @@ impl Record {
         let text = match fs::read(path) {
             Ok(text) => text,
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(cause) => return Err(failed(path, cause)),
+            Err(cause) => return Err(io_error(path.display(), cause)),
         };
         let record: Record =
             serde_json::from_slice(&text).map_err(|cause| damaged(cause.to_string()))?;
@@ -224,7 +224,7 @@ impl Record {
         let mut text = serde_json::to_vec_pretty(self)
             .map_err(|cause| error(Code::Internal, cause.to_string()))?;
         text.push(b'\n');
-        write_whole(path, &text).map_err(|cause| failed(path, cause))
+        write_whole(path, &text).on(path.display())
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::dirs::Dirs;
-use super::error::{failed, hinted};
+use super::error::{On, hinted};
 use super::facts::{self, Place};
 use super::files::sync_parent;
 use super::history::VolumeHistory;
@@ -85,7 +85,7 @@ impl Registry {
         let meta = self.dirs.meta(name);
         fs::remove_file(&meta)
             .and_then(|()| sync_parent(&meta))
-            .map_err(|cause| failed(&meta, cause))?;
+            .on(meta.display())?;
         locked.forget();
         Ok(())
     }
@@ -159,15 +159,14 @@ impl Registry {
 
     pub(super) fn try_lock(&self, name: &str) -> VerbResult<Option<Locked>> {
         let path = self.dirs.lock(name);
-        let cannot = |cause: std::io::Error| failed(&path, cause);
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
             .mode(0o600)
             .open(&path)
-            .map_err(cannot)?;
-        if !sys::flock_exclusive(&file).map_err(|cause| cannot(cause.into()))? {
+            .on(path.display())?;
+        if !sys::flock_exclusive(&file).on(path.display())? {
             return Ok(None);
         }
         // Whoever removed the volume has removed the file too: then another one counts.

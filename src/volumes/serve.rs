@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::error::{error, failed, hinted};
+use super::error::{On, error, hinted, io_error};
 use super::http::Request;
 use super::pool::Pool;
 use super::{facts, http, image, protocol};
@@ -43,8 +43,8 @@ pub struct PoolImage {
 /// `no-image`: there is none, and no size.
 pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
     let PoolImage { file, bytes } = wanted;
-    fs::create_dir_all(root).map_err(|cause| failed(root, cause))?;
-    let root = root.canonicalize().map_err(|cause| failed(root, cause))?;
+    fs::create_dir_all(root).on(root.display())?;
+    let root = root.canonicalize().on(root.display())?;
     if facts::is_mounted(&root)? {
         return Ok(());
     }
@@ -82,13 +82,12 @@ impl Socket {
                 made: None,
             });
         }
-        let cannot = |cause: std::io::Error| failed(path, cause);
         let dir = path.parent().unwrap_or(Path::new("/"));
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o755)
             .create(dir)
-            .map_err(|cause| failed(dir, cause))?;
+            .on(dir.display())?;
         if fs::symlink_metadata(path)
             .is_ok_and(|found| !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()))
         {
@@ -100,7 +99,7 @@ impl Socket {
         // An engine takes whatever ends so for a plugin: the new name must not.
         let new = dir.join(format!(".{}.new", std::process::id()));
         let _ = fs::remove_file(&new);
-        let listener = UnixListener::bind(&new).map_err(|cause| failed(&new, cause))?;
+        let listener = UnixListener::bind(&new).on(new.display())?;
         let placed = (|| {
             fs::set_permissions(&new, fs::Permissions::from_mode(0o600))?;
             let inode = fs::symlink_metadata(&new)?.ino();
@@ -113,7 +112,7 @@ impl Socket {
             }),
             Err(cause) => {
                 let _ = fs::remove_file(&new);
-                Err(cannot(cause))
+                Err(io_error(path.display(), cause))
             }
         }
     }
@@ -164,12 +163,12 @@ pub fn drive(
     threads: usize,
     serve: impl AsyncFnOnce(tokio::net::UnixListener, oneshot::Receiver<()>) -> VerbResult<()>,
 ) -> VerbResult<()> {
-    let cannot = |what: &'static str| move |cause: std::io::Error| failed(Path::new(what), cause);
+    let cannot = |what: &'static str| move |cause: std::io::Error| io_error(what, cause);
     let (tell, asked) = oneshot::channel();
     sys::on_terminate(move |signal| {
         let _ = tell.send(signal);
     })
-    .map_err(|cause| failed(Path::new("waiting for signals"), cause))?;
+    .on("waiting for signals")?;
     sys::raise_nofile();
     let _only = only_driver(pool)?;
     let since = jiff::Timestamp::now().as_second();
@@ -209,8 +208,8 @@ pub fn drive(
 /// Makes this process the only driver of a pool, as long as what it gives is kept.
 fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
     let path = pool.registry().root().join("driver.lock");
-    let lock = fs::File::create(&path).map_err(|cause| failed(&path, cause))?;
-    if !sys::flock_exclusive(&lock).map_err(|cause| failed(&path, cause))? {
+    let lock = fs::File::create(&path).on(path.display())?;
+    if !sys::flock_exclusive(&lock).on(path.display())? {
         return Err(hinted(
             Code::InUse,
             format!(
@@ -234,5 +233,5 @@ fn keep_order(pool: Pool, since: i64) -> VerbResult<()> {
         .name("sweep".into())
         .spawn(sweep)
         .map(drop)
-        .map_err(|cause| failed(Path::new("starting threads"), cause))
+        .on("starting threads")
 }

@@ -7,7 +7,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{error, failed};
+use super::error::{On, error};
 use super::facts;
 use super::files::write_whole;
 use super::record::{Record, now_text};
@@ -57,7 +57,7 @@ impl Sizes {
         let text =
             serde_json::to_vec(&sizes).map_err(|cause| error(Code::Internal, cause.to_string()))?;
         let path = registry.dirs().sizes(name);
-        write_whole(&path, &text).map_err(|cause| failed(&path, cause))
+        write_whole(&path, &text).on(path.display())
     }
 
     fn counted(client: &mut Client) -> VerbResult<Sizes> {

@@ -1,10 +1,9 @@
 //! Programs of the system, and of ours.
 
 use std::ffi::OsStr;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::error::{error, failed, hinted};
+use super::error::{error, hinted, io_error};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys;
 
@@ -31,7 +30,7 @@ pub(super) fn tool(name: &str, arguments: &[&OsStr]) -> VerbResult<()> {
             format!("{name} is not installed"),
             "install the packages xfsprogs and util-linux",
         )),
-        Err(cause) => Err(failed(Path::new(name), cause)),
+        Err(cause) => Err(io_error(name, cause)),
     }
 }
 

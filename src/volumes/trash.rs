@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::{error, failed, hinted};
+use super::error::{On, error, hinted, io_error};
 use super::files::{free_name, make_dir, move_away, remove_tree, sync_parent};
 use super::image;
 use super::name;
@@ -45,7 +45,7 @@ impl<'a> Trash<'a> {
         let entries = match fs::read_dir(&dir) {
             Ok(entries) => entries,
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(cause) => return Err(failed(&dir, cause)),
+            Err(cause) => return Err(io_error(dir.display(), cause)),
         };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let mut all: Vec<Thrown> = names
@@ -109,7 +109,7 @@ impl<'a> Trash<'a> {
             move_away(&dir.join(part), &path)?;
         }
         make_dir(tree, 0o700)?;
-        sync_parent(tree).map_err(|cause| failed(tree, cause))?;
+        sync_parent(tree).on(tree.display())?;
         self.registry.save(&Record {
             removing: false,
             mounted: false,

@@ -1,10 +1,10 @@
 //! The record of a checkpoint, and lists of them.
 
-use ckptfs::engine::api::{CheckpointOptions, ListCheckpoints, Query, ShowCheckpoint, StateName};
-use ckptfs::store::Store;
-use ckptfs::store::ids::CheckpointId;
-use ckptfs::store::journal::codec;
-use ckptfs::store::record::{Checkpoint, Reason, Record};
+use ckptfs::api::{CheckpointOptions, ListCheckpoints, Query, ShowCheckpoint, StateName};
+use ckptfs::internals::store::Store;
+use ckptfs::internals::store::ids::CheckpointId;
+use ckptfs::internals::store::journal::codec;
+use ckptfs::internals::store::record::{Checkpoint, Reason, Record};
 
 use super::served::Served;
 use super::snapshot::{EACH_BYTES, project};

@@ -1,8 +1,6 @@
 //! Planning what is to go, and removing it.
 
-use ckptfs::engine::api::{
-    Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName,
-};
+use ckptfs::api::{Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName};
 
 use super::served::Served;
 use super::snapshot::{EACH_BYTES, project};

@@ -4,15 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ckptfs::engine::api::{
+use ckptfs::Verb;
+use ckptfs::api::{
     CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, VerbResult,
     VerifyOptions,
 };
-use ckptfs::engine::request::{Caller, Looked, NodeId, Service};
-use ckptfs::engine::verb::Verb;
-use ckptfs::engine::{Config, Engine};
-use ckptfs::store::record::Actor;
-use ckptfs::sys;
+use ckptfs::internals::engine::request::{Caller, Looked, NodeId, Service};
+use ckptfs::internals::engine::{Config, Engine};
+use ckptfs::internals::store::record::Actor;
+use ckptfs::internals::sys;
 
 use crate::world::remove;
 

@@ -1,6 +1,6 @@
 //! Making a checkpoint, and what the first writes after it pay.
 
-use ckptfs::engine::request::NodeId;
+use ckptfs::internals::engine::request::NodeId;
 
 use super::served::Served;
 use super::{by_engine, tell};

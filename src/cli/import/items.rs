@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::cli::copies;
-use crate::cli::error::{hinted, io_error};
+use crate::cli::error::{On, hinted};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Kind};
 use crate::transfer::snapshots::{self, Snapshot};
@@ -43,9 +43,7 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
     let mut items = Vec::new();
     for given in dirs {
         let path = copies::destination(cwd, given);
-        let real = path
-            .canonicalize()
-            .map_err(|cause| io_error(path.display(), cause))?;
+        let real = path.canonicalize().on(path.display())?;
         if !real.is_dir() {
             return Err(hinted(
                 Code::NotADirectory,
@@ -53,10 +51,10 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
                 "name the directory that is to be imported",
             ));
         }
-        let dir = Arc::new(sys::open_root(&real).map_err(|cause| io_error(path.display(), cause))?);
+        let dir = Arc::new(sys::open_root(&real).on(path.display())?);
         let series = match how {
             As::Trees => Vec::new(),
-            As::Series => snapshots::find(&dir).map_err(|cause| io_error(path.display(), cause))?,
+            As::Series => snapshots::find(&dir).on(path.display())?,
             // What cannot be listed is told when it is read.
             As::Found => snapshots::find(&dir)
                 .ok()

@@ -10,11 +10,11 @@ use super::items::Item;
 use super::target::{State, Target};
 use super::with::Project;
 use crate::cli::context::Context;
-use crate::cli::error::{Failure, Outcome, error, io_error};
+use crate::cli::error::{Failure, On, Outcome, error, io_error};
 use crate::cli::progress::Bar;
 use crate::engine::api::{
-    ChangeTags, CheckpointInfo, CheckpointOptions, Code, GetStatus, ShowCheckpoint, Status,
-    VerbResult,
+    ChangeTags, CheckpointInfo, CheckpointOptions, Code, GetStatus, Retag, ShowCheckpoint,
+    StateName, Status, VerbResult,
 };
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, OpenKind, Time};
@@ -138,18 +138,17 @@ pub struct Source {
 impl Source {
     /// Reads it.
     pub fn read(item: &Item, threads: usize) -> VerbResult<Source> {
-        let cannot = |cause: Errno| io_error(item.path.display(), cause);
         let begun = sys::stamp_now();
-        let root = open_below(&*item.dir, &item.below, OpenKind::Dir).map_err(cannot)?;
+        let root = open_below(&*item.dir, &item.below, OpenKind::Dir).on(item.path.display())?;
         let stranger = match sys::mount_of(&root) {
             Ok((mount, _)) => mount.owner.filter(|owner| !sys::is_trusted(*owner)),
             // An old kernel does not say.
             Err(Errno::ENOSYS) => None,
             // In another process's table: nobody whom we know.
             Err(Errno::ENOENT) => Some(u32::MAX),
-            Err(cause) => return Err(cannot(cause)),
+            Err(cause) => return Err(io_error(item.path.display(), cause)),
         };
-        let scan = scan::scan(&root, threads).map_err(cannot)?;
+        let scan = scan::scan(&root, threads).on(item.path.display())?;
         Ok(Source {
             root,
             scan: if stranger.is_some() {
@@ -160,6 +159,16 @@ impl Source {
             begun,
             stranger,
         })
+    }
+
+    /// With what it is to replace.
+    fn sides<'a>(&'a self, there: &'a OwnedFd, there_scan: &'a Scan) -> Sides<'a> {
+        Sides {
+            source: &self.root,
+            source_scan: &self.scan,
+            there,
+            there_scan,
+        }
     }
 }
 
@@ -225,34 +234,19 @@ fn first(
     context: &Context,
 ) -> Outcome {
     let path = target.path.clone();
-    let cannot = |cause: Errno| io_error(path.display(), cause);
-    let dir = target
-        .backing()?
-        .try_clone()
-        .map_err(|cause| io_error("a descriptor", cause))?;
-    keep::begin(&dir, item.path.as_os_str().as_encoded_bytes()).map_err(cannot)?;
+    let dir = target.backing()?.try_clone().on("a descriptor")?;
+    keep::begin(&dir, item.path.as_os_str().as_encoded_bytes()).on(path.display())?;
     let (plan, before) = if target.state == State::Empty {
         (Plan::all(&source.scan), Before::Nothing)
     } else {
-        let there = scan::scan(&dir, how.threads).map_err(cannot)?;
-        let sides = Sides {
-            source: &source.root,
-            source_scan: &source.scan,
-            there: &dir,
-            there_scan: &there,
-        };
-        (
-            with_root(sides.plan(plan::everything(&source.scan, &there)), source),
-            Before::Copy,
-        )
+        let there = scan::scan(&dir, how.threads).on(path.display())?;
+        let all = plan::everything(&source.scan, &there);
+        let plan = source.sides(&dir, &there).plan(all);
+        (with_root(plan, source), Before::Copy)
     };
-    let mut writer = Writer::new(
-        dir.try_clone()
-            .map_err(|cause| io_error("a descriptor", cause))?,
-        before,
-    );
+    let mut writer = Writer::new(dir.try_clone().on("a descriptor")?, before);
     writer.inodes.contents = contents(source, &dir, how, None)?;
-    writer.prepare().map_err(cannot)?;
+    writer.prepare().on(path.display())?;
     let brought = bring(source, &writer, &plan, how, context, || {
         keep::make_store(&dir).map_err(|cause| {
             error(
@@ -261,7 +255,7 @@ fn first(
             )
         })
     })?;
-    keep::end(&dir).map_err(cannot)?;
+    keep::end(&dir).on(path.display())?;
     target.state = State::Tree;
     made.add(&writer, &brought);
     let bytes = write_record(source, target, how, &brought, None)?;
@@ -280,10 +274,7 @@ fn contents(
     if !how.hash {
         return Ok(None);
     }
-    let dup = |fd: &OwnedFd| {
-        fd.try_clone()
-            .map_err(|cause| io_error("a descriptor", cause))
-    };
+    let dup = |fd: &OwnedFd| fd.try_clone().on("a descriptor");
     let mut contents = Contents::new(dup(&source.root)?, dup(tree)?);
     if let Some(record) = record {
         contents.learn(None, record);
@@ -333,8 +324,6 @@ fn again(
     made: &mut Made,
     context: &Context,
 ) -> Outcome {
-    let path = target.path.clone();
-    let cannot = |cause: Errno| io_error(path.display(), cause);
     let served = target.served_by();
     if let Some(id) = kept.checkpoint.filter(|_| {
         !how.each
@@ -343,62 +332,58 @@ fn again(
                 .is_some_and(|(status, name)| is_known(&kept, source, status, name))
     }) {
         (made.checkpoint, made.unchanged) = (Some(id), true);
-        return tag.map_or(Ok(()), |tag| give_tag(target, id, tag));
+        return give_tag(target, id, tag);
     }
     loop {
-        let there = scan::scan(target.backing()?, how.threads).map_err(cannot)?;
-        let suspects = kept.record.as_ref().map_or_else(
-            || plan::everything(&source.scan, &there),
-            |record| plan::suspects(record, &source.scan, &there),
-        );
+        let there = scan::scan(target.backing()?, how.threads).on(target.path.display())?;
+        let suspects = plan::suspects(kept.record.as_ref(), &source.scan, &there);
         if let Some(id) = kept.checkpoint.filter(|_| suspects.is_empty() && !how.each) {
             (made.checkpoint, made.unchanged) = (Some(id), true);
             if let Some((_, name)) = served {
                 // It saves time and is worth no failure.
                 let _ = kept.write_daemon(target.store()?, &name);
             }
-            return tag.map_or(Ok(()), |tag| give_tag(target, id, tag));
+            return give_tag(target, id, tag);
         }
         if !target.is_served() {
             // What is in the tree is looked at anew: nobody changes it unseen from now on.
             target.client()?;
             continue;
         }
-        let backing = target.backing()?;
-        let plan = Sides {
-            source: &source.root,
-            source_scan: &source.scan,
-            there: backing,
-            there_scan: &there,
-        }
-        .plan(suspects);
+        let plan = source.sides(target.backing()?, &there).plan(suspects);
+        let record = kept.record.take();
         let mut brought = Brought::default();
         if !plan.is_empty() {
             made.guard = guard(item, target)?;
-            let (mut writer, staged) = target.writer()?;
-            writer.inodes.contents =
-                contents(source, target.backing()?, how, kept.record.as_ref())?;
-            writer.prepare().map_err(cannot)?;
-            brought = bring(
-                source,
-                &writer,
-                &with_root(plan, source),
-                how,
-                context,
-                || Ok(()),
-            )?;
-            made.add(&writer, &brought);
-            if let Some(error) = staged.failed() {
-                return Err(error.into());
-            }
+            brought = replace(source, target, plan, how, record.as_ref(), made, context)?;
         }
         let info = checkpoint(item, target, tag, !how.each)?;
         (made.checkpoint, made.unchanged) = (Some(info.id), info.unchanged);
-        let bytes = write_record(source, target, how, &brought, kept.record.take().as_ref())?;
+        let bytes = write_record(source, target, how, &brought, record.as_ref())?;
         note_checkpoint(target, &bytes, info.id)?;
-        return tag
-            .filter(|_| info.unchanged)
-            .map_or(Ok(()), |tag| give_tag(target, info.id, tag));
+        return give_tag(target, info.id, tag.filter(|_| info.unchanged));
+    }
+}
+
+/// Carries a plan out on a tree that is served, through its mount.
+fn replace(
+    source: &Source,
+    target: &mut Target,
+    plan: Plan,
+    how: &How,
+    record: Option<&Record>,
+    made: &mut Made,
+    context: &Context,
+) -> Outcome<Brought> {
+    let (mut writer, staged) = target.writer()?;
+    writer.inodes.contents = contents(source, target.backing()?, how, record)?;
+    writer.prepare().on(target.path.display())?;
+    let plan = with_root(plan, source);
+    let brought = bring(source, &writer, &plan, how, context, || Ok(()))?;
+    made.add(&writer, &brought);
+    match staged.failed() {
+        Some(error) => Err(error.into()),
+        None => Ok(brought),
     }
 }
 
@@ -432,22 +417,20 @@ fn guard(item: &Item, target: &mut Target) -> Outcome<Option<CheckpointId>> {
     ))
 }
 
-fn give_tag(target: &mut Target, id: CheckpointId, tag: &str) -> Outcome {
-    let client = target.client()?;
-    let state = crate::engine::api::StateName(id.to_string());
-    if client
-        .ask(ShowCheckpoint {
-            state: state.clone(),
-        })?
-        .tags
-        .iter()
-        .any(|has| has == tag)
-    {
+fn give_tag(target: &mut Target, id: CheckpointId, tag: Option<&String>) -> Outcome {
+    let Some(tag) = tag else {
+        return Ok(());
+    };
+    let (client, state) = (target.client()?, StateName(id.to_string()));
+    let show = ShowCheckpoint {
+        state: state.clone(),
+    };
+    if client.ask(show)?.tags.contains(tag) {
         return Ok(());
     }
-    let retag = crate::engine::api::Retag {
-        add: vec![tag.to_owned()],
-        ..crate::engine::api::Retag::default()
+    let retag = Retag {
+        add: vec![tag.clone()],
+        ..Retag::default()
     };
     Ok(client.ask(ChangeTags { state, retag }).map(drop)?)
 }
@@ -460,16 +443,13 @@ fn write_record(
     brought: &Brought,
     old: Option<&Record>,
 ) -> VerbResult<Vec<u8>> {
-    let there = scan::scan(target.backing()?, how.threads)
-        .map_err(|cause| io_error(target.path.display(), cause))?;
+    let there = scan::scan(target.backing()?, how.threads).on(target.path.display())?;
     let record = plan::record(&source.scan, &there, source.begun, brought, old);
-    keep::write(target.store()?, &record)
-        .map_err(|cause| io_error("the record of the import", cause))
+    keep::write(target.store()?, &record).on("the record of the import")
 }
 
 fn note_checkpoint(target: &Target, bytes: &[u8], id: CheckpointId) -> Outcome {
-    Ok(keep::write_checkpoint(target.store()?, bytes, id)
-        .map_err(|cause| io_error("the record of the import", cause))?)
+    Ok(keep::write_checkpoint(target.store()?, bytes, id).on("the record of the import")?)
 }
 
 fn checkpoint(
@@ -535,34 +515,19 @@ pub fn look(
         .map(|before| Source::read(before, how.threads))
         .transpose()?;
     let plan = match (before, target.filter(|target| target.state != State::Empty)) {
-        (Some(before), _) => Sides {
-            source: &source.root,
-            source_scan: &source.scan,
-            there: &before.root,
-            there_scan: &before.scan,
-        }
-        .plan(plan::everything(&source.scan, &before.scan)),
+        (Some(before), _) => source
+            .sides(&before.root, &before.scan)
+            .plan(plan::everything(&source.scan, &before.scan)),
         (None, None) => Plan::all(&source.scan),
         (None, Some(target)) => {
             let backing = target.backing()?;
-            let there = scan::scan(backing, how.threads)
-                .map_err(|cause| io_error(target.path.display(), cause))?;
-            let record = if target.state == State::Tree {
-                Kept::read(target.store()?).record
-            } else {
-                None
+            let there = scan::scan(backing, how.threads).on(target.path.display())?;
+            let record = match target.state {
+                State::Tree => Kept::read(target.store()?).record,
+                _ => None,
             };
-            let suspects = record.as_ref().map_or_else(
-                || plan::everything(&source.scan, &there),
-                |record| plan::suspects(record, &source.scan, &there),
-            );
-            Sides {
-                source: &source.root,
-                source_scan: &source.scan,
-                there: backing,
-                there_scan: &there,
-            }
-            .plan(suspects)
+            let suspects = plan::suspects(record.as_ref(), &source.scan, &there);
+            source.sides(backing, &there).plan(suspects)
         }
     };
     made.made = (plan.dirs.len() + plan.others.len()) as u64;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cli::copies;
-use crate::cli::error::{Outcome, error, hinted, io_error};
+use crate::cli::error::{On, Outcome, error, hinted, io_error};
 use crate::cli::locate::{self, Located, Served};
 use crate::control::{Client, STORE_NAME, Store, is_same};
 use crate::engine::api::{Code, GetStatus, Status, TreePath, VerbError, VerbResult};
@@ -97,8 +97,7 @@ impl Target {
                     return target.locked().map(Some);
                 }
                 Located::Store { root, .. } if root == path && !is_unfinished(&path) => {
-                    let dir =
-                        sys::open_root(&path).map_err(|cause| io_error(path.display(), cause))?;
+                    let dir = sys::open_root(&path).on(path.display())?;
                     let target = Target {
                         path,
                         state: State::Tree,
@@ -139,7 +138,7 @@ impl Target {
 
     fn locked(self) -> VerbResult<Target> {
         let store = self.store()?;
-        match keep::lock(&store).map_err(|cause| io_error(self.path.display(), cause))? {
+        match keep::lock(&store).on(self.path.display())? {
             Some(lock) => Ok(Target {
                 _lock: Some(lock),
                 ..self
@@ -164,7 +163,7 @@ impl Target {
             Some(store) => dup(store),
             None => dup(&Store::of(&self.path)
                 .map_err(|cause| cannot(cause.into()))?
-                .ok_or_else(|| cannot(Errno::EPERM.into()))?),
+                .ok_or_else(|| io_error(self.path.display(), Errno::EPERM))?),
         }
     }
 
@@ -218,23 +217,24 @@ impl Target {
     }
 
     fn serve(&mut self, mut served: Served, ours: bool) -> VerbResult<()> {
-        let cannot = |cause: Errno| io_error(self.path.display(), cause);
-        let mount = sys::open_dir_at(served.open_mount()?.1, b".").map_err(cannot)?;
+        let mount = sys::open_dir_at(served.open_mount()?.1, b".").on(self.path.display())?;
         let (_, fds) = served.client.ask_with_files(ImportAsk::Begin)?;
         let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
-            return Err(cannot(Errno::EMFILE));
+            return Err(io_error(self.path.display(), Errno::EMFILE));
         };
         let client = served.client;
-        let store = client.store().ok_or_else(|| cannot(Errno::ENOTCONN))?;
+        let store = client
+            .store()
+            .ok_or_else(|| io_error(self.path.display(), Errno::ENOTCONN))?;
         // The directory that was looked at may have been exchanged for another.
         let same = self
             .dir
             .as_ref()
             .map_or(Ok(true), |dir| is_same(dir, &backing))
-            .map_err(cannot)?;
+            .on(self.path.display())?;
         if !(same
-            && store.is_in(&backing).map_err(cannot)?
-            && store.has(STAGE, &stage).map_err(cannot)?)
+            && store.is_in(&backing).on(self.path.display())?
+            && store.has(STAGE, &stage).on(self.path.display())?)
         {
             let message = format!(
                 "the daemon of {} gave descriptors of other directories than were asked for",
@@ -257,15 +257,9 @@ impl Target {
     pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<Staged>)> {
         let lost = || io_error(self.path.display(), Errno::ENOTCONN);
         let daemon = self.daemon.as_ref().ok_or_else(lost)?;
-        let root = daemon
-            .mount
-            .try_clone()
-            .map_err(|cause| io_error("a descriptor", cause))?;
+        let root = daemon.mount.try_clone().on("a descriptor")?;
         let client = daemon.client.again().ok_or_else(lost)?;
-        let dir = daemon
-            .stage
-            .try_clone()
-            .map_err(|cause| io_error("a descriptor", cause))?;
+        let dir = daemon.stage.try_clone().on("a descriptor")?;
         let staged = std::sync::Arc::new(Staged {
             dir,
             client: Mutex::new(client),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::context::Context;
 use crate::cli::copies;
-use crate::cli::error::{hinted, io_error};
+use crate::cli::error::{On, hinted, io_error};
 use crate::cli::locate::{self, Located};
 use crate::cli::progress::Spinner;
 use crate::engine::api::{Code, VerbResult};
@@ -37,31 +37,28 @@ pub fn read(
 }
 
 fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
-    let cannot = |cause: Errno| io_error(path.display(), cause);
-    let real = path
-        .canonicalize()
-        .map_err(|cause| io_error(path.display(), cause))?;
+    let real = path.canonicalize().on(path.display())?;
     let (root, known) = match locate::locate(real.clone())? {
         Located::Served(mut served) if served.root == real => {
             let (_, fds) = served.client.ask_with_files(ImportAsk::Look)?;
             let root = fds
                 .into_iter()
                 .next()
-                .ok_or_else(|| cannot(Errno::EMFILE))?;
+                .ok_or_else(|| io_error(path.display(), Errno::EMFILE))?;
             let store = served
                 .client
                 .store()
                 .filter(|store| store.is_in(&root).unwrap_or(false))
-                .ok_or_else(|| cannot(Errno::ESTALE))?;
+                .ok_or_else(|| io_error(path.display(), Errno::ESTALE))?;
             (root, Kept::read(store.dir()).record)
         }
         stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
         Located::Store { root, store } if root == real => (
-            sys::open_root(&real).map_err(cannot)?,
+            sys::open_root(&real).on(path.display())?,
             Kept::read(store.dir()).record,
         ),
         // What somebody else says of the contents of their files is not believed.
-        _ => (sys::open_root(&real).map_err(cannot)?, None),
+        _ => (sys::open_root(&real).on(path.display())?, None),
     };
     if let Some(record) = known.filter(|record| {
         record

@@ -74,7 +74,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::frame::Link;
-pub use self::packing::{Packed, Verdict};
+pub use self::packing::Verdict;
 use self::reading::Readers;
 pub use self::scan::Scan;
 use self::segment::SEGMENT_HEADER;

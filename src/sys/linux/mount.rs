@@ -204,17 +204,6 @@ fn helper_errno(message: &str) -> Errno {
     }
 }
 
-/// Ends the FUSE connection whose filesystem has the device minor `dev_minor`, even when its daemon
-/// hangs: every request fails with ENOTCONN from then on, and unsent data is lost
-/// (`/sys/fs/fuse/connections`). ENOENT when there is none.
-pub fn fuse_abort(dev_minor: u32) -> SysResult<()> {
-    // Only `write`, never `create`: the file is the kernel's.
-    let mut abort = std::fs::OpenOptions::new()
-        .write(true)
-        .open(format!("/sys/fs/fuse/connections/{dev_minor}/abort"))?;
-    std::io::Write::write_all(&mut abort, b"1").map_err(Errno::from)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,6 +264,5 @@ mod tests {
     #[test]
     fn unmounting_nothing_fails() {
         assert!(unmount(Path::new("/var/tmp/ckptfs-not-there"), false).is_err());
-        assert_eq!(fuse_abort(u32::MAX), Err(Errno::ENOENT));
     }
 }

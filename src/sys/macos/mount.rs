@@ -120,8 +120,3 @@ pub fn fusermount_unmount(path: &Path, lazy: bool) -> SysResult<()> {
         Errno::EPERM
     })
 }
-
-/// ENOSYS: connections cannot be ended from outside here.
-pub fn fuse_abort(_dev_minor: u32) -> SysResult<()> {
-    Err(Errno::ENOSYS)
-}

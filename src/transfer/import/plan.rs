@@ -71,14 +71,12 @@ pub struct Sides<'a> {
 }
 
 /// The paths of which it is not proven that they are as they were imported; the root is empty.
-pub fn suspects(record: &Record, source: &Scan, there: &Scan) -> BTreeSet<Vec<u8>> {
+/// Without a record of what was imported these are all.
+pub fn suspects(record: Option<&Record>, source: &Scan, there: &Scan) -> BTreeSet<Vec<u8>> {
+    let Some(record) = record.filter(|record| record.device == source.root.dev) else {
+        return everything(source, there);
+    };
     let mut found = BTreeSet::new();
-    if record.device != source.root.dev {
-        found.extend(source.paths().map(|(path, _)| path));
-        found.extend(there.paths().map(|(path, _)| path));
-        found.insert(Vec::new());
-        return found;
-    }
     if record.root != (Trace::of(&source.root), Trace::of(&there.root)) {
         found.insert(Vec::new());
     }

@@ -5,8 +5,8 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::GetStats;
+use ckptfs::Client;
+use ckptfs::api::GetStats;
 
 use crate::bounds::baseline;
 use crate::bounds::shapes;

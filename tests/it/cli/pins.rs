@@ -84,7 +84,7 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
 #[test]
 fn a_checkpoint_is_found_by_its_author() {
     let sandbox = two();
-    let (uid, _) = ckptfs::sys::ids();
+    let (uid, _) = ckptfs::internals::sys::ids();
     let found = |who: &str| {
         sandbox
             .ckptfs_in("p", &["find", "--author", who, "--json"])

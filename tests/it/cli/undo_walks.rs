@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{
+use ckptfs::Client;
+use ckptfs::api::{
     ChangeTags, CheckpointOptions, Delete, ListOperations, PinCheckpoint, Query, RestoreOptions,
     Retag, StateName, UndoOptions, UndoWalk, VerbError, VerbResult,
 };
-use ckptfs::store::record::Reason;
+use ckptfs::internals::store::record::Reason;
 
 use super::support::Sandbox;
 use crate::common::random::{is_long, told_seed};

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use ckptfs::control::{Client, SOCKET_NAME, STORE_NAME};
-use ckptfs::engine::api::{CheckpointOptions, GetStats, RestoreOptions, StateName, Stats};
+use ckptfs::api::{CheckpointOptions, GetStats, RestoreOptions, StateName, Stats};
+use ckptfs::{Client, SOCKET_NAME, STORE_NAME};
 
 use crate::common::mount::{minor_of, wait_until};
 use crate::common::{Image, Mount, MountOpts, Variant};

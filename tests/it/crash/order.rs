@@ -218,9 +218,9 @@ fn ckptfs(root: &Path, verb: &str) {
 /// journal alone: the file is still where it was.
 #[cfg(debug_assertions)]
 fn a_move_that_did_not_reach_the_disk_is_taken_back(v: Variant) {
-    use ckptfs::control::Client;
-    use ckptfs::engine::api::Fault;
-    use ckptfs::sys::{Errno, fault};
+    use ckptfs::Client;
+    use ckptfs::api::Fault;
+    use ckptfs::internals::sys::{Errno, fault};
     let wrong = differences_after(v, "", |root| {
         let client = || Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap();
         let pause = fault::Plan {

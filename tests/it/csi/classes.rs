@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use ckptfs::csi::proto::{
+use ckptfs::internals::csi::proto::{
     CapacityRange, CreateVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest,
     GetPluginInfoRequest, ProbeRequest, Topology, TopologyRequirement,
 };
@@ -91,7 +91,9 @@ fn many_who_ask_for_one_name_get_one_volume() {
     let made = rig.call(|channel| async move {
         let calls = (0..12).map(|_| {
             let mut client =
-                ckptfs::csi::proto::controller_client::ControllerClient::new(channel.clone());
+                ckptfs::internals::csi::proto::controller_client::ControllerClient::new(
+                    channel.clone(),
+                );
             let request = CreateVolumeRequest {
                 volume_content_source: from_volume("base"),
                 ..wanted("one/ä", 5)

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use ckptfs::csi::proto::CreateVolumeRequest;
-use ckptfs::csi::{NAME, TOPOLOGY_KEY};
+use ckptfs::internals::csi::proto::CreateVolumeRequest;
+use ckptfs::internals::csi::{NAME, TOPOLOGY_KEY};
 use serde_json::Value;
 
 use crate::common::command::try_run_limited;

@@ -4,10 +4,10 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::csi::proto::volume_capability::access_mode::Mode;
-use ckptfs::csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume};
-use ckptfs::csi::proto::volume_usage::Unit;
-use ckptfs::csi::proto::{
+use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
+use ckptfs::internals::csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume};
+use ckptfs::internals::csi::proto::volume_usage::Unit;
+use ckptfs::internals::csi::proto::{
     CapacityRange, CreateVolumeRequest, NodeExpandVolumeRequest, NodeGetInfoRequest,
     NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeCapability, VolumeUsage,
 };
@@ -199,7 +199,7 @@ fn what_cannot_be_is_refused() {
     let other = crate::csi::support::publish_at(&rig.socket, "w", &rig.staging("w"), &target);
     assert_eq!(code(other), Code::FailedPrecondition);
     // And it is not taken away with the other's id.
-    let request = ckptfs::csi::proto::NodeUnstageVolumeRequest {
+    let request = ckptfs::internals::csi::proto::NodeUnstageVolumeRequest {
         volume_id: "w".into(),
         staging_target_path: text(&staging),
     };

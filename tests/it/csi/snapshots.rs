@@ -4,7 +4,9 @@
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ckptfs::csi::proto::{CreateVolumeRequest, GetSnapshotRequest, ListSnapshotsRequest};
+use ckptfs::internals::csi::proto::{
+    CreateVolumeRequest, GetSnapshotRequest, ListSnapshotsRequest,
+};
 use serde_json::Value;
 use tonic::Code;
 
@@ -98,10 +100,12 @@ fn a_volume_of_a_snapshot_has_its_bytes_and_outlives_it() {
     assert_eq!(made.content_source, from_snapshot(&snapshot.snapshot_id));
     rig.delete_snapshot(&snapshot.snapshot_id).unwrap();
     assert_eq!(
-        code(rig.try_create(ckptfs::csi::proto::CreateVolumeRequest {
-            volume_content_source: from_snapshot(&snapshot.snapshot_id),
-            ..wanted("late", 0)
-        })),
+        code(
+            rig.try_create(ckptfs::internals::csi::proto::CreateVolumeRequest {
+                volume_content_source: from_snapshot(&snapshot.snapshot_id),
+                ..wanted("late", 0)
+            })
+        ),
         Code::NotFound
     );
     let restored = rig.use_it("restored", "pod");
@@ -142,7 +146,7 @@ fn a_volume_is_deleted_before_its_snapshots_and_they_go_on() {
     let volumes = rig
         .controller(|mut client| async move {
             client
-                .list_volumes(ckptfs::csi::proto::ListVolumesRequest::default())
+                .list_volumes(ckptfs::internals::csi::proto::ListVolumesRequest::default())
                 .await
         })
         .unwrap();
@@ -150,7 +154,7 @@ fn a_volume_is_deleted_before_its_snapshots_and_they_go_on() {
     assert_eq!(
         code(rig.try_stage(
             "v",
-            ckptfs::csi::proto::volume_capability::access_mode::Mode::SingleNodeWriter
+            ckptfs::internals::csi::proto::volume_capability::access_mode::Mode::SingleNodeWriter
         )),
         Code::NotFound
     );

@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use ckptfs::csi::proto::controller_client::ControllerClient;
-use ckptfs::csi::proto::identity_client::IdentityClient;
-use ckptfs::csi::proto::node_client::NodeClient;
-use ckptfs::csi::proto::volume_capability::access_mode::Mode;
-use ckptfs::csi::proto::volume_capability::{AccessMode, AccessType, MountVolume};
-use ckptfs::csi::proto::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
-use ckptfs::csi::proto::{
+use ckptfs::internals::csi::proto::controller_client::ControllerClient;
+use ckptfs::internals::csi::proto::identity_client::IdentityClient;
+use ckptfs::internals::csi::proto::node_client::NodeClient;
+use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
+use ckptfs::internals::csi::proto::volume_capability::{AccessMode, AccessType, MountVolume};
+use ckptfs::internals::csi::proto::volume_content_source::{
+    SnapshotSource, Type as Source, VolumeSource,
+};
+use ckptfs::internals::csi::proto::{
     CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
     DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability,

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ckptfs::csi::proto::volume_capability::access_mode::Mode;
+use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
 use serde_json::Value;
 
 use crate::common::process;

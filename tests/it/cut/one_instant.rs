@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
+use ckptfs::Client;
+use ckptfs::api::{CheckpointInfo, CheckpointOptions};
 use rustix::fs::{Mode, OFlags};
 
 use crate::common::mount_opts::MountOpts;

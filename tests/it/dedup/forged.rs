@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use ckptfs::history::timeline::Timeline;
-use ckptfs::store::Store;
-use ckptfs::store::record::ObjectHash;
+use ckptfs::internals::history::timeline::Timeline;
+use ckptfs::internals::store::Store;
+use ckptfs::internals::store::record::ObjectHash;
 
 use super::story::{places, tell, trees};
 use crate::common::{Variant, for_each_variant};

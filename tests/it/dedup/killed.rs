@@ -8,10 +8,10 @@ for_each_variant! { all => a_kill_in_the_middle_costs_nothing }
 fn a_kill_in_the_middle_costs_nothing(v: Variant) {
     use std::fs::File;
 
-    use ckptfs::control::Client;
-    use ckptfs::engine::api::Fault;
-    use ckptfs::sys::Errno;
-    use ckptfs::sys::fault::{Call, Plan};
+    use ckptfs::Client;
+    use ckptfs::api::Fault;
+    use ckptfs::internals::sys::Errno;
+    use ckptfs::internals::sys::fault::{Call, Plan};
 
     use super::story::{apart, assert_whole, tell, trees};
     use crate::common::command::check;

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use ckptfs::sys::{self, ExtentMap};
+use ckptfs::internals::sys::{self, ExtentMap};
 
 use crate::common::command::check;
 use crate::common::mount::wait_until;

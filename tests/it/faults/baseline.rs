@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::Fault;
-use ckptfs::sys::Errno;
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::{Call, Plan};
 
 use crate::common::tree::copy_tree;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};

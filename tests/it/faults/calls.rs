@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use ckptfs::engine::request::SetAttr;
-use ckptfs::sys::Errno;
-use ckptfs::sys::fault::{self, Call, Plan, Seen};
+use ckptfs::internals::engine::request::SetAttr;
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::{self, Call, Plan, Seen};
 
 use super::ops::{self, Done, Op, Why};
 use super::seen::{Tree, differing, without_times};
@@ -429,7 +429,7 @@ impl Run {
         for (path, seen) in paths {
             let path = format!("{dir}/{path}");
             let path = path.trim_end_matches('/');
-            let removed = if seen.kind == ckptfs::sys::Kind::Dir {
+            let removed = if seen.kind == ckptfs::internals::sys::Kind::Dir {
                 self.served.rmdir(path)
             } else {
                 self.served.unlink(path)

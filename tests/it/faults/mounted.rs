@@ -5,10 +5,10 @@ use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::Fault;
-use ckptfs::sys::Errno;
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::{Call, Plan};
 
 use crate::common::mount::wait_until;
 use crate::common::random::is_long;

@@ -1,8 +1,8 @@
 //! The operations whose every call is made to fail.
 
-use ckptfs::engine::api::VerbError;
-use ckptfs::engine::request::{RenameMode, SetAttr};
-use ckptfs::sys::{Errno, Kind};
+use ckptfs::api::VerbError;
+use ckptfs::internals::engine::request::{RenameMode, SetAttr};
+use ckptfs::internals::sys::{Errno, Kind};
 
 use super::served::{Served, at, libc_flags};
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use ckptfs::sys::{self, Kind};
+use ckptfs::internals::sys::{self, Kind};
 
 /// One inode as it can be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,16 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::seen::{Seen, Tree, join, plain};
-use ckptfs::engine::api::{
+use ckptfs::api::{
     CheckpointOptions, Delete, GetStatus, ListCheckpoints, RestoreOptions, StateName, Status,
     Times, TreePath, UndoOptions, UndoWalk, VerbResult,
 };
-use ckptfs::engine::request::{
+use ckptfs::internals::engine::request::{
     Caller, Entry, Fh, Looked, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
 };
-use ckptfs::engine::verb::Verb;
-use ckptfs::engine::{Config, Engine, IoChoice};
-use ckptfs::sys::{self, Errno, Kind, SysResult};
+use ckptfs::internals::engine::{Config, Engine, IoChoice};
+use ckptfs::internals::sys::{self, Errno, Kind, SysResult};
 
 pub const ROOT: NodeId = NodeId(1);
 const CALLER: Caller = Caller {
@@ -52,8 +51,8 @@ impl Served {
 
     /// Begins to serve.
     pub fn open(&mut self) -> VerbResult<()> {
-        let root = sys::open_root(&self.dir).map_err(|errno| ckptfs::engine::api::VerbError {
-            code: ckptfs::engine::api::Code::Internal,
+        let root = sys::open_root(&self.dir).map_err(|errno| ckptfs::api::VerbError {
+            code: ckptfs::api::Code::Internal,
             message: errno.to_string(),
             hint: None,
         })?;
@@ -337,8 +336,8 @@ impl Served {
         if unknown.is_empty() {
             Ok(())
         } else {
-            Err(ckptfs::engine::api::VerbError {
-                code: ckptfs::engine::api::Code::Io,
+            Err(ckptfs::api::VerbError {
+                code: ckptfs::api::Code::Io,
                 message: format!("{unknown:?} cannot be told"),
                 hint: None,
             })
@@ -516,7 +515,7 @@ pub fn at(sec: i64) -> SetAttr {
 
 /// Flags of open(2).
 pub mod libc_flags {
-    use ckptfs::sys::open_flags;
+    use ckptfs::internals::sys::open_flags;
     pub const READ: i32 = open_flags::RDONLY;
     pub const WRITE: i32 = open_flags::WRONLY;
     pub const READ_WRITE: i32 = 2;

@@ -3,10 +3,10 @@
 use std::fs::{self, File};
 use std::time::Instant;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointOptions, Delete, Fault, StateName};
-use ckptfs::sys::Errno;
-use ckptfs::sys::fault::Plan;
+use ckptfs::Client;
+use ckptfs::api::{CheckpointOptions, Delete, Fault, StateName};
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::Plan;
 
 use crate::common::random::is_long;
 use crate::common::space::noise;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{Call, Plan};
 
 use super::cuts::{at_each_call, cut_short};
 use super::story::{ids, objects, rounds, views};

@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::Fault;
-use ckptfs::sys::Errno;
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::{Call, Plan};
 
 use crate::common::Mount;
 use crate::common::random::is_long;

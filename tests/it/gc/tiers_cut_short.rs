@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::internals::sys::fault::{Call, Plan};
 use serde_json::json;
 
 use super::cuts::{at_each_call, cut_short};

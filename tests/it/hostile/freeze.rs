@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::Fault;
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::fault::{Call, Plan};
 
 use super::stuck::Stuck;
 use super::support::{get, put};
@@ -385,7 +385,7 @@ fn captured_slowly<T>(rig: &Rig, v: Variant, during: impl FnOnce() -> T) -> (u64
         Some(Plan {
             errno: 0,
             pause_ms: 3_000,
-            ..Plan::nth(1, ckptfs::sys::Errno::EIO).only(call)
+            ..Plan::nth(1, ckptfs::internals::sys::Errno::EIO).only(call)
         }),
     );
     let writer = thread::spawn(move || {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::control::CONNECTIONS_MAX;
+use ckptfs::internals::control::CONNECTIONS_MAX;
 use rustix::fs::{Mode, OFlags};
 
 use super::support::{noise, put, sh};

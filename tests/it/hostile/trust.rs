@@ -297,8 +297,8 @@ fn a_link_in_a_series_of_snapshots_leads_nowhere() {
 /// `import --hash --with THEIRS` gave a file their bytes instead of its own.
 #[test]
 fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
-    use ckptfs::transfer::import::keep::{self, Kept};
-    use ckptfs::transfer::import::record::Trace;
+    use ckptfs::internals::transfer::import::keep::{self, Kept};
+    use ckptfs::internals::transfer::import::record::Trace;
     let Some(image) = on_reflink() else { return };
     let project = image.dir("project");
     put(project.join("build.sh"), "good good good good\n");
@@ -327,7 +327,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
         .flatten()
         .find(|known| known.name == b"build.sh")
         .expect("it is known");
-    known.there = Trace::of(&ckptfs::sys::stat_fd(&file).expect("stat"));
+    known.there = Trace::of(&ckptfs::internals::sys::stat_fd(&file).expect("stat"));
     keep::write(&store, &record).expect("a forged record");
     bring("mine", &["--with", "theirs"]);
     assert_eq!(

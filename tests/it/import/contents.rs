@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use ckptfs::sys;
+use ckptfs::internals::sys;
 use serde_json::Value;
 
 use super::support::{Place, Rng};

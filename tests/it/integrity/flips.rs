@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use ckptfs::engine::api::DamageKind;
+use ckptfs::api::DamageKind;
 
 use super::story::{Random, Story, index_of, kinds, look, objects};
 use crate::common::command::check;
@@ -230,7 +230,8 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
 
 /// Where the frames of the first segment begin and end.
 fn frames(dir: &Path) -> Vec<(u64, u64)> {
-    let (store, _) = ckptfs::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
+    let (store, _) =
+        ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
     let begins: Vec<u64> = store
         .journal
         .scan(store.journal.start(), None)

@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use ckptfs::engine::api::{Damage, StateName};
-use ckptfs::engine::check::{CheckOptions, StoreCheck};
+use ckptfs::api::{Damage, StateName};
+use ckptfs::internals::engine::check::{CheckOptions, StoreCheck};
 use serde_json::Value;
 
 use crate::common::mount::wait_until;
@@ -135,20 +135,27 @@ pub fn caught_up(mount: &Mount) {
 
 /// Whether the index of a store that nobody serves has every closed epoch.
 fn index_is_whole(dir: &Path) -> bool {
-    let (store, _) = ckptfs::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
+    let (store, _) =
+        ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
     let last = store
         .journal
         .scan(store.journal.start(), None)
         .map(Result::unwrap);
     let end = last
-        .filter(|(_, record)| matches!(record, ckptfs::store::record::Record::Checkpoint(_)))
+        .filter(|(_, record)| {
+            matches!(
+                record,
+                ckptfs::internals::store::record::Record::Checkpoint(_)
+            )
+        })
         .last();
     end.is_none_or(|(at, record)| store.index.applied().unwrap() >= at.after(&record).unwrap())
 }
 
 /// Every entry of the index of a store that nobody serves.
 pub fn index_of(dir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    let (store, opened) = ckptfs::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
+    let (store, opened) =
+        ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
     assert_eq!(opened.rebuilt, None);
     store.index.dump().unwrap().into_iter().collect()
 }

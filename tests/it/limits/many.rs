@@ -4,8 +4,8 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::CheckpointOptions;
+use ckptfs::Client;
+use ckptfs::api::CheckpointOptions;
 use rustix::fs::{Mode, OFlags};
 
 use super::support::{get, put};

@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
-use ckptfs::engine::api::{
-    Change, CheckpointOptions, Compare, Delete, GetStatus, Query, StateName,
-};
+use ckptfs::api::{Change, CheckpointOptions, Compare, Delete, GetStatus, Query, StateName};
 
 use super::control::{marks_come_and_go, said};
 use super::diffs;

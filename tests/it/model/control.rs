@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::time::Duration;
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{
+use ckptfs::Client;
+use ckptfs::api::{
     CheckpointOptions, Compare, Delete, GcOptions, GetStatus, ShowCheckpoint, StateName,
     UndoOptions, UndoWalk, VerbError,
 };

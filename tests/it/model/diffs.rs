@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ckptfs::engine::api::{Change, ChangeKind};
+use ckptfs::api::{Change, ChangeKind};
 
 use super::observe::{Times, shown};
 use super::tree::{Id, Node, Tree};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ckptfs::engine::api::{Code, RestoreOptions, Restored, StateName, Times, TreePath, VerbError};
+use ckptfs::api::{Code, RestoreOptions, Restored, StateName, Times, TreePath, VerbError};
 
 use super::control::said;
 use super::observe::absolute;

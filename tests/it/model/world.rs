@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ckptfs::control::Client;
+use ckptfs::Client;
 use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 

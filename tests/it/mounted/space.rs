@@ -5,10 +5,10 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::Fault;
-use ckptfs::sys::Errno;
-use ckptfs::sys::fault::{Call, Plan};
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::{Call, Plan};
 
 use super::support::{Mapping, noise, put, said, sh};
 use crate::common::space::free;

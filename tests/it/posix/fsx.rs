@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::control::Client;
+use ckptfs::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{Slot, checkpoint, connect, suite};

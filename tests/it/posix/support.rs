@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
+use ckptfs::Client;
+use ckptfs::api::{CheckpointInfo, CheckpointOptions};
 use rustix::fs::{Mode, OFlags};
 
 use crate::common::{RunDir, process};
