@@ -10,6 +10,7 @@ use std::fs::File;
 use std::hint::black_box;
 use std::sync::Arc;
 
+use ckptfs::internals::history::attribution::Author;
 use ckptfs::internals::history::present::{Present, Trail};
 use ckptfs::internals::history::state::State;
 use ckptfs::internals::history::timeline::Timeline;
@@ -132,7 +133,7 @@ fn dirty(criterion: &mut Criterion) {
         (0..changes).for_each(|number| {
             timeline
                 .epochs
-                .record(written(number), Vec::new())
+                .record(&Author::default(), written(number), Vec::new())
                 .expect("there is space")
         });
         group.throughput(Throughput::Elements(changes));
@@ -164,7 +165,7 @@ fn dirty(criterion: &mut Criterion) {
             |undo| {
                 timeline
                     .epochs
-                    .record(undo, Vec::new())
+                    .record(&Author::default(), undo, Vec::new())
                     .expect("there is space")
             },
             BatchSize::SmallInput,
@@ -214,7 +215,7 @@ fn views(criterion: &mut Criterion) {
         }];
         timeline
             .epochs
-            .record(undo, Vec::new())
+            .record(&Author::default(), undo, Vec::new())
             .expect("there is space");
     }
     let present = OneDirectory(

@@ -23,7 +23,7 @@ fn checkpoints_keep_tags_and_deletions_within_and_across_batches() {
         id: CheckpointId(id),
         tags: vec![tag.into()],
     };
-    let mut records: Vec<_> = (1..=11).map(|id| closed(id)).collect();
+    let mut records: Vec<_> = (1..=11).map(closed).collect();
     records.extend([
         tags(3, "x"),
         tags(3, "y"),

@@ -334,9 +334,9 @@ pub(super) fn data_slot(key: &[u8]) -> Option<Slot> {
 /// Of which inode's data or attributes the key of a record is.
 pub(super) fn capture(key: &[u8]) -> Option<Key> {
     let [slot] = numbers(key)?;
-    match key.first()? {
-        &ATTR => Some(Key::Attr(Slot(slot))),
-        &DATA => Some(Key::Data(Slot(slot))),
+    match *key.first()? {
+        ATTR => Some(Key::Attr(Slot(slot))),
+        DATA => Some(Key::Data(Slot(slot))),
         _ => None,
     }
 }

@@ -95,7 +95,7 @@ impl Served {
         self.engine.as_ref().expect("it is served")
     }
 
-    fn ask<V: Verb>(&self, verb: V) -> VerbResult<V::Answer> {
+    fn ask<V: ckptfs::Verb>(&self, verb: V) -> VerbResult<V::Answer> {
         verb.run(self.engine(), &CALLER.actor().into())
     }
 
