@@ -180,9 +180,6 @@ fn imports_are_found_in_groups_too() {
         names("use crate::{store::{ids, record}, sys, live::Tree};"),
         ["store", "sys", "live"]
     );
-    assert_eq!(
-        names("fn f() -> ckptfs::internals::engine::Engine {}"),
-        ["engine"]
-    );
+    assert_eq!(names("fn f() -> ckptfs::engine::Engine {}"), ["engine"]);
     assert_eq!(names("pub(crate) fn f() {}"), Vec::<String>::new());
 }

@@ -4,6 +4,7 @@ use blake3::Hash;
 
 use super::codec;
 use crate::store::error::CodecError;
+use crate::store::layout::StoreId;
 use crate::store::record::Record;
 
 /// Bytes before the payload.
@@ -22,6 +23,29 @@ pub(super) struct Link {
     pub seq: u64,
     /// Its hash.
     pub hash: Hash,
+}
+
+/// Whose frames these are.
+pub(super) struct Identity {
+    pub id: StoreId,
+    pub key: [u8; 32],
+}
+
+impl Identity {
+    pub fn new(id: StoreId) -> Identity {
+        Identity {
+            id,
+            key: blake3::derive_key("ckptfs journal v1", &id.0),
+        }
+    }
+
+    /// What the first frame continues.
+    pub fn genesis(&self) -> Link {
+        Link {
+            seq: 0,
+            hash: blake3::keyed_hash(&self.key, b""),
+        }
+    }
 }
 
 /// What stands before a payload.

@@ -73,21 +73,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use self::frame::Link;
+use self::frame::{Identity, Link};
 pub use self::packing::Verdict;
 use self::reading::Readers;
 pub use self::scan::Scan;
-use self::segment::SEGMENT_HEADER;
+use self::segment::{SEGMENT_BYTES, SEGMENT_HEADER};
 use self::tail::Tail;
 use super::error::{CodecError, StoreError, StoreResult};
 pub use super::ids::Address;
-use super::layout::{Layout, StoreId};
+use super::layout::Layout;
 use super::record::Record;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
-/// Bytes of a segment.
-pub const SEGMENT_BYTES: u32 = 8 << 20;
 /// Bytes of allocated space that only records get that mount and free: some hundred of them.
 const HEADROOM: u32 = 64 << 10;
 /// The encoding buffer is given back when an append made it larger than this.
@@ -125,29 +123,6 @@ pub struct Opening {
     pub torn: bool,
     /// Where the next frame goes.
     pub end: Address,
-}
-
-/// Whose frames these are.
-pub(super) struct Identity {
-    id: StoreId,
-    key: [u8; 32],
-}
-
-impl Identity {
-    fn new(id: StoreId) -> Identity {
-        Identity {
-            id,
-            key: blake3::derive_key("ckptfs journal v1", &id.0),
-        }
-    }
-
-    /// What the first frame continues.
-    fn genesis(&self) -> Link {
-        Link {
-            seq: 0,
-            hash: blake3::keyed_hash(&self.key, b""),
-        }
-    }
 }
 
 /// The open journal. Shared by reference between threads.

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use super::frame::{self, Header, Link, Seen};
+use super::frame::{self, Header, Identity, Link, Seen};
 use super::segment::{self, SEGMENT_HEADER, Source, Window};
-use super::{Address, Identity, pack, tail};
+use super::{pack, tail};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
+use crate::store::ids::Address;
 use crate::sys;
 
 /// What a power cut loses, it loses in whole sectors of at least this many bytes.

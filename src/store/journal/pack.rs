@@ -20,9 +20,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use blake3::Hash;
 use rustix::fs::OFlags;
 
-use super::frame::{Gap, Header, Link, OVERHEAD, Seen};
-use super::segment::SEGMENT_HEADER;
-use super::{Identity, SEGMENT_BYTES, codec};
+use super::codec;
+use super::frame::{Gap, Header, Identity, Link, OVERHEAD, Seen};
+use super::segment::{SEGMENT_BYTES, SEGMENT_HEADER};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;

@@ -8,13 +8,15 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use super::frame::{self, Header, Link, Seen};
+use super::frame::{self, Header, Identity, Link, Seen};
 use super::pack::{self, Pack};
-use super::{Address, Identity};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
+use crate::store::ids::Address;
 use crate::sys::{self, Errno};
 
+/// Bytes of a segment.
+pub(super) const SEGMENT_BYTES: u32 = 8 << 20;
 /// Bytes before the first frame of a segment.
 pub(super) const SEGMENT_HEADER: u32 = 64;
 /// First bytes of a segment.

@@ -23,10 +23,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, OFlags};
 
-use super::segment::{self, SEGMENT_HEADER};
-use super::{Address, SEGMENT_BYTES};
+use super::segment::{self, SEGMENT_BYTES, SEGMENT_HEADER};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
+use crate::store::ids::Address;
 use crate::sys::{self, Errno};
 
 /// Bytes of one attribute: XFS keeps values of more than 3,072 outside of its log, and ext4 has
