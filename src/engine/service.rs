@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::nodes::open_flags;
-use self::nodes::{Node, check_not_own, has_content, made_by, past_opened, removed};
+use self::nodes::{
+    Node, check_not_own, has_content, hide_xattrs, live_stat, made_by, past_opened, past_xattrs,
+    removed,
+};
 use super::Engine;
 use super::announce::{self, is_dummy};
 use super::control::{CONTROL, SNAPDIR};
@@ -19,7 +22,7 @@ use super::request::{
     Attr, Caller, Entry, Fh, FsInfo, LeftOpen, Listed, Looked, Names, NewNode, NodeId, Opened,
     RenameMode, Seek, Service, SetAttr, XattrMode,
 };
-use crate::live::{Change, HandleId, Make, NewAttrs, Turn};
+use crate::live::{HandleId, Make, NewAttrs, Turn};
 use crate::store::ids::Slot;
 use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
@@ -98,7 +101,7 @@ impl Service for Engine {
                 stat: self.snapdir.control_stat(id)?,
                 ttl: Duration::ZERO,
             }),
-            Node::Live(slot) => Ok(self.live_attr(slot, self.live_stat(slot, fh)?)),
+            Node::Live(slot) => Ok(self.live_attr(slot, live_stat(&self.live, slot, fh)?)),
         }
     }
 
@@ -311,11 +314,9 @@ impl Service for Engine {
                 Ok(past_opened(self.views.past.open(&view, past)?))
             }
             Node::Live(slot) => {
-                let change = if flags.write || flags.truncate {
-                    self.live.writers.change_by(caller.pid, caller.uid)
-                } else {
-                    Change::default()
-                };
+                let changes = flags.write || flags.truncate;
+                let change = || self.live.writers.change_by(caller.pid, caller.uid);
+                let change = changes.then(change).unwrap_or_default();
                 let act = || self.live.files.open(&change, slot, flags);
                 let opened = if flags.truncate {
                     self.automatic.destroying(
@@ -356,13 +357,9 @@ impl Service for Engine {
             umask,
             ..made_by(caller, Kind::File)
         };
-        let (made, id, handle) = self.live.files.create(
-            change,
-            slot,
-            &name,
-            &make,
-            open_flags(flags, Some(caller.asker())),
-        )?;
+        let flags = open_flags(flags, Some(caller.asker()));
+        let files = &self.live.files;
+        let (made, id, handle) = files.create(change, slot, &name, &make, flags)?;
         let entry = Entry {
             ttl: FOR_EVER,
             ..self.made(&made)
@@ -511,11 +508,7 @@ impl Service for Engine {
             Node::Control(SNAPDIR) => self.snapdir.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
-                let mut xattrs = self
-                    .states
-                    .view(past.state())
-                    .xattrs(&past.trail)?
-                    .into_iter();
+                let mut xattrs = past_xattrs(self, &past)?.into_iter();
                 let found = xattrs.find(|(known, _)| known == name);
                 found.map(|(_, value)| value).ok_or(Errno::NO_XATTR)
             }
@@ -526,18 +519,12 @@ impl Service for Engine {
         let mut names: Vec<Vec<u8>> = match self.node(node)? {
             Node::Live(slot) => self.live.attrs.list_xattrs(slot)?,
             Node::Control(_) => Vec::new(),
-            Node::Past(past) => {
-                let xattrs = self.states.view(past.state()).xattrs(&past.trail)?;
-                xattrs.into_iter().map(|(name, _)| name).collect()
-            }
+            Node::Past(past) => past_xattrs(self, &past)?
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect(),
         };
-        names.retain(|name| !is_own_xattr(name));
-        // Whether somebody may read their values the kernel asks by itself, but not whether
-        // somebody may know of them (xattr(7)).
-        let trusted = |name: &Vec<u8>| name.starts_with(b"trusted.");
-        if names.iter().any(trusted) && !sys::may_administer(caller.asker()) {
-            names.retain(|name| !trusted(name));
-        }
+        hide_xattrs(&mut names, caller);
         Ok(names)
     }
 
@@ -575,11 +562,9 @@ impl Service for Engine {
         let Open::Live(handle) = self.views.open_file(fh)? else {
             return Err(Errno::EROFS);
         };
-        self.live
-            .files
-            .change_content(change, &handle, Some(caller.asker()), |file| {
-                sys::fallocate(file, mode, offset, length)
-            })?;
+        let act = |file: &_| sys::fallocate(file, mode, offset, length);
+        let files = &self.live.files;
+        files.change_content(change, &handle, Some(caller.asker()), act)?;
         if handle.may_be_set_id() {
             self.serving.attributes_changed(node);
         }
@@ -601,13 +586,9 @@ impl Service for Engine {
         let Open::Live(target) = self.views.open_file(to.1)? else {
             return Err(Errno::EROFS);
         };
-        let copied = self.views.copy_range(
-            change,
-            caller.asker(),
-            (from.1, from.2),
-            (&target, to.2),
-            length,
-        )?;
+        let (from, into) = ((from.1, from.2), (&*target, to.2));
+        let views = &self.views;
+        let copied = views.copy_range(change, caller.asker(), from, into, length)?;
         if target.may_be_set_id() {
             self.serving.attributes_changed(to.0);
         }

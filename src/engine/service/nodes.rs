@@ -1,7 +1,5 @@
 //! What a node of the kernel is, and how the answers about one are put together.
 
-use std::time::Duration;
-
 use super::super::Engine;
 use super::super::announce::is_dummy;
 use super::super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME, STORE_NAME, is_reserved};
@@ -14,7 +12,7 @@ use crate::live::{Handle, HandleId, IoMode, Live, Made, Make, OpenFlags, opener_
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
-use crate::sys::{self, Asker, Errno, Kind, Stat, SysResult};
+use crate::sys::{self, Asker, Errno, Kind, Stat, SysResult, Xattrs};
 
 /// The offset after `.snapshots`, where it is listed: one that no filesystem has.
 const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
@@ -63,6 +61,31 @@ pub(super) fn has_content(live: &Live, slot: Slot) -> bool {
     live.inodes.stat(slot).is_ok_and(|stat| stat.size > 0)
 }
 
+/// Attributes of a live inode, also of one that has lost its last name and is open.
+pub(super) fn live_stat(live: &Live, slot: Slot, fh: Option<Fh>) -> SysResult<Stat> {
+    match (live.inodes.stat(slot), fh) {
+        (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => Ok(Stat {
+            nlink: 0,
+            ..sys::stat_fd(&*live.handles.get(HandleId(fh.0))?.file)?
+        }),
+        (stat, _) => stat,
+    }
+}
+
+pub(super) fn past_xattrs(engine: &Engine, past: &PastNode) -> SysResult<Xattrs> {
+    engine.states.view(past.state()).xattrs(&past.trail)
+}
+
+/// Leaves out those in which ckptfs notes something, and those that only an administrator may know
+/// of (xattr(7)): the kernel asks by itself who may read their values, but not their names.
+pub(super) fn hide_xattrs(names: &mut Vec<Vec<u8>>, caller: Caller) {
+    names.retain(|name| !is_own_xattr(name));
+    let trusted = |name: &Vec<u8>| name.starts_with(b"trusted.");
+    if names.iter().any(trusted) && !sys::may_administer(caller.asker()) {
+        names.retain(|name| !trusted(name));
+    }
+}
+
 impl Engine {
     pub(super) fn node(&self, node: NodeId) -> SysResult<Node> {
         if node.0 & PAST != 0 {
@@ -93,21 +116,13 @@ impl Engine {
         Ok((slot, name_of(name)?))
     }
 
-    /// How long the kernel may remember these attributes of a live node: for ever, unless it may
-    /// change without the kernel's knowing.
-    pub(super) fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
-        self.live.hot.lifetime(slot, stat).unwrap_or(FOR_EVER)
-    }
-
     pub(super) fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
+        let Attr { stat, ttl } = self.live_attr(slot, stat);
         Entry {
             node: NodeId(slot.0),
             generation,
-            stat: Stat {
-                ino: slot.0,
-                ..stat
-            },
-            ttl: self.live_ttl(slot, &stat),
+            stat,
+            ttl,
         }
     }
 
@@ -115,24 +130,14 @@ impl Engine {
         self.live_entry(made.slot, made.generation, made.stat)
     }
 
+    /// What the kernel may remember for ever, unless it may change without the kernel's knowing.
     pub(super) fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
         Attr {
             stat: Stat {
                 ino: slot.0,
                 ..stat
             },
-            ttl: self.live_ttl(slot, &stat),
-        }
-    }
-
-    /// Attributes of a live inode, also of one that has lost its last name and is open.
-    pub(super) fn live_stat(&self, slot: Slot, fh: Option<Fh>) -> SysResult<Stat> {
-        match (self.live.inodes.stat(slot), fh) {
-            (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => Ok(Stat {
-                nlink: 0,
-                ..sys::stat_fd(&*self.live.handles.get(HandleId(fh.0))?.file)?
-            }),
-            (stat, _) => stat,
+            ttl: self.live.hot.lifetime(slot, &stat).unwrap_or(FOR_EVER),
         }
     }
 
