@@ -58,7 +58,8 @@ stage_command() {
         tools) CMD=(tests/tools.sh) ;;
         fmt) CMD=(cargo fmt --all --check) ;;
         clippy) CMD=(cargo clippy --all-targets -- -D warnings) ;;
-        doc) CMD=(env RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --lib) ;;
+        doc) CMD=(sh -c 'RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --lib &&
+            RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --no-deps --lib --document-private-items') ;;
         core) CMD=(cargo check --lib --no-default-features) ;;
         build) CMD=(cargo test --no-run --lib --bins --tests) ;;
         unit) CMD=(cargo test --lib) ;;

@@ -145,7 +145,7 @@ pub fn settings(dir: Option<&Path>) -> VerbResult<Settings> {
     Ok(found.of_store()?.or(found.of_user()?))
 }
 
-/// As [`settings`], of the backing directory of a tree that is to be mounted.
+/// As [`settings()`], of the backing directory of a tree that is to be mounted.
 pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
     let store = Store::of(backing)
         .ok()

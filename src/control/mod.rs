@@ -1,7 +1,7 @@
 //! The control protocol: the verbs of [`crate::engine::verb`] over a unix socket in the store.
 //!
 //! **Wire.** Frames are JSON on one line, ended by a newline: `{"version":2,"request":{...}}` to
-//! the daemon, at most [`FRAME_BYTES_MAX`] long, and `{"version":2,"result":{"ok":{...}}}` or
+//! the daemon, at most `FRAME_BYTES_MAX` long, and `{"version":2,"result":{"ok":{...}}}` or
 //! `{"version":2,"result":{"error":{...}}}` back. A connection carries any number of requests, one
 //! after the other.
 //!

@@ -1,4 +1,4 @@
-//! `verify` and `fsck`: the store's own check ([`crate::store::check`]), of a tree that is served
+//! `verify` and `fsck`: the store's own check (`store::check`), of a tree that is served
 //! and of one that is not.
 //!
 //! A served tree is verified a moment at a time: whoever asks gets a part of the answer and asks

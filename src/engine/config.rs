@@ -35,7 +35,7 @@ pub struct Config {
     /// Who does reads and writes.
     pub io: IoChoice,
     /// Where the kernel does them, it does them for every user, and not for those alone whom the
-    /// tree belongs to ([`crate::live::Passthrough::is_for`]).
+    /// tree belongs to (`Passthrough::is_for`).
     pub io_for_all: bool,
     /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that
     /// every cut is exact.

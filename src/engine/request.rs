@@ -151,7 +151,7 @@ pub struct Opened {
     /// If the kernel refuses the backing file the adapter calls [`Service::no_passthrough`] and
     /// replies without.
     pub passthrough: Option<Arc<File>>,
-    /// Who opened it for writing, in one word: [`opener_word`](crate::live::opener_word); 0:
+    /// Who opened it for writing, in one word: `live::opener_word`; 0:
     /// nobody, or it is not known.
     pub by: u64,
 }

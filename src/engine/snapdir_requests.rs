@@ -10,7 +10,7 @@ use crate::sys::{Errno, SysResult};
 impl Engine {
     /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container. A
     /// worker that died may have made it, if the caller asks again. How many there may be says
-    /// [`Collector::check_quota`].
+    /// `Collector::check_quota`.
     pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| error.code.errno())?;

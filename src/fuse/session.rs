@@ -21,7 +21,7 @@ use crate::sys::{self, lock::Mutex};
 pub struct MountConfig {
     /// The directory that the mount covers.
     pub mountpoint: PathBuf,
-    /// What `/proc/mounts` shows as the source, as [`mount_source`](crate::sys::mount_source)
+    /// What `/proc/mounts` shows as the source, as `sys::mount_source`
     /// writes it.
     pub source: String,
     /// Asks the kernel to read and write backing files itself.

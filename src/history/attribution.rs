@@ -2,7 +2,7 @@
 //! epoch.
 //!
 //! Whoever serves a request says for which process ([`Author`]), and the live tree what it is about
-//! to change ([`Processes`](super::processes::Processes)). What the open epoch does not know yet of
+//! to change (`Processes`). What the open epoch does not know yet of
 //! that process goes into the same append as the undo records, or into one of its own where there
 //! are none. So it is there after `kill -9` whenever the change is.
 //!

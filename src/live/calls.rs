@@ -282,7 +282,7 @@ impl Calls {
     }
 }
 
-/// How far a [`Cuts::cut`] is, for who waits for it.
+/// How far a `Cuts::cut` is, for who waits for it.
 ///
 /// A call that works on, however long, is not taken for one that waits: the kernel runs its thread
 /// now and then, or wakes it when the disk has done something.

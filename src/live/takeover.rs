@@ -2,9 +2,9 @@
 //!
 //! The kernel goes on with the nodes and handles that it was told of. Nodes are found by a walk
 //! over the tree, once, for their numbers are inode numbers. What cannot be found there is in the
-//! **legacy**: a [`Ledger`] in memory that outlives the worker has the files that the kernel may be
+//! **legacy**: a `Ledger` in memory that outlives the worker has the files that the kernel may be
 //! writing to without a handle and the exchanges that were begun (open handles are entered by
-//! `fuse/`, nodes of views by the engine), and a [`Keeper`] holds descriptors of files that are
+//! `fuse/`, nodes of views by the engine), and a `Keeper` holds descriptors of files that are
 //! open and have no name.
 
 use std::fs::File;

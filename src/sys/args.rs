@@ -66,7 +66,7 @@ pub enum OpenKind {
     File(Open),
 }
 
-/// What [`super::rename_at`] does with the target's name.
+/// What `rename_at` does with the target's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
     /// Replaces what is there (rename(2)).
@@ -88,7 +88,7 @@ impl RenameMode {
     }
 }
 
-/// What [`super::utimens_fd`] does with one of the two times.
+/// What `utimens_fd` does with one of the two times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
     /// Leaves it (`UTIME_OMIT`).
@@ -99,7 +99,7 @@ pub enum SetTime {
     At(Time),
 }
 
-/// What [`super::setxattr`] demands of the attribute.
+/// What `setxattr` demands of the attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
     /// Nothing: creates or replaces.
@@ -142,7 +142,7 @@ pub struct FsInfo {
     pub frsize: u32,
     /// Longest name in bytes.
     pub namelen: u32,
-    /// The filesystem's magic number (`f_type`); [`super::fs_name`] names it.
+    /// The filesystem's magic number (`f_type`); `fs_name` names it.
     pub fs_type: u64,
 }
 

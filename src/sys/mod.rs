@@ -17,7 +17,7 @@
 //! **Locking.** None, and no state (the locks of the layers above are in [`lock`], with their
 //! order): every function may be called from any thread. What belongs to the calling thread only
 //! ([`set_thread_idle`], [`give_up_set_id`], [`act_for`]) or to the process ([`umask0`],
-//! [`block_terminate`]) says so.
+//! `block_terminate`) says so.
 //!
 //! What the systems share is in this directory; what they do not is in `linux/` and `macos/`, two
 //! modules with the same functions.

@@ -1,7 +1,7 @@
 //! The announcer: tells whoever watches the mount (inotify(7)) what a restore has changed.
 //!
 //! A restore changes the backing tree, and the kernel is told to forget; that makes no events but
-//! IN_DELETE_SELF ([`Caches::delete_entry`](super::request::Caches::delete_entry)). The kernel
+//! IN_DELETE_SELF (`Caches::delete_entry`). The kernel
 //! makes events for operations on the mount, so after a restore a thread of ours, the **event
 //! thread**, makes such operations, and the requests that come of them are answered without doing
 //! anything (docs/adr/0006-announcing.md).
