@@ -62,7 +62,7 @@ stage_command() {
             RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --no-deps --lib --document-private-items') ;;
         core) CMD=(cargo check --lib --no-default-features) ;;
         build) CMD=(cargo test --no-run --lib --bins --tests) ;;
-        unit) CMD=(cargo test --lib) ;;
+        unit) CMD=(sh -c 'cargo test --lib && cargo test --doc') ;;
         tidy) CMD=(cargo test --test tidy) ;;
         *)
             is_test "$1" || return 1
