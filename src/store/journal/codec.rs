@@ -377,7 +377,19 @@ impl Form<Option<Comparing>> for OrZero {
 
 impl Form<Undo> for Own {
     fn put(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
-        Own::put(&undo.key(), out)?;
+        // As the key is written, without a copy of the name for one.
+        let (tag, slot) = match undo {
+            Undo::Entry { dir, .. } => (0, dir),
+            Undo::Attr { slot, .. } => (1, slot),
+            Undo::Xattrs { slot, .. } => (2, slot),
+            Undo::Data { slot, .. } => (3, slot),
+            Undo::Home { slot, .. } => (4, slot),
+        };
+        out.push(tag);
+        Own::put(slot, out)?;
+        if let Undo::Entry { name, .. } = undo {
+            Own::put(name, out)?;
+        }
         encode_before(undo, out)
     }
 

@@ -70,29 +70,30 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, ..crate::sys::fuzz::config() })]
 
-        /// Where both are clean they are the same, and neither invents a line.
+        /// What git merges cleanly is merged so. No line is there twice: where one is, what belongs to which is a matter of taste, and
+        /// the two differ in one merge of some hundreds.
         #[test]
         fn a_clean_merge_is_that_of_git(
-            lines in vec("[a-d]{1,2}", 1..20),
-            ours in vec((0..20_usize, "[e-h]"), 0..4),
-            theirs in vec((0..20_usize, "[i-l]"), 0..4),
+            lines in 1..20_usize,
+            ours in vec((0..20_usize, any::<bool>()), 0..4),
+            theirs in vec((0..20_usize, any::<bool>()), 0..4),
         ) {
-            let edited = |edits: &[(usize, String)]| {
-                let mut lines = lines.clone();
-                for (at, line) in edits {
-                    let at = at % lines.len();
-                    if line.as_bytes()[0] % 2 == 0 {
-                        lines[at] = line.clone();
+            let edited = |edits: &[(usize, bool)], who: &str| {
+                let mut text: Vec<String> = (0..lines).map(|line| format!("{line}\n")).collect();
+                for (number, (at, replaces)) in edits.iter().enumerate() {
+                    let (at, line) = (at % text.len(), format!("{who} {number}\n"));
+                    if *replaces {
+                        text[at] = line;
                     } else {
-                        lines.insert(at, line.clone());
+                        text.insert(at, line);
                     }
                 }
-                lines.join("\n").into_bytes()
+                text.concat().into_bytes()
             };
-            let (base, ours, theirs) = (edited(&[]), edited(&ours), edited(&theirs));
+            let (base, ours, theirs) = (edited(&[], ""), edited(&ours, "ours"), edited(&theirs, "theirs"));
             let (clean, text) = git(&base, &ours, &theirs);
-            if let Text::Clean(merged) = merge(&base, &ours, &theirs) && clean {
-                prop_assert_eq!(merged, text);
+            if clean {
+                prop_assert_eq!(merge(&base, &ours, &theirs), Text::Clean(text));
             }
         }
     }
