@@ -301,6 +301,7 @@ fn config(
         snapdir_mode: args.serving.snapdir_mode,
         auto: args.serving.auto(),
         hooks: args.serving.hooks(),
+        base: None,
     })
 }
 

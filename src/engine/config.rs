@@ -2,11 +2,13 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::api::VerbResult;
 use super::error;
 use super::succession::Succession;
+use crate::history::base::Base;
 pub use crate::live::HashMode;
 use crate::store::Store;
 use crate::sys::{self, Errno};
@@ -52,6 +54,8 @@ pub struct Config {
     pub auto: AutoConfig,
     /// Commands around checkpoints and restores.
     pub hooks: Option<HooksConfig>,
+    /// What the tree began as, if it is a branch.
+    pub base: Option<Arc<Base>>,
 }
 
 impl Config {
@@ -71,6 +75,7 @@ impl Config {
             snapdir_mode: None,
             auto: AutoConfig::default(),
             hooks: None,
+            base: None,
         }
     }
 }

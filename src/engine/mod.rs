@@ -76,6 +76,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::history::base::Base;
+use crate::history::present::Present;
 use crate::history::timeline::Timeline;
 use crate::live::Live;
 pub use crate::live::{HashMode, Keep};
@@ -92,6 +94,7 @@ use find::Search;
 use gc::Collector;
 use serving::Serving;
 
+use crate::store::ids::CheckpointId;
 use crate::sys::Errno;
 use crate::sys::lock::Mutex;
 
@@ -181,6 +184,16 @@ impl Engine {
     /// The store's directory.
     pub fn store_fd(&self) -> BorrowedFd<'_> {
         self.serving.store_dir.as_fd()
+    }
+
+    /// A checkpoint of this tree, for a branch to begin as. It must be held for as long as there is
+    /// such a branch.
+    pub fn as_base(&self, at: CheckpointId) -> Arc<Base> {
+        Arc::new(Base {
+            timeline: Arc::clone(self.live.timeline()),
+            present: Arc::clone(&self.live.inodes) as Arc<dyn Present>,
+            at,
+        })
     }
 
     /// The backing directory.

@@ -85,7 +85,7 @@ impl Engine {
         );
         let served = Served::new(&config, reflink, exact_times)?;
         let (root, staging) = (Arc::new(config.root), staging(store).map_err(failed)?);
-        let live = Live::new(root, staging, timeline, reflink).map_err(failed)?;
+        let live = Live::new(root, staging, timeline, reflink, config.base).map_err(failed)?;
         let store_dir = store.layout.dir().try_clone_to_owned();
         let serving = Serving {
             config: served,

@@ -4,6 +4,7 @@
 pub mod absence;
 pub mod append;
 pub mod attribution;
+pub mod base;
 pub mod catalogue;
 mod checkpoints;
 mod closing;

@@ -109,6 +109,7 @@ pub use takeover::Adoption;
 use past::Past;
 use tables::Tables;
 
+use crate::history::base::Base;
 use crate::history::timeline::Timeline;
 use crate::sys::{self, Errno, SysResult};
 
@@ -181,7 +182,8 @@ pub struct Live {
 
 impl Live {
     /// The tree below `root`, with its history in `timeline`. `staging` is a directory on the same
-    /// filesystem, outside the tree.
+    /// filesystem, outside the tree. `base`: what it looks through to where it has nothing of its
+    /// own.
     ///
     /// # Errors
     /// Those of fstat(2) on the two; EXDEV if they are on different filesystems.
@@ -190,12 +192,13 @@ impl Live {
         staging: OwnedFd,
         timeline: Arc<Timeline>,
         reflink: bool,
+        base: Option<Arc<Base>>,
     ) -> SysResult<Live> {
         let stat = sys::stat_fd(&root)?;
         if sys::stat_fd(&staging)?.dev != stat.dev {
             return Err(Errno::EXDEV);
         }
-        let tables = Tables::new(root, Arc::new(staging), timeline, reflink, &stat);
+        let tables = Tables::new(root, Arc::new(staging), timeline, reflink, base, &stat);
         let past = Past::new(&tables, &stat)?;
         let settling = Settling::new(&tables, &past);
         let mapped = Mapped::new(&tables);

@@ -1,0 +1,34 @@
+//! What a branch begins as: the tree of its parent, as it was at a checkpoint.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::present::Present;
+use super::state::State;
+use super::timeline::Timeline;
+use super::view::View;
+use crate::store::ids::CheckpointId;
+
+/// A checkpoint of another tree, which is served by this process and outlives the branch. Whoever
+/// makes one sees to it that the checkpoint is neither deleted nor thinned out.
+pub struct Base {
+    /// The history of the parent.
+    pub timeline: Arc<Timeline>,
+    /// The live tree of the parent.
+    pub present: Arc<dyn Present>,
+    /// The checkpoint.
+    pub at: CheckpointId,
+}
+
+impl Base {
+    /// The tree as it was then.
+    pub fn view(&self) -> View<'_> {
+        View::new(&self.timeline, &*self.present, State::At(self.at))
+    }
+}
+
+impl fmt::Debug for Base {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "checkpoint {}", self.at)
+    }
+}
