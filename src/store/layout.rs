@@ -25,7 +25,7 @@
 //!   layers/           module `layers`
 //!   index/            module `index`; a cache, may be deleted while nothing is mounted
 //!   branches/         module `branches`, as are dropped/ and the file branch
-//!   tmp/              unfinished things; emptied when the store is opened, but for tmp/restore
+//!   tmp/              unfinished things; emptied when the store is opened, but for tmp/restore and tmp/links
 //!
 //! format:
 //!   ckptfs store
@@ -68,10 +68,12 @@ pub const STORE_NAME: &str = ".ckptfs";
 /// store, and of a directory that is an export. In a tree that is served there are none: who could
 /// set them could forge them.
 pub const XATTR_PREFIX: &[u8] = b"user.ckptfs.";
+/// The same, of inodes that can have none of a user's: links, devices, fifos.
+const TRUSTED_PREFIX: &[u8] = b"trusted.ckptfs.";
 
 /// Whether an extended attribute is ckptfs's own, and no part of a tree.
 pub fn is_own_xattr(name: &[u8]) -> bool {
-    name.starts_with(XATTR_PREFIX)
+    name.starts_with(XATTR_PREFIX) || name.starts_with(TRUSTED_PREFIX)
 }
 /// The file that says to git that nothing here is to be added.
 const GITIGNORE_NAME: &str = ".gitignore";
@@ -131,6 +133,8 @@ pub struct Layout {
 /// In `tmp/`, and never emptied with it: the directory through which a restore moves inodes of the
 /// live tree. One that was killed has left some there.
 pub const STAGING_NAME: &[u8] = b"restore";
+/// The same: links of inodes of a branch that have names which only its base has.
+pub const LINKS_NAME: &str = "links";
 
 impl Layout {
     /// Opens the store of a directory, and makes it if there is none and `create` says so: then it
@@ -196,7 +200,7 @@ impl Layout {
         for name in at::names(&tmp)
             .map_err(StoreError::io("list", "tmp"))?
             .into_iter()
-            .filter(|name| name != STAGING_NAME)
+            .filter(|name| name != STAGING_NAME && name != LINKS_NAME.as_bytes())
         {
             reserve.with_last_room(
                 || at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp")),
