@@ -127,6 +127,8 @@ pub struct Layout {
     tmp: Option<OwnedFd>,
     index_home: Option<PathBuf>,
     reserve: Arc<Reserve>,
+    /// It is the store of a branch, which uses its parent's reserve.
+    branch: bool,
     lock: Option<File>,
 }
 
@@ -143,10 +145,19 @@ impl Layout {
     /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`,
     /// `Io`. A store that was made is durable on return.
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
+        Layout::open_with_reserve(root, create, None)
+    }
+
+    /// As [`Layout::open`]; the reserve is another store's, of the same filesystem, if one is given.
+    pub fn open_with_reserve(
+        root: impl AsFd,
+        create: bool,
+        lent: Option<Arc<Reserve>>,
+    ) -> StoreResult<Layout> {
         let root = root.as_fd();
         let fresh =
             create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))?;
-        let opened = Layout::open_in(root, create, fresh);
+        let opened = Layout::open_in(root, create, fresh, lent);
         if fresh
             && opened
                 .as_ref()
@@ -165,7 +176,12 @@ impl Layout {
         }
     }
 
-    fn open_in(root: BorrowedFd<'_>, create: bool, fresh: bool) -> StoreResult<Layout> {
+    fn open_in(
+        root: BorrowedFd<'_>,
+        create: bool,
+        fresh: bool,
+        lent: Option<Arc<Reserve>>,
+    ) -> StoreResult<Layout> {
         if fresh {
             at::sync_dir(root).map_err(StoreError::io("sync", "the directory"))?;
         }
@@ -186,7 +202,8 @@ impl Layout {
         } else {
             Some(make(&dir)?)
         };
-        let reserve = Arc::new(Reserve::open(&dir));
+        let branch = lent.is_some();
+        let reserve = lent.unwrap_or_else(|| Arc::new(Reserve::open(&dir)));
         let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
         let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
         let id = made.map_or_else(
@@ -219,6 +236,7 @@ impl Layout {
             tmp: Some(tmp),
             index_home: None,
             reserve,
+            branch,
             lock: Some(lock),
         })
     }
@@ -252,6 +270,7 @@ impl Layout {
             tmp: None,
             index_home: None,
             reserve: Arc::default(),
+            branch: false,
             lock: None,
         })
     }
@@ -284,6 +303,11 @@ impl Layout {
     /// What is kept for when the filesystem is full; nothing, if the store is read-only.
     pub fn reserve(&self) -> &Arc<Reserve> {
         &self.reserve
+    }
+
+    /// It is the store of a branch: there may be many, so each takes little in advance.
+    pub fn is_branch(&self) -> bool {
+        self.branch
     }
 
     /// The file that is locked: it is there, and may be written where nothing new can be made.

@@ -94,7 +94,16 @@ impl Store {
         create: bool,
         index_home: Option<PathBuf>,
     ) -> StoreResult<(Store, Opened)> {
-        let layout = Layout::open(root, create)?.with_index_home(index_home);
+        Store::open_in(Layout::open(root, create)?.with_index_home(index_home))
+    }
+
+    /// [`Store::open`] of the store of a branch, which is made if there is none. `reserve`: that of
+    /// its parent, which keeps it filled.
+    pub fn open_branch(root: impl AsFd, reserve: Arc<Reserve>) -> StoreResult<(Store, Opened)> {
+        Store::open_in(Layout::open_with_reserve(root, true, Some(reserve))?)
+    }
+
+    fn open_in(layout: Layout) -> StoreResult<(Store, Opened)> {
         // The journal is there before anything is kept. Without this a history that lost it would
         // begin anew, as if there had been none.
         if Journal::is_missing(&layout)? && !Layers::new(&layout)?.epochs()?.is_empty() {

@@ -195,7 +195,12 @@ impl Journal {
             .map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
         let noted = layout.noted_end().and_then(|(_, last)| last);
-        let found = opening::open(&dir, &identity, segment_bytes, noted, !layout.read_only())?;
+        let first_bytes = if layout.is_branch() {
+            segment_bytes.min(segment::PREALLOCATED_MIN)
+        } else {
+            segment_bytes
+        };
+        let found = opening::open(&dir, &identity, first_bytes, noted, !layout.read_only())?;
         let opening = Opening {
             torn: found.torn,
             end: found.end,
