@@ -40,6 +40,7 @@ mod calls;
 mod capture;
 mod change;
 mod closer;
+mod copy_up;
 mod cut;
 mod data;
 mod dedup;
@@ -69,6 +70,7 @@ mod swaps;
 mod table;
 mod tables;
 mod takeover;
+mod through;
 mod told;
 
 use std::os::fd::OwnedFd;
@@ -106,8 +108,10 @@ pub use swaps::Swaps;
 pub use table::NodeTable;
 pub use takeover::Adoption;
 
+use copy_up::CopyUp;
 use past::Past;
 use tables::Tables;
+use through::Through;
 
 use crate::history::base::Base;
 use crate::history::timeline::Timeline;
@@ -157,7 +161,7 @@ pub struct Live {
     /// Makes, links and renames.
     pub names: Arc<Names>,
     /// Makes inodes aside, in the staging directory.
-    pub staged: Staging,
+    pub staged: Arc<Staging>,
     /// Puts them in place.
     pub swaps: Swaps,
     /// Opens, reads, writes and closes files.
@@ -198,23 +202,32 @@ impl Live {
         if sys::stat_fd(&staging)?.dev != stat.dev {
             return Err(Errno::EXDEV);
         }
-        let tables = Tables::new(root, Arc::new(staging), timeline, reflink, base, &stat);
+        let tmp = || Ok::<_, Errno>(timeline.store().layout.tmp_dir()?);
+        let through = base.map(|base| Through::new(base, tmp()?)).transpose()?;
+        let tables = Tables::new(root, Arc::new(staging), timeline, reflink, through, &stat);
         let past = Past::new(&tables, &stat)?;
         let settling = Settling::new(&tables, &past);
         let mapped = Mapped::new(&tables);
-        let attrs = Attrs::new(&tables, &past);
-        let removal = Removal::new(&tables, &past);
-        let names = Names::new(&tables, &past, &removal);
-        let files = Files::new(&tables, &past, &settling, &mapped, &attrs, &names, &removal);
+        let staged = Staging::new(&tables, &past, &tables.staging);
+        let copies = CopyUp::new(&tables, &past);
+        let attrs = Attrs::new(&tables, &past, &copies);
+        let removal = Removal::new(&tables, &past, &copies);
+        let names = Names::new(&tables, &past, &copies, &removal);
+        let files = Files::new((
+            (&tables, &past, &copies),
+            (&settling, &mapped),
+            (&attrs, &names, &removal),
+        ));
         let kept = Kept::new(&tables, &past);
         let baselines = Baselines::new(&tables, &past, &kept);
+        past.inodes.begin_branch()?;
         let idle = Idle::new(&tables, &baselines, &kept);
         let eager = Eager::new(&tables, &past);
         let sharing = Sharing::new(&tables);
         Ok(Live {
             cuts: Cuts::new(&tables, &past),
-            staged: Staging::new(&tables, &past),
-            swaps: Swaps::new(&tables, &past, &removal, &names),
+            staged,
+            swaps: Swaps::new(&tables, &past, &copies, &removal, &names),
             sealer: Sealer::new(&tables, &past, &eager, &idle, &sharing),
             recovery: Recovery::new(&tables, &past, &removal),
             adoption: Adoption::new(&tables, &past),

@@ -25,7 +25,7 @@
 //!   layers/           module `layers`
 //!   index/            module `index`; a cache, may be deleted while nothing is mounted
 //!   branches/         module `branches`, as are dropped/ and the file branch
-//!   tmp/              unfinished things; emptied when the store is opened, but for tmp/restore
+//!   tmp/              unfinished things; emptied when the store is opened, but for tmp/restore and tmp/links
 //!
 //! format:
 //!   ckptfs store
@@ -68,10 +68,12 @@ pub const STORE_NAME: &str = ".ckptfs";
 /// store, and of a directory that is an export. In a tree that is served there are none: who could
 /// set them could forge them.
 pub const XATTR_PREFIX: &[u8] = b"user.ckptfs.";
+/// The same, of inodes that can have none of a user's: links, devices, fifos.
+const TRUSTED_PREFIX: &[u8] = b"trusted.ckptfs.";
 
 /// Whether an extended attribute is ckptfs's own, and no part of a tree.
 pub fn is_own_xattr(name: &[u8]) -> bool {
-    name.starts_with(XATTR_PREFIX)
+    name.starts_with(XATTR_PREFIX) || name.starts_with(TRUSTED_PREFIX)
 }
 /// The file that says to git that nothing here is to be added.
 const GITIGNORE_NAME: &str = ".gitignore";
@@ -125,12 +127,16 @@ pub struct Layout {
     tmp: Option<OwnedFd>,
     index_home: Option<PathBuf>,
     reserve: Arc<Reserve>,
+    /// The reserve is that of another store.
+    shares: bool,
     lock: Option<File>,
 }
 
 /// In `tmp/`, and never emptied with it: the directory through which a restore moves inodes of the
 /// live tree. One that was killed has left some there.
 pub const STAGING_NAME: &[u8] = b"restore";
+/// The same: links of inodes of a branch that have names which only its base has.
+pub const LINKS_NAME: &str = "links";
 
 impl Layout {
     /// Opens the store of a directory, and makes it if there is none and `create` says so: then it
@@ -139,10 +145,24 @@ impl Layout {
     /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`,
     /// `Io`. A store that was made is durable on return.
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
+        Layout::open_sharing(root, create, None)
+    }
+
+    /// As [`Layout::open`], of a store that has the reserve of another one on the same filesystem,
+    /// and takes no space in advance. Such a store takes little, and what keeps the past on a full
+    /// disk is there once.
+    ///
+    /// # Errors
+    /// As [`Layout::open`].
+    pub fn open_sharing(
+        root: impl AsFd,
+        create: bool,
+        reserve: Option<Arc<Reserve>>,
+    ) -> StoreResult<Layout> {
         let root = root.as_fd();
         let fresh =
             create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))?;
-        let opened = Layout::open_in(root, create, fresh);
+        let opened = Layout::open_in(root, create, fresh, reserve);
         if fresh
             && opened
                 .as_ref()
@@ -161,7 +181,12 @@ impl Layout {
         }
     }
 
-    fn open_in(root: BorrowedFd<'_>, create: bool, fresh: bool) -> StoreResult<Layout> {
+    fn open_in(
+        root: BorrowedFd<'_>,
+        create: bool,
+        fresh: bool,
+        shared: Option<Arc<Reserve>>,
+    ) -> StoreResult<Layout> {
         if fresh {
             at::sync_dir(root).map_err(StoreError::io("sync", "the directory"))?;
         }
@@ -182,7 +207,8 @@ impl Layout {
         } else {
             Some(make(&dir)?)
         };
-        let reserve = Arc::new(Reserve::open(&dir));
+        let shares = shared.is_some();
+        let reserve = shared.unwrap_or_else(|| Arc::new(Reserve::open(&dir)));
         let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
         let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
         let id = made.map_or_else(
@@ -196,7 +222,7 @@ impl Layout {
         for name in at::names(&tmp)
             .map_err(StoreError::io("list", "tmp"))?
             .into_iter()
-            .filter(|name| name != STAGING_NAME)
+            .filter(|name| name != STAGING_NAME && name != LINKS_NAME.as_bytes())
         {
             reserve.with_last_room(
                 || at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp")),
@@ -215,6 +241,7 @@ impl Layout {
             tmp: Some(tmp),
             index_home: None,
             reserve,
+            shares,
             lock: Some(lock),
         })
     }
@@ -248,6 +275,7 @@ impl Layout {
             tmp: None,
             index_home: None,
             reserve: Arc::default(),
+            shares: false,
             lock: None,
         })
     }
@@ -280,6 +308,11 @@ impl Layout {
     /// What is kept for when the filesystem is full; nothing, if the store is read-only.
     pub fn reserve(&self) -> &Arc<Reserve> {
         &self.reserve
+    }
+
+    /// The reserve is that of another store.
+    pub fn shares_reserve(&self) -> bool {
+        self.shares
     }
 
     /// The file that is locked: it is there, and may be written where nothing new can be made.

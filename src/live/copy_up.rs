@@ -1,0 +1,275 @@
+//! Making inherited inodes of a branch its own, before they are changed.
+//!
+//! To copy one up changes nothing that anybody sees but its time of change, which is on record: the
+//! inode is made in the staging directory, a clone of what the base has, with its attributes and a
+//! mark, and renamed to where it is; every directory above it that is not own comes before it. A
+//! kill leaves a file in the staging directory, which the next mount removes, or an own inode that
+//! is as in the base.
+//!
+//! A clone may wait for somebody else's process, which has the file of the parent open. So whatever
+//! a call would change is copied up before any lock of the call is taken
+//! ([ADR 21](../../docs/adr/0021-waiting-for-others.md)), but for a restore's, which has frozen the
+//! tree.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::inodes::{At, Inherited, at_place, target_of};
+use super::past::{Captures, Durability, Inodes, Past};
+use super::staged::{STAGED_PREFIX, Staged, Staging, Wanted};
+use super::tables::{Locks, Tables};
+use super::through::{Mark, Through};
+use crate::history::attribution::Author;
+use crate::history::present::Trail;
+use crate::history::timeline::Timeline;
+use crate::history::view::Source;
+use crate::store::ids::Name;
+use crate::store::record::{AttrState, Place};
+use crate::sys::{self, Errno, Kind, RenameMode, SetTime, SysResult};
+
+/// How often content is cloned that is captured by the parent meanwhile.
+const CLONES_MAX: u32 = 64;
+
+/// Who holds the locks of the tree.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    /// Nobody: they are taken once the copy is made.
+    Nothing,
+    /// The caller, the freeze lock and the tree for writing.
+    All,
+}
+
+/// A copy that is about to be put in place.
+struct Copy<'a> {
+    staged: &'a Staged,
+    attr: &'a AttrState,
+    mark: Mark,
+    /// How many names it has in the base, if these are several.
+    names: Option<u32>,
+}
+
+/// Copies up. See the module.
+pub struct CopyUp {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    locks: Arc<Locks>,
+    inodes: Arc<Inodes>,
+    captures: Arc<Captures>,
+    durability: Arc<Durability>,
+    /// Of a branch.
+    staging: Option<Arc<Staging>>,
+    copies: AtomicU64,
+}
+
+impl CopyUp {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<CopyUp> {
+        let aside = tables.through.as_ref().map(|through| &through.aside);
+        Arc::new(CopyUp {
+            timeline: Arc::clone(&tables.timeline),
+            reflink: tables.reflink,
+            locks: Arc::clone(&tables.locks),
+            inodes: Arc::clone(&past.inodes),
+            captures: Arc::clone(&past.captures),
+            durability: Arc::clone(&past.durability),
+            staging: aside.map(|dir| Staging::new(tables, past, dir)),
+            copies: AtomicU64::new(0),
+        })
+    }
+
+    /// An inode is own when this returns, with every directory above it. The caller holds no lock.
+    ///
+    /// # Errors
+    /// ENOSPC and others of making it; ENAMETOOLONG: of a directory whose path is longer than a
+    /// mark has room for; EPERM: a daemon that is not root has no mark for what is neither a file
+    /// nor a directory; those of reading the base.
+    pub(super) fn own<'a>(&self, at: impl Into<At<'a>>) -> SysResult<()> {
+        self.own_all(at.into(), Holds::Nothing)
+    }
+
+    /// As [`CopyUp::own`]; the caller holds the freeze lock and the tree for writing.
+    pub(super) fn own_in<'a>(&self, at: impl Into<At<'a>>) -> SysResult<()> {
+        self.own_all(at.into(), Holds::All)
+    }
+
+    /// A directory, and what is at a name of it, are own when this returns. The caller holds no
+    /// lock.
+    ///
+    /// # Errors
+    /// As [`CopyUp::own`].
+    pub(super) fn own_name(&self, dir: At<'_>, name: &Name) -> SysResult<()> {
+        self.own_name_all(dir, name, Holds::Nothing)
+    }
+
+    /// As [`CopyUp::own_name`]; the caller holds the freeze lock and the tree for writing.
+    pub(super) fn own_name_in(&self, dir: At<'_>, name: &Name) -> SysResult<()> {
+        self.own_name_all(dir, name, Holds::All)
+    }
+
+    fn own_name_all(&self, dir: At<'_>, name: &Name, holds: Holds) -> SysResult<()> {
+        let Some(through) = self.inodes.through() else {
+            return Ok(());
+        };
+        self.own_all(dir, holds)?;
+        let Some(child) = self.inodes.child_at(dir, name)? else {
+            return Ok(());
+        };
+        let trail = at_place(dir.slot).step(name, child.slot);
+        if through.is_inherited(child.slot) {
+            return self.own_all(At::from(&trail), holds);
+        }
+        if !self.inodes.is_left(dir, name)? {
+            return Ok(());
+        }
+        self.with_locks(holds, || self.link(through, dir, &trail))
+    }
+
+    fn with_locks<T>(&self, holds: Holds, act: impl FnOnce() -> T) -> T {
+        if holds == Holds::All {
+            return act();
+        }
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.write();
+        act()
+    }
+
+    /// Makes a name own that only the base has, and that leads to an own inode. The caller holds the
+    /// locks.
+    fn link(&self, through: &Through, dir: At<'_>, trail: &Arc<Trail>) -> SysResult<()> {
+        let (slot, name) = (trail.slot, &trail.name);
+        if !self.inodes.is_left(dir, name)? {
+            return Ok(());
+        }
+        let found = self.inodes.find(slot.into())?;
+        let (fd, mut undo) = (self.inodes.dir(dir)?, Vec::new());
+        let before = sys::stat_fd(&fd)?;
+        let target = target_of(&found.stat, &found.dir, &found.name)?;
+        self.captures.keep_dir(dir, &fd, &mut undo)?;
+        self.captures
+            .keep_attr(slot, &found.stat, target, &mut undo);
+        self.captures.keep_homes(At::from(trail), &mut undo);
+        let author = Author::default();
+        self.timeline.epochs.record(&author, undo, Vec::new())?;
+        self.durability.order_names()?;
+        sys::link_at(&found.dir, found.name.as_bytes(), &fd, name.as_bytes())?;
+        through.made_own(slot)?;
+        sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(before.mtime))
+    }
+
+    fn own_all(&self, at: At<'_>, holds: Holds) -> SysResult<()> {
+        let (Some(through), Some(staging)) = (self.inodes.through(), &self.staging) else {
+            return Ok(());
+        };
+        if !through.is_inherited(at.slot) {
+            return Ok(());
+        }
+        for inherited in self.inodes.inherited(at)? {
+            self.copy((through, staging), &inherited, holds)?;
+        }
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        (through, staging): (&Through, &Staging),
+        Inherited { place, way }: &Inherited,
+        holds: Holds,
+    ) -> SysResult<()> {
+        let attr = through.base.view().attr(way)?;
+        let is_dir = attr.stat.kind == Kind::Dir;
+        let mark = Mark {
+            slot: way.slot,
+            btime: attr.stat.btime,
+            path: if is_dir { way.path() } else { Vec::new() },
+        };
+        let staged = self.stage((through, staging), way, &attr, &mark)?;
+        let copy = Copy {
+            names: (!is_dir && attr.stat.nlink > 1).then_some(attr.stat.nlink),
+            staged: &staged,
+            attr: &attr,
+            mark,
+        };
+        let placed = self.with_locks(holds, || self.place((through, staging), place, copy));
+        if placed != Ok(true) {
+            staging.unstage(&staged);
+        }
+        placed.map(drop)
+    }
+
+    /// Makes the copy aside.
+    fn stage(
+        &self,
+        (through, staging): (&Through, &Staging),
+        way: &Arc<Trail>,
+        attr: &AttrState,
+        mark: &Mark,
+    ) -> SysResult<Staged> {
+        let view = through.base.view();
+        let mut xattrs = view.xattrs(way)?;
+        xattrs.push(mark.xattr(attr.stat.kind)?);
+        for _ in 0..CLONES_MAX {
+            let (source, file) = match attr.stat.kind {
+                Kind::File => view.open(way)?,
+                _ => (Source::Empty, None),
+            };
+            let number = self.copies.fetch_add(1, Ordering::Relaxed);
+            let name = Name::new(format!("{STAGED_PREFIX}copy-{number}").as_bytes());
+            let staged = staging.stage(
+                name,
+                &Wanted {
+                    attr,
+                    xattrs: &xattrs,
+                    source: file.as_ref(),
+                    still: false,
+                    times: true,
+                },
+            );
+            // What was captured meanwhile may have changed before it was cloned.
+            if source == Source::Live && !view.still_live(way, file.as_ref())? {
+                staged.iter().for_each(|staged| staging.unstage(staged));
+                continue;
+            }
+            let staged = staged?;
+            if !self.reflink && attr.stat.kind == Kind::File {
+                staging.sync(&staged)?;
+            }
+            return Ok(staged);
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// Puts a copy in place; `false`: somebody else has done so. The caller holds the freeze lock
+    /// and the tree for writing.
+    fn place(
+        &self,
+        (through, staging): (&Through, &Staging),
+        place: &Place,
+        copy: Copy<'_>,
+    ) -> SysResult<bool> {
+        let Copy { staged, attr, .. } = copy;
+        let (slot, parent) = (copy.mark.slot, place.parent);
+        if !through.is_inherited(slot) {
+            return Ok(false);
+        }
+        let dir = self.inodes.dir(parent)?;
+        let before = sys::stat_fd(&dir)?;
+        let mut undo = Vec::new();
+        self.captures.keep_dir(parent.into(), &dir, &mut undo)?;
+        self.captures
+            .keep_attr(slot, &attr.stat, attr.target.clone(), &mut undo);
+        let trail = at_place(parent).step(&place.name, slot);
+        self.captures.keep_homes(At::from(&trail), &mut undo);
+        let author = Author::default();
+        self.timeline.epochs.record(&author, undo, Vec::new())?;
+        self.durability.order_names()?;
+        if let Some(names) = copy.names {
+            let at = (&*through.aside, staged.place().name);
+            through.keep_link(slot, names, (at.0, at.1.as_bytes()))?;
+        }
+        staging.put(staged, &dir, &place.name, RenameMode::NoReplace)?;
+        through.note_own(staged.ino(), attr.stat.kind, copy.mark, copy.names);
+        through.made_own(slot)?;
+        // Nothing has changed in the directory.
+        sys::utimens_fd(&dir, SetTime::Omit, SetTime::At(before.mtime))?;
+        Ok(true)
+    }
+}
