@@ -61,9 +61,9 @@ const WEIGHTS: &[(u64, Verb)] = &[
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Which tree: 0 is the one that all others began as.
-    on: usize,
+    pub on: usize,
     /// `None`: a branch of it is made.
-    op: Option<Op>,
+    pub op: Option<Op>,
 }
 
 impl fmt::Display for Step {
@@ -257,41 +257,46 @@ impl Bench {
     pub fn fail(&self, name: &str, what: &str, failure: Failure) {
         let (steps, problem) = (failure.steps.len(), &failure.problem);
         eprintln!("{name}: {what} failed after {steps} steps: {problem}");
-        let shrunk = self.shrink(failure);
-        let list: String = shrunk
-            .steps
-            .iter()
-            .map(|step| format!("{step}\n"))
-            .collect();
+        let run = |list: &[Step]| self.list(list).err().map(|failure| failure.problem);
+        let (list, problem) = shrink(failure.steps, failure.problem, SHRINK, run);
         panic!(
-            "{name}: {what} failed; shrunk to {} steps:\n{list}{}\n(CKPTFS_REPLAY=FILE runs a list; a fixed one belongs in tests/it/branch_model/cases.rs)",
-            shrunk.steps.len(),
-            shrunk.problem
+            "{name}: {what} failed; shrunk to {} steps:\n{}{problem}\n(CKPTFS_REPLAY=FILE runs a list; a fixed one belongs in tests/it/branch_model/cases.rs)",
+            list.len(),
+            text(&list)
         );
     }
+}
 
-    /// Leaves out what is not needed to fail, larger parts first.
-    fn shrink(&self, failure: Failure) -> Failure {
-        let started = Instant::now();
-        let mut best = failure;
-        let mut part = best.steps.len().div_ceil(2);
-        while part > 0 && started.elapsed() < SHRINK {
-            let (mut at, mut smaller) = (0, false);
-            while at < best.steps.len() && started.elapsed() < SHRINK {
-                let mut list = best.steps.clone();
-                list.drain(at..list.len().min(at + part));
-                match self.list(&list) {
-                    Err(failure) => {
-                        best = failure;
-                        smaller = true;
-                    }
-                    Ok(()) => at += part,
+/// Leaves out what is not needed to fail, larger parts first. `run` tells what goes wrong.
+pub fn shrink<T: Clone>(
+    mut list: Vec<T>,
+    mut problem: String,
+    limit: Duration,
+    run: impl Fn(&[T]) -> Option<String>,
+) -> (Vec<T>, String) {
+    let started = Instant::now();
+    let mut part = list.len().div_ceil(2);
+    while part > 0 && started.elapsed() < limit {
+        let (mut at, mut smaller) = (0, false);
+        while at < list.len() && started.elapsed() < limit {
+            let mut shorter = list.clone();
+            shorter.drain(at..list.len().min(at + part));
+            match run(&shorter) {
+                Some(told) => {
+                    (list, problem) = (shorter, told);
+                    smaller = true;
                 }
+                None => at += part,
             }
-            part = if part == 1 && smaller { 1 } else { part / 2 };
         }
-        best
+        part = if part == 1 && smaller { 1 } else { part / 2 };
     }
+    (list, problem)
+}
+
+/// The list as text.
+pub fn text(steps: &[Step]) -> String {
+    steps.iter().map(|step| format!("{step}\n")).collect()
 }
 
 /// Draws or takes steps and carries them out; `done` holds those that were.
@@ -337,6 +342,5 @@ fn drive(sides: &mut Sides, source: &Source<'_>, done: &mut Vec<Step>) -> Result
 fn a_list_is_read_as_it_was_written() {
     let text = "0 put a 5 6\n0 branch\n1 rename a/odd b\n1 check-live\n";
     let list = steps(text);
-    let again: String = list.iter().map(|step| format!("{step}\n")).collect();
-    assert_eq!(again, text);
+    assert_eq!(super::run::text(&list), text);
 }
