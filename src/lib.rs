@@ -94,6 +94,9 @@ pub mod internals {
             pub use crate::sys::host::open_dir_path;
         }
     }
+    pub mod tree {
+        pub use crate::tree::{Tree, merge};
+    }
     pub mod transfer {
         pub mod import {
             pub use crate::transfer::import::{keep, record};

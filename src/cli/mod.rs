@@ -6,8 +6,10 @@
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb
 //! needs it.
 
+mod answering;
 mod audit;
 mod bisect;
+mod branch;
 mod by;
 mod cat;
 mod changes;
@@ -67,6 +69,7 @@ mod tag;
 mod tar;
 mod time;
 mod tree_path;
+mod trees;
 mod umount;
 mod undo;
 mod unpin;
@@ -157,6 +160,7 @@ verbs! {
     Restore(restore),
     Run(run),
     Bisect(bisect),
+    Branch(branch),
     Delete(delete),
     Du(du),
     Gc(gc),

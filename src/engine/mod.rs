@@ -23,6 +23,7 @@ pub mod api;
 mod attribution;
 mod audit;
 pub mod auto;
+pub mod branches;
 pub mod check;
 mod checkpoint;
 mod compare;
@@ -73,6 +74,7 @@ pub mod word;
 mod worker;
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -112,6 +114,7 @@ pub struct Engine {
     search: Search,
     verifier: Verifier,
     dedup: Dedup,
+    branches: branches::Branches,
     announcer: Arc<announce::Announcer>,
     succession: Option<succession::Succession>,
     /// What the kernel must forget because a restore was finished before this worker served
@@ -195,6 +198,11 @@ impl Engine {
             at,
             level: self.live.inodes.level() + 1,
         })
+    }
+
+    /// Where it is mounted, or to be.
+    pub fn mount_path(&self) -> &Path {
+        &self.serving.config.mount
     }
 
     /// The backing directory.

@@ -12,7 +12,7 @@ use super::super::apply::apply;
 use super::super::memory::{Becoming, Memory, Node};
 use super::super::tests::{Op, op, tree};
 use super::outcome::Outcome;
-use super::{Clash, Who, merge};
+use super::{Clash, How, Who, merge};
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
@@ -47,7 +47,7 @@ fn whole(outcome: &Outcome<'_, Memory>) -> Memory {
 /// Merges, and looks whether the plan makes of `ours` what comes of it.
 #[track_caller]
 fn merged(base: &Memory, ours: &Memory, theirs: &Memory) -> (Memory, Vec<(Vec<u8>, Clash, Slot)>) {
-    let outcome = merge(base, ours, theirs, None).expect("a merge");
+    let outcome = merge(base, ours, theirs, &How::default()).expect("a merge");
     let wanted = whole(&outcome);
     let plan = outcome.plan().expect("a plan");
     let mut becoming = Becoming::new(ours.clone(), &wanted, true);
@@ -341,7 +341,7 @@ fn a_file_of_which_each_removed_another_name_is_kept() {
 #[test]
 fn two_outcomes_are_not_compared() {
     let (base, _) = base();
-    let outcome = merge(&base, &base, &base, None).expect("a merge");
+    let outcome = merge(&base, &base, &base, &How::default()).expect("a merge");
     let root = Trail::root();
     assert_eq!(
         outcome.same_content(&root, &outcome, &root),

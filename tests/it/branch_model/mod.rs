@@ -10,10 +10,14 @@
 //! of each; `CKPTFS_REPLAY=FILE` runs one list. What fails is shrunk and printed as a list.
 
 mod handles;
+mod lines;
 mod look;
+mod pure;
 mod requests;
 mod run;
 mod side;
+mod state;
+mod three;
 
 use ckptfs::internals::engine::IoChoice;
 
