@@ -72,7 +72,10 @@ pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8]) -> Lines {
         return Lines::Conflict;
     }
     let (base, ours, theirs) = (lines(base), lines(ours), lines(theirs));
-    if ![&base, &ours, &theirs].iter().all(|text| are_different(text)) {
+    if ![&base, &ours, &theirs]
+        .iter()
+        .all(|text| are_different(text))
+    {
         return Lines::Unclear;
     }
     let (Some(a), Some(b)) = (hunks(&base, &ours), hunks(&base, &theirs)) else {
@@ -89,7 +92,10 @@ pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8]) -> Lines {
     if !met.is_empty() {
         return Lines::Conflict;
     }
-    let mut all: Vec<&Hunk<'_>> = a.iter().chain(b.iter().filter(|hunk| !a.contains(hunk))).collect();
+    let mut all: Vec<&Hunk<'_>> = a
+        .iter()
+        .chain(b.iter().filter(|hunk| !a.contains(hunk)))
+        .collect();
     all.sort_by_key(|hunk| (hunk.start, hunk.end));
     let (mut merged, mut next) = (Vec::new(), 0);
     for hunk in all {

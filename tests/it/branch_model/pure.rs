@@ -147,9 +147,8 @@ fn three(list: &[Step]) -> [Model; 3] {
 fn once(list: &[Step]) -> Result<Outcome, String> {
     let states = three(list).map(|model| State(model.tree.reachable()));
     let [base, ours, theirs] = &states;
-    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        merged(base, ours, theirs)
-    }));
+    let told =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| merged(base, ours, theirs)));
     let told = told
         .map_err(|_| "the code panics".to_owned())?
         .map_err(|errno| format!("the code answers {errno}"))?;
@@ -161,7 +160,9 @@ fn once(list: &[Step]) -> Result<Outcome, String> {
                 .iter()
                 .map(|(path, seen)| format!("{}({})", path.escape_ascii(), seen.ino))
                 .collect();
-            Err(format!("only the model has a conflict: {clashes:?}; the code {paths:?}"))
+            Err(format!(
+                "only the model has a conflict: {clashes:?}; the code {paths:?}"
+            ))
         }
         (Merged::Clean(tree), Err(conflicts)) => {
             let paths: Vec<String> = tree
@@ -169,12 +170,18 @@ fn once(list: &[Step]) -> Result<Outcome, String> {
                 .iter()
                 .map(|(path, id)| format!("{}({id})", path.escape_ascii()))
                 .collect();
-            Err(format!("only the code has a conflict: {conflicts}; the model {paths:?}"))
+            Err(format!(
+                "only the code has a conflict: {conflicts}; the model {paths:?}"
+            ))
         }
-        (Merged::Clean(tree), Ok(sight)) => {
-            compare("the merge", &tree, &sight, &mut Times::default(), &BTreeSet::new())
-                .map(|()| Outcome::Clean)
-        }
+        (Merged::Clean(tree), Ok(sight)) => compare(
+            "the merge",
+            &tree,
+            &sight,
+            &mut Times::default(),
+            &BTreeSet::new(),
+        )
+        .map(|()| Outcome::Clean),
     }
 }
 
@@ -182,11 +189,18 @@ fn drawn(seed: u64) -> Vec<Step> {
     let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9) ^ 0x7ee1);
     let mut list = Vec::new();
     let mut generator = Generator::of(seed, WEIGHTS);
-    let counts = [4 + random.below(14), 1 + random.below(6), 1 + random.below(6)];
+    let counts = [
+        4 + random.below(14),
+        1 + random.below(6),
+        1 + random.below(6),
+    ];
     for (on, count) in counts.into_iter().enumerate() {
         for _ in 0..count {
             let [base, ours, theirs] = three(&list);
-            let model = [base, ours, theirs].into_iter().nth(on).expect("one of three");
+            let model = [base, ours, theirs]
+                .into_iter()
+                .nth(on)
+                .expect("one of three");
             let scene = Scene {
                 tree: &model.tree,
                 past: Vec::new(),
@@ -224,7 +238,9 @@ fn merges_are_those_of_the_model() {
             Ok(Outcome::Unclear(_)) => unclear += 1,
             Err(problem) => {
                 let (list, problem) = shrink(list, problem, SHRINK, |list| once(list).err());
-                let verbs = list.iter().filter_map(|step| Some((step.on, step.op.as_ref()?.verb as u8)));
+                let verbs = list
+                    .iter()
+                    .filter_map(|step| Some((step.on, step.op.as_ref()?.verb as u8)));
                 if kinds.insert(verbs.collect::<Vec<_>>()) {
                     told.push(format!("CKPTFS_SEED={seed}:\n{}{problem}\n", text(&list)));
                 }

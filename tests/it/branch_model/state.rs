@@ -52,7 +52,9 @@ impl Reads for State {
             return Err(Errno::ENOTDIR);
         };
         let all = names.iter();
-        Ok(all.map(|(name, id)| (Name::new(name), self.lead(*id))).collect())
+        Ok(all
+            .map(|(name, id)| (Name::new(name), self.lead(*id)))
+            .collect())
     }
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
@@ -94,7 +96,12 @@ impl Reads for State {
         Ok(inode.xattrs.clone().into_iter().collect())
     }
 
-    fn same_content(&self, file: &Arc<Trail>, other: &State, there: &Arc<Trail>) -> SysResult<bool> {
+    fn same_content(
+        &self,
+        file: &Arc<Trail>,
+        other: &State,
+        there: &Arc<Trail>,
+    ) -> SysResult<bool> {
         let (here, there) = (self.node(file.slot)?, other.node(there.slot)?);
         Ok(here.body == there.body)
     }

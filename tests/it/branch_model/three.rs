@@ -52,7 +52,12 @@ impl Side {
                 if known != found {
                     side.unclear = Some("what has two new names stands for two");
                 }
-                if is_new && side.nodes.insert(known, tree.node(*child).clone()).is_some() {
+                if is_new
+                    && side
+                        .nodes
+                        .insert(known, tree.node(*child).clone())
+                        .is_some()
+                {
                     side.unclear = Some("two stand for one");
                 }
                 side.places.entry(known).or_default().insert(at);
@@ -73,9 +78,9 @@ impl Side {
         }
         let kind = tree.node(id).body.letter();
         // One that is gone here, and this has its place: an atomic save.
-        let replaced = base.at(at).filter(|old| {
-            !tree.nodes.contains_key(old) && base.nodes[old].body.letter() == kind
-        });
+        let replaced = base
+            .at(at)
+            .filter(|old| !tree.nodes.contains_key(old) && base.nodes[old].body.letter() == kind);
         // One that the other side made here too.
         let alike = || {
             rest.iter().find_map(|other| {
@@ -268,7 +273,11 @@ impl Merge {
         if let Some(body) = three(before, &ours.body, &theirs.body) {
             return body;
         }
-        let all = (base.and_then(Node::content), ours.content(), theirs.content());
+        let all = (
+            base.and_then(Node::content),
+            ours.content(),
+            theirs.content(),
+        );
         let (Some(base), Some(a), Some(b)) = all else {
             self.clash(id, "content");
             return ours.body.clone();
