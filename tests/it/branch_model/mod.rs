@@ -12,6 +12,7 @@
 mod handles;
 mod lines;
 mod look;
+mod mounted;
 mod pure;
 mod requests;
 mod run;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ckptfs::internals::engine::IoChoice;
 
 use super::side::Side;
+use crate::common::image::DEFAULT_BYTES;
 use crate::common::random::{count, seed};
 use crate::common::{Fs, Image, skip};
 use crate::model::generate::{Generator, Random};
@@ -193,7 +194,7 @@ impl Bench {
                 None
             }
             None => Some(Bench {
-                image: Image::of(fs),
+                image: Image::in_memory(fs, DEFAULT_BYTES),
                 io,
                 next: AtomicU64::new(1),
             }),

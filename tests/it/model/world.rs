@@ -120,6 +120,28 @@ impl World {
         }
     }
 
+    /// A branch of this tree as it is now, which somebody else serves at `root`.
+    pub fn branch(&mut self, root: &Path) -> World {
+        let model = Model {
+            tree: self.model.tree.reachable(),
+            counter: self.model.counter.apart(),
+            held: BTreeSet::new(),
+        };
+        World {
+            root: root.to_owned(),
+            mounted: None,
+            model,
+            times: self.times.clone(),
+            snaps: Vec::new(),
+            handles: Default::default(),
+            maps: Default::default(),
+            views: Default::default(),
+            tags: 0,
+            view_inos: HashSet::new(),
+            left: None,
+        }
+    }
+
     /// Takes the mount away until something needs it.
     fn leave(&mut self) -> Result<(), String> {
         if self.mounted.is_some() && self.left.is_none() {
