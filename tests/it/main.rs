@@ -5,6 +5,7 @@ mod common;
 
 mod apps;
 mod bounds;
+mod branch;
 mod branch_model;
 mod checkpoint;
 mod cli;
