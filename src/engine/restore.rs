@@ -22,7 +22,7 @@ pub(super) mod plan;
 mod planner;
 pub(super) mod prepare;
 pub(super) mod spared;
-mod stage;
+pub(super) mod stage;
 pub(super) mod stale;
 mod threads;
 pub(super) mod want;
@@ -377,6 +377,29 @@ impl<'a> Restorer<'a> {
         applied
     }
 
+    /// Carries out a plan, whatever the journal is told of it. The caller holds the freeze lock and
+    /// the tree for writing.
+    pub(super) fn apply(
+        &self,
+        change: &crate::live::Change,
+        ready: &dyn Ready,
+        stage: Stage<'_>,
+    ) -> SysResult<Stale> {
+        apply::apply(self.engine, change, (ready.plan(), ready.want()), stage)
+    }
+
+    /// Makes the tree what it was at a guard that was made in this freeze.
+    pub(super) fn take_back(
+        &self,
+        change: &crate::live::Change,
+        guard: CheckpointId,
+    ) -> SysResult<()> {
+        let nobody = Requester::from(daemon());
+        let (plan, stage) = self.in_freeze(guard, Which::Below(&[]), &nobody)?;
+        let want = self.engine.states.view(State::At(guard));
+        apply::apply(self.engine, change, (&plan, &want), stage).map(drop)
+    }
+
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
     pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
         if let Err(errno) = self.engine.live.staged.sweep() {
@@ -404,7 +427,7 @@ impl<'a> Restorer<'a> {
 
     /// What it takes to restore a checkpoint, with all of it staged. The caller has frozen the
     /// tree.
-    pub(super) fn in_freeze<'s>(
+    fn in_freeze<'s>(
         &self,
         target: CheckpointId,
         which: Which<'_>,

@@ -175,10 +175,9 @@ impl Sink for LiveSink<'_> {
     /// Of one with several names, history may know only one that it has lost; then it is where it
     /// was when the plan was made.
     fn locate(&self, child: Child, want: Option<&Arc<Trail>>) -> SysResult<Place> {
-        match self.live().inodes.locate(
-            want.map_or_else(|| At::from(child.slot), At::from),
-            child.kind,
-        ) {
+        let here = want.map(|want| self.want.here(want));
+        let at = here.as_ref().map_or_else(|| At::from(child.slot), At::from);
+        match self.live().inodes.locate(at, child.kind) {
             Err(Errno::ESTALE) => self
                 .plan
                 .tree
@@ -199,12 +198,12 @@ impl Sink for LiveSink<'_> {
     }
 
     fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()> {
-        let wanted = self.want;
+        let (wanted, here) = (self.want, self.want.here(want));
         if content == Content::InPlace {
             let opened = wanted.open(want, true)?.ok_or(Errno::EIO)?;
             self.live().attrs.rewrite_in(
                 self.change,
-                At::from(want),
+                At::from(&here),
                 opened.file.as_ref(),
                 wanted.attr(want)?.stat.size,
             )?;
@@ -214,7 +213,7 @@ impl Sink for LiveSink<'_> {
         }
         self.live().attrs.apply_attrs_in(
             self.change,
-            At::from(want),
+            At::from(&here),
             &wanted.attr(want)?,
             &wanted.xattrs(want)?,
             self.keeps_times(),
@@ -342,8 +341,9 @@ impl Sink for LiveSink<'_> {
     }
 
     fn apply_attrs(&mut self, dir: &DirPlan, here: Slot) -> SysResult<()> {
+        let way = self.want.here(&dir.want);
         let at = if here == dir.want.slot {
-            At::from(&dir.want)
+            At::from(&way)
         } else {
             At::from(here)
         };

@@ -30,7 +30,7 @@ const THREADS_FROM: usize = 32;
 
 /// Inodes in the staging directory that nobody knows, by what they stand for. Those that are not
 /// taken are removed.
-pub(super) struct Stage<'a> {
+pub(in crate::engine) struct Stage<'a> {
     engine: &'a Engine,
     requester: &'a Requester,
     made: HashMap<Slot, Staged>,

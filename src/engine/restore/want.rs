@@ -34,6 +34,11 @@ pub(in crate::engine) trait Want: Sync {
     /// As [`Want::attr`].
     fn open(&self, node: &Arc<Trail>, frozen: bool) -> SysResult<Option<Opened>>;
 
+    /// The way to an inode that is there and stays, in the tree as it is before anything is done.
+    fn here(&self, node: &Arc<Trail>) -> Arc<Trail> {
+        Arc::clone(node)
+    }
+
     /// What was read of it since it was opened was what is wanted; else it is opened again.
     ///
     /// # Errors

@@ -202,7 +202,11 @@ impl<T: Tree> Merger<'_, '_, T> {
         }
         let text = match ours.kind(slot) {
             Some(Kind::File) => self.text(slot)?,
-            _ => Text::Binary,
+            _ => Ok(Text::Binary),
+        };
+        let text = match text {
+            Ok(text) => text,
+            Err(side) => return Ok(side),
         };
         let marks = self.how.policy == Policy::Markers;
         match text {
@@ -219,15 +223,20 @@ impl<T: Tree> Merger<'_, '_, T> {
         })
     }
 
-    fn text(&self, slot: Slot) -> SysResult<Text> {
+    /// Lines of both, unless it comes to what one side has.
+    fn text(&self, slot: Slot) -> SysResult<Result<Text, Origin>> {
         let mut texts = Vec::with_capacity(3);
         for side in [self.base, self.ours, self.theirs] {
             let Some(way) = side.way(slot) else { break };
             texts.extend(side.tree.read(way, text::BYTES_MAX)?);
         }
         Ok(match &texts[..] {
-            [base, ours, theirs] => text::merge(base, ours, theirs, self.how.labels),
-            _ => Text::Binary,
+            [base, ours, theirs] => match text::merge(base, ours, theirs, self.how.labels) {
+                Text::Clean(text) if text == *ours => Err(Origin::Ours),
+                Text::Clean(text) if text == *theirs => Err(Origin::Theirs),
+                text => Ok(text),
+            },
+            _ => Ok(Text::Binary),
         })
     }
 }

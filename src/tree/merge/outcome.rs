@@ -130,7 +130,23 @@ impl<'a, T: Tree> Outcome<'a, T> {
             touched.nodes.insert(slot);
             touched.data.insert(slot);
         }
-        pair::plan(&State::Ours(self), &State::Merged(self), Some(&touched))
+        let mut plan = pair::plan(&State::Ours(self), &State::Merged(self), Some(&touched))?;
+        for dir in &mut plan.dirs {
+            dir.live = dir.live.as_ref().map(|live| self.here(live));
+        }
+        Ok(plan)
+    }
+
+    /// The way to an inode of the outcome in `ours`, if that has it.
+    pub fn here(&self, node: &Arc<Trail>) -> Arc<Trail> {
+        let way = self.ours.way(self.number(node.slot));
+        Arc::clone(way.unwrap_or(node))
+    }
+
+    /// Where `ours` has a directory of the outcome, if that was looked at.
+    pub fn path_here(&self, dir: Slot) -> Vec<u8> {
+        let way = self.ours.way(self.number(dir));
+        way.map(|way| way.path()).unwrap_or_default()
     }
 
     /// Where the content of an inode of the outcome is to be had.
