@@ -8,6 +8,7 @@
 
 mod audit;
 mod bisect;
+mod branch;
 mod by;
 mod cat;
 mod changes;

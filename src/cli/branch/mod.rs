@@ -1,0 +1,3 @@
+//! `ckptfs branch`.
+
+mod git;
