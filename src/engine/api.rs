@@ -8,6 +8,10 @@ use crate::store::record::{Actor, Kept, Reason};
 
 pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
 pub use self::tree_path::{TreePath, host_path};
+pub use super::branches::verbs::{
+    BranchInfo, Conflict, CreateBranch, DropBranch, DroppedBranch, ListBranches, ListConflicts,
+    MountBranch, ReviveBranch,
+};
 pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};

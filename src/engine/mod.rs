@@ -23,6 +23,7 @@ pub mod api;
 mod attribution;
 mod audit;
 pub mod auto;
+pub mod branches;
 pub mod check;
 mod checkpoint;
 mod compare;
@@ -112,6 +113,7 @@ pub struct Engine {
     search: Search,
     verifier: Verifier,
     dedup: Dedup,
+    branches: branches::Branches,
     announcer: Arc<announce::Announcer>,
     succession: Option<succession::Succession>,
     /// What the kernel must forget because a restore was finished before this worker served

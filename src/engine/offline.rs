@@ -43,6 +43,11 @@ impl Offline {
             .map_err(unreadable)
     }
 
+    /// The directory that the store is in.
+    pub(super) fn root(&self) -> &OwnedFd {
+        &self.root
+    }
+
     /// Oldest first.
     pub(super) fn checkpoints(&self) -> &[Kept] {
         &self.checkpoints

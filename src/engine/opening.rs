@@ -8,6 +8,7 @@ use super::Engine;
 use super::absence::Absences;
 use super::api::{VerbError, VerbResult};
 use super::auto::Automatic;
+use super::branches::Branches;
 use super::check::Verifier;
 use super::checkpoint::Checkpoints;
 use super::compare::States;
@@ -25,6 +26,7 @@ use super::serving::Serving;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 use crate::store::layout::STAGING_NAME;
+use crate::store::layout::branches::{BranchEntry, branch_mark};
 use crate::store::record::Record;
 use crate::store::{Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
@@ -54,10 +56,15 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub fn open_unmounted(config: Config) -> VerbResult<Arc<Engine>> {
+        let mark =
+            branch_mark(&config.root).map_err(|error| store_error(&error, &config.backing))?;
+        if let (Some(mark), None) = (&mark, &config.base) {
+            return Err(super::branches::served_by_parent(mark));
+        }
         let (store, opened) = Store::open(&config.root, true)
             .map_err(|error| store_error(&error, &config.backing))?;
         let (store, root) = (Arc::new(store), config.root.try_clone());
-        let engine = Engine::open_store(config, &store, opened);
+        let engine = Engine::open_store(config, &store, opened, mark);
         if let (Err(_), Ok(root)) = (&engine, root) {
             store.layout.unmake(&root);
         }
@@ -73,6 +80,7 @@ impl Engine {
         mut config: Config,
         store: &Arc<Store>,
         opened: Opened,
+        mark: Option<BranchEntry>,
     ) -> VerbResult<Arc<Engine>> {
         let succession = config.succession.take();
         let failed = super::error::unusable;
@@ -96,7 +104,14 @@ impl Engine {
             warnings: Mutex::new(opened.torn.then(|| TORN.to_owned()).into_iter().collect()),
         };
         let hooks = config.hooks.map(super::hooks::Hooks::new);
-        let engine = Engine::of_parts(Arc::new(live), Arc::new(serving), hooks, succession);
+        let branches = Branches::new(mark);
+        let engine = Engine::of_parts(
+            Arc::new(live),
+            Arc::new(serving),
+            hooks,
+            succession,
+            branches,
+        );
         engine.hand_over();
         engine.take_up(&aftermath).map_err(failed)?;
         Ok(engine)
@@ -108,6 +123,7 @@ impl Engine {
         serving: Arc<Serving>,
         hooks: Option<super::hooks::Hooks>,
         succession: Option<super::succession::Succession>,
+        branches: Branches,
     ) -> Arc<Engine> {
         let ledger = succession.as_ref().map(|after| Arc::clone(&after.ledger));
         let took_over = succession
@@ -134,6 +150,7 @@ impl Engine {
             search: Search::new(Arc::clone(&checkpoints)),
             verifier: Verifier::new(Arc::clone(&live), Arc::clone(&states)),
             dedup: Dedup::new(Arc::clone(&checkpoints)),
+            branches,
             announcer: Arc::new(super::announce::Announcer::new(Arc::clone(&live), ledger)),
             live,
             serving,

@@ -10,6 +10,9 @@ use super::api::{
     GcReport, OperationInfo, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status,
     TreePath, UndoOptions, Undone, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
+use super::branches::verbs::{
+    CreateBranch, DropBranch, ListBranches, ListConflicts, MountBranch, ReviveBranch,
+};
 use super::dedup::{DedupOptions, DedupReport};
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
@@ -79,6 +82,12 @@ verbs! {
     Export(ExportAsk),
     Import(ImportAsk),
     Cancel(Cancel),
+    CreateBranch(CreateBranch),
+    Branches(ListBranches),
+    MountBranch(MountBranch),
+    DropBranch(DropBranch),
+    ReviveBranch(ReviveBranch),
+    Conflicts(ListConflicts),
     Unmount(Unmount),
     #[cfg(debug_assertions)]
     Fault(super::api::Fault),

@@ -61,6 +61,12 @@ pub enum StoreError {
     /// The store was opened for reading only.
     #[error("the store was opened read-only")]
     ReadOnly,
+    /// What is noted of a branch cannot be understood.
+    #[error("what is noted of a branch in {file} cannot be understood")]
+    BadBranch {
+        /// The name of the file.
+        file: String,
+    },
     /// A frame of the journal is damaged, and it is not the torn end.
     #[error("the journal is damaged at segment {segment}, offset {offset}")]
     JournalDamaged {
@@ -185,7 +191,9 @@ impl StoreError {
         match self {
             StoreError::Io { source, .. } => Errno(source.raw_os_error().unwrap_or(Errno::EIO.0)),
             StoreError::NoStore => Errno::ENOENT,
-            StoreError::NotAStore | StoreError::NotAFile(_) => Errno::EINVAL,
+            StoreError::NotAStore | StoreError::NotAFile(_) | StoreError::BadBranch { .. } => {
+                Errno::EINVAL
+            }
             StoreError::Untrusted {
                 why: Mistrust::NotADirectory,
                 ..

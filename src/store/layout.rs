@@ -24,6 +24,7 @@
 //!   journal/          module `journal`
 //!   layers/           module `layers`
 //!   index/            module `index`; a cache, may be deleted while nothing is mounted
+//!   branches/         module `branches`, as are dropped/ and the file branch
 //!   tmp/              unfinished things; emptied when the store is opened, but for tmp/restore
 //!
 //! format:
@@ -47,6 +48,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+pub mod branches;
 mod format;
 mod notes;
 
@@ -81,7 +83,7 @@ pub struct StoreId(pub [u8; 16]);
 impl StoreId {
     /// A new one. `RandomState` takes 128 bits from the operating system without a path, which is
     /// all that is needed here.
-    fn random() -> StoreId {
+    pub fn random() -> StoreId {
         let state = RandomState::new();
         let (low, high) = (state.hash_one(0u8), state.hash_one(1u8));
         StoreId((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
@@ -415,8 +417,8 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
             Ok(names.is_empty())
         };
         let ours = match name.as_slice() {
-            // The last two: an import is making the tree.
-            b"lock" | b"format.new" | b"importing" | b"importing.new" => true,
+            // The last ones: an import is making the tree, or it is a branch.
+            b"lock" | b"format.new" | b"importing" | b"importing.new" | b"branch" => true,
             b"journal" => empty("journal")?,
             b"layers" => empty("layers")?,
             b"tmp" => empty("tmp")?,
@@ -483,7 +485,7 @@ fn make(dir: &OwnedFd) -> StoreResult<StoreId> {
     for name in ["journal", "layers", "tmp"] {
         at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
     }
-    let id = StoreId::random();
+    let id = branches::marked(dir)?.unwrap_or_else(StoreId::random);
     write_format(dir, id)?;
     Ok(id)
 }

@@ -35,7 +35,7 @@ codes! {
     EINVAL: BadTag;
     EEXIST: TagTaken;
     ENOSPC: NoSpace;
-    EPERM: Pinned;
+    EPERM: Pinned, Held;
     EBUSY: Busy;
     EIO:
         // Where a tree is served, and by whom.
@@ -56,6 +56,8 @@ codes! {
         BadName, NoSuchVolume, VolumeExists, SnapshotExists, UnknownOption, BadOption,
         BadPath, BadVolume, BadRequest, NoImage, NotASocket, NotStaged, OtherMount,
         ToolMissing, ToolFailed,
+        // Branches.
+        UnknownBranch, BranchExists, BadBranch, IsBranch, TooManyBranches,
         // The filesystem, the store and the index.
         ReadOnly, NoPermission, IndexFailed, Io,
         // Daemon and client.

@@ -1,0 +1,227 @@
+//! Making a branch.
+//!
+//! **Order.** The registry first, where the branch is "making" and holds its base; then the mark in
+//! the new store, by which everything made after it can be told; the store; its first checkpoint;
+//! then the registry says "made". A kill before that leaves what the next mount takes back
+//! (`open`), one after it a branch that the next mount mounts.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::open::{open_dir, take_back};
+use super::verbs::{BranchInfo, CreateBranch};
+use super::{Branch, BranchTree, registry_failed};
+use crate::engine::Engine;
+use crate::engine::api::{CheckpointOptions, VerbResult};
+use crate::engine::error::{self, Code, hinted};
+use crate::engine::requester::Requester;
+use crate::engine::word::word;
+use crate::history::append::now_ns;
+use crate::store::ids::CheckpointId;
+use crate::store::layout::branches::{
+    BRANCHES_MAX, BranchEntry, DEPTH_MAX, mark_branch, remark_branch,
+};
+use crate::store::layout::{STORE_NAME, StoreId};
+use crate::store::record::Reason;
+use crate::sys::{self, Kind, Stat};
+
+pub(super) fn create(
+    engine: &Engine,
+    requester: &Requester,
+    asked: &CreateBranch,
+) -> VerbResult<BranchInfo> {
+    let CreateBranch { name, path, .. } = asked;
+    let _claim = engine.branches.claim(name)?;
+    let host = engine.branches.host()?;
+    let depth = room_for(engine, name)?;
+    let given = asked
+        .at
+        .as_ref()
+        .map(|at| engine.states.checkpoint_id(at))
+        .transpose()?;
+    let mut entry = BranchEntry {
+        name: name.clone(),
+        id: StoreId::random(),
+        base: given.unwrap_or(CheckpointId(0)),
+        since: CheckpointId(0),
+        made_ns: now_ns(),
+        depth,
+        path: path.clone(),
+        made: false,
+    };
+    if asked.dry_run {
+        return Ok(BranchInfo {
+            dry_run: true,
+            base: given,
+            ..BranchInfo::of(&entry)
+        });
+    }
+    let (root, like) = new_dir(engine, requester, path)?;
+    entry.base = match given {
+        Some(base) => base,
+        None => checkpoint(engine, requester, name)?,
+    };
+    hold(engine, &entry)?;
+    let made = make(engine, requester, &mut entry, &root, &like).and_then(|branch| {
+        host.serve(name, &branch, true)
+            .inspect_err(|_| branch.close())?;
+        Ok(branch)
+    });
+    match made {
+        Ok(branch) => {
+            engine.branches.add(Branch {
+                name: name.clone(),
+                engine: branch,
+                base: entry.base,
+                since: entry.since,
+                path: path.clone(),
+            });
+            Ok(BranchInfo {
+                mounted: true,
+                ..BranchInfo::of(&entry)
+            })
+        }
+        Err(error) => {
+            // What cannot be taken back now is by the next mount.
+            if let Err(error) = take_back(engine, &entry, &root) {
+                tracing::warn!(%error, "a branch that was not made stays in part");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Whether there can be one more of this name; how deep it is.
+fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
+    let layout = &engine.timeline().store().layout;
+    let registered = layout.branches().map_err(registry_failed)?;
+    if let Some(there) = registered.entries.iter().find(|entry| entry.name == name) {
+        return Err(hinted(
+            Code::BranchExists,
+            format!(
+                "there is a branch {name} already, at {}",
+                there.path.display()
+            ),
+            format!(
+                "give it another name, or drop that one first: ckptfs branch drop {}",
+                word(name)
+            ),
+        ));
+    }
+    if registered.entries.len() + registered.unreadable.len() >= BRANCHES_MAX {
+        return Err(hinted(
+            Code::TooManyBranches,
+            format!("a tree has {BRANCHES_MAX} branches at most"),
+            "drop some: ckptfs branch drop NAME",
+        ));
+    }
+    let depth = engine.branches.own.as_ref().map_or(0, |own| own.depth) + 1;
+    if depth > DEPTH_MAX {
+        return Err(hinted(
+            Code::TooManyBranches,
+            format!("branches of branches go {DEPTH_MAX} deep at most"),
+            "merge this one first, or make the branch of the tree that it began as",
+        ));
+    }
+    Ok(depth)
+}
+
+/// The directory that the branch is to be in: empty, whoever asks has made it, and on the
+/// filesystem of this tree. It gets the owner and the mode of this tree's root.
+fn new_dir(engine: &Engine, requester: &Requester, path: &Path) -> VerbResult<(OwnedFd, Stat)> {
+    let shown = path.display();
+    let root = open_dir(path)?;
+    let failed = |errno| error::failed(&format!("{shown} cannot be used"))(errno);
+    let (found, like) = (
+        sys::stat_fd(&root).map_err(failed)?,
+        sys::stat_fd(engine.root_fd()).map_err(failed)?,
+    );
+    let own = sys::ids().0;
+    if ![like.uid, requester.by().uid, own].contains(&found.uid) {
+        return Err(hinted(
+            Code::NoPermission,
+            format!("{shown} belongs to user {}", found.uid),
+            "name a directory of your own",
+        ));
+    }
+    if found.dev != like.dev {
+        return Err(hinted(
+            Code::OtherFilesystem,
+            format!("{shown} is on another filesystem than the tree, and cannot share with it"),
+            "name a place on the same filesystem: --path DIR",
+        ));
+    }
+    let inside = sys::list_dir(&root).map_err(failed)?;
+    if found.kind != Kind::Dir || !inside.is_empty() {
+        return Err(hinted(
+            Code::NotEmpty,
+            format!("{shown} is not empty"),
+            "name a directory that is not there yet: --path DIR",
+        ));
+    }
+    Ok((root, like))
+}
+
+fn checkpoint(engine: &Engine, requester: &Requester, name: &str) -> VerbResult<CheckpointId> {
+    let options = CheckpointOptions {
+        note: format!("base of the branch {name}"),
+        ..CheckpointOptions::default()
+    };
+    let made = engine
+        .checkpoints
+        .checkpoint_with_hooks(requester.by(), &options, Reason::Asked)?;
+    engine.snapdir.snapdir_changed();
+    Ok(made.id)
+}
+
+/// Registers the branch, which holds its base from then on, unless that was deleted meanwhile.
+fn hold(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
+    let _one_at_a_time = engine.checkpoints.checkpointing.lock();
+    if !engine.timeline().catalogue.has_checkpoint(entry.base) {
+        return Err(engine.states.no_checkpoint(&entry.base.to_string()));
+    }
+    let layout = &engine.timeline().store().layout;
+    layout.register_branch(entry).map_err(registry_failed)
+}
+
+fn make(
+    engine: &Engine,
+    requester: &Requester,
+    entry: &mut BranchEntry,
+    root: &OwnedFd,
+    like: &Stat,
+) -> VerbResult<Arc<Engine>> {
+    let path = entry.path.clone();
+    let failed = |errno| error::failed(&format!("{} cannot be used", path.display()))(errno);
+    let own = sys::stat_fd(root).map_err(failed)?;
+    if (own.uid, own.gid) != (like.uid, like.gid) {
+        sys::chown_fd(root, Some(like.uid), Some(like.gid)).map_err(failed)?;
+    }
+    sys::chmod_fd(root, like.mode).map_err(failed)?;
+    mark_branch(root, entry).map_err(registry_failed)?;
+    let tree = BranchTree {
+        name: entry.name.clone(),
+        root: root
+            .try_clone()
+            .map_err(|cause| error::io_error(STORE_NAME, cause))?,
+        path: entry.path.clone(),
+        base: engine.as_base(entry.base),
+    };
+    let branch = Engine::open(engine.branches.host()?.config(tree)?)?;
+    let options = CheckpointOptions {
+        note: format!("branched from checkpoint {}", entry.base),
+        ..CheckpointOptions::default()
+    };
+    let first = branch
+        .checkpoints
+        .make_checkpoint(requester.by(), &options, Reason::Asked)
+        .inspect_err(|_| branch.close())?;
+    (entry.since, entry.made) = (first.id, true);
+    let layout = &engine.timeline().store().layout;
+    remark_branch(root, entry)
+        .and_then(|()| layout.register_branch(entry))
+        .map_err(registry_failed)
+        .inspect_err(|_| branch.close())?;
+    Ok(branch)
+}

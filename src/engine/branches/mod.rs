@@ -1,0 +1,287 @@
+//! Branches: writable second trees that began as a checkpoint of this one, each with an engine of
+//! its own in this process (docs/adr/0031-branches-look-through.md).
+//!
+//! Which branches there are is in the store (`store::layout::branches`): they hold their bases
+//! whether or not anything is mounted. Those that are open are in a table here, which a verb of the
+//! parent reaches them by. Serving a directory is not for this layer: whoever runs the parent's
+//! session does so, as the parent's [`Host`].
+//!
+//! **Locking.** The table and the names that are being worked on are leaves. While a branch is
+//! made, mounted, dropped or merged its name is claimed ([`Branches::claim`]): a second such
+//! request is refused at once, and waits for nothing.
+
+mod conflicts;
+mod create;
+mod held;
+mod list;
+mod open;
+mod trash;
+pub mod verbs;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use super::api::{VerbError, VerbResult};
+use super::config::Config;
+use super::error::{self, Code, hinted};
+use super::word::word;
+use super::{Engine, error::error};
+use crate::history::base::Base;
+use crate::store::StoreError;
+use crate::store::ids::CheckpointId;
+use crate::store::layout::branches::{BranchEntry, is_branch_name};
+use crate::sys::lock::Mutex;
+
+/// A branch that is served.
+///
+/// Guaranteed as long as its name is claimed ([`Branches::claim`]): it is neither dropped nor
+/// mounted anew, and `base` and `since` stay what they are. Its mount may end all the same, by
+/// whoever unmounts it: reading it goes on to work, and what would be recorded fails with EIO.
+pub struct Branch {
+    /// What it is called.
+    pub name: String,
+    /// Its engine. What the branch has touched is what its history recorded after `since`; an inode
+    /// that it has from the base has the parent's slot there, what was born in it has another
+    /// (`tree::merge`).
+    pub engine: Arc<Engine>,
+    /// The checkpoint of the parent that it looks through to. It is held: whoever has the parent's
+    /// engine can take its view. What the parent has touched is what its history recorded after it.
+    pub base: CheckpointId,
+    /// The checkpoint of the branch's own history that is as the base is.
+    pub since: CheckpointId,
+    /// Where it is mounted.
+    pub path: PathBuf,
+}
+
+/// A directory that is to be served as a branch.
+pub struct BranchTree {
+    /// What it is called.
+    pub name: String,
+    /// Its directory, opened before anything is mounted over it.
+    pub root: OwnedFd,
+    /// Where that is, and where it is to be mounted.
+    pub path: PathBuf,
+    /// What it looks through to.
+    pub base: Arc<Base>,
+}
+
+/// Whoever serves a tree, and can serve others: the daemon.
+pub trait Host: Send + Sync {
+    /// How a branch is to be served: as its parent.
+    ///
+    /// # Errors
+    /// It cannot be made ready for.
+    fn config(&self, tree: BranchTree) -> VerbResult<Config>;
+
+    /// Takes away what a daemon that died has left mounted at `path`, if that was ours.
+    ///
+    /// # Errors
+    /// It cannot be taken away.
+    fn clear(&self, path: &Path) -> VerbResult<()>;
+
+    /// Mounts a branch and answers for it, with a control socket in its store; it serves when this
+    /// returns. `fresh`: its directory was made a moment ago, so nobody has anything of it. At the
+    /// end of its mount [`Branches::ended`] of the parent is called.
+    ///
+    /// # Errors
+    /// It cannot be mounted; nothing is left of the attempt, and the engine is not closed.
+    fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()>;
+
+    /// Unmounts a branch, and closes its engine: when this returns nobody has its store. `force`:
+    /// although it is in use.
+    ///
+    /// # Errors
+    /// `busy`: it is in use, and still served.
+    fn end(&self, name: &str, force: bool) -> VerbResult<()>;
+}
+
+/// The branches of a tree.
+#[derive(Default)]
+pub struct Branches {
+    /// What this tree is itself, if it is a branch.
+    own: Option<BranchEntry>,
+    host: OnceLock<Arc<dyn Host>>,
+    open: Mutex<BTreeMap<String, Arc<Branch>>>,
+    claimed: Mutex<BTreeSet<String>>,
+}
+
+/// A branch that somebody works on: nobody else makes, mounts, drops or merges it until this is
+/// dropped.
+pub struct Claim<'a> {
+    branches: &'a Branches,
+    name: String,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.branches.claimed.lock().remove(&self.name);
+    }
+}
+
+impl Branches {
+    pub(super) fn new(own: Option<BranchEntry>) -> Branches {
+        Branches {
+            own,
+            ..Branches::default()
+        }
+    }
+
+    /// Sets who serves branches. Before this none can be made or mounted.
+    pub fn set_host(&self, host: Arc<dyn Host>) {
+        let _ = self.host.set(host);
+    }
+
+    pub(super) fn host(&self) -> VerbResult<&Arc<dyn Host>> {
+        self.host
+            .get()
+            .ok_or_else(|| error::not_mounted("branches are served where their parent is mounted"))
+    }
+
+    /// The open branch of this name.
+    ///
+    /// # Errors
+    /// `unknown-branch`: none of this name is mounted.
+    pub fn get(&self, name: &str) -> VerbResult<Arc<Branch>> {
+        let open = self.open.lock();
+        if let Some(branch) = open.get(name) {
+            return Ok(Arc::clone(branch));
+        }
+        let known: Vec<String> = open.keys().cloned().collect();
+        Err(no_branch(name, &known))
+    }
+
+    /// All that are open, by name.
+    pub fn all(&self) -> Vec<Arc<Branch>> {
+        self.open.lock().values().map(Arc::clone).collect()
+    }
+
+    /// Claims a branch, or the name of one that is to be made.
+    ///
+    /// # Errors
+    /// `busy`: somebody else works on it. `bad-name`.
+    pub fn claim(&self, name: &str) -> VerbResult<Claim<'_>> {
+        if !is_branch_name(name) {
+            return Err(hinted(
+                Code::BadName,
+                format!("{name:?} cannot be the name of a branch"),
+                "a name has 1 to 64 letters, digits, _ . and -, and begins with neither . nor -",
+            ));
+        }
+        if !self.claimed.lock().insert(name.to_owned()) {
+            return Err(hinted(
+                Code::Busy,
+                format!("somebody else works on the branch {name}"),
+                "try again when that is done",
+            ));
+        }
+        Ok(Claim {
+            branches: self,
+            name: name.to_owned(),
+        })
+    }
+
+    fn add(&self, branch: Branch) {
+        self.open
+            .lock()
+            .insert(branch.name.clone(), Arc::new(branch));
+    }
+
+    /// The mount of a branch is gone: it is not open any more.
+    pub fn ended(&self, name: &str) {
+        self.open.lock().remove(name);
+    }
+}
+
+impl Engine {
+    /// The branches of this tree.
+    pub fn branches(&self) -> &Branches {
+        &self.branches
+    }
+
+    /// Notes that an open branch looks through to another checkpoint of the parent from now on, and
+    /// which of its own checkpoints is as that. The one that it had is no longer held when this
+    /// returns. The caller has claimed it, and sees to the engine.
+    ///
+    /// # Errors
+    /// `unknown-branch`; the registry cannot be written.
+    pub fn move_base(&self, name: &str, base: CheckpointId, since: CheckpointId) -> VerbResult<()> {
+        let branch = self.branches.get(name)?;
+        let layout = &self.timeline().store().layout;
+        let entry = self.registered(name)?;
+        let moved = BranchEntry {
+            base,
+            since,
+            ..entry
+        };
+        layout.register_branch(&moved).map_err(registry_failed)?;
+        self.branches.add(Branch {
+            name: name.to_owned(),
+            engine: Arc::clone(&branch.engine),
+            base,
+            since,
+            path: branch.path.clone(),
+        });
+        Ok(())
+    }
+
+    /// A branch as the registry has it, open or not.
+    fn registered(&self, name: &str) -> VerbResult<BranchEntry> {
+        let layout = &self.timeline().store().layout;
+        if let Some(entry) = layout.branch(name).map_err(registry_failed)? {
+            return Ok(entry);
+        }
+        let all = layout.branches().map_err(registry_failed)?.entries;
+        let known: Vec<String> = all.into_iter().map(|entry| entry.name).collect();
+        Err(no_branch(name, &known))
+    }
+}
+
+fn no_branch(name: &str, known: &[String]) -> VerbError {
+    let hint = match error::nearest(name, known) {
+        Some(near) => format!("did you mean {near}? `ckptfs branch list` tells of all"),
+        None if known.is_empty() => {
+            format!("make it: ckptfs branch create {}", word(name))
+        }
+        None => "`ckptfs branch list` tells of all".to_owned(),
+    };
+    hinted(
+        Code::UnknownBranch,
+        format!("there is no branch {name:?}"),
+        hint,
+    )
+}
+
+/// What is noted of branches cannot be read or written.
+fn registry_failed(cause: StoreError) -> VerbError {
+    match cause {
+        StoreError::BadBranch { file } => hinted(
+            Code::BadBranch,
+            format!("what .ckptfs notes of the branch {file:?} cannot be understood"),
+            "nothing was changed; it is in .ckptfs/branches or .ckptfs/dropped: move it away if that branch is of no use",
+        ),
+        cause => {
+            error::failed("what is noted of branches cannot be read or written")(cause.errno())
+        }
+    }
+}
+
+/// This directory is a branch's, and shows nothing without what it looks through to.
+pub(super) fn served_by_parent(mark: &BranchEntry) -> VerbError {
+    hinted(
+        Code::IsBranch,
+        format!(
+            "this directory is the branch {} of another tree, and can be served by that one's daemon only",
+            mark.name
+        ),
+        format!(
+            "in the tree that it is a branch of: ckptfs branch mount {}",
+            word(&mark.name)
+        ),
+    )
+}
+
+fn internal(message: &str) -> VerbError {
+    error(Code::Internal, message)
+}

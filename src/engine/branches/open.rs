@@ -1,0 +1,186 @@
+//! Mounting branches that are registered, and putting right what a kill has left.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::{Branch, BranchTree, registry_failed};
+use crate::engine::Engine;
+use crate::engine::api::VerbResult;
+use crate::engine::error::{self, Code, hinted};
+use crate::engine::word::word;
+use crate::store::layout::branches::{
+    BranchEntry, branch_mark, parent_and_name, store_id, unmake_branch,
+};
+use crate::sys::{self, Errno, OpenKind};
+
+/// Opens a directory by its absolute path. No link is followed on the way: whoever may write to a
+/// directory above it must not choose what is opened.
+///
+/// # Errors
+/// `not-found`, `not-a-directory`: also of a link.
+pub(super) fn open_dir(path: &Path) -> VerbResult<OwnedFd> {
+    let open = || {
+        let below = path
+            .as_os_str()
+            .as_bytes()
+            .strip_prefix(b"/")
+            .filter(|below| !below.is_empty())
+            .ok_or(Errno::EINVAL)?;
+        sys::open_beneath(sys::open_root(Path::new("/"))?, below, OpenKind::Dir)
+    };
+    let shown = path.display();
+    open().map_err(|errno| match errno {
+        Errno::ENOENT => error::error(Code::NotFound, format!("{shown} does not exist")),
+        Errno::ELOOP | Errno::ENOTDIR => error::error(
+            Code::NotADirectory,
+            format!("{shown} is not a directory, or there is a link on the way"),
+        ),
+        errno => error::failed(&format!("{shown} cannot be opened"))(errno),
+    })
+}
+
+/// Opens the directory of a branch, if that is what is at its place.
+///
+/// # Errors
+/// `not-found`; `bad-branch`: it is something else.
+pub(super) fn open_branch(engine: &Engine, entry: &BranchEntry) -> VerbResult<OwnedFd> {
+    let root = open_dir(&entry.path)?;
+    let failed = |errno| error::failed("the branch cannot be opened")(errno);
+    let (found, like) = (
+        sys::stat_fd(&root).map_err(failed)?,
+        sys::stat_fd(engine.root_fd()).map_err(failed)?,
+    );
+    let is_marked = branch_mark(&root)
+        .map_err(registry_failed)?
+        .is_some_and(|mark| mark.id == entry.id);
+    if found.dev == like.dev && is_marked && store_id(&root) == Some(entry.id) {
+        return Ok(root);
+    }
+    Err(hinted(
+        Code::BadBranch,
+        format!(
+            "what is at {} is not the branch {}",
+            entry.path.display(),
+            entry.name
+        ),
+        format!(
+            "bring it back there, or forget it: ckptfs branch drop {}",
+            word(&entry.name)
+        ),
+    ))
+}
+
+/// Removes what there is of a branch that was not made to its end, from the registry last.
+pub(super) fn take_back(engine: &Engine, entry: &BranchEntry, root: &OwnedFd) -> VerbResult<()> {
+    if unmake_branch(root, entry.id).map_err(registry_failed)?
+        && let Some((parent, name)) = parent_and_name(&entry.path)
+        && let Ok(parent) = open_dir(parent)
+    {
+        // Whoever asked for it may have made it, and take it away.
+        let _ = sys::rmdir_at(parent, name);
+    }
+    let layout = &engine.timeline().store().layout;
+    layout
+        .unregister_branch(&entry.name)
+        .map_err(registry_failed)
+}
+
+/// Mounts a registered branch. The caller has claimed it.
+pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
+    let host = engine.branches.host()?;
+    if engine.branches.get(&entry.name).is_ok() {
+        return Err(hinted(
+            Code::AlreadyMounted,
+            format!(
+                "the branch {} is mounted already, at {}",
+                entry.name,
+                entry.path.display()
+            ),
+            format!(
+                "what it is: ckptfs -C {} status",
+                word(entry.path.display())
+            ),
+        ));
+    }
+    host.clear(&entry.path)?;
+    let root = open_branch(engine, entry)?;
+    if !engine.timeline().catalogue.is_stored(entry.base) {
+        return Err(error::error(
+            Code::UnknownCheckpoint,
+            format!(
+                "checkpoint {}, which the branch {} is based on, is gone",
+                entry.base, entry.name
+            ),
+        ));
+    }
+    let tree = BranchTree {
+        name: entry.name.clone(),
+        root,
+        path: entry.path.clone(),
+        base: engine.as_base(entry.base),
+    };
+    let branch = Engine::open(host.config(tree)?)?;
+    host.serve(&entry.name, &branch, false)
+        .inspect_err(|_| branch.close())?;
+    engine.branches.add(Branch {
+        name: entry.name.clone(),
+        engine: branch,
+        base: entry.base,
+        since: entry.since,
+        path: entry.path.clone(),
+    });
+    Ok(())
+}
+
+impl Engine {
+    /// Puts right what a kill has left of branches, and mounts those that there are. What cannot be
+    /// mounted is told as a warning, and stays registered.
+    pub fn mount_branches(&self) {
+        let layout = &self.timeline().store().layout;
+        let is_there = |entry: &BranchEntry| open_branch(self, entry).is_ok();
+        if let Err(error) = layout.settle_branches(is_there) {
+            tracing::warn!(%error, "dropped branches were not looked through");
+        }
+        let registered = match layout.branches() {
+            Ok(registered) => registered,
+            Err(error) => return self.warn(registry_failed(error).message),
+        };
+        for file in registered.unreadable {
+            self.warn(registry_failed(crate::store::StoreError::BadBranch { file }).message);
+        }
+        for entry in registered.entries {
+            let mounted = self.branches.claim(&entry.name).and_then(|_claim| {
+                if entry.made {
+                    mount(self, &entry)
+                } else {
+                    self.sweep(&entry)
+                }
+            });
+            if let Err(error) = mounted {
+                self.warn(format!(
+                    "the branch {} is not mounted: {}",
+                    entry.name, error.message
+                ));
+            }
+        }
+    }
+
+    /// A branch whose making was cut short goes; nobody was told of it.
+    fn sweep(&self, entry: &BranchEntry) -> VerbResult<()> {
+        tracing::info!(
+            branch = entry.name,
+            "its making was cut short: it is taken back"
+        );
+        match open_dir(&entry.path) {
+            Ok(root) => take_back(self, entry, &root),
+            Err(error) if error.code == Code::NotFound || error.code == Code::NotADirectory => {
+                let layout = &self.timeline().store().layout;
+                layout
+                    .unregister_branch(&entry.name)
+                    .map_err(registry_failed)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

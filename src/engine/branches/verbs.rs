@@ -1,0 +1,214 @@
+//! What can be asked of branches.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{conflicts, create, list, open, trash};
+use crate::engine::Engine;
+use crate::engine::api::{StateName, TreePath, VerbResult, host_path};
+use crate::engine::offline::Offline;
+use crate::engine::requester::Requester;
+use crate::engine::verb::Verb;
+use crate::store::ids::CheckpointId;
+use crate::store::layout::branches::BranchEntry;
+
+/// Makes a branch and mounts it. When it is answered the branch survives `kill -9` and a power cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateBranch {
+    /// What it is to be called: 1 to 64 letters, digits, `_`, `.` and `-`.
+    pub name: String,
+    /// The checkpoint that it begins as; absent: one that is made now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<StateName>,
+    /// Its directory: absolute, without links, empty, of whoever asks.
+    #[serde(with = "host_path")]
+    pub path: PathBuf,
+    /// Only tell whether it could be made; the directory need not be there.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// A branch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BranchInfo {
+    /// What it is called.
+    pub name: String,
+    /// Where it is.
+    #[serde(with = "host_path")]
+    pub path: PathBuf,
+    /// The checkpoint of the parent that it began as; absent: one that would be made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<CheckpointId>,
+    /// When it was made: RFC 3339, UTC.
+    pub created: String,
+    /// It is mounted.
+    pub mounted: bool,
+    /// It was dropped, and can be brought back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dropped: bool,
+    /// Paths that it has changed since, directories apart that others came to or went from; absent
+    /// if it is not mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<u64>,
+    /// Bytes that its own files and its history take, as du(1) counts them: what it shares with its
+    /// parent counts too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Why it is not as it should be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// It was only asked whether it could be made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
+impl BranchInfo {
+    pub(super) fn of(entry: &BranchEntry) -> BranchInfo {
+        let created = jiff::Timestamp::from_nanosecond(i128::from(entry.made_ns))
+            .map(|time| time.to_string())
+            .unwrap_or_default();
+        BranchInfo {
+            name: entry.name.clone(),
+            path: entry.path.clone(),
+            base: Some(entry.base),
+            created,
+            mounted: false,
+            dropped: false,
+            changed: None,
+            bytes: None,
+            trouble: None,
+            dry_run: false,
+        }
+    }
+}
+
+impl Verb for CreateBranch {
+    type Answer = BranchInfo;
+
+    fn only_asks(&self) -> bool {
+        self.dry_run
+    }
+
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
+        create::create(engine, requester, &self)
+    }
+}
+
+/// Every branch, by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListBranches {
+    /// Those in the trash, and no others.
+    #[serde(default)]
+    pub dropped: bool,
+}
+
+impl Verb for ListBranches {
+    type Answer = Vec<BranchInfo>;
+    const ONLY_ASKS: bool = true;
+
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<BranchInfo>> {
+        list::list(engine, self.dropped)
+    }
+
+    fn read(self, store: &Offline) -> VerbResult<Vec<BranchInfo>> {
+        list::list_offline(store.root(), self.dropped)
+    }
+}
+
+/// Mounts a branch whose mount has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountBranch {
+    /// Which.
+    pub name: String,
+}
+
+impl Verb for MountBranch {
+    type Answer = BranchInfo;
+
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<BranchInfo> {
+        let _claim = engine.branches.claim(&self.name)?;
+        let entry = engine.registered(&self.name)?;
+        open::mount(engine, &entry)?;
+        Ok(BranchInfo {
+            mounted: true,
+            ..BranchInfo::of(&entry)
+        })
+    }
+}
+
+/// Unmounts a branch and moves it to the trash, from where it can be brought back until `gc`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropBranch {
+    /// Which.
+    pub name: String,
+    /// Although somebody has something of it open.
+    #[serde(default)]
+    pub force: bool,
+    /// Only tell what would go.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What went with a branch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DroppedBranch {
+    /// The branch.
+    pub branch: BranchInfo,
+    /// The first of the paths that it had changed, which are in no other tree unless they were
+    /// merged.
+    pub changed: Vec<TreePath>,
+    /// It was only asked.
+    pub dry_run: bool,
+}
+
+impl Verb for DropBranch {
+    type Answer = DroppedBranch;
+
+    fn only_asks(&self) -> bool {
+        self.dry_run
+    }
+
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<DroppedBranch> {
+        trash::drop_branch(engine, &self)
+    }
+}
+
+/// Brings a dropped branch back to where it was, and mounts it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReviveBranch {
+    /// Which: of several of that name the one that was made last.
+    pub name: String,
+}
+
+impl Verb for ReviveBranch {
+    type Answer = BranchInfo;
+
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<BranchInfo> {
+        trash::revive(engine, &self.name)
+    }
+}
+
+/// What more than one tree has touched: the open branches of this one, and itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListConflicts;
+
+/// A path that more than one has touched since they had it in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conflict {
+    /// The path.
+    pub path: TreePath,
+    /// The branches that touched it, sorted.
+    pub branches: Vec<String>,
+    /// This tree touched it too, since the base of one of them.
+    pub parent: bool,
+}
+
+impl Verb for ListConflicts {
+    type Answer = Vec<Conflict>;
+    const ONLY_ASKS: bool = true;
+
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Conflict>> {
+        conflicts::conflicts(engine)
+    }
+}

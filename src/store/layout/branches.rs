@@ -1,0 +1,512 @@
+//! The registry of branches: which there are, where their directories are, and which checkpoint of
+//! this store each of them began as.
+//!
+//! ```text
+//! .ckptfs/branches/NAME       a branch, see below
+//! .ckptfs/dropped/ID          the directory of a branch that was dropped; ID.gone: it is being removed
+//! .ckptfs/dropped/ID.branch   what branches/NAME was
+//! .ckptfs/branch              in the store of a branch: whose it is, the same text; written before anything else
+//!
+//!   ckptfs branch
+//!   version 1
+//!   state making                   or: made
+//!   name fix-login
+//!   id 00112233445566778899aabbccddeeff   of the branch's own store
+//!   base 12                        the checkpoint of the parent
+//!   since 1                        the checkpoint of the branch that is as the base is
+//!   made 1764117933000000000       ns since 1970
+//!   depth 1                        how many branches are between it and a tree that is none, and itself
+//!   path /srv/project@fix-login    all that follows but the last line feed: any bytes
+//! ```
+//!
+//! Each file is written whole, and durable with its name when a function here returns. Locking:
+//! none; whoever changes an entry sees to it that nobody else does.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::super::at;
+use super::{Layout, StoreId, open_trusted, own_dir};
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::ids::CheckpointId;
+use crate::sys::host;
+
+/// So many branches a tree has at most, those in the trash apart.
+pub const BRANCHES_MAX: usize = 1000;
+/// So deep branches of branches go.
+pub const DEPTH_MAX: u32 = 8;
+/// Bytes of a branch's name at most.
+const NAME_BYTES_MAX: usize = 64;
+/// Names that are listed in a directory of the registry.
+const LISTED_MAX: usize = 8 * BRANCHES_MAX;
+/// Bytes of an entry at most: a path has 4096 at most.
+const ENTRY_BYTES_MAX: u64 = 8192;
+const MAGIC: &str = "ckptfs branch";
+const VERSION: &str = "1";
+const BRANCHES: &str = "branches";
+const DROPPED: &str = "dropped";
+/// The file in a branch's own store.
+pub(super) const MARK: &str = "branch";
+const ENTRY_SUFFIX: &str = ".branch";
+const GONE_SUFFIX: &str = ".gone";
+
+/// Whether a branch can have this name: it is one component of a path, never hidden, never an
+/// option.
+pub fn is_branch_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+        && !name.starts_with(['.', '-'])
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+}
+
+/// A branch, as the registry has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BranchEntry {
+    /// What it is called.
+    pub name: String,
+    /// The store of its directory.
+    pub id: StoreId,
+    /// The checkpoint of this store that it looks through to.
+    pub base: CheckpointId,
+    /// The checkpoint of its own store that is as the base is.
+    pub since: CheckpointId,
+    /// When it was made, nanoseconds since 1970.
+    pub made_ns: i64,
+    /// 1 for a branch of a tree that is no branch.
+    pub depth: u32,
+    /// Where its directory is: absolute.
+    pub path: PathBuf,
+    /// It is whole; else its making was begun, and nobody has been told of it.
+    pub made: bool,
+}
+
+impl BranchEntry {
+    fn text(&self) -> Vec<u8> {
+        let BranchEntry {
+            name,
+            id,
+            base,
+            since,
+            made_ns,
+            depth,
+            path,
+            made,
+        } = self;
+        let state = if *made { "made" } else { "making" };
+        let mut text = format!(
+            "{MAGIC}\nversion {VERSION}\nstate {state}\nname {name}\nid {id}\nbase {}\nsince {}\nmade {made_ns}\ndepth {depth}\npath ",
+            base.0, since.0
+        )
+        .into_bytes();
+        text.extend(path.as_os_str().as_bytes());
+        text.push(b'\n');
+        text
+    }
+
+    fn parse(bytes: &[u8]) -> Option<BranchEntry> {
+        let mut rest = bytes;
+        let mut line = || {
+            let end = rest.iter().position(|byte| *byte == b'\n')?;
+            let (line, after) = rest.split_at_checked(end)?;
+            rest = after.get(1..)?;
+            std::str::from_utf8(line).ok()
+        };
+        if line()? != MAGIC {
+            return None;
+        }
+        let mut field = |name: &str| line()?.strip_prefix(name)?.strip_prefix(' ');
+        if field("version")? != VERSION {
+            return None;
+        }
+        let made = match field("state")? {
+            "made" => true,
+            "making" => false,
+            _ => return None,
+        };
+        let name = field("name")
+            .filter(|name| is_branch_name(name))?
+            .to_owned();
+        let id = StoreId::parse(field("id")?)?;
+        let (base, since) = (field("base")?.parse().ok()?, field("since")?.parse().ok()?);
+        let (made_ns, depth) = (field("made")?.parse().ok()?, field("depth")?.parse().ok()?);
+        let path = rest.strip_prefix(b"path ")?.strip_suffix(b"\n")?;
+        let fits = path.starts_with(b"/") && !path.contains(&0) && (1..=DEPTH_MAX).contains(&depth);
+        fits.then(|| BranchEntry {
+            name,
+            id,
+            base: CheckpointId(base),
+            since: CheckpointId(since),
+            made_ns,
+            depth,
+            path: PathBuf::from(OsString::from_vec(path.to_vec())),
+            made,
+        })
+    }
+}
+
+/// What the registry has of branches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// Those that can be read, by name.
+    pub entries: Vec<BranchEntry>,
+    /// Files that cannot be understood. What they hold is not known, so nothing is let go.
+    pub unreadable: Vec<String>,
+}
+
+impl Layout {
+    /// The branches that are registered; none if there never was one.
+    ///
+    /// # Errors
+    /// Those of open(2) and read(2); what a file says that cannot be understood is no error.
+    pub fn branches(&self) -> StoreResult<Registered> {
+        entries_in(&self.dir, BRANCHES, |file| Some(file.to_owned()))
+    }
+
+    /// Those that were dropped and can be brought back.
+    ///
+    /// # Errors
+    /// As [`Layout::branches`].
+    pub fn dropped_branches(&self) -> StoreResult<Registered> {
+        entries_in(&self.dir, DROPPED, |file| {
+            file.strip_suffix(ENTRY_SUFFIX).map(str::to_owned)
+        })
+    }
+
+    /// The branch of this name, if it is registered.
+    ///
+    /// # Errors
+    /// `BadBranch`: what the registry says of it cannot be understood. Those of read(2).
+    pub fn branch(&self, name: &str) -> StoreResult<Option<BranchEntry>> {
+        if !is_branch_name(name) {
+            return Ok(None);
+        }
+        let Some(dir) = existing(&self.dir, BRANCHES)? else {
+            return Ok(None);
+        };
+        read_entry(&dir, name)
+    }
+
+    /// Registers a branch, or what has become of it; durable on return.
+    ///
+    /// # Errors
+    /// Those of write(2), fsync(2) and rename(2).
+    pub fn register_branch(&self, entry: &BranchEntry) -> StoreResult<()> {
+        let dir = own_dir(&self.dir, BRANCHES)?;
+        // The directory itself may be new.
+        at::sync_dir(&self.dir).map_err(StoreError::io("sync", BRANCHES))?;
+        at::write_whole(&dir, &entry.name, &entry.text()).map_err(StoreError::io("write", BRANCHES))
+    }
+
+    /// Takes a branch out of the registry; its directory is not touched. Durable on return.
+    ///
+    /// # Errors
+    /// Those of unlink(2).
+    pub fn unregister_branch(&self, name: &str) -> StoreResult<()> {
+        let Some(dir) = existing(&self.dir, BRANCHES)? else {
+            return Ok(());
+        };
+        remove_file(&dir, name).map_err(StoreError::io("remove", BRANCHES))
+    }
+
+    /// Moves the directory of a branch, `name` in `parent`, into the trash, and then its entry: one
+    /// rename each, whatever is in it. Durable on return; a kill between the two is put right by
+    /// [`Layout::settle_branches`].
+    ///
+    /// # Errors
+    /// EXDEV: the directory is on another filesystem. Those of rename(2).
+    pub fn drop_branch(
+        &self,
+        entry: &BranchEntry,
+        parent: impl AsFd,
+        name: &[u8],
+    ) -> StoreResult<()> {
+        let dropped = own_dir(&self.dir, DROPPED)?;
+        at::sync_dir(&self.dir).map_err(StoreError::io("sync", DROPPED))?;
+        let failed = || StoreError::io("move", DROPPED);
+        rename_new(&parent, name, &dropped, entry.id.to_string().as_bytes()).map_err(failed())?;
+        at::sync_dir(&parent).map_err(failed())?;
+        self.entry_to_trash(&dropped, entry)
+    }
+
+    fn entry_to_trash(&self, dropped: &OwnedFd, entry: &BranchEntry) -> StoreResult<()> {
+        let branches = own_dir(&self.dir, BRANCHES)?;
+        let failed = || StoreError::io("move", BRANCHES);
+        let to = format!("{}{ENTRY_SUFFIX}", entry.id);
+        rename_new(&branches, entry.name.as_bytes(), dropped, to.as_bytes()).map_err(failed())?;
+        at::sync_dir(dropped)
+            .and_then(|()| at::sync_dir(&branches))
+            .map_err(failed())
+    }
+
+    /// Brings a dropped branch back to where it was, `name` in `parent`, which must be free: its
+    /// directory first, then its entry. Durable on return.
+    ///
+    /// # Errors
+    /// EEXIST: there is something of that name. ENOENT: it was freed. Those of rename(2).
+    pub fn revive_branch(
+        &self,
+        entry: &BranchEntry,
+        parent: impl AsFd,
+        name: &[u8],
+    ) -> StoreResult<()> {
+        let dropped = own_dir(&self.dir, DROPPED)?;
+        let failed = || StoreError::io("move", DROPPED);
+        rename_new(&dropped, entry.id.to_string().as_bytes(), &parent, name).map_err(failed())?;
+        at::sync_dir(&parent).map_err(failed())?;
+        self.entry_from_trash(&dropped, entry)
+    }
+
+    fn entry_from_trash(&self, dropped: &OwnedFd, entry: &BranchEntry) -> StoreResult<()> {
+        let branches = own_dir(&self.dir, BRANCHES)?;
+        let failed = || StoreError::io("move", BRANCHES);
+        let from = format!("{}{ENTRY_SUFFIX}", entry.id);
+        rename_new(dropped, from.as_bytes(), &branches, entry.name.as_bytes()).map_err(failed())?;
+        at::sync_dir(&branches)
+            .and_then(|()| at::sync_dir(dropped))
+            .map_err(failed())
+    }
+
+    /// Ends what a kill has left half done in the trash. `is_at_its_place`: whether the directory
+    /// of a branch is where its entry says.
+    ///
+    /// # Errors
+    /// Those of rename(2) and unlink(2).
+    pub fn settle_branches(
+        &self,
+        is_at_its_place: impl Fn(&BranchEntry) -> bool,
+    ) -> StoreResult<()> {
+        let Some(dropped) = existing(&self.dir, DROPPED)? else {
+            return Ok(());
+        };
+        let is_in_trash = |entry: &BranchEntry| {
+            at::is_dir(&dropped, entry.id.to_string().as_bytes()).unwrap_or(false)
+        };
+        for entry in self.branches()?.entries {
+            if is_in_trash(&entry) {
+                self.entry_to_trash(&dropped, &entry)?;
+            }
+        }
+        for entry in self.dropped_branches()?.entries {
+            if is_in_trash(&entry) {
+                continue;
+            }
+            if is_at_its_place(&entry) && self.branch(&entry.name)?.is_none() {
+                self.entry_from_trash(&dropped, &entry)?;
+            } else {
+                remove_file(&dropped, &format!("{}{ENTRY_SUFFIX}", entry.id))
+                    .map_err(StoreError::io("remove", DROPPED))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees a dropped branch for good: its base is held no more when this returns, and of its
+    /// directory a descriptor's path is left to be removed with [`Layout::remove_gone`].
+    ///
+    /// # Errors
+    /// Those of rename(2) and unlink(2).
+    pub fn free_branch(&self, entry: &BranchEntry) -> StoreResult<()> {
+        let Some(dropped) = existing(&self.dir, DROPPED)? else {
+            return Ok(());
+        };
+        let failed = || StoreError::io("free", DROPPED);
+        let (tree, gone) = (entry.id.to_string(), format!("{}{GONE_SUFFIX}", entry.id));
+        match rename_new(&dropped, tree.as_bytes(), &dropped, gone.as_bytes()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            renamed => renamed.map_err(failed())?,
+        }
+        remove_file(&dropped, &format!("{tree}{ENTRY_SUFFIX}")).map_err(failed())
+    }
+
+    /// When a branch was dropped, nanoseconds since 1970: its entry was moved then.
+    pub fn dropped_ns(&self, entry: &BranchEntry) -> i64 {
+        let stat = existing(&self.dir, DROPPED).ok().flatten().and_then(|dir| {
+            let name = format!("{}{ENTRY_SUFFIX}", entry.id);
+            rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()
+        });
+        // What is not known is young: it stays.
+        stat.map_or(i64::MAX, |stat| stat.st_ctime.saturating_mul(1_000_000_000))
+    }
+
+    /// Removes what was freed. This walks it.
+    ///
+    /// # Errors
+    /// Those of unlink(2).
+    pub fn remove_gone(&self) -> StoreResult<()> {
+        let Some(dropped) = existing(&self.dir, DROPPED)? else {
+            return Ok(());
+        };
+        let failed = || StoreError::io("remove", DROPPED);
+        for name in at::names(&dropped).map_err(failed())? {
+            if name.ends_with(GONE_SUFFIX.as_bytes()) {
+                let name = String::from_utf8_lossy(&name);
+                let path = host::path_in(dropped.as_fd(), &name)
+                    .map_err(|errno| failed()(errno.into()))?;
+                // It follows no link below the descriptor.
+                std::fs::remove_dir_all(path).map_err(failed())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the store in the directory `root` says of whose branch it is; `None`: of nobody's.
+///
+/// # Errors
+/// `BadBranch`; those of open(2).
+pub fn branch_mark(root: impl AsFd) -> StoreResult<Option<BranchEntry>> {
+    match existing(&root, super::STORE_NAME)? {
+        Some(dir) => read_entry(&dir, MARK),
+        None => Ok(None),
+    }
+}
+
+/// Makes the directory of a branch's store in `root`, with nothing but the mark of whose it is, so
+/// that whatever is made in it afterwards can be told from something else. Durable on return.
+///
+/// # Errors
+/// EEXIST: there is a store. Those of mkdir(2), write(2), fsync(2).
+pub fn mark_branch(root: impl AsFd, entry: &BranchEntry) -> StoreResult<()> {
+    let failed = || StoreError::io("mark", super::STORE_NAME);
+    if !at::make_dir(&root, super::STORE_NAME).map_err(failed())? {
+        return Err(failed()(Errno::EXIST.into()));
+    }
+    let dir = open_trusted(&root, &root, super::STORE_NAME)?;
+    at::write_whole(&dir, MARK, &entry.text()).map_err(failed())?;
+    at::sync_dir(&root).map_err(failed())
+}
+
+/// As [`mark_branch`], of a store that has a mark: it says something else from now on.
+///
+/// # Errors
+/// Those of write(2), fsync(2).
+pub fn remark_branch(root: impl AsFd, entry: &BranchEntry) -> StoreResult<()> {
+    let dir = open_trusted(&root, &root, super::STORE_NAME)?;
+    at::write_whole(&dir, MARK, &entry.text()).map_err(StoreError::io("mark", super::STORE_NAME))
+}
+
+/// Takes back the store of a branch that was not made to its end, if `root` has nothing else in it;
+/// whether it is empty then.
+///
+/// # Errors
+/// Those of unlink(2).
+pub fn unmake_branch(root: impl AsFd, id: StoreId) -> StoreResult<bool> {
+    let failed = || StoreError::io("remove", super::STORE_NAME);
+    let names = at::names(&root).map_err(failed())?;
+    match names.as_slice() {
+        [] => Ok(true),
+        [only] if only == super::STORE_NAME.as_bytes() => {
+            let dir = open_trusted(&root, &root, super::STORE_NAME)?;
+            let inside = at::names(&dir).map_err(failed())?;
+            let ours = read_entry(&dir, MARK)?.is_some_and(|mark| mark.id == id)
+                || inside.iter().all(|name| name == b"branch.new");
+            if ours {
+                at::remove_tree(&root, only).map_err(failed())?;
+            }
+            Ok(ours)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Which store is to be made here, if it is that of a branch.
+pub(super) fn marked(store: &OwnedFd) -> StoreResult<Option<StoreId>> {
+    Ok(read_entry(store, MARK)?.map(|mark| mark.id))
+}
+
+/// The id of the store in the directory `root`, if there is one that can be read.
+pub fn store_id(root: impl AsFd) -> Option<StoreId> {
+    let dir = open_trusted(&root, &root, super::STORE_NAME).ok()?;
+    super::read_format(&dir).ok().map(|format| format.id)
+}
+
+/// The branches that the store in the directory `root` has, without its lock; and those that were
+/// dropped.
+///
+/// # Errors
+/// As [`Layout::branches`].
+pub fn branches_of(root: impl AsFd) -> StoreResult<(Registered, Registered)> {
+    let layout = Layout::open_existing_readonly(root)?;
+    Ok((layout.branches()?, layout.dropped_branches()?))
+}
+
+fn existing(parent: impl AsFd, name: &str) -> StoreResult<Option<OwnedFd>> {
+    match at::open_dir(&parent, name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        _ => open_trusted(&parent, &parent, name).map(Some),
+    }
+}
+
+fn read_entry(dir: &OwnedFd, file: &str) -> StoreResult<Option<BranchEntry>> {
+    match at::read_small(dir, file, ENTRY_BYTES_MAX) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if Errno::from_io_error(&error) != Some(Errno::FBIG) => {
+            Err(StoreError::io("read", file)(error))
+        }
+        Err(_) => Err(bad(file)),
+        Ok(bytes) => BranchEntry::parse(&bytes)
+            .map(Some)
+            .ok_or_else(|| bad(file)),
+    }
+}
+
+fn bad(file: &str) -> StoreError {
+    StoreError::BadBranch {
+        file: file.to_owned(),
+    }
+}
+
+fn entries_in(
+    store: &OwnedFd,
+    dir: &str,
+    stem: impl Fn(&str) -> Option<String>,
+) -> StoreResult<Registered> {
+    let mut found = Registered::default();
+    let Some(opened) = existing(store, dir)? else {
+        return Ok(found);
+    };
+    let mut names = at::names(&opened).map_err(StoreError::io("list", dir))?;
+    names.sort();
+    for name in names.into_iter().take(LISTED_MAX) {
+        let file = String::from_utf8_lossy(&name).into_owned();
+        // What a kill has left while it was written, and never had its name.
+        let Some(stem) = stem(&file).filter(|_| !file.ends_with(".new")) else {
+            continue;
+        };
+        match read_entry(&opened, &file) {
+            Ok(Some(entry)) if entry.name == stem || entry.id.to_string() == stem => {
+                found.entries.push(entry)
+            }
+            Ok(None) => {}
+            Ok(Some(_)) | Err(StoreError::BadBranch { .. }) => found.unreadable.push(file),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+fn remove_file(dir: &OwnedFd, name: &str) -> io::Result<()> {
+    match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => at::sync_dir(dir),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Renames to a name that must be free.
+fn rename_new(from: impl AsFd, name: &[u8], to: impl AsFd, new: &[u8]) -> io::Result<()> {
+    let (from, to) = (from.as_fd(), to.as_fd());
+    let renamed = rustix::fs::renameat_with(from, name, to, new, RenameFlags::NOREPLACE);
+    Ok(renamed?)
+}
+
+/// The directory that `path`, an absolute one, is in, and its name there.
+pub fn parent_and_name(path: &Path) -> Option<(&Path, &[u8])> {
+    Some((path.parent()?, path.file_name()?.as_bytes()))
+}
