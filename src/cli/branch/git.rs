@@ -22,15 +22,18 @@ use serde::Serialize;
 
 use super::super::error::{On, hinted};
 use crate::engine::api::{Code, VerbResult};
-use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
+use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 use crate::transfer::place::remove_tree;
-use repository::{DOT_GIT, HEADS, Head, Repository, WORKTREES};
+pub use repository::DOT_GIT;
+use repository::{HEADS, Head, Repository, WORKTREES};
 
 /// Entries of the same name that are tried, NAME, NAME1 and so on, as git does it.
 const NAMES_MAX: u32 = 1000;
 /// As git makes files: the process's umask decides.
 const FILE_MODE: u32 = 0o666;
 const DIR_MODE: u32 = 0o777;
+/// Where what is known of branches in the trash is kept, in the repository: git does not look there.
+const DROPPED: &str = "ckptfs-dropped";
 /// A file of an entry that keeps `git worktree prune` away, and what it says while it is ours.
 const LOCK: &str = "locked";
 const LOCK_TEXT: &[u8] = b"ckptfs is making this branch\n";
@@ -114,25 +117,15 @@ pub fn begin(
 }
 
 fn make_entry(common: &OwnedFd, name: &str, link: &Path) -> SysResult<(String, OwnedFd)> {
-    match sys::mkdir_at(common, WORKTREES.as_bytes(), DIR_MODE) {
-        Ok(()) | Err(Errno::EEXIST) => {}
-        Err(errno) => return Err(errno),
-    }
-    let all = sys::open_dir_at(common, WORKTREES.as_bytes())?;
+    let all = open_or_make(common, WORKTREES)?;
     // As git has it, an entry has the name that a branch of git's may have.
     let name = match is_branch_name(name) {
         true => name.to_owned(),
         false => name.replace('.', "-"),
     };
-    let mut chosen = name.clone();
-    let mut number = 0;
-    while let Err(errno) = sys::mkdir_at(&all, chosen.as_bytes(), DIR_MODE) {
-        if errno != Errno::EEXIST || number == NAMES_MAX {
-            return Err(errno);
-        }
-        number += 1;
-        chosen = format!("{name}{number}");
-    }
+    let make = |name: &[u8]| sys::mkdir_at(&all, name, DIR_MODE);
+    let chosen =
+        String::from_utf8(first_free(name.as_bytes(), make)?).map_err(|_| Errno::EINVAL)?;
     let entry = sys::open_dir_at(&all, chosen.as_bytes())?;
     let mut leads = link.as_os_str().as_bytes().to_vec();
     leads.push(b'\n');
@@ -158,10 +151,7 @@ impl Begun {
             .path
             .join(WORKTREES)
             .join(&self.entry_name);
-        let mut text = b"gitdir: ".to_vec();
-        text.extend_from_slice(entry.as_os_str().as_bytes());
-        text.push(b'\n');
-        text
+        link_text(&entry)
     }
 
     /// The branch is there, and `view` shows its base: gives the entry HEAD and index of the base,
@@ -208,7 +198,7 @@ impl Begun {
     fn forget_older(&self) -> VerbResult<()> {
         let all = sys::open_dir_at(&self.repository.common.dir, WORKTREES.as_bytes());
         let all = all.on(self.repository.common.path.display())?;
-        for (name, entry) in self.repository.entries()? {
+        for (name, entry) in self.repository.entries(WORKTREES)? {
             if name != self.entry_name.as_bytes() && leads_to(&entry, &self.link) {
                 // It would only be listed twice.
                 let _ = remove_tree(&all, &name);
@@ -300,38 +290,126 @@ impl Drop for Begun {
     }
 }
 
-/// Takes what the repository of the tree at `project` knows of the branch that was at `branch`
-/// away, as `git worktree prune` would; no branch of git's goes. `None` where it knew nothing.
+/// Takes what the repository of the tree at `project` knows of the branch that was at `branch` out
+/// of its sight, as `git worktree prune` would; no branch of git's goes. [`recall`] brings it back
+/// as long as the branch is in the trash, where those of `trash` are: of others nothing is kept.
+/// `None` where it knew nothing.
 ///
 /// # Errors
 /// Those of reading and writing.
-pub fn forget(project: &Path, branch: &Path) -> VerbResult<Option<Forgotten>> {
+pub fn forget(project: &Path, branch: &Path, trash: &[PathBuf]) -> VerbResult<Option<Forgotten>> {
     let Some(repository) = repository::find(project)? else {
         return Ok(None);
     };
-    let link = branch.join(DOT_GIT);
-    let at = repository.common.path.join(WORKTREES);
-    let found = repository
-        .entries()?
-        .into_iter()
-        .find(|(_, entry)| leads_to(entry, &link));
-    let Some((name, entry)) = found else {
+    let (link, common) = (branch.join(DOT_GIT), &repository.common);
+    let at = common.path.join(WORKTREES);
+    let mut entries = repository.entries(WORKTREES)?.into_iter();
+    let Some((name, entry)) = entries.find(|(_, entry)| leads_to(entry, &link)) else {
         return Ok(None);
     };
     let head = repository::head_text(&entry).unwrap_or_default();
-    let locked = match repository::line(&entry, LOCK).on(at.display())? {
-        None => false,
-        Some(text) => text != LOCK_TEXT.trim_ascii_end(),
+    let lock = repository::line(&entry, LOCK).on(at.display())?;
+    let locked = lock.is_some_and(|text| text != LOCK_TEXT.trim_ascii_end());
+    let dropped = repository.entries(DROPPED)?;
+    let kept = |entry: &OwnedFd| {
+        trash
+            .iter()
+            .any(|path| leads_to(entry, &path.join(DOT_GIT)))
     };
-    if !locked {
-        sys::act_as(repository.owner, || {
-            let all = sys::open_dir_at(&repository.common.dir, WORKTREES.as_bytes())?;
-            remove_tree(&all, &name)
-        })
-        .and_then(|removed| removed)
-        .on(at.display())?;
-    }
+    sys::act_as(repository.owner, || {
+        let there = open_or_make(&common.dir, DROPPED)?;
+        for (old, _) in dropped.iter().filter(|(_, entry)| !kept(entry)) {
+            remove_tree(&there, old)?;
+        }
+        if locked {
+            return Ok(());
+        }
+        let last = dropped.iter().filter_map(|(name, _)| number(name)).max();
+        let mut new = format!("{}-", last.unwrap_or(0).saturating_add(1)).into_bytes();
+        new.extend_from_slice(&name);
+        let from = sys::open_dir_at(&common.dir, WORKTREES.as_bytes())?;
+        sys::rename_at(&from, &name, &there, &new, RenameMode::NoReplace)
+    })
+    .and_then(|moved| moved)
+    .on(at.display())?;
     Ok(Some(Forgotten { head, locked }))
+}
+
+/// Gives the repository of the tree at `project` back what [`forget`] took out of its sight last of
+/// a branch that is at `branch` again, and is mounted; whether there was something.
+///
+/// # Errors
+/// Those of reading and writing.
+pub fn recall(project: &Path, branch: &Path) -> VerbResult<bool> {
+    let Some(repository) = repository::find(project)? else {
+        return Ok(false);
+    };
+    let (link, common) = (branch.join(DOT_GIT), &repository.common);
+    let dropped = repository.entries(DROPPED)?.into_iter();
+    let last = dropped
+        .filter(|(_, entry)| leads_to(entry, &link))
+        .max_by_key(|(name, _)| number(name));
+    let Some((old, _)) = last else {
+        return Ok(false);
+    };
+    let name = old.splitn(2, |byte| *byte == b'-').nth(1).unwrap_or(&old);
+    sys::act_as(repository.owner, || {
+        let from = sys::open_dir_at(&common.dir, DROPPED.as_bytes())?;
+        let to = open_or_make(&common.dir, WORKTREES)?;
+        let put = |name: &[u8]| sys::rename_at(&from, &old, &to, name, RenameMode::NoReplace);
+        let taken = first_free(name, put)?;
+        if taken != name {
+            let entry = common.path.join(WORKTREES);
+            let text = link_text(&entry.join(std::ffi::OsStr::from_bytes(&taken)));
+            let root = sys::open_root(branch)?;
+            sys::replace_file(&root, DOT_GIT, &text)?;
+        }
+        Ok(true)
+    })
+    .and_then(|recalled: SysResult<bool>| recalled)
+    .on(common.path.display())
+}
+
+/// The number that what is dropped begins with: what was dropped later has a greater one.
+fn number(name: &[u8]) -> Option<u64> {
+    let digits = name.split(|byte| *byte == b'-').next()?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Where `.git` of the branch at `branch` leads to below the directory `dot_git`; `None` where it
+/// leads elsewhere, or nowhere.
+pub fn leads_below(branch: &Path, dot_git: &Path) -> Option<PathBuf> {
+    let root = sys::open_root(branch).ok()?;
+    let to = repository::leads(&repository::line(&root, DOT_GIT).ok()??)?;
+    to.strip_prefix(dot_git).ok().map(Path::to_owned)
+}
+
+/// What a file `.git` says that leads to `entry`.
+pub fn link_text(entry: &Path) -> Vec<u8> {
+    let mut text = repository::LEADS_TO.as_bytes().to_vec();
+    text.extend_from_slice(entry.as_os_str().as_bytes());
+    text.push(b'\n');
+    text
+}
+
+fn open_or_make(common: &OwnedFd, name: &str) -> SysResult<OwnedFd> {
+    match sys::mkdir_at(common, name.as_bytes(), DIR_MODE) {
+        Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(common, name.as_bytes()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The first of NAME, NAME1 and so on that `put` does not find taken.
+fn first_free(name: &[u8], put: impl Fn(&[u8]) -> SysResult<()>) -> SysResult<Vec<u8>> {
+    let mut chosen = name.to_vec();
+    for number in 1..=NAMES_MAX {
+        match put(&chosen) {
+            Err(Errno::EEXIST | Errno::ENOTEMPTY) => {}
+            put => return put.map(|()| chosen),
+        }
+        chosen = [name, number.to_string().as_bytes()].concat();
+    }
+    Err(Errno::EEXIST)
 }
 
 /// Whether an entry is of the working tree whose `.git` is at `link`.

@@ -17,7 +17,7 @@ use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult, host};
 /// What the root of a working tree holds: the repository, or a file that leads to it.
 pub const DOT_GIT: &str = ".git";
 /// What a file begins with that leads to a repository.
-const LEADS_TO: &str = "gitdir: ";
+pub const LEADS_TO: &str = "gitdir: ";
 /// Where branches are.
 pub const HEADS: &str = "refs/heads/";
 /// A symbolic reference begins so.
@@ -85,10 +85,8 @@ pub fn find(project: &Path) -> VerbResult<Option<Repository>> {
         Kind::Dir => at.clone(),
         Kind::File => {
             let text = line(&root, DOT_GIT).on(at.display())?.unwrap_or_default();
-            let to = text
-                .strip_prefix(LEADS_TO.as_bytes())
-                .ok_or_else(|| strange(&at, "leads to no repository"))?;
-            normal(&project.join(OsString::from_vec(to.to_vec())))
+            let to = leads(&text).ok_or_else(|| strange(&at, "leads to no repository"))?;
+            normal(&project.join(to))
         }
         _ => return Err(strange(&at, "is neither a directory nor a file")),
     };
@@ -110,6 +108,12 @@ pub fn find(project: &Path) -> VerbResult<Option<Repository>> {
         return Err(not_ours(&repository.common.path, found.uid));
     }
     Ok(Some(repository))
+}
+
+/// Where the text of a file `.git` leads to.
+pub fn leads(text: &[u8]) -> Option<PathBuf> {
+    let to = text.strip_prefix(LEADS_TO.as_bytes())?;
+    Some(OsString::from_vec(to.to_vec()).into())
 }
 
 /// Opens a directory of the owner of `.git`: somebody else's is not written to because a file of
@@ -232,7 +236,7 @@ impl Repository {
         if on(&self.common.dir).on(self.common.path.display())? {
             return Ok(true);
         }
-        for (_, entry) in self.entries()? {
+        for (_, entry) in self.entries(WORKTREES)? {
             // It may go while it is looked at.
             if on(&entry).unwrap_or(false) {
                 return Ok(true);
@@ -241,13 +245,14 @@ impl Repository {
         Ok(false)
     }
 
-    /// What the repository has of each further working tree: its name, and the directory.
+    /// The directories in a directory of the repository, [`WORKTREES`] for one, with their names;
+    /// none where there is no such.
     ///
     /// # Errors
     /// Those of reading it.
-    pub fn entries(&self) -> VerbResult<Vec<(Vec<u8>, OwnedFd)>> {
-        let at = self.common.path.join(WORKTREES);
-        let dir = match sys::open_dir_at(&self.common.dir, WORKTREES.as_bytes()) {
+    pub fn entries(&self, place: &str) -> VerbResult<Vec<(Vec<u8>, OwnedFd)>> {
+        let at = self.common.path.join(place);
+        let dir = match sys::open_dir_at(&self.common.dir, place.as_bytes()) {
             Err(Errno::ENOENT) => return Ok(Vec::new()),
             dir => dir.on(at.display())?,
         };

@@ -182,7 +182,7 @@ fn git_takes_a_branch_for_a_working_tree_of_the_repository() {
     git(&at, &["fsck", "--strict"]);
 
     fs::remove_dir_all(&at).expect("dropped");
-    let forgotten = forget(&project.root(), &at)
+    let forgotten = forget(&project.root(), &at, &[])
         .expect("forget")
         .expect("it was known");
     assert_eq!(
@@ -198,7 +198,7 @@ fn git_takes_a_branch_for_a_working_tree_of_the_repository() {
         "in the branch",
         "what was committed stays"
     );
-    assert_eq!(forget(&project.root(), &at).expect("forget"), None);
+    assert_eq!(forget(&project.root(), &at, &[]).expect("forget"), None);
     project.git(&["fsck", "--strict"]);
 }
 
@@ -457,11 +457,71 @@ fn nothing_stays_of_what_was_begun_only_and_a_killed_one_is_cleared_up() {
         &project.root(),
         &["worktree", "lock", &at.display().to_string()],
     );
-    let kept = forget(&project.root(), &at)
+    let kept = forget(&project.root(), &at, &[])
         .expect("forget")
         .expect("known");
     assert!(
         kept.locked && project.entries() == ["x1"],
         "who locked it wants it"
     );
+}
+
+#[test]
+fn a_branch_that_comes_back_from_the_trash_has_its_index_and_head_again() {
+    let project = Project::new();
+    let (at, _) = project.branch("x");
+    fs::write(at.join("src/file5"), "committed\n").expect("write");
+    commit(&at, "in the branch");
+    fs::write(at.join("src/file6"), "staged\n").expect("write");
+    git(&at, &["add", "src/file6"]);
+    let before = git(&at, &["status", "--porcelain"]);
+    let trash = project.dir.path().join("trash");
+    fs::rename(&at, &trash).expect("dropped");
+    let all = [at.clone()];
+    forget(&project.root(), &at, &all)
+        .expect("forget")
+        .expect("known");
+    assert!(project.entries().is_empty());
+    project.git(&["fsck", "--strict"]);
+    // Another one of this name comes and goes meanwhile, and one more is dropped.
+    let (again, attached) = project.branch("x");
+    assert!(
+        attached.branch.is_none(),
+        "there are other commits: {attached:?}"
+    );
+    fs::rename(&again, project.dir.path().join("gone")).expect("dropped");
+    forget(&project.root(), &again, &all)
+        .expect("forget")
+        .expect("known");
+    let (other, _) = project.branch("other");
+    fs::remove_dir_all(&other).expect("dropped");
+    forget(&project.root(), &other, &all)
+        .expect("forget")
+        .expect("known");
+    fs::rename(project.dir.path().join("gone"), &at).expect("back");
+    assert!(recall(&project.root(), &at).expect("recall"));
+    assert_eq!(
+        git(&at, &["rev-parse", "--symbolic-full-name", "HEAD"]),
+        "HEAD"
+    );
+    fs::rename(&at, project.dir.path().join("gone")).expect("moved");
+    project.git(&["worktree", "prune"]);
+    // The first one, whose name another has by now.
+    fs::create_dir(project.root().join(".git/worktrees")).expect("mkdir");
+    fs::create_dir(project.root().join(".git/worktrees/x")).expect("mkdir");
+    fs::rename(&trash, &at).expect("back");
+    assert!(recall(&project.root(), &at).expect("recall"));
+    assert_eq!(project.entries(), ["x", "x1"]);
+    assert_eq!(git(&at, &["status", "--porcelain"]), before);
+    assert_eq!(git(&at, &["branch", "--show-current"]), "x");
+    assert!(
+        !recall(&project.root(), &at).expect("recall"),
+        "there is no other"
+    );
+    // What is in no trash any more is not kept.
+    forget(&project.root(), &at, &[])
+        .expect("forget")
+        .expect("known");
+    let kept = fs::read_dir(project.root().join(".git").join(DROPPED)).expect("a directory");
+    assert_eq!(kept.count(), 1);
 }
