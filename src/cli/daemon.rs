@@ -15,27 +15,29 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
+use super::answering::{End, bind, lacks_room, start_threads};
 use super::context::Context;
 use super::error::{On, Outcome, hinted, plain};
 use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
 use super::logging::log_to_stderr;
 use super::serving::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
+use super::trees::Trees;
 use super::{holder, holders, mounts, serving};
-use crate::control::{Answers, SOCKET_NAME, serve};
+use crate::control::SOCKET_NAME;
 use crate::engine::api::*;
+use crate::engine::branches::Ending;
 use crate::engine::request::Service;
 use crate::engine::succession::Succession;
-use crate::engine::verbs::Answerer;
 use crate::engine::word::word;
 use crate::engine::{Config, Engine, HashMode, IoChoice};
 use crate::fuse::{MountConfig, Session, Xattrs};
+use crate::sys;
 use crate::sys::host;
-use crate::sys::{self, Errno};
 
 /// Name of the log in the store.
 const LOG_NAME: &str = "daemon.log";
@@ -50,17 +52,11 @@ const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// bounds.
 const READERS: RangeInclusive<usize> = 2..=4;
 
-/// So long an inode is waited for on a full disk, for the control socket; and between two attempts.
-const BIND_WAIT: Duration = Duration::from_millis(300);
-const BIND_PAUSE: Duration = Duration::from_millis(10);
-/// How often it is tried to make the control socket of a mount that serves without one.
-const BIND_PERIOD: Duration = Duration::from_secs(1);
-
 /// Answers that are under way at the end have so long.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The daemon of a mount; started by `ckptfs mount`.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[arg(long)]
     pub backing: PathBuf,
@@ -100,17 +96,6 @@ impl Args {
         arguments.extend(self.stays.then(|| "--stays".into()));
         arguments
     }
-}
-
-/// Why the daemon ends.
-#[derive(Debug, PartialEq, Eq)]
-enum End {
-    /// The mount is gone.
-    Session,
-    /// It was asked to end although the (detached) mount is in use.
-    Asked,
-    /// A signal.
-    Signal(i32),
 }
 
 /// Serves until the mount is gone.
@@ -173,15 +158,20 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     } else {
         watch_below(args, &engine)
     };
+    let trees = Trees::serve_branches_of(&engine, args);
+    if started.is_ok() {
+        engine.mount_branches();
+    }
     let announced =
         started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
     if let Some(link) = &link {
         link.serves();
     }
     if announced.is_ok() {
-        wait_end(args, &engine, &ends);
+        end_branches(&engine, &trees, wait_end(args, &engine, &ends));
     } else {
         detach(args);
+        end_branches(&engine, &trees, Ending::Forced);
     }
     engine.close();
     if let Some(answers) = announced.as_ref().ok().and_then(|answers| answers.get()) {
@@ -276,12 +266,20 @@ fn config(
             succession,
         ),
     };
+    Ok(Config {
+        succession,
+        ..config_of(args, root)
+    })
+}
+
+/// How a tree is served whose backing directory is `root`.
+pub fn config_of(args: &Args, root: OwnedFd) -> Config {
     let io = match args.serving.io.unwrap_or_default() {
         Io::Auto => IoChoice::Auto,
         Io::Passthrough => IoChoice::Passthrough,
         Io::Daemon => IoChoice::Daemon,
     };
-    Ok(Config {
+    Config {
         root,
         backing: args.backing.clone(),
         mount: args.mountpoint.clone(),
@@ -292,7 +290,7 @@ fn config(
             .map_or(io == IoChoice::Passthrough, |who| who == OthersIo::Kernel),
         strict_writes: args.serving.writes == Some(Writes::Daemon),
         snapdir_visible: args.serving.snapdir == Some(Snapdir::Visible),
-        succession,
+        succession: None,
         seal: match args.serving.seal.unwrap_or_default() {
             Seal::Off => HashMode::Off,
             Seal::Hash => HashMode::Hash,
@@ -302,7 +300,7 @@ fn config(
         auto: args.serving.auto(),
         hooks: args.serving.hooks(),
         base: None,
-    })
+    }
 }
 
 /// How many readers there are for the CPUs that this process may use. One would keep everybody
@@ -313,7 +311,8 @@ fn readers() -> usize {
     cpus.clamp(*READERS.start(), *READERS.end())
 }
 
-fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
+/// How it is mounted.
+pub fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
     MountConfig {
         mountpoint: args.mountpoint.clone(),
         source: sys::mount_source(&args.backing),
@@ -330,105 +329,6 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         },
         readers: args.serving.readers.map_or_else(readers, usize::from),
     }
-}
-
-/// Binds the control socket in the store, in place of what a daemon before left there: the store's
-/// lock says that it runs no more.
-fn bind(engine: &Engine) -> std::io::Result<UnixListener> {
-    let store = engine.store_fd();
-    match sys::unlink_at(store, SOCKET_NAME.as_bytes()) {
-        Ok(()) | Err(Errno::ENOENT) => {}
-        Err(cause) => return Err(cause.into()),
-    }
-    let path = host::path_in(store, SOCKET_NAME)?;
-    let started = Instant::now();
-    let listener = loop {
-        match engine.with_last_room(|| UnixListener::bind(&path)) {
-            // XFS frees the inode of the one that was removed in its own time.
-            Err(cause) if lacks_room(&cause) && started.elapsed() < BIND_WAIT => {
-                std::thread::sleep(BIND_PAUSE)
-            }
-            bound => break bound?,
-        }
-    };
-    host::chmod_in(store, SOCKET_NAME, 0o600)?;
-    Ok(listener)
-}
-
-/// Starts what serves. Without a listener one is made as soon as there is room for it.
-fn start_threads(
-    args: &Args,
-    engine: &Arc<Engine>,
-    listener: Option<UnixListener>,
-    session: Session,
-    tell_end: &Sender<End>,
-) -> VerbResult<Arc<OnceLock<Answers>>> {
-    let tell_session = tell_end.clone();
-    let wait = move || {
-        if let Err(error) = session.wait() {
-            tracing::error!(%error, "the session failed");
-        }
-        let _ = tell_session.send(End::Session);
-    };
-    std::thread::Builder::new()
-        .name("session".into())
-        .spawn(wait)
-        .on("starting threads")?;
-    let tell_asked = tell_end.clone();
-    let leave = move || {
-        let _ = tell_asked.send(End::Asked);
-    };
-    let tree = sys::mount_source(&args.backing);
-    let answers = Arc::new(OnceLock::new());
-    match listener {
-        Some(listener) => drop(
-            answers.set(
-                serve(
-                    listener,
-                    Arc::clone(engine) as Arc<dyn Answerer>,
-                    tree,
-                    leave,
-                )
-                .on("starting threads")?,
-            ),
-        ),
-        None => {
-            let (engine, answers) = (Arc::clone(engine), Arc::clone(&answers));
-            let try_again = move || {
-                let served = loop {
-                    std::thread::sleep(BIND_PERIOD);
-                    match bind(&engine) {
-                        Err(cause) if lacks_room(&cause) => {}
-                        bound => {
-                            break bound.and_then(|listener| {
-                                serve(
-                                    listener,
-                                    Arc::clone(&engine) as Arc<dyn Answerer>,
-                                    tree,
-                                    leave,
-                                )
-                            });
-                        }
-                    }
-                };
-                match served {
-                    Ok(served) => drop(answers.set(served)),
-                    Err(error) => tracing::error!(%error, "the control socket cannot be made"),
-                }
-            };
-            std::thread::Builder::new()
-                .name("control".into())
-                .spawn(try_again)
-                .on("starting threads")?;
-        }
-    }
-    Ok(answers)
-}
-
-fn lacks_room(cause: &std::io::Error) -> bool {
-    cause
-        .raw_os_error()
-        .is_some_and(|number| Errno(number).is_no_room())
 }
 
 fn open_log(engine: &Engine) -> VerbResult<File> {
@@ -455,7 +355,7 @@ fn open_log(engine: &Engine) -> VerbResult<File> {
 
 /// Has the engine watch what somebody can write to past the mount that covers the directory now;
 /// who has something of it.
-fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
+pub fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
     let Some(tree) = Tree::below(&args.backing) else {
         return Vec::new();
     };
@@ -507,8 +407,18 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
     if args.stays { Ok(()) } else { told }
 }
 
-/// Waits for the end, and makes it come after a signal.
-fn wait_end(args: &Args, engine: &Engine, ends: &Receiver<End>) {
+/// Ends what is left of the branches, before what they look through to.
+fn end_branches(engine: &Engine, trees: &Trees, how: Ending) {
+    if let Err(error) = engine.end_branches(how) {
+        tracing::warn!(%error, "a branch does not end");
+    }
+    if how == Ending::Lazy {
+        trees.wait_all();
+    }
+}
+
+/// Waits for the end, and makes it come after a signal; how branches end that are in use.
+fn wait_end(args: &Args, engine: &Engine, ends: &Receiver<End>) -> Ending {
     match ends.recv() {
         Ok(End::Signal(signal)) => {
             tracing::info!(signal, "asked to end");
@@ -522,8 +432,10 @@ fn wait_end(args: &Args, engine: &Engine, ends: &Receiver<End>) {
                     detach(args);
                 }
             }
+            Ending::Forced
         }
-        Ok(End::Session | End::Asked) | Err(_) => {}
+        Ok(End::Session) => Ending::Lazy,
+        Ok(End::Asked) | Err(_) => Ending::Forced,
     }
 }
 
@@ -535,7 +447,7 @@ fn detach(args: &Args) {
 }
 
 /// Why mounting failed, for people.
-fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
+pub fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     let at = args.mountpoint.display();
     let doctor = format!(
         "what is missing here: ckptfs doctor {}",

@@ -41,6 +41,21 @@ pub struct Args {
     by: Option<By>,
 }
 
+impl Args {
+    /// What changed since a checkpoint; as a patch, or one line for each path.
+    pub fn since(from: String, patch: bool) -> Args {
+        Args {
+            from,
+            to: None,
+            stat: false,
+            patch,
+            name_only: false,
+            nul: false,
+            by: None,
+        }
+    }
+}
+
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     if args.by == Some(By::Process) {

@@ -163,6 +163,7 @@ fn checkpoints(verb: &str, count: usize) -> String {
 fn rule(rule: Rule) -> &'static str {
     match rule {
         Rule::Pinned => "pinned",
+        Rule::Branch => "a branch is based on it",
         Rule::Tagged => "tagged",
         Rule::Newest => "the newest",
         Rule::Undo => "undo may need it",

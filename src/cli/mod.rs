@@ -6,6 +6,7 @@
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb
 //! needs it.
 
+mod answering;
 mod audit;
 mod bisect;
 mod branch;
@@ -68,6 +69,7 @@ mod tag;
 mod tar;
 mod time;
 mod tree_path;
+mod trees;
 mod umount;
 mod undo;
 mod unpin;
@@ -158,6 +160,7 @@ verbs! {
     Restore(restore),
     Run(run),
     Bisect(bisect),
+    Branch(branch),
     Delete(delete),
     Du(du),
     Gc(gc),

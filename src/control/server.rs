@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::protocol::{Call, FRAME_BYTES_MAX, encode_error, receive_up_to, write_answer};
@@ -86,6 +86,8 @@ struct Server {
     long: AtomicUsize,
     /// Requests that were received and not yet answered.
     unanswered: AtomicUsize,
+    /// Nobody is served any more.
+    ended: AtomicBool,
 }
 
 /// A connection being served.
@@ -105,6 +107,17 @@ impl Answers {
         let began = Instant::now();
         while self.0.unanswered.load(Ordering::SeqCst) > 0 && began.elapsed() < limit {
             std::thread::sleep(ANSWER_PAUSE);
+        }
+    }
+
+    /// Serves nobody any more: every connection ends, which tells who waits for the end of the tree
+    /// that it has come, and the threads let go of what answered.
+    pub fn end(&self) {
+        self.0.ended.store(true, Ordering::SeqCst);
+        // It wakes who waits in accept(2).
+        sys::shutdown(&self.0.listener);
+        for connection in self.0.connections.lock().values() {
+            let _ = connection.stream.shutdown(std::net::Shutdown::Both);
         }
     }
 }
@@ -129,6 +142,7 @@ pub fn serve(
         accepted: AtomicU64::new(0),
         long: none(),
         unanswered: none(),
+        ended: AtomicBool::new(false),
     };
     let server = Arc::new(server);
     for _ in 0..IDLE_THREADS {
@@ -155,6 +169,9 @@ impl Server {
         host::raise_priority();
         loop {
             let accepted = self.listener.accept();
+            if self.ended.load(Ordering::SeqCst) {
+                return;
+            }
             if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1 && self.start_thread().is_err() {
                 // Nobody waits while this connection is served; the next one is kept waiting by the
                 // kernel.
@@ -210,6 +227,9 @@ impl Server {
                 message,
                 hint: Some("close one, or try again".into()),
             }));
+        }
+        if self.ended.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
         }
         connections.insert(
             number,

@@ -208,7 +208,12 @@ impl Collector {
 
     pub(super) fn gc_for_a_while(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
         let until = Instant::now() + PART_TIME;
-        let mut run = self.gc_runs.resume(options.run, || self.begin_gc())?;
+        let mut run = self.gc_runs.resume(options.run, || {
+            if !options.dry_run {
+                self.empty_trash(options.automatic)?;
+            }
+            self.begin_gc()
+        })?;
         let report = loop {
             if self.work(by, &mut run, until)? {
                 let report = run.told(options);
@@ -346,7 +351,8 @@ impl Collector {
             let Some(now) = catalogue.checkpoint(planned.id).or_else(hidden) else {
                 return Ok(true);
             };
-            if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
+            let changed = now.hidden != planned.hidden || now.tags != planned.tags;
+            if changed || now.pinned.is_some() || self.bases()?.has(planned.id) {
                 return Ok(false);
             }
             self.timeline()

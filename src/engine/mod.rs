@@ -74,6 +74,7 @@ pub mod word;
 mod worker;
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -196,6 +197,11 @@ impl Engine {
             present: Arc::clone(&self.live.inodes) as Arc<dyn Present>,
             at,
         })
+    }
+
+    /// Where it is mounted, or to be.
+    pub fn mount_path(&self) -> &Path {
+        &self.serving.config.mount
     }
 
     /// The backing directory.

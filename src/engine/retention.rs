@@ -70,6 +70,8 @@ impl Retention {
 pub enum Rule {
     /// It is pinned.
     Pinned,
+    /// A branch is based on it.
+    Branch,
     /// It has a tag.
     Tagged,
     /// It is the newest.
@@ -102,6 +104,8 @@ pub(super) struct Known {
     pub by_mkdir: bool,
     pub tagged: bool,
     pub pinned: bool,
+    /// A branch is based on it.
+    pub base: bool,
     /// It was deleted, and could come back until now.
     pub hidden: bool,
     /// It is the guard of a restore, or a mark of the tripwire.
@@ -120,7 +124,13 @@ pub(super) fn rules(
 ) -> Vec<Vec<Rule>> {
     let mut kept: Vec<Vec<Rule>> = known
         .iter()
-        .map(|one| one.pinned.then_some(Rule::Pinned).into_iter().collect())
+        .map(|one| {
+            let rules = [
+                one.pinned.then_some(Rule::Pinned),
+                one.base.then_some(Rule::Branch),
+            ];
+            rules.into_iter().flatten().collect()
+        })
         .collect();
     let seen = || {
         known
@@ -274,6 +284,7 @@ mod tests {
             by_mkdir: false,
             tagged: false,
             pinned: false,
+            base: false,
             hidden: false,
             guard: false,
             needed: false,

@@ -14,6 +14,7 @@ pub use self::answers::{
 };
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
+use super::branches::Bases;
 use super::error;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -405,7 +406,13 @@ impl<'a> Undoer<'a> {
         match &operation.deed {
             Deed::Made { id } | Deed::Revived { id } => {
                 match self.timeline().catalogue.checkpoint(*id) {
-                    Some(kept) => kept.pinned.map(|reason| error::pinned(*id, &reason)),
+                    Some(Kept {
+                        pinned: Some(reason),
+                        ..
+                    }) => Some(error::pinned(*id, &reason)),
+                    Some(_) => Bases::of(&self.timeline().store().layout)
+                        .and_then(|bases| bases.check(*id))
+                        .err(),
                     None => self.missing(*id),
                 }
             }

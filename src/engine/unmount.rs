@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::api::{VerbError, VerbResult};
+use super::branches::Ending;
 use super::error::{Code, failed, hinted};
 use super::requester::Requester;
 use super::verb::Verb;
@@ -39,7 +40,16 @@ impl Verb for Unmount {
         let at = &engine.serving.config.mount;
         engine.hush();
         engine.keep_at_end(self.keep);
-        unmount(at, self.lazy).map_err(|cause| unmount_error(at, cause))
+        // Whoever takes a mount away because only their own shell is in it means that one alone.
+        engine.end_branches(if self.lazy && !self.leave {
+            Ending::Lazy
+        } else {
+            Ending::Unused
+        })?;
+        unmount(at, self.lazy).map_err(|cause| {
+            engine.mount_branches();
+            unmount_error(at, cause)
+        })
     }
 }
 

@@ -60,6 +60,13 @@ pub fn is_peer_gone(stream: impl AsFd) -> bool {
         == Err(rustix::io::Errno::PIPE)
 }
 
+/// Ends a socket in both directions, whoever has it: one that listens wakes who waits in accept(2),
+/// with an error.
+pub fn shutdown(socket: impl AsFd) {
+    // It fails only where it has ended already.
+    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+}
+
 /// Receives bytes of a stream, and adds the descriptors that came with them to `files`; 0: the
 /// other end is gone.
 ///

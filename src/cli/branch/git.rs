@@ -143,6 +143,24 @@ fn make_entry(common: &OwnedFd, name: &str, link: &Path) -> SysResult<(String, O
 }
 
 impl Begun {
+    /// Makes the file `.git` in the directory at `dir`, where the branch is to be.
+    ///
+    /// # Errors
+    /// `io`: there is one already, among others.
+    pub fn link(self, dir: &Path) -> VerbResult<Begun> {
+        let (uid, gid) = self.repository.owner;
+        let on = dir.join(DOT_GIT);
+        let made = sys::open_root(dir).and_then(|dir| {
+            let mut file = sys::create_file_at(&dir, DOT_GIT.as_bytes(), Open::WRITE, FILE_MODE)?;
+            file.write_all(&self.dot_git())?;
+            if sys::ids().0 == uid {
+                return Ok(());
+            }
+            sys::set_file_owner(&file, uid, gid)
+        });
+        made.on(on.display()).map(|()| self)
+    }
+
     /// What the file `.git` of the branch has to say.
     pub fn dot_git(&self) -> Vec<u8> {
         let entry = self

@@ -23,9 +23,10 @@ use super::super::error::{Failure, On, Outcome, hinted, io_error};
 use super::super::locate::{self, Served};
 use super::super::run::{Ended, execute};
 use super::super::run_at::{enter_again, own_mounts};
-use super::git::DOT_GIT;
 use super::create;
+use super::git::DOT_GIT;
 use crate::engine::api::{BranchInfo, Code, ListBranches, TreePath, VerbError, VerbResult};
+use crate::engine::word::word;
 use crate::sys::{self, Errno};
 
 /// Tells the command which branch it is in.
@@ -85,11 +86,11 @@ fn in_branch(args: Args, context: &Context) -> VerbResult<u8> {
         command.push(shell.unwrap_or_else(|| SHELL.into()));
     }
     let mut served = locate::served(context.dir())?;
-    let found = named(&mut served, &name)?;
+    let found = named(&mut served, &name, false)?;
     let made = found.is_none();
     let branch = match found {
         Some(branch) => branch,
-        None => create::make(&mut served, &name, &how, false, &context.out)?.0,
+        None => create::make(&mut served, &name, &how, false, &context.out)?.branch,
     };
     enter(&served, &branch)?;
     let ended = execute(&command, &served.cwd, |command| {
@@ -97,14 +98,21 @@ fn in_branch(args: Args, context: &Context) -> VerbResult<u8> {
     })?;
     let status = ended.tell(&command, context);
     // It may have been dropped meanwhile.
-    let branch = named(&mut served, &name).ok().flatten().unwrap_or(branch);
+    let branch = named(&mut served, &name, true)
+        .ok()
+        .flatten()
+        .unwrap_or(branch);
     tell(&branch, made, &command, &ended, context);
     Ok(status)
 }
 
-/// The branch of this name, mounted; `None` where there is none.
-fn named(served: &mut Served, name: &str) -> VerbResult<Option<BranchInfo>> {
-    let all = served.client.ask(ListBranches::default())?;
+/// The branch of this name, mounted; `None` where there is none. `counted`: with what it has
+/// changed.
+fn named(served: &mut Served, name: &str, counted: bool) -> VerbResult<Option<BranchInfo>> {
+    let all = served.client.ask(ListBranches {
+        counted,
+        ..ListBranches::default()
+    })?;
     let Some(branch) = all.into_iter().find(|branch| branch.name == name) else {
         return Ok(None);
     };
@@ -112,7 +120,7 @@ fn named(served: &mut Served, name: &str) -> VerbResult<Option<BranchInfo>> {
         return Err(hinted(
             Code::NotMounted,
             format!("the branch {name} is not mounted"),
-            format!("ckptfs branch mount {name}"),
+            format!("ckptfs branch mount {}", word(name)),
         ));
     }
     Ok(Some(branch))
@@ -143,7 +151,7 @@ fn enter(served: &Served, branch: &BranchInfo) -> VerbResult<()> {
 }
 
 fn cannot(at: &Path, cause: Errno) -> VerbError {
-    io_error(format!("mounting over {}", at.display()), cause.into())
+    io_error(format!("mounting over {}", at.display()), cause)
 }
 
 /// Shows the project's `.git` in another place, if that of the branch leads into it; a file that
@@ -183,7 +191,8 @@ fn tell(branch: &BranchInfo, made: bool, command: &[OsString], ended: &Ended, co
         };
         if let Ok(line) = serde_json::to_string(&report) {
             // Whoever closed stderr does not want to be told.
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{line}\n").as_bytes());
+            let _ =
+                std::io::Write::write_all(&mut std::io::stderr(), format!("{line}\n").as_bytes());
         }
         return;
     }
@@ -192,7 +201,9 @@ fn tell(branch: &BranchInfo, made: bool, command: &[OsString], ended: &Ended, co
             "branch {}: {} since checkpoint {}; to see it: ckptfs branch diff {}",
             branch.name,
             changes::count(changed),
-            branch.base.map_or_else(String::new, |base| base.to_string()),
+            branch
+                .base
+                .map_or_else(String::new, |base| base.to_string()),
             branch.name
         ));
     }

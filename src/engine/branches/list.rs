@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use super::verbs::BranchInfo;
+use super::verbs::{BranchInfo, ListBranches};
 use super::{Branch, registry_failed};
 use crate::engine::Engine;
 use crate::engine::api::{Change, ChangeKind, VerbResult};
@@ -15,9 +15,9 @@ use crate::store::layout::branches::{Registered, branches_of};
 /// Files of a branch that are counted at most.
 const COUNTED_MAX: usize = 200_000;
 
-pub(super) fn list(engine: &Engine, dropped: bool) -> VerbResult<Vec<BranchInfo>> {
+pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<BranchInfo>> {
     let layout = &engine.timeline().store().layout;
-    if dropped {
+    if asked.dropped {
         return layout
             .dropped_branches()
             .map(|registered| infos(registered, true))
@@ -29,6 +29,9 @@ pub(super) fn list(engine: &Engine, dropped: bool) -> VerbResult<Vec<BranchInfo>
             continue;
         };
         info.mounted = true;
+        if !asked.counted {
+            continue;
+        }
         info.bytes = own_bytes(&branch.engine);
         match changes(&branch) {
             Ok(changes) => info.changed = Some(changes.len() as u64),

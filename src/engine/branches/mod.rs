@@ -18,6 +18,9 @@ mod open;
 mod trash;
 pub mod verbs;
 
+pub(super) use held::Bases;
+pub(super) use trash::empty_trash;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -89,12 +92,23 @@ pub trait Host: Send + Sync {
     /// It cannot be mounted; nothing is left of the attempt, and the engine is not closed.
     fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()>;
 
-    /// Unmounts a branch, and closes its engine: when this returns nobody has its store. `force`:
-    /// although it is in use.
+    /// Unmounts a branch, and closes its engine: when this returns nobody has its store, unless
+    /// that was to come later. One that is not served has ended.
     ///
     /// # Errors
-    /// `busy`: it is in use, and still served.
-    fn end(&self, name: &str, force: bool) -> VerbResult<()>;
+    /// `branch-in-use`: it is still served.
+    fn end(&self, name: &str, how: Ending) -> VerbResult<()>;
+}
+
+/// How the mount of a branch ends that somebody may have something of open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It does not.
+    Unused,
+    /// It is out of sight at once, and served until the last file is closed.
+    Lazy,
+    /// At once: every call fails with ENOTCONN.
+    Forced,
 }
 
 /// The branches of a tree.

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{Branch, BranchTree, registry_failed};
+use super::{Branch, BranchTree, Ending, registry_failed};
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::error::{self, Code, hinted};
@@ -150,6 +150,9 @@ impl Engine {
             self.warn(registry_failed(crate::store::StoreError::BadBranch { file }).message);
         }
         for entry in registered.entries {
+            if self.branches.get(&entry.name).is_ok() {
+                continue;
+            }
             let mounted = self.branches.claim(&entry.name).and_then(|_claim| {
                 if entry.made {
                     mount(self, &entry)
@@ -164,6 +167,25 @@ impl Engine {
                 ));
             }
         }
+    }
+
+    /// Ends the mounts of all branches. If one does not end those that have are mounted again.
+    ///
+    /// # Errors
+    /// As [`super::Host::end`].
+    pub fn end_branches(&self, how: Ending) -> VerbResult<()> {
+        // Nobody holds a branch while it ends.
+        let names: Vec<String> = self.branches.open.lock().keys().cloned().collect();
+        let (Some(_), Ok(host)) = (names.first(), self.branches.host()) else {
+            return Ok(());
+        };
+        for name in names {
+            if let Err(error) = host.end(&name, how) {
+                self.mount_branches();
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// A branch whose making was cut short goes; nobody was told of it.

@@ -3,12 +3,13 @@
 use super::list::changes;
 use super::open::{mount, open_branch, open_dir};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
-use super::{internal, no_branch, registry_failed};
-use crate::engine::Engine;
+use super::{Ending, internal, no_branch, registry_failed};
 use crate::engine::api::{TreePath, VerbResult};
 use crate::engine::error::{Code, hinted};
 use crate::engine::word::word;
+use crate::engine::{Engine, Keep};
 use crate::store::StoreError;
+use crate::store::layout::Layout;
 use crate::store::layout::branches::{BranchEntry, branches_of, parent_and_name};
 use crate::sys::Errno;
 
@@ -43,10 +44,17 @@ pub(super) fn drop_branch(engine: &Engine, asked: &DropBranch) -> VerbResult<Dro
     if *dry_run {
         return Ok(report(info));
     }
-    // Whoever holds the branch has let go of it before its mount ends.
-    drop(open);
+    // What is thrown away is not kept from what happens while nothing is mounted.
+    if let Some(branch) = open {
+        branch.engine.keep_at_end(Some(Keep::None));
+    }
     if info.mounted {
-        engine.branches.host()?.end(name, *force)?;
+        let how = if *force {
+            Ending::Forced
+        } else {
+            Ending::Unused
+        };
+        engine.branches.host()?.end(name, how)?;
     }
     throw(engine, &entry)?;
     Ok(report(BranchInfo {
@@ -116,23 +124,20 @@ impl Engine {
             .map(|entry| entry.name)
             .collect())
     }
+}
 
-    /// Frees all that was dropped before `before_ns`, for good: nobody brings it back.
-    ///
-    /// # Errors
-    /// The trash cannot be read or written.
-    pub(in crate::engine) fn empty_trash(
-        layout: &crate::store::layout::Layout,
-        before_ns: i64,
-    ) -> VerbResult<()> {
-        let dropped = layout.dropped_branches().map_err(registry_failed)?;
-        for entry in dropped.entries {
-            if layout.dropped_ns(&entry) <= before_ns {
-                layout.free_branch(&entry).map_err(registry_failed)?;
-            }
+/// Frees all that was dropped before `before_ns`, for good: nobody brings it back.
+///
+/// # Errors
+/// The trash cannot be read or written.
+pub(in crate::engine) fn empty_trash(layout: &Layout, before_ns: i64) -> VerbResult<()> {
+    let dropped = layout.dropped_branches().map_err(registry_failed)?;
+    for entry in dropped.entries {
+        if layout.dropped_ns(&entry) <= before_ns {
+            layout.free_branch(&entry).map_err(registry_failed)?;
         }
-        layout.remove_gone().map_err(registry_failed)
     }
+    layout.remove_gone().map_err(registry_failed)
 }
 
 pub(super) fn revive(engine: &Engine, name: &str) -> VerbResult<BranchInfo> {

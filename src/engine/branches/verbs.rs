@@ -24,6 +24,9 @@ pub struct CreateBranch {
     /// Its directory: absolute, without links, empty, of whoever asks.
     #[serde(with = "host_path")]
     pub path: PathBuf,
+    /// But for a file `.git`: the branch begins with it in the place of what the base has there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub git: bool,
     /// Only tell whether it could be made; the directory need not be there.
     #[serde(default)]
     pub dry_run: bool,
@@ -40,6 +43,9 @@ pub struct BranchInfo {
     /// The checkpoint of the parent that it began as; absent: one that would be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<CheckpointId>,
+    /// The checkpoint of its own that is as the base is; absent if it is not made yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<CheckpointId>,
     /// When it was made: RFC 3339, UTC.
     pub created: String,
     /// It is mounted.
@@ -72,6 +78,7 @@ impl BranchInfo {
             name: entry.name.clone(),
             path: entry.path.clone(),
             base: Some(entry.base),
+            since: entry.made.then_some(entry.since),
             created,
             mounted: false,
             dropped: false,
@@ -101,6 +108,9 @@ pub struct ListBranches {
     /// Those in the trash, and no others.
     #[serde(default)]
     pub dropped: bool,
+    /// Count what each has changed, and what it takes.
+    #[serde(default)]
+    pub counted: bool,
 }
 
 impl Verb for ListBranches {
@@ -108,7 +118,7 @@ impl Verb for ListBranches {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<BranchInfo>> {
-        list::list(engine, self.dropped)
+        list::list(engine, &self)
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<BranchInfo>> {

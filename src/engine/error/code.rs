@@ -57,7 +57,7 @@ codes! {
         BadPath, BadVolume, BadRequest, NoImage, NotASocket, NotStaged, OtherMount,
         ToolMissing, ToolFailed,
         // Branches.
-        UnknownBranch, BranchExists, BadBranch, IsBranch, TooManyBranches,
+        UnknownBranch, BranchExists, BranchInUse, BadBranch, IsBranch, TooManyBranches,
         // The filesystem, the store and the index.
         ReadOnly, NoPermission, IndexFailed, Io,
         // Daemon and client.

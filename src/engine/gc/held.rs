@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::super::api::VerbResult;
+use super::super::branches::{Bases, empty_trash};
 use super::super::error;
 use super::Collector;
 use crate::history::operations::Told;
@@ -29,6 +30,7 @@ pub(super) struct Held {
     guards: HashSet<CheckpointId>,
     hidden: HashSet<CheckpointId>,
     marks_since_ns: i64,
+    pub(super) bases: Bases,
 }
 
 impl Held {
@@ -44,6 +46,27 @@ impl Held {
 }
 
 impl Collector {
+    /// The checkpoints that branches are based on, as the registry has them now.
+    pub(super) fn bases(&self) -> VerbResult<Bases> {
+        Bases::of(&self.timeline().store().layout)
+    }
+
+    /// Frees what was dropped of branches: all, or, if nobody asks for it, what is not young any
+    /// more.
+    pub(super) fn empty_trash(&self, automatic: bool) -> VerbResult<()> {
+        let settings = self.serving.settings();
+        let span = settings
+            .span("retention.keep-undone")
+            .unwrap_or(UNDONE_KEPT);
+        let kept_ns = i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
+        let before_ns = if automatic {
+            crate::history::append::now_ns().saturating_sub(kept_ns)
+        } else {
+            i64::MAX
+        };
+        empty_trash(&self.timeline().store().layout, before_ns)
+    }
+
     /// What is not to be freed yet. `automatic`: nobody asks for anything to be freed, so what was
     /// deleted or undone not long ago stays too.
     pub(super) fn held(&self, automatic: bool) -> VerbResult<Held> {
@@ -57,6 +80,7 @@ impl Collector {
             guards: HashSet::new(),
             hidden: HashSet::new(),
             marks_since_ns: since("tripwire.keep", MARK_KEPT),
+            bases: self.bases()?,
         };
         let (mut before, mut seen) = (None, 0);
         loop {

@@ -57,6 +57,7 @@ pub(super) fn known<'k>(
             by_mkdir: matches!(kept.reason, Reason::Directory { .. }),
             tagged: kept.tags.iter().any(|tag| !kept.reason.is_directory(tag)),
             pinned: kept.pinned.is_some(),
+            base: held.bases.has(kept.id),
             hidden: kept.hidden,
             guard: kept.reason.is_guard_or_mark(),
             needed: held.needs(kept),

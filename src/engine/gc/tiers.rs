@@ -52,6 +52,7 @@ pub(in crate::engine) struct Matching {
     matchers: Vec<(Matcher, i64)>,
     /// Which checkpoints of the census stay whatever tiers say.
     stays: Vec<bool>,
+    /// Those that are pinned, or held by a branch.
     pinned: Vec<bool>,
 }
 
@@ -92,7 +93,7 @@ impl Matching {
                 *stays = false;
             }
         });
-        let pinned = known.iter().map(|one| one.pinned).collect();
+        let pinned = known.iter().map(|one| one.pinned || one.base).collect();
         Ok(Matching {
             census,
             measured,
@@ -221,12 +222,15 @@ impl Collector {
     ) -> VerbResult<Vec<Captured>> {
         // Nobody restores meanwhile, and none of these is pinned before it is on record.
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
+        let bases = self.bases()?;
         let pinned = |id| {
-            self.timeline()
-                .catalogue
-                .checkpoint(id)
-                .or_else(|| self.timeline().catalogue.hidden_checkpoint(id))
-                .is_some_and(|kept| kept.pinned.is_some())
+            bases.has(id)
+                || self
+                    .timeline()
+                    .catalogue
+                    .checkpoint(id)
+                    .or_else(|| self.timeline().catalogue.hidden_checkpoint(id))
+                    .is_some_and(|kept| kept.pinned.is_some())
         };
         let mut known = HashMap::new();
         let mut dropped = Vec::new();

@@ -1,0 +1,248 @@
+//! `ckptfs branch create`.
+
+use std::ffi::OsString;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::super::context::Context;
+use super::super::error::{Outcome, error, hinted, io_error};
+use super::super::locate::{self, Served};
+use super::super::mounts;
+use super::super::output::Out;
+use super::git::{self, Attached, DOT_GIT};
+use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbError, VerbResult};
+use crate::engine::word::word;
+use crate::sys::MountPoint;
+
+/// Make a branch, and print where it is
+///
+/// It begins as a checkpoint that is made for it. Whatever is changed in it does not show here, nor
+/// the other way round, until one of the two is merged.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Letters, digits, _ . and -
+    #[arg(value_name = "NAME")]
+    name: String,
+    #[command(flatten)]
+    how: How,
+    /// Only tell what would be made
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// How a branch is made.
+#[derive(Debug, clap::Args)]
+pub struct How {
+    /// Begin as this checkpoint: a number, a tag, `latest`
+    #[arg(long, value_name = "ID")]
+    at: Option<String>,
+    /// Where it is to be, on the filesystem of the tree; beside it, as TREE@NAME, if not given
+    #[arg(long, value_name = "DIR")]
+    path: Option<PathBuf>,
+    /// Fail if git cannot be told of it: where the tree has a .git, the branch is a working tree of
+    /// that repository, on a branch of git's of the same name
+    #[arg(long)]
+    git: bool,
+    /// Do not tell git: the branch has a copy of .git, which is a repository of its own
+    #[arg(long, conflicts_with = "git")]
+    no_git: bool,
+}
+
+/// A branch that was made, and what git knows of it.
+#[derive(Debug, Serialize)]
+pub struct Made {
+    /// The branch.
+    #[serde(flatten)]
+    pub branch: BranchInfo,
+    /// Absent if git knows nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    git: Option<Attached>,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let made = make(
+        &mut served,
+        &args.name,
+        &args.how,
+        args.dry_run,
+        &context.out,
+    )?;
+    context.out.answer(&made, |out| {
+        out.text_line(&made.branch.path.display().to_string())
+    })
+}
+
+/// Makes a branch. What git could not be told is told on stderr.
+///
+/// # Errors
+/// Those of [`CreateBranch`]; with `--git` that git cannot be told of it.
+pub fn make(
+    served: &mut Served,
+    name: &str,
+    how: &How,
+    dry_run: bool,
+    out: &Out,
+) -> VerbResult<Made> {
+    let path = match &how.path {
+        Some(path) => served.cwd.join(path),
+        None => beside(served, name)?,
+    };
+    let dir = NewDir::at(&path, dry_run)?;
+    let made = make_in(served, &dir, name, how, dry_run, out);
+    if made.is_err() {
+        dir.take_back();
+    }
+    made
+}
+
+fn make_in(
+    served: &mut Served,
+    dir: &NewDir,
+    name: &str,
+    how: &How,
+    dry_run: bool,
+    out: &Out,
+) -> VerbResult<Made> {
+    let snapshots = served.mount()?.join(".snapshots");
+    let link = if how.no_git || dry_run {
+        None
+    } else {
+        begin_git(served, dir, name, how, &snapshots, out)?
+    };
+    let branch = served.client.ask(CreateBranch {
+        name: name.to_owned(),
+        at: how.at.clone().map(StateName),
+        path: dir.path.clone(),
+        git: link.is_some(),
+        dry_run,
+    });
+    let branch = branch.inspect_err(|_| {
+        if link.is_some() {
+            // The daemon may have done so.
+            let _ = std::fs::remove_file(dir.path.join(DOT_GIT));
+        }
+    })?;
+    let base = branch.base.map(|base| snapshots.join(base.to_string()));
+    let finished = link
+        .zip(base)
+        .map(|(link, base)| link.finish(&base))
+        .transpose();
+    // The branch is there, whatever git says.
+    let git = finished.unwrap_or_else(|error| {
+        untold(&error, out);
+        None
+    });
+    if let Some(note) = git.as_ref().and_then(|git| git.note.as_ref()) {
+        out.warn(note);
+    }
+    Ok(Made { branch, git })
+}
+
+/// Begins to tell git, and makes the file by which the branch is known to it.
+fn begin_git(
+    served: &Served,
+    dir: &NewDir,
+    name: &str,
+    how: &How,
+    snapshots: &Path,
+    out: &Out,
+) -> VerbResult<Option<git::Begun>> {
+    let view = how.at.as_ref().map(|at| snapshots.join(at));
+    let begun = git::begin(&served.mount()?, view.as_deref(), &dir.path, name)
+        .and_then(|begun| begun.map(|begun| begun.link(&dir.path)).transpose());
+    match begun {
+        Err(error) if how.git => Err(error),
+        Err(error) => {
+            untold(&error, out);
+            Ok(None)
+        }
+        begun => begun,
+    }
+}
+
+fn untold(error: &VerbError, out: &Out) {
+    out.warn(&error.message);
+    if let Some(hint) = &error.hint {
+        out.talk(hint);
+    }
+}
+
+/// Prints where a branch is.
+pub fn print(branch: &BranchInfo, context: &mut Context) -> Outcome {
+    context.out.answer(branch, |out| {
+        out.text_line(&branch.path.display().to_string())
+    })
+}
+
+/// The directory beside that of the tree: `TREE@NAME`.
+fn beside(served: &Served, name: &str) -> VerbResult<PathBuf> {
+    let table = mounts::all()?;
+    let backing = mounts::top(&table, &served.root)
+        .and_then(MountPoint::backing)
+        .unwrap_or_else(|| served.root.clone());
+    let own = backing.file_name().ok_or_else(|| {
+        error(
+            Code::BadPath,
+            "the tree has no name that a branch could have",
+        )
+    })?;
+    let mut file = OsString::from(own);
+    file.push("@");
+    file.push(name);
+    Ok(backing.with_file_name(file))
+}
+
+/// The directory that a branch is made in, with the rights of whoever asks.
+struct NewDir {
+    path: PathBuf,
+    /// It was not there before.
+    made: bool,
+}
+
+impl NewDir {
+    /// Makes it, unless there is an empty one.
+    fn at(path: &Path, dry_run: bool) -> VerbResult<NewDir> {
+        let shown = path.display();
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(error(
+                Code::BadPath,
+                format!("{shown} cannot be the directory of a branch"),
+            ));
+        };
+        // The daemon follows no links.
+        let parent = parent
+            .canonicalize()
+            .map_err(|cause| io_error(parent.display(), cause))?;
+        let path = parent.join(name);
+        let table = mounts::all()?;
+        if let Some(mount) = mounts::containing(&table, &path).filter(|mount| mount.says_ours()) {
+            let at = mount.at.display();
+            return Err(hinted(
+                Code::BadMountpoint,
+                format!("{shown} is inside of the mount at {at}, which cannot have another in it"),
+                format!("name a place outside of {}: --path DIR", word(at)),
+            ));
+        }
+        if dry_run {
+            return Ok(NewDir { path, made: false });
+        }
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => Ok(NewDir { path, made: true }),
+            Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => {
+                Ok(NewDir { path, made: false })
+            }
+            Err(cause) => Err(io_error(path.display(), cause)),
+        }
+    }
+
+    /// Nothing came of it.
+    fn take_back(&self) {
+        if self.made {
+            // The daemon may have done so.
+            let _ = std::fs::remove_dir(&self.path);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `ckptfs branch drop`.
+
+use std::path::{Path, PathBuf};
+
+use super::super::context::Context;
+use super::super::error::Outcome;
+use super::super::holders::{self, Tree};
+use super::super::locate::{self, Served};
+use super::super::output::Out;
+use super::super::{changes, mounts};
+use super::git;
+use crate::engine::api::{Code, DropBranch, DroppedBranch, ListBranches, VerbError};
+use crate::engine::word::word;
+
+/// Unmount a branch and move it to the trash; `ckptfs branch restore` brings it back until gc
+///
+/// Tells what it has changed: that is in no other tree unless it was merged.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The branch
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Although somebody has something of it open, whose calls fail from then on
+    #[arg(short, long)]
+    force: bool,
+    /// Only tell what would go
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let asked = served.client.ask(DropBranch {
+        name: args.name.clone(),
+        force: args.force,
+        dry_run: args.dry_run,
+    });
+    let dropped = match asked {
+        Err(error) if error.code == Code::BranchInUse => {
+            let all = served.client.ask(ListBranches::default())?;
+            let branch = all.iter().find(|branch| branch.name == args.name);
+            return Err(match branch {
+                Some(branch) => in_use(&args.name, &branch.path, error),
+                None => error,
+            }
+            .into());
+        }
+        dropped => dropped?,
+    };
+    if !dropped.dry_run {
+        tell_git(&mut served, &dropped, &context.out);
+    }
+    context.out.answer(&dropped, |out| {
+        for line in told(&dropped) {
+            out.text_line(&line)?;
+        }
+        Ok(())
+    })
+}
+
+/// Has git forget the branch. The branch is dropped already: what cannot be done is only told.
+fn tell_git(served: &mut Served, dropped: &DroppedBranch, out: &Out) {
+    let trash = served.client.ask(ListBranches {
+        dropped: true,
+        ..ListBranches::default()
+    });
+    let forgotten = trash.and_then(|trash| {
+        let trash: Vec<PathBuf> = trash.into_iter().map(|branch| branch.path).collect();
+        git::forget(&served.mount()?, &dropped.branch.path, &trash)
+    });
+    match forgotten {
+        Err(error) => out.warn(&error.message),
+        Ok(Some(forgotten)) if forgotten.locked => {
+            out.warn("git has a lock on it, and knows it still: git worktree unlock, and prune");
+        }
+        Ok(Some(forgotten)) if !forgotten.head.starts_with("ref: ") => {
+            out.talk(&format!("HEAD of it was {}", forgotten.head));
+        }
+        Ok(_) => {}
+    }
+}
+
+/// Says who has something of the branch open.
+fn in_use(name: &str, path: &Path, error: VerbError) -> VerbError {
+    let table = mounts::all().unwrap_or_default();
+    let users = mounts::top(&table, path)
+        .map(|mount| Tree::on(mount).users(&[], holders::THOROUGH).holders)
+        .unwrap_or_default();
+    let message = if users.is_empty() {
+        error.message
+    } else {
+        format!("{}: {}", error.message, holders::named(users.iter()))
+    };
+    VerbError {
+        message,
+        hint: Some(format!(
+            "end it, or drop the branch nevertheless: ckptfs branch drop --force {}",
+            word(name)
+        )),
+        ..error
+    }
+}
+
+fn told(dropped: &DroppedBranch) -> Vec<String> {
+    let name = &dropped.branch.name;
+    let verb = if dropped.dry_run {
+        "would drop"
+    } else {
+        "dropped"
+    };
+    let count = dropped.branch.changed.map_or_else(
+        || "not mounted, so what it has changed is not known".to_owned(),
+        changes::count,
+    );
+    let mut lines = vec![format!("{verb} {name} ({count})")];
+    let shown = dropped.changed.len() as u64;
+    lines.extend(
+        dropped
+            .changed
+            .iter()
+            .map(|path| format!("  {}", String::from_utf8_lossy(&path.0))),
+    );
+    let more = dropped.branch.changed.unwrap_or(0).saturating_sub(shown);
+    lines.extend((more > 0).then(|| format!("  and {more} more")));
+    if !dropped.dry_run {
+        lines.push(format!(
+            "until gc it can be brought back: ckptfs branch restore {}",
+            word(name)
+        ));
+    }
+    lines
+}

@@ -1,0 +1,63 @@
+//! `ckptfs branch list`.
+
+use super::super::context::Context;
+use super::super::error::Outcome;
+use super::super::output::{Out, width};
+use super::super::{locate, size};
+use crate::engine::api::{BranchInfo, ListBranches};
+
+/// List the branches: name, base, how many paths each has changed, its own space, where it is
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Those that were dropped and can be brought back instead
+    #[arg(long)]
+    dropped: bool,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let all = locate::history(context.dir())?.ask(ListBranches {
+        dropped: args.dropped,
+        counted: true,
+    })?;
+    context.out.answer(&all, |out| print(out, &all))
+}
+
+fn print(out: &mut Out, all: &[BranchInfo]) -> std::io::Result<()> {
+    let base = |branch: &BranchInfo| {
+        branch
+            .base
+            .map_or_else(|| "-".to_owned(), |base| format!("at {base}"))
+    };
+    let state = |branch: &BranchInfo| match (branch.changed, branch.mounted) {
+        (Some(changed), _) => format!("{changed} changed"),
+        (None, true) => "mounted".to_owned(),
+        (None, false) if branch.dropped => "dropped".to_owned(),
+        (None, false) => "not mounted".to_owned(),
+    };
+    let bytes = |branch: &BranchInfo| branch.bytes.map_or_else(|| "-".to_owned(), size::human);
+    let widths = (
+        width(all, |branch| branch.name.clone()),
+        width(all, base),
+        width(all, state),
+        width(all, bytes),
+    );
+    for branch in all {
+        let trouble = branch
+            .trouble
+            .as_ref()
+            .map_or_else(String::new, |why| format!("  ({why})"));
+        out.text_line(&format!(
+            "{:<4$}  {:<5$}  {:<6$}  {:>7$}  {8}{trouble}",
+            branch.name,
+            base(branch),
+            state(branch),
+            bytes(branch),
+            widths.0,
+            widths.1,
+            widths.2,
+            widths.3,
+            branch.path.display(),
+        ))?;
+    }
+    Ok(())
+}

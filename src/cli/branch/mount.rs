@@ -1,0 +1,20 @@
+//! `ckptfs branch mount`.
+
+use super::super::context::Context;
+use super::super::error::Outcome;
+use super::super::locate;
+use crate::engine::api::MountBranch;
+
+/// Mount a branch again whose mount has ended, and print where it is
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The branch
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let mounted = served.client.ask(MountBranch { name: args.name })?;
+    super::create::print(&mounted, context)
+}

@@ -1,0 +1,248 @@
+//! The branches of a tree that this process serves: each has a session, a control socket and an end
+//! of its own.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::answering::{End, bind, lacks_room, start_threads};
+use super::error::{On, hinted};
+use super::{daemon, mounts};
+use crate::control::{Answers, SOCKET_NAME};
+use crate::engine::api::{Code, VerbError, VerbResult};
+use crate::engine::branches::{BranchTree, Ending, Host};
+use crate::engine::request::Service;
+use crate::engine::{Config, Engine};
+use crate::fuse::Session;
+use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::{self, Errno};
+
+/// How long the end of a branch is waited for, once its mount is gone.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long whoever uses an engine that is closed may take to let go of it.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+const RELEASE_PAUSE: Duration = Duration::from_micros(200);
+/// Answers that are under way at the end have so long.
+const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The branches of one tree.
+pub struct Trees {
+    /// How the tree itself is served: so are they.
+    args: daemon::Args,
+    parent: Weak<Engine>,
+    me: Weak<Trees>,
+    served: Mutex<HashMap<String, Arc<Served>>>,
+}
+
+/// A branch that is served.
+struct Served {
+    mount: PathBuf,
+    /// The number of its connection, if it was seen.
+    minor: Option<u32>,
+    ended: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Served {
+    /// Ends the connection: every call on it fails with ENOTCONN.
+    fn abort(&self) {
+        let aborted = self.minor.ok_or(Errno::ENOENT).and_then(|minor| {
+            let control = format!("/sys/fs/fuse/connections/{minor}/abort");
+            Ok(std::fs::write(control, "1")?)
+        });
+        if let Err(errno) = aborted {
+            tracing::warn!(%errno, mount = %self.mount.display(), "the connection cannot be aborted: it is served until nobody uses it");
+        }
+    }
+
+    /// Whether it has ended within this time.
+    fn wait(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut ended = self.ended.lock();
+        while !*ended {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut ended, left);
+        }
+        true
+    }
+}
+
+impl Trees {
+    /// Has `engine`, which is served with `args`, have branches.
+    pub fn serve_branches_of(engine: &Arc<Engine>, args: &daemon::Args) -> Arc<Trees> {
+        let trees = Arc::new_cyclic(|me| Trees {
+            args: args.clone(),
+            parent: Arc::downgrade(engine),
+            me: Weak::clone(me),
+            served: Mutex::default(),
+        });
+        engine
+            .branches()
+            .set_host(Arc::clone(&trees) as Arc<dyn Host>);
+        trees
+    }
+
+    /// Waits until no branch is served any more, as long as that takes.
+    pub fn wait_all(&self) {
+        loop {
+            let Some(next) = self.served.lock().values().next().map(Arc::clone) else {
+                return;
+            };
+            next.wait(END_TIMEOUT);
+        }
+    }
+
+    fn forget(&self, name: &str) {
+        if let Some(parent) = self.parent.upgrade() {
+            parent.branches().ended(name);
+        }
+        self.served.lock().remove(name);
+    }
+
+    /// The arguments of a daemon that would serve a branch alone.
+    fn args_of(&self, path: &Path) -> daemon::Args {
+        daemon::Args {
+            backing: path.to_owned(),
+            mountpoint: path.to_owned(),
+            ..self.args.clone()
+        }
+    }
+
+    /// Waits for the end of a branch, and ends it.
+    fn see_out(
+        &self,
+        name: &str,
+        engine: Arc<Engine>,
+        answers: &OnceLock<Answers>,
+        ends: &Receiver<End>,
+        served: &Served,
+    ) {
+        if let Ok(End::Asked) = ends.recv() {
+            // Whoever still is in it gets ENOTCONN.
+            served.abort();
+            let _ = ends.recv_timeout(END_TIMEOUT);
+        }
+        if let Err(error) = engine.end_branches(Ending::Lazy) {
+            tracing::warn!(branch = name, %error, "its own branches did not end");
+        }
+        engine.close();
+        if let Some(answers) = answers.get() {
+            answers.wait_given(ANSWERS_TIMEOUT);
+        }
+        let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
+        self.forget(name);
+        let left = Arc::downgrade(&engine);
+        drop(engine);
+        // Who waits for this end hears of it by the end of the connection.
+        if let Some(answers) = answers.get() {
+            answers.end();
+        }
+        let began = Instant::now();
+        while left.strong_count() > 0 && began.elapsed() < RELEASE_TIMEOUT {
+            std::thread::sleep(RELEASE_PAUSE);
+        }
+        tracing::info!(branch = name, "its mount has ended");
+        *served.ended.lock() = true;
+        served.changed.notify_all();
+    }
+}
+
+impl Host for Trees {
+    fn config(&self, tree: BranchTree) -> VerbResult<Config> {
+        let args = self.args_of(&tree.path);
+        Ok(Config {
+            base: Some(tree.base),
+            ..daemon::config_of(&args, tree.root)
+        })
+    }
+
+    fn clear(&self, path: &Path) -> VerbResult<()> {
+        mounts::repair_above(path).map(drop)
+    }
+
+    fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
+        let path = &engine.mount_path().to_owned();
+        let args = self.args_of(path);
+        let me = self.me.upgrade().ok_or_else(|| ending(name))?;
+        Trees::serve_branches_of(engine, &args);
+        let listener = match bind(engine) {
+            Err(cause) if lacks_room(&cause) => None,
+            bound => Some(bound.on("the control socket")?),
+        };
+        let service = Arc::clone(engine) as Arc<dyn Service>;
+        let session = Session::mount(service, &daemon::mount_config(&args, engine))
+            .map_err(|cause| daemon::mount_error(&args, &cause))?;
+        engine.set_caches(session.caches());
+        let table = mounts::all()?;
+        let minor = mounts::top(&table, path).map(|mount| sys::device_minor(mount.dev));
+        let served = Arc::new(Served {
+            mount: path.clone(),
+            minor,
+            ended: Mutex::new(false),
+            changed: Condvar::default(),
+        });
+        let (tell_end, ends) = channel();
+        let answers = start_threads(&args, engine, listener, session, &tell_end)?;
+        self.served
+            .lock()
+            .insert(name.to_owned(), Arc::clone(&served));
+        let (tree, branch) = (Arc::clone(engine), name.to_owned());
+        let seen_out = move || me.see_out(&branch, tree, &answers, &ends, &served);
+        std::thread::Builder::new()
+            .name("branch".into())
+            .spawn(seen_out)
+            .on("starting threads")?;
+        if fresh {
+            engine.tell_below(false, true);
+        } else {
+            for holder in daemon::watch_below(&args, engine) {
+                engine.warn(super::holders::passed_by(std::iter::once(&holder)));
+            }
+            engine.mount_branches();
+        }
+        Ok(())
+    }
+
+    fn end(&self, name: &str, how: Ending) -> VerbResult<()> {
+        let Some(served) = self.served.lock().get(name).map(Arc::clone) else {
+            return Ok(());
+        };
+        let (at, lazily) = (&served.mount, how != Ending::Unused);
+        match mounts::unmount(at, false) {
+            // Somebody else has unmounted it.
+            Ok(()) | Err(Errno::EINVAL) => {}
+            Err(Errno::EBUSY) if lazily => {
+                if how == Ending::Forced {
+                    served.abort();
+                }
+                mounts::unmount(at, true).map_err(|cause| mounts::unmount_error(at, cause))?;
+                if how == Ending::Lazy {
+                    return Ok(());
+                }
+            }
+            Err(Errno::EBUSY) => {
+                let message = format!("the branch {name} is in use, at {}", at.display());
+                return Err(hinted(Code::BranchInUse, message, "leave it first"));
+            }
+            Err(cause) => return Err(mounts::unmount_error(at, cause)),
+        }
+        if served.wait(END_TIMEOUT) {
+            Ok(())
+        } else {
+            Err(ending(name))
+        }
+    }
+}
+
+fn ending(name: &str) -> VerbError {
+    hinted(
+        Code::DaemonBusy,
+        format!("the mount of the branch {name} has not ended yet"),
+        "somebody may have something of it open still: try again then",
+    )
+}
