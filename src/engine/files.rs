@@ -169,7 +169,7 @@ impl Views {
             (Some(file), Seek::Hole) => sys::seek_hole(file, offset),
         };
         match self.open_file(fh)? {
-            Open::Live(handle) => find(Some(&handle.file)),
+            Open::Live(handle) => find(Some(&*self.live.files.source(&handle)?)),
             Open::Past(handle) => handle.with(&self.states.view(handle.state()), find),
         }
     }
@@ -201,7 +201,7 @@ impl Views {
                 })
         };
         let copied = match source {
-            Open::Live(source) => copy(Some(&source.file))?,
+            Open::Live(source) => copy(Some(&*self.live.files.source(&source)?))?,
             Open::Past(source) => source.with(&self.states.view(source.state()), copy)?,
         };
         Ok(copied as u64)

@@ -196,6 +196,7 @@ impl Engine {
             timeline: Arc::clone(self.live.timeline()),
             present: Arc::clone(&self.live.inodes) as Arc<dyn Present>,
             at,
+            level: self.live.inodes.level() + 1,
         })
     }
 
@@ -239,6 +240,8 @@ reaches_timeline! {
     import::Importer<'_>: engine.live;
 }
 
+#[cfg(test)]
+mod branch_tests;
 #[cfg(test)]
 #[path = "forged_tests.rs"]
 mod forged;

@@ -18,6 +18,9 @@ pub struct Base {
     pub present: Arc<dyn Present>,
     /// The checkpoint.
     pub at: CheckpointId,
+    /// How many branches deep the branch is: 1 if the parent is none. What is made in it has this
+    /// in its number.
+    pub level: u64,
 }
 
 impl Base {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child};
-use crate::sys::{Errno, SysResult, Xattrs};
+use crate::sys::{Errno, SysResult, Time, Xattrs};
 
 /// How long a rename under way is waited for, each time, when an inode is at none of its names.
 const RENAME_PAUSE: Duration = Duration::from_micros(200);
@@ -95,6 +95,9 @@ pub trait Present: Send + Sync {
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
     /// Opens a regular file for reading.
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
+    /// The time of change of a file that [`Present::open`] has opened. Where that is a copy of what
+    /// the base of a branch has, it is the time that the base tells.
+    fn ctime_of(&self, node: &Arc<Trail>, file: &File) -> SysResult<Time>;
     /// A number that grows with each rename; `None`: one is under way, and what it moves may be
     /// found at neither name.
     fn renames(&self) -> Option<u64>;

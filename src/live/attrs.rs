@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::change::Change;
+use super::copy_up::CopyUp;
 use super::handles::SET_ID;
 use super::inodes::{At, target_of_fd};
 use super::past::{Busy, Captures, Inodes, Past};
@@ -114,10 +115,11 @@ pub struct Attrs {
     inodes: Arc<Inodes>,
     captures: Arc<Captures>,
     busy: Arc<Busy>,
+    copies: Arc<CopyUp>,
 }
 
 impl Attrs {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Attrs> {
+    pub(super) fn new(tables: &Tables, past: &Past, copies: &Arc<CopyUp>) -> Arc<Attrs> {
         Arc::new(Attrs {
             timeline: Arc::clone(&tables.timeline),
             reflink: tables.reflink,
@@ -131,6 +133,7 @@ impl Attrs {
             inodes: Arc::clone(&past.inodes),
             captures: Arc::clone(&past.captures),
             busy: Arc::clone(&past.busy),
+            copies: Arc::clone(copies),
         })
     }
 
@@ -148,6 +151,7 @@ impl Attrs {
         new: &NewAttrs,
     ) -> SysResult<Stat> {
         let at = at.into();
+        self.copies.own(at)?;
         self.busy.patiently(change, || {
             let _changing = self.locks.enter();
             let _tree = self.locks.tree.read();
@@ -369,6 +373,7 @@ impl Attrs {
         at: At<'_>,
         act: impl Fn(&OwnedFd) -> SysResult<()>,
     ) -> SysResult<()> {
+        self.copies.own(at)?;
         self.busy
             .patiently(change, || self.change_xattrs_now(change, at, &act))
     }
@@ -408,6 +413,10 @@ impl Attrs {
     /// Those of getxattr(2).
     pub fn get_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<Vec<u8>> {
         let at = at.into();
+        if let Some(xattrs) = self.inodes.xattrs_of_base(at)? {
+            let found = xattrs.into_iter().find(|(known, _)| known == name);
+            return found.map(|(_, value)| value).ok_or(Errno::NO_XATTR);
+        }
         match self.hot.file(at.slot) {
             Some(file) => sys::getxattr(&*file, name),
             None => sys::getxattr(self.inodes.fd(at)?, name),
@@ -419,7 +428,11 @@ impl Attrs {
     /// # Errors
     /// Those of listxattr(2).
     pub fn list_xattrs<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<Vec<u8>>> {
-        sys::listxattr(self.inodes.fd(at)?)
+        let at = at.into();
+        match self.inodes.xattrs_of_base(at)? {
+            Some(xattrs) => Ok(xattrs.into_iter().map(|(name, _)| name).collect()),
+            None => sys::listxattr(self.inodes.fd(at)?),
+        }
     }
 
     /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The
@@ -465,6 +478,7 @@ impl Attrs {
         xattrs: &Xattrs,
         times: bool,
     ) -> SysResult<bool> {
+        self.copies.own_in(at)?;
         self.busy.probe_first(change, at.slot)?;
         let fd = self.inodes.fd(at)?;
         let now = sys::stat_fd(&fd)?;
@@ -508,6 +522,7 @@ impl Attrs {
     /// # Errors
     /// Those of utimensat(2).
     pub fn renew_in(&self, change: &Change, at: At<'_>) -> SysResult<()> {
+        self.copies.own_in(at)?;
         let fd = self.inodes.fd(at)?;
         let stat = sys::stat_fd(&fd)?;
         if stat.kind != Kind::File || stat.nlink > 1 {
@@ -530,6 +545,7 @@ impl Attrs {
         source: Option<&File>,
         size: u64,
     ) -> SysResult<()> {
+        self.copies.own_in(at)?;
         self.busy.probe_first(change, at.slot)?;
         self.calls.void(at.slot);
         let fd = self.inodes.fd(at)?;

@@ -97,10 +97,16 @@ impl Baselines {
         written
     }
 
+    /// The tree is a branch.
+    pub(super) fn is_of_branch(&self) -> bool {
+        self.inodes.through().is_some()
+    }
+
     fn write_or_advance(&self, keep: Keep, all: bool) -> SysResult<u64> {
         let store = self.timeline.store();
-        // What no checkpoint shows needs no past.
-        if self.timeline.catalogue.stored_ids().is_empty() {
+        // What no checkpoint shows needs no past; and what a branch has of its own is few, and by its
+        // times of change it is known whether it was changed.
+        if self.timeline.catalogue.stored_ids().is_empty() || self.is_of_branch() {
             Baseline::remove(&store.layout)?;
             return self.kept.drop_all().map(|()| 0);
         }

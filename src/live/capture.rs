@@ -117,7 +117,7 @@ impl Captures {
             undo.push(Undo::Attr {
                 slot,
                 before: AttrState {
-                    stat: *stat,
+                    stat: self.inodes.shown(slot, *stat),
                     target,
                 },
             });

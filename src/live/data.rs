@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::attrs::{Attrs, NewAttrs};
 use super::change::Change;
+use super::copy_up::CopyUp;
 use super::handles::{Handle, HandleId, OpenFlags, SET_ID};
 use super::inodes::At;
 use super::mapped::Mapped;
@@ -24,6 +25,10 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLockReadGuard;
 use crate::sys::{self, Asker, Errno, Open, Stat, SysResult};
+
+/// An inherited file of so many bytes is copied up when it is opened, where the kernel reads by
+/// itself: smaller ones are read once, and are in its cache then.
+const COPIED_FROM: u64 = 128 * 1024;
 
 /// Opens, reads, writes and closes files.
 pub struct Files {
@@ -43,17 +48,20 @@ pub struct Files {
     attrs: Arc<Attrs>,
     names: Arc<Names>,
     removal: Arc<Removal>,
+    copies: Arc<CopyUp>,
 }
+
+/// The parts that a change needs, those that look after what is open, and those that change what is
+/// no content.
+pub(super) type Needs<'a> = (
+    (&'a Tables, &'a Past, &'a Arc<CopyUp>),
+    (&'a Arc<Settling>, &'a Arc<Mapped>),
+    (&'a Arc<Attrs>, &'a Arc<Names>, &'a Arc<Removal>),
+);
 
 impl Files {
     pub(super) fn new(
-        tables: &Tables,
-        past: &Past,
-        settling: &Arc<Settling>,
-        mapped: &Arc<Mapped>,
-        attrs: &Arc<Attrs>,
-        names: &Arc<Names>,
-        removal: &Arc<Removal>,
+        ((tables, past, copies), (settling, mapped), (attrs, names, removal)): Needs<'_>,
     ) -> Files {
         Files {
             timeline: Arc::clone(&tables.timeline),
@@ -72,6 +80,7 @@ impl Files {
             attrs: Arc::clone(attrs),
             names: Arc::clone(names),
             removal: Arc::clone(removal),
+            copies: Arc::clone(copies),
         }
     }
 
@@ -120,6 +129,9 @@ impl Files {
         slot: Slot,
         flags: OpenFlags,
     ) -> SysResult<(HandleId, Arc<Handle>)> {
+        if flags.write || flags.truncate || self.is_served_by_kernel(slot, flags)? {
+            self.copies.own(slot)?;
+        }
         let (id, handle) = self
             .busy
             .patiently(change, || self.open_now(change, slot, flags))?;
@@ -208,8 +220,36 @@ impl Files {
         let _tree = self.locks.tree.read();
         let _stripe = self.locks.stripe(slot);
         let (file, stat, _) = self.open_backing(slot, flags)?;
-        let io = self.io_mode(slot, flags, stat.mode);
+        // Somebody may write to it later, through an inode of its own: the kernel would not know.
+        let io = match self.inodes.is_inherited(slot) {
+            true => IoMode::Daemon,
+            false => self.io_mode(slot, flags, stat.mode),
+        };
         self.opened(change, slot, file, flags, io, (stat.mode | mode, None))
+    }
+
+    /// An inherited file that is opened to be read is worth a copy: it is large, or a program, and
+    /// the kernel can read it by itself then.
+    fn is_served_by_kernel(&self, slot: Slot, flags: OpenFlags) -> SysResult<bool> {
+        if !self.inodes.is_inherited(slot) || !self.passthrough.is_for(flags.asker) {
+            return Ok(false);
+        }
+        let stat = self.inodes.stat(slot)?;
+        Ok(stat.size >= COPIED_FROM || stat.size > 0 && stat.mode & 0o111 != 0)
+    }
+
+    /// The file that a handle reads from: what was inherited when it was opened may have been
+    /// copied up since, and changed.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn source(&self, handle: &Handle) -> SysResult<Arc<File>> {
+        if !handle.inherited || self.inodes.is_inherited(handle.slot) {
+            return Ok(Arc::clone(&handle.file));
+        }
+        let _tree = self.locks.tree.read();
+        let (file, _) = self.inodes.open_file(handle.slot.into(), Open::READ)?;
+        Ok(Arc::new(file))
     }
 
     /// Takes back a handle that nobody was told of. The file is settled with the next one that is.
@@ -302,6 +342,7 @@ impl Files {
         make: &Make<'_>,
         flags: OpenFlags,
     ) -> SysResult<(Made, HandleId, Arc<Handle>)> {
+        self.copies.own(parent)?;
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         let io = self.first_io_mode(flags, make.mode);
@@ -349,9 +390,9 @@ impl Files {
             self.mapped.touch(slot);
         }
         let by = change.author.process().filter(|_| flags.write).cloned();
-        let (id, handle) = self
-            .handles
-            .put(Handle::new(slot, file, flags, io, by, mode));
+        let mut handle = Handle::new(slot, file, flags, io, by, mode);
+        handle.inherited = self.inodes.is_inherited(slot);
+        let (id, handle) = self.handles.put(handle);
         self.writers.note_writer(id.0, &handle);
         Ok((id, handle))
     }
@@ -432,7 +473,7 @@ impl Files {
         let handle = self.handles.get(id)?;
         self.mapped.touch(handle.slot);
         let mut buffer = vec![0_u8; size as usize];
-        let filled = sys::read_full_at(&handle.file, &mut buffer, offset)?;
+        let filled = sys::read_full_at(self.source(&handle)?, &mut buffer, offset)?;
         buffer.truncate(filled);
         Ok(buffer)
     }
@@ -547,6 +588,9 @@ impl Files {
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
         self.durability.note_synced();
         self.durability.make_past_durable()?;
+        if self.inodes.is_inherited(slot) {
+            return Ok(());
+        }
         let dir = self.inodes.dir(slot)?;
         let synced = sys::fsync(sys::reopen(&dir, Open::READ)?);
         self.durability.note_synced();

@@ -63,6 +63,8 @@ pub struct Handle {
     pub io: IoMode,
     /// The process that opened it, if that is known.
     pub by: Option<Arc<Numbered>>,
+    /// It was of the base of a branch when it was opened, and `file` has what it held.
+    pub(super) inherited: bool,
     /// The file had set-id bits when it was opened, or got some since: what is done through this
     /// handle may clear them.
     set_id: AtomicBool,
@@ -84,6 +86,7 @@ impl Handle {
             flags,
             io,
             by,
+            inherited: false,
             set_id: AtomicBool::new(mode & SET_ID != 0),
         }
     }

@@ -71,6 +71,7 @@ impl Idle {
 
     fn due(&self) -> Option<Due> {
         if self.timeline.catalogue.stored_ids().is_empty()
+            || self.baselines.is_of_branch()
             || !self
                 .timeline
                 .store()

@@ -1,5 +1,6 @@
 //! Finding an inode by its slot, and verifying that it is the one.
 
+mod inherited;
 mod present;
 mod walk;
 
@@ -7,9 +8,11 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::nodes::generation_of;
 use super::tables::{Dirs, HotFiles, Locks, NodeTable, Tables};
+use super::through::Through;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
@@ -108,6 +111,11 @@ pub struct Inodes {
     hot: Arc<HotFiles>,
     device: u64,
     root_ino: u64,
+    reflink: bool,
+    /// What a branch looks through to.
+    through: Option<Arc<Through>>,
+    /// Files that were made aside to be read.
+    copies: AtomicU64,
     /// Where inodes were found that are to be captured ahead and that the kernel may not know. A
     /// leaf.
     found_ahead: Mutex<HashMap<Slot, Place>>,
@@ -125,6 +133,9 @@ impl Inodes {
             hot: Arc::clone(&tables.hot),
             device: stat.dev,
             root_ino: stat.ino,
+            reflink: tables.reflink,
+            through: tables.base.clone().map(Through::new),
+            copies: AtomicU64::new(0),
             found_ahead: Mutex::default(),
         })
     }
@@ -138,11 +149,19 @@ impl Inodes {
         if stat.dev != self.device {
             return Err(Errno::EXDEV);
         }
-        Ok(if stat.ino == self.root_ino {
-            Slot::ROOT
-        } else {
-            Slot(stat.ino)
-        })
+        self.slot_of_ino(stat.ino)
+    }
+
+    /// The slot of an inode of this filesystem.
+    ///
+    /// # Errors
+    /// EOVERFLOW: a branch has no room for such numbers.
+    pub fn slot_of_ino(&self, ino: u64) -> SysResult<Slot> {
+        match &self.through {
+            _ if ino == self.root_ino => Ok(Slot::ROOT),
+            Some(through) => through.slot_of(ino),
+            None => Ok(Slot(ino)),
+        }
     }
 
     /// The names under which an inode may be found, the likeliest first.
@@ -321,8 +340,12 @@ impl Inodes {
     /// ESTALE if it cannot be found.
     pub fn stat<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Stat> {
         let at = at.into();
+        if let Some(attr) = self.attr_of_base(at)? {
+            return Ok(attr.stat);
+        }
+        let shown = |stat| Ok(self.shown(at.slot, stat));
         if at.slot == Slot::ROOT {
-            return sys::stat_fd(&self.root);
+            return shown(sys::stat_fd(&self.root)?);
         }
         if let Some(orphan) = self.nodes.orphan(at.slot) {
             return Ok(Stat {
@@ -331,12 +354,12 @@ impl Inodes {
             });
         }
         if let Some(dir) = self.dirs.get(at.slot) {
-            return sys::stat_fd(&dir);
+            return shown(sys::stat_fd(&dir)?);
         }
         if let Some(file) = self.hot.file(at.slot) {
-            return sys::stat_fd(&*file);
+            return shown(sys::stat_fd(&*file)?);
         }
-        Ok(self.find(at)?.stat)
+        shown(self.find(at)?.stat)
     }
 
     /// A descriptor that names an inode of any kind (`O_PATH`).
@@ -404,6 +427,11 @@ impl Inodes {
                 Err(Errno::EINVAL)
             }
         };
+        if !how.write
+            && let Some(opened) = self.open_inherited(at)?
+        {
+            return Ok(opened);
+        }
         if let Some(orphan) = self.nodes.orphan(at.slot) {
             let stat = sys::stat_fd(&orphan)?;
             regular(&stat)?;
@@ -445,10 +473,8 @@ impl Inodes {
         name: &Name,
         lookups: u64,
     ) -> SysResult<(Slot, u64, Stat)> {
-        let dir = self.dir(parent)?;
-        let stat = sys::stat_at(&dir, name.as_bytes())?;
-        let slot = self.slot_of(&stat)?;
-        let place = place(parent, name);
+        let (child, stat) = self.stat_child(parent.into(), name)?.ok_or(Errno::ENOENT)?;
+        let (slot, place) = (child.slot, place(parent, name));
         let generation =
             self.nodes
                 .lock()

@@ -40,6 +40,7 @@ mod calls;
 mod capture;
 mod change;
 mod closer;
+mod copy_up;
 mod cut;
 mod data;
 mod dedup;
@@ -69,6 +70,7 @@ mod swaps;
 mod table;
 mod tables;
 mod takeover;
+mod through;
 mod told;
 
 use std::os::fd::OwnedFd;
@@ -106,6 +108,7 @@ pub use swaps::Swaps;
 pub use table::NodeTable;
 pub use takeover::Adoption;
 
+use copy_up::CopyUp;
 use past::Past;
 use tables::Tables;
 
@@ -157,7 +160,7 @@ pub struct Live {
     /// Makes, links and renames.
     pub names: Arc<Names>,
     /// Makes inodes aside, in the staging directory.
-    pub staged: Staging,
+    pub staged: Arc<Staging>,
     /// Puts them in place.
     pub swaps: Swaps,
     /// Opens, reads, writes and closes files.
@@ -202,19 +205,26 @@ impl Live {
         let past = Past::new(&tables, &stat)?;
         let settling = Settling::new(&tables, &past);
         let mapped = Mapped::new(&tables);
-        let attrs = Attrs::new(&tables, &past);
-        let removal = Removal::new(&tables, &past);
-        let names = Names::new(&tables, &past, &removal);
-        let files = Files::new(&tables, &past, &settling, &mapped, &attrs, &names, &removal);
+        let staged = Staging::new(&tables, &past);
+        let copies = CopyUp::new(&tables, &past, &staged);
+        let attrs = Attrs::new(&tables, &past, &copies);
+        let removal = Removal::new(&tables, &past, &copies);
+        let names = Names::new(&tables, &past, &copies, &removal);
+        let files = Files::new((
+            (&tables, &past, &copies),
+            (&settling, &mapped),
+            (&attrs, &names, &removal),
+        ));
         let kept = Kept::new(&tables, &past);
         let baselines = Baselines::new(&tables, &past, &kept);
+        past.inodes.begin_branch()?;
         let idle = Idle::new(&tables, &baselines, &kept);
         let eager = Eager::new(&tables, &past);
         let sharing = Sharing::new(&tables);
         Ok(Live {
             cuts: Cuts::new(&tables, &past),
-            staged: Staging::new(&tables, &past),
-            swaps: Swaps::new(&tables, &past, &removal, &names),
+            staged,
+            swaps: Swaps::new(&tables, &past, &copies, &removal, &names),
             sealer: Sealer::new(&tables, &past, &eager, &idle, &sharing),
             recovery: Recovery::new(&tables, &past, &removal),
             adoption: Adoption::new(&tables, &past),

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use super::change::Change;
+use super::copy_up::CopyUp;
 use super::handles::SET_ID;
 use super::inodes::{At, place, target_of};
 use super::nodes::generation_of;
@@ -67,13 +68,19 @@ pub struct Names {
     durability: Arc<Durability>,
     captures: Arc<Captures>,
     busy: Arc<Busy>,
+    copies: Arc<CopyUp>,
     removal: Arc<Removal>,
     /// The error of a rename over a directory in which something is.
     not_empty: OnceLock<Errno>,
 }
 
 impl Names {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Arc<Names> {
+    pub(super) fn new(
+        tables: &Tables,
+        past: &Past,
+        copies: &Arc<CopyUp>,
+        removal: &Arc<Removal>,
+    ) -> Arc<Names> {
         Arc::new(Names {
             timeline: Arc::clone(&tables.timeline),
             staging: Arc::clone(&tables.staging),
@@ -85,6 +92,7 @@ impl Names {
             durability: Arc::clone(&past.durability),
             captures: Arc::clone(&past.captures),
             busy: Arc::clone(&past.busy),
+            copies: Arc::clone(copies),
             removal: Arc::clone(removal),
             not_empty: OnceLock::new(),
         })
@@ -102,6 +110,7 @@ impl Names {
         name: &Name,
         make: &Make<'_>,
     ) -> SysResult<Made> {
+        self.copies.own(parent)?;
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         self.make_in(change, parent.into(), name, make, 1)
@@ -119,6 +128,11 @@ impl Names {
         if self.nodes.is_dead(parent.slot) {
             return Err(Errno::ENOENT);
         }
+        if self.inodes.through().is_some() && make.kind == Kind::CharDev && make.rdev == 0 {
+            // It would hide the name.
+            return Err(Errno::EPERM);
+        }
+        self.copies.own_in(parent)?;
         let dir = self.inodes.dir(parent)?;
         if make.again && self.is_made(&dir, name, make)? {
             let file = make
@@ -136,14 +150,15 @@ impl Names {
         } else {
             make.mode
         };
-        let file = create(&dir, name, make, mode)?;
+        let file = if self.inodes.is_hidden(&dir, name)? {
+            let make = |hidden: &Name| create(&dir, hidden, make, mode);
+            self.inodes.make_over(&dir, name, make)?
+        } else {
+            create(&dir, name, make, mode)?
+        };
         let made = self.own(change, parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {
-            let removed = if make.kind == Kind::Dir {
-                sys::rmdir_at(&dir, name.as_bytes())
-            } else {
-                sys::unlink_at(&dir, name.as_bytes())
-            };
+            let removed = self.removal.discard((parent, name), &dir, make.kind);
             tracing::debug!(?removed, "an inode that could not be given to its owner");
         }
         made
@@ -155,7 +170,7 @@ impl Names {
             Ok(stat) if stat.kind == Kind::Symlink && make.kind == Kind::Symlink => {
                 Ok(sys::readlink_at(dir, name.as_bytes())? == make.target)
             }
-            Ok(stat) => Ok(stat.kind == make.kind),
+            Ok(stat) => Ok(stat.kind == make.kind && !self.inodes.is_hidden(dir, name)?),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(errno),
         }
@@ -186,11 +201,7 @@ impl Names {
         how: NameTouch,
         mut undo: Vec<Undo>,
     ) -> SysResult<()> {
-        match sys::stat_at(dir, name.as_bytes()) {
-            Err(Errno::ENOENT) => {}
-            Ok(_) => return Err(Errno::EEXIST),
-            Err(errno) => return Err(errno),
-        }
+        self.inodes.check_free(parent, dir, name)?;
         self.timeline
             .processes
             .touch_name(&change.author, parent.slot, name, how);
@@ -267,6 +278,8 @@ impl Names {
         name: &Name,
         again: bool,
     ) -> SysResult<Made> {
+        self.copies.own(slot)?;
+        self.copies.own(parent)?;
         self.busy
             .patiently(change, || self.link_now(change, slot, parent, name, again))
     }
@@ -336,9 +349,15 @@ impl Names {
             undo,
         )?;
         self.durability.order_names()?;
-        sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
+        let link = |name: &Name| sys::link_at(from, from_name.as_bytes(), &dir, name.as_bytes());
+        if self.inodes.is_hidden(&dir, &to.name)? {
+            self.inodes.make_over(&dir, &to.name, link)?;
+        } else {
+            link(&to.name)?;
+        }
         let stat = sys::stat_at(&dir, to.name.as_bytes()).inspect_err(|_| {
-            let removed = sys::unlink_at(&dir, to.name.as_bytes());
+            let at = (to.parent.into(), &to.name);
+            let removed = self.removal.discard(at, &dir, stat.kind);
             tracing::debug!(?removed, "a link that could not be looked at");
         })?;
         self.durability.note_linked(slot);
@@ -360,6 +379,8 @@ impl Names {
     /// # Errors
     /// Those of link(2).
     pub fn link_in(&self, change: &Change, from: &Place, to: &Place) -> SysResult<Made> {
+        self.copies.own_name_in(from.parent.into(), &from.name)?;
+        self.copies.own_in(to.parent)?;
         let from_dir = self.inodes.dir(from.parent)?;
         let stat = sys::stat_at(&from_dir, from.name.as_bytes())?;
         self.link_found(

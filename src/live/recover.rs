@@ -268,7 +268,7 @@ impl Recovery {
             let child = self.inodes.child(&trail, &name)?.ok_or(Errno::ENOENT)?;
             trail = trail.step(&name, child.slot);
         }
-        if ino.is_some_and(|ino| Slot(ino) != trail.slot) {
+        if ino.is_some_and(|ino| self.inodes.slot_of_ino(ino) != Ok(trail.slot)) {
             return Err(Errno::ESTALE);
         }
         let _stripe = self.locks.stripe(trail.slot);

@@ -8,13 +8,17 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::capture::data_undo;
 use super::change::Change;
+use super::copy_up::CopyUp;
 use super::inodes::{At, target_of};
 use super::past::{Busy, Captures, Durability, Inodes, Past};
+use super::staged::STAGED_PREFIX;
 use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
+use super::through::hides as hides_name;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Child, Key, NameTouch, Place, Record, Undo};
@@ -120,10 +124,14 @@ pub struct Removal {
     durability: Arc<Durability>,
     captures: Arc<Captures>,
     busy: Arc<Busy>,
+    copies: Arc<CopyUp>,
+    staging: Arc<OwnedFd>,
+    /// Inodes that were discarded by way of the staging directory.
+    discards: AtomicU64,
 }
 
 impl Removal {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Removal> {
+    pub(super) fn new(tables: &Tables, past: &Past, copies: &Arc<CopyUp>) -> Arc<Removal> {
         Arc::new(Removal {
             timeline: Arc::clone(&tables.timeline),
             locks: Arc::clone(&tables.locks),
@@ -137,6 +145,9 @@ impl Removal {
             durability: Arc::clone(&past.durability),
             captures: Arc::clone(&past.captures),
             busy: Arc::clone(&past.busy),
+            copies: Arc::clone(copies),
+            staging: Arc::clone(&tables.staging),
+            discards: AtomicU64::new(0),
         })
     }
 
@@ -148,8 +159,60 @@ impl Removal {
         name: &'a Name,
     ) -> SysResult<Target<'a>> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
+        if self.inodes.through().is_some() && hides_name(&stat) {
+            return Err(Errno::ENOENT);
+        }
         let slot = self.inodes.slot_of(&stat)?;
         Ok(Target::known(parent, dir, name, stat, slot))
+    }
+
+    /// A directory has no names.
+    pub(super) fn is_empty(&self, target: &Target<'_>) -> SysResult<bool> {
+        if self.inodes.through().is_some() {
+            return self.inodes.is_empty(target.slot.into());
+        }
+        let fd = sys::open_path_at(target.dir, target.name.as_bytes())?;
+        Ok(sys::list_dir(fd)?.is_empty())
+    }
+
+    /// Removes what is at a name, and nothing of which is needed. Where the base of a branch has
+    /// something there it is hidden in the same step.
+    ///
+    /// # Errors
+    /// Those of unlink(2) and rmdir(2).
+    pub(super) fn discard(
+        &self,
+        (parent, name): (At<'_>, &Name),
+        dir: &OwnedFd,
+        kind: Kind,
+    ) -> SysResult<()> {
+        let remove = |dir: &OwnedFd, name: &[u8]| match kind {
+            Kind::Dir => sys::rmdir_at(dir, name),
+            _ => sys::unlink_at(dir, name),
+        };
+        let hides = self.inodes.must_hide(parent, name)?;
+        // A directory of a branch may have whiteouts in it, which go with it.
+        if !hides && (self.inodes.through().is_none() || kind != Kind::Dir) {
+            return remove(dir, name.as_bytes());
+        }
+        let number = self.discards.fetch_add(1, Ordering::Relaxed);
+        let aside = format!("{STAGED_PREFIX}gone-{number}");
+        let how = match hides {
+            true => RenameMode::NoReplaceWhiteout,
+            false => RenameMode::NoReplace,
+        };
+        let (from, to) = (name.as_bytes(), aside.as_bytes());
+        sys::rename_at(dir, from, &*self.staging, to, how)?;
+        if kind == Kind::Dir {
+            let emptied = sys::open_path_at(&*self.staging, to)?;
+            for entry in sys::list_dir(&emptied)? {
+                if !hides_name(&sys::stat_at(&emptied, &entry.name)?) {
+                    return Err(Errno::ENOTEMPTY);
+                }
+                sys::unlink_at(&emptied, &entry.name)?;
+            }
+        }
+        remove(&self.staging, to)
     }
 
     /// Collects what must be recorded before an inode loses this name, and decides what becomes of
@@ -348,6 +411,9 @@ impl Removal {
             nodes.remove_link(target.slot, &place);
         }
         if last {
+            if let Some(through) = self.inodes.through() {
+                through.note_gone(target.slot);
+            }
             self.dirs.remove(target.slot);
             self.hot.lock().remove(&target.slot);
             self.handover.leave_cold(target.slot);
@@ -365,6 +431,7 @@ impl Removal {
         name: &Name,
         want_dir: bool,
     ) -> SysResult<Slot> {
+        self.copies.own_name_in(parent, name)?;
         let dir = self.inodes.dir(parent)?;
         let target = self.target(parent, &dir, name)?;
         match (target.stat.kind == Kind::Dir, want_dir) {
@@ -375,10 +442,12 @@ impl Removal {
         let _stripe = self.locks.stripe(target.slot);
         self.removal_first(change, &target)?;
         let past = !self.timeline.epochs.is_born(target.slot);
-        if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty()
-        {
+        // The filesystem itself would not see what the base has.
+        let asks = past || self.inodes.through().is_some();
+        if want_dir && asks && !self.is_empty(&target)? {
             return Err(Errno::ENOTEMPTY);
         }
+        let hides = self.inodes.must_hide(parent, name)?;
         let (mut undo, mut more) = (Vec::new(), Vec::new());
         self.captures.keep_dir(parent, &dir, &mut undo)?;
         let fate = self.plan_unlink(&target, &mut undo, &mut more)?;
@@ -403,15 +472,11 @@ impl Removal {
         let ordered = self.order_removal(&target);
         match fate {
             Fate::Move(object) => ordered
-                .and_then(|()| self.move_away(&dir, name, object, false))
+                .and_then(|()| self.move_away(&dir, name, object, hides))
                 .inspect_err(|_| self.take_back(target.slot))?,
-            Fate::Free if want_dir => ordered.and_then(|()| {
-                self.captures
-                    .with_room(|| sys::rmdir_at(&dir, name.as_bytes()))
-            })?,
             Fate::Free => ordered.and_then(|()| {
                 self.captures
-                    .with_room(|| sys::unlink_at(&dir, name.as_bytes()))
+                    .with_room(|| self.discard((parent, name), &dir, target.stat.kind))
             })?,
         }
         self.timeline.epochs.count(if past { 1 } else { -1 });
@@ -452,6 +517,7 @@ impl Removal {
     /// # Errors
     /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn unlink(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
+        self.copies.own_name(parent.into(), name)?;
         self.busy.patiently(change, || {
             let _changing = self.locks.enter();
             let _tree = self.locks.tree.write();
@@ -464,6 +530,7 @@ impl Removal {
     /// # Errors
     /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn rmdir(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
+        self.copies.own_name(parent.into(), name)?;
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         self.remove_in(change, parent.into(), name, true)

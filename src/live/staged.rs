@@ -16,7 +16,7 @@ use super::tables::{NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Place};
-use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult, Xattrs};
+use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, Xattrs};
 
 /// What every name of an inode that is made here begins with.
 pub const STAGED_PREFIX: &str = "new-";
@@ -59,6 +59,11 @@ impl Staged {
         self.stat.kind
     }
 
+    /// Its number on the backing filesystem.
+    pub(super) fn ino(&self) -> u64 {
+        self.stat.ino
+    }
+
     /// Where it is.
     pub fn place(&self) -> Place {
         place(Slot::STAGING, &self.name)
@@ -75,17 +80,17 @@ pub struct Staging {
 }
 
 impl Staging {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Staging {
-        Staging {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Staging> {
+        Arc::new(Staging {
             timeline: Arc::clone(&tables.timeline),
             staging: Arc::clone(&tables.staging),
             nodes: Arc::clone(&tables.nodes),
             inodes: Arc::clone(&past.inodes),
             captures: Arc::clone(&past.captures),
-        }
+        })
     }
 
-    /// Makes an inode of any kind but a directory, complete with owner, mode, extended attributes
+    /// Makes an inode of any kind, a directory empty, complete with owner, mode, extended attributes
     /// and times. Its name is free, or that of one that was never adopted. Nothing is durable.
     ///
     /// # Errors
@@ -120,14 +125,44 @@ impl Staging {
             Kind::Symlink => {
                 sys::symlink_at(wanted.attr.target.as_deref().ok_or(Errno::EIO)?, dir, name)?
             }
+            Kind::Dir => sys::mkdir_at(dir, name, 0o700)?,
             kind => sys::mknod_at(dir, name, kind, 0o600, then.rdev)?,
         }
         let fd = sys::open_path_at(dir, name)?;
         apply_attrs_to_new(&fd, wanted, |mode| sys::chmod_fd(&fd, mode))
     }
 
+    /// What a staged file holds is on the disk when this returns.
+    ///
+    /// # Errors
+    /// EIO.
+    pub(super) fn sync(&self, staged: &Staged) -> SysResult<()> {
+        let name = staged.name.as_bytes();
+        sys::fsync(sys::open_file_at(&self.staging, name, Open::READ)?)
+    }
+
+    /// Gives a staged inode a name in a directory.
+    ///
+    /// # Errors
+    /// Those of rename(2).
+    pub(super) fn put(
+        &self,
+        staged: &Staged,
+        dir: &OwnedFd,
+        name: &Name,
+        how: RenameMode,
+    ) -> SysResult<()> {
+        let from = staged.name.as_bytes();
+        self.captures
+            .with_room(|| sys::rename_at(&*self.staging, from, dir, name.as_bytes(), how))
+    }
+
     fn unstage_name(&self, name: &Name) {
-        match sys::unlink_at(&self.staging, name.as_bytes()) {
+        let removed = match sys::unlink_at(&self.staging, name.as_bytes()) {
+            Err(Errno::EISDIR | Errno::EPERM) => sys::rmdir_at(&*self.staging, name.as_bytes()),
+            removed => removed,
+        };
+        match removed {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => {
                 tracing::debug!(?name, %errno, "what was staged for nothing was not removed")
@@ -160,7 +195,11 @@ impl Staging {
             // One that changed places with it, and could not be moved on, is in the tree as far as
             // history knows.
             if entry.name.starts_with(STAGED_PREFIX.as_bytes())
-                && self.timeline.lookup.place_or_fault(Slot(entry.ino))? != Some(place.clone())
+                && self
+                    .timeline
+                    .lookup
+                    .place_or_fault(self.inodes.slot_of_ino(entry.ino)?)?
+                    != Some(place.clone())
             {
                 self.unstage_name(&place.name);
             }

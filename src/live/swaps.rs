@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::change::Change;
+use super::copy_up::CopyUp;
 use super::inodes::At;
 use super::legacy::Turn;
 use super::names::Names;
@@ -20,6 +21,7 @@ use super::past::{Captures, Durability, Inodes, Past};
 use super::remove::{Fate, Removal, Target};
 use super::staged::Swap;
 use super::tables::{Locks, NodeTable, Orphans, Tables};
+use super::through::hides;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};
@@ -76,12 +78,14 @@ pub struct Swaps {
     captures: Arc<Captures>,
     removal: Arc<Removal>,
     names: Arc<Names>,
+    copies: Arc<CopyUp>,
 }
 
 impl Swaps {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
+        copies: &Arc<CopyUp>,
         removal: &Arc<Removal>,
         names: &Arc<Names>,
     ) -> Swaps {
@@ -96,6 +100,7 @@ impl Swaps {
             captures: Arc::clone(&past.captures),
             removal: Arc::clone(removal),
             names: Arc::clone(names),
+            copies: Arc::clone(copies),
         }
     }
 
@@ -107,6 +112,9 @@ impl Swaps {
     /// Those of rename(2); ENOSPC or EIO if the past could not be kept. Then some are in place, and
     /// the others are in the staging directory.
     pub fn put_in_place(&self, change: &Change, swaps: &[Swap]) -> SysResult<Vec<Option<Slot>>> {
+        for Swap { to, .. } in swaps {
+            self.copies.own_name_in(to.parent.into(), &to.name)?;
+        }
         let mut replaced = Vec::with_capacity(swaps.len());
         let mut parts = swaps.chunks(AT_ONCE_MAX).peekable();
         let mut ahead = parts.peek().map(|first| self.look_at(first));
@@ -139,6 +147,9 @@ impl Swaps {
         let (dir, name) = (self.inodes.dir(to.parent)?, to.name.as_bytes());
         let stat = match sys::stat_at(&dir, name) {
             Err(Errno::ENOENT) => return Ok(Sight { dir, found: None }),
+            Ok(stat) if self.inodes.through().is_some() && hides(&stat) => {
+                return Ok(Sight { dir, found: None });
+            }
             stat => stat?,
         };
         let found = Found {
@@ -364,13 +375,17 @@ impl Swaps {
         let Some((target, fate)) = target else {
             let dir = self.inodes.dir(to.parent)?;
             self.durability.order_names()?;
+            let how = match self.inodes.is_hidden(&dir, &to.name)? {
+                true => RenameMode::Replace,
+                false => RenameMode::NoReplace,
+            };
             self.captures.with_room(|| {
                 sys::rename_at(
                     source.dir,
                     source.name.as_bytes(),
                     &*dir,
                     to.name.as_bytes(),
-                    RenameMode::NoReplace,
+                    how,
                 )
             })?;
             self.nodes

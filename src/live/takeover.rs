@@ -74,12 +74,15 @@ impl Adoption {
                     parent: slot,
                     name: Name::new(&entry.name),
                 };
-                nodes.adopt(Slot(entry.ino), kind, &place);
+                let Ok(child) = self.inodes.slot_of_ino(entry.ino) else {
+                    continue;
+                };
+                nodes.adopt(child, kind, &place);
                 found += 1;
                 if kind == Kind::Dir
                     && let Ok(below) = sys::open_path_at(&dir, &entry.name)
                 {
-                    open.push((Slot(entry.ino), below));
+                    open.push((child, below));
                 }
             }
         }

@@ -68,10 +68,12 @@ pub const STORE_NAME: &str = ".ckptfs";
 /// store, and of a directory that is an export. In a tree that is served there are none: who could
 /// set them could forge them.
 pub const XATTR_PREFIX: &[u8] = b"user.ckptfs.";
+/// The same, of inodes that can have none of a user's: links, devices, fifos.
+const TRUSTED_PREFIX: &[u8] = b"trusted.ckptfs.";
 
 /// Whether an extended attribute is ckptfs's own, and no part of a tree.
 pub fn is_own_xattr(name: &[u8]) -> bool {
-    name.starts_with(XATTR_PREFIX)
+    name.starts_with(XATTR_PREFIX) || name.starts_with(TRUSTED_PREFIX)
 }
 /// The file that says to git that nothing here is to be added.
 const GITIGNORE_NAME: &str = ".gitignore";

@@ -16,7 +16,7 @@ use crate::live::{At, Live};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child};
 use crate::sys::lock::Mutex;
-use crate::sys::{Kind, Stat, SysResult, Xattrs};
+use crate::sys::{Kind, Stat, SysResult, Time, Xattrs};
 
 /// Names of one directory that one thread looks at.
 const NAMES_AT_ONCE: usize = 64;
@@ -133,6 +133,10 @@ impl Present for Glance<'_> {
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
         Present::open(&*self.live.inodes, node)
+    }
+
+    fn ctime_of(&self, node: &Arc<Trail>, file: &File) -> SysResult<Time> {
+        self.live.inodes.ctime_of(node, file)
     }
 
     fn renames(&self) -> Option<u64> {

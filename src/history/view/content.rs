@@ -194,7 +194,7 @@ impl View<'_> {
         let (State::At(id), Some(file)) = (self.state, file) else {
             return Ok(true);
         };
-        let ctime = crate::sys::stat_fd(file)?.ctime;
+        let ctime = self.present.ctime_of(node, file)?;
         if self.timeline.absences.changed_unseen(ctime, id)
             && self.timeline.lookup.attr_at(node.slot, id)?.is_none()
         {

@@ -7,7 +7,7 @@ use super::{At, Inodes, is_elsewhere};
 use crate::history::present::{Present, Trail};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
-use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Xattrs};
+use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Time, Xattrs};
 
 /// Name of the store in the root directory: no part of the tree.
 pub const STORE_NAME: &[u8] = b".ckptfs";
@@ -17,6 +17,9 @@ const PATH_NAMES_MAX: usize = 1024;
 
 impl Present for Inodes {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        if self.through.is_some() && !(dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME) {
+            return self.child_through(dir.into(), name);
+        }
         Ok(self.stat_child(dir.into(), name)?.map(|(child, _)| child))
     }
 
@@ -32,6 +35,9 @@ impl Present for Inodes {
     }
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        if let Some(attr) = self.attr_of_base(node.into())? {
+            return Ok(attr);
+        }
         let stat = self.stat(node)?;
         let target = if stat.kind == sys::Kind::Symlink {
             Some(self.read_link(node)?)
@@ -42,12 +48,22 @@ impl Present for Inodes {
     }
 
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
-        sys::all_xattrs(self.fd(node)?)
+        match self.xattrs_of_base(node.into())? {
+            Some(xattrs) => Ok(xattrs),
+            None => sys::all_xattrs(self.fd(node)?),
+        }
     }
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
         self.open_file(At::from(node), sys::Open::READ)
             .map(|(file, _)| file)
+    }
+
+    fn ctime_of(&self, node: &Arc<Trail>, file: &File) -> SysResult<Time> {
+        match self.attr_of_base(node.into())? {
+            Some(attr) => Ok(attr.stat.ctime),
+            None => Ok(sys::stat_fd(file)?.ctime),
+        }
     }
 
     fn renames(&self) -> Option<u64> {
@@ -77,6 +93,9 @@ impl Inodes {
     /// EINVAL if it is none.
     pub fn read_link<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<u8>> {
         let at = at.into();
+        if let Some(attr) = self.attr_of_base(at)? {
+            return attr.target.ok_or(Errno::EINVAL);
+        }
         if let Some(orphan) = self.nodes.orphan(at.slot) {
             return sys::readlink_fd(&orphan);
         }
@@ -95,6 +114,9 @@ impl Inodes {
         from: u64,
         count: usize,
     ) -> SysResult<(Vec<(DirEntry, Child)>, bool)> {
+        if let Some(listed) = self.list_through(at, from, count)? {
+            return Ok(listed);
+        }
         let fd = self.dir(at)?;
         let (entries, last) = sys::read_dir(&fd, from, count)?;
         let mut names = Vec::with_capacity(entries.len());
@@ -108,7 +130,7 @@ impl Inodes {
                 },
             };
             let child = Child {
-                slot: Slot(entry.ino),
+                slot: self.slot_of_ino(entry.ino)?,
                 kind,
             };
             names.push((entry, child));
@@ -122,8 +144,8 @@ impl Inodes {
     /// ENOENT.
     pub fn kind_at(&self, parent: Slot, name: &Name) -> SysResult<Kind> {
         let _tree = self.locks.tree.read();
-        let dir = self.dir(parent)?;
-        sys::stat_at(&dir, name.as_bytes()).map(|stat| stat.kind)
+        let found = self.stat_child(parent.into(), name)?;
+        found.map(|(child, _)| child.kind).ok_or(Errno::ENOENT)
     }
 
     /// Whether there is a device node 0/0.
@@ -142,6 +164,9 @@ impl Inodes {
     pub fn stat_child(&self, dir: At<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
         if dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME {
             return Ok(None);
+        }
+        if self.through.is_some() {
+            return self.stat_through(dir, name);
         }
         let fd = self.dir(dir)?;
         match sys::stat_at(&fd, name.as_bytes()) {
@@ -176,6 +201,9 @@ impl Inodes {
     /// The space that a file takes; `None` if it is not there, is no regular file, or the
     /// filesystem cannot tell.
     pub fn allocation(&self, slot: Slot) -> Option<sys::Allocation> {
+        if self.is_inherited(slot) {
+            return None;
+        }
         let (file, _) = self.open_file(At::from(slot), sys::Open::READ).ok()?;
         sys::allocation(&file).ok()
     }
@@ -187,6 +215,10 @@ impl Inodes {
     pub fn locate(&self, at: At<'_>, kind: Kind) -> SysResult<Place> {
         if at.slot == Slot::ROOT || self.nodes.is_dead(at.slot) {
             return Err(Errno::ESTALE);
+        }
+        if let Some(inherited) = self.inherited(at)?.pop() {
+            let is_it = self.stat(at)?.kind == kind;
+            return is_it.then_some(inherited.place).ok_or(Errno::ESTALE);
         }
         let found = self.find(at)?;
         if found.stat.kind != kind {
@@ -208,6 +240,13 @@ impl Inodes {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
+        if self.is_inherited(at.slot) {
+            return match self.locate(at, kind) {
+                Ok(place) => Ok(vec![place]),
+                Err(Errno::ESTALE) => Ok(found),
+                Err(errno) => Err(errno),
+            };
+        }
         for place in self.places(at) {
             match self
                 .dir(place.parent)
@@ -233,9 +272,11 @@ impl Inodes {
 
     /// Somebody has a file open, or mapped, to write to it, or it cannot be known that nobody has.
     pub fn may_be_written(&self, at: At<'_>) -> bool {
-        !self
-            .open_file(at, Open::READ)
-            .and_then(|(file, _)| sys::lease_free(&file))
-            .unwrap_or(false)
+        // What is inherited is copied up before anybody can write to it.
+        !self.is_inherited(at.slot)
+            && !self
+                .open_file(at, Open::READ)
+                .and_then(|(file, _)| sys::lease_free(&file))
+                .unwrap_or(false)
     }
 }

@@ -27,6 +27,8 @@ impl Names {
         how: RenameMode,
         turn: Turn,
     ) -> SysResult<Option<Slot>> {
+        self.copies.own_name(from.0.into(), from.1)?;
+        self.copies.own_name(to.0.into(), to.1)?;
         self.busy
             .patiently(change, || self.rename_now(change, from, to, how, turn))
     }
@@ -69,6 +71,12 @@ impl Names {
         how: RenameMode,
         turn: Turn,
     ) -> SysResult<Option<Slot>> {
+        if how.leaves_whiteout() && self.inodes.through().is_some() {
+            // It would hide the name, and not be there for whoever asked for it.
+            return Err(Errno::EINVAL);
+        }
+        self.copies.own_name_in(from.0, from.1)?;
+        self.copies.own_name_in(to.0, to.1)?;
         let _renaming = self.locks.begin_rename();
         let (from_dir, to_dir) = (self.inodes.dir(from.0)?, self.inodes.dir(to.0)?);
         let source = self.removal.target(from.0, &from_dir, from.1)?;
@@ -88,6 +96,8 @@ impl Names {
             }
             _ => {}
         }
+        // What the base has there must not come to light.
+        let hides = how != RenameMode::Exchange && self.inodes.must_hide(from.0, from.1)?;
         self.busy.probe_first_for_name(change, source.slot)?;
         match &target {
             Some(target) if how == RenameMode::Exchange => {
@@ -112,13 +122,16 @@ impl Names {
                 .exchange(change, &source, &target, undo, turn)
                 .map(|()| None),
             Some(target) => {
+                let how = if hides { RenameMode::Whiteout } else { how };
                 self.replace(change, &source, &target, undo, how)?;
-                self.own_whiteout(change, &source, how, turn);
+                if !hides {
+                    self.own_whiteout(change, &source, how, turn);
+                }
                 Ok(Some(target.slot))
             }
             None => {
                 let to = (&*to_dir, place(to.0.slot, to.1));
-                self.move_to_free(change, &source, to, undo, how)?;
+                self.move_to_free(change, &source, to, undo, (how, hides))?;
                 self.own_whiteout(change, &source, how, turn);
                 Ok(None)
             }
@@ -132,20 +145,30 @@ impl Names {
         source: &Target<'_>,
         (dir, to): (&OwnedFd, Place),
         undo: Vec<Undo>,
-        how: RenameMode,
+        (how, hides): (RenameMode, bool),
     ) -> SysResult<()> {
+        let over = self.inodes.is_hidden(dir, &to.name)?;
         let more = self.moved(&[(source, to.clone())]);
         self.timeline.epochs.record(&change.author, undo, more)?;
-        let how = if how.leaves_whiteout() {
-            RenameMode::NoReplaceWhiteout
-        } else {
-            RenameMode::NoReplace
+        let is_dir = source.stat.kind == Kind::Dir;
+        let how = match (over, how.leaves_whiteout() || hides) {
+            (false, true) => RenameMode::NoReplaceWhiteout,
+            (false, false) => RenameMode::NoReplace,
+            // A directory takes the place of a directory only.
+            (true, _) if is_dir => RenameMode::Exchange,
+            (true, true) => RenameMode::Whiteout,
+            (true, false) => RenameMode::Replace,
         };
         let names = (source.name.as_bytes(), to.name.as_bytes());
         self.durability
             .order_names()
             .and_then(|()| sys::rename_at(source.dir, names.0, dir, names.1, how))
             .inspect_err(|_| self.not_moved(&[source]))?;
+        if how == RenameMode::Exchange && !hides {
+            // One whiteout too many hides nothing.
+            let removed = sys::unlink_at(source.dir, source.name.as_bytes());
+            tracing::debug!(?removed, "a whiteout that is not needed");
+        }
         let past = !self.timeline.epochs.is_born(source.slot);
         self.timeline.epochs.count(i64::from(past));
         self.nodes
@@ -184,13 +207,10 @@ impl Names {
         to: (Slot, &Name),
         how: RenameMode,
     ) -> SysResult<bool> {
-        let at =
-            |(dir, name): (Slot, &Name)| match sys::stat_at(self.inodes.dir(dir)?, name.as_bytes())
-            {
-                Ok(stat) => self.inodes.slot_of(&stat).map(Some),
-                Err(Errno::ENOENT) => Ok(None),
-                Err(errno) => Err(errno),
-            };
+        let at = |(dir, name): (Slot, &Name)| {
+            let found = self.inodes.stat_child(dir.into(), name)?;
+            Ok::<_, Errno>(found.map(|(child, _)| child.slot))
+        };
         if how != RenameMode::Exchange {
             let left =
                 at(from)?.is_none() || how.leaves_whiteout() && self.inodes.is_whiteout(from)?;
@@ -427,12 +447,7 @@ impl Names {
         match (source.stat.kind == Kind::Dir, target.stat.kind == Kind::Dir) {
             (false, true) => Err(Errno::EISDIR),
             (true, false) => Err(Errno::ENOTDIR),
-            (true, true)
-                if !sys::list_dir(sys::open_path_at(target.dir, target.name.as_bytes())?)?
-                    .is_empty() =>
-            {
-                Err(self.not_empty())
-            }
+            (true, true) if !self.removal.is_empty(target)? => Err(self.not_empty()),
             _ => Ok(()),
         }
     }

@@ -1,0 +1,565 @@
+//! What a branch shows where it has nothing of its own: see [`through`](super::super::through).
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::through::{HIDDEN_PREFIX, Mark, Through, hides};
+use super::{At, Inodes};
+use crate::history::present::{Present, Trail};
+use crate::history::view::Source;
+use crate::store::ids::{Name, Slot};
+use crate::store::layout::STORE_NAME;
+use crate::store::record::{AttrState, Child, Place};
+use crate::sys::{
+    self, DirEntry, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, XattrMode, Xattrs,
+};
+
+/// Directories above an inode: more than any path has.
+const DEPTH_MAX: usize = 1 << 20;
+/// How often content is copied that is captured meanwhile.
+const COPIES_MAX: u32 = 64;
+/// Offsets in a listing: `.` and `..` come first, the names of the base behind them.
+const AFTER_DOTS: u64 = 2;
+/// The offset of an own name is made from the name, with this bit.
+const OWN_OFFSET: u64 = 1 << 61;
+
+/// An inherited inode: where it is, and the way to it in the base.
+#[derive(Debug)]
+pub(in crate::live) struct Inherited {
+    pub(in crate::live) place: Place,
+    pub(in crate::live) way: Arc<Trail>,
+}
+
+fn listed(name: &[u8], child: Child, next: u64) -> (DirEntry, Child) {
+    let entry = DirEntry {
+        name: name.to_vec(),
+        ino: child.slot.0,
+        kind: Some(child.kind),
+        next,
+    };
+    (entry, child)
+}
+
+/// The offset of an own name. Where two names share one, a listing may repeat the first.
+fn own_offset(name: &[u8]) -> u64 {
+    let mut low = [0; 8];
+    low.copy_from_slice(
+        blake3::hash(name)
+            .as_bytes()
+            .first_chunk()
+            .unwrap_or(&[0; 8]),
+    );
+    OWN_OFFSET | u64::from_le_bytes(low) >> 4
+}
+
+impl Inodes {
+    /// How many branches deep this tree is; 0: it is no branch.
+    pub fn level(&self) -> u64 {
+        self.through
+            .as_ref()
+            .map_or(0, |through| through.base.level)
+    }
+
+    pub(in crate::live) fn through(&self) -> Option<&Arc<Through>> {
+        self.through.as_ref()
+    }
+
+    /// The branch has no inode for it yet.
+    pub(in crate::live) fn is_inherited(&self, slot: Slot) -> bool {
+        self.through
+            .as_ref()
+            .is_some_and(|through| through.is_inherited(slot))
+    }
+
+    /// The inherited inodes on the way from an own directory to this one, outermost first, this one
+    /// last; none: it is own.
+    ///
+    /// # Errors
+    /// ESTALE: it cannot be found, or is gone.
+    pub(in crate::live) fn inherited(&self, at: At<'_>) -> SysResult<Vec<Inherited>> {
+        let Some(through) = self.through.as_ref() else {
+            return Ok(Vec::new());
+        };
+        let (mut at, mut steps) = (at, Vec::new());
+        while through.is_inherited(at.slot) {
+            if steps.len() == DEPTH_MAX {
+                return Err(Errno::ESTALE);
+            }
+            let place = self.inherited_place(at)?;
+            steps.push((at.slot, place.clone()));
+            at = at.above(&place);
+        }
+        let Some((_, top)) = steps.last() else {
+            return Ok(Vec::new());
+        };
+        let mut way = through.own_way(at.slot)?.ok_or(Errno::ESTALE)?;
+        // A whiteout says that it is gone.
+        match sys::stat_at(self.dir(at)?, top.name.as_bytes()) {
+            Err(Errno::ENOENT) => {}
+            Ok(_) => return Err(Errno::ESTALE),
+            Err(errno) => return Err(errno),
+        }
+        let mut found = Vec::with_capacity(steps.len());
+        for (slot, place) in steps.into_iter().rev() {
+            way = way.step(&place.name, slot);
+            found.push(Inherited {
+                place,
+                way: Arc::clone(&way),
+            });
+        }
+        Ok(found)
+    }
+
+    fn inherited_place(&self, at: At<'_>) -> SysResult<Place> {
+        if let Some(place) = self.known_place(at.slot) {
+            return Ok(place);
+        }
+        let (places, unknown) = self.places_known(at);
+        places
+            .into_iter()
+            .next()
+            .ok_or(unknown.unwrap_or(Errno::ESTALE))
+    }
+
+    /// The way to an inherited inode in the base; `None`: it is own.
+    ///
+    /// # Errors
+    /// As [`Inodes::inherited`].
+    pub(in crate::live) fn base_way(
+        &self,
+        at: At<'_>,
+    ) -> SysResult<Option<(&Through, Arc<Trail>)>> {
+        let Some(through) = self.through.as_deref() else {
+            return Ok(None);
+        };
+        if !through.is_inherited(at.slot) {
+            return Ok(None);
+        }
+        // Nearly always the directory was asked for before.
+        if let Some(way) = through.known_way(at.slot) {
+            return Ok(Some((through, way)));
+        }
+        let place = self.inherited_place(at)?;
+        if through.is_inherited(place.parent)
+            && let Some(up) = through.known_way(place.parent)
+        {
+            return Ok(Some((through, up.step(&place.name, at.slot))));
+        }
+        let found = self.inherited(at)?.pop();
+        // It was copied up meanwhile.
+        Ok(found.map(|inherited| (through, inherited.way)))
+    }
+
+    /// The way in the base to what a directory shows where it has nothing of its own; `None`:
+    /// nothing.
+    ///
+    /// # Errors
+    /// As [`Inodes::inherited`].
+    pub(in crate::live) fn looks_through(
+        &self,
+        dir: At<'_>,
+    ) -> SysResult<Option<(&Through, Arc<Trail>)>> {
+        if let Some((through, way)) = self.base_way(dir)? {
+            through.keep_way(&way);
+            return Ok(Some((through, way)));
+        }
+        let Some(through) = self.through.as_deref() else {
+            return Ok(None);
+        };
+        Ok(through.own_way(dir.slot)?.map(|way| (through, way)))
+    }
+
+    /// What the base has at a name of a directory that looks through.
+    ///
+    /// # Errors
+    /// Those of the view.
+    pub(in crate::live) fn child_of_base(
+        &self,
+        dir: At<'_>,
+        name: &Name,
+    ) -> SysResult<Option<Child>> {
+        match self.looks_through(dir)? {
+            Some((through, way)) => through.base.view().child(&way, name),
+            None => Ok(None),
+        }
+    }
+
+    /// The branch's own inode at a name; `Err`: there is none, and whether the name is hidden.
+    fn own_child(&self, dir: At<'_>, name: &Name) -> SysResult<Result<(Child, Stat), bool>> {
+        if self.is_inherited(dir.slot) {
+            return Ok(Err(false));
+        }
+        if name.as_bytes().starts_with(HIDDEN_PREFIX) {
+            return Ok(Err(true));
+        }
+        let stat = match sys::stat_at(self.dir(dir)?, name.as_bytes()) {
+            Ok(stat) if hides(&stat) => return Ok(Err(true)),
+            Ok(stat) => stat,
+            Err(Errno::ENOENT) => return Ok(Err(false)),
+            Err(errno) => return Err(errno),
+        };
+        let (slot, kind) = (self.slot_of(&stat)?, stat.kind);
+        Ok(Ok((Child { slot, kind }, self.shown(slot, stat))))
+    }
+
+    /// As [`Present::child`], of a branch.
+    pub(super) fn child_through(&self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
+        match self.own_child(dir, name)? {
+            Ok((child, _)) => Ok(Some(child)),
+            Err(true) => Ok(None),
+            Err(false) => self.child_of_base(dir, name),
+        }
+    }
+
+    /// As [`Inodes::stat_child`], of a branch.
+    pub(super) fn stat_through(
+        &self,
+        dir: At<'_>,
+        name: &Name,
+    ) -> SysResult<Option<(Child, Stat)>> {
+        match self.own_child(dir, name)? {
+            Ok(found) => Ok(Some(found)),
+            Err(true) => Ok(None),
+            Err(false) => {
+                let Some((through, way)) = self.looks_through(dir)? else {
+                    return Ok(None);
+                };
+                let view = through.base.view();
+                let Some((child, way)) = view.step(&way, name)? else {
+                    return Ok(None);
+                };
+                if !through.is_inherited(child.slot) {
+                    return Ok(Some((child, self.stat(child.slot)?)));
+                }
+                let stat = view.attr(&way)?.stat;
+                let ino = child.slot.0;
+                Ok(Some((child, Stat { ino, ..stat })))
+            }
+        }
+    }
+
+    /// Attributes of an inherited inode; `None`: it is own.
+    pub(super) fn attr_of_base(&self, at: At<'_>) -> SysResult<Option<AttrState>> {
+        let Some((through, way)) = self.base_way(at)? else {
+            return Ok(None);
+        };
+        let mut attr = through.base.view().attr(&way)?;
+        attr.stat.ino = at.slot.0;
+        Ok(Some(attr))
+    }
+
+    /// A whiteout is at a name of a directory of the branch's own.
+    ///
+    /// # Errors
+    /// Those of stat(2), but ENOENT.
+    pub(in crate::live) fn is_hidden(&self, dir: &OwnedFd, name: &Name) -> SysResult<bool> {
+        if self.through.is_none() {
+            return Ok(false);
+        }
+        match sys::stat_at(dir, name.as_bytes()) {
+            Ok(stat) => Ok(hides(&stat)),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// A name must be hidden by a whiteout once the branch has nothing there: the base has something.
+    ///
+    /// # Errors
+    /// Those of the view.
+    pub(in crate::live) fn must_hide(&self, dir: At<'_>, name: &Name) -> SysResult<bool> {
+        Ok(self.child_of_base(dir, name)?.is_some())
+    }
+
+    /// A name can be given to something: nothing is there. `fd`: the directory.
+    ///
+    /// # Errors
+    /// EEXIST; EPERM for what a branch keeps to itself.
+    pub(in crate::live) fn check_free(
+        &self,
+        dir: At<'_>,
+        fd: &OwnedFd,
+        name: &Name,
+    ) -> SysResult<()> {
+        match sys::stat_at(fd, name.as_bytes()) {
+            Err(Errno::ENOENT) => {}
+            Ok(stat) if self.through.is_some() && hides(&stat) => return Ok(()),
+            Ok(_) => return Err(Errno::EEXIST),
+            Err(errno) => return Err(errno),
+        }
+        if self.through.is_none() {
+            return Ok(());
+        }
+        if name.as_bytes().starts_with(HIDDEN_PREFIX) {
+            return Err(Errno::EPERM);
+        }
+        match self.child_of_base(dir, name)? {
+            Some(_) => Err(Errno::EEXIST),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives something in a directory of the branch's own the name at which a whiteout is, in one
+    /// step. What is made there before has a name that nobody sees.
+    ///
+    /// # Errors
+    /// Those of `make` and of rename(2): then the whiteout is still there.
+    pub(in crate::live) fn make_over<T>(
+        &self,
+        dir: &OwnedFd,
+        name: &Name,
+        make: impl FnOnce(&Name) -> SysResult<T>,
+    ) -> SysResult<T> {
+        let mut hidden = HIDDEN_PREFIX.to_vec();
+        let number = self.copies.fetch_add(1, Ordering::Relaxed);
+        hidden.extend_from_slice(number.to_string().as_bytes());
+        let hidden = Name::new(&hidden);
+        let made = make(&hidden)?;
+        let is_dir = sys::stat_at(dir, hidden.as_bytes())?.kind == Kind::Dir;
+        let (from, to) = (hidden.as_bytes(), name.as_bytes());
+        let put = match is_dir {
+            true => sys::rename_at(dir, from, dir, to, RenameMode::Exchange),
+            false => sys::rename_at(dir, from, dir, to, RenameMode::Replace),
+        };
+        match (is_dir, &put) {
+            // The whiteout.
+            (true, Ok(())) => sys::unlink_at(dir, from)?,
+            (true, Err(_)) => sys::rmdir_at(dir, from)?,
+            (false, Ok(())) => {}
+            (false, Err(_)) => sys::unlink_at(dir, from)?,
+        }
+        put.map(|()| made)
+    }
+
+    /// Extended attributes of an inherited inode, sorted by name; `None`: it is own.
+    pub(in crate::live) fn xattrs_of_base(&self, at: At<'_>) -> SysResult<Option<Xattrs>> {
+        let Some((through, way)) = self.base_way(at)? else {
+            return Ok(None);
+        };
+        through.base.view().xattrs(&way).map(Some)
+    }
+
+    /// What is told of an own inode of a branch.
+    pub(in crate::live) fn shown(&self, slot: Slot, stat: Stat) -> Stat {
+        match &self.through {
+            Some(through) => through.shown(slot, stat),
+            None => stat,
+        }
+    }
+
+    /// Opens an inherited file for reading: what is read is its content, whatever is done to the
+    /// parent meanwhile.
+    ///
+    /// # Errors
+    /// Those of the view; EBUSY: it is changed again and again.
+    pub(super) fn open_inherited(&self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
+        let Some((through, way)) = self.base_way(at)? else {
+            return Ok(None);
+        };
+        let view = through.base.view();
+        let stat = view.attr(&way)?.stat;
+        if stat.kind != Kind::File {
+            return Err(Errno::EINVAL);
+        }
+        let stat = Stat {
+            ino: at.slot.0,
+            ..stat
+        };
+        for _ in 0..COPIES_MAX {
+            let (source, file) = view.open(&way)?;
+            let copied = match (source, file) {
+                (Source::Object(_), Some(file)) => return Ok(Some((file, stat))),
+                (Source::Live, Some(file)) => {
+                    let copied = self.copied_aside(Some((&file, stat.size)));
+                    if !view.still_live(&way, Some(&file))? {
+                        continue;
+                    }
+                    copied
+                }
+                _ => self.copied_aside(None),
+            };
+            return Ok(Some((copied?, stat)));
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// A file without a name that holds what another does.
+    fn copied_aside(&self, of: Option<(&File, u64)>) -> SysResult<File> {
+        let number = self.copies.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}peek-{number}", super::super::staged::STAGED_PREFIX);
+        let file = sys::create_file_at(&*self.staging, name.as_bytes(), Open::READ_WRITE, 0o600)?;
+        let removed = sys::unlink_at(&*self.staging, name.as_bytes());
+        match of {
+            Some((source, _)) if self.reflink => sys::clone_file(source, &file)?,
+            Some((source, size)) => sys::copy_data(source, &file, size)?,
+            None => {}
+        }
+        removed.map(|()| file)
+    }
+
+    /// As [`Inodes::read_dir`], of a directory that looks through; `None`: it does not.
+    ///
+    /// The names that the base has come first, by their number there: for those it does not matter
+    /// whether they are copied up meanwhile. Own names follow in the order of a hash, so that the
+    /// place of each stays whatever comes or goes.
+    pub(super) fn list_through(
+        &self,
+        at: At<'_>,
+        from: u64,
+        count: usize,
+    ) -> SysResult<Option<(Vec<(DirEntry, Child)>, bool)>> {
+        let Some((through, way)) = self.looks_through(at)? else {
+            return Ok(None);
+        };
+        let base = through.base_list(&way)?;
+        let mut own = self.own_names(at)?;
+        let mut names = Vec::new();
+        let dots = [b".".as_slice(), b".."].into_iter().zip(1_u64..);
+        for (name, next) in dots.filter(|(_, next)| *next > from) {
+            let (slot, kind) = (at.slot, Kind::Dir);
+            names.push(listed(name, Child { slot, kind }, next));
+        }
+        for (at, (name, child)) in base.iter().enumerate() {
+            let next = AFTER_DOTS + 1 + at as u64;
+            let here = own.remove(name.as_bytes());
+            if next <= from {
+                continue;
+            }
+            match here {
+                Some(None) => {}
+                Some(Some(here)) => names.push(listed(name.as_bytes(), here, next)),
+                None => names.push(listed(name.as_bytes(), *child, next)),
+            }
+        }
+        let mut rest: Vec<(u64, Vec<u8>, Child)> = own
+            .into_iter()
+            .filter_map(|(name, child)| Some((own_offset(&name), name, child?)))
+            .filter(|(next, ..)| *next > from)
+            .collect();
+        rest.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        names.extend(
+            rest.into_iter()
+                .map(|(next, name, child)| listed(&name, child, next)),
+        );
+        let last = names.len() <= count;
+        names.truncate(count);
+        Ok(Some((names, last)))
+    }
+
+    /// The names that the branch itself has in a directory, with what they lead to; `None`: hidden.
+    fn own_names(&self, at: At<'_>) -> SysResult<HashMap<Vec<u8>, Option<Child>>> {
+        let mut names = HashMap::new();
+        if self.is_inherited(at.slot) {
+            return Ok(names);
+        }
+        let fd = self.dir(at)?;
+        for entry in sys::list_dir(&fd)? {
+            let ours = at.slot == Slot::ROOT && entry.name == STORE_NAME.as_bytes();
+            if ours || entry.name.starts_with(HIDDEN_PREFIX) {
+                continue;
+            }
+            let kind = match entry.kind {
+                Some(kind) if kind != Kind::CharDev => kind,
+                _ => match sys::stat_at(&fd, &entry.name) {
+                    Ok(stat) if hides(&stat) => {
+                        names.insert(entry.name, None);
+                        continue;
+                    }
+                    Ok(stat) => stat.kind,
+                    Err(Errno::ENOENT) => continue,
+                    Err(errno) => return Err(errno),
+                },
+            };
+            let slot = self.slot_of_ino(entry.ino)?;
+            names.insert(entry.name, Some(Child { slot, kind }));
+        }
+        Ok(names)
+    }
+
+    /// A directory has no names.
+    ///
+    /// # Errors
+    /// Those of listing it.
+    pub(in crate::live) fn is_empty(&self, at: At<'_>) -> SysResult<bool> {
+        if self.through.is_none() {
+            return Ok(sys::list_dir(self.dir(at)?)?.is_empty());
+        }
+        Ok(self.list(&super::at_place(at.slot))?.is_empty())
+    }
+
+    /// Begins to look through: a branch that is opened for the first time gets what its root has in
+    /// the base; of any other it is found out what its own inodes are.
+    ///
+    /// # Errors
+    /// Those of reading the branch's directory and the base, and of setting attributes.
+    pub(in crate::live) fn begin_branch(&self) -> SysResult<()> {
+        let Some(through) = self.through.as_ref() else {
+            return Ok(());
+        };
+        if Mark::of(&sys::all_xattrs(&self.root)?).is_some() {
+            return self.read_marks();
+        }
+        let (view, root) = (through.base.view(), Trail::root());
+        let (stat, xattrs) = (view.attr(&root)?.stat, view.xattrs(&root)?);
+        let mark = Mark {
+            slot: Slot::ROOT,
+            btime: stat.btime,
+            path: Vec::new(),
+        };
+        match sys::chown_fd(&self.root, Some(stat.uid), Some(stat.gid)) {
+            Err(Errno::EPERM) if sys::ids().0 != 0 => {}
+            owned => owned?,
+        }
+        sys::chmod_fd(&self.root, stat.mode)?;
+        for (name, value) in xattrs.into_iter().chain([mark.xattr(Kind::Dir)?]) {
+            sys::setxattr(&self.root, &name, &value, XattrMode::Any)?;
+        }
+        sys::utimens_fd(&self.root, SetTime::At(stat.atime), SetTime::At(stat.mtime))
+    }
+
+    /// Finds out, when a branch is opened, which inodes are the branch's own by their marks, and
+    /// removes what was about to take the place of a whiteout. Costs what the branch has of its own.
+    ///
+    /// # Errors
+    /// Those of reading the branch's directory.
+    fn read_marks(&self) -> SysResult<()> {
+        let Some(through) = self.through.as_ref() else {
+            return Ok(());
+        };
+        let mut open = vec![Arc::clone(&self.root), Arc::clone(&self.staging)];
+        let mut below: Vec<(Arc<OwnedFd>, Vec<u8>)> = Vec::new();
+        loop {
+            let dir = match (open.pop(), below.pop()) {
+                (Some(dir), None) => dir,
+                (top, Some((dir, name))) => {
+                    open.extend(top);
+                    Arc::new(sys::open_path_at(&dir, &name)?)
+                }
+                (None, None) => return Ok(()),
+            };
+            for entry in sys::list_dir(&dir)? {
+                let ours = Arc::ptr_eq(&dir, &self.root) && entry.name == STORE_NAME.as_bytes();
+                if ours {
+                    continue;
+                }
+                let stat = sys::stat_at(&dir, &entry.name)?;
+                if entry.name.starts_with(HIDDEN_PREFIX) {
+                    match stat.kind {
+                        Kind::Dir => sys::rmdir_at(&dir, &entry.name)?,
+                        _ => sys::unlink_at(&dir, &entry.name)?,
+                    }
+                } else if !hides(&stat) {
+                    if let Some(mark) = Mark::of(&sys::all_xattrs_at(&dir, &entry.name)?) {
+                        through.note_own(stat.ino, stat.kind, mark);
+                    }
+                    if stat.kind == Kind::Dir {
+                        below.push((Arc::clone(&dir), entry.name));
+                    }
+                }
+            }
+        }
+    }
+}
