@@ -118,7 +118,7 @@ impl Trees {
         &self,
         name: &str,
         engine: Arc<Engine>,
-        answers: &OnceLock<Answers>,
+        answers: Arc<OnceLock<Answers>>,
         ends: &Receiver<End>,
         served: &Served,
     ) {
@@ -142,6 +142,7 @@ impl Trees {
         if let Some(answers) = answers.get() {
             answers.end();
         }
+        drop(answers);
         let began = Instant::now();
         while left.strong_count() > 0 && began.elapsed() < RELEASE_TIMEOUT {
             std::thread::sleep(RELEASE_PAUSE);
@@ -192,7 +193,7 @@ impl Host for Trees {
             .lock()
             .insert(name.to_owned(), Arc::clone(&served));
         let (tree, branch) = (Arc::clone(engine), name.to_owned());
-        let seen_out = move || me.see_out(&branch, tree, &answers, &ends, &served);
+        let seen_out = move || me.see_out(&branch, tree, answers, &ends, &served);
         std::thread::Builder::new()
             .name("branch".into())
             .spawn(seen_out)
