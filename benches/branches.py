@@ -221,8 +221,8 @@ def merges(place, times, rounds):
             append(path(branch, (number * 997 + n * 13) % place.files))
         place.ckptfs("checkpoint")
         times.command("update", BIN, "-C", place.tree, "branch", "update", name)
-        times.command("merge", BIN, "-C", place.tree, "merge", name)
-        times.command("undo", BIN, "-C", place.tree, "undo")
+        if times.command("merge", BIN, "-C", place.tree, "merge", name):
+            times.command("undo", BIN, "-C", place.tree, "undo")
         place.ckptfs("branch", "drop", name)
 
 
@@ -238,7 +238,7 @@ def tell(place, times, taken):
     made += [(f"`branch create --no-git`, {n} present", f"create plain {n}", f"drop plain {n}") for n in [0, PRESENT]]
     made += [(f"`{name}`", name, f"{name}, rm") for name in ["git worktree add", "cp -a --reflink", "ckptfs fork", "btrfs snapshot", "branchfs"]]
     table(["a second tree", "make", "to `branch create`", "remove"], [[told, times.cell(make), times.ratio(make, "create 0"), times.cell(drop)] for told, make, drop in made])
-    print(f"\nA program that does nothing takes {times.cell('/bin/true')}. A branch takes {taken[0] / 1024:.0f} KiB and {taken[1]:.0f} inodes.")
+    print(f"\nA program that does nothing takes {times.cell('/bin/true')}. A branch takes {taken[0] / 1024:.0f} KiB and {taken[1]:.0f} inodes. BranchFS: first write (with a shell) {times.cell('branchfs, first write')}.")
     table(
         ["open, append, close", "inherited, in a branch", "live, after a checkpoint", "ratio"],
         [[name, times.cell(f"{name} write, branch"), times.cell(f"{name} write, live"), times.ratio(f"{name} write, branch", f"{name} write, live")] for name in ["first", "second"]],
