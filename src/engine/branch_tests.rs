@@ -408,3 +408,58 @@ fn a_branch_of_a_branch_looks_through_both() {
     assert_eq!(now["/f"].3, b"1ne");
     assert_eq!(now["/a/new"].1, seen["/a/new"].1);
 }
+
+#[test]
+fn hard_links_lead_to_one_inode_whichever_is_changed() {
+    let (place, parent, branch) = branched();
+    for to in ["a/f2", "e/f3"] {
+        let ((dir, name), node) = (parent.place(to), parent.node("f").expect("a file"));
+        parent.0.link(CALLER, node, dir, name).expect("linked");
+    }
+    assert_eq!(parent.checkpoint(), 2);
+    branch.close();
+    std::fs::remove_dir_all(place.path().join("b")).expect("removed");
+    std::fs::create_dir(place.path().join("b")).expect("a directory");
+    let open = || Tree::open(&place.path().join("b"), Some((&parent, 2)));
+    let (branch, before) = (open(), parent.seen());
+    assert_eq!(branch.checkpoint(), 1);
+    let is = |branch: &Tree, path: &str| {
+        let node = branch.node(path).expect("it is there");
+        let stat = branch.0.getattr(node, None).expect("attributes").stat;
+        (node.0, stat.nlink, branch.read(node).expect("content"))
+    };
+    let number = is(&parent, "f").0;
+    branch.write("a/f2", 0, "TWO").expect("written");
+    for path in ["e/f3", "f", "a/f2"] {
+        assert_eq!(is(&branch, path), (number, 3, b"TWO".to_vec()), "{path}");
+    }
+    branch.close();
+    let branch = open();
+    for path in ["f", "e/f3", "a/f2"] {
+        assert_eq!(is(&branch, path), (number, 3, b"TWO".to_vec()), "{path}");
+    }
+    branch.write("e/f3", 0, "3").expect("written");
+    branch.unlink("f").expect("removed");
+    assert_eq!(is(&branch, "a/f2"), (number, 2, b"3WO".to_vec()));
+    branch.unlink("a/f2").expect("removed");
+    branch.close();
+    let branch = open();
+    assert_eq!(is(&branch, "e/f3"), (number, 1, b"3WO".to_vec()));
+    branch
+        .rename("e/f3", "f4", RenameMode::Replace)
+        .expect("renamed");
+    assert_eq!(is(&branch, "f4"), (number, 1, b"3WO".to_vec()));
+    branch.unlink("f4").expect("removed");
+    let links = place.path().join("b/.ckptfs/tmp/links");
+    assert_eq!(std::fs::read_dir(links).expect("a directory").count(), 0);
+    branch.restore(1);
+    let names = |seen: &BTreeMap<String, Seen>| -> Vec<String> { seen.keys().cloned().collect() };
+    let seen = branch.seen();
+    assert_eq!(names(&seen), names(&before));
+    assert_eq!(seen["/f"].1, seen["/e/f3"].1);
+    assert_eq!(
+        (seen["/f"].3.as_slice(), seen["/a/f2"].1),
+        (b"one".as_slice(), seen["/f"].1)
+    );
+    assert_eq!(parent.seen(), before);
+}

@@ -205,7 +205,7 @@ impl Attrs {
                 new.mtime.unwrap_or(SetTime::Omit),
             )?;
         }
-        let stat = sys::stat_fd(&fd)?;
+        let stat = self.inodes.shown(at.slot, sys::stat_fd(&fd)?);
         self.passthrough.note_owner(at.slot, stat.uid);
         Ok(if self.nodes.is_dead(at.slot) {
             Stat { nlink: 0, ..stat }

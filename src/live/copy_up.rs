@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::inodes::{At, at_place};
+use super::inodes::{At, Inherited, at_place, target_of};
 use super::past::{Captures, Durability, Inodes, Past};
 use super::staged::{STAGED_PREFIX, Staged, Staging, Wanted};
 use super::tables::{Locks, Tables};
@@ -39,6 +39,15 @@ enum Holds {
     All,
 }
 
+/// A copy that is about to be put in place.
+struct Copy<'a> {
+    staged: &'a Staged,
+    attr: &'a AttrState,
+    mark: Mark,
+    /// How many names it has in the base, if these are several.
+    names: Option<u32>,
+}
+
 /// Copies up. See the module.
 pub struct CopyUp {
     timeline: Arc<Timeline>,
@@ -47,12 +56,14 @@ pub struct CopyUp {
     inodes: Arc<Inodes>,
     captures: Arc<Captures>,
     durability: Arc<Durability>,
-    staging: Arc<Staging>,
+    /// Of a branch.
+    staging: Option<Arc<Staging>>,
     copies: AtomicU64,
 }
 
 impl CopyUp {
-    pub(super) fn new(tables: &Tables, past: &Past, staging: &Arc<Staging>) -> Arc<CopyUp> {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<CopyUp> {
+        let aside = tables.through.as_ref().map(|through| &through.aside);
         Arc::new(CopyUp {
             timeline: Arc::clone(&tables.timeline),
             reflink: tables.reflink,
@@ -60,7 +71,7 @@ impl CopyUp {
             inodes: Arc::clone(&past.inodes),
             captures: Arc::clone(&past.captures),
             durability: Arc::clone(&past.durability),
-            staging: Arc::clone(staging),
+            staging: aside.map(|dir| Staging::new(tables, past, dir)),
             copies: AtomicU64::new(0),
         })
     }
@@ -95,61 +106,91 @@ impl CopyUp {
     }
 
     fn own_name_all(&self, dir: At<'_>, name: &Name, holds: Holds) -> SysResult<()> {
-        if self.inodes.through().is_none() {
+        let Some(through) = self.inodes.through() else {
             return Ok(());
-        }
+        };
         self.own_all(dir, holds)?;
-        let Some((child, _)) = self.inodes.stat_child(dir, name)? else {
+        let Some(child) = self.inodes.child_at(dir, name)? else {
             return Ok(());
         };
         let trail = at_place(dir.slot).step(name, child.slot);
-        self.own_all(At::from(&trail), holds)
+        if through.is_inherited(child.slot) {
+            return self.own_all(At::from(&trail), holds);
+        }
+        if !self.inodes.is_left(dir, name)? {
+            return Ok(());
+        }
+        self.with_locks(holds, || self.link(through, dir, &trail))
+    }
+
+    fn with_locks<T>(&self, holds: Holds, act: impl FnOnce() -> T) -> T {
+        if holds == Holds::All {
+            return act();
+        }
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.write();
+        act()
+    }
+
+    /// Makes a name own that only the base has, and that leads to an own inode. The caller holds the
+    /// locks.
+    fn link(&self, through: &Through, dir: At<'_>, trail: &Arc<Trail>) -> SysResult<()> {
+        let (slot, name) = (trail.slot, &trail.name);
+        if !self.inodes.is_left(dir, name)? {
+            return Ok(());
+        }
+        let found = self.inodes.find(slot.into())?;
+        let (fd, mut undo) = (self.inodes.dir(dir)?, Vec::new());
+        let before = sys::stat_fd(&fd)?;
+        let target = target_of(&found.stat, &found.dir, &found.name)?;
+        self.captures.keep_dir(dir, &fd, &mut undo)?;
+        self.captures
+            .keep_attr(slot, &found.stat, target, &mut undo);
+        self.captures.keep_homes(At::from(trail), &mut undo);
+        let author = Author::default();
+        self.timeline.epochs.record(&author, undo, Vec::new())?;
+        self.durability.order_names()?;
+        sys::link_at(&found.dir, found.name.as_bytes(), &fd, name.as_bytes())?;
+        through.made_own(slot)?;
+        sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(before.mtime))
     }
 
     fn own_all(&self, at: At<'_>, holds: Holds) -> SysResult<()> {
-        let Some(through) = self.inodes.through() else {
+        let (Some(through), Some(staging)) = (self.inodes.through(), &self.staging) else {
             return Ok(());
         };
         if !through.is_inherited(at.slot) {
             return Ok(());
         }
         for inherited in self.inodes.inherited(at)? {
-            self.copy(through, &inherited.place, &inherited.way, holds)?;
+            self.copy((through, staging), &inherited, holds)?;
         }
         Ok(())
     }
 
     fn copy(
         &self,
-        through: &Through,
-        place: &Place,
-        way: &Arc<Trail>,
+        (through, staging): (&Through, &Staging),
+        Inherited { place, way }: &Inherited,
         holds: Holds,
     ) -> SysResult<()> {
         let attr = through.base.view().attr(way)?;
-        if attr.stat.kind != Kind::Dir && attr.stat.nlink > 1 {
-            // Its other names would lead to the inode of the base.
-            return Err(Errno::EMLINK);
-        }
+        let is_dir = attr.stat.kind == Kind::Dir;
         let mark = Mark {
             slot: way.slot,
             btime: attr.stat.btime,
-            path: match attr.stat.kind {
-                Kind::Dir => way.path(),
-                _ => Vec::new(),
-            },
+            path: if is_dir { way.path() } else { Vec::new() },
         };
-        let staged = self.stage(through, way, &attr, &mark)?;
-        let placed = match holds {
-            Holds::All => self.place(through, place, (&staged, &attr), mark),
-            Holds::Nothing => {
-                let _changing = self.locks.enter();
-                let _tree = self.locks.tree.write();
-                self.place(through, place, (&staged, &attr), mark)
-            }
+        let staged = self.stage((through, staging), way, &attr, &mark)?;
+        let copy = Copy {
+            names: (!is_dir && attr.stat.nlink > 1).then_some(attr.stat.nlink),
+            staged: &staged,
+            attr: &attr,
+            mark,
         };
+        let placed = self.with_locks(holds, || self.place((through, staging), place, copy));
         if placed != Ok(true) {
-            self.staging.unstage(&staged);
+            staging.unstage(&staged);
         }
         placed.map(drop)
     }
@@ -157,7 +198,7 @@ impl CopyUp {
     /// Makes the copy aside.
     fn stage(
         &self,
-        through: &Through,
+        (through, staging): (&Through, &Staging),
         way: &Arc<Trail>,
         attr: &AttrState,
         mark: &Mark,
@@ -172,7 +213,7 @@ impl CopyUp {
             };
             let number = self.copies.fetch_add(1, Ordering::Relaxed);
             let name = Name::new(format!("{STAGED_PREFIX}copy-{number}").as_bytes());
-            let staged = self.staging.stage(
+            let staged = staging.stage(
                 name,
                 &Wanted {
                     attr,
@@ -184,14 +225,12 @@ impl CopyUp {
             );
             // What was captured meanwhile may have changed before it was cloned.
             if source == Source::Live && !view.still_live(way, file.as_ref())? {
-                staged
-                    .iter()
-                    .for_each(|staged| self.staging.unstage(staged));
+                staged.iter().for_each(|staged| staging.unstage(staged));
                 continue;
             }
             let staged = staged?;
             if !self.reflink && attr.stat.kind == Kind::File {
-                self.staging.sync(&staged)?;
+                staging.sync(&staged)?;
             }
             return Ok(staged);
         }
@@ -202,12 +241,12 @@ impl CopyUp {
     /// and the tree for writing.
     fn place(
         &self,
-        through: &Through,
+        (through, staging): (&Through, &Staging),
         place: &Place,
-        (staged, attr): (&Staged, &AttrState),
-        mark: Mark,
+        copy: Copy<'_>,
     ) -> SysResult<bool> {
-        let (slot, parent) = (mark.slot, place.parent);
+        let Copy { staged, attr, .. } = copy;
+        let (slot, parent) = (copy.mark.slot, place.parent);
         if !through.is_inherited(slot) {
             return Ok(false);
         }
@@ -219,13 +258,16 @@ impl CopyUp {
             .keep_attr(slot, &attr.stat, attr.target.clone(), &mut undo);
         let trail = at_place(parent).step(&place.name, slot);
         self.captures.keep_homes(At::from(&trail), &mut undo);
-        self.timeline
-            .epochs
-            .record(&Author::default(), undo, Vec::new())?;
+        let author = Author::default();
+        self.timeline.epochs.record(&author, undo, Vec::new())?;
         self.durability.order_names()?;
-        self.staging
-            .put(staged, &dir, &place.name, RenameMode::NoReplace)?;
-        through.note_own(staged.ino(), attr.stat.kind, mark);
+        if let Some(names) = copy.names {
+            let at = (&*through.aside, staged.place().name);
+            through.keep_link(slot, names, (at.0, at.1.as_bytes()))?;
+        }
+        staging.put(staged, &dir, &place.name, RenameMode::NoReplace)?;
+        through.note_own(staged.ino(), attr.stat.kind, copy.mark, copy.names);
+        through.made_own(slot)?;
         // Nothing has changed in the directory.
         sys::utimens_fd(&dir, SetTime::Omit, SetTime::At(before.mtime))?;
         Ok(true)

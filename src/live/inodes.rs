@@ -19,6 +19,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
+pub(super) use inherited::Inherited;
 pub(super) use walk::names_of;
 
 /// An inode, and the way by which it was reached if that is known.
@@ -134,7 +135,7 @@ impl Inodes {
             device: stat.dev,
             root_ino: stat.ino,
             reflink: tables.reflink,
-            through: tables.base.clone().map(Through::new),
+            through: tables.through.clone(),
             copies: AtomicU64::new(0),
             found_ahead: Mutex::default(),
         })
@@ -239,6 +240,9 @@ impl Inodes {
                 Err(errno) if is_elsewhere(errno) => {}
                 Err(errno) => unknown = Some(errno),
             }
+        }
+        if let Some(found) = self.found_by_link(at.slot)? {
+            return Ok(found);
         }
         tracing::debug!(
             slot = at.slot.0,

@@ -111,6 +111,7 @@ pub use takeover::Adoption;
 use copy_up::CopyUp;
 use past::Past;
 use tables::Tables;
+use through::Through;
 
 use crate::history::base::Base;
 use crate::history::timeline::Timeline;
@@ -201,12 +202,14 @@ impl Live {
         if sys::stat_fd(&staging)?.dev != stat.dev {
             return Err(Errno::EXDEV);
         }
-        let tables = Tables::new(root, Arc::new(staging), timeline, reflink, base, &stat);
+        let tmp = || Ok::<_, Errno>(timeline.store().layout.tmp_dir()?);
+        let through = base.map(|base| Through::new(base, tmp()?)).transpose()?;
+        let tables = Tables::new(root, Arc::new(staging), timeline, reflink, through, &stat);
         let past = Past::new(&tables, &stat)?;
         let settling = Settling::new(&tables, &past);
         let mapped = Mapped::new(&tables);
-        let staged = Staging::new(&tables, &past);
-        let copies = CopyUp::new(&tables, &past, &staged);
+        let staged = Staging::new(&tables, &past, &tables.staging);
+        let copies = CopyUp::new(&tables, &past);
         let attrs = Attrs::new(&tables, &past, &copies);
         let removal = Removal::new(&tables, &past, &copies);
         let names = Names::new(&tables, &past, &copies, &removal);

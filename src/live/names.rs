@@ -360,6 +360,7 @@ impl Names {
             let removed = self.removal.discard(at, &dir, stat.kind);
             tracing::debug!(?removed, "a link that could not be looked at");
         })?;
+        let stat = self.inodes.shown(slot, stat);
         self.durability.note_linked(slot);
         self.timeline.epochs.count(1);
         let generation =

@@ -16,7 +16,6 @@ use super::change::Change;
 use super::copy_up::CopyUp;
 use super::inodes::{At, target_of};
 use super::past::{Busy, Captures, Durability, Inodes, Past};
-use super::staged::STAGED_PREFIX;
 use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
 use super::through::hides as hides_name;
 use crate::history::timeline::Timeline;
@@ -125,8 +124,7 @@ pub struct Removal {
     captures: Arc<Captures>,
     busy: Arc<Busy>,
     copies: Arc<CopyUp>,
-    staging: Arc<OwnedFd>,
-    /// Inodes that were discarded by way of the staging directory.
+    /// Inodes that were discarded by way of another directory.
     discards: AtomicU64,
 }
 
@@ -146,7 +144,6 @@ impl Removal {
             captures: Arc::clone(&past.captures),
             busy: Arc::clone(&past.busy),
             copies: Arc::clone(copies),
-            staging: Arc::clone(&tables.staging),
             discards: AtomicU64::new(0),
         })
     }
@@ -163,6 +160,7 @@ impl Removal {
             return Err(Errno::ENOENT);
         }
         let slot = self.inodes.slot_of(&stat)?;
+        let stat = self.inodes.shown(slot, stat);
         Ok(Target::known(parent, dir, name, stat, slot))
     }
 
@@ -192,19 +190,20 @@ impl Removal {
         };
         let hides = self.inodes.must_hide(parent, name)?;
         // A directory of a branch may have whiteouts in it, which go with it.
-        if !hides && (self.inodes.through().is_none() || kind != Kind::Dir) {
-            return remove(dir, name.as_bytes());
-        }
+        let through = match self.inodes.through() {
+            Some(through) if hides || kind == Kind::Dir => through,
+            _ => return remove(dir, name.as_bytes()),
+        };
         let number = self.discards.fetch_add(1, Ordering::Relaxed);
-        let aside = format!("{STAGED_PREFIX}gone-{number}");
+        let aside = format!("gone-{number}");
         let how = match hides {
             true => RenameMode::NoReplaceWhiteout,
             false => RenameMode::NoReplace,
         };
         let (from, to) = (name.as_bytes(), aside.as_bytes());
-        sys::rename_at(dir, from, &*self.staging, to, how)?;
+        sys::rename_at(dir, from, &*through.aside, to, how)?;
         if kind == Kind::Dir {
-            let emptied = sys::open_path_at(&*self.staging, to)?;
+            let emptied = sys::open_path_at(&*through.aside, to)?;
             for entry in sys::list_dir(&emptied)? {
                 if !hides_name(&sys::stat_at(&emptied, &entry.name)?) {
                     return Err(Errno::ENOTEMPTY);
@@ -212,7 +211,7 @@ impl Removal {
                 sys::unlink_at(&emptied, &entry.name)?;
             }
         }
-        remove(&self.staging, to)
+        remove(&through.aside, to)
     }
 
     /// Collects what must be recorded before an inode loses this name, and decides what becomes of

@@ -80,10 +80,11 @@ pub struct Staging {
 }
 
 impl Staging {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Staging> {
+    /// `dir`: where inodes are made.
+    pub(super) fn new(tables: &Tables, past: &Past, dir: &Arc<OwnedFd>) -> Arc<Staging> {
         Arc::new(Staging {
             timeline: Arc::clone(&tables.timeline),
-            staging: Arc::clone(&tables.staging),
+            staging: Arc::clone(dir),
             nodes: Arc::clone(&tables.nodes),
             inodes: Arc::clone(&past.inodes),
             captures: Arc::clone(&past.captures),

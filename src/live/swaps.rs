@@ -152,9 +152,10 @@ impl Swaps {
             }
             stat => stat?,
         };
+        let slot = self.inodes.slot_of(&stat)?;
         let found = Found {
-            stat,
-            slot: self.inodes.slot_of(&stat)?,
+            stat: self.inodes.shown(slot, stat),
+            slot,
             xattrs: OnceCell::new(),
             fd: OnceCell::new(),
         };

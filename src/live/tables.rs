@@ -13,7 +13,7 @@ pub(super) use super::orphans::Orphans;
 pub(super) use super::passthrough::Passthrough;
 pub(super) use super::recent_unlinks::RecentUnlinks;
 pub(super) use super::table::NodeTable;
-use crate::history::base::Base;
+use super::through::Through;
 use crate::history::timeline::Timeline;
 use crate::history::wake::Wake;
 use crate::sys::{self, Stat};
@@ -29,7 +29,7 @@ pub(super) struct Tables {
     /// Captures share extents with the live file.
     pub(super) reflink: bool,
     /// What a branch looks through to.
-    pub(super) base: Option<Arc<Base>>,
+    pub(super) through: Option<Arc<Through>>,
     pub(super) locks: Arc<Locks>,
     pub(super) nodes: Arc<NodeTable>,
     pub(super) dirs: Arc<Dirs>,
@@ -51,7 +51,7 @@ impl Tables {
         staging: Arc<OwnedFd>,
         timeline: Arc<Timeline>,
         reflink: bool,
-        base: Option<Arc<Base>>,
+        through: Option<Arc<Through>>,
         stat: &Stat,
     ) -> Tables {
         let handover = Arc::<Handover>::default();
@@ -60,7 +60,7 @@ impl Tables {
             root,
             staging,
             reflink,
-            base,
+            through,
             locks: Arc::default(),
             nodes: Arc::new(NodeTable::new(stat, Arc::clone(&handover))),
             dirs: Arc::new(Dirs::new(sys::nofile())),

@@ -13,22 +13,31 @@
 //! An own directory that has a mark looks through to the directory of the base, at all names but
 //! those that it has itself. A name that is gone is hidden by a whiteout, a character device 0:0
 //! (as overlayfs has it).
+//!
+//! **Hard links.** Of a file with several names one is copied up at first; the others lead to the
+//! own inode all the same, which a link in the store is kept of (its name there has the number in
+//! the base, and how many names are left that only the base has). Such a name is made own when it is
+//! to be changed.
 
 use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::history::base::Base;
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
+use crate::store::layout::LINKS_NAME;
 use crate::store::record::Child;
 use crate::sys::lock::Mutex;
-use crate::sys::{Errno, Kind, Stat, SysResult, Time, Xattrs};
+use crate::sys::{self, Errno, Kind, RenameMode, Stat, SysResult, Time, Xattrs};
 
 /// Where the level of a branch is in the number of an inode that was made in it: above the numbers
 /// of backing filesystems, below the bits of nodes of the past and of `.snapshots`.
 const LEVEL_SHIFT: u32 = 56;
 /// What an own name begins with that is about to take the place of a whiteout: nobody sees it.
 pub(super) const HIDDEN_PREFIX: &[u8] = b".ckptfs-hidden-";
+/// The name of the directory for what is about to come, in `tmp/`.
+const ASIDE_NAME: &str = "branch";
 /// The mark of files and directories, ...
 const MARK: &[u8] = b"user.ckptfs.origin";
 /// ... and of what can have none of a user's (xattr(7)).
@@ -101,6 +110,8 @@ struct Own {
     is_dir: bool,
     /// Of a directory.
     path: Vec<u8>,
+    /// Names that only the base has, of what has several there, and a link in the store.
+    left: Option<u32>,
 }
 
 #[derive(Default)]
@@ -120,6 +131,20 @@ pub(super) struct Through {
     /// inherited, of own ones for ever.
     ways: Mutex<HashMap<Slot, Arc<Trail>>>,
     lists: Mutex<Vec<(Slot, BaseList)>>,
+    /// A directory of the store for what is about to come into the branch, or has gone; it is empty
+    /// when the store is opened.
+    pub(super) aside: Arc<OwnedFd>,
+    links: Arc<OwnedFd>,
+}
+
+/// The name of a link in the store.
+fn link_name(slot: Slot, left: u32) -> Name {
+    Name::new(format!("{}-{left}", slot.0).as_bytes())
+}
+
+fn parsed_link(name: &[u8]) -> Option<(Slot, u32)> {
+    let (slot, left) = std::str::from_utf8(name).ok()?.split_once('-')?;
+    Some((Slot(slot.parse().ok()?), left.parse().ok()?))
 }
 
 /// An inode hides the name that it is at.
@@ -128,13 +153,23 @@ pub(super) fn hides(stat: &Stat) -> bool {
 }
 
 impl Through {
-    pub(super) fn new(base: Arc<Base>) -> Arc<Through> {
-        Arc::new(Through {
+    /// `tmp`: a directory of the store.
+    ///
+    /// # Errors
+    /// Those of making directories there.
+    pub(super) fn new(base: Arc<Base>, tmp: BorrowedFd<'_>) -> SysResult<Arc<Through>> {
+        let dir = |name: &str| match sys::mkdir_at(tmp, name.as_bytes(), 0o700) {
+            Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, name.as_bytes()),
+            Err(errno) => Err(errno),
+        };
+        Ok(Arc::new(Through {
+            aside: Arc::new(dir(ASIDE_NAME)?),
+            links: Arc::new(dir(LINKS_NAME)?),
             base,
             marks: Mutex::default(),
             ways: Mutex::default(),
             lists: Mutex::default(),
-        })
+        }))
     }
 
     /// The slot of an own inode.
@@ -157,12 +192,13 @@ impl Through {
     }
 
     /// An inode is own from now on, and stays so when it is gone.
-    pub(super) fn note_own(&self, ino: u64, kind: Kind, mark: Mark) {
+    pub(super) fn note_own(&self, ino: u64, kind: Kind, mark: Mark, left: Option<u32>) {
         let own = Own {
             ino,
             btime: mark.btime,
             is_dir: kind == Kind::Dir,
             path: mark.path,
+            left,
         };
         let mut marks = self.marks.lock();
         marks.slots.insert(ino, mark.slot);
@@ -172,12 +208,98 @@ impl Through {
     /// An own inode has lost its last name: its number on the backing filesystem may be given to
     /// another.
     pub(super) fn note_gone(&self, slot: Slot) {
-        let mut marks = self.marks.lock();
-        if let Some(ino) = marks.own.get(&slot).map(|own| own.ino)
-            && marks.slots.get(&ino) == Some(&slot)
-        {
-            marks.slots.remove(&ino);
+        let left = {
+            let mut marks = self.marks.lock();
+            let Some(own) = marks.own.get_mut(&slot) else {
+                return;
+            };
+            let (ino, left) = (own.ino, own.left.take());
+            if marks.slots.get(&ino) == Some(&slot) {
+                marks.slots.remove(&ino);
+            }
+            left
+        };
+        if let Some(left) = left {
+            let removed = sys::unlink_at(&*self.links, link_name(slot, left).as_bytes());
+            tracing::debug!(?removed, slot = slot.0, "a link that nobody needs");
         }
+    }
+
+    /// There is a link in the store of an own inode.
+    pub(super) fn has_link(&self, ino: u64) -> bool {
+        let marks = self.marks.lock();
+        let own = marks.slots.get(&ino).and_then(|slot| marks.own.get(slot));
+        own.is_some_and(|own| own.left.is_some())
+    }
+
+    /// The directory of the links.
+    pub(super) fn links(&self) -> &Arc<OwnedFd> {
+        &self.links
+    }
+
+    /// The link in the store of an own inode that has names in the base alone.
+    pub(super) fn link_of(&self, slot: Slot) -> Option<Name> {
+        let left = self.marks.lock().own.get(&slot)?.left?;
+        Some(link_name(slot, left))
+    }
+
+    /// Keeps a link of what has `names` in the base, and is at `name` in a directory.
+    ///
+    /// # Errors
+    /// Those of link(2).
+    pub(super) fn keep_link(
+        &self,
+        slot: Slot,
+        names: u32,
+        (dir, name): (&OwnedFd, &[u8]),
+    ) -> SysResult<()> {
+        sys::link_at(dir, name, &*self.links, link_name(slot, names).as_bytes())
+    }
+
+    /// One more of the names of an own inode is the branch's own.
+    ///
+    /// # Errors
+    /// Those of rename(2).
+    pub(super) fn made_own(&self, slot: Slot) -> SysResult<()> {
+        let left = match self.marks.lock().own.get_mut(&slot) {
+            Some(own) => match &mut own.left {
+                Some(left) => {
+                    *left = left.saturating_sub(1);
+                    *left
+                }
+                None => return Ok(()),
+            },
+            None => return Ok(()),
+        };
+        sys::rename_at(
+            &*self.links,
+            link_name(slot, left + 1).as_bytes(),
+            &*self.links,
+            link_name(slot, left).as_bytes(),
+            RenameMode::Replace,
+        )
+    }
+
+    /// Finds the links again that the last daemon has left. What has no other name, and none in the
+    /// base, is nothing any more.
+    ///
+    /// # Errors
+    /// Those of reading the directory.
+    pub(super) fn read_links(&self) -> SysResult<()> {
+        for entry in sys::list_dir(&*self.links)? {
+            let name = entry.name.as_slice();
+            let stat = sys::stat_at(&*self.links, name)?;
+            let mark = Mark::of(&sys::all_xattrs_at(&self.links, name)?);
+            let (Some((slot, left)), Some(mark)) = (parsed_link(name), mark) else {
+                continue;
+            };
+            if left == 0 && stat.nlink == 1 || mark.slot != slot {
+                sys::unlink_at(&*self.links, name)?;
+            } else {
+                self.note_own(stat.ino, stat.kind, mark, Some(left));
+            }
+        }
+        Ok(())
     }
 
     /// What is told of an own inode: when it was made is a matter of the base, and of how many
@@ -189,7 +311,11 @@ impl Through {
         match self.marks.lock().own.get(&slot) {
             Some(own) => Stat {
                 btime: own.btime,
-                nlink: if own.is_dir { 1 } else { stat.nlink },
+                nlink: match own.left {
+                    _ if own.is_dir => 1,
+                    Some(left) => stat.nlink.saturating_sub(1).saturating_add(left),
+                    None => stat.nlink,
+                },
                 ..stat
             },
             None => stat,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::through::{HIDDEN_PREFIX, Mark, Through, hides};
-use super::{At, Inodes};
+use super::{At, Found, Inodes};
 use crate::history::present::{Present, Trail};
 use crate::history::view::Source;
 use crate::store::ids::{Name, Slot};
@@ -214,6 +214,11 @@ impl Inodes {
         }
     }
 
+    /// What is at a name of a branch, but for the store.
+    pub(in crate::live) fn child_at(&self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
+        self.child_through(dir, name)
+    }
+
     /// As [`Inodes::stat_child`], of a branch.
     pub(super) fn stat_through(
         &self,
@@ -334,6 +339,47 @@ impl Inodes {
         put.map(|()| made)
     }
 
+    /// An own inode of which the branch knows no name, for they are the base's.
+    pub(super) fn found_by_link(&self, slot: Slot) -> SysResult<Option<Found>> {
+        let Some(through) = self.through.as_ref() else {
+            return Ok(None);
+        };
+        let Some(name) = through.link_of(slot) else {
+            return Ok(None);
+        };
+        let dir = Arc::clone(through.links());
+        let stat = sys::stat_at(&dir, name.as_bytes())?;
+        Ok((self.slot_of(&stat) == Ok(slot)).then_some(Found {
+            parent: Slot::STAGING,
+            dir,
+            name,
+            stat,
+        }))
+    }
+
+    /// A name of an own inode that only the base has.
+    ///
+    /// # Errors
+    /// ESTALE: none that is known.
+    pub(super) fn place_in_base(&self, at: At<'_>) -> SysResult<Place> {
+        for place in self.places(at) {
+            let child = self.child_through(place.parent.into(), &place.name)?;
+            if child.is_some_and(|child| child.slot == at.slot) {
+                return Ok(place);
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// A name of a directory of the branch's own that only the base has, and that leads to an own
+    /// inode: one of several.
+    ///
+    /// # Errors
+    /// Those of the view.
+    pub(in crate::live) fn is_left(&self, dir: At<'_>, name: &Name) -> SysResult<bool> {
+        Ok(self.own_child(dir, name)? == Err(false))
+    }
+
     /// Extended attributes of an inherited inode, sorted by name; `None`: it is own.
     pub(in crate::live) fn xattrs_of_base(&self, at: At<'_>) -> SysResult<Option<Xattrs>> {
         let Some((through, way)) = self.base_way(at)? else {
@@ -373,13 +419,13 @@ impl Inodes {
             let copied = match (source, file) {
                 (Source::Object(_), Some(file)) => return Ok(Some((file, stat))),
                 (Source::Live, Some(file)) => {
-                    let copied = self.copied_aside(Some((&file, stat.size)));
+                    let copied = self.copied_aside(&through.aside, Some((&file, stat.size)));
                     if !view.still_live(&way, Some(&file))? {
                         continue;
                     }
                     copied
                 }
-                _ => self.copied_aside(None),
+                _ => self.copied_aside(&through.aside, None),
             };
             return Ok(Some((copied?, stat)));
         }
@@ -387,11 +433,11 @@ impl Inodes {
     }
 
     /// A file without a name that holds what another does.
-    fn copied_aside(&self, of: Option<(&File, u64)>) -> SysResult<File> {
+    fn copied_aside(&self, aside: &OwnedFd, of: Option<(&File, u64)>) -> SysResult<File> {
         let number = self.copies.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}peek-{number}", super::super::staged::STAGED_PREFIX);
-        let file = sys::create_file_at(&*self.staging, name.as_bytes(), Open::READ_WRITE, 0o600)?;
-        let removed = sys::unlink_at(&*self.staging, name.as_bytes());
+        let name = format!("peek-{number}");
+        let file = sys::create_file_at(aside, name.as_bytes(), Open::READ_WRITE, 0o600)?;
+        let removed = sys::unlink_at(aside, name.as_bytes());
         match of {
             Some((source, _)) if self.reflink => sys::clone_file(source, &file)?,
             Some((source, size)) => sys::copy_data(source, &file, size)?,
@@ -530,6 +576,7 @@ impl Inodes {
             return Ok(());
         };
         let mut open = vec![Arc::clone(&self.root), Arc::clone(&self.staging)];
+        through.read_links()?;
         let mut below: Vec<(Arc<OwnedFd>, Vec<u8>)> = Vec::new();
         loop {
             let dir = match (open.pop(), below.pop()) {
@@ -552,8 +599,10 @@ impl Inodes {
                         _ => sys::unlink_at(&dir, &entry.name)?,
                     }
                 } else if !hides(&stat) {
-                    if let Some(mark) = Mark::of(&sys::all_xattrs_at(&dir, &entry.name)?) {
-                        through.note_own(stat.ino, stat.kind, mark);
+                    let known = stat.nlink > 1 && through.has_link(stat.ino);
+                    if !known && let Some(mark) = Mark::of(&sys::all_xattrs_at(&dir, &entry.name)?)
+                    {
+                        through.note_own(stat.ino, stat.kind, mark, None);
                     }
                     if stat.kind == Kind::Dir {
                         below.push((Arc::clone(&dir), entry.name));

@@ -224,6 +224,9 @@ impl Inodes {
         if found.stat.kind != kind {
             return Err(Errno::ESTALE);
         }
+        if found.parent == Slot::STAGING && self.through.is_some() {
+            return self.place_in_base(at);
+        }
         Ok(Place {
             parent: found.parent,
             name: found.name,
