@@ -5,6 +5,7 @@ mod common;
 
 mod apps;
 mod bounds;
+mod branch;
 mod checkpoint;
 mod cli;
 mod concurrent;

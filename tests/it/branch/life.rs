@@ -1,0 +1,219 @@
+//! From `create` to `gc`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use super::support::{create, is_mounted, listed, place, refused, verb};
+use crate::common::{Variant, for_each_variant};
+
+for_each_variant! { one =>
+    a_branch_is_a_tree_of_its_own, it_comes_back_with_its_parent, a_dropped_branch_comes_back_until_gc,
+    a_base_is_held, a_branch_of_a_branch, the_daemon_is_killed, everything_is_killed
+}
+
+fn a_branch_is_a_tree_of_its_own(v: Variant) {
+    let rig = v.start();
+    fs::write(rig.path().join("here"), "parent").unwrap();
+    let (one, two) = (create(&rig, "one"), create(&rig, "two"));
+    fs::write(one.join("both"), "1").unwrap();
+    fs::write(two.join("both"), "2").unwrap();
+    fs::write(two.join("alone"), "2").unwrap();
+    assert!(!rig.path().join("both").exists(), "the parent has it too");
+    assert_eq!(fs::read(one.join("both")).unwrap(), b"1");
+    let (root, like) = (
+        fs::metadata(&one).unwrap(),
+        fs::metadata(rig.path()).unwrap(),
+    );
+    assert_eq!(
+        (root.mode(), root.uid(), root.gid()),
+        (like.mode(), like.uid(), like.gid())
+    );
+    let told = listed(&rig, "two").unwrap();
+    assert_eq!(
+        (&told["changed"], &told["mounted"]),
+        (&2.into(), &true.into())
+    );
+    // Every verb works in it as in any tree.
+    let inside = ["-C", two.to_str().unwrap()];
+    let id = rig.mount.ok(&[&inside[..], &["checkpoint"]].concat());
+    fs::remove_file(two.join("alone")).unwrap();
+    rig.mount
+        .ok(&[&inside[..], &["restore", id.trim_end()]].concat());
+    assert_eq!(fs::read(two.join("alone")).unwrap(), b"2");
+    assert_eq!(
+        rig.mount.ok(&["branch", "diff", "two"]),
+        "A alone\nA both\n"
+    );
+    assert!(
+        rig.mount
+            .ok(&["branch", "diff", "-p", "one"])
+            .contains("+1")
+    );
+    // What more than one has touched is known while they work.
+    assert_eq!(rig.mount.ok(&["branch", "conflicts"]), "both\tone, two\n");
+    fs::write(rig.path().join("alone"), "parent").unwrap();
+    assert_eq!(
+        rig.mount.ok(&["branch", "conflicts"]),
+        "alone\ttwo, this tree\nboth\tone, two\n"
+    );
+}
+
+fn it_comes_back_with_its_parent(v: Variant) {
+    let mut rig = v.start();
+    let (one, gone) = (create(&rig, "one"), create(&rig, "gone"));
+    fs::write(one.join("f"), "1").unwrap();
+    // One alone.
+    rig.mount.ok(&["umount", one.to_str().unwrap()]);
+    assert!(!is_mounted(&one) && is_mounted(&gone) && is_mounted(rig.path()));
+    assert_eq!(listed(&rig, "one").unwrap()["mounted"], false);
+    let alone = verb(&rig, &["mount", one.to_str().unwrap()]);
+    assert!(
+        !alone.0 && alone.1.contains("branch mount one"),
+        "{}",
+        alone.1
+    );
+    rig.mount.ok(&["branch", "mount", "one"]);
+    assert_eq!(fs::read(one.join("f")).unwrap(), b"1");
+    refused(&rig, &["branch", "mount", "one"], "already-mounted");
+    // The parent, and all with it.
+    rig.mount.umount();
+    assert!(!is_mounted(&one) && !is_mounted(&gone) && !is_mounted(rig.path()));
+    fs::rename(&gone, gone.with_file_name("elsewhere")).unwrap();
+    rig.mount.remount();
+    assert_eq!(fs::read(one.join("f")).unwrap(), b"1");
+    // One that is not there is named, and stays registered.
+    let warnings = rig.mount.status_json()["warnings"].to_string();
+    assert!(
+        warnings.contains("the branch gone is not mounted"),
+        "{warnings}"
+    );
+    assert_eq!(listed(&rig, "gone").unwrap()["mounted"], false);
+    fs::rename(gone.with_file_name("elsewhere"), &gone).unwrap();
+    rig.mount.ok(&["branch", "mount", "gone"]);
+    // Another directory at its place is not taken for it.
+    rig.mount.ok(&["umount", gone.to_str().unwrap()]);
+    fs::rename(&gone, gone.with_file_name("elsewhere")).unwrap();
+    fs::create_dir(&gone).unwrap();
+    refused(&rig, &["branch", "mount", "gone"], "bad-branch");
+}
+
+fn a_dropped_branch_comes_back_until_gc(v: Variant) {
+    let rig = v.start();
+    let one = create(&rig, "one");
+    fs::write(one.join("work"), "unmerged").unwrap();
+    let would = rig.mount.json(&["branch", "drop", "-n", "one"]);
+    assert_eq!(would["changed"][0], "work");
+    assert!(is_mounted(&one));
+    // Whoever has something of it open is named.
+    let open = fs::File::open(one.join("work")).unwrap();
+    let message = refused(&rig, &["branch", "drop", "one"], "branch-in-use");
+    assert!(
+        message.contains(&format!("pid {}", std::process::id())),
+        "{message}"
+    );
+    let (done, said) = verb(&rig, &["umount", rig.path().to_str().unwrap()]);
+    assert!(!done && said.contains("branch one is in use"), "{said}");
+    assert!(is_mounted(&one) && is_mounted(rig.path()));
+    drop(open);
+    let told = rig.mount.ok(&["branch", "drop", "one"]);
+    assert!(told.contains("work"), "{told}");
+    assert!(!one.exists() && listed(&rig, "one").is_none());
+    refused(&rig, &["delete", "1"], "held");
+    rig.mount.ok(&["branch", "restore", "one"]);
+    assert_eq!(fs::read(one.join("work")).unwrap(), b"unmerged");
+    // Also past whoever uses it.
+    let mut open = fs::File::open(one.join("work")).unwrap();
+    rig.mount.ok(&["branch", "drop", "--force", "one"]);
+    assert!(std::io::Read::read(&mut open, &mut [0; 64]).is_err());
+    drop(open);
+    let (_, said) = verb(&rig, &["gc", "-n", "--keep-last", "1"]);
+    assert!(said.contains("a branch is based on it"), "{said}");
+    rig.mount.ok(&["gc"]);
+    refused(&rig, &["branch", "restore", "one"], "unknown-branch");
+    let left = fs::read_dir(rig.path().join(".ckptfs/dropped")).unwrap();
+    assert_eq!(left.count(), 0, "the trash is empty");
+    rig.mount.ok(&["delete", "1"]);
+}
+
+fn a_base_is_held(v: Variant) {
+    let mut rig = v.start();
+    for text in ["1", "2", "3"] {
+        fs::write(rig.path().join("f"), text).unwrap();
+        rig.mount.checkpoint();
+    }
+    rig.mount.ok(&["branch", "create", "one", "--at", "2"]);
+    assert_eq!(listed(&rig, "one").unwrap()["base"], 2);
+    let message = refused(&rig, &["delete", "2"], "held");
+    assert!(message.contains("branch one"), "{message}");
+    refused(&rig, &["delete", "--now", "2"], "held");
+    rig.mount.ok(&["gc", "--keep-last", "1"]);
+    assert_eq!(fs::read(rig.view(2).join("f")).unwrap(), b"2");
+    assert!(!rig.view(1).exists());
+    // By the registry, and so without a daemon.
+    rig.mount.umount();
+    refused(&rig, &["delete", "--now", "2"], "held");
+    verb(&rig, &["gc", "--keep-last", "1"]);
+    rig.mount.remount();
+    assert_eq!(fs::read(rig.view(2).join("f")).unwrap(), b"2");
+    // What made it cannot be undone before it is free.
+    rig.mount.ok(&["branch", "create", "two"]);
+    let base = listed(&rig, "two").unwrap()["base"].to_string();
+    let (done, said) = verb(&rig, &["undo"]);
+    assert!(!done && said.contains("branch two"), "{said}");
+    rig.mount.ok(&["branch", "drop", "two"]);
+    rig.mount.ok(&["gc"]);
+    rig.mount.ok(&["delete", &base]);
+}
+
+fn a_branch_of_a_branch(v: Variant) {
+    let mut rig = v.start();
+    let one = create(&rig, "one");
+    fs::write(one.join("f"), "1").unwrap();
+    let inside = ["-C", one.to_str().unwrap(), "branch"];
+    let said = rig.mount.ok(&[&inside[..], &["create", "deep"]].concat());
+    let deep = one.with_file_name("project@one@deep");
+    assert_eq!(said.trim_end(), deep.to_str().unwrap());
+    fs::write(deep.join("g"), "2").unwrap();
+    assert!(!one.join("g").exists());
+    refused(&rig, &["branch", "drop", "one"], "held");
+    rig.mount.umount();
+    assert!(!is_mounted(&deep));
+    rig.mount.remount();
+    assert_eq!(fs::read(deep.join("g")).unwrap(), b"2");
+    let mut dir = deep;
+    for depth in 3..=8 {
+        let made = rig
+            .mount
+            .ok(&["-C", dir.to_str().unwrap(), "branch", "create", "d"]);
+        dir = made.trim_end().into();
+        assert!(is_mounted(&dir), "{depth}");
+    }
+    let last = ["-C", dir.to_str().unwrap(), "branch", "create", "d"];
+    refused(&rig, &last, "too-many-branches");
+    rig.mount.umount();
+}
+
+/// Another daemon takes over the parent, and mounts the branches again.
+fn the_daemon_is_killed(v: Variant) {
+    let mut rig = v.start();
+    let one = create(&rig, "one");
+    fs::write(one.join("f"), "1").unwrap();
+    rig.mount.replace_worker();
+    assert_eq!(fs::read(one.join("f")).unwrap(), b"1");
+    fs::write(one.join("g"), "2").unwrap();
+    assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\nA g\n");
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounts = table.matches(one.to_str().unwrap()).count();
+    assert_eq!(mounts, 2, "one mount, as source and place: {table}");
+}
+
+fn everything_is_killed(v: Variant) {
+    let mut rig = v.start();
+    let one = create(&rig, "one");
+    fs::write(one.join("f"), "1").unwrap();
+    rig.mount.kill();
+    assert!(fs::read(one.join("f")).is_err());
+    rig.mount.remount();
+    assert_eq!(fs::read(place(&rig, "one").join("f")).unwrap(), b"1");
+    assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\n");
+}

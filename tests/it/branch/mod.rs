@@ -1,0 +1,6 @@
+//! Branches as things that exist: made, mounted, held, dropped and brought back, whatever is killed
+//! meanwhile.
+
+mod life;
+mod refusals;
+mod support;

@@ -1,0 +1,100 @@
+//! What is not done, and leaves nothing behind.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use super::support::{create, is_mounted, listed, place, refused};
+use crate::common::{Variant, for_each_variant};
+
+for_each_variant! { one => what_cannot_be_a_branch_is_refused, what_a_kill_has_left_is_swept }
+
+fn what_cannot_be_a_branch_is_refused(v: Variant) {
+    let mut rig = v.start();
+    let long = "a".repeat(65);
+    for bad in ["", ".", "..", ".a", "../x", "a/b", "a b", "a\n", "ä", &long] {
+        refused(&rig, &["branch", "create", "--", bad], "bad-name");
+    }
+    create(&rig, "one");
+    refused(&rig, &["branch", "create", "one"], "branch-exists");
+    refused(
+        &rig,
+        &["branch", "create", "two", "--at", "99"],
+        "unknown-checkpoint",
+    );
+    assert!(!place(&rig, "two").exists(), "its directory is taken back");
+    let full = rig.image.dir("full");
+    fs::write(full.join("f"), "").unwrap();
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let at = |dir: &str| ["branch", "create", "two", "--path", dir].map(str::to_owned);
+    for (dir, code) in [
+        (path(&full), "not-empty"),
+        (path(&rig.path().join("inside")), "bad-mountpoint"),
+        ("/dev/shm/ckptfs-branch-test".to_owned(), "other-filesystem"),
+    ] {
+        let asked = at(&dir);
+        refused(&rig, &asked.each_ref().map(String::as_str), code);
+    }
+    assert!(!std::path::Path::new("/dev/shm/ckptfs-branch-test").exists());
+    // A link is not followed to where it leads.
+    let (target, link) = (rig.image.dir("target"), rig.image.path().join("link"));
+    symlink(&target, &link).unwrap();
+    let asked = at(&path(&link));
+    refused(
+        &rig,
+        &asked.each_ref().map(String::as_str),
+        "not-a-directory",
+    );
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
+    rig.mount.json(&["branch", "create", "two", "--dry-run"]);
+    assert!(listed(&rig, "two").is_none() && !place(&rig, "two").exists());
+    // What cannot be understood is told, holds everything, and is not removed.
+    let registry = rig.path().join(".ckptfs/branches");
+    for text in [
+        "",
+        "ckptfs branch\nversion 1\nstate made\nname evil\nid x\n",
+    ] {
+        fs::write(registry.join("evil"), text).unwrap();
+        refused(&rig, &["branch", "mount", "evil"], "bad-branch");
+        refused(&rig, &["delete", "1"], "bad-branch");
+    }
+    rig.mount.umount();
+    rig.mount.remount();
+    assert!(is_mounted(&place(&rig, "one")));
+    assert!(registry.join("evil").exists());
+}
+
+/// A branch whose making was cut short: its entry says so, its store has begun.
+fn what_a_kill_has_left_is_swept(v: Variant) {
+    let mut rig = v.start();
+    let one = create(&rig, "one");
+    let entry = rig.path().join(".ckptfs/branches/one");
+    rig.mount.umount();
+    let making = |entry: &std::path::Path| {
+        let text = fs::read_to_string(entry).unwrap();
+        fs::write(entry, text.replace("state made", "state making")).unwrap();
+    };
+    making(&entry);
+    rig.mount.remount();
+    assert!(!one.exists() && !entry.exists() && listed(&rig, "one").is_none());
+    // What somebody has put there is not ours to remove.
+    let two = create(&rig, "two");
+    rig.mount.umount();
+    making(&rig.path().join(".ckptfs/branches/two"));
+    fs::write(two.join("precious"), "").unwrap();
+    rig.mount.remount();
+    assert!(two.join("precious").exists() && listed(&rig, "two").is_none());
+    // A drop that was cut short between its renames is ended.
+    let three = create(&rig, "three");
+    fs::write(three.join("f"), "3").unwrap();
+    let entry = rig.path().join(".ckptfs/branches/three");
+    let text = fs::read_to_string(&entry).unwrap();
+    let id = text.lines().find_map(|line| line.strip_prefix("id "));
+    let trash = rig.path().join(".ckptfs/dropped");
+    rig.mount.umount();
+    fs::create_dir_all(&trash).unwrap();
+    fs::rename(&three, trash.join(id.unwrap())).unwrap();
+    rig.mount.remount();
+    assert!(!entry.exists());
+    rig.mount.ok(&["branch", "restore", "three"]);
+    assert_eq!(fs::read(three.join("f")).unwrap(), b"3");
+}

@@ -1,0 +1,55 @@
+//! What the tests of branches share.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::common::Rig;
+
+/// Where a branch is by default.
+pub fn place(rig: &Rig, name: &str) -> PathBuf {
+    rig.path().with_file_name(format!("project@{name}"))
+}
+
+/// Makes a branch; where it is.
+pub fn create(rig: &Rig, name: &str) -> PathBuf {
+    let said = rig.mount.ok(&["branch", "create", name]);
+    let path = PathBuf::from(said.trim_end());
+    assert_eq!(path, place(rig, name), "it is printed where it is");
+    path
+}
+
+/// What the list says of a branch.
+pub fn listed(rig: &Rig, name: &str) -> Option<Value> {
+    let all = rig.mount.json(&["branch", "list"]);
+    let all = all.as_array().expect("an array");
+    all.iter().find(|one| one["name"] == name).cloned()
+}
+
+/// Whether something of ours is mounted there.
+pub fn is_mounted(path: &std::path::Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let at = format!(" {} fuse.ckptfs ", path.display());
+    table.contains(&at)
+}
+
+/// `ckptfs -C DIR ...`; whether it went well, and what it said.
+pub fn verb(rig: &Rig, arguments: &[&str]) -> (bool, String) {
+    let output = rig.mount.run(arguments);
+    let said = [output.stdout, output.stderr].concat();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&said).into_owned(),
+    )
+}
+
+/// As [`verb`], refused with this code.
+pub fn refused(rig: &Rig, arguments: &[&str], code: &str) -> String {
+    let output = rig.mount.run(&[arguments, &["--json"]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{arguments:?} was done");
+    let error: Value = serde_json::from_str(said.lines().last().unwrap_or_default())
+        .unwrap_or_else(|_| panic!("{arguments:?}: {said}"));
+    assert_eq!(error["error"]["code"], code, "{arguments:?}: {said}");
+    error["error"]["message"].as_str().unwrap().to_owned()
+}
