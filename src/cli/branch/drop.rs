@@ -66,7 +66,8 @@ fn tell_git(served: &mut Served, dropped: &DroppedBranch, out: &Out) {
     });
     let forgotten = trash.and_then(|trash| {
         let trash: Vec<PathBuf> = trash.into_iter().map(|branch| branch.path).collect();
-        git::forget(&served.mount()?, &dropped.branch.path, &trash)
+        let DroppedBranch { branch, .. } = dropped;
+        git::forget(&served.mount()?, &branch.path, &branch.name, &trash)
     });
     match forgotten {
         Err(error) => out.warn(&error.message),

@@ -118,11 +118,7 @@ pub fn begin(
 
 fn make_entry(common: &OwnedFd, name: &str, link: &Path) -> SysResult<(String, OwnedFd)> {
     let all = open_or_make(common, WORKTREES)?;
-    // As git has it, an entry has the name that a branch of git's may have.
-    let name = match is_branch_name(name) {
-        true => name.to_owned(),
-        false => name.replace('.', "-"),
-    };
+    let name = entry_stem(name);
     let make = |name: &[u8]| sys::mkdir_at(&all, name, DIR_MODE);
     let chosen =
         String::from_utf8(first_free(name.as_bytes(), make)?).map_err(|_| Errno::EINVAL)?;
@@ -216,7 +212,11 @@ impl Begun {
     fn forget_older(&self) -> VerbResult<()> {
         let all = sys::open_dir_at(&self.repository.common.dir, WORKTREES.as_bytes());
         let all = all.on(self.repository.common.path.display())?;
-        for (name, entry) in self.repository.entries(WORKTREES)? {
+        let stem = entry_stem(&self.name);
+        for (name, entry) in self.repository.entries(WORKTREES, &stem)? {
+            if !name.starts_with(stem.as_bytes()) {
+                break;
+            }
             if name != self.entry_name.as_bytes() && leads_to(&entry, &self.link) {
                 // It would only be listed twice.
                 let _ = remove_tree(&all, &name);
@@ -229,11 +229,11 @@ impl Begun {
     fn choose(&self, head: &Head) -> VerbResult<Attached> {
         let common = &self.repository.common;
         let full = format!("{HEADS}{}", self.name);
-        let taken = self.repository.is_checked_out(&full)?;
         let there = match is_branch_name(&self.name) {
             true => self.repository.commit_of(&full)?,
             false => None,
         };
+        let taken = self.repository.is_checked_out(&full, there.is_some())?;
         let detached = |why: &str| {
             Ok(Attached {
                 branch: None,
@@ -308,41 +308,46 @@ impl Drop for Begun {
     }
 }
 
-/// Takes what the repository of the tree at `project` knows of the branch that was at `branch` out
+/// Takes what the repository of the tree at `project` knows of the branch `name`, which was at
+/// `branch`, out
 /// of its sight, as `git worktree prune` would; no branch of git's goes. [`recall`] brings it back
-/// as long as the branch is in the trash, where those of `trash` are: of others nothing is kept.
-/// `None` where it knew nothing.
+/// as long as the branch is in the trash, where those are that were at `trash`: of others nothing
+/// is kept. `None` where it knew nothing.
 ///
 /// # Errors
 /// Those of reading and writing.
-pub fn forget(project: &Path, branch: &Path, trash: &[PathBuf]) -> VerbResult<Option<Forgotten>> {
+pub fn forget(
+    project: &Path,
+    branch: &Path,
+    name: &str,
+    trash: &[PathBuf],
+) -> VerbResult<Option<Forgotten>> {
     let Some(repository) = repository::find(project)? else {
         return Ok(None);
     };
     let (link, common) = (branch.join(DOT_GIT), &repository.common);
     let at = common.path.join(WORKTREES);
-    let mut entries = repository.entries(WORKTREES)?.into_iter();
+    let mut entries = repository.entries(WORKTREES, &entry_stem(name))?;
     let Some((name, entry)) = entries.find(|(_, entry)| leads_to(entry, &link)) else {
         return Ok(None);
     };
     let head = repository::head_text(&entry).unwrap_or_default();
     let lock = repository::line(&entry, LOCK).on(at.display())?;
     let locked = lock.is_some_and(|text| text != LOCK_TEXT.trim_ascii_end());
-    let dropped = repository.entries(DROPPED)?;
-    let kept = |entry: &OwnedFd| {
-        trash
-            .iter()
-            .any(|path| leads_to(entry, &path.join(DOT_GIT)))
+    let dropped = repository.names(DROPPED)?;
+    let freed = match dropped.len() > trash.len() {
+        true => no_more_in(&repository, trash)?,
+        false => Vec::new(),
     };
     sys::act_as(repository.owner, || {
         let there = open_or_make(&common.dir, DROPPED)?;
-        for (old, _) in dropped.iter().filter(|(_, entry)| !kept(entry)) {
+        for old in &freed {
             remove_tree(&there, old)?;
         }
         if locked {
             return Ok(());
         }
-        let last = dropped.iter().filter_map(|(name, _)| number(name)).max();
+        let last = dropped.iter().filter_map(|name| number(name)).max();
         let mut new = format!("{}-", last.unwrap_or(0).saturating_add(1)).into_bytes();
         new.extend_from_slice(&name);
         let from = sys::open_dir_at(&common.dir, WORKTREES.as_bytes())?;
@@ -351,6 +356,20 @@ pub fn forget(project: &Path, branch: &Path, trash: &[PathBuf]) -> VerbResult<Op
     .and_then(|moved| moved)
     .on(at.display())?;
     Ok(Some(Forgotten { head, locked }))
+}
+
+/// What is kept of branches that were not at `trash`.
+fn no_more_in(repository: &Repository, trash: &[PathBuf]) -> VerbResult<Vec<Vec<u8>>> {
+    let kept = |entry: &OwnedFd| {
+        trash
+            .iter()
+            .any(|path| leads_to(entry, &path.join(DOT_GIT)))
+    };
+    let dropped = repository.entries(DROPPED, "")?;
+    Ok(dropped
+        .filter(|(_, entry)| !kept(entry))
+        .map(|(name, _)| name)
+        .collect())
 }
 
 /// Gives the repository of the tree at `project` back what [`forget`] took out of its sight last of
@@ -363,8 +382,8 @@ pub fn recall(project: &Path, branch: &Path) -> VerbResult<bool> {
         return Ok(false);
     };
     let (link, common) = (branch.join(DOT_GIT), &repository.common);
-    let dropped = repository.entries(DROPPED)?.into_iter();
-    let last = dropped
+    let last = repository
+        .entries(DROPPED, "")?
         .filter(|(_, entry)| leads_to(entry, &link))
         .max_by_key(|(name, _)| number(name));
     let Some((old, _)) = last else {
@@ -434,6 +453,15 @@ fn first_free(name: &[u8], put: impl Fn(&[u8]) -> SysResult<()>) -> SysResult<Ve
 fn leads_to(entry: &OwnedFd, link: &Path) -> bool {
     let leads = repository::line(entry, "gitdir").ok().flatten();
     leads.is_some_and(|leads| leads == link.as_os_str().as_bytes())
+}
+
+/// What the name of an entry begins with, for a branch: as git has it, an entry has a name that a
+/// branch of git's may have.
+fn entry_stem(name: &str) -> String {
+    match is_branch_name(name) {
+        true => name.to_owned(),
+        false => name.replace('.', "-"),
+    }
 }
 
 /// Whether git takes it for a branch (git-check-ref-format(1)), of what may be a branch of ours.

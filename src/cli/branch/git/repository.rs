@@ -224,11 +224,12 @@ impl Repository {
         commit_of(&self.common.dir, name).on(self.common.path.join(name).display())
     }
 
-    /// Whether `name`, a branch, is checked out in some working tree.
+    /// Whether `name`, a branch, is checked out in some working tree; one that is not there is
+    /// looked for in the first alone.
     ///
     /// # Errors
     /// Those of reading them.
-    pub fn is_checked_out(&self, name: &str) -> VerbResult<bool> {
+    pub fn is_checked_out(&self, name: &str, there: bool) -> VerbResult<bool> {
         let wanted = format!("{REF}{name}").into_bytes();
         let on = |dir: &OwnedFd| -> SysResult<bool> {
             Ok(line(dir, "HEAD")?.is_some_and(|head| head == wanted))
@@ -236,32 +237,51 @@ impl Repository {
         if on(&self.common.dir).on(self.common.path.display())? {
             return Ok(true);
         }
-        for (_, entry) in self.entries(WORKTREES)? {
-            // It may go while it is looked at.
-            if on(&entry).unwrap_or(false) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let short = name.strip_prefix(HEADS).unwrap_or(name);
+        // One may go while it is looked at.
+        Ok(there
+            && self
+                .entries(WORKTREES, short)?
+                .any(|(_, entry)| on(&entry).unwrap_or(false)))
     }
 
-    /// The directories in a directory of the repository, [`WORKTREES`] for one, with their names;
-    /// none where there is no such.
+    /// The directories in a directory of the repository, [`WORKTREES`] for one, with their names:
+    /// those first whose name begins with `first`, and each opened only when it is asked for. None
+    /// where there is no such directory.
     ///
     /// # Errors
     /// Those of reading it.
-    pub fn entries(&self, place: &str) -> VerbResult<Vec<(Vec<u8>, OwnedFd)>> {
+    pub fn entries(
+        &self,
+        place: &str,
+        first: &str,
+    ) -> VerbResult<impl Iterator<Item = (Vec<u8>, OwnedFd)> + use<>> {
         let at = self.common.path.join(place);
         let dir = match sys::open_dir_at(&self.common.dir, place.as_bytes()) {
-            Err(Errno::ENOENT) => return Ok(Vec::new()),
-            dir => dir.on(at.display())?,
+            Err(Errno::ENOENT) => None,
+            dir => Some(dir.on(at.display())?),
         };
-        let names = sys::list_dir(&dir).on(at.display())?;
-        let open = |name: Vec<u8>| Some((name.clone(), sys::open_dir_at(&dir, &name).ok()?));
-        Ok(names
-            .into_iter()
-            .filter_map(|found| open(found.name))
-            .collect())
+        let listed = dir.as_ref().map(sys::list_dir).transpose();
+        let listed = listed.on(at.display())?.unwrap_or_default();
+        let mut names: Vec<Vec<u8>> = listed.into_iter().map(|found| found.name).collect();
+        names.sort_by_key(|name| !name.starts_with(first.as_bytes()));
+        Ok(names.into_iter().filter_map(move |name| {
+            let opened = sys::open_dir_at(dir.as_ref()?, &name).ok()?;
+            Some((name, opened))
+        }))
+    }
+
+    /// The names in a directory of the repository; none where there is no such.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn names(&self, place: &str) -> VerbResult<Vec<Vec<u8>>> {
+        let listed = match sys::open_dir_at(&self.common.dir, place.as_bytes()) {
+            Err(Errno::ENOENT) => return Ok(Vec::new()),
+            dir => dir.and_then(sys::list_dir),
+        };
+        let listed = listed.on(self.common.path.join(place).display())?;
+        Ok(listed.into_iter().map(|found| found.name).collect())
     }
 }
 

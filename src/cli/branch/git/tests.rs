@@ -182,7 +182,7 @@ fn git_takes_a_branch_for_a_working_tree_of_the_repository() {
     git(&at, &["fsck", "--strict"]);
 
     fs::remove_dir_all(&at).expect("dropped");
-    let forgotten = forget(&project.root(), &at, &[])
+    let forgotten = forget(&project.root(), &at, "x", &[])
         .expect("forget")
         .expect("it was known");
     assert_eq!(
@@ -198,7 +198,10 @@ fn git_takes_a_branch_for_a_working_tree_of_the_repository() {
         "in the branch",
         "what was committed stays"
     );
-    assert_eq!(forget(&project.root(), &at, &[]).expect("forget"), None);
+    assert_eq!(
+        forget(&project.root(), &at, "x", &[]).expect("forget"),
+        None
+    );
     project.git(&["fsck", "--strict"]);
 }
 
@@ -457,7 +460,7 @@ fn nothing_stays_of_what_was_begun_only_and_a_killed_one_is_cleared_up() {
         &project.root(),
         &["worktree", "lock", &at.display().to_string()],
     );
-    let kept = forget(&project.root(), &at, &[])
+    let kept = forget(&project.root(), &at, "x", &[])
         .expect("forget")
         .expect("known");
     assert!(
@@ -478,7 +481,7 @@ fn a_branch_that_comes_back_from_the_trash_has_its_index_and_head_again() {
     let trash = project.dir.path().join("trash");
     fs::rename(&at, &trash).expect("dropped");
     let all = [at.clone()];
-    forget(&project.root(), &at, &all)
+    forget(&project.root(), &at, "x", &all)
         .expect("forget")
         .expect("known");
     assert!(project.entries().is_empty());
@@ -490,12 +493,12 @@ fn a_branch_that_comes_back_from_the_trash_has_its_index_and_head_again() {
         "there are other commits: {attached:?}"
     );
     fs::rename(&again, project.dir.path().join("gone")).expect("dropped");
-    forget(&project.root(), &again, &all)
+    forget(&project.root(), &again, "x", &all)
         .expect("forget")
         .expect("known");
     let (other, _) = project.branch("other");
     fs::remove_dir_all(&other).expect("dropped");
-    forget(&project.root(), &other, &all)
+    forget(&project.root(), &other, "other", &all)
         .expect("forget")
         .expect("known");
     fs::rename(project.dir.path().join("gone"), &at).expect("back");
@@ -519,7 +522,7 @@ fn a_branch_that_comes_back_from_the_trash_has_its_index_and_head_again() {
         "there is no other"
     );
     // What is in no trash any more is not kept.
-    forget(&project.root(), &at, &[])
+    forget(&project.root(), &at, "x", &[])
         .expect("forget")
         .expect("known");
     let kept = fs::read_dir(project.root().join(".git").join(DROPPED)).expect("a directory");
