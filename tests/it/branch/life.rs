@@ -3,8 +3,9 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use super::support::{create, is_mounted, listed, place, refused, verb};
-use crate::common::{Variant, for_each_variant};
+use super::support::{create, inside, is_mounted, listed, place, refused, verb};
+use crate::common::mount::VERB_SECONDS;
+use crate::common::{Variant, fails, for_each_variant, tool};
 
 for_each_variant! { one =>
     a_branch_is_a_tree_of_its_own, it_comes_back_with_its_parent, a_dropped_branch_comes_back_until_gc,
@@ -19,6 +20,7 @@ fn a_branch_is_a_tree_of_its_own(v: Variant) {
     fs::write(two.join("both"), "2").unwrap();
     fs::write(two.join("alone"), "2").unwrap();
     assert!(!rig.path().join("both").exists(), "the parent has it too");
+    assert_eq!(fs::read(one.join("here")).unwrap(), b"parent");
     assert_eq!(fs::read(one.join("both")).unwrap(), b"1");
     let (root, like) = (
         fs::metadata(&one).unwrap(),
@@ -34,11 +36,9 @@ fn a_branch_is_a_tree_of_its_own(v: Variant) {
         (&2.into(), &true.into())
     );
     // Every verb works in it as in any tree.
-    let inside = ["-C", two.to_str().unwrap()];
-    let id = rig.mount.ok(&[&inside[..], &["checkpoint"]].concat());
+    let id = inside(&two, &["checkpoint"]);
     fs::remove_file(two.join("alone")).unwrap();
-    rig.mount
-        .ok(&[&inside[..], &["restore", id.trim_end()]].concat());
+    inside(&two, &["restore", id.trim_end()]);
     assert_eq!(fs::read(two.join("alone")).unwrap(), b"2");
     assert_eq!(
         rig.mount.ok(&["branch", "diff", "two"]),
@@ -122,9 +122,9 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     rig.mount.ok(&["branch", "restore", "one"]);
     assert_eq!(fs::read(one.join("work")).unwrap(), b"unmerged");
     // Also past whoever uses it.
-    let mut open = fs::File::open(one.join("work")).unwrap();
+    let open = fs::File::open(one.join("work")).unwrap();
     rig.mount.ok(&["branch", "drop", "--force", "one"]);
-    assert!(std::io::Read::read(&mut open, &mut [0; 64]).is_err());
+    assert!(open.sync_all().is_err(), "it is served still");
     drop(open);
     let (_, said) = verb(&rig, &["gc", "-n", "--keep-last", "1"]);
     assert!(said.contains("a branch is based on it"), "{said}");
@@ -169,8 +169,7 @@ fn a_branch_of_a_branch(v: Variant) {
     let mut rig = v.start();
     let one = create(&rig, "one");
     fs::write(one.join("f"), "1").unwrap();
-    let inside = ["-C", one.to_str().unwrap(), "branch"];
-    let said = rig.mount.ok(&[&inside[..], &["create", "deep"]].concat());
+    let said = inside(&one, &["branch", "create", "deep"]);
     let deep = one.with_file_name("project@one@deep");
     assert_eq!(said.trim_end(), deep.to_str().unwrap());
     fs::write(deep.join("g"), "2").unwrap();
@@ -182,14 +181,16 @@ fn a_branch_of_a_branch(v: Variant) {
     assert_eq!(fs::read(deep.join("g")).unwrap(), b"2");
     let mut dir = deep;
     for depth in 3..=8 {
-        let made = rig
-            .mount
-            .ok(&["-C", dir.to_str().unwrap(), "branch", "create", "d"]);
+        let made = inside(&dir, &["branch", "create", "d"]);
         dir = made.trim_end().into();
         assert!(is_mounted(&dir), "{depth}");
     }
-    let last = ["-C", dir.to_str().unwrap(), "branch", "create", "d"];
-    refused(&rig, &last, "too-many-branches");
+    let mut ninth = tool(env!("CARGO_BIN_EXE_ckptfs"), &["-C"]);
+    let said = fails(
+        ninth.arg(&dir).args(["branch", "create", "d"]),
+        VERB_SECONDS,
+    );
+    assert!(said.contains("8 deep at most"), "{said}");
     rig.mount.umount();
 }
 

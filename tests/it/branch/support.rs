@@ -1,10 +1,11 @@
 //! What the tests of branches share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::common::Rig;
+use crate::common::mount::VERB_SECONDS;
+use crate::common::{Rig, stdout_of, tool};
 
 /// Where a branch is by default.
 pub fn place(rig: &Rig, name: &str) -> PathBuf {
@@ -27,7 +28,7 @@ pub fn listed(rig: &Rig, name: &str) -> Option<Value> {
 }
 
 /// Whether something of ours is mounted there.
-pub fn is_mounted(path: &std::path::Path) -> bool {
+pub fn is_mounted(path: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let at = format!(" {} fuse.ckptfs ", path.display());
     table.contains(&at)
@@ -45,11 +46,17 @@ pub fn verb(rig: &Rig, arguments: &[&str]) -> (bool, String) {
 
 /// As [`verb`], refused with this code.
 pub fn refused(rig: &Rig, arguments: &[&str], code: &str) -> String {
-    let output = rig.mount.run(&[arguments, &["--json"]].concat());
+    let output = rig.mount.run(&[&["--json"], arguments].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{arguments:?} was done");
     let error: Value = serde_json::from_str(said.lines().last().unwrap_or_default())
         .unwrap_or_else(|_| panic!("{arguments:?}: {said}"));
     assert_eq!(error["error"]["code"], code, "{arguments:?}: {said}");
     error["error"]["message"].as_str().unwrap().to_owned()
+}
+
+/// `ckptfs -C DIR ...` where a branch is; what it printed.
+pub fn inside(dir: &Path, arguments: &[&str]) -> String {
+    let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str]);
+    stdout_of(command.arg("-C").arg(dir).args(arguments), VERB_SECONDS)
 }
