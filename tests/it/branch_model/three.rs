@@ -245,6 +245,9 @@ impl Merge {
             ..ours.clone()
         };
         let before = base.unwrap_or(&nothing);
+        if base.is_none() && !ours.is_dir() && dress(ours) != dress(theirs) {
+            self.unclear = Some("made by both, and one has more attributes");
+        }
         match three(&before.mode, &ours.mode, &theirs.mode) {
             Some(mode) => node.mode = mode,
             None => self.clash(id, "mode"),
