@@ -285,7 +285,8 @@ impl<T: Tree> Merging<'_, '_, T> {
         Ok(None)
     }
 
-    /// Both sides made the same file at a name, which is the only one that it has in either.
+    /// Both sides made the same file, link or device at a name, which is the only one that it has in
+    /// either.
     fn is_made_twice(&self, slot: Slot, place: &Place) -> SysResult<bool> {
         let Some((number, there)) = self.ours.number_at(place) else {
             return Ok(false);
@@ -293,8 +294,8 @@ impl<T: Tree> Merging<'_, '_, T> {
         let Some((child, way)) = self.theirs.met.get(&slot) else {
             return Ok(false);
         };
-        if child.kind != Kind::File
-            || there.kind != Kind::File
+        if child.kind == Kind::Dir
+            || there.kind != child.kind
             || self.base.has(slot)
             || self.base.has(number)
             || self.theirs.places_of(slot).len() != 1
@@ -306,7 +307,10 @@ impl<T: Tree> Merging<'_, '_, T> {
             return Ok(false);
         };
         let (ours, theirs) = (self.ours.tree, self.theirs.tree);
-        Ok(ours.same_content(here, theirs, way)?
+        let (a, b) = (ours.attr(here)?, theirs.attr(way)?);
+        Ok(a.target == b.target
+            && a.stat.rdev == b.stat.rdev
+            && (child.kind != Kind::File || ours.same_content(here, theirs, way)?)
             && super::super::has_attrs((ours, here), (theirs, way), false)?)
     }
 

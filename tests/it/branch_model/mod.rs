@@ -9,6 +9,7 @@
 //! `CKPTFS_SEED=N` (or `random`) is the first seed, `CKPTFS_CASES` how many, `CKPTFS_OPS` the steps
 //! of each; `CKPTFS_REPLAY=FILE` runs one list. What fails is shrunk and printed as a list.
 
+mod cases;
 mod handles;
 mod lines;
 mod look;

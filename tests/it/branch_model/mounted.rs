@@ -17,7 +17,7 @@ use crate::common::{Fs, Image, Io, MountOpts, Variant, run_limited, skip, tool};
 use crate::model::generate::{Generator, Random, Scene};
 use crate::model::observe::{compare, observe};
 use crate::model::ops::{Op, Verb};
-use crate::model::tree::{Id, Node, Tree};
+use crate::model::tree::{Body, Id, Node, Tree};
 use crate::model::world::World;
 
 const TREES_MAX: usize = 4;
@@ -314,15 +314,30 @@ fn is_other(a: &Tree, b: &Tree) -> bool {
     shown(a) != shown(b)
 }
 
+/// The names of each inode, with the directories that they are in.
+fn places(tree: &Tree) -> BTreeMap<Id, BTreeSet<(Id, Vec<u8>)>> {
+    let mut places: BTreeMap<Id, BTreeSet<(Id, Vec<u8>)>> = BTreeMap::new();
+    for (dir, node) in &tree.nodes {
+        if let Body::Dir(names) = &node.body {
+            for (name, id) in names {
+                places.entry(*id).or_default().insert((*dir, name.clone()));
+            }
+        }
+    }
+    places
+}
+
 impl Branched {
     /// A merge, or the undoing of one, has made this of it. Which times that gives is its own
-    /// business, but what it did not change keeps its.
+    /// business, but what it neither changed nor moved keeps its.
     fn become_tree(&mut self, mut tree: Tree) -> Result<(), String> {
         let before = self.world.model.tree.reachable();
+        let (was_at, is_at) = (places(&before), places(&tree));
         for (id, node) in &mut tree.nodes {
             let same = before.nodes.get(id).is_some_and(|old| {
                 let dress = |node: &Node| (node.mode, node.uid, node.gid, node.links);
                 !node.is_dir()
+                    && was_at.get(id) == is_at.get(id)
                     && old.body == node.body
                     && dress(old) == dress(node)
                     && old.xattrs == node.xattrs

@@ -178,6 +178,12 @@ pub struct Failure {
     problem: String,
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", text(&self.steps), self.problem)
+    }
+}
+
 /// Fresh directories on one image.
 pub struct Bench {
     image: Image,

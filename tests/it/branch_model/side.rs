@@ -36,7 +36,7 @@ pub struct From {
     pub side: usize,
     pub at: u64,
     /// The numbers of all inodes that the parent had then.
-    numbers: HashSet<u64>,
+    numbers: HashMap<u64, Id>,
 }
 
 /// A checkpoint.
@@ -105,7 +105,7 @@ impl Side {
             from: Some(From {
                 side: number,
                 at,
-                numbers: numbers.values().copied().collect(),
+                numbers: numbers.iter().map(|(id, number)| (*number, *id)).collect(),
             }),
             model: Model {
                 tree,
@@ -323,8 +323,9 @@ impl Side {
                 Some(known) if *known == seen => {}
                 Some(known) => return Err(format!("{shown}: number {seen}, it was {known}")),
                 None => {
-                    let inherited = |from: &From| from.numbers.contains(&seen);
-                    if self.from.as_ref().is_some_and(inherited) {
+                    let is_another =
+                        |from: &From| from.numbers.get(&seen).is_some_and(|other| *other != id);
+                    if self.from.as_ref().is_some_and(is_another) {
                         return Err(format!("{shown}: number {seen} is of the parent's"));
                     }
                     self.numbers.insert(id, seen);

@@ -184,7 +184,11 @@ impl Merge {
     /// One side removed it; the other one has it still.
     fn removed(&mut self, id: Id, base: &Node, there: &Node, in_ours: bool) {
         let side = if in_ours { &self.ours } else { &self.theirs };
-        let came = side.places(id).difference(&self.base.places(id)).count() > 0;
+        let (there_at, base_at) = (side.places(id), self.base.places(id));
+        let came = !there_at.is_subset(&base_at);
+        if !came && there_at != base_at {
+            self.unclear = Some("a name was removed of what is gone on the other side");
+        }
         if came || dress(base) != dress(there) || !same_body(base, there) {
             self.clash(id, "removed and changed");
         }
@@ -241,6 +245,9 @@ impl Merge {
             ..ours.clone()
         };
         let before = base.unwrap_or(&nothing);
+        if base.is_none() && !ours.is_dir() && dress(ours) != dress(theirs) {
+            self.unclear = Some("made by both, and one has more attributes");
+        }
         match three(&before.mode, &ours.mode, &theirs.mode) {
             Some(mode) => node.mode = mode,
             None => self.clash(id, "mode"),

@@ -1,0 +1,32 @@
+//! Lists that once failed, shrunk; each with its story.
+
+use ckptfs::internals::engine::IoChoice;
+
+use super::run::{Bench, steps};
+use crate::common::Fs;
+
+fn runs(text: &str) {
+    if let Some(bench) = Bench::new(Fs::Xfs, IoChoice::Daemon)
+        && let Err(failure) = bench.list(&steps(text))
+    {
+        panic!("{failure}");
+    }
+}
+
+/// Names that only the base has were counted twice in what was recorded of an inode: once when the
+/// rename had looked at it, and once more when that was kept.
+#[test]
+fn the_links_of_a_checkpoint_are_counted_once() {
+    runs(
+        "0 create c 420
+        0 mkdir odd 320
+        0 link c odd/e
+        0 link c long
+        0 branch
+        1 mkdir e 448
+        1 link odd/e odd/c
+        1 checkpoint
+        1 exchange e odd/c
+        1 check-views",
+    );
+}
