@@ -273,6 +273,7 @@ impl Attrs {
         if attr_is_new {
             let stat = sys::stat_fd(fd)?;
             let target = target_of_fd(&stat, fd)?;
+            let stat = self.inodes.shown(at.slot, stat);
             self.captures.keep_attr(at.slot, &stat, target, &mut undo);
             self.captures.keep_homes(at, &mut undo);
         }

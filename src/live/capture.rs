@@ -105,7 +105,12 @@ impl Captures {
         }
     }
 
-    /// Records the attributes of an inode.
+    /// The attributes of an inode as they are told: see [`Inodes::shown`].
+    pub(super) fn shown(&self, slot: Slot, stat: Stat) -> Stat {
+        self.inodes.shown(slot, stat)
+    }
+
+    /// Records the attributes of an inode, as they are told ([`Inodes::shown`]).
     pub(super) fn keep_attr(
         &self,
         slot: Slot,
@@ -117,7 +122,7 @@ impl Captures {
             undo.push(Undo::Attr {
                 slot,
                 before: AttrState {
-                    stat: self.inodes.shown(slot, *stat),
+                    stat: *stat,
                     target,
                 },
             });
@@ -132,7 +137,8 @@ impl Captures {
         undo: &mut Vec<Undo>,
     ) -> SysResult<()> {
         if self.timeline.epochs.needs(&Key::Attr(dir.slot)) {
-            self.keep_attr(dir.slot, &sys::stat_fd(fd)?, None, undo);
+            let stat = self.inodes.shown(dir.slot, sys::stat_fd(fd)?);
+            self.keep_attr(dir.slot, &stat, None, undo);
             self.keep_homes(dir, undo);
         }
         Ok(())
@@ -216,7 +222,7 @@ impl Captures {
     ) -> SysResult<()> {
         let slot = at.slot;
         let mut undo = vec![data_undo(slot, object, stat.size, provisional)];
-        self.keep_attr(slot, stat, None, &mut undo);
+        self.keep_attr(slot, &self.inodes.shown(slot, *stat), None, &mut undo);
         self.keep_xattrs(slot, file, &mut undo)?;
         self.keep_homes(at, &mut undo);
         self.timeline

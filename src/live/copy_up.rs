@@ -144,8 +144,8 @@ impl CopyUp {
         let before = sys::stat_fd(&fd)?;
         let target = target_of(&found.stat, &found.dir, &found.name)?;
         self.captures.keep_dir(dir, &fd, &mut undo)?;
-        self.captures
-            .keep_attr(slot, &found.stat, target, &mut undo);
+        let stat = self.inodes.shown(slot, found.stat);
+        self.captures.keep_attr(slot, &stat, target, &mut undo);
         self.captures.keep_homes(At::from(trail), &mut undo);
         let author = Author::default();
         self.timeline.epochs.record(&author, undo, Vec::new())?;
@@ -162,7 +162,15 @@ impl CopyUp {
         if !through.is_inherited(at.slot) {
             return Ok(());
         }
-        for inherited in self.inodes.inherited(at)? {
+        // A rename of a directory above would have it nowhere for a moment.
+        let found = match holds {
+            Holds::All => self.inodes.inherited(at)?,
+            Holds::Nothing => {
+                let _tree = self.locks.tree.read();
+                self.inodes.inherited(at)?
+            }
+        };
+        for inherited in found {
             self.copy((through, staging), &inherited, holds)?;
         }
         Ok(())

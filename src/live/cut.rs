@@ -474,7 +474,10 @@ impl Cuts {
         });
         ahead.push(Undo::Attr {
             slot,
-            before: AttrState { stat, target: None },
+            before: AttrState {
+                stat: self.captures.shown(slot, stat),
+                target: None,
+            },
         });
         if let Some(xattrs) = &taken.capable {
             ahead.push(Undo::Xattrs {

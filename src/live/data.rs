@@ -131,6 +131,8 @@ impl Files {
     ) -> SysResult<(HandleId, Arc<Handle>)> {
         if flags.write || flags.truncate || self.is_served_by_kernel(slot, flags)? {
             self.copies.own(slot)?;
+        } else if let Some(opened) = self.open_inherited(change, slot, flags)? {
+            return Ok(opened);
         }
         let (id, handle) = self
             .busy
@@ -220,12 +222,30 @@ impl Files {
         let _tree = self.locks.tree.read();
         let _stripe = self.locks.stripe(slot);
         let (file, stat, _) = self.open_backing(slot, flags)?;
-        // Somebody may write to it later, through an inode of its own: the kernel would not know.
-        let io = match self.inodes.is_inherited(slot) {
-            true => IoMode::Daemon,
-            false => self.io_mode(slot, flags, stat.mode),
-        };
+        let io = self.io_mode(slot, flags, stat.mode);
         self.opened(change, slot, file, flags, io, (stat.mode | mode, None))
+    }
+
+    /// Opens an inherited file to be read, with nothing held while the parent's is looked at; `None`:
+    /// it is own. Somebody may write to it later, through an inode of its own that the kernel would
+    /// not know: the daemon serves it.
+    fn open_inherited(
+        &self,
+        change: &Change,
+        slot: Slot,
+        flags: OpenFlags,
+    ) -> SysResult<Option<(HandleId, Arc<Handle>)>> {
+        let Some((file, stat)) = self.inodes.open_inherited(slot.into())? else {
+            return Ok(None);
+        };
+        let _tree = self.locks.tree.read();
+        let _stripe = self.locks.stripe(slot);
+        if !self.inodes.is_inherited(slot) {
+            return Ok(None);
+        }
+        let io = IoMode::Daemon;
+        self.opened(change, slot, file, flags, io, (stat.mode, None))
+            .map(Some)
     }
 
     /// An inherited file that is opened to be read is worth a copy: it is large, or a program, and

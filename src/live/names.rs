@@ -332,6 +332,7 @@ impl Names {
     ) -> SysResult<Made> {
         self.busy.probe_first_for_name(change, slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
+        let stat = self.inodes.shown(slot, stat);
         let dir = self.inodes.dir(to.parent)?;
         let mut undo = Vec::new();
         self.captures

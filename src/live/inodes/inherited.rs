@@ -21,6 +21,8 @@ use crate::sys::{
 const DEPTH_MAX: usize = 1 << 20;
 /// How often content is copied that is captured meanwhile.
 const COPIES_MAX: u32 = 64;
+/// A file of so many bytes is read, and not cloned, to be read elsewhere.
+const READ_MAX: u64 = 128 * 1024;
 /// Offsets in a listing: `.` and `..` come first, the names of the base behind them.
 const AFTER_DOTS: u64 = 2;
 /// The offset of an own name is made from the name, with this bit.
@@ -401,7 +403,7 @@ impl Inodes {
     ///
     /// # Errors
     /// Those of the view; EBUSY: it is changed again and again.
-    pub(super) fn open_inherited(&self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
+    pub(in crate::live) fn open_inherited(&self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
@@ -439,6 +441,12 @@ impl Inodes {
         let file = sys::create_file_at(aside, name.as_bytes(), Open::READ_WRITE, 0o600)?;
         let removed = sys::unlink_at(aside, name.as_bytes());
         match of {
+            // Whoever writes to it, or reads it, cannot keep us waiting.
+            Some((source, size)) if size <= READ_MAX => {
+                let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
+                let filled = sys::read_unlocked_at(source, &mut bytes, 0)?;
+                sys::write_all_at(&file, bytes.get(..filled).unwrap_or_default(), 0)?;
+            }
             Some((source, _)) if self.reflink => sys::clone_file(source, &file)?,
             Some((source, size)) => sys::copy_data(source, &file, size)?,
             None => {}
