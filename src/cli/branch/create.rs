@@ -9,6 +9,7 @@ use super::super::error::{Outcome, error, hinted, io_error};
 use super::super::locate::{self, Served};
 use super::super::mounts;
 use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbResult};
+use crate::engine::branches::check_name;
 use crate::engine::word::word;
 use crate::sys::MountPoint;
 
@@ -33,6 +34,8 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    // It becomes part of a path.
+    check_name(&args.name)?;
     let mut served = locate::served(context.dir())?;
     let path = match &args.path {
         Some(path) => served.cwd.join(path),

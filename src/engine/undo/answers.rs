@@ -24,6 +24,10 @@ pub enum OperationKind {
     Pin,
     /// A checkpoint was unpinned.
     Unpin,
+    /// A branch was dropped.
+    DropBranch,
+    /// A dropped branch was brought back.
+    RestoreBranch,
 }
 
 /// How the tags of a checkpoint changed.
@@ -63,6 +67,9 @@ pub struct OperationInfo {
     /// Tags that came and went.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<TagsChanged>,
+    /// The branch that it was about; `checkpoint` is its base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<String>,
     /// Of a pin: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
