@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -60,7 +60,10 @@ soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and li
 demo: deps build ## The main job on real input: make demo [DIR=~/project]
 	@benches/demo.sh run $(if $(DIR),"$(DIR)")
 
-demo-clean: ## Unmount and remove what `make demo` left
+demo-branches: deps build ## Four branches, edited at once, merged, in conflict, undone: make demo-branches [DIR=~/project]
+	@benches/demo.sh branches $(if $(DIR),"$(DIR)")
+
+demo-clean: ## Unmount and remove what the demos left
 	@benches/demo.sh clean
 
 bench: bench-latency bench-native ## Both benchmarks on real mounts, as root: make bench [ARGS="--quick --fs xfs --write-docs"]
@@ -98,6 +101,9 @@ bench-db: build ## SQLite and pgbench beside a plain directory, and appends afte
 
 bench-absence: build ## What an unmount writes down and the next mount compares, in milliseconds; as root: make bench-absence [ARGS=FILES]
 	@benches/absence.sh $(ARGS)
+
+bench-branches: build ## Branches beside git worktree, cp --reflink, fork and a btrfs snapshot; as root: make bench-branches [ARGS="ROUNDS FILES..."]
+	@benches/branches.py $(ARGS)
 
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
 	cargo bench --bench store --bench history

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The main job of ckptfs on real input, with the time of each step.
 #
-#   demo.sh run [DIR]   without DIR: a tree made of the crates that cargo has fetched
-#   demo.sh clean       unmounts and removes what `run` left
+#   demo.sh run [DIR]        without DIR: a tree made of the crates that cargo has fetched
+#   demo.sh branches [DIR]   four branches of it, in which four edit at once; merged, one in conflict, undone
+#   demo.sh clean            unmounts and removes what either left
 #
 # DIR is not touched: the demo works on a copy in DEMO_HOME (default /var/tmp/ckptfs-demo), which lies on a loop-mounted XFS
 # image where that filesystem has no reflink. IN_PLACE=1 mounts DIR itself; its changes are then undone by the restore at the end.
@@ -60,7 +61,7 @@ has_reflink() {
 
 clean() {
     local project
-    for project in "$DEMO_HOME/disk/project" "$DEMO_HOME/project"; do
+    for project in "$DEMO_HOME"/disk/project@* "$DEMO_HOME"/project@* "$DEMO_HOME/disk/project" "$DEMO_HOME/project"; do
         if mounted "$project"; then
             "$CKPTFS" umount "$project" || "${SUDO[@]}" umount -l "$project"
         fi
@@ -182,8 +183,87 @@ run() {
     what_next
 }
 
+# Runs in a branch, at the project's own path, what somebody would do who works there: $1 is the branch, $2 a script.
+work_in() { "$CKPTFS" branch run "$1" -- sh -euc "$2" >"$WORK/$1" 2>&1 || fail "$1: $(cat "$WORK/$1")"; }
+
+# Four of them, all at once. `first` and `second` change other parts of the same file; `third` renames what `fourth` edits; and
+# `first` and `fourth` write the same line.
+edit_at_once() {
+    local one=$1 other=$2 line=$3 jobs=() job
+    export ONE=$one OTHER=$other LINE=$line
+    work_in first 'sed -i "1s|^|// first was here\n|" "$ONE"; sed -i "1s|.*|// by first|" "$LINE"; mkdir -p made; echo 1 >made/by-first' &
+    jobs+=($!)
+    work_in second 'echo "// second was here" >>"$ONE"; echo 2 >by-second' &
+    jobs+=($!)
+    work_in third 'mv "$OTHER" "$OTHER.renamed"' &
+    jobs+=($!)
+    work_in fourth 'echo "// fourth was here" >>"$OTHER"; sed -i "1s|.*|// by fourth|" "$LINE"' &
+    jobs+=($!)
+    for job in "${jobs[@]}"; do wait "$job"; done
+    echo "edited in four branches at once: $one, $other, $line"
+}
+
+# A merge that is in conflict: it says so, and ends with status 1.
+in_conflict() {
+    local status=0
+    "$CKPTFS" merge "$@" || status=$?
+    [ "$status" = 1 ] || fail "merge ended with status $status, and 1 was expected"
+}
+
+branches() {
+    local name texts
+    [ -x "$CKPTFS" ] || fail "$CKPTFS is not built. Hint: make build"
+    prepare "${1:-}"
+    OUT=$(mktemp) WORK=$(mktemp -d) FIRST=1
+    trap 'rm -rf "$OUT" "$WORK"' EXIT
+    if mounted "$PROJECT"; then fail "$PROJECT is mounted already. Hint: ckptfs umount $PROJECT"; fi
+    cd "$PROJECT"
+    if [ ! -e .git ]; then
+        git init -q -b main && git add -A && git -c user.name=demo -c user.email=demo@localhost commit -q -m "as it came"
+    fi
+    cd "$OLDPWD"
+    say "Mount $(some_files | wc -l) files on $(findmnt -n -o FSTYPE --target "$PROJECT"), in place"
+    timed "$CKPTFS" mount "$PROJECT"
+    cd "$PROJECT"
+    some_files | grep -v '/\.git/' | head -n 400 >"$WORK/files" || true
+    while IFS= read -r name; do
+        if [ "$(wc -l <"$name")" -gt 40 ] && grep -Iq . "$name"; then printf '%s\n' "${name#"$PROJECT/"}"; fi
+    done <"$WORK/files" >"$WORK/texts"
+    mapfile -t texts < <(head -n 3 "$WORK/texts")
+    [ "${#texts[@]}" = 3 ] || fail "there are no three texts of more than 40 lines in $PROJECT"
+    say "Four branches: whole trees, ignored files and all, beside the project"
+    for name in first second third fourth; do timed "$CKPTFS" branch create "$name"; done
+    timed git worktree list
+    say "Four work at the same time, each at $PROJECT as it sees it"
+    timed edit_at_once "${texts[@]}"
+    timed git status --short
+    say "Who has done what, and what two have touched: known while they work"
+    timed "$CKPTFS" branch list
+    timed "$CKPTFS" branch conflicts
+    timed "$CKPTFS" branch diff fourth
+    say "Merge them: other parts of a text, and a new name here with an edit there, come together"
+    for name in first second third; do timed "$CKPTFS" merge "$name"; done
+    say "The fourth wrote a line that the first wrote: nothing is changed"
+    timed in_conflict fourth --dry-run
+    timed in_conflict fourth
+    say "Both into the text, to be looked at; and taken back, as one operation"
+    timed "$CKPTFS" merge fourth --markers
+    timed head -n 6 "${texts[2]}"
+    timed "$CKPTFS" undo
+    say "Theirs where they disagree"
+    timed "$CKPTFS" merge fourth --theirs
+    timed head -n 1 "${texts[2]}"
+    timed tail -n 1 "${texts[1]}.renamed"
+    say "Drop them; git has forgotten them, and what they committed stays"
+    for name in first second third fourth; do timed "$CKPTFS" branch drop "$name"; done
+    timed git worktree list
+    timed "$CKPTFS" ops
+    what_next
+}
+
 case ${1:-} in
     run) run "${2:-}" ;;
+    branches) branches "${2:-}" ;;
     clean) clean ;;
-    *) fail "usage: demo.sh run [DIR] | demo.sh clean" ;;
+    *) fail "usage: demo.sh run [DIR] | demo.sh branches [DIR] | demo.sh clean" ;;
 esac

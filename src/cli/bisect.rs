@@ -246,11 +246,9 @@ fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Ste
         .as_fd()
         .try_clone_to_owned()
         .on("stderr")?;
-    let status = execute(
-        &command,
-        std::path::Path::new("/"),
-        Some(Stdio::from(stderr)),
-    )?
+    let status = execute(&command, std::path::Path::new("/"), |command| {
+        command.stdout(Stdio::from(stderr));
+    })?
     .code();
     let result = match status {
         0 => Verdict::Good,

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -97,7 +97,8 @@ enum Rollback {
 /// How a command ended.
 pub struct Ended {
     status: Result<ExitStatus, io::Error>,
-    duration_us: u64,
+    /// How long it took.
+    pub duration_us: u64,
 }
 
 /// What `--json` and `--report` give.
@@ -158,8 +159,8 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
         note,
         ..CheckpointOptions::default()
     })?;
-    let ended = execute(&args.command, &served.cwd, None)?;
-    let status = ended.tell(args, context);
+    let ended = execute(&args.command, &served.cwd, |_| {})?;
+    let status = ended.tell(&args.command, context);
     let found = served.client.ask(Compare {
         from: StateName(made.id.to_string()),
         to: None,
@@ -223,8 +224,8 @@ fn in_the_past(args: &Args, at: &str, context: &Context) -> VerbResult<u8> {
         state: StateName(at.to_owned()),
     })?;
     let past = run_at::enter(&mut served, &checkpoint, args.keep_changes.as_deref())?;
-    let ended = execute(&args.command, &served.cwd, None)?;
-    let status = ended.tell(args, context);
+    let ended = execute(&args.command, &served.cwd, |_| {})?;
+    let status = ended.tell(&args.command, context);
     drop(past);
     let report = Report {
         in_the_past: true,
@@ -268,8 +269,13 @@ fn asked(question: &str, context: &Context) -> bool {
         && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-/// Runs a command to its end, in `cwd`. What is meant for us is passed on to it, from now on.
-pub fn execute(command: &[OsString], cwd: &Path, stdout: Option<Stdio>) -> VerbResult<Ended> {
+/// Runs a command to its end, in `cwd`, `prepare`d as its caller likes. What is meant for us is
+/// passed on to it, from now on.
+pub fn execute(
+    command: &[OsString],
+    cwd: &Path,
+    prepare: impl FnOnce(&mut Command),
+) -> VerbResult<Ended> {
     static RUNNING: OnceLock<Arc<AtomicI32>> = OnceLock::new();
     let running = match RUNNING.get() {
         Some(running) => running,
@@ -280,7 +286,7 @@ pub fn execute(command: &[OsString], cwd: &Path, stdout: Option<Stdio>) -> VerbR
         }
     };
     let started = Instant::now();
-    let status = spawn_and_wait(command, cwd, stdout, running);
+    let status = spawn_and_wait(command, cwd, prepare, running);
     Ok(Ended {
         status,
         duration_us: crate::engine::api::microseconds(started.elapsed()),
@@ -290,15 +296,13 @@ pub fn execute(command: &[OsString], cwd: &Path, stdout: Option<Stdio>) -> VerbR
 fn spawn_and_wait(
     command: &[OsString],
     cwd: &Path,
-    stdout: Option<Stdio>,
+    prepare: impl FnOnce(&mut Command),
     running: &AtomicI32,
 ) -> io::Result<ExitStatus> {
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(arguments).current_dir(cwd);
-    if let Some(stdout) = stdout {
-        command.stdout(stdout);
-    }
+    prepare(&mut command);
     sys::start_unblocked(&mut command);
     let mut child = command.spawn()?;
     running.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
@@ -323,11 +327,15 @@ impl Ended {
             .unwrap_or(u8::MAX)
     }
 
+    /// The signal that it died of.
+    pub fn signal(&self) -> Option<i32> {
+        self.status.as_ref().ok().and_then(ExitStatusExt::signal)
+    }
+
     /// Says why there was nothing to wait for, if so; the exit status.
-    fn tell(&self, args: &Args, context: &Context) -> u8 {
+    pub fn tell(&self, command: &[OsString], context: &Context) -> u8 {
         if let Err(cause) = &self.status {
-            let program = args
-                .command
+            let program = command
                 .first()
                 .map(|program| program.to_string_lossy().into_owned())
                 .unwrap_or_default();
@@ -340,7 +348,7 @@ impl Ended {
 
     fn report<'a>(&self, args: &Args, status: u8, checkpoint: &'a CheckpointInfo) -> Report<'a> {
         use std::os::unix::ffi::OsStrExt;
-        let signal = self.status.as_ref().ok().and_then(ExitStatusExt::signal);
+        let signal = self.signal();
         let command = args
             .command
             .iter()

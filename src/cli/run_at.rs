@@ -46,7 +46,7 @@ pub fn enter(
     let past = Past {
         work: kept.as_ref().map(|(_, work)| work.clone()),
     };
-    let user = sys::private_mounts().map_err(no_namespace)?;
+    let user = own_mounts("the past cannot be shown to a command")?;
     // Opened in this namespace: what is of another cannot be shown in an overlay.
     let lower = Tree::at(served, Some(checkpoint))?.into_root();
     let was = sys::stat_fd(&lower).on(at.display())?;
@@ -79,22 +79,8 @@ pub fn enter(
         // A tree that is mounted elsewhere is seen at both places.
         sys::mount_bind(&at, &mount).map_err(cannot)?;
     }
-    std::env::set_current_dir(&served.cwd).map_err(|cause| {
-        let message = format!(
-            "{} cannot be entered as it was at checkpoint {}: {}",
-            served.cwd.display(),
-            checkpoint.id,
-            super::error::plain(&cause)
-        );
-        hinted(
-            Code::NoDirectory,
-            message,
-            format!(
-                "start from a directory that was there then, such as {}",
-                at.display()
-            ),
-        )
-    })?;
+    let then = format!("as it was at checkpoint {}", checkpoint.id);
+    enter_again(&served.cwd, &at, &then)?;
     Ok(past)
 }
 
@@ -130,21 +116,49 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
     Ok((path, work))
 }
 
-fn no_namespace(cause: Errno) -> VerbError {
-    let hint = match cause {
-        Errno::ENOSYS => "it takes Linux",
-        Errno::ENOSPC => "raise sysctl user.max_mnt_namespaces and user.max_user_namespaces",
-        _ => {
-            "run it as root, or have user namespaces permitted: sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0"
-        }
-    };
-    hinted(
-        Code::NoNamespace,
-        format!(
-            "the past cannot be shown to a command: no mount namespace of its own can be had ({cause})"
-        ),
-        hint,
-    )
+/// Puts this process into a mount namespace of its own (`sys::private_mounts`); whether it is in a
+/// user namespace of its own too. `cannot`: what cannot be done without.
+///
+/// # Errors
+/// `no-namespace`.
+pub fn own_mounts(cannot: &str) -> VerbResult<bool> {
+    sys::private_mounts().map_err(|cause| {
+        let hint = match cause {
+            Errno::ENOSYS => "it takes Linux",
+            Errno::ENOSPC => "raise sysctl user.max_mnt_namespaces and user.max_user_namespaces",
+            _ => {
+                "run it as root, or have user namespaces permitted: sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0"
+            }
+        };
+        hinted(
+            Code::NoNamespace,
+            format!("{cannot}: no mount namespace of its own can be had ({cause})"),
+            hint,
+        )
+    })
+}
+
+/// Goes to the working directory by its path, which leads to something else by now: to the tree at
+/// `at`, which is shown as is said by `how`.
+///
+/// # Errors
+/// `no-directory`.
+pub fn enter_again(cwd: &Path, at: &Path, how: &str) -> VerbResult<()> {
+    std::env::set_current_dir(cwd).map_err(|cause| {
+        let message = format!(
+            "{} cannot be entered {how}: {}",
+            cwd.display(),
+            super::error::plain(&cause)
+        );
+        hinted(
+            Code::NoDirectory,
+            message,
+            format!(
+                "start from a directory that is there, such as {}",
+                at.display()
+            ),
+        )
+    })
 }
 
 fn no_overlay(at: &Path, cause: Errno) -> VerbError {

@@ -4,11 +4,15 @@ use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use super::super::context::Context;
 use super::super::error::{Outcome, error, hinted, io_error};
 use super::super::locate::{self, Served};
 use super::super::mounts;
-use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbResult};
+use super::super::output::Out;
+use super::git::{self, Attached, DOT_GIT};
+use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbError, VerbResult};
 use crate::engine::branches::check_name;
 use crate::engine::word::word;
 use crate::sys::MountPoint;
@@ -22,36 +26,151 @@ pub struct Args {
     /// Letters, digits, _ . and -
     #[arg(value_name = "NAME")]
     name: String,
+    #[command(flatten)]
+    how: How,
+    /// Only tell what would be made
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// How a branch is made.
+#[derive(Debug, clap::Args)]
+pub struct How {
     /// Begin as this checkpoint: a number, a tag, `latest`
     #[arg(long, value_name = "ID")]
     at: Option<String>,
     /// Where it is to be, on the filesystem of the tree; beside it, as TREE@NAME, if not given
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
-    /// Only tell what would be made
-    #[arg(short = 'n', long)]
-    dry_run: bool,
+    /// Fail if git cannot be told of it: where the tree has a .git, the branch is a working tree of
+    /// that repository, on a branch of git's of the same name
+    #[arg(long)]
+    git: bool,
+    /// Do not tell git: the branch has a copy of .git, which is a repository of its own
+    #[arg(long, conflicts_with = "git")]
+    no_git: bool,
+}
+
+/// A branch that was made, and what git knows of it.
+#[derive(Debug, Serialize)]
+pub struct Made {
+    /// The branch.
+    #[serde(flatten)]
+    pub branch: BranchInfo,
+    /// Absent if git knows nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    git: Option<Attached>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    // It becomes part of a path.
-    check_name(&args.name)?;
     let mut served = locate::served(context.dir())?;
-    let path = match &args.path {
+    let made = make(
+        &mut served,
+        &args.name,
+        &args.how,
+        args.dry_run,
+        &context.out,
+    )?;
+    context.out.answer(&made, |out| {
+        out.text_line(&made.branch.path.display().to_string())
+    })
+}
+
+/// Makes a branch. What git could not be told is told on stderr.
+///
+/// # Errors
+/// Those of [`CreateBranch`]; with `--git` that git cannot be told of it.
+pub fn make(
+    served: &mut Served,
+    name: &str,
+    how: &How,
+    dry_run: bool,
+    out: &Out,
+) -> VerbResult<Made> {
+    // It becomes part of a path.
+    check_name(name)?;
+    let path = match &how.path {
         Some(path) => served.cwd.join(path),
-        None => beside(&served, &args.name)?,
+        None => beside(served, name)?,
     };
-    let dir = NewDir::at(&path, args.dry_run)?;
-    let made = served.client.ask(CreateBranch {
-        name: args.name,
-        at: args.at.map(StateName),
-        path: dir.path.clone(),
-        dry_run: args.dry_run,
-    });
+    let dir = NewDir::at(&path, dry_run)?;
+    let made = make_in(served, &dir, name, how, dry_run, out);
     if made.is_err() {
         dir.take_back();
     }
-    print(&made?, context)
+    made
+}
+
+fn make_in(
+    served: &mut Served,
+    dir: &NewDir,
+    name: &str,
+    how: &How,
+    dry_run: bool,
+    out: &Out,
+) -> VerbResult<Made> {
+    let snapshots = served.mount()?.join(".snapshots");
+    let link = if how.no_git || dry_run {
+        None
+    } else {
+        begin_git(served, dir, name, how, &snapshots, out)?
+    };
+    let branch = served.client.ask(CreateBranch {
+        name: name.to_owned(),
+        at: how.at.clone().map(StateName),
+        path: dir.path.clone(),
+        git: link.is_some(),
+        dry_run,
+    });
+    let branch = branch.inspect_err(|_| {
+        if link.is_some() {
+            // The daemon may have done so.
+            let _ = std::fs::remove_file(dir.path.join(DOT_GIT));
+        }
+    })?;
+    let base = branch.base.map(|base| snapshots.join(base.to_string()));
+    let finished = link
+        .zip(base)
+        .map(|(link, base)| link.finish(&base))
+        .transpose();
+    // The branch is there, whatever git says.
+    let git = finished.unwrap_or_else(|error| {
+        untold(&error, out);
+        None
+    });
+    if let Some(note) = git.as_ref().and_then(|git| git.note.as_ref()) {
+        out.warn(note);
+    }
+    Ok(Made { branch, git })
+}
+
+/// Begins to tell git, and makes the file by which the branch is known to it.
+fn begin_git(
+    served: &Served,
+    dir: &NewDir,
+    name: &str,
+    how: &How,
+    snapshots: &Path,
+    out: &Out,
+) -> VerbResult<Option<git::Begun>> {
+    let view = how.at.as_ref().map(|at| snapshots.join(at));
+    let begun = git::begin(&served.mount()?, view.as_deref(), &dir.path, name)
+        .and_then(|begun| begun.map(|begun| begun.link(&dir.path)).transpose());
+    match begun {
+        Err(error) if how.git => Err(error),
+        Err(error) => {
+            untold(&error, out);
+            Ok(None)
+        }
+        begun => begun,
+    }
+}
+
+fn untold(error: &VerbError, out: &Out) {
+    out.warn(&error.message);
+    if let Some(hint) = &error.hint {
+        out.talk(hint);
+    }
 }
 
 /// Prints where a branch is.

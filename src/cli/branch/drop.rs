@@ -1,11 +1,14 @@
 //! `ckptfs branch drop`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::holders::{self, Tree};
-use super::super::{changes, locate, mounts};
+use super::super::locate::{self, Served};
+use super::super::output::Out;
+use super::super::{changes, mounts};
+use super::git;
 use crate::engine::api::{Code, DropBranch, DroppedBranch, ListBranches, VerbError};
 use crate::engine::word::word;
 
@@ -44,12 +47,38 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         }
         dropped => dropped?,
     };
+    if !dropped.dry_run {
+        tell_git(&mut served, &dropped, &context.out);
+    }
     context.out.answer(&dropped, |out| {
         for line in told(&dropped) {
             out.text_line(&line)?;
         }
         Ok(())
     })
+}
+
+/// Has git forget the branch. The branch is dropped already: what cannot be done is only told.
+fn tell_git(served: &mut Served, dropped: &DroppedBranch, out: &Out) {
+    let trash = served.client.ask(ListBranches {
+        dropped: true,
+        ..ListBranches::default()
+    });
+    let forgotten = trash.and_then(|trash| {
+        let trash: Vec<PathBuf> = trash.into_iter().map(|branch| branch.path).collect();
+        let DroppedBranch { branch, .. } = dropped;
+        git::forget(&served.mount()?, &branch.path, &branch.name, &trash)
+    });
+    match forgotten {
+        Err(error) => out.warn(&error.message),
+        Ok(Some(forgotten)) if forgotten.locked => {
+            out.warn("git has a lock on it, and knows it still: git worktree unlock, and prune");
+        }
+        Ok(Some(forgotten)) if !forgotten.head.starts_with("ref: ") => {
+            out.talk(&format!("HEAD of it was {}", forgotten.head));
+        }
+        Ok(_) => {}
+    }
 }
 
 /// Says who has something of the branch open.

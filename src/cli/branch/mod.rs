@@ -4,9 +4,11 @@ mod conflicts;
 mod create;
 mod diff;
 mod drop;
+mod git;
 mod list;
 mod mount;
 mod restore;
+mod run;
 
 use clap::Subcommand;
 
@@ -43,6 +45,7 @@ macro_rules! verbs {
 
 verbs! {
     Create(create),
+    Run(run),
     List(list),
     Diff(diff),
     Conflicts(conflicts),

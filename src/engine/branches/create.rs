@@ -6,7 +6,6 @@
 //! (`open`), one after it a branch that the next mount mounts.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::open::{open_dir, take_back};
@@ -20,7 +19,7 @@ use crate::engine::word::word;
 use crate::history::append::now_ns;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::{
-    BRANCHES_MAX, BranchEntry, DEPTH_MAX, mark_branch, remark_branch,
+    BRANCHES_MAX, BranchEntry, DEPTH_MAX, DOT_GIT, mark_branch, remark_branch,
 };
 use crate::store::layout::{STORE_NAME, StoreId};
 use crate::store::record::Reason;
@@ -57,7 +56,7 @@ pub(super) fn create(
             ..BranchInfo::of(&entry)
         });
     }
-    let (root, like) = new_dir(engine, requester, path)?;
+    let (root, like) = new_dir(engine, requester, asked)?;
     entry.base = match given {
         Some(base) => base,
         None => checkpoint(engine, requester, name)?,
@@ -119,9 +118,13 @@ fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
 
 /// The directory that the branch is to be in: empty, whoever asks has made it, and on the
 /// filesystem of this tree. It gets the owner and the mode of this tree's root.
-fn new_dir(engine: &Engine, requester: &Requester, path: &Path) -> VerbResult<(OwnedFd, Stat)> {
-    let shown = path.display();
-    let root = open_dir(path)?;
+fn new_dir(
+    engine: &Engine,
+    requester: &Requester,
+    asked: &CreateBranch,
+) -> VerbResult<(OwnedFd, Stat)> {
+    let shown = asked.path.display();
+    let root = open_dir(&asked.path)?;
     let failed = |errno| error::failed(&format!("{shown} cannot be used"))(errno);
     let (found, like) = (
         sys::stat_fd(&root).map_err(failed)?,
@@ -143,7 +146,10 @@ fn new_dir(engine: &Engine, requester: &Requester, path: &Path) -> VerbResult<(O
         ));
     }
     let inside = sys::list_dir(&root).map_err(failed)?;
-    if found.kind != Kind::Dir || !inside.is_empty() {
+    let linked = asked.git
+        && inside.iter().all(|entry| entry.name == DOT_GIT)
+        && sys::stat_at(&root, DOT_GIT).is_ok_and(|link| link.kind == Kind::File);
+    if found.kind != Kind::Dir || !(linked || inside.is_empty()) {
         return Err(hinted(
             Code::NotEmpty,
             format!("{shown} is not empty"),

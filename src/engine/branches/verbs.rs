@@ -24,6 +24,9 @@ pub struct CreateBranch {
     /// Its directory: absolute, without links, empty, of whoever asks.
     #[serde(with = "host_path")]
     pub path: PathBuf,
+    /// But for a file `.git`: the branch begins with it in the place of what the base has there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub git: bool,
     /// Only tell whether it could be made; the directory need not be there.
     #[serde(default)]
     pub dry_run: bool,

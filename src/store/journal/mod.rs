@@ -88,6 +88,8 @@ use crate::sys::{self, Errno};
 
 /// Bytes of allocated space that only records get that mount and free: some hundred of them.
 const HEADROOM: u32 = 64 << 10;
+/// The same, of the journal of a branch: there may be many, and each is to be small.
+const BRANCH_HEADROOM: u32 = 16 << 10;
 /// The encoding buffer is given back when an append made it larger than this.
 const BUFFER_KEPT_MAX: usize = 1 << 20;
 impl Address {
@@ -130,6 +132,7 @@ pub struct Journal {
     dir: OwnedFd,
     identity: Identity,
     segment_bytes: u32,
+    headroom: u32,
     first: u32,
     witness: Address,
     tail_written_ns: Option<i64>,
@@ -205,7 +208,11 @@ impl Journal {
             torn: found.torn,
             end: found.end,
         };
-        Ok((Journal::of(dir, identity, segment_bytes, found)?, opening))
+        let mut journal = Journal::of(dir, identity, segment_bytes, found)?;
+        if layout.is_branch() {
+            journal.headroom = BRANCH_HEADROOM;
+        }
+        Ok((journal, opening))
     }
 
     /// Opens the journal of a store to check it: its chain is followed from the beginning, and if
@@ -262,6 +269,7 @@ impl Journal {
             dir,
             identity,
             segment_bytes,
+            headroom: HEADROOM,
             first: found.first,
             witness: found.witness.unwrap_or(end).min(end),
             tail_written_ns: found.tail_written_ns,
@@ -506,7 +514,7 @@ impl Journal {
     ///
     /// Errors: `Io` with ENOSPC if there is not; nothing has changed then.
     fn keep_headroom(&self, writer: &mut Writer, total: u32) -> StoreResult<()> {
-        let headroom = HEADROOM.min(self.segment_bytes / 64);
+        let headroom = self.headroom.min(self.segment_bytes / 64);
         let wanted = writer
             .end
             .offset

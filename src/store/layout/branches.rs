@@ -35,7 +35,7 @@ use super::super::at;
 use super::{Layout, StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::CheckpointId;
-use crate::sys::host;
+use crate::sys::{self, Kind, host};
 
 /// So many branches a tree has at most, those in the trash apart.
 pub const BRANCHES_MAX: usize = 1000;
@@ -51,6 +51,8 @@ const MAGIC: &str = "ckptfs branch";
 const VERSION: &str = "1";
 const BRANCHES: &str = "branches";
 const DROPPED: &str = "dropped";
+/// What a directory may have in it when a branch is made there: a file that tells git of it.
+pub const DOT_GIT: &[u8] = b".git";
 /// The file in a branch's own store.
 pub(super) const MARK: &str = "branch";
 const ENTRY_SUFFIX: &str = ".branch";
@@ -392,28 +394,35 @@ pub fn remark_branch(root: impl AsFd, entry: &BranchEntry) -> StoreResult<()> {
     at::write_whole(&dir, MARK, &entry.text()).map_err(StoreError::io("mark", super::STORE_NAME))
 }
 
-/// Takes back the store of a branch that was not made to its end, if `root` has nothing else in it;
-/// whether it is empty then.
+/// Takes back the store of a branch that was not made to its end, if `root` has nothing else in it
+/// but the file `.git` that it may begin with; whether it is empty then.
 ///
 /// # Errors
 /// Those of unlink(2).
 pub fn unmake_branch(root: impl AsFd, id: StoreId) -> StoreResult<bool> {
     let failed = || StoreError::io("remove", super::STORE_NAME);
-    let names = at::names(&root).map_err(failed())?;
+    let mut names = at::names(&root).map_err(failed())?;
+    let linked = names.iter().any(|name| name == DOT_GIT)
+        && sys::stat_at(&root, DOT_GIT).is_ok_and(|link| link.kind == Kind::File);
+    names.retain(|name| !(linked && name == DOT_GIT));
     match names.as_slice() {
-        [] => Ok(true),
+        [] => {}
         [only] if only == super::STORE_NAME.as_bytes() => {
             let dir = open_trusted(&root, &root, super::STORE_NAME)?;
             let inside = at::names(&dir).map_err(failed())?;
             let ours = read_entry(&dir, MARK)?.is_some_and(|mark| mark.id == id)
                 || inside.iter().all(|name| name == b"branch.new");
-            if ours {
-                at::remove_tree(&root, only).map_err(failed())?;
+            if !ours {
+                return Ok(false);
             }
-            Ok(ours)
+            at::remove_tree(&root, only).map_err(failed())?;
         }
-        _ => Ok(false),
+        _ => return Ok(false),
     }
+    if linked {
+        sys::unlink_at(&root, DOT_GIT).map_err(|errno| failed()(errno.into()))?;
+    }
+    Ok(true)
 }
 
 /// Which store is to be made here, if it is that of a branch.

@@ -10,7 +10,7 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
 };
 
-use super::super::types::{Asker, SysResult};
+use super::super::types::{Asker, Errno, SysResult};
 
 /// The first user namespace (`PROC_USER_INIT_INO` in linux/proc_ns.h): capabilities in any other do
 /// not count for files (`capable` in kernel/capability.c).
@@ -47,6 +47,21 @@ pub fn act_for<T>(asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
     let _lowered = SetId::effective(false);
     let _groups = Groups::take(asker.gid, &known.groups);
     act()
+}
+
+/// Does something to files as this user, who is in this group and no other: the calling thread
+/// alone, and only for as long as that takes (setfsuid(2)). For the user it is already, that is
+/// nothing.
+///
+/// # Errors
+/// EPERM where it may not be another, and nothing is done then.
+pub fn act_as<T>((uid, gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<T> {
+    if super::super::process::ids().0 == uid {
+        return Ok(act());
+    }
+    let _groups = Groups::take(gid, &[]).ok_or(Errno::EPERM)?;
+    let _user = UserForFiles::take(uid).ok_or(Errno::EPERM)?;
+    Ok(act())
 }
 
 /// Whether whoever asks may see attributes of the `trusted.` kind (CAP_SYS_ADMIN, xattr(7)).
@@ -161,6 +176,30 @@ impl Drop for Groups {
     }
 }
 
+/// Gives a thread its user back when dropped.
+struct UserForFiles(u32);
+
+impl UserForFiles {
+    /// The calling thread is this user, for files; the capabilities for files go with that.
+    fn take(uid: u32) -> Option<UserForFiles> {
+        let before = UserForFiles(set_user_for_files(uid));
+        // A refusal is told by nothing but that it has not happened; no user has this number.
+        (set_user_for_files(u32::MAX) == uid).then_some(before)
+    }
+}
+
+impl Drop for UserForFiles {
+    fn drop(&mut self) {
+        set_user_for_files(self.0);
+    }
+}
+
+/// Sets the user for files of the calling thread, and returns the one before (setfsuid(2)).
+fn set_user_for_files(uid: u32) -> u32 {
+    // SAFETY: it takes and returns an integer, and changes the calling thread alone.
+    unsafe { libc::setfsuid(uid) }.cast_unsigned()
+}
+
 /// Sets the group for files of the calling thread, and returns the one before (setfsgid(2)).
 fn set_group_for_files(gid: u32) -> u32 {
     // SAFETY: it takes and returns an integer, and changes the calling thread alone.
@@ -230,6 +269,34 @@ mod tests {
             );
         }
         assert_eq!((groups(), for_files()), (before, myself().gid));
+    }
+
+    #[test]
+    fn what_is_made_as_another_user_is_theirs_and_then_we_are_ourselves() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let dir = tempfile::tempdir().expect("directory");
+        let make = |name: &str| std::fs::write(dir.path().join(name), "x");
+        let uid = crate::sys::ids().0;
+        if uid != 0 {
+            assert_eq!(act_as((uid + 1, 4002), || ()), Err(Errno::EPERM));
+            return;
+        }
+        let closed = act_as((4001, 4002), || make("closed")).expect("root may");
+        assert_eq!(
+            closed.map_err(|cause| cause.kind()),
+            Err(std::io::ErrorKind::PermissionDenied)
+        );
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777))
+            .expect("chmod");
+        act_as((4001, 4002), || make("theirs"))
+            .expect("root may")
+            .expect("open to all");
+        make("ours").expect("ourselves again");
+        let owner = |name: &str| {
+            let found = std::fs::metadata(dir.path().join(name)).expect("stat");
+            (found.uid(), found.gid())
+        };
+        assert_eq!((owner("theirs"), owner("ours").0), ((4001, 4002), 0));
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod same;
 mod watch;
 mod xattr;
 
-pub use asker::{act_for, give_up_set_id, may_administer};
+pub use asker::{act_as, act_for, give_up_set_id, may_administer};
 pub use attr::{
     chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd,
 };

@@ -41,6 +41,14 @@ pub fn has_sys_admin() -> bool {
 /// Nothing: there is no capability to give up.
 pub fn give_up_set_id() {}
 
+/// Does something as the user that this process is; EPERM for any other: there is no such call here.
+pub fn act_as<T>((uid, _gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<T> {
+    match super::super::process::ids().0 == uid {
+        true => Ok(act()),
+        false => Err(Errno::EPERM),
+    }
+}
+
 /// Calls `act`: there is no capability to drop, and the kernel clears the bits for whoever is not
 /// root.
 pub fn act_for<T>(_asker: Option<Asker>, act: impl FnOnce() -> T) -> T {

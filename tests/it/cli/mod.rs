@@ -1,5 +1,6 @@
 //! The real program: what it prints, where, and how it exits.
 
+mod branch_git;
 mod config;
 mod guide;
 mod history;

@@ -188,7 +188,7 @@ fn what_cannot_be_run_has_its_own_status() {
     past("p/later", &["true"]).is(
         125,
         "",
-        "Error: [DIR]/p/later cannot be entered as it was at checkpoint 3: No such file or directory\nHint: start from a directory that was there then, such as [DIR]/p\n",
+        "Error: [DIR]/p/later cannot be entered as it was at checkpoint 3: No such file or directory\nHint: start from a directory that is there, such as [DIR]/p\n",
     );
 }
 

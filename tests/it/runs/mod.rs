@@ -2,6 +2,7 @@
 //! that nobody asks for; hooks; a quiet moment.
 
 mod auto;
+mod branch;
 mod hooks;
 mod past;
 mod protected;

@@ -199,9 +199,8 @@ cat a b
 echo done
 "#;
 
-/// An ordinary user gets a namespace of its own, where that is permitted.
-#[test]
-fn an_ordinary_user_works_in_the_past() {
+/// Whether an ordinary user can mount, and have a namespace of its own; if not, that is said.
+pub fn user_can_have_a_namespace() -> bool {
     let permitted = tool(
         "setpriv",
         &[
@@ -215,9 +214,16 @@ fn an_ordinary_user_works_in_the_past() {
         ],
     );
     if !run_limited(&mut { permitted }, 10).status.success() {
-        return skip("user namespaces are not permitted here");
+        skip("user namespaces are not permitted here");
+        return false;
     }
-    if !user::can_mount() {
+    user::can_mount()
+}
+
+/// An ordinary user gets a namespace of its own, where that is permitted.
+#[test]
+fn an_ordinary_user_works_in_the_past() {
+    if !user_can_have_a_namespace() {
         return;
     }
     let image = Image::of(Fs::Tmpfs);

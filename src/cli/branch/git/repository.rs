@@ -1,0 +1,449 @@
+//! A repository of git as it lies on disk (gitrepository-layout(5)), read without running git:
+//! nothing that a repository says is executed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use super::super::super::error::{On, hinted};
+use super::super::super::tree_path::normal;
+use crate::engine::api::{Code, VerbError, VerbResult};
+use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult, host};
+
+/// What the root of a working tree holds: the repository, or a file that leads to it.
+pub const DOT_GIT: &str = ".git";
+/// What a file begins with that leads to a repository.
+pub const LEADS_TO: &str = "gitdir: ";
+/// Where branches are.
+pub const HEADS: &str = "refs/heads/";
+/// A symbolic reference begins so.
+const REF: &str = "ref: ";
+/// Bytes of a file that holds one line.
+const LINE_LEN_MAX: u64 = 8 << 10;
+/// Bytes of a configuration.
+const CONFIG_LEN_MAX: u64 = 4 << 20;
+/// Bytes of the file of packed references: some millions of them.
+const PACKED_LEN_MAX: u64 = 256 << 20;
+/// References may lead to others, up to so many (`SYMREF_MAXDEPTH` in git's refs.h).
+const SYMREF_DEPTH_MAX: usize = 5;
+/// Extensions of the format that what is done here holds for.
+const EXTENSIONS: [&str; 8] = [
+    "noop",
+    "noop-v1",
+    "partialclone",
+    "preciousobjects",
+    "objectformat",
+    "compatobjectformat",
+    "worktreeconfig",
+    "relativeworktrees",
+];
+
+/// A directory, and where it is.
+#[derive(Debug)]
+pub struct Place {
+    pub path: PathBuf,
+    pub dir: OwnedFd,
+}
+
+/// The repository that a working tree belongs to.
+#[derive(Debug)]
+pub struct Repository {
+    /// Where HEAD and index of this working tree are.
+    pub own: Place,
+    /// Where all working trees of the repository have what they share.
+    pub common: Place,
+    /// Whose it is: owner and group.
+    pub owner: (u32, u32),
+}
+
+/// What HEAD leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Head {
+    /// A commit, in hexadecimal.
+    At(String),
+    /// A branch that has no commit yet.
+    Unborn,
+}
+
+/// The repository of the working tree at `project`; `None` where there is none.
+///
+/// # Errors
+/// `not-a-directory`: `.git` is a link, or leads to nothing; `no-permission`: not all of it is its
+/// owner's, or the owner is somebody else.
+pub fn find(project: &Path) -> VerbResult<Option<Repository>> {
+    let at = project.join(DOT_GIT);
+    let root = host::open_dir_path(project).on(project.display())?;
+    let found = match sys::stat_at(&root, DOT_GIT.as_bytes()) {
+        Err(Errno::ENOENT) => return Ok(None),
+        found => found.on(at.display())?,
+    };
+    let own = match found.kind {
+        Kind::Dir => at.clone(),
+        Kind::File => {
+            let text = line(&root, DOT_GIT).on(at.display())?.unwrap_or_default();
+            let to = leads(&text).ok_or_else(|| strange(&at, "leads to no repository"))?;
+            normal(&project.join(to))
+        }
+        _ => return Err(strange(&at, "is neither a directory nor a file")),
+    };
+    let own = open(own, &found)?;
+    let common = match line(&own.dir, "commondir").on(own.path.display())? {
+        None => Place {
+            path: own.path.clone(),
+            dir: own.dir.try_clone().on(own.path.display())?,
+        },
+        Some(to) => open(normal(&own.path.join(OsString::from_vec(to))), &found)?,
+    };
+    let repository = Repository {
+        own,
+        common,
+        owner: (found.uid, found.gid),
+    };
+    let (caller, _) = sys::ids();
+    if caller != 0 && caller != found.uid {
+        return Err(not_ours(&repository.common.path, found.uid));
+    }
+    Ok(Some(repository))
+}
+
+/// Where the text of a file `.git` leads to.
+pub fn leads(text: &[u8]) -> Option<PathBuf> {
+    let to = text.strip_prefix(LEADS_TO.as_bytes())?;
+    Some(OsString::from_vec(to.to_vec()).into())
+}
+
+/// Opens a directory of the owner of `.git`: somebody else's is not written to because a file of
+/// theirs leads there.
+fn open(path: PathBuf, dot_git: &Stat) -> VerbResult<Place> {
+    let dir = host::open_dir_itself(&path)
+        .and_then(|dir| sys::open_beneath(&dir, b".", OpenKind::Dir))
+        .on(path.display())?;
+    let owner = sys::stat_fd(&dir).on(path.display())?.uid;
+    if owner != dot_git.uid {
+        return Err(not_ours(&path, owner));
+    }
+    Ok(Place { path, dir })
+}
+
+fn strange(at: &Path, what: &str) -> VerbError {
+    hinted(
+        Code::NotADirectory,
+        format!("git is not told of the branch: {} {what}", at.display()),
+        "git works in the parent as before; in the branch it may not",
+    )
+}
+
+fn not_ours(at: &Path, owner: u32) -> VerbError {
+    hinted(
+        Code::NoPermission,
+        format!(
+            "git is not told of the branch: {} belongs to another user (number {owner})",
+            at.display()
+        ),
+        "make the branch as that user",
+    )
+}
+
+impl Repository {
+    /// Whether what is done here holds for the repository.
+    ///
+    /// # Errors
+    /// `newer-format`.
+    pub fn check_format(&self) -> VerbResult<()> {
+        let settings = self.settings(&self.common, "config")?;
+        let refuse = |what: String| {
+            hinted(
+                Code::NewerFormat,
+                format!(
+                    "git is not told of the branch: {} {what}",
+                    self.common.path.display()
+                ),
+                "the branch has a copy of the repository, which git can be used in by itself",
+            )
+        };
+        if let Some(format) = settings.get("extensions.refstorage")
+            && format != "files"
+        {
+            return Err(refuse(format!("keeps its references as `{format}`")));
+        }
+        if self.common.dir_holds("reftable") {
+            return Err(refuse("keeps its references as `reftable`".into()));
+        }
+        let unknown = settings
+            .keys()
+            .filter_map(|key| key.strip_prefix("extensions."))
+            .find(|name| *name != "refstorage" && !EXTENSIONS.contains(name));
+        match unknown {
+            Some(name) => Err(refuse(format!("has the extension `{name}`"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The settings that count for the working tree at `own` alone, as a new one is to have them;
+    /// `None` where there are no such.
+    ///
+    /// # Errors
+    /// `bad-config`: they say where this one working tree is.
+    pub fn own_settings(&self) -> VerbResult<Option<Vec<u8>>> {
+        let shared = self.settings(&self.common, "config")?;
+        let on = shared.get("extensions.worktreeconfig");
+        if on.is_none_or(|value| !["true", "yes", "on", "1"].contains(&value.as_str())) {
+            return Ok(None);
+        }
+        let own = self.settings(&self.own, "config.worktree")?;
+        if own.contains_key("core.worktree") || own.get("core.bare").is_some_and(|is| is == "true")
+        {
+            return Err(hinted(
+                Code::BadConfig,
+                format!(
+                    "git is not told of the branch: {} sets core.worktree or core.bare",
+                    self.own.path.join("config.worktree").display()
+                ),
+                "--no-git makes the branch without asking git",
+            ));
+        }
+        read(&self.own.dir, "config.worktree", CONFIG_LEN_MAX).on(self.own.path.display())
+    }
+
+    fn settings(&self, place: &Place, name: &str) -> VerbResult<BTreeMap<String, String>> {
+        let text = read(&place.dir, name, CONFIG_LEN_MAX).on(place.path.join(name).display())?;
+        Ok(settings(&String::from_utf8_lossy(
+            &text.unwrap_or_default(),
+        )))
+    }
+
+    /// What the reference `name` leads to now, of those that all working trees share.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn commit_of(&self, name: &str) -> VerbResult<Option<String>> {
+        commit_of(&self.common.dir, name).on(self.common.path.join(name).display())
+    }
+
+    /// Whether `name`, a branch, is checked out in some working tree; one that is not there is
+    /// looked for in the first alone.
+    ///
+    /// # Errors
+    /// Those of reading them.
+    pub fn is_checked_out(&self, name: &str, there: bool) -> VerbResult<bool> {
+        let wanted = format!("{REF}{name}").into_bytes();
+        let on = |dir: &OwnedFd| -> SysResult<bool> {
+            Ok(line(dir, "HEAD")?.is_some_and(|head| head == wanted))
+        };
+        if on(&self.common.dir).on(self.common.path.display())? {
+            return Ok(true);
+        }
+        let short = name.strip_prefix(HEADS).unwrap_or(name);
+        // One may go while it is looked at.
+        Ok(there
+            && self
+                .entries(WORKTREES, short)?
+                .any(|(_, entry)| on(&entry).unwrap_or(false)))
+    }
+
+    /// The directories in a directory of the repository, [`WORKTREES`] for one, with their names:
+    /// those first whose name begins with `first`, and each opened only when it is asked for. None
+    /// where there is no such directory.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn entries(
+        &self,
+        place: &str,
+        first: &str,
+    ) -> VerbResult<impl Iterator<Item = (Vec<u8>, OwnedFd)> + use<>> {
+        let at = self.common.path.join(place);
+        let dir = match sys::open_dir_at(&self.common.dir, place.as_bytes()) {
+            Err(Errno::ENOENT) => None,
+            dir => Some(dir.on(at.display())?),
+        };
+        let listed = dir.as_ref().map(sys::list_dir).transpose();
+        let listed = listed.on(at.display())?.unwrap_or_default();
+        let mut names: Vec<Vec<u8>> = listed.into_iter().map(|found| found.name).collect();
+        names.sort_by_key(|name| !name.starts_with(first.as_bytes()));
+        Ok(names.into_iter().filter_map(move |name| {
+            let opened = sys::open_dir_at(dir.as_ref()?, &name).ok()?;
+            Some((name, opened))
+        }))
+    }
+
+    /// The names in a directory of the repository; none where there is no such.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn names(&self, place: &str) -> VerbResult<Vec<Vec<u8>>> {
+        let listed = match sys::open_dir_at(&self.common.dir, place.as_bytes()) {
+            Err(Errno::ENOENT) => return Ok(Vec::new()),
+            dir => dir.and_then(sys::list_dir),
+        };
+        let listed = listed.on(self.common.path.join(place).display())?;
+        Ok(listed.into_iter().map(|found| found.name).collect())
+    }
+}
+
+/// Where a repository has what it knows of further working trees.
+pub const WORKTREES: &str = "worktrees";
+
+impl Place {
+    fn dir_holds(&self, name: &str) -> bool {
+        host::holds(&self.dir, name)
+    }
+}
+
+/// What HEAD in `own` leads to, its references looked up in `common`.
+///
+/// # Errors
+/// Those of reading; EINVAL for what is no HEAD.
+pub fn head(own: impl AsFd, common: impl AsFd) -> SysResult<Head> {
+    let head = line(own, "HEAD")?.ok_or(Errno::ENOENT)?;
+    let head = String::from_utf8(head).map_err(|_| Errno::EINVAL)?;
+    match head.strip_prefix(REF) {
+        None if is_commit(&head) => Ok(Head::At(head)),
+        None => Err(Errno::EINVAL),
+        Some(name) => Ok(commit_of(common, name.trim())?.map_or(Head::Unborn, Head::At)),
+    }
+}
+
+/// What HEAD says, without its end of line.
+pub fn head_text(own: impl AsFd) -> Option<String> {
+    String::from_utf8(line(own, "HEAD").ok()??).ok()
+}
+
+/// What HEAD is to say for a branch, or a commit.
+pub fn head_of(branch: &str) -> Vec<u8> {
+    format!("{REF}{branch}\n").into_bytes()
+}
+
+fn commit_of(common: impl AsFd, name: &str) -> SysResult<Option<String>> {
+    let mut name = name.to_owned();
+    for _ in 0..SYMREF_DEPTH_MAX {
+        if !name.starts_with("refs/") {
+            return Err(Errno::EINVAL);
+        }
+        let loose = match line(&common, &name) {
+            // A directory of that name may hold others while this one is packed.
+            Err(Errno::EISDIR | Errno::ENOTDIR | Errno::EINVAL) => None,
+            loose => loose?,
+        };
+        let Some(loose) = loose else {
+            return packed(&common, &name);
+        };
+        let loose = String::from_utf8(loose).map_err(|_| Errno::EINVAL)?;
+        match loose.strip_prefix(REF) {
+            Some(next) => name = next.trim().to_owned(),
+            None if is_commit(&loose) => return Ok(Some(loose)),
+            None => return Err(Errno::EINVAL),
+        }
+    }
+    Err(Errno::ELOOP)
+}
+
+fn packed(common: impl AsFd, name: &str) -> SysResult<Option<String>> {
+    let Some(text) = read(common, "packed-refs", PACKED_LEN_MAX)? else {
+        return Ok(None);
+    };
+    let found = text.split(|byte| *byte == b'\n').find_map(|line| {
+        let (commit, rest) = std::str::from_utf8(line).ok()?.split_once(' ')?;
+        (rest == name && is_commit(commit)).then(|| commit.to_owned())
+    });
+    Ok(found)
+}
+
+/// Whether a branch has a name below that of `name`, packed or not, or is one of the directories
+/// above it: git cannot have both.
+///
+/// # Errors
+/// Those of reading.
+pub fn is_in_the_way(common: impl AsFd, name: &str) -> SysResult<bool> {
+    let below = format!("{name}/");
+    let packed = read(&common, "packed-refs", PACKED_LEN_MAX)?.unwrap_or_default();
+    let packed = packed.split(|byte| *byte == b'\n').any(|line| {
+        let name = line.splitn(2, |byte| *byte == b' ').nth(1);
+        name.is_some_and(|name| name.starts_with(below.as_bytes()))
+    });
+    let dir = sys::open_beneath(&common, name.as_bytes(), OpenKind::Dir).is_ok();
+    Ok(packed || dir)
+}
+
+fn is_commit(text: &str) -> bool {
+    [40, 64].contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The settings of a configuration (git-config(1)), the last of each: `section.name`, in small
+/// letters. Those of sections with a further name are left out, and so is what it includes, as git
+/// does where it asks for the format.
+pub fn settings(text: &str) -> BTreeMap<String, String> {
+    let mut settings = BTreeMap::new();
+    let mut section = None;
+    for line in text.lines() {
+        let mut line = line.trim();
+        if let Some(rest) = line.strip_prefix('[') {
+            let Some((name, rest)) = rest.split_once(']') else {
+                continue;
+            };
+            section = (!name.contains(['"', '.'])).then(|| name.trim().to_ascii_lowercase());
+            line = rest.trim();
+        }
+        let Some(section) = &section else { continue };
+        if line.is_empty() || line.starts_with(['#', ';']) {
+            continue;
+        }
+        let (name, value) = line.split_once('=').unwrap_or((line, "true"));
+        let value = value.split(['#', ';']).next().unwrap_or_default().trim();
+        let name = name.trim().to_ascii_lowercase();
+        settings.insert(
+            format!("{section}.{name}"),
+            value.trim_matches('"').to_ascii_lowercase(),
+        );
+    }
+    settings
+}
+
+/// The text of a small file, without its end of line; `None` where there is none.
+pub fn line(dir: impl AsFd, name: &str) -> SysResult<Option<Vec<u8>>> {
+    let text = read(dir, name, LINE_LEN_MAX)?;
+    Ok(text.map(|mut text| {
+        while text.last().is_some_and(u8::is_ascii_whitespace) {
+            text.pop();
+        }
+        text
+    }))
+}
+
+/// A file below `dir`, no link followed; EFBIG if it is longer than `len_max` bytes.
+fn read(dir: impl AsFd, name: &str, len_max: u64) -> SysResult<Option<Vec<u8>>> {
+    let file = match sys::open_beneath(&dir, name.as_bytes(), OpenKind::File(Open::READ)) {
+        Err(Errno::ENOENT) => return Ok(None),
+        file => File::from(file?),
+    };
+    if sys::stat_fd(&file)?.kind != Kind::File {
+        return Err(Errno::EINVAL);
+    }
+    let mut text = Vec::new();
+    file.take(len_max + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > len_max {
+        return Err(Errno::EFBIG);
+    }
+    Ok(Some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_as_git_reads_them() {
+        let found = settings(
+            "# no\n[core]\n\tbare = false ; no\n\trepositoryFormatVersion=1\n[Extensions] refStorage = \"reftable\"\n worktreeConfig\n[remote \"x\"]\n\turl = u\n",
+        );
+        let get = |key: &str| found.get(key).map(String::as_str);
+        assert_eq!(get("core.bare"), Some("false"));
+        assert_eq!(get("extensions.refstorage"), Some("reftable"));
+        assert_eq!(get("extensions.worktreeconfig"), Some("true"));
+        assert_eq!(found.len(), 4, "{found:?}");
+    }
+}

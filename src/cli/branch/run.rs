@@ -1,0 +1,210 @@
+//! `ckptfs branch run`: a command that has a branch at the path of the project.
+//!
+//! In a mount namespace of its own the branch lies over the project, so that whatever knows the
+//! project by its path (a build's caches, an editor, an agent) works in the branch. Rights are the
+//! caller's, as with `run --at` ([`run_at`]). The command is waited for as `run` does it.
+//!
+//! **git.** `.git` of the branch is a file that leads into the project's `.git`, which the branch
+//! now covers. So the namespace shows that directory in another place too, on a directory in memory
+//! over `.snapshots` of the branch at its own path, which nobody needs there, and the file leads to
+//! it. What git has on disk stays as it is.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::super::changes;
+use super::super::context::Context;
+use super::super::error::{Failure, On, Outcome, hinted, io_error};
+use super::super::locate::{self, Served};
+use super::super::run::{Ended, execute};
+use super::super::run_at::{enter_again, own_mounts};
+use super::create;
+use super::git::DOT_GIT;
+use crate::engine::api::{BranchInfo, Code, ListBranches, TreePath, VerbError, VerbResult};
+use crate::engine::word::word;
+use crate::sys::{self, Errno};
+
+/// Tells the command which branch it is in.
+const VARIABLE: &str = "CKPTFS_BRANCH";
+/// Where the past of a tree is.
+const SNAPDIR: &str = ".snapshots";
+/// What is run if nothing is named and the caller has no shell.
+const SHELL: &str = "/bin/sh";
+
+/// Run a command in a branch, at the project's own path
+///
+/// Makes the branch if there is none of this name. The command, and what it starts, sees the branch
+/// in the place of the project; everybody else sees what they saw. CKPTFS_BRANCH is the name. The
+/// exit status is the command's, 128 and the signal's number if it died of one, 125 if ckptfs itself
+/// could not do its part.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The branch
+    #[arg(value_name = "NAME")]
+    name: String,
+    #[command(flatten)]
+    how: create::How,
+    /// The command, and what belongs to it; your shell if not given
+    #[arg(value_name = "CMD", last = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// What `--json` gives, on stderr: stdout is the command's.
+#[derive(Serialize)]
+struct Report<'a> {
+    branch: &'a BranchInfo,
+    /// It was made for this command.
+    made: bool,
+    command: Vec<TreePath>,
+    status: u8,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    duration_us: u64,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    match in_branch(args, context) {
+        Ok(0) => Ok(()),
+        Ok(status) => Err(Failure::Status(status)),
+        Err(error) => Err(Failure::Unable(error)),
+    }
+}
+
+fn in_branch(args: Args, context: &Context) -> VerbResult<u8> {
+    let Args {
+        name,
+        how,
+        mut command,
+    } = args;
+    if command.is_empty() {
+        let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
+        command.push(shell.unwrap_or_else(|| SHELL.into()));
+    }
+    let mut served = locate::served(context.dir())?;
+    let found = named(&mut served, &name, false)?;
+    let made = found.is_none();
+    let branch = match found {
+        Some(branch) => branch,
+        None => create::make(&mut served, &name, &how, false, &context.out)?.branch,
+    };
+    enter(&served, &branch)?;
+    let ended = execute(&command, &served.cwd, |command| {
+        command.env(VARIABLE, &name);
+    })?;
+    let status = ended.tell(&command, context);
+    // It may have been dropped meanwhile.
+    let branch = named(&mut served, &name, true)
+        .ok()
+        .flatten()
+        .unwrap_or(branch);
+    tell(&branch, made, &command, &ended, context);
+    Ok(status)
+}
+
+/// The branch of this name, mounted; `None` where there is none. `counted`: with what it has
+/// changed.
+fn named(served: &mut Served, name: &str, counted: bool) -> VerbResult<Option<BranchInfo>> {
+    let all = served.client.ask(ListBranches {
+        counted,
+        ..ListBranches::default()
+    })?;
+    let Some(branch) = all.into_iter().find(|branch| branch.name == name) else {
+        return Ok(None);
+    };
+    if !branch.mounted {
+        return Err(hinted(
+            Code::NotMounted,
+            format!("the branch {name} is not mounted"),
+            format!("ckptfs branch mount {}", word(name)),
+        ));
+    }
+    Ok(Some(branch))
+}
+
+/// Goes to where the branch is seen at the path of the project; the working directory with it.
+fn enter(served: &Served, branch: &BranchInfo) -> VerbResult<()> {
+    let mount = served.mount()?;
+    let at = served.root.clone();
+    own_mounts("the branch cannot be shown at the project's path")?;
+    let link = git_elsewhere(&mount, &branch.path)?;
+    let places = [Some(&mount), (mount != at).then_some(&at)];
+    for place in places.into_iter().flatten() {
+        sys::mount_bind(&branch.path, place).map_err(|cause| cannot(place, cause))?;
+    }
+    if let Some(link) = link {
+        // At its own path the branch is seen still.
+        let places = places.into_iter().flatten().chain([&branch.path]);
+        for place in places.map(|place| place.join(DOT_GIT)) {
+            sys::mount_bind(&link, &place).map_err(|cause| cannot(&place, cause))?;
+        }
+    }
+    enter_again(
+        &served.cwd,
+        &at,
+        &format!("as it is in the branch {}", branch.name),
+    )
+}
+
+fn cannot(at: &Path, cause: Errno) -> VerbError {
+    io_error(format!("mounting over {}", at.display()), cause)
+}
+
+/// Shows the project's `.git` in another place, if that of the branch leads into it; a file that
+/// leads there.
+fn git_elsewhere(project: &Path, branch: &Path) -> VerbResult<Option<PathBuf>> {
+    let Some(entry) = super::git::leads_below(branch, &project.join(DOT_GIT)) else {
+        return Ok(None);
+    };
+    let hidden = branch.join(SNAPDIR);
+    sys::mount_scratch(&hidden).map_err(|cause| cannot(&hidden, cause))?;
+    // The command may have other users work for it.
+    fs::set_permissions(&hidden, fs::Permissions::from_mode(0o755)).on(hidden.display())?;
+    let shown = hidden
+        .join(project.file_name().unwrap_or_default())
+        .join(DOT_GIT);
+    fs::create_dir_all(&shown).on(shown.display())?;
+    let from = project.join(DOT_GIT);
+    sys::mount_bind(&from, &shown).map_err(|cause| cannot(&shown, cause))?;
+    let link = hidden.join(DOT_GIT);
+    let text = super::git::link_text(&shown.join(entry));
+    fs::write(&link, text).on(link.display())?;
+    Ok(Some(link))
+}
+
+fn tell(branch: &BranchInfo, made: bool, command: &[OsString], ended: &Ended, context: &Context) {
+    if context.out.json {
+        let report = Report {
+            branch,
+            made,
+            command: command
+                .iter()
+                .map(|word| TreePath(word.as_bytes().to_vec()))
+                .collect(),
+            status: ended.code(),
+            signal: ended.signal(),
+            duration_us: ended.duration_us,
+        };
+        if let Ok(line) = serde_json::to_string(&report) {
+            // Whoever closed stderr does not want to be told.
+            let _ =
+                std::io::Write::write_all(&mut std::io::stderr(), format!("{line}\n").as_bytes());
+        }
+        return;
+    }
+    if let Some(changed) = branch.changed {
+        context.out.talk(&format!(
+            "branch {}: {} since checkpoint {}; to see it: ckptfs branch diff {}",
+            branch.name,
+            changes::count(changed),
+            branch
+                .base
+                .map_or_else(String::new, |base| base.to_string()),
+            branch.name
+        ));
+    }
+}
