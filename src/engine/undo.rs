@@ -59,14 +59,7 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
             },
             Some(*id),
         ),
-        Deed::Branch { base, dropped, .. } => (
-            if *dropped {
-                OperationKind::DropBranch
-            } else {
-                OperationKind::RestoreBranch
-            },
-            Some(*base),
-        ),
+        Deed::Branch { base, dropped, .. } => (OperationKind::of_branch(*dropped), Some(*base)),
     };
     let mut info = OperationInfo {
         number: *number,

@@ -221,7 +221,7 @@ impl NewDir {
             .map_err(|cause| io_error(parent.display(), cause))?;
         let path = parent.join(name);
         let table = mounts::all()?;
-        if let Some(mount) = mounts::containing(&table, &path).filter(|mount| mount.says_ours()) {
+        if let Some(mount) = mounts::containing(&table, &parent).filter(|mount| mount.says_ours()) {
             let at = mount.at.display();
             return Err(hinted(
                 Code::BadMountpoint,

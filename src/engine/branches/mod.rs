@@ -289,7 +289,7 @@ pub fn check_name(name: &str) -> VerbResult<()> {
 
 fn no_branch(name: &str, known: &[String]) -> VerbError {
     let hint = match error::nearest(name, known) {
-        Some(near) => format!("did you mean {near}? `ckptfs branch list` tells of all"),
+        Some(near) => format!("did you mean {near}? All are told by `ckptfs branch list`"),
         None if known.is_empty() => {
             format!("make it: ckptfs branch create {}", word(name))
         }

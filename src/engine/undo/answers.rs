@@ -159,3 +159,14 @@ pub struct Undone {
     #[serde(default)]
     pub dry_run: bool,
 }
+
+impl OperationKind {
+    /// A branch was dropped, or brought back.
+    pub(super) fn of_branch(dropped: bool) -> OperationKind {
+        if dropped {
+            OperationKind::DropBranch
+        } else {
+            OperationKind::RestoreBranch
+        }
+    }
+}
