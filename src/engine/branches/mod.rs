@@ -307,7 +307,7 @@ fn registry_failed(cause: StoreError) -> VerbError {
     match cause {
         StoreError::BadBranch { file } => hinted(
             Code::BadBranch,
-            format!("what .ckptfs notes of the branch {file:?} cannot be understood"),
+            format!("what is noted of the branch {file:?} cannot be understood"),
             "nothing was changed; it is in .ckptfs/branches or .ckptfs/dropped: move it away if that branch is of no use",
         ),
         cause => {
