@@ -177,16 +177,20 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     if let Some(answers) = announced.as_ref().ok().and_then(|answers| answers.get()) {
         answers.wait_given(ANSWERS_TIMEOUT);
     }
-    // No daemon listens there now; a stale socket is only refused. On a full disk it stays: its
-    // inode is that of the next.
-    if !engine.is_full() {
-        let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
-    }
+    remove_socket(&engine);
     if let Some(link) = &link {
         link.end();
     }
     tracing::info!("the daemon ends");
     announced.map(drop)
+}
+
+/// No daemon listens there now; a stale socket is only refused. On a full disk it stays: its inode
+/// is that of the next.
+fn remove_socket(engine: &Engine) {
+    if !engine.is_full() {
+        let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
+    }
 }
 
 /// Makes this process a daemon.

@@ -112,8 +112,14 @@ pub fn what(out: &Out, operation: &OperationInfo) -> io::Result<Vec<u8>> {
         OperationKind::Tag => "tag",
         OperationKind::Pin => "pin",
         OperationKind::Unpin => "unpin",
+        OperationKind::DropBranch => "branch drop",
+        OperationKind::RestoreBranch => "branch restore",
     };
-    let mut text = format!("{verb}{id}").into_bytes();
+    let of = match &operation.branch {
+        Some(name) => format!(" {}", out.text(name)),
+        None => id,
+    };
+    let mut text = format!("{verb}{of}").into_bytes();
     for change in &operation.tags {
         let of = if operation.checkpoint.is_some() {
             String::new()

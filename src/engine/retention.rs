@@ -114,6 +114,17 @@ pub(super) struct Known {
     pub needed: bool,
 }
 
+impl Known {
+    /// What keeps it whatever is asked for.
+    fn held(&self) -> Vec<Rule> {
+        let rules = [
+            self.pinned.then_some(Rule::Pinned),
+            self.base.then_some(Rule::Branch),
+        ];
+        rules.into_iter().flatten().collect()
+    }
+}
+
 /// The rules that keep each checkpoint, in the order given: oldest first. None keep those that are
 /// to go.
 pub(super) fn rules(
@@ -122,16 +133,7 @@ pub(super) fn rules(
     now_ns: i64,
     zone: &TimeZone,
 ) -> Vec<Vec<Rule>> {
-    let mut kept: Vec<Vec<Rule>> = known
-        .iter()
-        .map(|one| {
-            let rules = [
-                one.pinned.then_some(Rule::Pinned),
-                one.base.then_some(Rule::Branch),
-            ];
-            rules.into_iter().flatten().collect()
-        })
-        .collect();
+    let mut kept: Vec<Vec<Rule>> = known.iter().map(Known::held).collect();
     let seen = || {
         known
             .iter()

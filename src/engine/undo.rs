@@ -14,7 +14,7 @@ pub use self::answers::{
 };
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
-use super::branches::Bases;
+use super::branches::{self, Bases};
 use super::error;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -59,6 +59,7 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
             },
             Some(*id),
         ),
+        Deed::Branch { base, dropped, .. } => (OperationKind::of_branch(*dropped), Some(*base)),
     };
     let mut info = OperationInfo {
         number: *number,
@@ -72,6 +73,7 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
         paths: Vec::new(),
         freed: false,
         tags: Vec::new(),
+        branch: None,
         reason: None,
         undoes: *undoes,
         undone_by: told.undone_by,
@@ -93,6 +95,7 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
             info.tags = changes.iter().map(one).collect();
         }
         Deed::Pinned { after, .. } => info.reason = after.clone(),
+        Deed::Branch { name, .. } => info.branch = Some(name.clone()),
         Deed::Made { .. } | Deed::Revived { .. } => {}
     }
     info
@@ -399,6 +402,11 @@ impl<'a> Undoer<'a> {
                     .set_tags(by, undoes, given)
                     .map_err(failed)
             }
+            Deed::Branch { store, dropped, .. } => {
+                // Who mounts one makes checkpoints of its own.
+                drop(one_at_a_time);
+                branches::invert(self.engine, by, undoes, (store, *dropped))
+            }
             Deed::Pinned { id, before, .. } => self
                 .engine
                 .checkpoints
@@ -435,6 +443,9 @@ impl<'a> Undoer<'a> {
                 .missing(*guard)
                 .or_else(|| (*only && paths.is_empty()).then(error::too_many_names)),
             Deed::Pinned { id, .. } => self.missing(*id),
+            Deed::Branch { store, dropped, .. } => {
+                branches::obstacle(self.engine, (store, *dropped))
+            }
             Deed::Tagged { changes } => changes
                 .iter()
                 .find_map(|change| self.missing(change.id))

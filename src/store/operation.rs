@@ -53,6 +53,17 @@ pub enum Deed {
         /// Why it is now, if it is.
         after: Option<String>,
     },
+    /// A branch was dropped, or brought back.
+    Branch {
+        /// The checkpoint that it is based on.
+        base: CheckpointId,
+        /// What it is called.
+        name: String,
+        /// Which store is its: the id as text.
+        store: String,
+        /// It was dropped.
+        dropped: bool,
+    },
 }
 
 /// How the tags of a checkpoint changed.
@@ -96,6 +107,7 @@ impl Deed {
             | Deed::Revived { id }
             | Deed::Pinned { id, .. } => vec![*id],
             Deed::Restored { guard, .. } => vec![*guard],
+            Deed::Branch { base, .. } => vec![*base],
             Deed::Tagged { changes } => changes.iter().map(|change| change.id).collect(),
         }
     }

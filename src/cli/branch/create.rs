@@ -13,6 +13,7 @@ use super::super::mounts;
 use super::super::output::Out;
 use super::git::{self, Attached, DOT_GIT};
 use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbError, VerbResult};
+use crate::engine::branches::check_name;
 use crate::engine::word::word;
 use crate::sys::MountPoint;
 
@@ -86,6 +87,8 @@ pub fn make(
     dry_run: bool,
     out: &Out,
 ) -> VerbResult<Made> {
+    // It becomes part of a path.
+    check_name(name)?;
     let path = match &how.path {
         Some(path) => served.cwd.join(path),
         None => beside(served, name)?,
@@ -218,7 +221,7 @@ impl NewDir {
             .map_err(|cause| io_error(parent.display(), cause))?;
         let path = parent.join(name);
         let table = mounts::all()?;
-        if let Some(mount) = mounts::containing(&table, &path).filter(|mount| mount.says_ours()) {
+        if let Some(mount) = mounts::containing(&table, &parent).filter(|mount| mount.says_ours()) {
             let at = mount.at.display();
             return Err(hinted(
                 Code::BadMountpoint,

@@ -32,7 +32,7 @@ pub(super) fn create(
 ) -> VerbResult<BranchInfo> {
     let CreateBranch { name, path, .. } = asked;
     let _claim = engine.branches.claim(name)?;
-    let host = engine.branches.host()?;
+    engine.branches.host()?;
     let depth = room_for(engine, name)?;
     let given = asked
         .at
@@ -63,24 +63,14 @@ pub(super) fn create(
     };
     hold(engine, &entry)?;
     let made = make(engine, requester, &mut entry, &root, &like).and_then(|branch| {
-        host.serve(name, &branch, true)
-            .inspect_err(|_| branch.close())?;
-        Ok(branch)
+        let branch = Branch::of(&entry, branch);
+        engine.branches.serve(branch, true)
     });
     match made {
-        Ok(branch) => {
-            engine.branches.add(Branch {
-                name: name.clone(),
-                engine: branch,
-                base: entry.base,
-                since: entry.since,
-                path: path.clone(),
-            });
-            Ok(BranchInfo {
-                mounted: true,
-                ..BranchInfo::of(&entry)
-            })
-        }
+        Ok(()) => Ok(BranchInfo {
+            mounted: true,
+            ..BranchInfo::of(&entry)
+        }),
         Err(error) => {
             // What cannot be taken back now is by the next mount.
             if let Err(error) = take_back(engine, &entry, &root) {

@@ -71,7 +71,7 @@ pub(super) fn changes_since(engine: &Engine, since: CheckpointId) -> VerbResult<
         .compare_all(State::At(since), State::Live)
         .map_err(error::tree_not_compared)?;
     changes.retain(|change| {
-        !(change.change == ChangeKind::Modified && change.kind == crate::sys::Kind::Dir.into())
+        !(change.change == ChangeKind::Modified && change.kind == crate::sys::Kind::Dir)
     });
     Ok(changes)
 }

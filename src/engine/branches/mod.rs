@@ -19,7 +19,7 @@ mod trash;
 pub mod verbs;
 
 pub(super) use held::Bases;
-pub(super) use trash::empty_trash;
+pub(super) use trash::{empty_trash, invert, obstacle};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -56,6 +56,18 @@ pub struct Branch {
     pub since: CheckpointId,
     /// Where it is mounted.
     pub path: PathBuf,
+}
+
+impl Branch {
+    fn of(entry: &BranchEntry, engine: Arc<Engine>) -> Branch {
+        Branch {
+            name: entry.name.clone(),
+            engine,
+            base: entry.base,
+            since: entry.since,
+            path: entry.path.clone(),
+        }
+    }
 }
 
 /// A directory that is to be served as a branch.
@@ -181,13 +193,7 @@ impl Branches {
     /// # Errors
     /// `busy`: somebody else works on it. `bad-name`.
     pub fn claim(&self, name: &str) -> VerbResult<Claim<'_>> {
-        if !is_branch_name(name) {
-            return Err(hinted(
-                Code::BadName,
-                format!("{name:?} cannot be the name of a branch"),
-                "a name has 1 to 64 letters, digits, _ . and -, and begins with neither . nor -",
-            ));
-        }
+        check_name(name)?;
         if !self.claimed.lock().insert(name.to_owned()) {
             return Err(hinted(
                 Code::Busy,
@@ -198,6 +204,17 @@ impl Branches {
         Ok(Claim {
             branches: self,
             name: name.to_owned(),
+        })
+    }
+
+    /// Serves a branch, and has it in the table for as long as its mount is there.
+    fn serve(&self, branch: Branch, fresh: bool) -> VerbResult<()> {
+        let host = self.host()?;
+        let (name, engine) = (branch.name.clone(), Arc::clone(&branch.engine));
+        self.add(branch);
+        host.serve(&name, &engine, fresh).inspect_err(|_| {
+            self.ended(&name);
+            engine.close();
         })
     }
 
@@ -257,9 +274,22 @@ impl Engine {
     }
 }
 
+/// # Errors
+/// `bad-name`: no branch can be called so.
+pub fn check_name(name: &str) -> VerbResult<()> {
+    if is_branch_name(name) {
+        return Ok(());
+    }
+    Err(hinted(
+        Code::BadName,
+        format!("{name:?} cannot be the name of a branch"),
+        "a name has 1 to 64 letters, digits, _ . and -, and begins with neither . nor -",
+    ))
+}
+
 fn no_branch(name: &str, known: &[String]) -> VerbError {
     let hint = match error::nearest(name, known) {
-        Some(near) => format!("did you mean {near}? `ckptfs branch list` tells of all"),
+        Some(near) => format!("did you mean {near}? All are told by `ckptfs branch list`"),
         None if known.is_empty() => {
             format!("make it: ckptfs branch create {}", word(name))
         }
@@ -277,7 +307,7 @@ fn registry_failed(cause: StoreError) -> VerbError {
     match cause {
         StoreError::BadBranch { file } => hinted(
             Code::BadBranch,
-            format!("what .ckptfs notes of the branch {file:?} cannot be understood"),
+            format!("what is noted of the branch {file:?} cannot be understood"),
             "nothing was changed; it is in .ckptfs/branches or .ckptfs/dropped: move it away if that branch is of no use",
         ),
         cause => {

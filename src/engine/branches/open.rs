@@ -121,16 +121,7 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
         base: engine.as_base(entry.base),
     };
     let branch = Engine::open(host.config(tree)?)?;
-    host.serve(&entry.name, &branch, false)
-        .inspect_err(|_| branch.close())?;
-    engine.branches.add(Branch {
-        name: entry.name.clone(),
-        engine: branch,
-        base: entry.base,
-        since: entry.since,
-        path: entry.path.clone(),
-    });
-    Ok(())
+    engine.branches.serve(Branch::of(entry, branch), false)
 }
 
 impl Engine {

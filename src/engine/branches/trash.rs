@@ -4,19 +4,25 @@ use super::list::changes;
 use super::open::{mount, open_branch, open_dir};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
 use super::{Ending, internal, no_branch, registry_failed};
-use crate::engine::api::{TreePath, VerbResult};
-use crate::engine::error::{Code, hinted};
+use crate::engine::api::{TreePath, VerbError, VerbResult};
+use crate::engine::error::{self, Code, hinted};
 use crate::engine::word::word;
 use crate::engine::{Engine, Keep};
 use crate::store::StoreError;
 use crate::store::layout::Layout;
 use crate::store::layout::branches::{BranchEntry, branches_of, parent_and_name};
+use crate::store::operation::Deed;
+use crate::store::record::Actor;
 use crate::sys::Errno;
 
 /// Paths that are told of a branch that is dropped.
 const TOLD_MAX: usize = 20;
 
-pub(super) fn drop_branch(engine: &Engine, asked: &DropBranch) -> VerbResult<DroppedBranch> {
+pub(super) fn drop_branch(
+    engine: &Engine,
+    by: &Actor,
+    asked: &DropBranch,
+) -> VerbResult<DroppedBranch> {
     let DropBranch {
         name,
         force,
@@ -56,7 +62,7 @@ pub(super) fn drop_branch(engine: &Engine, asked: &DropBranch) -> VerbResult<Dro
         };
         engine.branches.host()?.end(name, how)?;
     }
-    throw(engine, &entry)?;
+    throw(engine, by, None, &entry)?;
     Ok(report(BranchInfo {
         mounted: false,
         dropped: true,
@@ -66,7 +72,7 @@ pub(super) fn drop_branch(engine: &Engine, asked: &DropBranch) -> VerbResult<Dro
 
 /// Moves the directory of a branch that is not mounted into the trash. One that is not there any
 /// more is only forgotten.
-fn throw(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
+fn throw(engine: &Engine, by: &Actor, undoes: Option<u64>, entry: &BranchEntry) -> VerbResult<()> {
     let layout = &engine.timeline().store().layout;
     let root = match open_branch(engine, entry) {
         Err(error)
@@ -92,6 +98,72 @@ fn throw(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
                 "it is on another filesystem, or in another project of a quota: move it back",
             ),
             _ => registry_failed(cause),
+        })?;
+    record(engine, by, undoes, entry, true)
+}
+
+/// Makes an operation of what was done. A kill before this leaves it done, and nothing to undo it
+/// by: `branch restore` does.
+fn record(
+    engine: &Engine,
+    by: &Actor,
+    undoes: Option<u64>,
+    entry: &BranchEntry,
+    dropped: bool,
+) -> VerbResult<()> {
+    let _one_at_a_time = engine.checkpoints.checkpointing.lock();
+    let deed = Deed::Branch {
+        base: entry.base,
+        name: entry.name.clone(),
+        store: entry.id.to_string(),
+        dropped,
+    };
+    let recorded = engine
+        .timeline()
+        .operations
+        .operate(by, undoes, deed, Vec::new());
+    recorded.map_err(error::failed("it was done, but not recorded"))
+}
+
+/// Does the opposite of what was done to a branch: of dropping it, or of bringing it back.
+pub(in crate::engine) fn invert(
+    engine: &Engine,
+    by: &Actor,
+    undoes: Option<u64>,
+    (store, dropped): (&str, bool),
+) -> VerbResult<()> {
+    let entry = find(engine, store, dropped)?;
+    let _claim = engine.branches.claim(&entry.name)?;
+    if dropped {
+        return bring_back(engine, by, undoes, &entry);
+    }
+    if engine.branches.get(&entry.name).is_ok() {
+        engine.branches.host()?.end(&entry.name, Ending::Unused)?;
+    }
+    throw(engine, by, undoes, &entry)
+}
+
+/// Why [`invert`] cannot be done now, as far as that is known, if so.
+pub(in crate::engine) fn obstacle(engine: &Engine, of: (&str, bool)) -> Option<VerbError> {
+    find(engine, of.0, of.1).err()
+}
+
+/// A branch by its store: one that is in the trash, or one that is not.
+fn find(engine: &Engine, store: &str, dropped: bool) -> VerbResult<BranchEntry> {
+    let layout = &engine.timeline().store().layout;
+    let all = if dropped {
+        layout.dropped_branches()
+    } else {
+        layout.branches()
+    };
+    let mut all = all.map_err(registry_failed)?.entries.into_iter();
+    all.find(|entry| entry.id.to_string() == store)
+        .ok_or_else(|| {
+            hinted(
+                Code::Freed,
+                "the branch is not there any more",
+                "`ckptfs branch list --dropped` tells what can be brought back",
+            )
         })
 }
 
@@ -140,7 +212,7 @@ pub(in crate::engine) fn empty_trash(layout: &Layout, before_ns: i64) -> VerbRes
     layout.remove_gone().map_err(registry_failed)
 }
 
-pub(super) fn revive(engine: &Engine, name: &str) -> VerbResult<BranchInfo> {
+pub(super) fn revive(engine: &Engine, by: &Actor, name: &str) -> VerbResult<BranchInfo> {
     let _claim = engine.branches.claim(name)?;
     let layout = &engine.timeline().store().layout;
     let dropped = layout.dropped_branches().map_err(registry_failed)?.entries;
@@ -150,6 +222,21 @@ pub(super) fn revive(engine: &Engine, name: &str) -> VerbResult<BranchInfo> {
         .filter(|entry| entry.name == name)
         .max_by_key(|entry| entry.made_ns);
     let entry = last.ok_or_else(|| no_branch(name, &known))?;
+    bring_back(engine, by, None, &entry)?;
+    Ok(BranchInfo {
+        mounted: true,
+        ..BranchInfo::of(&entry)
+    })
+}
+
+/// Moves a branch out of the trash, and mounts it. The caller has claimed it.
+fn bring_back(
+    engine: &Engine,
+    by: &Actor,
+    undoes: Option<u64>,
+    entry: &BranchEntry,
+) -> VerbResult<()> {
+    let (layout, name) = (&engine.timeline().store().layout, &entry.name);
     if layout.branch(name).map_err(registry_failed)?.is_some() {
         return Err(hinted(
             Code::BranchExists,
@@ -160,16 +247,13 @@ pub(super) fn revive(engine: &Engine, name: &str) -> VerbResult<BranchInfo> {
     let (parent, file) =
         parent_and_name(&entry.path).ok_or_else(|| internal("a branch is at the root"))?;
     layout
-        .revive_branch(&entry, open_dir(parent)?, file)
-        .map_err(|cause| already_there(&entry, cause))?;
-    mount(engine, &entry)?;
-    Ok(BranchInfo {
-        mounted: true,
-        ..BranchInfo::of(&entry)
-    })
+        .revive_branch(entry, open_dir(parent)?, file)
+        .map_err(|cause| already_there(entry, cause))?;
+    record(engine, by, undoes, entry, false)?;
+    mount(engine, entry)
 }
 
-fn already_there(entry: &BranchEntry, cause: StoreError) -> crate::engine::api::VerbError {
+fn already_there(entry: &BranchEntry, cause: StoreError) -> VerbError {
     match cause.errno() {
         Errno::EEXIST => hinted(
             Code::NotEmpty,

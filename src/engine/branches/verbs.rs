@@ -179,8 +179,8 @@ impl Verb for DropBranch {
         self.dry_run
     }
 
-    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<DroppedBranch> {
-        trash::drop_branch(engine, &self)
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<DroppedBranch> {
+        trash::drop_branch(engine, requester.by(), &self)
     }
 }
 
@@ -194,8 +194,8 @@ pub struct ReviveBranch {
 impl Verb for ReviveBranch {
     type Answer = BranchInfo;
 
-    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<BranchInfo> {
-        trash::revive(engine, &self.name)
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
+        trash::revive(engine, requester.by(), &self.name)
     }
 }
 

@@ -26,6 +26,10 @@ pub enum OperationKind {
     Pin,
     /// A checkpoint was unpinned.
     Unpin,
+    /// A branch was dropped.
+    DropBranch,
+    /// A dropped branch was brought back.
+    RestoreBranch,
 }
 
 /// How the tags of a checkpoint changed.
@@ -65,6 +69,9 @@ pub struct OperationInfo {
     /// Tags that came and went.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<TagsChanged>,
+    /// The branch that it was about; `checkpoint` is its base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<String>,
     /// Of a pin: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -151,4 +158,15 @@ pub struct Undone {
     /// It was only asked what would be done.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+impl OperationKind {
+    /// A branch was dropped, or brought back.
+    pub(super) fn of_branch(dropped: bool) -> OperationKind {
+        if dropped {
+            OperationKind::DropBranch
+        } else {
+            OperationKind::RestoreBranch
+        }
+    }
 }

@@ -155,7 +155,8 @@ variants! {
         0 Made { id }, 1 Restored { target, guard, paths: Paths; only = false },
         2 Deleted { id, freed }, 3 Revived { id }, 4 Tagged { changes: List<PAYLOAD_MAX> },
         5 Pinned { id, before: Maybe<Note>, after: Maybe<Note> },
-        6 Restored { target, guard, paths: Paths; only = true }
+        6 Restored { target, guard, paths: Paths; only = true },
+        7 Branch { base, name: Text<TAG_MAX>, store: Text<TAG_MAX>, dropped }
     }
     Record {
         1 Undo { epoch, undo: List<UNDO_ITEMS_MAX> },

@@ -258,6 +258,14 @@ fn operation(by: impl Strategy<Value = Actor>) -> impl Strategy<Value = Operatio
             0..4
         )
         .prop_map(|changes| Deed::Tagged { changes }),
+        (id(), "[a-z]{1,20}", "[0-9a-f]{32}", any::<bool>()).prop_map(
+            |(base, name, store, dropped)| Deed::Branch {
+                base,
+                name,
+                store,
+                dropped
+            }
+        ),
         (id(), reason(), reason()).prop_map(|(id, before, after)| Deed::Pinned {
             id,
             before,

@@ -519,3 +519,61 @@ fn rename_new(from: impl AsFd, name: &[u8], to: impl AsFd, new: &[u8]) -> io::Re
 pub fn parent_and_name(path: &Path) -> Option<(&Path, &[u8])> {
     Some((path.parent()?, path.file_name()?.as_bytes()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(path: &[u8]) -> BranchEntry {
+        BranchEntry {
+            name: "fix-login".into(),
+            id: StoreId([7; 16]),
+            base: CheckpointId(12),
+            since: CheckpointId(1),
+            made_ns: 1_764_117_933_000_000_000,
+            depth: 1,
+            path: PathBuf::from(OsString::from_vec(path.to_vec())),
+            made: true,
+        }
+    }
+
+    #[test]
+    fn an_entry_is_read_as_it_was_written_whatever_bytes_its_path_has() {
+        for path in [&b"/a"[..], b"/a b\n/c\npath /d\n", b"/\xff\xfe"] {
+            let entry = entry(path);
+            assert_eq!(BranchEntry::parse(&entry.text()), Some(entry));
+        }
+    }
+
+    #[test]
+    fn what_is_no_entry_is_refused() {
+        let text = entry(b"/a").text();
+        for end in 0..text.len() {
+            assert_eq!(BranchEntry::parse(&text[..end]), None, "{end}");
+        }
+        let whole = String::from_utf8(text).unwrap();
+        for (from, to) in [
+            ("name fix-login", "name ../etc"),
+            ("version 1", "version 2"),
+            ("state made", "state "),
+            ("depth 1", "depth 9"),
+            ("depth 1", "depth 0"),
+            ("base 12", "base -1"),
+            ("path /a", "path a"),
+            ("id 07", "id 0z"),
+        ] {
+            let changed = whole.replace(from, to);
+            assert_ne!(changed, whole);
+            assert_eq!(BranchEntry::parse(changed.as_bytes()), None, "{to}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_one_component_and_no_option() {
+        assert!(is_branch_name("fix-login") && is_branch_name("A.b_1-2"));
+        let long = "a".repeat(NAME_BYTES_MAX + 1);
+        for bad in ["", ".", "..", ".a", "-a", "a/b", "a b", "a\0", "ä", &long] {
+            assert!(!is_branch_name(bad), "{bad:?}");
+        }
+    }
+}

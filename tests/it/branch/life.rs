@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use super::support::{create, inside, is_mounted, listed, place, refused, verb};
-use crate::common::mount::VERB_SECONDS;
+use crate::common::mount::{VERB_SECONDS, wait_until};
 use crate::common::{Variant, fails, for_each_variant, tool};
 
 for_each_variant! { one =>
@@ -119,6 +119,12 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     assert!(told.contains("work"), "{told}");
     assert!(!one.exists() && listed(&rig, "one").is_none());
     refused(&rig, &["delete", "1"], "held");
+    // It is an operation as any other.
+    let undone = rig.mount.ok(&["undo"]);
+    assert!(undone.contains("branch drop one"), "{undone}");
+    assert_eq!(fs::read(one.join("work")).unwrap(), b"unmerged");
+    rig.mount.ok(&["redo"]);
+    assert!(!one.exists());
     rig.mount.ok(&["branch", "restore", "one"]);
     assert_eq!(fs::read(one.join("work")).unwrap(), b"unmerged");
     // Also past whoever uses it.
@@ -126,10 +132,12 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     rig.mount.ok(&["branch", "drop", "--force", "one"]);
     assert!(open.sync_all().is_err(), "it is served still");
     drop(open);
-    let (_, said) = verb(&rig, &["gc", "-n", "--keep-last", "1"]);
-    assert!(said.contains("a branch is based on it"), "{said}");
+    let plan = rig.mount.json(&["gc", "-n", "--keep-last", "1"]);
+    assert!(plan["kept"].to_string().contains("\"branch\""), "{plan}");
     rig.mount.ok(&["gc"]);
     refused(&rig, &["branch", "restore", "one"], "unknown-branch");
+    let (done, said) = verb(&rig, &["undo"]);
+    assert!(!done && said.contains("not there any more"), "{said}");
     let left = fs::read_dir(rig.path().join(".ckptfs/dropped")).unwrap();
     assert_eq!(left.count(), 0, "the trash is empty");
     rig.mount.ok(&["delete", "1"]);
@@ -200,6 +208,10 @@ fn the_daemon_is_killed(v: Variant) {
     let one = create(&rig, "one");
     fs::write(one.join("f"), "1").unwrap();
     rig.mount.replace_worker();
+    // The parent is served first.
+    wait_until("the branch is mounted again", 30, || {
+        listed(&rig, "one").unwrap()["mounted"] == true
+    });
     assert_eq!(fs::read(one.join("f")).unwrap(), b"1");
     fs::write(one.join("g"), "2").unwrap();
     assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\nA g\n");
