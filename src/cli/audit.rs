@@ -35,6 +35,7 @@ fn line(out: &Out, event: &AuditEvent) -> io::Result<Vec<u8>> {
         AuditKind::Checkpoint => "checkpoint",
         AuditKind::Restore => "restore",
         AuditKind::Restored => "restored",
+        AuditKind::Merge => "merge",
         AuditKind::Free => "free",
         AuditKind::Tag => "tag",
         AuditKind::Pin => "pin",
@@ -60,7 +61,9 @@ fn line(out: &Out, event: &AuditEvent) -> io::Result<Vec<u8>> {
         )?;
     }
     match (event.what, event.guard) {
-        (AuditKind::Restore, Some(guard)) => write!(line, "  (before: {guard})")?,
+        (AuditKind::Restore | AuditKind::Merge, Some(guard)) => {
+            write!(line, "  (before: {guard})")?
+        }
         (_, Some(restored)) => write!(line, "  (before the restore of {restored})")?,
         _ => {}
     }

@@ -229,10 +229,12 @@ fn remarks(out: &Out, checkpoint: &CheckpointInfo) -> String {
         ));
     }
     if let Reason::Guard { restored } = checkpoint.reason {
-        line.push_str(&out.paint(
-            Role::Faint,
-            &format!("  (before the restore of {restored})"),
-        ));
+        let what = if restored == checkpoint.id {
+            "  (before a merge)".to_owned()
+        } else {
+            format!("  (before the restore of {restored})")
+        };
+        line.push_str(&out.paint(Role::Faint, &what));
     }
     if let Reason::Auto { trigger } = checkpoint.reason {
         line.push_str(&out.paint(Role::Faint, &format!("  (auto:{})", trigger.name())));

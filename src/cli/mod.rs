@@ -45,6 +45,7 @@ mod locate;
 mod log;
 mod logging;
 mod ls;
+mod merge;
 mod mount;
 mod mounts;
 mod ops;
@@ -158,6 +159,7 @@ verbs! {
     Show(show),
     Diff(diff),
     Restore(restore),
+    Merge(merge),
     Run(run),
     Bisect(bisect),
     Branch(branch),

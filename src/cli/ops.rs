@@ -105,6 +105,7 @@ pub fn what(out: &Out, operation: &OperationInfo) -> io::Result<Vec<u8>> {
     let verb = match operation.what {
         OperationKind::Checkpoint => "checkpoint",
         OperationKind::Restore => "restore",
+        OperationKind::Merge => "merge",
         OperationKind::Delete if operation.freed => "delete --now",
         OperationKind::Delete => "delete",
         OperationKind::Revive => "bring back",

@@ -54,7 +54,7 @@ pub struct Args {
 
 /// `--times`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum TimesArg {
+pub enum TimesArg {
     Kept,
     Now,
 }

@@ -35,6 +35,9 @@ fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] 
         Reason::Auto { trigger } => format!("auto:{}", trigger.name()),
         Reason::Asked => "asked for".to_owned(),
         Reason::Imported { .. } => "imported".to_owned(),
+        Reason::Guard { restored } if *restored == checkpoint.id => {
+            "made before a merge".to_owned()
+        }
         Reason::Guard { restored } => format!("made before the restore of {restored}"),
     };
     let atomic = if checkpoint.atomic {

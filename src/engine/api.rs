@@ -16,6 +16,7 @@ pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
+pub use super::merge::{ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide, Merged};
 pub use super::retention::{Retention, Rule};
 pub use super::tiers::Tier;
 pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
@@ -494,8 +495,10 @@ pub enum AuditKind {
     Checkpoint,
     /// A restore began.
     Restore,
-    /// The restore that began last is complete.
+    /// The restore, or the merge, that began last is complete.
     Restored,
+    /// A merge began.
+    Merge,
     /// What a checkpoint needed was freed: it cannot be brought back.
     Free,
     /// A checkpoint's tags were changed.

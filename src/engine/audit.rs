@@ -79,7 +79,9 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         Record::Checkpoint(made) => AuditEvent {
             checkpoint: Some(made.id),
             guard: match made.reason {
-                Reason::Guard { restored } => Some(restored),
+                Reason::Guard { restored } => {
+                    Some(restored).filter(|restored| *restored != made.id)
+                }
                 Reason::Asked
                 | Reason::Directory { .. }
                 | Reason::Auto { .. }
@@ -107,10 +109,14 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
             target,
             guard,
             paths,
-        } => AuditEvent {
+        } if target != guard => AuditEvent {
             guard: Some(guard),
             paths: paths.into_iter().map(TreePath).collect(),
             ..of(AuditKind::Restore, target)
+        },
+        Record::RestoreBegin { guard, .. } => AuditEvent {
+            guard: Some(guard),
+            ..plain(AuditKind::Merge, at_ns)
         },
         Record::RestoreEnd => plain(AuditKind::Restored, at_ns),
         Record::Mounted { at_ns, stopped_ns } => AuditEvent {

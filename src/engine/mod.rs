@@ -43,6 +43,7 @@ pub mod hooks;
 pub mod import;
 mod keeper;
 mod listing;
+pub mod merge;
 pub mod offline;
 mod opening;
 mod past;

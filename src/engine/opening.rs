@@ -61,7 +61,11 @@ impl Engine {
         if let (Some(mark), None) = (&mark, &config.base) {
             return Err(super::branches::served_by_parent(mark));
         }
-        let (store, opened) = Store::open(&config.root, true)
+        let reserve = config
+            .base
+            .as_ref()
+            .map(|base| Arc::clone(&base.timeline.store().reserve));
+        let (store, opened) = Store::open_sharing(&config.root, reserve)
             .map_err(|error| store_error(&error, &config.backing))?;
         let (store, root) = (Arc::new(store), config.root.try_clone());
         let engine = Engine::open_store(config, &store, opened, mark);

@@ -18,25 +18,29 @@ mod glance;
 mod inodes;
 mod news;
 mod only;
-mod plan;
+pub(super) mod plan;
 mod planner;
-mod prepare;
+pub(super) mod prepare;
 pub(super) mod spared;
-mod stage;
+pub(super) mod stage;
 pub(super) mod stale;
 mod threads;
+pub(super) mod want;
 
 use std::collections::HashSet;
 use std::time::Instant;
 
 use self::plan::Which;
 use self::planner::Ground;
-use self::prepare::{Choice, Frozen};
+use self::prepare::{Choice, Frozen, Prepared, Ready};
 use self::spared::{Spared, is_at_or_below};
 use self::stage::Stage;
 use self::stale::{Asked, Stale};
+use self::want::Want;
 use super::Engine;
-use super::api::{Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbResult};
+use super::api::{
+    Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbError, VerbResult,
+};
 use super::auto::daemon;
 use super::error;
 use super::hooks::around;
@@ -213,13 +217,13 @@ impl<'a> Restorer<'a> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         let below = Choice::Below(paths);
         let (prepared, frozen) = self.prepared(&asked, target, below, one_at_a_time)?;
-        let (plan, spared) = (prepared.plan, prepared.spared);
-        let (changes, unknown) = told_apart(prepared.changes, asked.unknown, &plan);
+        let (plan, spared) = (&prepared.plan, &prepared.spared);
+        let (changes, unknown) = told_apart(prepared.changes.clone(), asked.unknown, plan);
         // One that undoes another is an operation all the same.
         let is_so = asked.undoes.is_none()
             && changes.is_empty()
             && plan.is_so(self.engine).unwrap_or(false);
-        let done = || told(asked.started, target, changes, unknown, &spared);
+        let done = || told(asked.started, target, changes, unknown, spared);
         if is_so {
             if paths.is_empty() && self.timeline().base() != Some(target) {
                 let by = asked.requester.by();
@@ -228,7 +232,7 @@ impl<'a> Restorer<'a> {
             return Ok(done());
         }
         let note = format!("before restoring {target}");
-        let guard = self.restore_frozen(frozen, &note, &plan, Which::Below(paths), paths)?;
+        let guard = self.restore_frozen(frozen, &note, &prepared, Which::Below(paths), paths)?;
         Ok(Restored {
             guard: Some(guard),
             split: plan.split(self.engine),
@@ -241,13 +245,42 @@ impl<'a> Restorer<'a> {
         &self,
         frozen: Frozen<'_>,
         note: &str,
-        plan: &plan::Plan,
+        prepared: &Prepared<'_>,
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> VerbResult<CheckpointId> {
+        let (plan, want) = (&prepared.plan, prepared.want());
+        let (by, undoes) = (frozen.requester.by(), frozen.undoes);
+        let (guard, applied) = self.behind_guard(
+            frozen,
+            ("the restore failed", note),
+            Some(plan.target),
+            |stage, guard| {
+                self.carry_out(Some((by, undoes)), (plan, want, stage), guard, which, named)
+            },
+        )?;
+        self.told_after(plan, applied).map_err(|errno| VerbError {
+            hint: Some(format!(
+                "nothing is lost: `ckptfs restore {guard}` brings back what was there"
+            )),
+            ..self.engine.checkpoints.failed("the restore failed", errno)
+        })?;
+        Ok(guard)
+    }
+
+    /// Makes a guard checkpoint with this note, and does something with what was staged, before
+    /// anybody else changes anything. `restored`: what that is a restore of; without it, of no
+    /// other state than the guard. If the guard cannot be made, `what` failed.
+    pub(super) fn behind_guard<T>(
+        &self,
+        frozen: Frozen<'_>,
+        (what, note): (&str, &str),
+        restored: Option<CheckpointId>,
+        act: impl FnOnce(Stage<'_>, CheckpointId) -> T,
+    ) -> VerbResult<(CheckpointId, T)> {
         let Frozen {
             requester,
-            undoes,
+            undoes: _,
             flushed,
             freeze,
             stage,
@@ -255,50 +288,36 @@ impl<'a> Restorer<'a> {
             _index_later,
         } = frozen;
         requester.still_wants()?;
-        let (by, restored) = (requester.by(), plan.target);
         let checkpoints = &self.engine.checkpoints;
-        let reason = Reason::Guard { restored };
+        let next = self.timeline().epochs.epoch().checkpoint();
+        let reason = Reason::Guard {
+            restored: restored.unwrap_or(next),
+        };
         let (guard, opened) = checkpoints
-            .close_epoch(Some(by), note, Vec::new(), reason, flushed)
-            .map_err(|errno| checkpoints.failed("the restore failed", errno))?;
+            .close_epoch(Some(requester.by()), note, Vec::new(), reason, flushed)
+            .map_err(|errno| checkpoints.failed(what, errno))?;
         let tree = self.engine.live.locks.tree.write();
-        let applied = self.carry_out(Some((by, undoes)), (plan, stage), guard.id, which, named);
+        let done = act(stage, guard.id);
         drop(tree);
         drop(freeze);
         checkpoints.tell_open(guard.id, opened);
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this
         // lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
-        self.told_after(plan, guard.id, applied)?;
-        Ok(guard.id)
+        Ok((guard.id, done))
     }
 
-    /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers
-    /// are told.
-    fn told_after(
-        &self,
-        plan: &plan::Plan,
-        guard: CheckpointId,
-        applied: SysResult<Stale>,
-    ) -> VerbResult<()> {
+    /// After a plan was carried out, with nothing held: the kernel forgets what is no longer so,
+    /// and watchers are told.
+    pub(super) fn told_after(&self, plan: &plan::Plan, applied: SysResult<Stale>) -> SysResult<()> {
         self.engine.snapdir.snapdir_changed();
-        match applied {
-            Ok(stale) => {
-                self.forget_stale(&stale);
-                self.announce(plan, &stale);
-                Ok(())
-            }
-            Err(errno) => {
-                let stale = apply::all_of(plan);
-                self.forget_stale(&stale);
-                self.announce(plan, &stale);
-                let mut error = self.engine.checkpoints.failed("the restore failed", errno);
-                error.hint = Some(format!(
-                    "nothing is lost: `ckptfs restore {guard}` brings back what was there"
-                ));
-                Err(error)
-            }
-        }
+        let (stale, done) = match applied {
+            Ok(stale) => (stale, Ok(())),
+            Err(errno) => (apply::all_of(plan), Err(errno)),
+        };
+        self.forget_stale(&stale);
+        self.announce(plan, &stale);
+        done
     }
 
     /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does
@@ -313,6 +332,15 @@ impl<'a> Restorer<'a> {
             .collect())
     }
 
+    /// What somebody has changed.
+    pub(super) fn change_by(&self, by: Option<&Actor>) -> crate::live::Change {
+        let number = |by| {
+            let process = super::attribution::actor_process(by);
+            self.timeline().processes.number(process)
+        };
+        crate::live::Change::by(by.map(number))
+    }
+
     /// Applies a plan between the records of its beginning and its end. The caller holds the freeze
     /// lock and the tree for writing.
     ///
@@ -322,16 +350,12 @@ impl<'a> Restorer<'a> {
     fn carry_out(
         &self,
         by: Option<(&Actor, Option<u64>)>,
-        (plan, stage): (&plan::Plan, Stage<'_>),
+        (plan, want, stage): (&plan::Plan, &dyn Want, Stage<'_>),
         guard: CheckpointId,
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
-        let change = crate::live::Change::by(by.map(|(by, _)| {
-            self.timeline()
-                .processes
-                .number(super::attribution::actor_process(by))
-        }));
+        let change = self.change_by(by.map(|(by, _)| by));
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
                 self.timeline().journal.append(&[Record::RestoreOnly {
@@ -346,11 +370,34 @@ impl<'a> Restorer<'a> {
             named,
             matches!(which, Which::Only(_)),
         )?;
-        let applied = apply::apply(self.engine, &change, plan, stage);
+        let applied = apply::apply(self.engine, &change, (plan, want), stage);
         // Were it not told before the next change, the next mount would restore once more, over
         // what was done since.
         self.timeline().journal.tell(Record::RestoreEnd);
         applied
+    }
+
+    /// Carries out a plan, whatever the journal is told of it. The caller holds the freeze lock and
+    /// the tree for writing.
+    pub(super) fn apply(
+        &self,
+        change: &crate::live::Change,
+        ready: &dyn Ready,
+        stage: Stage<'_>,
+    ) -> SysResult<Stale> {
+        apply::apply(self.engine, change, (ready.plan(), ready.want()), stage)
+    }
+
+    /// Makes the tree what it was at a guard that was made in this freeze.
+    pub(super) fn take_back(
+        &self,
+        change: &crate::live::Change,
+        guard: CheckpointId,
+    ) -> SysResult<()> {
+        let nobody = Requester::from(daemon());
+        let (plan, stage) = self.in_freeze(guard, Which::Below(&[]), &nobody)?;
+        let want = self.engine.states.view(State::At(guard));
+        apply::apply(self.engine, change, (&plan, &want), stage).map(drop)
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
@@ -371,27 +418,41 @@ impl<'a> Restorer<'a> {
             .restoring_only
             .as_ref()
             .map_or(Which::Below(paths), |only| Which::Only(only));
-        let times = Times::or_default(None, !paths.is_empty());
-        let (touched, spared) = (
-            &self.engine.states.touched(*target, None)?,
-            &self.spared(*target, which)?,
-        );
-        let plan = plan::Plan::make(
-            Ground {
-                engine: self.engine,
-                present: &*self.engine.live.inodes,
-                target: *target,
-                touched,
-                spared,
-                times,
-            },
-            which,
-        )?;
         let nobody = Requester::from(daemon());
-        let mut stage = Stage::new(self.engine, &nobody);
-        stage.fill(&plan, true)?;
-        self.carry_out(None, (&plan, stage), *guard, which, paths)
+        let (plan, stage) = self.in_freeze(*target, which, &nobody)?;
+        let want = self.engine.states.view(State::At(*target));
+        self.carry_out(None, (&plan, &want, stage), *guard, which, paths)
             .map(Some)
+    }
+
+    /// What it takes to restore a checkpoint, with all of it staged. The caller has frozen the
+    /// tree.
+    fn in_freeze<'s>(
+        &self,
+        target: CheckpointId,
+        which: Which<'_>,
+        requester: &'s Requester,
+    ) -> SysResult<(plan::Plan, Stage<'s>)>
+    where
+        'a: 's,
+    {
+        let (touched, spared) = (
+            &self.engine.states.touched(target, None)?,
+            &self.spared(target, which)?,
+        );
+        let some = !matches!(which, Which::Below([]));
+        let ground = Ground {
+            engine: self.engine,
+            present: &*self.engine.live.inodes,
+            target,
+            touched,
+            spared,
+            times: Times::or_default(None, some),
+        };
+        let plan = plan::Plan::make(ground, which)?;
+        let mut stage = Stage::new(self.engine, requester);
+        stage.fill(&plan, &self.engine.states.view(State::At(target)), true)?;
+        Ok((plan, stage))
     }
 
     /// What a restore would change in the live tree.

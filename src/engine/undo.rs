@@ -40,6 +40,7 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
     } = &told.operation;
     let (what, checkpoint) = match deed {
         Deed::Made { id } => (OperationKind::Checkpoint, Some(*id)),
+        Deed::Restored { .. } if deed.is_merge() => (OperationKind::Merge, None),
         Deed::Restored { target, .. } => (OperationKind::Restore, Some(*target)),
         Deed::Deleted { id, .. } => (OperationKind::Delete, Some(*id)),
         Deed::Revived { id } => (OperationKind::Revive, Some(*id)),
@@ -197,7 +198,12 @@ impl<'a> Undoer<'a> {
         };
         let id = match told.map(|told| told.operation.deed) {
             Some(Deed::Made { id }) => id,
-            Some(Deed::Restored { target, paths, .. }) if paths.is_empty() => target,
+            Some(Deed::Restored {
+                target,
+                guard,
+                paths,
+                ..
+            }) if paths.is_empty() && target != guard => target,
             _ => return Ok(None),
         };
         if !self.timeline().catalogue.has_checkpoint(id) {

@@ -17,6 +17,7 @@ use super::dedup::{DedupOptions, DedupReport};
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
+use super::merge::Merge;
 use super::offline::Offline;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -71,6 +72,7 @@ verbs! {
     ByProcess(CompareByProcess),
     RestoreOnlyBy(OnlyBy),
     Restore(RestoreOptions),
+    Merge(Merge),
     Delete(Delete),
     Operations(ListOperations),
     Undo(UndoOptions),

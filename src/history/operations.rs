@@ -212,6 +212,34 @@ impl Operations {
         )
     }
 
+    /// Records that the tree is about to be changed by a merge, and is to be what `guard` holds as
+    /// long as [`Operations::end_merge`] was not called: what comes after then comes from it.
+    ///
+    /// # Errors
+    /// As [`Appender::append`]; then it has not begun.
+    pub fn begin_merge(&self, by: &Actor, guard: CheckpointId) -> SysResult<()> {
+        let begins = Record::RestoreBegin {
+            target: guard,
+            guard,
+            paths: Vec::new(),
+        };
+        self.unasked(by, vec![begins])
+    }
+
+    /// Records that a merge is done: from now on it survives `kill -9`, whole.
+    ///
+    /// # Errors
+    /// As [`Appender::append`]; then it is not done.
+    pub fn end_merge(&self, by: &Actor, guard: CheckpointId) -> SysResult<()> {
+        let deed = Deed::Restored {
+            target: guard,
+            guard,
+            paths: Vec::new(),
+            only: false,
+        };
+        self.operate(by, None, deed, vec![Record::RestoreEnd])
+    }
+
     /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for
     /// it: what comes after `newest`, the last that was made, comes from that.
     ///

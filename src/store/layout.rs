@@ -127,6 +127,8 @@ pub struct Layout {
     tmp: Option<OwnedFd>,
     index_home: Option<PathBuf>,
     reserve: Arc<Reserve>,
+    /// The reserve is that of another store.
+    shares: bool,
     lock: Option<File>,
 }
 
@@ -143,10 +145,24 @@ impl Layout {
     /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`,
     /// `Io`. A store that was made is durable on return.
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
+        Layout::open_sharing(root, create, None)
+    }
+
+    /// As [`Layout::open`], of a store that has the reserve of another one on the same filesystem,
+    /// and takes no space in advance. Such a store takes little, and what keeps the past on a full
+    /// disk is there once.
+    ///
+    /// # Errors
+    /// As [`Layout::open`].
+    pub fn open_sharing(
+        root: impl AsFd,
+        create: bool,
+        reserve: Option<Arc<Reserve>>,
+    ) -> StoreResult<Layout> {
         let root = root.as_fd();
         let fresh =
             create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))?;
-        let opened = Layout::open_in(root, create, fresh);
+        let opened = Layout::open_in(root, create, fresh, reserve);
         if fresh
             && opened
                 .as_ref()
@@ -165,7 +181,12 @@ impl Layout {
         }
     }
 
-    fn open_in(root: BorrowedFd<'_>, create: bool, fresh: bool) -> StoreResult<Layout> {
+    fn open_in(
+        root: BorrowedFd<'_>,
+        create: bool,
+        fresh: bool,
+        shared: Option<Arc<Reserve>>,
+    ) -> StoreResult<Layout> {
         if fresh {
             at::sync_dir(root).map_err(StoreError::io("sync", "the directory"))?;
         }
@@ -186,7 +207,8 @@ impl Layout {
         } else {
             Some(make(&dir)?)
         };
-        let reserve = Arc::new(Reserve::open(&dir));
+        let shares = shared.is_some();
+        let reserve = shared.unwrap_or_else(|| Arc::new(Reserve::open(&dir)));
         let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
         let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
         let id = made.map_or_else(
@@ -219,6 +241,7 @@ impl Layout {
             tmp: Some(tmp),
             index_home: None,
             reserve,
+            shares,
             lock: Some(lock),
         })
     }
@@ -252,6 +275,7 @@ impl Layout {
             tmp: None,
             index_home: None,
             reserve: Arc::default(),
+            shares: false,
             lock: None,
         })
     }
@@ -284,6 +308,11 @@ impl Layout {
     /// What is kept for when the filesystem is full; nothing, if the store is read-only.
     pub fn reserve(&self) -> &Arc<Reserve> {
         &self.reserve
+    }
+
+    /// The reserve is that of another store.
+    pub fn shares_reserve(&self) -> bool {
+        self.shares
     }
 
     /// The file that is locked: it is there, and may be written where nothing new can be made.

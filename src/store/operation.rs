@@ -15,7 +15,8 @@ pub enum Deed {
         /// Which.
         id: CheckpointId,
     },
-    /// The tree, or these paths, became what they were.
+    /// The tree, or these paths, became what they were; or something was merged into it, which
+    /// restores nothing but is undone like it: then the target is the guard.
     Restored {
         /// What was restored.
         target: CheckpointId,
@@ -81,6 +82,11 @@ pub struct Operation {
 }
 
 impl Deed {
+    /// Something was merged into the tree.
+    pub fn is_merge(&self) -> bool {
+        matches!(self, Deed::Restored { target, guard, .. } if target == guard)
+    }
+
     /// The checkpoints that it is about; of a restore that is its guard, without which there is no
     /// way back.
     pub fn about(&self) -> Vec<CheckpointId> {

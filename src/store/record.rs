@@ -189,9 +189,9 @@ pub enum Reason {
         /// NAME, which is also a tag.
         name: String,
     },
-    /// It guards what a restore of this checkpoint replaced.
+    /// It guards what a restore of this checkpoint replaced, or a merge.
     Guard {
-        /// The checkpoint that was restored.
+        /// The checkpoint that was restored; before a merge this one.
         restored: CheckpointId,
     },
     /// Nobody asked for it: the daemon made it by itself.

@@ -25,6 +25,8 @@ pub(super) enum Node {
 pub(super) struct Memory {
     pub(super) nodes: HashMap<Slot, Node>,
     pub(super) last: u64,
+    /// When an inode was born, where that is told.
+    pub(super) births: HashMap<Slot, i64>,
 }
 
 impl Memory {
@@ -33,6 +35,7 @@ impl Memory {
         Memory {
             nodes: HashMap::from([(Slot::ROOT, dir()), (Slot::STAGING, dir())]),
             last: 100,
+            births: HashMap::new(),
         }
     }
 
@@ -177,7 +180,10 @@ impl Tree for Memory {
             atime: time,
             mtime: time,
             ctime: time,
-            btime: None,
+            btime: self
+                .births
+                .get(&node.slot)
+                .map(|sec| Time { sec: *sec, nsec: 0 }),
         };
         Ok(AttrState { stat, target: None })
     }

@@ -10,9 +10,8 @@
 //! - [`Tree`]: one state of a tree.
 //! - [`states::States`]: two of them, with what is known of where they differ; walks along that,
 //!   and makes a [`plan::Plan`].
-//! - `pair::plan`: of any two trees, with nothing known, or with what was recorded between them.
-//! - `merge::merge`: of three, what two did to one; its outcome is a tree again. Nothing but tests
-//!   asks for these two until there are branches (ADR 31).
+//! - [`pair::plan`]: of any two trees, with nothing known, or with what was recorded between them.
+//! - [`merge::merge`]: of three, what two did to one; its outcome is a tree again (ADR 31).
 //! - [`apply::apply`]: carries a plan out on a [`apply::Sink`].
 //!
 //! Nothing here makes a system call ([ADR 29](../../docs/adr/0029-one-plan.md)).
@@ -20,31 +19,24 @@
 pub mod apply;
 #[cfg(test)]
 mod memory;
-#[cfg(test)]
-mod merge;
-#[cfg(test)]
-mod pair;
+pub mod merge;
+pub mod pair;
 pub mod plan;
 pub mod states;
 #[cfg(test)]
 pub(crate) mod tests;
 
-#[cfg(test)]
 use std::io::Read;
 use std::sync::Arc;
 
 use crate::history::present::Trail;
 use crate::history::same::same_content;
-use crate::history::view::View;
+use crate::history::view::{Source, View};
 use crate::store::ids::Name;
 use crate::store::record::{AttrState, Child};
 use crate::sys::{SysResult, Xattrs};
 
 /// One state of a tree. Inodes of two states with one number are one inode.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "`pair`, which tests compare with, asks them")
-)]
 pub trait Tree {
     /// What a name in a directory leads to.
     ///
@@ -76,7 +68,6 @@ pub trait Tree {
     /// Those of reading both.
     fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool>;
 
-    #[cfg(test)]
     /// What a file holds; `None`: more than `most` bytes.
     ///
     /// # Errors
@@ -112,16 +103,29 @@ impl Tree for View<'_> {
     }
 
     fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool> {
-        same_content((self, file), (other, there))
+        loop {
+            let sources = (self.source(file.slot)?, other.source(there.slot)?);
+            let same = same_content((self, file), (other, there));
+            // What is still in a live file was of the past if no record came while it was read.
+            if sources == (self.source(file.slot)?, other.source(there.slot)?) {
+                return same;
+            }
+        }
     }
 
-    #[cfg(test)]
     fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>> {
-        let mut bytes = Vec::new();
-        if let (_, Some(file)) = self.open(file)? {
-            file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+        loop {
+            let mut bytes = Vec::new();
+            let (source, opened) = self.open(file)?;
+            if let Some(opened) = &opened {
+                opened
+                    .take(most.saturating_add(1))
+                    .read_to_end(&mut bytes)?;
+            }
+            if source != Source::Live || self.still_live(file, opened.as_ref())? {
+                return Ok((bytes.len() as u64 <= most).then_some(bytes));
+            }
         }
-        Ok((bytes.len() as u64 <= most).then_some(bytes))
     }
 }
 

@@ -157,6 +157,12 @@ impl<T: Tree> States for Pair<'_, T> {
                 Content::New
             });
         }
+        // A link cannot be made to lead elsewhere.
+        if child.kind == Kind::Symlink
+            && self.from.attr(&there)?.target != self.to.attr(want)?.target
+        {
+            return Ok(Content::New);
+        }
         Ok(if has_attrs((self.from, &there), (self.to, want), true)? {
             Content::Same
         } else {

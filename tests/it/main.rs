@@ -26,6 +26,7 @@ mod import;
 mod inotify;
 mod integrity;
 mod limits;
+mod merge;
 mod model;
 mod mounted;
 mod posix;

@@ -147,6 +147,11 @@ impl Branches {
         let _ = self.host.set(host);
     }
 
+    /// This tree is a branch itself.
+    pub(super) fn is_of_one(&self) -> bool {
+        self.own.is_some()
+    }
+
     pub(super) fn host(&self) -> VerbResult<&Arc<dyn Host>> {
         self.host
             .get()

@@ -9,9 +9,9 @@ use super::super::api::Times;
 use super::plan::Plan;
 use super::stage::Stage;
 use super::stale::Stale;
+use super::want::Want;
 use crate::history::present::Trail;
 use crate::history::state::State;
-use crate::history::view::View;
 use crate::live::{At, Change, Live, Make, Swap, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
@@ -26,6 +26,7 @@ struct LiveSink<'a> {
     engine: &'a Engine,
     change: &'a Change,
     plan: &'a Plan,
+    want: &'a dyn Want,
     stage: Stage<'a>,
     /// New inodes that are about to be put in place. Whatever else is done, they are before it.
     swaps: Vec<Swap>,
@@ -38,13 +39,14 @@ struct LiveSink<'a> {
 pub(super) fn apply(
     engine: &Engine,
     change: &Change,
-    plan: &Plan,
+    (plan, want): (&Plan, &dyn Want),
     stage: Stage<'_>,
 ) -> SysResult<Stale> {
     let mut sink = LiveSink {
         engine,
         change,
         plan,
+        want,
         stage,
         swaps: Vec::new(),
         places: HashSet::new(),
@@ -85,10 +87,6 @@ pub(super) fn all_of(plan: &Plan) -> Stale {
 impl LiveSink<'_> {
     fn live(&self) -> &Live {
         &self.engine.live
-    }
-
-    fn then(&self) -> View<'_> {
-        self.engine.states.view(State::At(self.plan.target))
     }
 
     fn keeps_times(&self) -> bool {
@@ -177,10 +175,9 @@ impl Sink for LiveSink<'_> {
     /// Of one with several names, history may know only one that it has lost; then it is where it
     /// was when the plan was made.
     fn locate(&self, child: Child, want: Option<&Arc<Trail>>) -> SysResult<Place> {
-        match self.live().inodes.locate(
-            want.map_or_else(|| At::from(child.slot), At::from),
-            child.kind,
-        ) {
+        let here = want.map(|want| self.want.here(want));
+        let at = here.as_ref().map_or_else(|| At::from(child.slot), At::from);
+        match self.live().inodes.locate(at, child.kind) {
             Err(Errno::ESTALE) => self
                 .plan
                 .tree
@@ -197,28 +194,28 @@ impl Sink for LiveSink<'_> {
     fn has_one_name(&self, want: &Arc<Trail>) -> bool {
         self.plan.whole
             && self.plan.unknown.is_empty()
-            && self
-                .then()
-                .attr(want)
-                .is_ok_and(|attr| attr.stat.nlink == 1)
+            && self.want.attr(want).is_ok_and(|attr| attr.stat.nlink == 1)
     }
 
     fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()> {
-        let view = self.then();
+        let (wanted, here) = (self.want, self.want.here(want));
         if content == Content::InPlace {
-            let (_, source) = view.open(want)?;
+            let opened = wanted.open(want, true)?.ok_or(Errno::EIO)?;
             self.live().attrs.rewrite_in(
                 self.change,
-                At::from(want),
-                source.as_ref(),
-                view.attr(want)?.stat.size,
+                At::from(&here),
+                opened.file.as_ref(),
+                wanted.attr(want)?.stat.size,
             )?;
+            if !wanted.was_so(want, &opened)? {
+                return Err(Errno::EBUSY);
+            }
         }
         self.live().attrs.apply_attrs_in(
             self.change,
-            At::from(want),
-            &view.attr(want)?,
-            &view.xattrs(want)?,
+            At::from(&here),
+            &wanted.attr(want)?,
+            &wanted.xattrs(want)?,
             self.keeps_times(),
         )?;
         self.stale.nodes.push(child.slot);
@@ -266,7 +263,7 @@ impl Sink for LiveSink<'_> {
     }
 
     fn make_dir(&mut self, want: &Arc<Trail>, at: &Place) -> SysResult<Slot> {
-        let stat = self.then().attr(want)?.stat;
+        let stat = self.want.attr(want)?.stat;
         let make = Make {
             kind: Kind::Dir,
             mode: 0o700,
@@ -287,7 +284,7 @@ impl Sink for LiveSink<'_> {
     }
 
     fn make(&mut self, child: Child, want: &Arc<Trail>) -> SysResult<()> {
-        self.stage.complete(self.plan, child, want)
+        self.stage.complete((self.plan, self.want), child, want)
     }
 
     fn put(&mut self, child: Child, at: &Place) -> SysResult<bool> {
@@ -344,13 +341,13 @@ impl Sink for LiveSink<'_> {
     }
 
     fn apply_attrs(&mut self, dir: &DirPlan, here: Slot) -> SysResult<()> {
+        let way = self.want.here(&dir.want);
         let at = if here == dir.want.slot {
-            At::from(&dir.want)
+            At::from(&way)
         } else {
             At::from(here)
         };
-        let view = self.then();
-        let (attr, xattrs) = (view.attr(&dir.want)?, view.xattrs(&dir.want)?);
+        let (attr, xattrs) = (self.want.attr(&dir.want)?, self.want.xattrs(&dir.want)?);
         if self
             .live()
             .attrs

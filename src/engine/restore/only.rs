@@ -77,18 +77,19 @@ impl Restorer<'_> {
         };
         let (prepared, frozen) =
             self.prepared(&asked, target, Choice::By(options, who), one_at_a_time)?;
-        let (plan, chosen) = (prepared.plan, prepared.chosen);
-        let (changes, spared) = (prepared.changes, prepared.spared);
-        if chosen.paths.is_empty() {
-            return Ok(done(None, changes, chosen.shared, spared));
+        if prepared.chosen.paths.is_empty() {
+            let (changes, shared) = (prepared.changes, prepared.chosen.shared);
+            return Ok(done(None, changes, shared, prepared.spared));
         }
         let note = format!(
             "before restoring {target}, only what {} changed",
             options.who
         );
+        let chosen = &prepared.chosen;
         let only = Which::Only(&chosen.paths);
-        let guard = self.restore_frozen(frozen, &note, &plan, only, &chosen.names)?;
-        Ok(done(Some(guard), changes, chosen.shared, spared))
+        let guard = self.restore_frozen(frozen, &note, &prepared, only, &chosen.names)?;
+        let (changes, shared) = (prepared.changes, prepared.chosen.shared);
+        Ok(done(Some(guard), changes, shared, prepared.spared))
     }
 
     /// Restores these names alone: what an operation restored so is made as it was before. What
@@ -105,7 +106,7 @@ impl Restorer<'_> {
             self.prepared(&asked, target, Choice::Names(names), one_at_a_time)?;
         let (note, chosen) = (format!("before restoring {target}"), &prepared.chosen);
         let only = Which::Only(&chosen.paths);
-        let guard = self.restore_frozen(frozen, &note, &prepared.plan, only, &chosen.names)?;
+        let guard = self.restore_frozen(frozen, &note, &prepared, only, &chosen.names)?;
         Ok(Restored {
             guard: Some(guard),
             ..told(

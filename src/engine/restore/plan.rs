@@ -25,18 +25,18 @@ pub(super) enum Which<'a> {
 }
 
 /// See the module.
-pub(super) struct Plan {
-    pub(super) target: CheckpointId,
+pub(in crate::engine) struct Plan {
+    pub(in crate::engine) target: CheckpointId,
     /// All of the tree is restored, and nothing of it stays as it is.
-    pub(super) whole: bool,
+    pub(in crate::engine) whole: bool,
     /// What becomes of names and inodes.
-    pub(super) tree: tree::plan::Plan,
+    pub(in crate::engine) tree: tree::plan::Plan,
     /// Files get the times that they had; else what is changed has the time of the restore.
-    pub(super) times: Times,
+    pub(in crate::engine) times: Times,
     /// Paths of which it cannot be told what they were: they stay as they are.
-    pub(super) unknown: BTreeSet<Vec<u8>>,
+    pub(in crate::engine) unknown: BTreeSet<Vec<u8>>,
     /// Of these, inodes that are gone and cannot be made again.
-    pub(super) lost: HashSet<Slot>,
+    pub(in crate::engine) lost: HashSet<Slot>,
 }
 
 impl Plan {

@@ -13,8 +13,11 @@ use super::planner::Ground;
 use super::spared::Spared;
 use super::stage::Stage;
 use super::threads;
+use super::want::Want;
 use super::{Asked, Restorer};
+use crate::history::state::State;
 use crate::history::touched::Touched;
+use crate::history::view::View;
 use crate::history::wake::Hold;
 use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Slot};
@@ -32,8 +35,18 @@ pub(super) enum Choice<'a> {
     Names(&'a [Vec<u8>]),
 }
 
+/// What a tree is frozen for: what is to be done, as it was found out, and what is wanted.
+pub(in crate::engine) trait Ready {
+    fn plan(&self) -> &Plan;
+    fn want(&self) -> &dyn Want;
+    /// Files whose content was recorded.
+    fn touched(&self) -> &HashSet<Slot>;
+}
+
 /// What was found to be done.
-pub(super) struct Prepared {
+pub(super) struct Prepared<'a> {
+    /// What comes back.
+    pub(super) then: View<'a>,
     pub(super) plan: Plan,
     pub(super) changes: Vec<Change>,
     pub(super) spared: Spared,
@@ -43,9 +56,23 @@ pub(super) struct Prepared {
     touched: HashSet<Slot>,
 }
 
+impl Ready for Prepared<'_> {
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn want(&self) -> &dyn Want {
+        &self.then
+    }
+
+    fn touched(&self) -> &HashSet<Slot> {
+        &self.touched
+    }
+}
+
 /// What a restore is carried out with, and by whom: the tree is frozen, and nobody else makes a
 /// checkpoint. It is let go of in this order.
-pub(super) struct Frozen<'a> {
+pub(in crate::engine) struct Frozen<'a> {
     pub(super) requester: &'a Requester,
     /// The operation that it undoes.
     pub(super) undoes: Option<u64>,
@@ -81,10 +108,24 @@ impl<'a> Restorer<'a> {
         target: CheckpointId,
         choice: Choice<'_>,
         one_at_a_time: MutexGuard<'a, ()>,
-    ) -> VerbResult<(Prepared, Frozen<'a>)> {
+    ) -> VerbResult<(Prepared<'a>, Frozen<'a>)> {
+        let prepare = |await_free: &dyn Fn(Slot) -> SysResult<()>| {
+            self.prepare(target, choice, asked.times, await_free)
+        };
+        self.frozen(asked, "the restore failed", prepare, one_at_a_time)
+    }
+
+    /// As [`Restorer::prepared`], of what `prepare` finds out; `what` failed if it does.
+    pub(in crate::engine) fn frozen<P: Ready>(
+        self,
+        asked: &Asked<'a>,
+        what: &str,
+        prepare: impl Fn(&dyn Fn(Slot) -> SysResult<()>) -> VerbResult<P>,
+        one_at_a_time: MutexGuard<'a, ()>,
+    ) -> VerbResult<(P, Frozen<'a>)> {
         let _index_later = self.engine.timeline().indexer.hold();
         let mut stage = Stage::new(self.engine, asked.requester);
-        let (prepared, freeze, flushed) = self.freeze(target, choice, asked.times, &mut stage)?;
+        let (prepared, freeze, flushed) = self.freeze(what, asked.times, prepare, &mut stage)?;
         let frozen = Frozen {
             requester: asked.requester,
             undoes: asked.undoes,
@@ -97,36 +138,35 @@ impl<'a> Restorer<'a> {
         Ok((prepared, frozen))
     }
 
-    fn freeze(
+    fn freeze<P: Ready>(
         self,
-        target: CheckpointId,
-        choice: Choice<'_>,
+        what: &str,
         times: Times,
+        prepare: impl Fn(&dyn Fn(Slot) -> SysResult<()>) -> VerbResult<P>,
         stage: &mut Stage<'_>,
-    ) -> VerbResult<(Prepared, Freeze<'a>, bool)> {
-        let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
+    ) -> VerbResult<(P, Freeze<'a>, bool)> {
+        let failed = |errno| self.engine.checkpoints.failed(what, errno);
         for _ in 0..PLANNED_MAX {
             stage.still_wanted()?;
             let seen = self.look_around().map_err(failed)?;
             // What fails here may fail because something changes meanwhile.
-            let Ok(prepared) = self.prepare(target, choice, times, |slot| {
-                self.engine.live.busy.await_free(slot)
-            }) else {
+            let Ok(prepared) = prepare(&|slot| self.engine.live.busy.await_free(slot)) else {
                 break;
             };
-            if prepared.touched.len() > RELEASED_FROM {
+            if prepared.touched().len() > RELEASED_FROM {
                 // What was compared is many small pieces, of several threads, which each
                 // allocator's arena would keep to itself.
                 sys::release_memory();
             }
-            if stage.fill(&prepared.plan, false).is_err() {
+            if stage.fill(prepared.plan(), prepared.want(), false).is_err() {
                 break;
             }
             stage.still_wanted()?;
             let (freeze, flushed) = self.engine.checkpoints.freeze().map_err(failed)?;
-            if self.is_as_seen(&seen, &prepared.touched) {
-                self.clear_way(&prepared.plan).map_err(failed)?;
-                stage.fill(&prepared.plan, true).map_err(failed)?;
+            if self.is_as_seen(&seen, prepared.touched()) {
+                self.clear_way(prepared.plan()).map_err(failed)?;
+                let (plan, want) = (prepared.plan(), prepared.want());
+                stage.fill(plan, want, true).map_err(failed)?;
                 return Ok((prepared, freeze, flushed));
             }
             // What is made from it meanwhile must not be newer.
@@ -135,12 +175,11 @@ impl<'a> Restorer<'a> {
             }
         }
         let (freeze, flushed) = self.engine.checkpoints.freeze().map_err(failed)?;
-        let prepared = self.prepare(target, choice, times, |slot| {
-            self.engine.live.busy.probe_frozen(slot)
-        })?;
-        self.clear_way(&prepared.plan).map_err(failed)?;
+        let prepared = prepare(&|slot| self.engine.live.busy.probe_frozen(slot))?;
+        self.clear_way(prepared.plan()).map_err(failed)?;
         stage.still_wanted()?;
-        stage.fill(&prepared.plan, true).map_err(failed)?;
+        let (plan, want) = (prepared.plan(), prepared.want());
+        stage.fill(plan, want, true).map_err(failed)?;
         Ok((prepared, freeze, flushed))
     }
 
@@ -152,7 +191,7 @@ impl<'a> Restorer<'a> {
         choice: Choice<'_>,
         times: Times,
         await_free: impl Fn(Slot) -> SysResult<()>,
-    ) -> VerbResult<Prepared> {
+    ) -> VerbResult<Prepared<'a>> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         let touched = self.engine.states.touched(target, None).map_err(failed)?;
         touched
@@ -194,6 +233,7 @@ impl<'a> Restorer<'a> {
         let (mut changes, plan) = found.map_err(failed)?;
         changes.append(&mut chosen.changes);
         Ok(Prepared {
+            then: self.engine.states.view(State::At(target)),
             plan,
             changes: spared.filter(changes),
             spared,

@@ -15,9 +15,8 @@ use super::super::api::VerbResult;
 use super::super::requester::Requester;
 use super::plan::Plan;
 use super::threads;
+use super::want::{Opened, Want};
 use crate::history::present::Trail;
-use crate::history::state::State;
-use crate::history::view::Source;
 use crate::live::{Change, STAGED_PREFIX, Staged, Wanted};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
@@ -31,7 +30,7 @@ const THREADS_FROM: usize = 32;
 
 /// Inodes in the staging directory that nobody knows, by what they stand for. Those that are not
 /// taken are removed.
-pub(super) struct Stage<'a> {
+pub(in crate::engine) struct Stage<'a> {
     engine: &'a Engine,
     requester: &'a Requester,
     made: HashMap<Slot, Staged>,
@@ -56,7 +55,7 @@ impl<'a> Stage<'a> {
 
     /// Makes what a plan needs and is not there; ends early, with less, when nobody wants it any
     /// more. `frozen`: nothing changes meanwhile.
-    pub(super) fn fill(&mut self, plan: &Plan, frozen: bool) -> SysResult<()> {
+    pub(super) fn fill(&mut self, plan: &Plan, want: &dyn Want, frozen: bool) -> SysResult<()> {
         let mut known: HashSet<Slot> = self.made.keys().copied().collect();
         let wanted = plan
             .tree
@@ -74,15 +73,21 @@ impl<'a> Stage<'a> {
             if self.still_wanted().is_err() {
                 break;
             }
-            self.make_all(plan, frozen, jobs)?;
+            self.make_all((plan, want), frozen, jobs)?;
         }
         Ok(())
     }
 
-    fn make_all(&mut self, plan: &Plan, frozen: bool, jobs: &[Job<'_>]) -> SysResult<()> {
+    fn make_all(
+        &mut self,
+        (plan, want): (&Plan, &dyn Want),
+        frozen: bool,
+        jobs: &[Job<'_>],
+    ) -> SysResult<()> {
         let engine = self.engine;
         let one = |(child, trail): &Job<'_>| {
-            Ok(make(engine, plan, *child, trail, frozen)?.map(|staged| (child.slot, staged)))
+            Ok(make(engine, (plan, want), *child, trail, frozen)?
+                .map(|staged| (child.slot, staged)))
         };
         let (made, result) = threads::each(jobs, ("stage", THREADS_FROM), one);
         self.made.extend(made.into_iter().flatten());
@@ -92,12 +97,12 @@ impl<'a> Stage<'a> {
     /// Makes what stands for an inode, unless it is made. The caller has frozen the tree.
     pub(super) fn complete(
         &mut self,
-        plan: &Plan,
+        (plan, want): (&Plan, &dyn Want),
         child: Child,
         trail: &Arc<Trail>,
     ) -> SysResult<()> {
         if let Entry::Vacant(vacant) = self.made.entry(child.slot) {
-            vacant.insert(make(self.engine, plan, child, trail, true)?.ok_or(Errno::EIO)?);
+            vacant.insert(make(self.engine, (plan, want), child, trail, true)?.ok_or(Errno::EIO)?);
         }
         Ok(())
     }
@@ -125,36 +130,48 @@ impl Drop for Stage<'_> {
     }
 }
 
-/// Makes an inode as it was; `None`: it must wait for the freeze.
+/// How often content is opened again that changed while it was cloned.
+const TRIES: u32 = 100;
+
+/// Makes an inode as it is wanted; `None`: it must wait for the freeze.
 fn make(
     engine: &Engine,
-    plan: &Plan,
+    (plan, want): (&Plan, &dyn Want),
     child: Child,
     trail: &Arc<Trail>,
     frozen: bool,
 ) -> SysResult<Option<Staged>> {
-    let view = engine.states.view(State::At(plan.target));
-    let attr = view.attr(trail)?;
+    let attr = want.attr(trail)?;
     if attr.stat.kind != child.kind {
         return Err(Errno::EIO);
     }
-    let (from, source) = if child.kind == Kind::File {
-        view.open(trail)?
-    } else {
-        (Source::Empty, None)
-    };
-    if from == Source::Live && !frozen {
-        return Ok(None);
-    }
-    let xattrs = view.xattrs(trail)?;
+    let xattrs = want.xattrs(trail)?;
     let name = Name::new(format!("{STAGED_PREFIX}{}", child.slot.0).as_bytes());
-    let still = from != Source::Live;
-    let wanted = Wanted {
-        attr: &attr,
-        xattrs: &xattrs,
-        source: source.as_ref(),
-        still,
-        times: plan.times == Times::Kept,
-    };
-    engine.live.staged.stage(name, &wanted).map(Some)
+    for _ in 0..TRIES {
+        let opened = match child.kind {
+            Kind::File => want.open(trail, frozen)?,
+            _ => Some(Opened {
+                file: None,
+                still: true,
+            }),
+        };
+        let Some(opened) = opened else {
+            return Ok(None);
+        };
+        let wanted = Wanted {
+            attr: &attr,
+            xattrs: &xattrs,
+            source: opened.file.as_ref(),
+            still: opened.still,
+            times: plan.times == Times::Kept,
+        };
+        let staged = engine.live.staged.stage(name.clone(), &wanted);
+        if want.was_so(trail, &opened)? {
+            return staged.map(Some);
+        }
+        if let Ok(staged) = staged {
+            engine.live.staged.unstage(&staged);
+        }
+    }
+    Err(Errno::EBUSY)
 }

@@ -14,6 +14,8 @@ pub enum OperationKind {
     Checkpoint,
     /// The tree, or paths of it, became what they were.
     Restore,
+    /// Something was merged into the tree.
+    Merge,
     /// A checkpoint was deleted, or its making undone.
     Delete,
     /// A deleted checkpoint was brought back.
@@ -51,7 +53,7 @@ pub struct OperationInfo {
     /// The checkpoint that it was about; of a restore: what was restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointId>,
-    /// Of a restore: the checkpoint of what was there before.
+    /// Of a restore or a merge: the checkpoint of what was there before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<CheckpointId>,
     /// Of a restore: only these paths.

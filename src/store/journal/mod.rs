@@ -129,7 +129,7 @@ pub struct Opening {
 pub struct Journal {
     dir: OwnedFd,
     identity: Identity,
-    segment_bytes: u32,
+    sizes: Sizes,
     first: u32,
     witness: Address,
     tail_written_ns: Option<i64>,
@@ -169,6 +169,25 @@ struct Appended {
     tails: Vec<String>,
 }
 
+/// Bytes of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// At most.
+    segment: u32,
+    /// That are taken in advance.
+    space: u32,
+}
+
+impl Sizes {
+    /// All is taken in advance.
+    pub(super) fn all(segment: u32) -> Sizes {
+        Sizes {
+            segment,
+            space: segment,
+        }
+    }
+}
+
 impl Journal {
     /// Opens the journal of a store: finds its end and, unless the store is read-only, repairs a
     /// torn one and makes all that was found durable.
@@ -177,7 +196,15 @@ impl Journal {
     /// `Io`. Only as much of the journal is read as is not known to have been on disk when later
     /// frames were written; damage before that is found when it is read.
     pub fn open(layout: &Layout) -> StoreResult<(Journal, Opening)> {
-        Journal::open_with(layout, SEGMENT_BYTES)
+        let space = match layout.shares_reserve() {
+            true => segment::PREALLOCATED_MIN,
+            false => SEGMENT_BYTES,
+        };
+        let sizes = Sizes {
+            segment: SEGMENT_BYTES,
+            space,
+        };
+        Journal::open_with(layout, sizes)
     }
 
     /// There is no segment at all.
@@ -185,22 +212,19 @@ impl Journal {
         Ok(segment::list(layout.journal_dir())?.0.is_empty())
     }
 
-    pub(super) fn open_with(
-        layout: &Layout,
-        segment_bytes: u32,
-    ) -> StoreResult<(Journal, Opening)> {
+    pub(super) fn open_with(layout: &Layout, sizes: Sizes) -> StoreResult<(Journal, Opening)> {
         let dir = layout
             .journal_dir()
             .try_clone_to_owned()
             .map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
         let noted = layout.noted_end().and_then(|(_, last)| last);
-        let found = opening::open(&dir, &identity, segment_bytes, noted, !layout.read_only())?;
+        let found = opening::open(&dir, &identity, sizes.space, noted, !layout.read_only())?;
         let opening = Opening {
             torn: found.torn,
             end: found.end,
         };
-        Ok((Journal::of(dir, identity, segment_bytes, found)?, opening))
+        Ok((Journal::of(dir, identity, sizes, found)?, opening))
     }
 
     /// Opens the journal of a store to check it: its chain is followed from the beginning, and if
@@ -219,7 +243,7 @@ impl Journal {
             end: found.end,
         };
         Ok((
-            Journal::of(dir, identity, SEGMENT_BYTES, found)?,
+            Journal::of(dir, identity, Sizes::all(SEGMENT_BYTES), found)?,
             opening,
             damage,
         ))
@@ -228,7 +252,7 @@ impl Journal {
     fn of(
         dir: OwnedFd,
         identity: Identity,
-        segment_bytes: u32,
+        sizes: Sizes,
         found: opening::Found,
     ) -> StoreResult<Journal> {
         let durable = if found.file.is_some() {
@@ -256,7 +280,7 @@ impl Journal {
         Ok(Journal {
             dir,
             identity,
-            segment_bytes,
+            sizes,
             first: found.first,
             witness: found.witness.unwrap_or(end).min(end),
             tail_written_ns: found.tail_written_ns,
@@ -300,14 +324,14 @@ impl Journal {
         let bytes = writer.buffer.len();
         let total = u32::try_from(bytes)
             .ok()
-            .filter(|total| *total <= self.segment_bytes.saturating_sub(SEGMENT_HEADER));
+            .filter(|total| *total <= self.sizes.segment.saturating_sub(SEGMENT_HEADER));
         let total = total.ok_or(StoreError::TooBig { bytes })?;
         if next
             || writer
                 .end
                 .offset
                 .checked_add(total)
-                .is_none_or(|end| end > self.segment_bytes)
+                .is_none_or(|end| end > self.sizes.segment)
         {
             self.roll(writer)?;
         }
@@ -350,7 +374,7 @@ impl Journal {
         let end = appended.end;
         self.synced(appended);
         drop(syncing);
-        if end.offset > self.segment_bytes / 2 {
+        if end.offset > self.sizes.segment / 2 {
             let next = end.segment.saturating_add(1);
             if let Err(error) = self.segment_for_writing(next) {
                 tracing::debug!(
@@ -501,7 +525,7 @@ impl Journal {
     ///
     /// Errors: `Io` with ENOSPC if there is not; nothing has changed then.
     fn keep_headroom(&self, writer: &mut Writer, total: u32) -> StoreResult<()> {
-        let headroom = HEADROOM.min(self.segment_bytes / 64);
+        let headroom = HEADROOM.min(self.sizes.segment / 64);
         let wanted = writer
             .end
             .offset
@@ -510,14 +534,14 @@ impl Journal {
         if wanted <= writer.room {
             return Ok(());
         }
-        if wanted > self.segment_bytes {
+        if wanted > self.sizes.segment {
             // Made for good: it is there when it is needed.
             self.segment_for_writing(writer.end.segment.saturating_add(1))?;
             writer.room = u32::MAX;
             return Ok(());
         }
         let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
-        writer.room = segment::extend(file, wanted, self.segment_bytes)
+        writer.room = segment::extend(file, wanted, self.sizes.segment)
             .map_err(StoreError::io("make room in", "the journal"))?;
         Ok(())
     }
@@ -526,7 +550,7 @@ impl Journal {
         let _making = self.making.lock();
         match segment::open(&self.dir, &self.identity, number, true) {
             Err(error) if error.errno() == Errno::ENOENT => {
-                segment::make(&self.dir, &self.identity, number, self.segment_bytes)
+                segment::make(&self.dir, &self.identity, number, self.sizes.space)
             }
             result => result,
         }

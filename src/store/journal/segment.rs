@@ -24,7 +24,7 @@ const MAGIC: &[u8; 8] = b"ckptjrnl";
 /// Version of the segment's header and frames.
 const VERSION: u32 = 1;
 /// Less space in advance than this is not worth a segment.
-const PREALLOCATED_MIN: u32 = 64 << 10;
+pub(super) const PREALLOCATED_MIN: u32 = 64 << 10;
 /// Bytes that a [`Window`] reads at once.
 const BLOCK: usize = 256 << 10;
 

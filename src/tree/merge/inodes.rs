@@ -1,12 +1,12 @@
 //! What an inode holds and has, after a merge.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::super::Tree;
-use super::places::Merged;
+use super::places::{Merged, comes_beside};
 use super::side::Side;
 use super::text::{self, Text};
-use super::{Clash, Conflict};
+use super::{Clash, Conflict, How, Policy, Who};
 use crate::store::ids::Slot;
 use crate::sys::{Kind, Stat, SysResult, Time, Xattrs};
 
@@ -38,17 +38,6 @@ pub struct Inode {
     pub xattrs: Xattrs,
 }
 
-/// What comes of a value of which these are three versions; `None`: both changed it, differently.
-fn three<V: PartialEq>(base: V, ours: V, theirs: V) -> Option<V> {
-    if theirs == base || ours == theirs {
-        Some(ours)
-    } else if ours == base {
-        Some(theirs)
-    } else {
-        None
-    }
-}
-
 /// An inode as one side has it.
 struct Seen {
     stat: Stat,
@@ -65,8 +54,17 @@ fn seen<T: Tree>(side: &Side<'_, T>, slot: Slot) -> SysResult<Option<Seen>> {
     }))
 }
 
-/// Merges content and attributes of what both sides have; gives the inodes that do not stay as
-/// `ours` has them.
+/// How one inode is merged, and what clashes: with whether that is settled.
+struct Merger<'m, 'a, T> {
+    base: &'m Side<'a, T>,
+    ours: &'m Side<'a, T>,
+    theirs: &'m Side<'a, T>,
+    how: &'m How<'m>,
+    clashes: Vec<(Clash, bool)>,
+}
+
+/// Merges content and attributes of what both sides have and is in `scope`; gives the inodes that
+/// do not stay as `ours` has them.
 ///
 /// # Errors
 /// Those of reading them.
@@ -74,17 +72,32 @@ pub(super) fn merge<T: Tree>(
     base: &Side<'_, T>,
     ours: &Side<'_, T>,
     theirs: &Side<'_, T>,
+    how: &How<'_>,
+    scope: Option<&HashSet<Slot>>,
     merged: &mut Merged,
 ) -> SysResult<HashMap<Slot, Inode>> {
     let mut inodes = HashMap::new();
     for slot in theirs.met.keys().copied() {
-        let mut clashes = Vec::new();
-        let inode = merge_one([base, ours, theirs], slot, &mut clashes)?;
+        if scope.is_some_and(|scope| !scope.contains(&slot)) {
+            continue;
+        }
+        let mut merger = Merger {
+            base,
+            ours,
+            theirs,
+            how,
+            clashes: Vec::new(),
+        };
+        let inode = merger.merge(slot)?;
+        let clashes = merger.clashes;
+        let beside =
+            !clashes.is_empty() && comes_beside([base, ours, theirs], how.policy, slot, merged)?;
         let path = ours.way(slot).map(|way| way.path()).unwrap_or_default();
-        let conflict = |clash| Conflict {
+        let conflict = |(clash, settled)| Conflict {
             path: path.clone(),
             clash,
             slot,
+            settled: settled || beside || how.policy.settles_all(),
         };
         merged.conflicts.extend(clashes.into_iter().map(conflict));
         inodes.extend(inode.map(|inode| (slot, inode)));
@@ -92,107 +105,138 @@ pub(super) fn merge<T: Tree>(
     Ok(inodes)
 }
 
-/// What is in `base` or not: a directory that both made is in both sides alone.
-fn merge_one<T: Tree>(
-    sides: [&Side<'_, T>; 3],
-    slot: Slot,
-    clashes: &mut Vec<Clash>,
-) -> SysResult<Option<Inode>> {
-    let [base, ours, theirs] = sides;
-    let (Some(o), Some(t)) = (seen(ours, slot)?, seen(theirs, slot)?) else {
-        return Ok(None);
-    };
-    let b = seen(base, slot)?;
-    let content = match (o.stat.kind, &b) {
-        (Kind::File | Kind::Symlink, Some(_)) => merge_content(sides, slot, clashes)?,
-        _ => Origin::Ours,
-    };
-    let before = b.as_ref().map(|b| b.stat.mode);
-    let mode = three(before, Some(o.stat.mode), Some(t.stat.mode))
-        .flatten()
-        .unwrap_or_else(|| {
-            clashes.push(Clash::Mode);
-            o.stat.mode
-        });
-    let owner = |seen: &Seen| (seen.stat.uid, seen.stat.gid);
-    let (uid, gid) = three(b.as_ref().map(owner), Some(owner(&o)), Some(owner(&t)))
-        .flatten()
-        .unwrap_or_else(|| {
-            clashes.push(Clash::Owner);
-            owner(&o)
-        });
-    let before = b.as_ref().map_or(o.stat.mtime, |b| b.stat.mtime);
-    let mtime = match content {
-        Origin::Ours => Some(three(before, o.stat.mtime, t.stat.mtime).unwrap_or(o.stat.mtime)),
-        Origin::Theirs => Some(t.stat.mtime),
-        Origin::Text(_) => None,
-    };
-    let none = Xattrs::new();
-    let before = b.as_ref().map_or(&none, |b| &b.xattrs);
-    let xattrs = merge_xattrs([before, &o.xattrs, &t.xattrs], clashes);
-    let inode = Inode {
-        content,
-        mode,
-        uid,
-        gid,
-        mtime,
-        xattrs,
-    };
-    let stays = Inode {
-        content: Origin::Ours,
-        mode: o.stat.mode,
-        uid: o.stat.uid,
-        gid: o.stat.gid,
-        mtime: Some(o.stat.mtime),
-        xattrs: o.xattrs,
-    };
-    Ok((inode != stays).then_some(inode))
-}
-
-fn merge_xattrs([base, ours, theirs]: [&Xattrs; 3], clashes: &mut Vec<Clash>) -> Xattrs {
-    let mut names: BTreeMap<&Vec<u8>, [Option<&Vec<u8>>; 3]> = BTreeMap::new();
-    for (at, xattrs) in [base, ours, theirs].into_iter().enumerate() {
-        for (name, value) in xattrs {
-            names.entry(name).or_default()[at] = Some(value);
+impl<T: Tree> Merger<'_, '_, T> {
+    /// What comes of a value that both changed, if they changed it differently.
+    fn three<V: PartialEq>(&mut self, clash: impl FnOnce() -> Clash, values: [V; 3]) -> V {
+        let [base, ours, theirs] = values;
+        if theirs == base || ours == theirs {
+            return ours;
+        }
+        if ours == base {
+            return theirs;
+        }
+        self.clashes.push((clash(), false));
+        match self.how.policy.winner() {
+            Who::Ours => ours,
+            Who::Theirs => theirs,
         }
     }
-    let mut merged = Xattrs::new();
-    for (name, [b, o, t]) in names {
-        let value = three(b, o, t).unwrap_or_else(|| {
-            clashes.push(Clash::Xattr(name.clone()));
-            o
-        });
-        merged.extend(value.map(|value| (name.clone(), value.clone())));
-    }
-    merged
-}
 
-fn merge_content<T: Tree>(
-    [base, ours, theirs]: [&Side<'_, T>; 3],
-    slot: Slot,
-    clashes: &mut Vec<Clash>,
-) -> SysResult<Origin> {
-    if theirs.same_content(slot, base)? {
-        return Ok(Origin::Ours);
+    /// What is in `base` or not: a directory that both made is in both sides alone.
+    fn merge(&mut self, slot: Slot) -> SysResult<Option<Inode>> {
+        let (Some(o), Some(t)) = (seen(self.ours, slot)?, seen(self.theirs, slot)?) else {
+            return Ok(None);
+        };
+        let b = seen(self.base, slot)?;
+        let content = match (o.stat.kind, &b) {
+            (Kind::File | Kind::Symlink, Some(_)) => self.content(slot)?,
+            _ => Origin::Ours,
+        };
+        let modes = [
+            b.as_ref().map(|b| b.stat.mode),
+            Some(o.stat.mode),
+            Some(t.stat.mode),
+        ];
+        let mode = self.three(|| Clash::Mode, modes).unwrap_or(o.stat.mode);
+        let owner = |seen: &Seen| (seen.stat.uid, seen.stat.gid);
+        let owners = [b.as_ref().map(owner), Some(owner(&o)), Some(owner(&t))];
+        let (uid, gid) = self.three(|| Clash::Owner, owners).unwrap_or(owner(&o));
+        let before = b.as_ref().map_or(o.stat.mtime, |b| b.stat.mtime);
+        let mtime = match content {
+            Origin::Ours if o.stat.mtime == before => Some(t.stat.mtime),
+            Origin::Ours => Some(o.stat.mtime),
+            Origin::Theirs => Some(t.stat.mtime),
+            Origin::Text(_) => None,
+        };
+        let none = Xattrs::new();
+        let before = b.as_ref().map_or(&none, |b| &b.xattrs);
+        let xattrs = self.xattrs([before, &o.xattrs, &t.xattrs]);
+        let inode = Inode {
+            content,
+            mode,
+            uid,
+            gid,
+            mtime,
+            xattrs,
+        };
+        let stays = Inode {
+            content: Origin::Ours,
+            mode: o.stat.mode,
+            uid: o.stat.uid,
+            gid: o.stat.gid,
+            mtime: Some(o.stat.mtime),
+            xattrs: o.xattrs,
+        };
+        Ok((inode != stays).then_some(inode))
     }
-    if ours.same_content(slot, base)? {
-        return Ok(Origin::Theirs);
+
+    fn xattrs(&mut self, [base, ours, theirs]: [&Xattrs; 3]) -> Xattrs {
+        let mut names: BTreeMap<&Vec<u8>, [Option<&Vec<u8>>; 3]> = BTreeMap::new();
+        for (name, value) in base {
+            names.entry(name).or_default()[0] = Some(value);
+        }
+        for (name, value) in ours {
+            names.entry(name).or_default()[1] = Some(value);
+        }
+        for (name, value) in theirs {
+            names.entry(name).or_default()[2] = Some(value);
+        }
+        let mut merged = Xattrs::new();
+        for (name, values) in names {
+            let value = self.three(|| Clash::Xattr(name.clone()), values);
+            merged.extend(value.map(|value| (name.clone(), value.clone())));
+        }
+        merged
     }
-    if ours.same_content(slot, theirs)? {
-        return Ok(Origin::Ours);
+
+    fn content(&mut self, slot: Slot) -> SysResult<Origin> {
+        let (base, ours, theirs) = (self.base, self.ours, self.theirs);
+        if theirs.same_content(slot, base)? {
+            return Ok(Origin::Ours);
+        }
+        if ours.same_content(slot, base)? {
+            return Ok(Origin::Theirs);
+        }
+        if ours.same_content(slot, theirs)? {
+            return Ok(Origin::Ours);
+        }
+        let text = match ours.kind(slot) {
+            Some(Kind::File) => self.text(slot)?,
+            _ => Ok(Text::Binary),
+        };
+        let text = match text {
+            Ok(text) => text,
+            Err(side) => return Ok(side),
+        };
+        let marks = self.how.policy == Policy::Markers;
+        match text {
+            Text::Clean(text) => return Ok(Origin::Text(text)),
+            Text::Conflict(text) if marks => {
+                self.clashes.push((Clash::Content, true));
+                return Ok(Origin::Text(text));
+            }
+            Text::Conflict(_) | Text::Binary => self.clashes.push((Clash::Content, false)),
+        }
+        Ok(match self.how.policy.winner() {
+            Who::Ours => Origin::Ours,
+            Who::Theirs => Origin::Theirs,
+        })
     }
-    if ours.kind(slot) == Some(Kind::File) {
+
+    /// Lines of both, unless it comes to what one side has.
+    fn text(&self, slot: Slot) -> SysResult<Result<Text, Origin>> {
         let mut texts = Vec::with_capacity(3);
-        for side in [base, ours, theirs] {
+        for side in [self.base, self.ours, self.theirs] {
             let Some(way) = side.way(slot) else { break };
             texts.extend(side.tree.read(way, text::BYTES_MAX)?);
         }
-        if let [base, ours, theirs] = &texts[..]
-            && let Text::Clean(text) = text::merge(base, ours, theirs)
-        {
-            return Ok(Origin::Text(text));
-        }
+        Ok(match &texts[..] {
+            [base, ours, theirs] => match text::merge(base, ours, theirs, self.how.labels) {
+                Text::Clean(text) if text == *ours => Err(Origin::Ours),
+                Text::Clean(text) if text == *theirs => Err(Origin::Theirs),
+                text => Ok(text),
+            },
+            _ => Ok(Text::Binary),
+        })
     }
-    clashes.push(Clash::Content);
-    Ok(Origin::Ours)
 }

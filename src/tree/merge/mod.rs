@@ -8,6 +8,7 @@
 //!
 //! - [`side`]: the inodes of a state, with the numbers that they have in common, and their places.
 //! - [`places`]: which inode is at which names, such that it is a tree.
+//! - `scope`: which of them are at or below some paths.
 //! - [`inodes`]: content and attributes.
 //! - [`text`]: lines of three versions of a text.
 //! - [`outcome`]: what comes of it, as a [`Tree`] that a plan can be made for.
@@ -17,6 +18,7 @@
 mod inodes;
 pub mod outcome;
 mod places;
+mod scope;
 mod side;
 #[cfg(test)]
 mod tests;
@@ -25,7 +27,9 @@ pub mod text;
 use std::collections::{BTreeSet, HashMap};
 
 use self::outcome::Outcome;
+use self::scope::scope;
 use self::side::Side;
+use self::text::Labels;
 use super::Tree;
 use crate::store::ids::{Name, Slot};
 use crate::sys::SysResult;
@@ -71,13 +75,86 @@ pub struct Conflict {
     pub clash: Clash,
     /// The inode, by the number that both sides know.
     pub slot: Slot,
+    /// What was asked for says what comes of it.
+    pub settled: bool,
 }
+
+/// What comes of what both sides changed, each in another way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy<'h> {
+    /// It stays as `ours` has it, and is not settled.
+    #[default]
+    Name,
+    /// It stays as `ours` has it.
+    Ours,
+    /// It becomes what `theirs` has.
+    Theirs,
+    /// Both versions of the lines of a text are in it, marked.
+    Markers,
+    /// What `ours` has stays, and what `theirs` has comes beside it, with this behind its name.
+    KeepBoth(&'h [u8]),
+}
+
+impl Policy<'_> {
+    /// Whose version it is that stays.
+    fn winner(self) -> Who {
+        if self == Policy::Theirs {
+            Who::Theirs
+        } else {
+            Who::Ours
+        }
+    }
+
+    fn settles_all(self) -> bool {
+        matches!(self, Policy::Ours | Policy::Theirs)
+    }
+}
+
+/// How two sides are merged.
+#[derive(Clone, Copy, Debug)]
+pub struct How<'h> {
+    /// The names that were recorded on either side since the base, and those of the directories
+    /// above them; without it everything is compared.
+    pub along: Option<&'h Names>,
+    /// Only what is at or below these paths; without any, all.
+    pub paths: &'h [Vec<u8>],
+    /// What comes of conflicts.
+    pub policy: Policy<'h>,
+    /// What both sides are called where they are marked.
+    pub labels: Labels<'h>,
+    /// In `ours`, in `theirs`: a number can be given away again, so that an inode is told by the
+    /// time of its birth too. In a branch none is, but a file has another birth when it is copied.
+    pub reuses: [bool; 2],
+}
+
+impl Default for How<'_> {
+    fn default() -> Self {
+        How {
+            along: None,
+            paths: &[],
+            policy: Policy::Name,
+            labels: Labels {
+                ours: "ours",
+                base: "base",
+                theirs: "theirs",
+            },
+            reuses: [true; 2],
+        }
+    }
+}
+
+/// Set in the number of an inode whose own is that of another one in another of the three.
+const ANOTHER: u64 = 1 << 63;
+/// Set too where that is so of both sides.
+const AGAIN: u64 = 1 << 60;
+/// Set in the number of what comes beside the inode that it clashes with. Numbers that a filesystem
+/// gives are below, and so are those of branches but for the bit between the two.
+const BESIDE: u64 = 1 << 61;
 
 /// Directory -> names at which two states may differ.
 pub type Names = HashMap<Slot, BTreeSet<Name>>;
 
-/// Merges what `theirs` did to `base` into `ours`. `along`: the names that were recorded on either
-/// side since `base`, and those of the directories above them; without it everything is compared.
+/// Merges what `theirs` did to `base` into `ours`.
 ///
 /// # Errors
 /// Those of reading the three states; EIO: a directory is in two places of one.
@@ -85,13 +162,17 @@ pub fn merge<'a, T: Tree>(
     base: &'a T,
     ours: &'a T,
     theirs: &'a T,
-    along: Option<&Names>,
+    how: &How<'_>,
 ) -> SysResult<Outcome<'a, T>> {
-    let base = Side::base(base, along)?;
-    let ours = Side::of(ours, along, &base, None)?;
-    let theirs = Side::of(theirs, along, &base, Some(&ours))?;
-    let mut merged = places::merge(&base, &ours, &theirs)?;
-    let inodes = inodes::merge(&base, &ours, &theirs, &mut merged)?;
+    let base = Side::base(base, how.along)?;
+    let ours = Side::of(ours, how.along, &base, None, how.reuses[0])?;
+    let mut theirs = Side::of(theirs, how.along, &base, Some(&ours), how.reuses[1])?;
+    let scope = scope([&base, &ours, &theirs], how.paths);
+    let mut merged = places::merge(&base, &ours, &theirs, how.policy, scope.as_ref())?;
+    let inodes = inodes::merge(&base, &ours, &theirs, how, scope.as_ref(), &mut merged)?;
+    for (slot, beside) in &merged.beside {
+        theirs.add_beside(*slot, *beside);
+    }
     merged.conflicts.sort();
     merged.conflicts.dedup();
     Ok(Outcome::new(base, ours, theirs, merged, inodes))

@@ -1,15 +1,15 @@
 //! What comes of a merge: a tree, and what it takes to make it of `ours`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Tree;
 use super::super::pair;
 use super::super::plan::Plan;
-use super::Conflict;
 use super::inodes::{Inode, Origin};
 use super::places::Merged;
 use super::side::Side;
+use super::{ANOTHER, BESIDE, Conflict};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::store::ids::{Name, Slot};
@@ -28,15 +28,18 @@ pub struct Outcome<'a, T> {
     names: HashMap<Slot, BTreeMap<Name, Option<Slot>>>,
     /// The number that an inode has here -> the number in common.
     numbers: HashMap<Slot, Slot>,
+    /// The number in common of what comes from `theirs` -> the one that it has here, where its own
+    /// is that of an inode of `ours`.
+    renumbered: HashMap<Slot, Slot>,
 }
 
 /// Where the content of an inode is to be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Source<'o> {
-    /// In the inode of `ours` with this number.
-    Ours(Slot),
-    /// In the inode of `theirs` with this number.
-    Theirs(Slot),
+    /// In the inode of `ours` to which this leads.
+    Ours(Arc<Trail>),
+    /// In the inode of `theirs` to which this leads.
+    Theirs(Arc<Trail>),
     /// Here: lines of both.
     Text(&'o [u8]),
 }
@@ -81,7 +84,21 @@ impl<'a, T: Tree> Outcome<'a, T> {
             inodes,
             names,
             numbers: HashMap::new(),
+            renumbered: HashMap::new(),
         };
+        let here: HashSet<Slot> = outcome
+            .ours
+            .met
+            .values()
+            .map(|(child, _)| child.slot)
+            .collect();
+        for (number, (child, _)) in &outcome.theirs.met {
+            let beside = number.0 & BESIDE != 0;
+            if !outcome.ours.has(*number) && (beside || here.contains(&child.slot)) {
+                let slot = Slot(number.0 | ANOTHER);
+                outcome.renumbered.insert(*number, slot);
+            }
+        }
         let known = outcome.merged.places.keys().copied();
         outcome.numbers = known
             .filter_map(|number| Some((outcome.child(number)?.slot, number)))
@@ -113,23 +130,35 @@ impl<'a, T: Tree> Outcome<'a, T> {
             touched.nodes.insert(slot);
             touched.data.insert(slot);
         }
-        pair::plan(&State::Ours(self), &State::Merged(self), Some(&touched))
+        let mut plan = pair::plan(&State::Ours(self), &State::Merged(self), Some(&touched))?;
+        for dir in &mut plan.dirs {
+            dir.live = dir.live.as_ref().map(|live| self.here(live));
+        }
+        Ok(plan)
+    }
+
+    /// The way to an inode of the outcome in `ours`, if that has it.
+    pub fn here(&self, node: &Arc<Trail>) -> Arc<Trail> {
+        let way = self.ours.way(self.number(node.slot));
+        Arc::clone(way.unwrap_or(node))
+    }
+
+    /// Where `ours` has a directory of the outcome, if that was looked at.
+    pub fn path_here(&self, dir: Slot) -> Vec<u8> {
+        let way = self.ours.way(self.number(dir));
+        way.map(|way| way.path()).unwrap_or_default()
     }
 
     /// Where the content of an inode of the outcome is to be had.
-    pub fn source(&self, slot: Slot) -> Source<'_> {
-        let number = self.number(slot);
-        match self.inodes.get(&number).map(|inode| &inode.content) {
-            Some(Origin::Text(text)) => Source::Text(text),
-            Some(Origin::Theirs) => Source::Theirs(self.met(&self.theirs, number).unwrap_or(slot)),
-            Some(Origin::Ours) => Source::Ours(slot),
-            None if self.ours.has(number) || !self.theirs.has(number) => Source::Ours(slot),
-            None => Source::Theirs(slot),
+    pub fn source(&self, node: &Arc<Trail>) -> Source<'_> {
+        let number = self.number(node.slot);
+        let there = self.theirs.way(number).map(Arc::clone);
+        match (self.inodes.get(&number).map(|inode| &inode.content), there) {
+            (Some(Origin::Text(text)), _) => Source::Text(text),
+            (Some(Origin::Theirs), Some(there)) => Source::Theirs(there),
+            (None, Some(there)) if !self.ours.has(number) => Source::Theirs(there),
+            _ => Source::Ours(self.home(node).1),
         }
-    }
-
-    fn met(&self, side: &Side<'a, T>, number: Slot) -> Option<Slot> {
-        side.met.get(&number).map(|(child, _)| child.slot)
     }
 
     fn number(&self, slot: Slot) -> Slot {
@@ -141,7 +170,11 @@ impl<'a, T: Tree> Outcome<'a, T> {
         let side = [&self.ours, &self.theirs, &self.base]
             .into_iter()
             .find_map(|side| side.met.get(&number));
-        side.map(|(child, _)| *child)
+        let slot = self.renumbered.get(&number);
+        side.map(|(child, _)| Child {
+            slot: slot.copied().unwrap_or(child.slot),
+            ..*child
+        })
     }
 
     /// The side that an inode is of, and the way to it there.
@@ -192,7 +225,8 @@ impl<T: Tree> Tree for Outcome<'_, T> {
             let before = side.places_of(number).len();
             let more = u32::try_from(places.len()).unwrap_or(u32::MAX);
             let less = u32::try_from(before).unwrap_or(u32::MAX);
-            attr.stat.nlink = attr.stat.nlink.saturating_add(more).saturating_sub(less);
+            let known = if before == 0 { 0 } else { attr.stat.nlink };
+            attr.stat.nlink = known.saturating_add(more).saturating_sub(less);
         }
         if let Some(inode) = self.inodes.get(&number) {
             attr.stat.mode = inode.mode;
@@ -204,6 +238,9 @@ impl<T: Tree> Tree for Outcome<'_, T> {
                 let theirs = self.theirs.tree.attr(there)?;
                 attr.target = theirs.target;
                 attr.stat.size = theirs.stat.size;
+            }
+            if let Origin::Text(text) = &inode.content {
+                attr.stat.size = text.len() as u64;
             }
         }
         Ok(attr)
@@ -228,16 +265,11 @@ impl<T: Tree> Tree for Outcome<'_, T> {
     }
 
     fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>> {
-        let number = self.number(file.slot);
-        let (side, way) = match self.source(file.slot) {
-            Source::Text(text) => return Ok(Some(text.to_vec())),
-            Source::Theirs(_) => match self.theirs.way(number) {
-                Some(way) => (&self.theirs, Arc::clone(way)),
-                None => self.home(file),
-            },
-            Source::Ours(_) => self.home(file),
-        };
-        side.tree.read(&way, most)
+        match self.source(file) {
+            Source::Text(text) => Ok(Some(text.to_vec())),
+            Source::Theirs(way) => self.theirs.tree.read(&way, most),
+            Source::Ours(way) => self.ours.tree.read(&way, most),
+        }
     }
 }
 
@@ -272,14 +304,10 @@ impl<T: Tree> Tree for State<'_, '_, T> {
 
     fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool> {
         match (self, other) {
-            (State::Ours(one), State::Merged(_)) => match one.source(there.slot) {
-                Source::Ours(slot) => Ok(slot == file.slot),
+            (State::Ours(one), State::Merged(_)) => match one.source(there) {
+                Source::Ours(way) => Ok(way.slot == file.slot),
                 Source::Text(_) => Ok(false),
-                Source::Theirs(_) => {
-                    let number = one.number(there.slot);
-                    let way = one.theirs.way(number).ok_or(Errno::ESTALE)?;
-                    one.ours.tree.same_content(file, one.theirs.tree, way)
-                }
+                Source::Theirs(way) => one.ours.tree.same_content(file, one.theirs.tree, &way),
             },
             _ => Err(Errno::EOPNOTSUPP),
         }

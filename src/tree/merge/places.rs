@@ -1,32 +1,43 @@
 //! Which inode is at which names, after a merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use super::super::Tree;
 use super::side::Side;
-use super::{Clash, Conflict, Who};
-use crate::store::ids::Slot;
+use super::{BESIDE, Clash, Conflict, Policy, Who};
+use crate::history::present::Trail;
+use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{Kind, SysResult};
 
 /// Where everything comes to be that was looked at.
+#[derive(Default)]
 pub struct Merged {
     /// Number in common -> its places; without any it goes, or does not come.
     pub(super) places: HashMap<Slot, BTreeSet<Place>>,
     pub(super) conflicts: Vec<Conflict>,
+    /// What `theirs` has comes beside what it clashes with: the number of that, and its own.
+    pub(super) beside: Vec<(Slot, Slot)>,
 }
+
+/// Bytes of a name at most.
+const NAME_MAX: usize = 255;
+/// Names that are tried for what comes beside another thing.
+const TRIES: u32 = 100;
 
 struct Merging<'m, 'a, T> {
     base: &'m Side<'a, T>,
     ours: &'m Side<'a, T>,
     theirs: &'m Side<'a, T>,
+    policy: Policy<'m>,
     merged: Merged,
-    /// Those that stay where `ours` has them, whatever else.
+    /// Those that stay where the side has them whose version stays, whatever else.
     fixed: HashSet<Slot>,
 }
 
-/// Merges the places of all inodes; what clashes stays where `ours` has it, and so does what would
-/// make the outcome no tree.
+/// Merges the places of all inodes in `scope`; what clashes stays where `ours` has it, or by the
+/// policy `theirs`, and so does what would make the outcome no tree.
 ///
 /// # Errors
 /// Those of comparing what one side removed.
@@ -34,15 +45,15 @@ pub(super) fn merge<T: Tree>(
     base: &Side<'_, T>,
     ours: &Side<'_, T>,
     theirs: &Side<'_, T>,
+    policy: Policy<'_>,
+    scope: Option<&HashSet<Slot>>,
 ) -> SysResult<Merged> {
     let mut merging = Merging {
         base,
         ours,
         theirs,
-        merged: Merged {
-            places: HashMap::new(),
-            conflicts: Vec::new(),
-        },
+        policy,
+        merged: Merged::default(),
         fixed: HashSet::new(),
     };
     let all: BTreeSet<Slot> = [base, ours, theirs]
@@ -50,16 +61,60 @@ pub(super) fn merge<T: Tree>(
         .flat_map(|side| side.places.keys().copied())
         .collect();
     for slot in &all {
-        let places = merging.three_ways(*slot)?;
+        let places = if scope.is_none_or(|scope| scope.contains(slot)) {
+            merging.three_ways(*slot)?
+        } else {
+            ours.places_of(*slot)
+        };
         merging.merged.places.insert(*slot, places);
     }
-    // Each round has some stay where they are; when all do, the outcome is `ours`.
+    // Each round has some stay where one side has them, or go where nothing is; when all stay, the
+    // outcome is that side.
     while merging.names_clash()? | merging.directories_are_missing() | merging.has_cycles() {}
     Ok(merging.merged)
 }
 
+/// What `theirs` has of a file comes beside it, if both are to be kept. Whether it does.
+///
+/// # Errors
+/// Those of looking for a free name.
+pub(super) fn comes_beside<T: Tree>(
+    [base, ours, theirs]: [&Side<'_, T>; 3],
+    policy: Policy<'_>,
+    slot: Slot,
+    merged: &mut Merged,
+) -> SysResult<bool> {
+    let place = merged.places.get(&slot).and_then(BTreeSet::first).cloned();
+    let Some(place) = place.filter(|_| ours.kind(slot) != Some(Kind::Dir)) else {
+        return Ok(false);
+    };
+    let mut merging = Merging {
+        base,
+        ours,
+        theirs,
+        policy,
+        merged: std::mem::take(merged),
+        fixed: HashSet::new(),
+    };
+    let free = merging.free_beside(&place);
+    if let Ok(Some(free)) = &free {
+        merging.put_beside(slot, BTreeSet::from([free.clone()]));
+    }
+    *merged = merging.merged;
+    Ok(free?.is_some())
+}
+
 impl<T: Tree> Merging<'_, '_, T> {
-    fn conflict(&mut self, slot: Slot, clash: Clash) {
+    /// The side whose version stays.
+    fn winner(&self) -> &Side<'_, T> {
+        match self.policy.winner() {
+            Who::Ours => self.ours,
+            Who::Theirs => self.theirs,
+        }
+    }
+
+    fn conflict(&mut self, slot: Slot, clash: Clash, settled: bool) {
+        let slot = Slot(slot.0 & !BESIDE);
         let way = [self.ours, self.theirs, self.base]
             .iter()
             .find_map(|side| side.way(slot));
@@ -67,18 +122,54 @@ impl<T: Tree> Merging<'_, '_, T> {
             path: way.map(|way| way.path()).unwrap_or_default(),
             clash,
             slot,
+            settled: settled || self.policy.settles_all(),
         });
     }
 
-    /// It stays where `ours` has it. Whether that is news.
-    fn fix(&mut self, slot: Slot, clash: Clash) -> bool {
-        let places = self.ours.places_of(slot);
+    /// It stays where the winner has it. Whether that is news.
+    fn fix(&mut self, slot: Slot, clash: Clash, settled: bool) -> bool {
+        let places = self.winner().places_of(slot);
         let moved = self.merged.places.insert(slot, places.clone()) != Some(places);
         let fixed = self.fixed.insert(slot);
         if fixed {
-            self.conflict(slot, clash);
+            self.conflict(slot, clash, settled);
         }
         fixed || moved
+    }
+
+    /// As [`Merging::fix`], while places are merged; gives them.
+    fn stays(&mut self, slot: Slot, clash: Clash, settled: bool) -> BTreeSet<Place> {
+        self.fix(slot, clash, settled);
+        self.winner().places_of(slot)
+    }
+
+    fn keeps_both(&self) -> bool {
+        matches!(self.policy, Policy::KeepBoth(_))
+    }
+
+    /// What one side removed and the other one moved or changed; with both to be kept, it is kept.
+    fn removed(&mut self, slot: Slot, by: Who) -> BTreeSet<Place> {
+        if by == Who::Ours && self.keeps_both() {
+            self.conflict(slot, Clash::Removed(by), true);
+            return self.theirs.places_of(slot);
+        }
+        self.stays(slot, Clash::Removed(by), self.keeps_both())
+    }
+
+    /// What both sides moved elsewhere; with both to be kept, a file is at both places.
+    fn moved(&mut self, slot: Slot, there: BTreeSet<Place>) -> BTreeSet<Place> {
+        let beside =
+            self.keeps_both() && !there.is_empty() && self.theirs.kind(slot) != Some(Kind::Dir);
+        if beside {
+            self.put_beside(slot, there);
+        }
+        self.stays(slot, Clash::Moved, beside)
+    }
+
+    fn put_beside(&mut self, slot: Slot, places: BTreeSet<Place>) {
+        let beside = Slot(slot.0 | BESIDE);
+        self.merged.places.insert(beside, places);
+        self.merged.beside.push((slot, beside));
     }
 
     fn three_ways(&mut self, slot: Slot) -> SysResult<BTreeSet<Place>> {
@@ -88,15 +179,13 @@ impl<T: Tree> Merging<'_, '_, T> {
         if removed(&theirs) && !removed(&ours) {
             // Whoever removes a file removes what it held then.
             if ours != base || !self.ours.same_inode(slot, self.base)? {
-                self.fix(slot, Clash::Removed(Who::Theirs));
-                return Ok(ours);
+                return Ok(self.removed(slot, Who::Theirs));
             }
         } else if removed(&ours)
             && !removed(&theirs)
             && (theirs != base || !self.theirs.same_inode(slot, self.base)?)
         {
-            self.fix(slot, Clash::Removed(Who::Ours));
-            return Ok(ours);
+            return Ok(self.removed(slot, Who::Ours));
         }
         if theirs == base || ours == theirs {
             return Ok(ours);
@@ -110,19 +199,17 @@ impl<T: Tree> Merging<'_, '_, T> {
             .iter()
             .any(|place| !ours.contains(place) && !theirs.contains(place));
         if left && !here.is_empty() && !there.is_empty() && here != there {
-            self.fix(slot, Clash::Moved);
-            return Ok(ours);
+            return Ok(self.moved(slot, there));
         }
         let places = &(&ours - &(&base - &theirs)) | &there;
         // Each removed the names that the other one kept: nobody removed the file.
         if places.is_empty() && !removed(&ours) && !removed(&theirs) {
-            self.fix(slot, Clash::Moved);
-            return Ok(ours);
+            return Ok(self.moved(slot, theirs));
         }
         Ok(places)
     }
 
-    /// Two inodes at one name: that of `theirs` stays away.
+    /// Two inodes at one name: that of the side that gives way stays away, or goes beside the other.
     fn names_clash(&mut self) -> SysResult<bool> {
         let mut at: BTreeMap<&Place, BTreeSet<Slot>> = BTreeMap::new();
         for (slot, places) in &self.merged.places {
@@ -137,19 +224,65 @@ impl<T: Tree> Merging<'_, '_, T> {
             .collect();
         let mut any = false;
         for (place, slots) in several {
-            for slot in slots {
-                if self.ours.places_of(slot).contains(&place) {
+            for slot in &slots {
+                if !self.ours.places_of(*slot).contains(&place)
+                    && self.is_made_twice(*slot, &place)?
+                {
+                    any |=
+                        self.merged.places.insert(*slot, BTreeSet::new()) != Some(BTreeSet::new());
                     continue;
                 }
-                if self.is_made_twice(slot, &place)? {
-                    self.merged.places.insert(slot, BTreeSet::new());
-                    any = true;
-                } else {
-                    any |= self.fix(slot, Clash::Name);
+                if self.winner().places_of(*slot).contains(&place) {
+                    continue;
                 }
+                any |= match self.free_beside(&place)? {
+                    Some(free) if !self.fixed.contains(slot) => {
+                        let places = self.merged.places.entry(*slot).or_default();
+                        places.remove(&place);
+                        places.insert(free);
+                        if slot.0 & BESIDE == 0 {
+                            self.conflict(*slot, Clash::Name, true);
+                        }
+                        true
+                    }
+                    _ => self.fix(*slot, Clash::Name, false),
+                };
             }
         }
         Ok(any)
+    }
+
+    /// A place beside another one where nothing is and nothing comes, if both are to be kept.
+    fn free_beside(&self, place: &Place) -> SysResult<Option<Place>> {
+        let Policy::KeepBoth(suffix) = self.policy else {
+            return Ok(None);
+        };
+        let taken: HashSet<&Place> = self.merged.places.values().flatten().collect();
+        for number in 1..=TRIES {
+            let mut name = [place.name.as_bytes(), b".", suffix].concat();
+            if number > 1 {
+                name.extend_from_slice(format!(".{number}").as_bytes());
+            }
+            if name.len() > NAME_MAX {
+                return Ok(None);
+            }
+            let free = Place {
+                parent: place.parent,
+                name: Name::new(&name),
+            };
+            let is_there = |side: &Side<'_, T>, dir: &Arc<Trail>| -> SysResult<bool> {
+                Ok(side.tree.child(dir, &free.name)?.is_some())
+            };
+            let sides = [self.ours, self.theirs];
+            let known = sides
+                .iter()
+                .filter_map(|side| side.way(place.parent).map(|dir| is_there(side, dir)))
+                .collect::<SysResult<Vec<bool>>>()?;
+            if !taken.contains(&free) && !known.contains(&true) {
+                return Ok(Some(free));
+            }
+        }
+        Ok(None)
     }
 
     /// Both sides made the same file at a name, which is the only one that it has in either.
@@ -186,8 +319,8 @@ impl<T: Tree> Merging<'_, '_, T> {
                 .is_none_or(|places| !places.is_empty())
     }
 
-    /// What is in a directory that goes: the directory stays for what `ours` has in it, and what
-    /// `theirs` has in it stays away.
+    /// What is in a directory that goes: the directory stays for what the winner has in it, and what
+    /// the other side has in it stays away. With both to be kept, the directory stays for either.
     fn directories_are_missing(&mut self) -> bool {
         let missing: Vec<(Slot, Place)> = self
             .merged
@@ -196,18 +329,31 @@ impl<T: Tree> Merging<'_, '_, T> {
             .flat_map(|(slot, places)| places.iter().map(|place| (*slot, place.clone())))
             .filter(|(_, place)| !self.is_there(place.parent))
             .collect();
+        let (winner, other) = match self.policy.winner() {
+            Who::Ours => (Who::Ours, Who::Theirs),
+            Who::Theirs => (Who::Theirs, Who::Ours),
+        };
         let mut any = false;
         for (slot, place) in missing {
-            any |= if self.ours.places_of(slot).contains(&place) && self.ours.has(place.parent) {
-                self.fix(place.parent, Clash::Directory(Who::Theirs))
+            let there = self.winner();
+            any |= if there.places_of(slot).contains(&place) && there.has(place.parent) {
+                self.fix(place.parent, Clash::Directory(other), self.keeps_both())
+            } else if self.keeps_both()
+                && self.theirs.has(place.parent)
+                && !self.fixed.contains(&place.parent)
+            {
+                let places = self.theirs.places_of(place.parent);
+                self.merged.places.insert(place.parent, places);
+                self.conflict(slot, Clash::Directory(winner), true);
+                true
             } else {
-                self.fix(slot, Clash::Directory(Who::Ours))
+                self.fix(slot, Clash::Directory(winner), false)
             };
         }
         any
     }
 
-    /// Directories that are in each other stay where `ours` has them.
+    /// Directories that are in each other stay where the winner has them.
     fn has_cycles(&mut self) -> bool {
         let above = |slot: Slot| {
             let places = self.merged.places.get(&slot)?;
@@ -232,7 +378,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         }
         let mut any = false;
         for slot in in_cycles {
-            any |= self.fix(slot, Clash::Cycle);
+            any |= self.fix(slot, Clash::Cycle, false);
         }
         any
     }

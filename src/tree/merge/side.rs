@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::super::{Tree, has_attrs};
-use super::Names;
+use super::{AGAIN, ANOTHER, Names};
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
@@ -37,16 +37,16 @@ pub struct Side<'a, T> {
 fn walk<T: Tree>(
     tree: &T,
     along: Option<&Names>,
-    is_new: impl Fn(Slot) -> bool,
+    is_new: impl Fn(Child, &Arc<Trail>) -> SysResult<bool>,
 ) -> SysResult<Vec<Step>> {
     let mut steps = Vec::new();
-    let (mut open, mut entered) = (VecDeque::from([Trail::root()]), HashSet::new());
-    while let Some(dir) = open.pop_front() {
+    let (mut open, mut entered) = (VecDeque::from([(Trail::root(), false)]), HashSet::new());
+    while let Some((dir, new)) = open.pop_front() {
         if !entered.insert(dir.slot) {
             return Err(Errno::EIO);
         }
         let found: Vec<(Name, Child)> = match along {
-            Some(along) if !is_new(dir.slot) => {
+            Some(along) if !new => {
                 let mut found = Vec::new();
                 for name in along.get(&dir.slot).into_iter().flatten() {
                     found.extend(tree.child(&dir, name)?.map(|child| (name.clone(), child)));
@@ -58,7 +58,7 @@ fn walk<T: Tree>(
         for (name, child) in found {
             let trail = dir.step(&name, child.slot);
             if child.kind == Kind::Dir {
-                open.push_back(Arc::clone(&trail));
+                open.push_back((Arc::clone(&trail), is_new(child, &trail)?));
             }
             steps.push((dir.slot, name, child, trail));
         }
@@ -87,11 +87,35 @@ impl<'a, T: Tree> Side<'a, T> {
     /// Those of reading it; EIO: a directory is in two places.
     pub(super) fn base(tree: &'a T, along: Option<&Names>) -> SysResult<Side<'a, T>> {
         let mut side = Side::empty(tree);
-        for step in walk(tree, along, |_| false)? {
+        for step in walk(tree, along, |_, _| Ok(false))? {
             let number = step.2.slot;
             side.add(step, number);
         }
         Ok(side)
+    }
+
+    /// An inode of another state is the one that has this number in common here. `reuses`: its own
+    /// number alone does not tell.
+    fn holds(
+        &self,
+        number: Slot,
+        (tree, reuses): (&T, bool),
+        (child, way): (Child, &Arc<Trail>),
+    ) -> SysResult<bool> {
+        let Some((known, there)) = self.met.get(&number) else {
+            return Ok(false);
+        };
+        if known.slot != child.slot || known.kind != child.kind {
+            return Ok(false);
+        }
+        if !reuses {
+            return Ok(true);
+        }
+        let births = (
+            tree.attr(way)?.stat.btime,
+            self.tree.attr(there)?.stat.btime,
+        );
+        Ok(!matches!(births, (Some(here), Some(there)) if here != there))
     }
 
     /// One of both. `other`: the one that was walked before.
@@ -103,16 +127,24 @@ impl<'a, T: Tree> Side<'a, T> {
         along: Option<&Names>,
         base: &Side<'_, T>,
         other: Option<&Side<'_, T>>,
+        reuses: bool,
     ) -> SysResult<Side<'a, T>> {
         let mut side = Side::empty(tree);
-        let steps = walk(tree, along, |slot| !base.has(slot))?;
-        let here: HashSet<Slot> = steps.iter().map(|(_, _, child, _)| child.slot).collect();
+        let in_base =
+            |child: Child, way: &Arc<Trail>| base.holds(child.slot, (tree, reuses), (child, way));
+        let steps = walk(tree, along, |child, way| Ok(!in_base(child, way)?))?;
+        let mut here = HashSet::new();
+        for (_, _, child, way) in &steps {
+            if in_base(*child, way)? {
+                here.insert(child.slot);
+            }
+        }
         let mut taken = HashSet::new();
         for step in steps {
-            let (dir, name, child, _) = &step;
+            let (dir, name, child, way) = &step;
             let number = match side.numbers.get(&child.slot) {
                 Some(number) => *number,
-                None if base.has(child.slot) || side.met.contains_key(&child.slot) => child.slot,
+                None if here.contains(&child.slot) => child.slot,
                 None => {
                     let place = Place {
                         parent: side.number(*dir),
@@ -132,13 +164,24 @@ impl<'a, T: Tree> Side<'a, T> {
                             .map(|(number, _)| number)
                     };
                     let same = before.map(|old| old.slot).or_else(made);
-                    match same.filter(|number| taken.insert(*number)) {
-                        Some(number) => {
-                            side.numbers.insert(child.slot, number);
+                    let number = match same.filter(|number| taken.insert(*number)) {
+                        Some(number) => number,
+                        None => {
+                            let mut number = child.slot;
+                            if base.has(number) {
+                                number.0 |= ANOTHER;
+                            }
+                            if let Some(other) = other
+                                && other.has(number)
+                                && !other.holds(number, (tree, reuses), (*child, way))?
+                            {
+                                number.0 |= ANOTHER | AGAIN;
+                            }
                             number
                         }
-                        None => child.slot,
-                    }
+                    };
+                    side.numbers.insert(child.slot, number);
+                    number
                 }
             };
             side.add(step, number);
@@ -155,6 +198,14 @@ impl<'a, T: Tree> Side<'a, T> {
         self.places.entry(number).or_default().insert(place);
         if let Entry::Vacant(entry) = self.met.entry(number) {
             entry.insert((child, trail));
+        }
+    }
+
+    /// An inode of this state stands for another one too.
+    pub(super) fn add_beside(&mut self, number: Slot, beside: Slot) {
+        if let Some((child, way)) = self.met.get(&number) {
+            let met = (*child, Arc::clone(way));
+            self.met.insert(beside, met);
         }
     }
 

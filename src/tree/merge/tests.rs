@@ -12,7 +12,7 @@ use super::super::apply::apply;
 use super::super::memory::{Becoming, Memory, Node};
 use super::super::tests::{Op, op, tree};
 use super::outcome::Outcome;
-use super::{Clash, Who, merge};
+use super::{Clash, How, Policy, Who, merge};
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
@@ -47,7 +47,22 @@ fn whole(outcome: &Outcome<'_, Memory>) -> Memory {
 /// Merges, and looks whether the plan makes of `ours` what comes of it.
 #[track_caller]
 fn merged(base: &Memory, ours: &Memory, theirs: &Memory) -> (Memory, Vec<(Vec<u8>, Clash, Slot)>) {
-    let outcome = merge(base, ours, theirs, None).expect("a merge");
+    merged_by(Policy::Name, base, ours, theirs)
+}
+
+/// As [`merged`], with a policy: what is told is not settled by it.
+#[track_caller]
+fn merged_by(
+    policy: Policy<'_>,
+    base: &Memory,
+    ours: &Memory,
+    theirs: &Memory,
+) -> (Memory, Vec<(Vec<u8>, Clash, Slot)>) {
+    let how = How {
+        policy,
+        ..How::default()
+    };
+    let outcome = merge(base, ours, theirs, &how).expect("a merge");
     let wanted = whole(&outcome);
     let plan = outcome.plan().expect("a plan");
     let mut becoming = Becoming::new(ours.clone(), &wanted, true);
@@ -61,7 +76,10 @@ fn merged(base: &Memory, ours: &Memory, theirs: &Memory) -> (Memory, Vec<(Vec<u8
             assert_eq!(nlink as usize, links, "{place:?}");
         }
     }
-    let conflicts = outcome.conflicts().iter();
+    let conflicts = outcome
+        .conflicts()
+        .iter()
+        .filter(|conflict| !conflict.settled);
     let conflicts =
         conflicts.map(|conflict| (conflict.path.clone(), conflict.clash.clone(), conflict.slot));
     (wanted, conflicts.collect())
@@ -104,6 +122,20 @@ proptest! {
         prop_assert_eq!(conflicts.is_empty(), others.is_empty(), "{:?} {:?}", conflicts, others);
         if conflicts.is_empty() {
             prop_assert_eq!(tree.shown(), other.shown());
+        }
+        let (by_ours, left) = merged_by(Policy::Ours, &base, &ours, &theirs);
+        prop_assert_eq!((by_ours.shown(), left.len()), (tree.shown(), 0));
+        // To take what is there is to take what is here from the other side.
+        let (by_theirs, left) = merged_by(Policy::Theirs, &base, &ours, &theirs);
+        prop_assert_eq!((by_theirs.shown(), left.len()), (other.shown(), 0));
+        // What is left when both are kept is about directories.
+        let (both, left) = merged_by(Policy::KeepBoth(b"there"), &base, &ours, &theirs);
+        if conflicts.is_empty() {
+            prop_assert_eq!(both.shown(), tree.shown());
+        }
+        for (_, clash, slot) in left {
+            let file = matches!(ours.nodes.get(&slot), Some(Node::File(..)));
+            prop_assert!(!file || matches!(clash, Clash::Name | Clash::Directory(_)), "{:?} of {:?}", clash, slot);
         }
         // Inodes that all three have are told apart by number alone, without what the merge thinks.
         for (slot, node) in &base.nodes {
@@ -341,10 +373,69 @@ fn a_file_of_which_each_removed_another_name_is_kept() {
 #[test]
 fn two_outcomes_are_not_compared() {
     let (base, _) = base();
-    let outcome = merge(&base, &base, &base, None).expect("a merge");
+    let outcome = merge(&base, &base, &base, &How::default()).expect("a merge");
     let root = Trail::root();
     assert_eq!(
         outcome.same_content(&root, &outcome, &root),
         Err(Errno::EOPNOTSUPP)
     );
+}
+
+/// Ours or theirs has removed `g` since, and its number is that of another file.
+#[test]
+fn a_number_that_was_given_away_again_is_another_inode() {
+    let (mut base, slots) = base();
+    let g = slots["g"];
+    base.births.insert(g, 1);
+    let mut changed = base.clone();
+    changed.written(g, 9);
+    let mut reused = base.clone();
+    reused.remove_tree(&at(ROOT, "g"));
+    reused.nodes.insert(g, Node::File(0o600, 7));
+    reused.names_mut(slots["d"]).insert(Name::new(b"new"), g);
+    reused.births.insert(g, 2);
+    let (tree, conflicts) = merged(&base, &base, &reused);
+    assert_eq!((tree.shown(), conflicts), (reused.shown(), vec![]));
+    let (tree, conflicts) = merged(&base, &reused, &base);
+    assert_eq!((tree.shown(), conflicts), (reused.shown(), vec![]));
+    let (tree, conflicts) = merged(&base, &reused, &changed);
+    let clash = [(b"g".to_vec(), Clash::Removed(Who::Ours), g)];
+    assert_eq!((tree.shown(), &conflicts[..]), (reused.shown(), &clash[..]));
+    let (tree, _) = merged_by(Policy::Theirs, &base, &reused, &changed);
+    let mut both = changed.clone();
+    both.add(&at(slots["d"], "new"), Node::File(0o600, 7));
+    assert_eq!(tree.shown(), both.shown());
+    // Both have given it to a file of their own.
+    let mut other = reused.clone();
+    other.names_mut(slots["d"]).remove(&Name::new(b"new"));
+    other.names_mut(ROOT).insert(Name::new(b"other"), g);
+    other.births.insert(g, 3);
+    other.written(g, 8);
+    let (tree, conflicts) = merged(&base, &reused, &other);
+    let mut both = reused.clone();
+    both.add(&at(ROOT, "other"), Node::File(0o600, 8));
+    assert_eq!((tree.shown(), conflicts), (both.shown(), vec![]));
+}
+
+#[test]
+fn only_what_is_at_or_below_a_path_is_merged() {
+    let (base, slots) = base();
+    let mut theirs = base.clone();
+    theirs.last += 1000;
+    theirs.written(slots["d/f"], 9);
+    theirs.written(slots["g"], 9);
+    let new = theirs.add(&at(ROOT, "new"), Node::Dir(0o755, BTreeMap::new()));
+    theirs.add(&at(new, "a"), Node::File(0o644, 5));
+    theirs.add(&at(new, "b"), Node::File(0o644, 6));
+    let how = How {
+        paths: &[b"d".to_vec(), b"new/a".to_vec()],
+        ..How::default()
+    };
+    let outcome = merge(&base, &base, &theirs, &how).expect("a merge");
+    assert_eq!(outcome.conflicts(), []);
+    let mut wanted = base.clone();
+    wanted.written(slots["d/f"], 9);
+    let new = wanted.add(&at(ROOT, "new"), Node::Dir(0o755, BTreeMap::new()));
+    wanted.add(&at(new, "a"), Node::File(0o644, 5));
+    assert_eq!(whole(&outcome).shown(), wanted.shown());
 }

@@ -1,6 +1,6 @@
 //! Three versions of a text, by lines.
 
-use diffy::{ConflictStyle, MergeOptions};
+use diffy::{ConflictStyle, IncompleteHunkStyle, MergeOptions};
 
 /// A file of more bytes is no text: lines are compared in memory, in time that grows with what
 /// differs.
@@ -8,6 +8,20 @@ pub const BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// A NUL among so many bytes at the beginning says that a file is no text, as git has it
 /// (`buffer_is_binary` in xdiff-interface.c).
 const LOOKED_AT: usize = 8000;
+
+/// How long a conflict marker is, as git has it.
+const MARKER: usize = 7;
+
+/// What both sides are called where they are marked.
+#[derive(Clone, Copy, Debug)]
+pub struct Labels<'l> {
+    /// What is merged into.
+    pub ours: &'l str,
+    /// What both came from.
+    pub base: &'l str,
+    /// What is merged.
+    pub theirs: &'l str,
+}
 
 /// What came of three versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,18 +35,59 @@ pub enum Text {
     Binary,
 }
 
-/// Merges by lines what both sides did to a text.
-pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8]) -> Text {
+/// Merges by lines what both sides did to a text. Markers are longer than usual where a line of the
+/// text begins like one.
+pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8], labels: Labels<'_>) -> Text {
     let is_binary = |bytes: &[u8]| bytes[..bytes.len().min(LOOKED_AT)].contains(&0);
     if [base, ours, theirs].into_iter().any(is_binary) {
         return Text::Binary;
     }
     let mut options = MergeOptions::new();
-    options.set_conflict_style(ConflictStyle::Diff3);
+    let texts = [base, ours, theirs];
+    let marker = texts
+        .into_iter()
+        .map(longest_marker)
+        .fold(MARKER, usize::max);
+    options
+        .set_conflict_style(ConflictStyle::Diff3)
+        .set_incomplete_hunk_style(IncompleteHunkStyle::Git)
+        .set_conflict_marker_length(marker);
     match options.merge_bytes(base, ours, theirs) {
         Ok(text) => Text::Clean(text),
-        Err(text) => Text::Conflict(text),
+        Err(text) => Text::Conflict(labeled(&text, marker, labels)),
     }
+}
+
+/// One more than the longest run of one character of a marker with which a line begins, if it is as
+/// long as one.
+fn longest_marker(text: &[u8]) -> usize {
+    let run = |line: &[u8]| {
+        let first = line.first().copied().filter(|byte| b"<|=>".contains(byte));
+        first.map_or(0, |first| {
+            line.iter().take_while(|byte| **byte == first).count()
+        })
+    };
+    let longest = text.split(|byte| *byte == b'\n').map(run).max();
+    longest
+        .filter(|run| *run >= MARKER)
+        .map_or(0, |run| run + 1)
+}
+
+/// No line but a marker begins like one.
+fn labeled(text: &[u8], marker: usize, labels: Labels<'_>) -> Vec<u8> {
+    let line = |sign: &str, label: &str| format!("{} {label}\n", sign.repeat(marker)).into_bytes();
+    let known = [
+        (line("<", "ours"), line("<", labels.ours)),
+        (line("|", "original"), line("|", labels.base)),
+        (line(">", "theirs"), line(">", labels.theirs)),
+    ];
+    let relabel = |line: &[u8]| {
+        let known = known.iter().find(|(given, _)| given == line);
+        known.map_or_else(|| line.to_vec(), |(_, wanted)| wanted.clone())
+    };
+    text.split_inclusive(|byte| *byte == b'\n')
+        .flat_map(relabel)
+        .collect()
 }
 
 #[cfg(test)]
@@ -44,6 +99,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    const LABELS: Labels<'_> = Labels {
+        ours: "here",
+        base: "before",
+        theirs: "there",
+    };
 
     fn git(base: &[u8], ours: &[u8], theirs: &[u8]) -> (bool, Vec<u8>) {
         let dir = tempfile::tempdir().expect("a directory");
@@ -60,7 +121,17 @@ mod tests {
             file("theirs", theirs),
         ];
         let done = Command::new("git")
-            .args(["merge-file", "-p", "--diff3"])
+            .args([
+                "merge-file",
+                "-p",
+                "--diff3",
+                "-L",
+                "here",
+                "-L",
+                "before",
+                "-L",
+                "there",
+            ])
             .args(&paths)
             .output()
             .expect("git");
@@ -93,7 +164,7 @@ mod tests {
             let (base, ours, theirs) = (edited(&[], ""), edited(&ours, "ours"), edited(&theirs, "theirs"));
             let (clean, text) = git(&base, &ours, &theirs);
             if clean {
-                prop_assert_eq!(merge(&base, &ours, &theirs), Text::Clean(text));
+                prop_assert_eq!(merge(&base, &ours, &theirs, LABELS), Text::Clean(text));
             }
         }
     }
@@ -105,14 +176,25 @@ mod tests {
             base,
             b"ONE\ntwo\nthree\nfour\nfive\n",
             b"one\ntwo\nthree\nfour\nFIVE\n",
+            LABELS,
         );
         assert_eq!(
             merged,
             Text::Clean(b"ONE\ntwo\nthree\nfour\nFIVE\n".to_vec())
         );
-        let merged = merge(b"a\n", b"b\n", b"c\n");
-        let marked = b"<<<<<<< ours\nb\n||||||| original\na\n=======\nc\n>>>>>>> theirs\n";
+        for (base, ours, theirs) in [("a\n", "b\n", "c\n"), ("a", "b", "c")] {
+            let [base, ours, theirs] = [base, ours, theirs].map(str::as_bytes);
+            let marked = git(base, ours, theirs).1;
+            assert!(marked.starts_with(b"<<<<<<< here\nb\n||||||| before\na\n======="));
+            assert_eq!(merge(base, ours, theirs, LABELS), Text::Conflict(marked));
+        }
+        assert_eq!(merge(b"a\0", b"b", b"c", LABELS), Text::Binary);
+    }
+
+    #[test]
+    fn a_marker_is_longer_than_what_looks_like_one() {
+        let merged = merge(b"=======\n", b"<<<<<<<< ours\n", b"c\n", LABELS);
+        let marked = b"<<<<<<<<< here\n<<<<<<<< ours\n||||||||| before\n=======\n=========\nc\n>>>>>>>>> there\n";
         assert_eq!(merged, Text::Conflict(marked.to_vec()));
-        assert_eq!(merge(b"a\0", b"b", b"c"), Text::Binary);
     }
 }

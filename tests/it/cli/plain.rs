@@ -2,7 +2,7 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 26] = [
+const VERBS: [&str; 27] = [
     "mount",
     "umount",
     "checkpoint",
@@ -13,6 +13,7 @@ const VERBS: [&str; 26] = [
     "show",
     "diff",
     "restore",
+    "merge",
     "delete",
     "pin",
     "unpin",

@@ -1,0 +1,175 @@
+//! `ckptfs merge`.
+
+use std::path::PathBuf;
+
+use super::context::Context;
+use super::error::{Failure, Outcome};
+use super::interrupt::Interrupt;
+use super::restore::TimesArg;
+use super::tree_path::in_tree;
+use super::{changes, locate, time};
+use crate::engine::api::{
+    ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide, Merged, StateName, Times, TreePath,
+    VerbResult,
+};
+
+/// Do in the tree what a branch did since it began
+///
+/// Of each file by itself: what only one side changed is as that has it, what both changed is merged
+/// line by line. Where that cannot be nothing is changed, and the conflicts are listed. A checkpoint
+/// of what is there now is made first; `ckptfs undo` takes the merge back.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A branch; with --base a checkpoint: a number, a tag, or `latest`
+    #[arg(value_name = "WHAT")]
+    what: String,
+    /// Only these, and what is below them; relative ones start at the working directory
+    #[arg(value_name = "PATHS")]
+    paths: Vec<PathBuf>,
+    /// Merge what was done in this tree from checkpoint ID to checkpoint WHAT, on another line of
+    /// its history
+    #[arg(long, value_name = "ID")]
+    base: Option<String>,
+    #[command(flatten)]
+    policy: PolicyArgs,
+    /// Which time files get that are changed: `now`, if not given, so that what is built from them
+    /// is built again, or `kept`, the one that they have there
+    #[arg(long, value_enum, value_name = "WHICH")]
+    times: Option<TimesArg>,
+    /// Only list what would change, and what clashes
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// What comes of conflicts.
+#[derive(Debug, clap::Args)]
+#[group(multiple = false)]
+struct PolicyArgs {
+    /// What both changed stays as it is here
+    #[arg(long)]
+    ours: bool,
+    /// What both changed becomes what it is there, removed if it was removed
+    #[arg(long)]
+    theirs: bool,
+    /// Lines that both changed are there in both versions, marked as git marks them
+    #[arg(long)]
+    markers: bool,
+    /// What is there comes as NAME.WHAT beside what is here
+    #[arg(long)]
+    keep_both: bool,
+}
+
+impl PolicyArgs {
+    fn policy(&self) -> Option<MergePolicy> {
+        let known = [
+            (self.ours, MergePolicy::Ours),
+            (self.theirs, MergePolicy::Theirs),
+            (self.markers, MergePolicy::Markers),
+            (self.keep_both, MergePolicy::KeepBoth),
+        ];
+        let said = known.into_iter().find(|(said, _)| *said);
+        said.map(|(_, policy)| policy)
+    }
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let paths: Vec<TreePath> = args
+        .paths
+        .iter()
+        .map(|path| in_tree(&served.root, &served.cwd, path))
+        .collect::<VerbResult<_>>()?;
+    let ask = Merge {
+        what: args.what,
+        base: args.base.map(StateName),
+        paths,
+        policy: args.policy.policy(),
+        times: args.times.map(Times::from),
+        dry_run: args.dry_run,
+    };
+    let interrupt = Interrupt::gives_up(&served.client)?;
+    let merged = interrupt.ask(&mut served.client, ask, "merging", &context.out)?;
+    if context.out.json {
+        context.out.json(&merged)?;
+    } else {
+        print(&merged, context)?;
+    }
+    interrupt.end(&context.out)?;
+    if merged.refused {
+        Err(Failure::No)
+    } else {
+        Ok(())
+    }
+}
+
+fn print(merged: &Merged, context: &mut Context) -> Outcome {
+    if !merged.refused || merged.dry_run {
+        changes::print(&mut context.out, &merged.changes)?;
+    }
+    for conflict in &merged.conflicts {
+        let mut line = b"! ".to_vec();
+        line.extend_from_slice(&context.out.name(&conflict.path.0));
+        let settled = if conflict.settled && !merged.refused {
+            " (settled)"
+        } else {
+            ""
+        };
+        line.extend_from_slice(format!(": {}{settled}\n", why(conflict)).as_bytes());
+        context.out.bytes(&line)?;
+    }
+    let summary = summary(merged);
+    Ok(context.out.line(&summary)?)
+}
+
+/// What clashes, for people.
+fn why(conflict: &MergeConflict) -> String {
+    let by = |removed: &str| match conflict.by {
+        Some(MergeSide::Ours) => format!("{removed} here"),
+        _ => format!("{removed} there"),
+    };
+    match conflict.what {
+        ConflictKind::Moved => "moved to different places".to_owned(),
+        ConflictKind::Removed => format!(
+            "{}, changed {}",
+            by("removed"),
+            if conflict.by == Some(MergeSide::Ours) {
+                "there"
+            } else {
+                "here"
+            }
+        ),
+        ConflictKind::Name => "something else here and there".to_owned(),
+        ConflictKind::Directory => format!("its directory was {}", by("removed")),
+        ConflictKind::Cycle => "directories moved into each other".to_owned(),
+        ConflictKind::Content => "content changed here and there".to_owned(),
+        ConflictKind::Mode => "permissions changed here and there".to_owned(),
+        ConflictKind::Owner => "owner changed here and there".to_owned(),
+        ConflictKind::Xattr => format!(
+            "extended attribute {:?} changed here and there",
+            String::from_utf8_lossy(conflict.xattr.as_ref().map_or(b"", |name| &name.0))
+        ),
+    }
+}
+
+fn summary(merged: &Merged) -> String {
+    let (what, count) = (&merged.what, changes::count(merged.changes.len() as u64));
+    let clash = merged.conflicts.iter().filter(|conflict| !conflict.settled);
+    let clash = match clash.count() {
+        1 => "1 conflict".to_owned(),
+        many => format!("{many} conflicts"),
+    };
+    match merged.guard {
+        _ if merged.refused && merged.dry_run => {
+            format!("merge of {what} would make {count}, but for {clash}")
+        }
+        _ if merged.dry_run => format!("merge of {what} would make {count}"),
+        _ if merged.refused => {
+            format!("nothing was changed: {clash}; say --ours, --theirs, --markers or --keep-both")
+        }
+        Some(guard) => format!(
+            "merged {what}: {count} in {}; what was there before is checkpoint {guard}",
+            time::duration(merged.duration_us)
+        ),
+        None => format!("nothing to merge: everything of {what} is here"),
+    }
+}

@@ -1,0 +1,121 @@
+//! What `merge` asks and answers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::api::{Change, StateName, Times, TreePath};
+use crate::store::ids::CheckpointId;
+
+/// What comes of what both sides changed, each in another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MergePolicy {
+    /// It stays as it is here.
+    Ours,
+    /// It becomes what it is there: also where that has removed it.
+    Theirs,
+    /// Both versions of the lines of a text, marked. What else clashes stays a conflict.
+    Markers,
+    /// What is here stays, and what is there comes beside it as `NAME.WHAT`. What has no place
+    /// beside another thing stays a conflict.
+    KeepBoth,
+}
+
+/// What is to be merged into the live tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merge {
+    /// The name of a branch; with `base` a checkpoint of this tree.
+    pub what: String,
+    /// The checkpoint of this tree that both sides come from, if no branch is merged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<StateName>,
+    /// Only what is at or below these paths in one of the three; empty: everything.
+    #[serde(default)]
+    pub paths: Vec<TreePath>,
+    /// What comes of conflicts; without it nothing is changed if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<MergePolicy>,
+    /// Which time files get that are changed; [`Times::Now`] if not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<Times>,
+    /// Only tell what would change, and what clashes.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// One of two sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MergeSide {
+    /// The live tree.
+    Ours,
+    /// What is merged into it.
+    Theirs,
+}
+
+/// What kind of conflict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConflictKind {
+    /// Both moved it, to different places.
+    Moved,
+    /// `by` removed it, and the other one moved or changed it.
+    Removed,
+    /// Each has something else at this name.
+    Name,
+    /// It is in a directory that `by` removed.
+    Directory,
+    /// Each of two directories was moved into the other.
+    Cycle,
+    /// The bytes of a file, or where a symbolic link leads.
+    Content,
+    /// The permissions.
+    Mode,
+    /// The owner or the group.
+    Owner,
+    /// The extended attribute `xattr`.
+    Xattr,
+}
+
+/// Something that both sides changed, each in another way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeConflict {
+    /// Its path here; if it has none, there; else in the base.
+    pub path: TreePath,
+    /// What clashes.
+    pub what: ConflictKind,
+    /// The side that removed it, or the directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<MergeSide>,
+    /// The extended attribute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xattr: Option<TreePath>,
+    /// The policy says what comes of it.
+    pub settled: bool,
+}
+
+/// What a merge did, or would do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merged {
+    /// What was merged.
+    pub what: String,
+    /// The checkpoint of this tree that both sides come from.
+    pub base: CheckpointId,
+    /// The checkpoint that was merged: of a branch one of its own, made for it; absent in a dry run
+    /// of a branch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merged: Option<CheckpointId>,
+    /// The checkpoint of what was there before; absent if nothing was changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<CheckpointId>,
+    /// What changed in the live tree, or would, sorted by path.
+    pub changes: Vec<Change>,
+    /// What clashes, sorted by path.
+    pub conflicts: Vec<MergeConflict>,
+    /// Conflicts are left that nothing was said of, so nothing was changed, or would be.
+    pub refused: bool,
+    /// It was only asked what would change.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// Time in the daemon, microseconds.
+    pub duration_us: u64,
+}

@@ -1,0 +1,165 @@
+//! What a merge changes, as it is told.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::engine::api::{Change, ChangeKind, Times, TreePath};
+use crate::engine::restore::plan::Plan;
+use crate::history::diff::join;
+use crate::history::present::Trail;
+use crate::history::view::View;
+use crate::store::ids::Name;
+use crate::store::record::{Child, Place};
+use crate::sys::{Kind, SysResult};
+use crate::tree::Tree;
+use crate::tree::merge::outcome::Outcome;
+use crate::tree::plan::{self, Content};
+
+struct Telling<'p, 'o> {
+    plan: &'p Plan,
+    outcome: &'p Outcome<'o, View<'o>>,
+    ours: &'p View<'p>,
+    /// Names that an inode has left for another.
+    left: HashSet<Place>,
+    changes: Vec<Change>,
+}
+
+/// Sorted by path.
+pub(super) fn changes<'o>(
+    plan: &Plan,
+    outcome: &Outcome<'o, View<'o>>,
+    ours: &View<'_>,
+) -> SysResult<Vec<Change>> {
+    let mut telling = Telling {
+        plan,
+        outcome,
+        ours,
+        left: HashSet::new(),
+        changes: Vec::new(),
+    };
+    telling.come()?;
+    telling.go()?;
+    let mut changes = telling.changes;
+    changes.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(changes)
+}
+
+impl Telling<'_, '_> {
+    fn add(&mut self, path: Vec<u8>, change: ChangeKind, kind: Kind) {
+        self.changes.push(Change::new(path, change, kind));
+    }
+
+    /// The inode stays, and nothing of it changes that anybody would call a change.
+    fn has_attrs(&self, want: &Arc<Trail>) -> SysResult<bool> {
+        let here = self.outcome.here(want);
+        let (old, new) = (self.ours.attr(&here)?.stat, self.outcome.attr(want)?.stat);
+        let times = self.plan.times == Times::Kept && old.kind != Kind::Dir;
+        let same = (old.mode, old.uid, old.gid) == (new.mode, new.uid, new.gid)
+            && (!times || old.mtime == new.mtime);
+        Ok(same && self.ours.xattrs(&here)? == self.outcome.xattrs(want)?)
+    }
+
+    /// What comes, or is there and changes.
+    fn come(&mut self) -> SysResult<()> {
+        let plan = &self.plan.tree;
+        let leads = plan.leads();
+        for dir in &plan.dirs {
+            if dir.live.is_some() && !self.has_attrs(&dir.want)? {
+                self.add(dir.want.path(), ChangeKind::Modified, Kind::Dir);
+            }
+            for name in &dir.names {
+                let Some((child, trail)) = &name.want else {
+                    continue;
+                };
+                let path = join(&dir.want.path(), &name.name);
+                let from = plan.found.get(&child.slot).filter(|place| {
+                    plan.keeps(*child)
+                        && leads
+                            .get(&(place.parent, &place.name))
+                            .is_some_and(|wanted| {
+                                wanted.iter().any(|wanted| *wanted != Some(child.slot))
+                            })
+                });
+                let change = match plan.change(name) {
+                    None | Some(plan::Change::Goes(_)) => continue,
+                    Some(plan::Change::Stays(Content::Same)) => continue,
+                    Some(plan::Change::Stays(_)) if child.kind == Kind::Dir => continue,
+                    Some(plan::Change::Stays(Content::Attributes)) => {
+                        if self.has_attrs(trail)? {
+                            continue;
+                        }
+                        ChangeKind::Modified
+                    }
+                    Some(plan::Change::Stays(_)) => ChangeKind::Modified,
+                    Some(_) if from.is_some() => ChangeKind::Renamed,
+                    Some(plan::Change::Comes(_)) => ChangeKind::Added,
+                    Some(plan::Change::Replaced(_) | plan::Change::Exchanged(..)) => {
+                        match name.have {
+                            Some(have) if have.kind != child.kind => ChangeKind::TypeChanged,
+                            _ => ChangeKind::Modified,
+                        }
+                    }
+                };
+                let from = from.filter(|_| change == ChangeKind::Renamed);
+                let before = from.map(|place| TreePath(self.path_of(place)));
+                self.left.extend(from.cloned());
+                self.changes.push(Change {
+                    from: before,
+                    ..Change::new(path, change, child.kind)
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn path_of(&self, place: &Place) -> Vec<u8> {
+        join(&self.outcome.path_here(place.parent), &place.name)
+    }
+
+    /// What goes, with everything below, but for what stays elsewhere.
+    fn go(&mut self) -> SysResult<()> {
+        let plan = &self.plan.tree;
+        let mut open: Vec<(Arc<Trail>, Name, Child)> = Vec::new();
+        for dir in &plan.dirs {
+            let Some(live) = &dir.live else { continue };
+            for name in &dir.names {
+                let (have, told) = match plan.change(name) {
+                    Some(plan::Change::Goes(have)) => (have, true),
+                    Some(plan::Change::Exchanged(have, _)) => (have, false),
+                    _ => continue,
+                };
+                if !told && !plan.keeps(have) && have.kind == Kind::Dir {
+                    let dir = live.step(&name.name, have.slot);
+                    let below = self.ours.list(&dir)?;
+                    open.extend(
+                        below
+                            .into_iter()
+                            .map(|(name, child)| (Arc::clone(&dir), name, child)),
+                    );
+                } else if told {
+                    open.push((Arc::clone(live), name.name.clone(), have));
+                }
+            }
+        }
+        while let Some((dir, name, child)) = open.pop() {
+            let place = Place {
+                parent: dir.slot,
+                name: name.clone(),
+            };
+            if self.left.contains(&place) || (child.kind == Kind::Dir && plan.keeps(child)) {
+                continue;
+            }
+            self.add(join(&dir.path(), &name), ChangeKind::Deleted, child.kind);
+            if child.kind == Kind::Dir {
+                let dir = dir.step(&name, child.slot);
+                let below = self.ours.list(&dir)?;
+                open.extend(
+                    below
+                        .into_iter()
+                        .map(|(name, child)| (Arc::clone(&dir), name, child)),
+                );
+            }
+        }
+        Ok(())
+    }
+}

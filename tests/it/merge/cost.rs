@@ -1,0 +1,39 @@
+//! What a merge reads is what was touched, and not what there is.
+
+use super::support::{changes, fault, lines, merge};
+use crate::common::{Variant, for_each_variant};
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::Plan;
+
+/// System calls of the daemon for a merge of 60 files, of which 20 were changed on both sides, in a
+/// tree with so many files that nobody touched.
+fn calls(v: Variant, untouched: u32) -> u64 {
+    let base = format!(
+        "mkdir -p d u; for i in $(seq 60); do seq 20 > d/$i; done; for i in $(seq {untouched}); do echo $i > u/$i; done"
+    );
+    let rig = lines(
+        v,
+        &base,
+        "for i in $(seq 60); do echo more >> d/$i; done",
+        "for i in $(seq 20); do e s/^3$/three/ d/$i; done",
+    );
+    fault(&rig, Some(Plan::nth(0, Errno::EIO)));
+    let (merged, done) = merge(&rig, &[]);
+    let (calls, _) = fault(&rig, None);
+    assert!(done && changes(&merged).len() == 60, "{merged}");
+    println!(
+        "{untouched} files untouched: {calls} calls, {} us",
+        merged["duration_us"]
+    );
+    calls
+}
+
+fn a_merge_reads_what_was_touched(v: Variant) {
+    let (few, many) = (calls(v, 10), calls(v, 2000));
+    assert!(
+        many < few + few / 10,
+        "{few} calls, and {many} with more files"
+    );
+}
+
+for_each_variant! { one => a_merge_reads_what_was_touched }

@@ -1,0 +1,8 @@
+//! Merges on real mounts: what another line of the history did is done to the live tree, whole or
+//! not at all.
+
+mod cases;
+mod cost;
+mod cut_short;
+mod story;
+mod support;

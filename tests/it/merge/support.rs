@@ -1,0 +1,99 @@
+//! Two lines of one history: checkpoint 1 is what both come from, 2 is what is merged, and the live
+//! tree is the other one.
+
+use std::fs::File;
+use std::path::Path;
+
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::fault::Plan;
+use serde_json::Value;
+
+use crate::common::command::sh;
+use crate::common::tree::{Tree, assert_tree_is};
+use crate::common::{MountOpts, Rig, TreeOpts, Variant};
+
+/// Contents, attributes, links; no times, for what is merged has that of the merge.
+pub fn opts() -> TreeOpts {
+    TreeOpts {
+        mtime: false,
+        dir_mtime: false,
+        ..TreeOpts::default()
+    }
+}
+
+/// The tree is this one.
+#[track_caller]
+pub fn same(root: &Path, expected: &Tree) {
+    assert_tree_is(root, expected, &opts());
+}
+
+/// Runs a script in which `e EXPRESSION FILE` edits a file in place, which `sed -i` does not.
+pub fn run(root: &Path, script: &str) {
+    let edit = "e() { t=$(mktemp); sed \"$1\" \"$2\" > $t; cat $t > \"$2\"; rm $t; }\n";
+    sh(root, &format!("{edit}{script}"));
+}
+
+/// A tree with the two lines; the guard of the restore between them is checkpoint 3.
+pub fn lines(v: Variant, base: &str, theirs: &str, ours: &str) -> Rig {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| run(dir, base));
+    assert_eq!(rig.mount.checkpoint(), 1);
+    run(rig.path(), theirs);
+    assert_eq!(rig.mount.checkpoint(), 2);
+    rig.mount.restore(1);
+    run(rig.path(), ours);
+    rig
+}
+
+/// Merges checkpoint 2; the answer, and whether it was done.
+pub fn merge(rig: &Rig, arguments: &[&str]) -> (Value, bool) {
+    let all = [&["merge", "2", "--base", "1", "--json"], arguments].concat();
+    let output = rig.mount.run(&all);
+    let told = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        panic!("merge printed no JSON ({error}): {said}")
+    });
+    (told, output.status.success())
+}
+
+/// Each conflict in a line.
+pub fn conflicts(merged: &Value) -> Vec<String> {
+    let one = |conflict: &Value| {
+        let text = |key: &str| conflict[key].as_str().unwrap_or_default().to_owned();
+        let by = match text("by") {
+            by if by.is_empty() => by,
+            by => format!(" by {by}"),
+        };
+        format!("{}: {}{by}", text("path"), text("what"))
+    };
+    merged["conflicts"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(one)
+        .collect()
+}
+
+/// Each change in a line.
+pub fn changes(merged: &Value) -> Vec<String> {
+    let one = |change: &Value| {
+        let text = |key: &str| change[key].as_str().unwrap_or_default().to_owned();
+        match text("from") {
+            from if from.is_empty() => format!("{} {}", text("change"), text("path")),
+            from => format!("{} {from} {}", text("change"), text("path")),
+        }
+    };
+    merged["changes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(one)
+        .collect()
+}
+
+/// Tells the daemon which of its calls is to fail; how many counted before, and how many failed.
+pub fn fault(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
+    let store = File::open(rig.path().join(".ckptfs")).expect("the store");
+    let mut client = Client::connect(store).expect("the daemon");
+    client.ask(Fault { plan }).expect("an answer")
+}
