@@ -76,7 +76,7 @@ pub mod internals {
         pub use crate::fuse::{MountConfig, Session, Xattrs};
     }
     pub mod history {
-        pub use crate::history::{attribution, present, state, timeline, view};
+        pub use crate::history::{attribution, base, present, state, timeline, view};
     }
     pub mod store {
         pub use crate::store::{Batch, Store, ids, record};
@@ -93,6 +93,9 @@ pub mod internals {
         pub mod host {
             pub use crate::sys::host::open_dir_path;
         }
+    }
+    pub mod tree {
+        pub use crate::tree::{Tree, merge};
     }
     pub mod transfer {
         pub mod import {

@@ -8,7 +8,12 @@ use super::context::Context;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
 use super::{locate, size, time};
-use crate::engine::api::{CompareByProcess, DaemonInfo, GetStatus, Status};
+use crate::engine::api::{
+    BranchInfo, CompareByProcess, DaemonInfo, GetStatus, ListBranches, Status,
+};
+
+/// Branches that are named.
+const BRANCHES_SHOWN_MAX: usize = 10;
 
 /// Show what is mounted and what differs from the newest checkpoint
 #[derive(Debug, clap::Args)]
@@ -25,6 +30,9 @@ struct Shown<'a> {
     status: &'a Status,
     /// Who has something of the directory below the mount.
     below: &'a [Holder],
+    /// Its branches.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    branches: &'a [BranchInfo],
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -37,14 +45,16 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return by::tell(&mut context.out, &all);
     }
     let status = served.client.ask(GetStatus)?;
+    let branches = served.client.ask(ListBranches::default())?;
     let below = below(&status);
     if context.out.json {
         return Ok(context.out.json(&Shown {
             status: &status,
             below: &below,
+            branches: &branches,
         })?);
     }
-    print(&status, context)?;
+    print(&status, &branches, context)?;
     holders::warn(&below, &context.out);
     Ok(())
 }
@@ -65,7 +75,7 @@ fn below(status: &Status) -> Vec<Holder> {
     tree.users(&daemon, holders::QUICK).holders
 }
 
-fn print(status: &Status, context: &mut Context) -> Outcome {
+fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Outcome {
     let out = &mut context.out;
     let latest = match status.latest {
         Some(latest) => format!("latest checkpoint {latest} of {}", status.checkpoints),
@@ -99,6 +109,9 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
     for (label, value) in lines {
         out.labelled(label, &value)?;
     }
+    if !branches.is_empty() {
+        out.labelled("branches", &named(branches))?;
+    }
     if status.shared.files > 0 {
         let shared = format!(
             "{} files, {}, share what others have since the mount",
@@ -125,6 +138,25 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
         out.warn(warning);
     }
     Ok(())
+}
+
+/// What is in them is told by `branch list`, which counts it.
+fn named(branches: &[BranchInfo]) -> String {
+    let names: Vec<&str> = branches
+        .iter()
+        .take(BRANCHES_SHOWN_MAX)
+        .map(|branch| branch.name.as_str())
+        .collect();
+    let more = branches.len() - names.len();
+    let rest = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    format!(
+        "{}{rest}; what each has: ckptfs branch list",
+        names.join(", ")
+    )
 }
 
 fn takeovers(daemon: &DaemonInfo) -> String {

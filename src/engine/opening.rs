@@ -61,12 +61,11 @@ impl Engine {
         if let (Some(mark), None) = (&mark, &config.base) {
             return Err(super::branches::served_by_parent(mark));
         }
-        let reserve = config
-            .base
-            .as_ref()
-            .map(|base| Arc::clone(&base.timeline.store().reserve));
-        let (store, opened) = Store::open_sharing(&config.root, reserve)
-            .map_err(|error| store_error(&error, &config.backing))?;
+        let opened = match &config.base {
+            Some(base) => Store::open_branch(&config.root, base.reserve()),
+            None => Store::open(&config.root, true),
+        };
+        let (store, opened) = opened.map_err(|error| store_error(&error, &config.backing))?;
         let (store, root) = (Arc::new(store), config.root.try_clone());
         let engine = Engine::open_store(config, &store, opened, mark);
         if let (Err(_), Ok(root)) = (&engine, root) {

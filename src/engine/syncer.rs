@@ -18,7 +18,10 @@ pub(super) fn run(syncer: &Worker, live: &Live) {
     let (mut synced, mut epoch, mut pace) = (store.journal.position(), None, Pace::default());
     loop {
         make_layer(timeline, &mut epoch);
-        store.reserve.refill();
+        // That of a branch is its parent's, who fills it.
+        if !store.layout.is_branch() {
+            store.reserve.refill();
+        }
         if !syncer.wait(PERIOD) {
             return;
         }

@@ -8,6 +8,7 @@ use super::state::State;
 use super::timeline::Timeline;
 use super::view::View;
 use crate::store::ids::CheckpointId;
+use crate::store::reserve::Reserve;
 
 /// A checkpoint of another tree, which is served by this process and outlives the branch. Whoever
 /// makes one sees to it that the checkpoint is neither deleted nor thinned out.
@@ -24,6 +25,11 @@ pub struct Base {
 }
 
 impl Base {
+    /// What the parent keeps for when the filesystem is full.
+    pub fn reserve(&self) -> Arc<Reserve> {
+        Arc::clone(&self.timeline.store().reserve)
+    }
+
     /// The tree as it was then.
     pub fn view(&self) -> View<'_> {
         View::new(&self.timeline, &*self.present, State::At(self.at))

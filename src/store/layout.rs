@@ -127,8 +127,8 @@ pub struct Layout {
     tmp: Option<OwnedFd>,
     index_home: Option<PathBuf>,
     reserve: Arc<Reserve>,
-    /// The reserve is that of another store.
-    shares: bool,
+    /// It is the store of a branch, which uses its parent's reserve.
+    branch: bool,
     lock: Option<File>,
 }
 
@@ -145,24 +145,19 @@ impl Layout {
     /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`,
     /// `Io`. A store that was made is durable on return.
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
-        Layout::open_sharing(root, create, None)
+        Layout::open_with_reserve(root, create, None)
     }
 
-    /// As [`Layout::open`], of a store that has the reserve of another one on the same filesystem,
-    /// and takes no space in advance. Such a store takes little, and what keeps the past on a full
-    /// disk is there once.
-    ///
-    /// # Errors
-    /// As [`Layout::open`].
-    pub fn open_sharing(
+    /// As [`Layout::open`]; the reserve is another store's, of the same filesystem, if one is given.
+    pub fn open_with_reserve(
         root: impl AsFd,
         create: bool,
-        reserve: Option<Arc<Reserve>>,
+        lent: Option<Arc<Reserve>>,
     ) -> StoreResult<Layout> {
         let root = root.as_fd();
         let fresh =
             create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))?;
-        let opened = Layout::open_in(root, create, fresh, reserve);
+        let opened = Layout::open_in(root, create, fresh, lent);
         if fresh
             && opened
                 .as_ref()
@@ -185,7 +180,7 @@ impl Layout {
         root: BorrowedFd<'_>,
         create: bool,
         fresh: bool,
-        shared: Option<Arc<Reserve>>,
+        lent: Option<Arc<Reserve>>,
     ) -> StoreResult<Layout> {
         if fresh {
             at::sync_dir(root).map_err(StoreError::io("sync", "the directory"))?;
@@ -207,8 +202,8 @@ impl Layout {
         } else {
             Some(make(&dir)?)
         };
-        let shares = shared.is_some();
-        let reserve = shared.unwrap_or_else(|| Arc::new(Reserve::open(&dir)));
+        let branch = lent.is_some();
+        let reserve = lent.unwrap_or_else(|| Arc::new(Reserve::open(&dir)));
         let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
         let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
         let id = made.map_or_else(
@@ -241,7 +236,7 @@ impl Layout {
             tmp: Some(tmp),
             index_home: None,
             reserve,
-            shares,
+            branch,
             lock: Some(lock),
         })
     }
@@ -275,7 +270,7 @@ impl Layout {
             tmp: None,
             index_home: None,
             reserve: Arc::default(),
-            shares: false,
+            branch: false,
             lock: None,
         })
     }
@@ -310,9 +305,9 @@ impl Layout {
         &self.reserve
     }
 
-    /// The reserve is that of another store.
-    pub fn shares_reserve(&self) -> bool {
-        self.shares
+    /// It is the store of a branch: there may be many, so each takes little in advance.
+    pub fn is_branch(&self) -> bool {
+        self.branch
     }
 
     /// The file that is locked: it is there, and may be written where nothing new can be made.

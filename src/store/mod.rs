@@ -84,18 +84,7 @@ impl Store {
     ///
     /// Errors: those of [`Layout::open`], [`Journal::open`], [`Index::open`], [`Index::rebuild`].
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<(Store, Opened)> {
-        Store::open_laid_out(Layout::open(root, create)?)
-    }
-
-    /// As [`Store::open`], to serve, with the reserve of another store ([`Layout::open_sharing`]).
-    ///
-    /// # Errors
-    /// As [`Store::open`].
-    pub fn open_sharing(
-        root: impl AsFd,
-        reserve: Option<Arc<Reserve>>,
-    ) -> StoreResult<(Store, Opened)> {
-        Store::open_laid_out(Layout::open_sharing(root, true, reserve)?)
+        Store::open_with(root, create, None)
     }
 
     /// [`Store::open`], with a directory for the index where the system has no `/proc/self/fd`: see
@@ -105,10 +94,16 @@ impl Store {
         create: bool,
         index_home: Option<PathBuf>,
     ) -> StoreResult<(Store, Opened)> {
-        Store::open_laid_out(Layout::open(root, create)?.with_index_home(index_home))
+        Store::open_in(Layout::open(root, create)?.with_index_home(index_home))
     }
 
-    fn open_laid_out(layout: Layout) -> StoreResult<(Store, Opened)> {
+    /// [`Store::open`] of the store of a branch, which is made if there is none. `reserve`: that of
+    /// its parent, which keeps it filled.
+    pub fn open_branch(root: impl AsFd, reserve: Arc<Reserve>) -> StoreResult<(Store, Opened)> {
+        Store::open_in(Layout::open_with_reserve(root, true, Some(reserve))?)
+    }
+
+    fn open_in(layout: Layout) -> StoreResult<(Store, Opened)> {
         // The journal is there before anything is kept. Without this a history that lost it would
         // begin anew, as if there had been none.
         if Journal::is_missing(&layout)? && !Layers::new(&layout)?.epochs()?.is_empty() {

@@ -6,6 +6,7 @@ mod common;
 mod apps;
 mod bounds;
 mod branch;
+mod branch_model;
 mod checkpoint;
 mod cli;
 mod concurrent;

@@ -88,6 +88,8 @@ use crate::sys::{self, Errno};
 
 /// Bytes of allocated space that only records get that mount and free: some hundred of them.
 const HEADROOM: u32 = 64 << 10;
+/// The same, of the journal of a branch: there may be many, and each is to be small.
+const BRANCH_HEADROOM: u32 = 16 << 10;
 /// The encoding buffer is given back when an append made it larger than this.
 const BUFFER_KEPT_MAX: usize = 1 << 20;
 impl Address {
@@ -129,7 +131,8 @@ pub struct Opening {
 pub struct Journal {
     dir: OwnedFd,
     identity: Identity,
-    sizes: Sizes,
+    segment_bytes: u32,
+    headroom: u32,
     first: u32,
     witness: Address,
     tail_written_ns: Option<i64>,
@@ -169,25 +172,6 @@ struct Appended {
     tails: Vec<String>,
 }
 
-/// Bytes of a segment.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    /// At most.
-    segment: u32,
-    /// That are taken in advance.
-    space: u32,
-}
-
-impl Sizes {
-    /// All is taken in advance.
-    pub(super) fn all(segment: u32) -> Sizes {
-        Sizes {
-            segment,
-            space: segment,
-        }
-    }
-}
-
 impl Journal {
     /// Opens the journal of a store: finds its end and, unless the store is read-only, repairs a
     /// torn one and makes all that was found durable.
@@ -196,15 +180,7 @@ impl Journal {
     /// `Io`. Only as much of the journal is read as is not known to have been on disk when later
     /// frames were written; damage before that is found when it is read.
     pub fn open(layout: &Layout) -> StoreResult<(Journal, Opening)> {
-        let space = match layout.shares_reserve() {
-            true => segment::PREALLOCATED_MIN,
-            false => SEGMENT_BYTES,
-        };
-        let sizes = Sizes {
-            segment: SEGMENT_BYTES,
-            space,
-        };
-        Journal::open_with(layout, sizes)
+        Journal::open_with(layout, SEGMENT_BYTES)
     }
 
     /// There is no segment at all.
@@ -212,19 +188,31 @@ impl Journal {
         Ok(segment::list(layout.journal_dir())?.0.is_empty())
     }
 
-    pub(super) fn open_with(layout: &Layout, sizes: Sizes) -> StoreResult<(Journal, Opening)> {
+    pub(super) fn open_with(
+        layout: &Layout,
+        segment_bytes: u32,
+    ) -> StoreResult<(Journal, Opening)> {
         let dir = layout
             .journal_dir()
             .try_clone_to_owned()
             .map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
         let noted = layout.noted_end().and_then(|(_, last)| last);
-        let found = opening::open(&dir, &identity, sizes.space, noted, !layout.read_only())?;
+        let first_bytes = if layout.is_branch() {
+            segment_bytes.min(segment::PREALLOCATED_MIN)
+        } else {
+            segment_bytes
+        };
+        let found = opening::open(&dir, &identity, first_bytes, noted, !layout.read_only())?;
         let opening = Opening {
             torn: found.torn,
             end: found.end,
         };
-        Ok((Journal::of(dir, identity, sizes, found)?, opening))
+        let mut journal = Journal::of(dir, identity, segment_bytes, found)?;
+        if layout.is_branch() {
+            journal.headroom = BRANCH_HEADROOM;
+        }
+        Ok((journal, opening))
     }
 
     /// Opens the journal of a store to check it: its chain is followed from the beginning, and if
@@ -243,7 +231,7 @@ impl Journal {
             end: found.end,
         };
         Ok((
-            Journal::of(dir, identity, Sizes::all(SEGMENT_BYTES), found)?,
+            Journal::of(dir, identity, SEGMENT_BYTES, found)?,
             opening,
             damage,
         ))
@@ -252,7 +240,7 @@ impl Journal {
     fn of(
         dir: OwnedFd,
         identity: Identity,
-        sizes: Sizes,
+        segment_bytes: u32,
         found: opening::Found,
     ) -> StoreResult<Journal> {
         let durable = if found.file.is_some() {
@@ -280,7 +268,8 @@ impl Journal {
         Ok(Journal {
             dir,
             identity,
-            sizes,
+            segment_bytes,
+            headroom: HEADROOM,
             first: found.first,
             witness: found.witness.unwrap_or(end).min(end),
             tail_written_ns: found.tail_written_ns,
@@ -324,14 +313,14 @@ impl Journal {
         let bytes = writer.buffer.len();
         let total = u32::try_from(bytes)
             .ok()
-            .filter(|total| *total <= self.sizes.segment.saturating_sub(SEGMENT_HEADER));
+            .filter(|total| *total <= self.segment_bytes.saturating_sub(SEGMENT_HEADER));
         let total = total.ok_or(StoreError::TooBig { bytes })?;
         if next
             || writer
                 .end
                 .offset
                 .checked_add(total)
-                .is_none_or(|end| end > self.sizes.segment)
+                .is_none_or(|end| end > self.segment_bytes)
         {
             self.roll(writer)?;
         }
@@ -374,7 +363,7 @@ impl Journal {
         let end = appended.end;
         self.synced(appended);
         drop(syncing);
-        if end.offset > self.sizes.segment / 2 {
+        if end.offset > self.segment_bytes / 2 {
             let next = end.segment.saturating_add(1);
             if let Err(error) = self.segment_for_writing(next) {
                 tracing::debug!(
@@ -525,7 +514,7 @@ impl Journal {
     ///
     /// Errors: `Io` with ENOSPC if there is not; nothing has changed then.
     fn keep_headroom(&self, writer: &mut Writer, total: u32) -> StoreResult<()> {
-        let headroom = HEADROOM.min(self.sizes.segment / 64);
+        let headroom = self.headroom.min(self.segment_bytes / 64);
         let wanted = writer
             .end
             .offset
@@ -534,14 +523,14 @@ impl Journal {
         if wanted <= writer.room {
             return Ok(());
         }
-        if wanted > self.sizes.segment {
+        if wanted > self.segment_bytes {
             // Made for good: it is there when it is needed.
             self.segment_for_writing(writer.end.segment.saturating_add(1))?;
             writer.room = u32::MAX;
             return Ok(());
         }
         let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
-        writer.room = segment::extend(file, wanted, self.sizes.segment)
+        writer.room = segment::extend(file, wanted, self.segment_bytes)
             .map_err(StoreError::io("make room in", "the journal"))?;
         Ok(())
     }
@@ -550,7 +539,7 @@ impl Journal {
         let _making = self.making.lock();
         match segment::open(&self.dir, &self.identity, number, true) {
             Err(error) if error.errno() == Errno::ENOENT => {
-                segment::make(&self.dir, &self.identity, number, self.sizes.space)
+                segment::make(&self.dir, &self.identity, number, self.segment_bytes)
             }
             result => result,
         }

@@ -78,7 +78,7 @@ impl Found {
 pub(super) fn open(
     dir: &OwnedFd,
     identity: &Identity,
-    space: u32,
+    segment_bytes: u32,
     noted: Option<Address>,
     write: bool,
 ) -> StoreResult<Found> {
@@ -86,7 +86,7 @@ pub(super) fn open(
     let Some(&first) = search.segments.first() else {
         let mut found = Found::empty(1, identity);
         if write {
-            found.file = Some(Arc::new(segment::make(dir, identity, 1, space)?));
+            found.file = Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?));
         }
         return Ok(found);
     };

@@ -42,7 +42,7 @@ impl Bench {
     }
 
     fn open_with_tail(&self) -> (Journal, Opening) {
-        Journal::open_with(&self.layout, Sizes::all(SMALL)).unwrap()
+        Journal::open_with(&self.layout, SMALL).unwrap()
     }
 
     fn tail(&self) -> Vec<PathBuf> {
@@ -65,7 +65,7 @@ impl Bench {
 
     fn open_error(&self) -> StoreError {
         self.remove_tail();
-        Journal::open_with(&self.layout, Sizes::all(SMALL))
+        Journal::open_with(&self.layout, SMALL)
             .map(|(_, opening)| opening)
             .unwrap_err()
     }
@@ -378,14 +378,14 @@ fn too_much_for_one_append_is_refused_and_changes_nothing() {
 fn read_only_repairs_nothing_and_takes_nothing() {
     let bench = Bench::new();
     let view = Layout::open_existing_readonly(File::open(bench.dir.path()).unwrap()).unwrap();
-    let (empty, _) = Journal::open_with(&view, Sizes::all(SMALL)).unwrap();
+    let (empty, _) = Journal::open_with(&view, SMALL).unwrap();
     assert_eq!(all(&empty), []);
     assert!(!bench.segment(1).exists());
     let (journal, _) = bench.open();
     let at = journal.append(&[record(1), record(2)]).unwrap()[1];
     zero(&bench.segment(1), u64::from(at.offset) + 70, 8);
     let before = fs::read(bench.segment(1)).unwrap();
-    let (seen, opening) = Journal::open_with(&view, Sizes::all(SMALL)).unwrap();
+    let (seen, opening) = Journal::open_with(&view, SMALL).unwrap();
     assert_eq!(
         opening,
         Opening {

@@ -41,7 +41,7 @@ pub(super) fn actual(root: &Path, op: &Op, path: &[u8], second: &[u8]) -> Answer
     }
 }
 
-pub(super) fn target(number: u64) -> Vec<u8> {
+pub fn target(number: u64) -> Vec<u8> {
     format!(
         "nowhere-{}/{}",
         number % 5,
@@ -50,7 +50,7 @@ pub(super) fn target(number: u64) -> Vec<u8> {
     .into_bytes()
 }
 
-pub(super) fn xattr(number: u64) -> Vec<u8> {
+pub fn xattr(number: u64) -> Vec<u8> {
     format!("user.a{}", number % 4).into_bytes()
 }
 

@@ -1,8 +1,8 @@
 //! Random operations from one seed, drawn with an eye on the model so that most of them succeed.
 
 use super::ops::{Op, Verb};
-use super::tree::{Body, Id};
-use super::world::{HANDLES, MAPS, VIEWS, World};
+use super::tree::{Body, Id, Tree};
+use super::world::{HANDLES, MAPS, VIEWS};
 
 const NAMES: &[&str] = &["a", "b", "c", "d", "e", "f", "odd"];
 const NODES_MAX: usize = 50;
@@ -31,17 +31,27 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    fn one_in(&mut self, bound: u64) -> bool {
+    pub fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
 
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
         let index = self.below(from.len() as u64) as usize;
         from.get(index)
     }
 }
 
-/// Draws operations for a world.
+/// What operations are drawn from.
+pub struct Scene<'a> {
+    /// The tree as it is.
+    pub tree: &'a Tree,
+    /// Its checkpoints.
+    pub past: Vec<&'a Tree>,
+    /// Files may get set-id bits.
+    pub set_ids: bool,
+}
+
+/// Draws operations for a tree.
 pub struct Generator {
     random: Random,
     /// Each seed likes some operations and leaves others out: so rare ones meet often.
@@ -125,6 +135,11 @@ struct Drawn {
 
 impl Generator {
     pub fn new(seed: u64) -> Generator {
+        Generator::of(seed, WEIGHTS)
+    }
+
+    /// With these weights instead of the usual ones.
+    pub fn of(seed: u64, weights: &[(u64, Verb)]) -> Generator {
         let mut random = Random::new(seed);
         let names = 3 + random.below(NAMES.len() as u64 - 2) as usize;
         let needed = |verb| {
@@ -140,7 +155,7 @@ impl Generator {
                 [0, 1, 2, 2, 2, 5][random.below(6) as usize]
             }
         };
-        let weights = WEIGHTS
+        let weights = weights
             .iter()
             .map(|(weight, verb)| (weight * factor(&mut random, *verb), *verb))
             .collect();
@@ -152,17 +167,17 @@ impl Generator {
         }
     }
 
-    pub fn next(&mut self, world: &World) -> Op {
+    pub fn next(&mut self, scene: &Scene<'_>) -> Op {
         if let Some(op) = self.pending.pop() {
             return op;
         }
         let mut verb = self.verb();
-        if world.snaps.len() > SNAPS_MAX
+        if scene.past.len() > SNAPS_MAX
             && matches!(verb, Verb::Checkpoint | Verb::Restore | Verb::RestorePaths)
         {
             verb = Verb::Delete;
         }
-        if world.model.tree.nodes.len() > NODES_MAX
+        if scene.tree.nodes.len() > NODES_MAX
             && matches!(
                 verb,
                 Verb::Create | Verb::Mkdir | Verb::Mkfifo | Verb::Mksock | Verb::Symlink
@@ -170,14 +185,14 @@ impl Generator {
         {
             verb = Verb::Unlink;
         }
-        let op = self.draw(verb, world);
+        let op = self.draw(verb, scene);
         self.checks_after(verb);
         if verb == Verb::Leave {
             let changes = 1 + self.random.below(6);
             for _ in 0..changes {
                 let verb = self.verb();
                 if verb.is_by_path() {
-                    let op = self.draw(verb, world);
+                    let op = self.draw(verb, scene);
                     self.pending.push(op);
                 }
             }
@@ -217,17 +232,17 @@ impl Generator {
         }
     }
 
-    fn draw(&mut self, verb: Verb, world: &World) -> Op {
-        let drawn = self.numbers(world);
+    fn draw(&mut self, verb: Verb, scene: &Scene<'_>) -> Op {
+        let drawn = self.numbers(scene);
         match verb {
             Verb::Put | Verb::Write | Verb::Append | Verb::Punch | Verb::Truncate | Verb::Copy => {
-                self.draw_content(verb, world, &drawn)
+                self.draw_content(verb, scene, &drawn)
             }
             Verb::Chmod | Verb::Chown | Verb::Utimens | Verb::SetXattr | Verb::RemoveXattr => {
-                self.draw_attributes(verb, world, &drawn)
+                self.draw_attributes(verb, scene, &drawn)
             }
             Verb::Open | Verb::Close | Verb::Map | Verb::Store | Verb::Unmap | Verb::Fsync => {
-                self.draw_opened(verb, world, &drawn)
+                self.draw_opened(verb, scene, &drawn)
             }
             Verb::HandleRead
             | Verb::HandleWrite
@@ -235,13 +250,13 @@ impl Generator {
             | Verb::HandleChmod
             | Verb::HandleUtimens
             | Verb::OpenView
-            | Verb::ReadView => self.draw_opened(verb, world, &drawn),
-            _ => self.draw_names(verb, world, &drawn),
+            | Verb::ReadView => self.draw_opened(verb, scene, &drawn),
+            _ => self.draw_names(verb, scene, &drawn),
         }
     }
 
     /// The numbers that an operation may have; the same are drawn for each.
-    fn numbers(&mut self, world: &World) -> Drawn {
+    fn numbers(&mut self, scene: &Scene<'_>) -> Drawn {
         let size = [0, 1, 100, 4096, 5000, 20_000, 70_000][self.random.below(7) as usize];
         let (offset, seed, length) = (
             self.random.below(size + 2),
@@ -249,20 +264,7 @@ impl Generator {
             self.random.below(9000) + 1,
         );
         let mode = MODES[self.random.below(MODES.len() as u64) as usize];
-        // Set-id bits that a file gets while it is open go with a write in a passthrough mount
-        // (docs/semantics.md); tests/it/posix/setid.rs has the whole table.
-        let open =
-            world.handles.iter().any(Option::is_some) || world.maps.iter().any(Option::is_some);
-        let mode = if open
-            && world
-                .mounted
-                .as_ref()
-                .is_some_and(|mounted| mounted.passthrough)
-        {
-            mode & !0o6000
-        } else {
-            mode
-        };
+        let mode = if scene.set_ids { mode } else { mode & !0o6000 };
         let handle = self.random.below(HANDLES as u64);
         Drawn {
             size,
@@ -275,45 +277,45 @@ impl Generator {
     }
 
     /// What makes names, takes them away and brings them back.
-    fn draw_names(&mut self, verb: Verb, world: &World, drawn: &Drawn) -> Op {
+    fn draw_names(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
         match verb {
             Verb::Create | Verb::Mkfifo | Verb::Mksock => Op::new(
                 verb,
-                &[&self.fresh(world)],
+                &[&self.fresh(scene)],
                 &[[0o644, 0o600, 0o755][self.random.below(3) as usize]],
             ),
             Verb::Mkdir => Op::new(
                 verb,
-                &[&self.fresh(world)],
+                &[&self.fresh(scene)],
                 &[[0o755, 0o700, 0o500][self.random.below(3) as usize]],
             ),
-            Verb::Symlink => Op::new(verb, &[&self.fresh(world)], &[drawn.seed]),
-            Verb::Unlink => Op::new(verb, &[&self.existing(world, Want::Any)], &[]),
-            Verb::Rmdir => Op::new(verb, &[&self.existing(world, Want::Dir)], &[]),
+            Verb::Symlink => Op::new(verb, &[&self.fresh(scene)], &[drawn.seed]),
+            Verb::Unlink => Op::new(verb, &[&self.existing(scene, Want::Any)], &[]),
+            Verb::Rmdir => Op::new(verb, &[&self.existing(scene, Want::Dir)], &[]),
             Verb::Rename | Verb::RenameNoReplace => {
                 let to = if self.random.one_in(3) {
-                    self.existing(world, Want::Any)
+                    self.existing(scene, Want::Any)
                 } else {
-                    self.fresh(world)
+                    self.fresh(scene)
                 };
-                Op::new(verb, &[&self.existing(world, Want::Any), &to], &[])
+                Op::new(verb, &[&self.existing(scene, Want::Any), &to], &[])
             }
             Verb::Exchange => Op::new(
                 verb,
                 &[
-                    &self.existing(world, Want::Any),
-                    &self.existing(world, Want::Any),
+                    &self.existing(scene, Want::Any),
+                    &self.existing(scene, Want::Any),
                 ],
                 &[],
             ),
             Verb::Link => Op::new(
                 verb,
-                &[&self.existing(world, Want::File), &self.fresh(world)],
+                &[&self.existing(scene, Want::File), &self.fresh(scene)],
                 &[],
             ),
             Verb::RestorePaths => {
                 let paths: Vec<String> = (0..=self.random.below(2))
-                    .map(|_| self.past(world))
+                    .map(|_| self.past(scene))
                     .collect();
                 let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
                 Op::new(verb, &paths, &[self.random.below(20)])
@@ -322,7 +324,7 @@ impl Generator {
         }
     }
 
-    fn draw_content(&mut self, verb: Verb, world: &World, drawn: &Drawn) -> Op {
+    fn draw_content(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
         let Drawn {
             size,
             offset,
@@ -332,26 +334,26 @@ impl Generator {
         } = *drawn;
         match verb {
             Verb::Put if self.random.one_in(2) => {
-                Op::new(verb, &[&self.fresh(world)], &[size, seed])
+                Op::new(verb, &[&self.fresh(scene)], &[size, seed])
             }
-            Verb::Put => Op::new(verb, &[&self.existing(world, Want::File)], &[size, seed]),
+            Verb::Put => Op::new(verb, &[&self.existing(scene, Want::File)], &[size, seed]),
             Verb::Write => Op::new(
                 verb,
-                &[&self.existing(world, Want::File)],
+                &[&self.existing(scene, Want::File)],
                 &[offset, length, seed],
             ),
-            Verb::Append => Op::new(verb, &[&self.existing(world, Want::File)], &[length, seed]),
+            Verb::Append => Op::new(verb, &[&self.existing(scene, Want::File)], &[length, seed]),
             Verb::Punch => Op::new(
                 verb,
-                &[&self.existing(world, Want::File)],
+                &[&self.existing(scene, Want::File)],
                 &[offset, length],
             ),
-            Verb::Truncate => Op::new(verb, &[&self.existing(world, Want::File)], &[size]),
+            Verb::Truncate => Op::new(verb, &[&self.existing(scene, Want::File)], &[size]),
             Verb::Copy => Op::new(
                 verb,
                 &[
-                    &self.existing(world, Want::File),
-                    &self.existing(world, Want::File),
+                    &self.existing(scene, Want::File),
+                    &self.existing(scene, Want::File),
                 ],
                 &[self.random.below(5000), offset, length],
             ),
@@ -359,18 +361,18 @@ impl Generator {
         }
     }
 
-    fn draw_attributes(&mut self, verb: Verb, world: &World, drawn: &Drawn) -> Op {
+    fn draw_attributes(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
         let Drawn { seed, mode, .. } = *drawn;
         match verb {
-            Verb::Chmod => Op::new(verb, &[&self.anything(world)], &[mode]),
+            Verb::Chmod => Op::new(verb, &[&self.anything(scene)], &[mode]),
             Verb::Chown => Op::new(
                 verb,
-                &[&self.anything(world)],
+                &[&self.anything(scene)],
                 &[self.random.below(3) * 1000, self.random.below(3) * 500],
             ),
             Verb::Utimens => Op::new(
                 verb,
-                &[&self.anything(world)],
+                &[&self.anything(scene)],
                 &[
                     self.random.below(2_000_000_000),
                     self.random.below(1_000_000_000),
@@ -378,16 +380,16 @@ impl Generator {
             ),
             Verb::SetXattr => Op::new(
                 verb,
-                &[&self.anything(world)],
+                &[&self.anything(scene)],
                 &[seed, self.random.below(60) + 1, seed],
             ),
-            Verb::RemoveXattr => Op::new(verb, &[&self.anything(world)], &[seed]),
+            Verb::RemoveXattr => Op::new(verb, &[&self.anything(scene)], &[seed]),
             _ => panic!("{verb:?} is none of these"),
         }
     }
 
     /// What is done to what is open or mapped.
-    fn draw_opened(&mut self, verb: Verb, world: &World, drawn: &Drawn) -> Op {
+    fn draw_opened(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
         let Drawn {
             size,
             offset,
@@ -399,14 +401,14 @@ impl Generator {
         match verb {
             Verb::Open => Op::new(
                 verb,
-                &[&self.existing(world, Want::File)],
+                &[&self.existing(scene, Want::File)],
                 &[handle, self.random.below(4)],
             ),
             Verb::HandleWrite => Op::new(verb, &[], &[handle, offset, length, seed]),
             Verb::HandleTruncate => Op::new(verb, &[], &[handle, size]),
             Verb::Map => Op::new(
                 verb,
-                &[&self.existing(world, Want::File)],
+                &[&self.existing(scene, Want::File)],
                 &[self.random.below(MAPS as u64)],
             ),
             Verb::Store => Op::new(
@@ -431,7 +433,7 @@ impl Generator {
             ),
             Verb::OpenView => Op::new(
                 verb,
-                &[&self.past(world)],
+                &[&self.past(scene)],
                 &[self.random.below(VIEWS as u64), self.random.below(20)],
             ),
             Verb::ReadView => Op::new(verb, &[], &[self.random.below(VIEWS as u64)]),
@@ -450,14 +452,14 @@ impl Generator {
     }
 
     /// A path in a directory that exists; its name may.
-    fn fresh(&mut self, world: &World) -> String {
+    fn fresh(&mut self, scene: &Scene<'_>) -> String {
         if self.random.one_in(15) {
             return format!("{}/{}", self.name(), self.name());
         }
         let dir = if self.random.one_in(3) {
             String::new()
         } else {
-            self.existing(world, Want::Dir)
+            self.existing(scene, Want::Dir)
         };
         let name = self.name();
         if dir.is_empty() || dir.matches('/').count() > 2 {
@@ -468,22 +470,21 @@ impl Generator {
     }
 
     /// A path that exists, mostly, and is of the kind.
-    fn existing(&mut self, world: &World, want: Want) -> String {
+    fn existing(&mut self, scene: &Scene<'_>, want: Want) -> String {
         let want = if self.random.one_in(20) {
             Want::Any
         } else {
             want
         };
         let fits = |id: Id| {
-            let body = &world.model.tree.node(id).body;
+            let body = &scene.tree.node(id).body;
             want == Want::Any
                 || matches!(
                     (body, want),
                     (Body::File(_), Want::File) | (Body::Dir(_), Want::Dir)
                 )
         };
-        let paths: Vec<String> = world
-            .model
+        let paths: Vec<String> = scene
             .tree
             .paths()
             .into_iter()
@@ -496,19 +497,19 @@ impl Generator {
         }
     }
 
-    fn anything(&mut self, world: &World) -> String {
+    fn anything(&mut self, scene: &Scene<'_>) -> String {
         if self.random.one_in(12) {
             ".".to_owned()
         } else {
-            self.existing(world, Want::Any)
+            self.existing(scene, Want::Any)
         }
     }
 
     /// A path of a checkpoint, or of now.
-    fn past(&mut self, world: &World) -> String {
-        let from = match self.random.pick(&world.snaps) {
-            Some(snap) if !self.random.one_in(3) => snap.tree.paths(),
-            _ => world.model.tree.paths(),
+    fn past(&mut self, scene: &Scene<'_>) -> String {
+        let from = match self.random.pick(&scene.past) {
+            Some(snap) if !self.random.one_in(3) => snap.paths(),
+            _ => scene.tree.paths(),
         };
         let paths: Vec<String> = from
             .keys()

@@ -5,19 +5,20 @@
 //! `CKPTFS_SECONDS` how long runs are begun; `CKPTFS_REPLAY=FILE` runs one list. What fails is
 //! shrunk and printed as a list.
 
-mod calls;
+pub mod calls;
 mod cases;
 mod checks;
 mod control;
 mod diffs;
-mod generate;
+pub mod expected;
+pub mod generate;
 mod map;
-mod observe;
-mod ops;
+pub mod observe;
+pub mod ops;
 mod restores;
 mod run;
-mod tree;
-mod world;
+pub mod tree;
+pub mod world;
 
 use crate::common::{Fs, Io, Variant, skip};
 use run::Bench;

@@ -32,7 +32,7 @@ pub struct Seen {
 pub type Sight = BTreeMap<Vec<u8>, Seen>;
 
 /// What each stamp turned out to be.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Times(HashMap<Stamp, (i64, i64)>);
 
 impl Times {

@@ -223,7 +223,7 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
         Source::Seed(seed, length) => {
             let mut generator = Generator::new(*seed);
             for _ in 0..*length {
-                let op = generator.next(world);
+                let op = generator.next(&world.scene());
                 step(world, op)?;
             }
         }

@@ -1,0 +1,478 @@
+//! Branches and merges on real mounts, against the model of both: random operations on a tree, its
+//! branches and theirs; what `merge` makes of a parent is what the model makes of it, or is refused
+//! and changes nothing; `undo` takes it back; and all of it over unmounts and kills.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use super::run::shrink;
+use super::three::{Merged, merge};
+use crate::common::mount::VERB_SECONDS;
+use crate::common::random::{count, seed};
+use crate::common::{Fs, Image, Io, MountOpts, Variant, run_limited, skip, tool};
+use crate::model::generate::{Generator, Random, Scene};
+use crate::model::observe::{compare, observe};
+use crate::model::ops::{Op, Verb};
+use crate::model::tree::{Id, Node, Tree};
+use crate::model::world::World;
+
+const TREES_MAX: usize = 4;
+const DEPTH_MAX: usize = 3;
+const SHRINK: Duration = Duration::from_secs(90);
+const WEIGHTS: &[(u64, Verb)] = &[
+    (5, Verb::Create),
+    (12, Verb::Put),
+    (9, Verb::Write),
+    (5, Verb::Append),
+    (5, Verb::Truncate),
+    (9, Verb::Unlink),
+    (9, Verb::Mkdir),
+    (5, Verb::Rmdir),
+    (16, Verb::Rename),
+    (5, Verb::Exchange),
+    (7, Verb::Link),
+    (3, Verb::Symlink),
+    (2, Verb::Mkfifo),
+    (4, Verb::Chmod),
+    (4, Verb::Utimens),
+    (4, Verb::SetXattr),
+    (2, Verb::RemoveXattr),
+    (3, Verb::Copy),
+    (5, Verb::Open),
+    (5, Verb::HandleWrite),
+    (3, Verb::HandleRead),
+    (3, Verb::Close),
+    (4, Verb::Map),
+    (4, Verb::Store),
+    (2, Verb::Unmap),
+    (12, Verb::CheckLive),
+];
+
+/// A step of a run.
+#[derive(Clone, Debug)]
+enum Act {
+    Do(usize, Op),
+    Branch(usize),
+    /// Into its parent; `undo`: and back.
+    Merge {
+        branch: usize,
+        undo: bool,
+    },
+    Drop(usize),
+    Remount,
+    Kill,
+}
+
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Act::Do(on, op) => write!(f, "{on} {op}"),
+            Act::Branch(of) => write!(f, "{of} branch"),
+            Act::Merge { branch, undo } => write!(f, "{branch} merge, undo {undo}"),
+            Act::Drop(branch) => write!(f, "{branch} drop"),
+            Act::Remount => f.write_str("remount"),
+            Act::Kill => f.write_str("kill"),
+        }
+    }
+}
+
+/// What a branch began as.
+struct From {
+    parent: usize,
+    name: String,
+    base: Tree,
+    depth: usize,
+    /// What was merged once has another base than the model knows.
+    merged: bool,
+}
+
+struct Branched {
+    world: World,
+    from: Option<From>,
+    /// The numbers of what it inherited: they stay, whatever is done.
+    numbers: HashMap<Id, u64>,
+}
+
+struct Forest {
+    /// `None`: it was dropped.
+    trees: Vec<Option<Branched>>,
+}
+
+fn ckptfs(dir: &Path, arguments: &[&str]) -> Output {
+    let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str]);
+    run_limited(command.arg("-C").arg(dir).args(arguments), VERB_SECONDS)
+}
+
+fn said(output: &Output) -> String {
+    let said = [&output.stdout[..], &output.stderr[..]].concat();
+    format!("{}: {}", output.status, String::from_utf8_lossy(&said))
+}
+
+fn works(dir: &Path, arguments: &[&str]) -> Result<String, String> {
+    let output = ckptfs(dir, arguments);
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout)
+            .trim_end()
+            .to_owned());
+    }
+    Err(format!("{arguments:?}: {}", said(&output)))
+}
+
+impl Branched {
+    /// As the model, and with the numbers of the parent.
+    fn check(&mut self) -> Result<(), String> {
+        let loose = self.world.loose();
+        let sight = observe(&self.world.root)?;
+        let (model, times) = (&self.world.model.tree, &mut self.world.times);
+        compare("the tree", model, &sight, times, &loose)?;
+        for (path, id) in self.world.model.tree.paths() {
+            let number = sight[&path].ino;
+            if self.numbers.get(&id).is_some_and(|known| *known != number) {
+                let path = path.escape_ascii();
+                return Err(format!(
+                    "{path}: number {number}, inherited {}",
+                    self.numbers[&id]
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Forest {
+    fn get(&mut self, number: usize) -> Option<&mut Branched> {
+        self.trees.get_mut(number)?.as_mut()
+    }
+
+    fn act(&mut self, act: &Act) -> Result<(), String> {
+        match act {
+            Act::Do(on, op) => match self.get(*on) {
+                Some(tree) if op.verb == Verb::CheckLive => tree.check(),
+                Some(tree) => tree.world.run(op),
+                None => Ok(()),
+            },
+            Act::Branch(of) => self.branch(*of),
+            Act::Merge { branch, undo } => self.merge(*branch, *undo),
+            Act::Drop(branch) => self.drop_branch(*branch),
+            Act::Remount => self.again(false),
+            Act::Kill => self.again(true),
+        }
+    }
+
+    fn branch(&mut self, of: usize) -> Result<(), String> {
+        let number = self.trees.len();
+        let Some(tree) = self.get(of) else {
+            return Ok(());
+        };
+        let depth = tree.from.as_ref().map_or(0, |from| from.depth);
+        if number >= TREES_MAX || depth >= DEPTH_MAX {
+            return Ok(());
+        }
+        // What is mapped may be stored to at any time, and is not synced by a checkpoint.
+        tree.world.close_all();
+        tree.check()?;
+        let sight = observe(&tree.world.root)?;
+        let name = format!("n{number}");
+        let path = PathBuf::from(works(&tree.world.root, &["branch", "create", &name])?);
+        let base = tree.world.model.tree.reachable();
+        let paths = base.paths().into_iter();
+        let mut branch = Branched {
+            world: tree.world.branch(&path),
+            numbers: paths.map(|(path, id)| (id, sight[&path].ino)).collect(),
+            from: Some(From {
+                parent: of,
+                name,
+                base,
+                depth: depth + 1,
+                merged: false,
+            }),
+        };
+        let same = branch.check();
+        self.trees.push(Some(branch));
+        same.map_err(|told| format!("a fresh branch: {told}"))
+    }
+
+    fn merge(&mut self, branch: usize, undo: bool) -> Result<(), String> {
+        let Some(theirs) = self.get(branch) else {
+            return Ok(());
+        };
+        theirs.world.close_all();
+        let after = theirs.world.model.tree.reachable();
+        let Some(from) = theirs.from.as_mut().filter(|from| !from.merged) else {
+            return Ok(());
+        };
+        let (parent, name, base) = (from.parent, from.name.clone(), from.base.clone());
+        let Some(ours) = self.get(parent) else {
+            return Ok(());
+        };
+        ours.world.close_all();
+        let before = ours.world.model.tree.reachable();
+        let root = ours.world.root.clone();
+        let dry = ckptfs(&root, &["merge", &name, "--dry-run"]);
+        ours.check().map_err(|told| format!("a dry run: {told}"))?;
+        let model = merge(&base, &before, &after);
+        if matches!(model, Merged::Unclear(_)) {
+            return Ok(());
+        }
+        let done = ckptfs(&root, &["merge", &name]);
+        if dry.status.success() != done.status.success() {
+            return Err(format!("dry {}, done {}", said(&dry), said(&done)));
+        }
+        match (model, done.status.code()) {
+            (Merged::Conflict(_), Some(1)) => {
+                return ours.check().map_err(|told| format!("a conflict: {told}"));
+            }
+            (Merged::Clean(tree), Some(0)) => {
+                let changed = is_other(&tree, &before);
+                ours.become_tree(tree)?;
+                if undo && changed {
+                    works(&root, &["undo"])?;
+                    ours.become_tree(before)
+                        .map_err(|told| format!("undone: {told}"))?;
+                    return Ok(());
+                }
+            }
+            (model, _) => return Err(format!("{}; the model: {model:?}", said(&done))),
+        }
+        if let Some(from) = self.get(branch).and_then(|tree| tree.from.as_mut()) {
+            from.merged = true;
+        }
+        // What was merged changes neither the branch nor what it began as.
+        self.get(branch).map_or(Ok(()), Branched::check)
+    }
+
+    fn drop_branch(&mut self, branch: usize) -> Result<(), String> {
+        let is_base =
+            |tree: &&Branched| tree.from.as_ref().is_some_and(|from| from.parent == branch);
+        if self.trees.iter().flatten().any(|tree| is_base(&tree)) {
+            return Ok(());
+        }
+        let Some(tree) = self.get(branch) else {
+            return Ok(());
+        };
+        let Some(from) = tree.from.as_ref() else {
+            return Ok(());
+        };
+        let (name, parent) = (from.name.clone(), from.parent);
+        tree.world.close_all();
+        let place = tree.world.root.clone();
+        self.trees[branch] = None;
+        let Some(parent) = self.get(parent) else {
+            return Ok(());
+        };
+        works(&parent.world.root, &["branch", "drop", &name])?;
+        if place.exists() {
+            return Err(format!("{} is still there", place.display()));
+        }
+        parent.check()
+    }
+
+    /// Ends all, or kills it, and mounts again.
+    fn again(&mut self, kill: bool) -> Result<(), String> {
+        for tree in self.trees.iter_mut().flatten() {
+            tree.world.close_all();
+        }
+        let mounted = self.get(0).and_then(|tree| tree.world.mounted.as_mut());
+        let mounted = mounted.ok_or("the first is mounted")?;
+        mounted.client = None;
+        if kill {
+            mounted.mount.kill();
+        } else {
+            mounted.mount.umount();
+        }
+        mounted.mount.remount();
+        self.check()
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        for (number, tree) in self.trees.iter_mut().enumerate() {
+            if let Some(tree) = tree {
+                tree.check()
+                    .map_err(|told| format!("tree {number}: {told}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All of it but times.
+fn is_other(a: &Tree, b: &Tree) -> bool {
+    let shown = |tree: &Tree| -> BTreeMap<Id, (String, u32, u32, u32)> {
+        let node = |node: &Node| {
+            let rest = format!("{:?} {:?}", node.body, node.xattrs);
+            (rest, node.mode, node.uid, node.gid)
+        };
+        tree.nodes
+            .iter()
+            .map(|(id, one)| (*id, node(one)))
+            .collect()
+    };
+    shown(a) != shown(b)
+}
+
+impl Branched {
+    /// A merge, or the undoing of one, has made this of it. Which times that gives is its own
+    /// business, but what it did not change keeps its.
+    fn become_tree(&mut self, mut tree: Tree) -> Result<(), String> {
+        let before = self.world.model.tree.reachable();
+        for (id, node) in &mut tree.nodes {
+            let same = before.nodes.get(id).is_some_and(|old| {
+                let dress = |node: &Node| (node.mode, node.uid, node.gid, node.links);
+                !node.is_dir()
+                    && old.body == node.body
+                    && dress(old) == dress(node)
+                    && old.xattrs == node.xattrs
+                    && old.mtime == node.mtime
+            });
+            if !same {
+                node.mtime = self.world.model.counter.next();
+                node.entries = node.mtime;
+                self.numbers.remove(id);
+            }
+        }
+        self.world.model.tree = tree;
+        self.world.model.held = BTreeSet::new();
+        self.check()
+    }
+}
+
+/// Draws steps and carries them out.
+fn drive(
+    forest: &mut Forest,
+    list: Result<&[Act], u64>,
+    length: u64,
+    done: &mut Vec<Act>,
+) -> Result<(), String> {
+    let mut step = |forest: &mut Forest, act: Act| {
+        done.push(act.clone());
+        let answer = forest.act(&act);
+        answer.map_err(|told| format!("at {act}: {told}"))
+    };
+    let seed = match list {
+        Ok(list) => {
+            list.iter().try_for_each(|act| step(forest, act.clone()))?;
+            return forest.check();
+        }
+        Err(seed) => seed,
+    };
+    let mut random = Random::new(seed ^ 0xb4a2_c3);
+    let generator = |number| Generator::of(seed * TREES_MAX as u64 + number, WEIGHTS);
+    let mut generators: Vec<Generator> = (0..TREES_MAX as u64).map(generator).collect();
+    for number in 0..length {
+        let alive: Vec<usize> = (0..forest.trees.len())
+            .filter(|number| forest.trees[*number].is_some())
+            .collect();
+        let on = *random.pick(&alive).unwrap_or(&0);
+        let act = match random.below(40) {
+            _ if number < length / 5 => None,
+            0..=2 => Some(Act::Branch(on)),
+            3..=5 => Some(Act::Merge {
+                branch: on,
+                undo: random.one_in(3),
+            }),
+            6 => Some(Act::Drop(on)),
+            7 if random.one_in(2) => Some(Act::Remount),
+            7 => Some(Act::Kill),
+            _ => None,
+        };
+        let act = act.or_else(|| {
+            let tree = forest.trees[on].as_ref()?;
+            let scene = Scene {
+                set_ids: false,
+                ..tree.world.scene()
+            };
+            Some(Act::Do(on, generators[on].next(&scene)))
+        });
+        if let Some(act) = act {
+            step(forest, act)?;
+        }
+    }
+    forest.check().map_err(|told| format!("at the end: {told}"))
+}
+
+/// One run in a fresh directory of the image.
+fn once(
+    (image, io): (&Image, Io),
+    number: u64,
+    list: Result<&[Act], u64>,
+    length: u64,
+) -> Result<(), (Vec<Act>, String)> {
+    let dir = image.dir(&format!("m{number}"));
+    let project = dir.join("project");
+    std::fs::create_dir(&project).expect("it is fresh");
+    let mut done = Vec::new();
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let opts = MountOpts {
+            limit: Duration::from_secs(180),
+            ..MountOpts::new(io)
+        };
+        let mut forest = Forest {
+            trees: vec![Some(Branched {
+                world: World::new(&project, Some(&opts)),
+                from: None,
+                numbers: HashMap::new(),
+            })],
+        };
+        let result = drive(&mut forest, list, length, &mut done);
+        for tree in forest.trees.iter_mut().flatten() {
+            tree.world.close_all();
+        }
+        result
+    }));
+    let result = result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        Err(format!("panic: {}", text.unwrap_or_default()))
+    });
+    if let Err(error) = std::fs::remove_dir_all(&dir) {
+        eprintln!("branch_model: {} stays: {error}", dir.display());
+    }
+    result.map_err(|told| (done, told))
+}
+
+fn random_runs(name: &str, fs: Fs, io: Io) {
+    if let Some(reason) = (Variant { fs, io }).unavailable() {
+        return skip(&reason);
+    }
+    let image = Image::of(fs);
+    let first = seed(name, 1);
+    let (cases, length) = (count("CKPTFS_CASES", 3, 60), count("CKPTFS_OPS", 120, 200));
+    let mut next = 0;
+    for seed in first..first + cases {
+        next += 1;
+        let Err((acts, told)) = once((&image, io), next, Err(seed), length) else {
+            continue;
+        };
+        eprintln!(
+            "{name}: CKPTFS_SEED={seed} failed after {} steps: {told}",
+            acts.len()
+        );
+        let number = std::cell::Cell::new(next);
+        let (acts, told) = shrink(acts, told, SHRINK, |acts| {
+            number.set(number.get() + 1);
+            once((&image, io), number.get(), Ok(acts), 0)
+                .err()
+                .map(|(_, told)| told)
+        });
+        let list: String = acts.iter().map(|act| format!("{act}\n")).collect();
+        panic!("{name}: CKPTFS_SEED={seed} failed; shrunk to\n{list}{told}");
+    }
+}
+
+#[test]
+fn mounted_xfs_passthrough() {
+    random_runs("mounted_xfs_passthrough", Fs::Xfs, Io::Passthrough);
+}
+
+#[test]
+fn mounted_btrfs_daemon() {
+    random_runs("mounted_btrfs_daemon", Fs::Btrfs, Io::Daemon);
+}
+
+#[test]
+fn mounted_ext4_daemon() {
+    random_runs("mounted_ext4_daemon", Fs::Ext4, Io::Daemon);
+}

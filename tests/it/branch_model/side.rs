@@ -1,0 +1,454 @@
+//! One tree and the engine that serves it, without a kernel between: requests as the kernel makes
+//! them, on nodes that it looked up some time ago, and the model of what is there.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ckptfs::api::{CheckpointOptions, Delete, RestoreOptions, StateName, Times as Kept};
+use ckptfs::internals::engine::request::{Caller, Entry, Looked, NodeId, Service};
+use ckptfs::internals::engine::{Config, Engine, IoChoice};
+use ckptfs::internals::history::base::Base;
+use ckptfs::internals::store::ids::CheckpointId;
+use ckptfs::internals::sys::{self, Errno, SysResult};
+
+use super::handles::{HANDLES, Open};
+use super::look::{Looks, look};
+use crate::model::expected::expected;
+use crate::model::generate::Scene;
+use crate::model::observe::{Times, compare};
+use crate::model::ops::{Op, Verb, bytes};
+use crate::model::tree::{Body, Id, Model, Node, ROOT, Tree};
+use crate::model::world::same;
+
+pub const ROOT_NODE: NodeId = NodeId(1);
+pub const CALLER: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    pid: 0,
+    request: 0,
+    again: false,
+};
+
+/// What a branch began as.
+pub struct From {
+    /// The number of its parent.
+    pub side: usize,
+    pub at: u64,
+    /// The numbers of all inodes that the parent had then.
+    numbers: HashSet<u64>,
+}
+
+/// A checkpoint.
+#[derive(Clone)]
+pub struct Snap {
+    id: u64,
+    tree: Tree,
+    numbers: HashMap<Id, u64>,
+}
+
+/// A tree.
+pub struct Side {
+    pub dir: PathBuf,
+    pub from: Option<From>,
+    pub model: Model,
+    pub times: Times,
+    snaps: Vec<Snap>,
+    /// Those that a branch has begun as.
+    pub held: BTreeSet<u64>,
+    pub(super) handles: [Option<Open>; HANDLES],
+    engine: Option<Arc<Engine>>,
+    io: IoChoice,
+    /// The inode number of each inode, once it was seen: it never changes.
+    numbers: HashMap<Id, u64>,
+    /// What the "kernel" has looked up and not forgotten, and how often it did.
+    nodes: HashMap<Id, (NodeId, u64)>,
+    /// The names by which it did, which it looks up no more.
+    entries: HashMap<(Id, Vec<u8>), Id>,
+    looks: u64,
+}
+
+impl Side {
+    pub fn new(dir: &Path, io: IoChoice) -> Result<Side, String> {
+        let mut side = Side {
+            dir: dir.to_owned(),
+            from: None,
+            model: Model::new(),
+            times: Times::default(),
+            snaps: Vec::new(),
+            held: BTreeSet::new(),
+            handles: Default::default(),
+            engine: None,
+            io,
+            numbers: HashMap::from([(ROOT, ROOT_NODE.0)]),
+            nodes: HashMap::new(),
+            entries: HashMap::new(),
+            looks: 0,
+        };
+        side.open(None)?;
+        Ok(side)
+    }
+
+    /// A branch of this tree as it is now, which has number `number`.
+    pub fn branch(&mut self, number: usize, dir: &Path) -> Result<Side, String> {
+        // So every time and number is known that must be the same in the branch.
+        self.check_live()?;
+        let at = self.checkpoint()?;
+        self.held.insert(at);
+        let tree = self.model.tree.reachable();
+        let numbers: HashMap<Id, u64> = tree
+            .nodes
+            .keys()
+            .filter_map(|id| Some((*id, *self.numbers.get(id)?)))
+            .collect();
+        let mut side = Side {
+            from: Some(From {
+                side: number,
+                at,
+                numbers: numbers.values().copied().collect(),
+            }),
+            model: Model {
+                tree,
+                counter: self.model.counter.apart(),
+                held: BTreeSet::new(),
+            },
+            times: self.times.clone(),
+            snaps: Vec::new(),
+            held: BTreeSet::new(),
+            handles: Default::default(),
+            engine: None,
+            io: self.io,
+            numbers,
+            nodes: HashMap::new(),
+            entries: HashMap::new(),
+            looks: 0,
+            dir: dir.to_owned(),
+        };
+        side.open(Some(self.base(at)))?;
+        side.checkpoint()?;
+        Ok(side)
+    }
+
+    pub fn base(&self, at: u64) -> Arc<Base> {
+        self.engine().as_base(CheckpointId(at))
+    }
+
+    /// Begins to serve.
+    pub fn open(&mut self, base: Option<Arc<Base>>) -> Result<(), String> {
+        let root = sys::open_root(&self.dir)
+            .map_err(|errno| format!("cannot open {}: {errno}", self.dir.display()))?;
+        let config = Config {
+            io: self.io,
+            base,
+            ..Config::bare(root, self.dir.clone())
+        };
+        let engine = Engine::open(config).map_err(|error| format!("not served: {error}"))?;
+        engine.started(engine.wants_passthrough());
+        self.engine = Some(engine);
+        Ok(())
+    }
+
+    /// Ends in an orderly way.
+    pub fn close(&mut self) {
+        self.close_handles();
+        self.nodes.clear();
+        self.entries.clear();
+        if let Some(engine) = self.engine.take() {
+            engine.close();
+        }
+    }
+
+    pub(super) fn engine(&self) -> &Engine {
+        self.engine.as_ref().expect("it is served")
+    }
+
+    /// What operations can be drawn from.
+    pub fn scene(&self) -> Scene<'_> {
+        Scene {
+            tree: &self.model.tree,
+            past: self.snaps.iter().map(|snap| &snap.tree).collect(),
+            set_ids: false,
+        }
+    }
+
+    /// Carries out one operation.
+    pub fn run(&mut self, op: &Op) -> Result<(), String> {
+        match op.verb {
+            Verb::Open
+            | Verb::Close
+            | Verb::HandleWrite
+            | Verb::HandleTruncate
+            | Verb::HandleRead
+            | Verb::Fsync => self.handle_op(op),
+            Verb::Checkpoint => self.checkpoint().map(drop),
+            Verb::Restore => self.restore(op),
+            Verb::Delete => self.delete(op),
+            // Nobody uses anything for a while.
+            Verb::Idle => {
+                self.forget();
+                Ok(())
+            }
+            Verb::CheckLive => self.check_live(),
+            Verb::CheckViews => self.check_views(),
+            _ => self.path_op(op),
+        }
+    }
+
+    /// What names what it changes by path. What the kernel itself refuses never comes here.
+    fn path_op(&mut self, op: &Op) -> Result<(), String> {
+        let (first, second) = (bytes(op.path(0)), bytes(op.path(1)));
+        let before = self.model.tree.clone();
+        let expected = expected(&mut self.model, &mut self.times, op, &first, &second);
+        let refused_here = [rustix::io::Errno::NOTEMPTY, rustix::io::Errno::NODATA];
+        match expected {
+            Err(rustix::io::Errno::NOENT) => return self.is_absent(&before, &first),
+            Err(errno) if !refused_here.contains(&errno) => return Ok(()),
+            // What is above what is moved is met when both are locked.
+            Err(_) if first.starts_with(&[&second[..], b"/"].concat()) => return Ok(()),
+            _ => {}
+        }
+        let actual = self
+            .actual(&before, op, &first, &second)
+            .map_err(|errno| rustix::io::Errno::from_raw_os_error(errno.0));
+        same(expected, actual)
+    }
+
+    /// What is not there in the model is not there.
+    fn is_absent(&mut self, tree: &Tree, path: &[u8]) -> Result<(), String> {
+        let Ok((dir, name, None)) = tree.resolve(path) else {
+            return Ok(());
+        };
+        let node = match self.node_of(tree, path_above(path)) {
+            Ok(node) => node,
+            Err(errno) => return Err(format!("directory {dir}: {errno}")),
+        };
+        match self.engine().lookup(CALLER, node, &name) {
+            Ok(Looked::Absent(_)) => Ok(()),
+            Ok(Looked::Found(entry)) => {
+                self.engine().forget(entry.node, 1);
+                Err("it is there".to_owned())
+            }
+            Err(errno) => Err(format!("look-up of what is not there: {errno}")),
+        }
+    }
+
+    /// The "kernel" learns of an inode.
+    pub(super) fn know(&mut self, id: Id, entry: Entry) -> NodeId {
+        let known = self.nodes.entry(id).or_insert((entry.node, 0));
+        if known.0 != entry.node {
+            let old = std::mem::replace(known, (entry.node, 0));
+            self.engine().forget(old.0, old.1);
+        }
+        if let Some((_, count)) = self.nodes.get_mut(&id) {
+            *count += 1;
+        }
+        entry.node
+    }
+
+    /// The "kernel" knows what this path of the model leads to.
+    pub(super) fn enter(&mut self, path: &[u8]) {
+        if let Ok((dir, name, Some(id))) = self.model.tree.resolve(path) {
+            self.entries.insert((dir, name), id);
+        }
+    }
+
+    /// The node of a path in this state of the model: looked up where the "kernel" does not know
+    /// it.
+    pub(super) fn node_of(&mut self, tree: &Tree, path: &[u8]) -> SysResult<NodeId> {
+        let (mut at, mut node) = (ROOT, ROOT_NODE);
+        if path.is_empty() || path == b"." {
+            return Ok(node);
+        }
+        for name in path.split(|byte| *byte == b'/') {
+            let Body::Dir(names) = &tree.node(at).body else {
+                return Err(Errno::ENOTDIR);
+            };
+            let dir = std::mem::replace(&mut at, *names.get(name).ok_or(Errno::ENOENT)?);
+            let entry = (dir, name.to_vec());
+            let known = self.entries.insert(entry, at) == Some(at);
+            node = match self.nodes.get(&at).filter(|_| known) {
+                Some((known, _)) => *known,
+                None => match self.engine().lookup(CALLER, node, name)? {
+                    Looked::Found(entry) => self.know(at, entry),
+                    Looked::Absent(_) => return Err(Errno::ENOENT),
+                },
+            };
+        }
+        Ok(node)
+    }
+
+    /// The directory of a path, and the name.
+    pub(super) fn place_of<'p>(
+        &mut self,
+        tree: &Tree,
+        path: &'p [u8],
+    ) -> SysResult<(NodeId, &'p [u8])> {
+        let above = path_above(path);
+        let name = if above.is_empty() {
+            path
+        } else {
+            &path[above.len() + 1..]
+        };
+        Ok((self.node_of(tree, above)?, name))
+    }
+
+    /// The "kernel" forgets all that nobody has open.
+    pub fn forget(&mut self) {
+        self.entries.clear();
+        let open: HashSet<Id> = self.handles.iter().flatten().map(|open| open.id).collect();
+        let (stay, go) = std::mem::take(&mut self.nodes)
+            .into_iter()
+            .partition(|(id, _)| open.contains(id));
+        self.nodes = stay;
+        let go: HashMap<Id, (NodeId, u64)> = go;
+        for (node, count) in go.into_values() {
+            self.engine().forget(node, count);
+        }
+    }
+
+    /// The whole live tree: names, content, attributes, times, which names are one inode, and that
+    /// inodes have the numbers that they had, in the parent too.
+    pub fn check_live(&mut self) -> Result<(), String> {
+        let sight = self.sight(&[])?;
+        compare(
+            "the live tree",
+            &self.model.tree,
+            &sight,
+            &mut self.times,
+            &BTreeSet::new(),
+        )?;
+        for (path, id) in self.model.tree.paths() {
+            let (seen, shown) = (sight[&path].ino, path.escape_ascii());
+            match self.numbers.get(&id) {
+                Some(known) if *known == seen => {}
+                Some(known) => return Err(format!("{shown}: number {seen}, it was {known}")),
+                None => {
+                    let inherited = |from: &From| from.numbers.contains(&seen);
+                    if self.from.as_ref().is_some_and(inherited) {
+                        return Err(format!("{shown}: number {seen} is of the parent's"));
+                    }
+                    self.numbers.insert(id, seen);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every checkpoint is what it was.
+    pub fn check_views(&mut self) -> Result<(), String> {
+        for Snap { id, tree, .. } in self.snaps.clone() {
+            let sight = self.sight(&[b".snapshots", id.to_string().as_bytes()])?;
+            let what = format!("checkpoint {id}");
+            compare(&what, &tree, &sight, &mut self.times, &BTreeSet::new())?;
+        }
+        Ok(())
+    }
+
+    fn sight(&mut self, way: &[&[u8]]) -> Result<crate::model::observe::Sight, String> {
+        self.looks += 1;
+        let how = Looks {
+            names_max: 1 + (self.looks % 4) as usize,
+            plus: self.looks % 3 == 0,
+        };
+        look(self.engine(), way, how)
+    }
+
+    /// Makes a checkpoint; its number.
+    pub fn checkpoint(&mut self) -> Result<u64, String> {
+        let made = self
+            .ask(CheckpointOptions::default())
+            .map_err(|error| format!("checkpoint: {error}"))?;
+        self.keep(made.id.0);
+        Ok(made.id.0)
+    }
+
+    /// The tree as it is has this checkpoint.
+    fn keep(&mut self, id: u64) {
+        self.snaps.push(Snap {
+            id,
+            tree: self.model.tree.reachable(),
+            numbers: self.numbers.clone(),
+        });
+    }
+
+    fn ask<V: ckptfs::Verb>(&self, verb: V) -> ckptfs::api::VerbResult<V::Answer> {
+        verb.run(self.engine(), &CALLER.actor().into())
+    }
+
+    fn picked(&self, op: &Op) -> Option<Snap> {
+        let index = (op.number(0) as usize).checked_rem(self.snaps.len())?;
+        self.snaps.get(index).cloned()
+    }
+
+    fn delete(&mut self, op: &Op) -> Result<(), String> {
+        let free = |snap: &Snap| !self.held.contains(&snap.id);
+        let Some(Snap { id, .. }) = self.picked(op).filter(free) else {
+            return Ok(());
+        };
+        let verb = Delete {
+            state: StateName(id.to_string()),
+            now: op.number(1) % 2 == 0,
+        };
+        self.ask(verb)
+            .map_err(|error| format!("delete {id}: {error}"))?;
+        self.snaps.retain(|snap| snap.id != id);
+        Ok(())
+    }
+
+    fn restore(&mut self, op: &Op) -> Result<(), String> {
+        let Some(Snap {
+            id,
+            mut tree,
+            numbers,
+        }) = self.picked(op)
+        else {
+            return Ok(());
+        };
+        self.close_handles();
+        self.forget();
+        let restored = self
+            .ask(RestoreOptions {
+                to: StateName(id.to_string()),
+                paths: Vec::new(),
+                dry_run: false,
+                times: Some(Kept::Kept),
+            })
+            .map_err(|error| format!("restore {id}: {error}"))?;
+        let before = self.model.tree.reachable();
+        match restored.guard {
+            Some(guard) => self.keep(guard.0),
+            None if restored.changes.is_empty() => return Ok(()),
+            None => return Err("a restore without a guard".to_owned()),
+        }
+        tree.count_links();
+        // What was made again has a number of its own.
+        let stays = |id: &Id, number: u64| {
+            let (then, now) = (tree.nodes.get(id), before.nodes.get(id));
+            let same = |(then, now): (&Node, &Node)| then.is_dir() || alike(then, now);
+            numbers.get(id) == Some(&number) && then.zip(now).is_some_and(same)
+        };
+        self.numbers.retain(|id, number| stays(id, *number));
+        self.model.tree = tree;
+        self.model.held.clear();
+        Ok(())
+    }
+}
+
+fn alike(a: &Node, b: &Node) -> bool {
+    let dress = |node: &Node| (node.mode, node.uid, node.gid, node.mtime);
+    a.body == b.body && dress(a) == dress(b) && a.xattrs == b.xattrs
+}
+
+/// The path of the directory that a path is in.
+fn path_above(path: &[u8]) -> &[u8] {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => &path[..slash],
+        None => &[],
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

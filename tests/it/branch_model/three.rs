@@ -1,0 +1,338 @@
+//! The model of a merge, written from what is promised of one (docs/semantics.md, ADR 31) and not
+//! from the code: everything of each inode by itself, what one side changed is taken, what both
+//! changed alike is so, and else it is a conflict.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::lines;
+use crate::model::tree::{Body, Id, Node, ROOT, Tree};
+
+/// Where an inode is: the directory, and the name in it.
+type At = (Id, Vec<u8>);
+
+/// What comes of a merge.
+#[derive(Debug)]
+pub enum Merged {
+    Clean(Tree),
+    /// What clashes, of which inodes.
+    Conflict(Vec<String>),
+    /// What is promised does not say; why.
+    Unclear(&'static str),
+}
+
+/// A state, with the ids that the three have in common.
+struct Side {
+    nodes: BTreeMap<Id, Node>,
+    places: BTreeMap<Id, BTreeSet<At>>,
+    unclear: Option<&'static str>,
+}
+
+impl Side {
+    /// `others`: the states before, in which an inode of this one is looked for that is not the
+    /// same by number: the base, in which it may stand for one that is gone here; and the other
+    /// side, which may have made one at the same place.
+    fn of(tree: &Tree, others: &[&Side]) -> Side {
+        let mut side = Side {
+            nodes: BTreeMap::from([(ROOT, tree.node(ROOT).clone())]),
+            places: BTreeMap::new(),
+            unclear: None,
+        };
+        let mut common = BTreeMap::from([(ROOT, ROOT)]);
+        let mut open = VecDeque::from([(ROOT, ROOT)]);
+        while let Some((dir, dir_common)) = open.pop_front() {
+            let Body::Dir(names) = &tree.node(dir).body else {
+                continue;
+            };
+            for (name, child) in names {
+                let at = (dir_common, name.clone());
+                let found = side.stands_for(tree, *child, &at, others);
+                let is_new = !common.contains_key(child);
+                let known = *common.entry(*child).or_insert(found);
+                if known != found {
+                    side.unclear = Some("what has two new names stands for two");
+                }
+                if is_new
+                    && side
+                        .nodes
+                        .insert(known, tree.node(*child).clone())
+                        .is_some()
+                {
+                    side.unclear = Some("two stand for one");
+                }
+                side.places.entry(known).or_default().insert(at);
+                if is_new && tree.node(*child).is_dir() {
+                    open.push_back((*child, known));
+                }
+            }
+        }
+        side
+    }
+
+    fn stands_for(&self, tree: &Tree, id: Id, at: &At, others: &[&Side]) -> Id {
+        let Some((base, rest)) = others.split_first() else {
+            return id;
+        };
+        if base.nodes.contains_key(&id) {
+            return id;
+        }
+        let kind = tree.node(id).body.letter();
+        // One that is gone here, and this has its place: an atomic save.
+        let replaced = base
+            .at(at)
+            .filter(|old| !tree.nodes.contains_key(old) && base.nodes[old].body.letter() == kind);
+        // One that the other side made here too.
+        let alike = || {
+            rest.iter().find_map(|other| {
+                let there = other.at(at)?;
+                let is_new = !base.nodes.contains_key(&there);
+                (is_new && other.nodes[&there].body.letter() == kind).then_some(there)
+            })
+        };
+        replaced.or_else(alike).unwrap_or(id)
+    }
+
+    fn at(&self, at: &At) -> Option<Id> {
+        let here = |(_, places): &(&Id, &BTreeSet<At>)| places.contains(at);
+        self.places.iter().find(here).map(|(id, _)| *id)
+    }
+
+    fn places(&self, id: Id) -> BTreeSet<At> {
+        self.places.get(&id).cloned().unwrap_or_default()
+    }
+}
+
+/// What only one side changed, or both alike.
+fn three<T: PartialEq + Clone>(base: &T, ours: &T, theirs: &T) -> Option<T> {
+    match () {
+        () if ours == theirs || theirs == base => Some(ours.clone()),
+        () if ours == base => Some(theirs.clone()),
+        () => None,
+    }
+}
+
+/// All but names.
+fn dress(node: &Node) -> (u32, u32, u32, &BTreeMap<Vec<u8>, Vec<u8>>) {
+    (node.mode, node.uid, node.gid, &node.xattrs)
+}
+
+fn same_body(a: &Node, b: &Node) -> bool {
+    (a.is_dir() && b.is_dir()) || a.body == b.body
+}
+
+struct Merge {
+    base: Side,
+    ours: Side,
+    theirs: Side,
+    clashes: Vec<String>,
+    unclear: Option<&'static str>,
+    result: BTreeMap<Id, (Node, BTreeSet<At>)>,
+}
+
+/// What `theirs` did to `base`, done to `ours`.
+pub fn merge(base: &Tree, ours: &Tree, theirs: &Tree) -> Merged {
+    let base = Side::of(base, &[]);
+    let ours = Side::of(ours, &[&base]);
+    let theirs = Side::of(theirs, &[&base, &ours]);
+    let unclear = ours.unclear.or(theirs.unclear);
+    let mut merge = Merge {
+        base,
+        ours,
+        theirs,
+        clashes: Vec::new(),
+        unclear,
+        result: BTreeMap::new(),
+    };
+    let sides = [&merge.base, &merge.ours, &merge.theirs];
+    let ids: BTreeSet<Id> = sides
+        .iter()
+        .flat_map(|side| side.nodes.keys().copied())
+        .collect();
+    for id in ids {
+        merge.inode(id);
+    }
+    merge.is_a_tree();
+    match (merge.unclear, merge.clashes.is_empty()) {
+        (Some(why), _) => Merged::Unclear(why),
+        (None, false) => Merged::Conflict(merge.clashes),
+        (None, true) => Merged::Clean(merge.tree()),
+    }
+}
+
+impl Merge {
+    fn clash(&mut self, id: Id, what: &str) {
+        self.clashes.push(format!("{id} {what}"));
+    }
+
+    fn inode(&mut self, id: Id) {
+        let node = |side: &Side| side.nodes.get(&id).cloned();
+        let nodes = (node(&self.base), node(&self.ours), node(&self.theirs));
+        let (node, places) = match nodes {
+            (_, None, None) => return,
+            (None, Some(ours), None) => (ours, self.ours.places(id)),
+            (None, None, Some(theirs)) => (theirs, self.theirs.places(id)),
+            (Some(base), Some(there), None) => return self.removed(id, &base, &there, true),
+            (Some(base), None, Some(there)) => return self.removed(id, &base, &there, false),
+            (base, Some(ours), Some(theirs)) => {
+                let node = self.both(id, base.as_ref(), &ours, &theirs);
+                (node, self.places_of_both(id, ours.is_dir()))
+            }
+        };
+        self.result.insert(id, (node, places));
+    }
+
+    /// One side removed it; the other one has it still.
+    fn removed(&mut self, id: Id, base: &Node, there: &Node, in_ours: bool) {
+        let side = if in_ours { &self.ours } else { &self.theirs };
+        let came = side.places(id).difference(&self.base.places(id)).count() > 0;
+        if came || dress(base) != dress(there) || !same_body(base, there) {
+            self.clash(id, "removed and changed");
+        }
+    }
+
+    fn places_of_both(&mut self, id: Id, is_dir: bool) -> BTreeSet<At> {
+        let (base, ours, theirs) = (
+            self.base.places(id),
+            self.ours.places(id),
+            self.theirs.places(id),
+        );
+        if id == ROOT {
+            return BTreeSet::new();
+        }
+        if is_dir || !self.base.nodes.contains_key(&id) && ours != theirs {
+            return three(&base, &ours, &theirs).unwrap_or_else(|| {
+                if !is_dir {
+                    self.unclear = Some("made by both, with other names beside");
+                }
+                self.clash(id, "moved twice");
+                ours
+            });
+        }
+        let came = |side: &BTreeSet<At>| -> BTreeSet<At> { side - &base };
+        let went = |side: &BTreeSet<At>| -> BTreeSet<At> { &base - side };
+        let moved_by_both = went(&ours).intersection(&went(&theirs)).count() > 0;
+        if moved_by_both && came(&ours) != came(&theirs) {
+            if came(&ours).is_empty() || came(&theirs).is_empty() {
+                self.unclear = Some("a name was removed here and moved there");
+            } else {
+                self.clash(id, "moved twice");
+            }
+        }
+        let kept = base
+            .iter()
+            .filter(|at| ours.contains(*at) && theirs.contains(*at));
+        let mut merged: BTreeSet<At> = kept.cloned().collect();
+        merged.extend(came(&ours));
+        merged.extend(came(&theirs));
+        if merged.is_empty() {
+            self.unclear = Some("each side removed another name");
+        }
+        merged
+    }
+
+    fn both(&mut self, id: Id, base: Option<&Node>, ours: &Node, theirs: &Node) -> Node {
+        let mut node = ours.clone();
+        // What was made by both was nothing before.
+        let nothing = Node {
+            body: Body::Fifo,
+            mode: u32::MAX,
+            uid: u32::MAX,
+            xattrs: BTreeMap::new(),
+            ..ours.clone()
+        };
+        let before = base.unwrap_or(&nothing);
+        match three(&before.mode, &ours.mode, &theirs.mode) {
+            Some(mode) => node.mode = mode,
+            None => self.clash(id, "mode"),
+        }
+        let owner = |node: &Node| (node.uid, node.gid);
+        match three(&owner(before), &owner(ours), &owner(theirs)) {
+            Some(owner) => (node.uid, node.gid) = owner,
+            None => self.clash(id, "owner"),
+        }
+        let names: BTreeSet<Vec<u8>> = [before, ours, theirs]
+            .iter()
+            .flat_map(|node| node.xattrs.keys().cloned())
+            .collect();
+        for name in names {
+            let value = |node: &Node| node.xattrs.get(&name).cloned();
+            match three(&value(before), &value(ours), &value(theirs)) {
+                Some(Some(value)) => drop(node.xattrs.insert(name, value)),
+                Some(None) => drop(node.xattrs.remove(&name)),
+                None => self.clash(id, "xattr"),
+            }
+        }
+        if !ours.is_dir() {
+            node.body = self.body(id, base, ours, theirs);
+        }
+        node
+    }
+
+    fn body(&mut self, id: Id, base: Option<&Node>, ours: &Node, theirs: &Node) -> Body {
+        let before = base.map_or(&Body::Fifo, |base| &base.body);
+        if let Some(body) = three(before, &ours.body, &theirs.body) {
+            return body;
+        }
+        let all = (
+            base.and_then(Node::content),
+            ours.content(),
+            theirs.content(),
+        );
+        let (Some(base), Some(a), Some(b)) = all else {
+            self.clash(id, "content");
+            return ours.body.clone();
+        };
+        match lines::merge(base, a, b) {
+            lines::Lines::Clean(text) => return Body::File(Arc::new(text)),
+            lines::Lines::Conflict => self.clash(id, "content"),
+            lines::Lines::Unclear => self.unclear = Some("lines side by side"),
+        }
+        ours.body.clone()
+    }
+
+    /// Every place is in a directory that is there, and each is of one inode.
+    fn is_a_tree(&mut self) {
+        let mut taken: BTreeMap<At, Id> = BTreeMap::new();
+        let mut told = Vec::new();
+        for (id, (_, places)) in &self.result {
+            for at in places {
+                if !self.result.contains_key(&at.0) {
+                    told.push((*id, "in a directory that was removed"));
+                }
+                if taken.insert(at.clone(), *id).is_some() {
+                    told.push((*id, "at the name of another"));
+                }
+            }
+            // Up to the root, or round and round.
+            let mut up = *id;
+            for _ in 0..=self.result.len() {
+                let above = self.result.get(&up).and_then(|(_, places)| places.first());
+                up = above.map_or(ROOT, |at| at.0);
+            }
+            if up != ROOT {
+                told.push((*id, "below itself"));
+            }
+        }
+        told.into_iter().for_each(|(id, what)| self.clash(id, what));
+    }
+
+    fn tree(self) -> Tree {
+        let mut names: BTreeMap<Id, BTreeMap<Vec<u8>, Id>> = BTreeMap::new();
+        for (id, (_, places)) in &self.result {
+            for (dir, name) in places {
+                names.entry(*dir).or_default().insert(name.clone(), *id);
+            }
+        }
+        let nodes = self.result.into_iter().map(|(id, (mut node, _))| {
+            if node.is_dir() {
+                node.body = Body::Dir(names.remove(&id).unwrap_or_default());
+            }
+            (id, node)
+        });
+        let mut tree = Tree {
+            nodes: nodes.collect(),
+        };
+        tree.count_links();
+        tree
+    }
+}
