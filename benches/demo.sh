@@ -254,6 +254,8 @@ branches() {
     timed "$CKPTFS" merge fourth --theirs
     timed head -n 1 "${texts[2]}"
     timed tail -n 1 "${texts[1]}.renamed"
+    grep -q "^// fourth was here" "${texts[1]}.renamed" || fail "what the fourth wrote into ${texts[1]} is lost"
+    grep -q "^// second was here" "${texts[0]}" || fail "what the second wrote into ${texts[0]} is lost"
     say "Drop them; git has forgotten them, and what they committed stays"
     for name in first second third fourth; do timed "$CKPTFS" branch drop "$name"; done
     timed git worktree list

@@ -204,7 +204,7 @@ fn tell(branch: &BranchInfo, made: bool, command: &[OsString], ended: &Ended, co
             branch
                 .base
                 .map_or_else(String::new, |base| base.to_string()),
-            branch.name
+            word(&branch.name)
         ));
     }
 }

@@ -174,7 +174,7 @@ fn four_branches_commit_at_once() {
         assert_eq!(git(&sandbox, &dir, &["status", "--porcelain"]), "");
         git(&sandbox, &dir, &["fsck", "--strict"]);
     }
-    assert_eq!(git(&sandbox, "p", &["status", "--porcelain"]), "M src/f1");
+    assert_eq!(git(&sandbox, "p", &["status", "--porcelain"]), " M src/f1");
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn a_command_runs_in_the_branch_at_the_project_s_path() {
     );
     assert_eq!(
         (ran.code, ran.out().as_str()),
-        (7, "[DIR]/p/src\ntry\n0\n M f0\n M f1\n D f2\n")
+        (7, "[DIR]/p/src\ntry\n0\n M src/f0\n M src/f1\n D src/f2\n")
     );
     assert!(
         ran.err().contains(
