@@ -491,3 +491,22 @@ fn mounted_btrfs_daemon() {
 fn mounted_ext4_daemon() {
     random_runs("mounted_ext4_daemon", Fs::Ext4, Io::Daemon);
 }
+
+/// An inherited file has one number in the parent and in the branch, and is live in both: what was
+/// written to it was taken for what the parent has, and did not come with a merge.
+#[test]
+fn what_is_written_to_an_inherited_file_is_merged() {
+    let (fs, io) = (Fs::Xfs, Io::Daemon);
+    if let Some(reason) = (Variant { fs, io }).unavailable() {
+        return skip(&reason);
+    }
+    let put = |on, line| Act::Do(on, Op::new(Verb::Put, &["a"], &[100, line]));
+    let merge = Act::Merge {
+        branch: 1,
+        undo: false,
+    };
+    let acts = [put(0, 1), Act::Branch(0), put(1, 2), merge];
+    if let Err((_, told)) = once((&Image::of(fs), io), 1, Ok(&acts), 0) {
+        panic!("{told}");
+    }
+}
