@@ -285,7 +285,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         Ok(None)
     }
 
-    /// Both sides made the same file at a name, which is the only one that it has in either.
+    /// Both sides made the same thing, which is no directory, with the same names.
     fn is_made_twice(&self, slot: Slot, place: &Place) -> SysResult<bool> {
         let Some((number, there)) = self.ours.number_at(place) else {
             return Ok(false);
@@ -293,12 +293,11 @@ impl<T: Tree> Merging<'_, '_, T> {
         let Some((child, way)) = self.theirs.met.get(&slot) else {
             return Ok(false);
         };
-        if child.kind != Kind::File
-            || there.kind != Kind::File
+        if child.kind == Kind::Dir
+            || child.kind != there.kind
             || self.base.has(slot)
             || self.base.has(number)
-            || self.theirs.places_of(slot).len() != 1
-            || self.ours.places_of(number).len() != 1
+            || self.theirs.places_of(slot) != self.ours.places_of(number)
         {
             return Ok(false);
         }
@@ -306,8 +305,12 @@ impl<T: Tree> Merging<'_, '_, T> {
             return Ok(false);
         };
         let (ours, theirs) = (self.ours.tree, self.theirs.tree);
-        Ok(ours.same_content(here, theirs, way)?
-            && super::super::has_attrs((ours, here), (theirs, way), false)?)
+        let (old, new) = (ours.attr(here)?, theirs.attr(way)?);
+        let same = match child.kind {
+            Kind::File => ours.same_content(here, theirs, way)?,
+            _ => old.target == new.target && old.stat.rdev == new.stat.rdev,
+        };
+        Ok(same && super::super::has_attrs((ours, here), (theirs, way), false)?)
     }
 
     fn is_there(&self, dir: Slot) -> bool {
