@@ -224,14 +224,21 @@ impl<T: Tree> Merging<'_, '_, T> {
             .collect();
         let mut any = false;
         for (place, slots) in several {
+            let mut twice = false;
             for slot in &slots {
                 if !self.ours.places_of(*slot).contains(&place)
                     && self.is_made_twice(*slot, &place)?
                 {
-                    any |=
-                        self.merged.places.insert(*slot, BTreeSet::new()) != Some(BTreeSet::new());
-                    continue;
+                    self.merged.places.insert(*slot, BTreeSet::new());
+                    twice = true;
                 }
+            }
+            // The one that is left has the name to itself now, or the next round tells.
+            if twice {
+                any = true;
+                continue;
+            }
+            for slot in &slots {
                 if self.winner().places_of(*slot).contains(&place) {
                     continue;
                 }
