@@ -15,6 +15,7 @@
 
 mod apply;
 mod glance;
+mod guarded;
 mod inodes;
 mod news;
 mod only;
@@ -49,7 +50,7 @@ use super::requester::Requester;
 use crate::history::state::State;
 use crate::history::timeline::Aftermath;
 use crate::store::ids::{CheckpointId, Slot};
-use crate::store::record::{Actor, Reason, Record};
+use crate::store::record::{Actor, Record};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{Errno, Kind, SysResult};
 
@@ -268,58 +269,6 @@ impl<'a> Restorer<'a> {
         Ok(guard)
     }
 
-    /// Makes a guard checkpoint with this note, and does something with what was staged, before
-    /// anybody else changes anything. `restored`: what that is a restore of; without it, of no
-    /// other state than the guard. If the guard cannot be made, `what` failed.
-    pub(super) fn behind_guard<T>(
-        &self,
-        frozen: Frozen<'_>,
-        (what, note): (&str, &str),
-        restored: Option<CheckpointId>,
-        act: impl FnOnce(Stage<'_>, CheckpointId) -> T,
-    ) -> VerbResult<(CheckpointId, T)> {
-        let Frozen {
-            requester,
-            undoes: _,
-            flushed,
-            freeze,
-            stage,
-            one_at_a_time,
-            _index_later,
-        } = frozen;
-        requester.still_wants()?;
-        let checkpoints = &self.engine.checkpoints;
-        let next = self.timeline().epochs.epoch().checkpoint();
-        let reason = Reason::Guard {
-            restored: restored.unwrap_or(next),
-        };
-        let (guard, opened) = checkpoints
-            .close_epoch(Some(requester.by()), note, Vec::new(), reason, flushed)
-            .map_err(|errno| checkpoints.failed(what, errno))?;
-        let tree = self.engine.live.locks.tree.write();
-        let done = act(stage, guard.id);
-        drop(tree);
-        drop(freeze);
-        checkpoints.tell_open(guard.id, opened);
-        // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this
-        // lock, and to have it forgotten waits for them.
-        drop(one_at_a_time);
-        Ok((guard.id, done))
-    }
-
-    /// After a plan was carried out, with nothing held: the kernel forgets what is no longer so,
-    /// and watchers are told.
-    pub(super) fn told_after(&self, plan: &plan::Plan, applied: SysResult<Stale>) -> SysResult<()> {
-        self.engine.snapdir.snapdir_changed();
-        let (stale, done) = match applied {
-            Ok(stale) => (stale, Ok(())),
-            Err(errno) => (apply::all_of(plan), Err(errno)),
-        };
-        self.forget_stale(&stale);
-        self.announce(plan, &stale);
-        done
-    }
-
     /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does
     /// not know.
     pub(super) fn unknown_in(&self, target: CheckpointId) -> SysResult<Vec<TreePath>> {
@@ -330,15 +279,6 @@ impl<'a> Restorer<'a> {
             .iter()
             .map(|change| change.path.clone())
             .collect())
-    }
-
-    /// What somebody has changed.
-    pub(super) fn change_by(&self, by: Option<&Actor>) -> crate::live::Change {
-        let number = |by| {
-            let process = super::attribution::actor_process(by);
-            self.timeline().processes.number(process)
-        };
-        crate::live::Change::by(by.map(number))
     }
 
     /// Applies a plan between the records of its beginning and its end. The caller holds the freeze
@@ -375,29 +315,6 @@ impl<'a> Restorer<'a> {
         // what was done since.
         self.timeline().journal.tell(Record::RestoreEnd);
         applied
-    }
-
-    /// Carries out a plan, whatever the journal is told of it. The caller holds the freeze lock and
-    /// the tree for writing.
-    pub(super) fn apply(
-        &self,
-        change: &crate::live::Change,
-        ready: &dyn Ready,
-        stage: Stage<'_>,
-    ) -> SysResult<Stale> {
-        apply::apply(self.engine, change, (ready.plan(), ready.want()), stage)
-    }
-
-    /// Makes the tree what it was at a guard that was made in this freeze.
-    pub(super) fn take_back(
-        &self,
-        change: &crate::live::Change,
-        guard: CheckpointId,
-    ) -> SysResult<()> {
-        let nobody = Requester::from(daemon());
-        let (plan, stage) = self.in_freeze(guard, Which::Below(&[]), &nobody)?;
-        let want = self.engine.states.view(State::At(guard));
-        apply::apply(self.engine, change, (&plan, &want), stage).map(drop)
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.

@@ -58,6 +58,11 @@ impl<'a> View<'a> {
         self.state
     }
 
+    /// Both are of one history: what has one name in both is one thing.
+    pub(super) fn is_beside(&self, other: &View<'_>) -> bool {
+        std::ptr::eq(self.timeline, other.timeline)
+    }
+
     fn unserved(&self) -> Unserved<'a> {
         Unserved {
             timeline: self.timeline,

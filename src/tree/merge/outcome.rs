@@ -100,7 +100,10 @@ impl<'a, T: Tree> Outcome<'a, T> {
             }
         }
         let known = outcome.merged.places.keys().copied();
+        // What is in neither is not here, and its number may be another's.
+        let is_here = |number: &Slot| outcome.ours.has(*number) || outcome.theirs.has(*number);
         outcome.numbers = known
+            .filter(is_here)
             .filter_map(|number| Some((outcome.child(number)?.slot, number)))
             .collect();
         outcome

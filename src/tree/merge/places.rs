@@ -224,14 +224,21 @@ impl<T: Tree> Merging<'_, '_, T> {
             .collect();
         let mut any = false;
         for (place, slots) in several {
+            let mut twice = false;
             for slot in &slots {
                 if !self.ours.places_of(*slot).contains(&place)
                     && self.is_made_twice(*slot, &place)?
                 {
-                    any |=
-                        self.merged.places.insert(*slot, BTreeSet::new()) != Some(BTreeSet::new());
-                    continue;
+                    self.merged.places.insert(*slot, BTreeSet::new());
+                    twice = true;
                 }
+            }
+            // The one that is left has the name to itself now, or the next round tells.
+            if twice {
+                any = true;
+                continue;
+            }
+            for slot in &slots {
                 if self.winner().places_of(*slot).contains(&place) {
                     continue;
                 }
@@ -285,8 +292,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         Ok(None)
     }
 
-    /// Both sides made the same file, link or device at a name, which is the only one that it has in
-    /// either.
+    /// Both sides made the same thing, which is no directory, with the same names.
     fn is_made_twice(&self, slot: Slot, place: &Place) -> SysResult<bool> {
         let Some((number, there)) = self.ours.number_at(place) else {
             return Ok(false);
@@ -295,11 +301,10 @@ impl<T: Tree> Merging<'_, '_, T> {
             return Ok(false);
         };
         if child.kind == Kind::Dir
-            || there.kind != child.kind
+            || child.kind != there.kind
             || self.base.has(slot)
             || self.base.has(number)
-            || self.theirs.places_of(slot).len() != 1
-            || self.ours.places_of(number).len() != 1
+            || self.theirs.places_of(slot) != self.ours.places_of(number)
         {
             return Ok(false);
         }
@@ -307,11 +312,12 @@ impl<T: Tree> Merging<'_, '_, T> {
             return Ok(false);
         };
         let (ours, theirs) = (self.ours.tree, self.theirs.tree);
-        let (a, b) = (ours.attr(here)?, theirs.attr(way)?);
-        Ok(a.target == b.target
-            && a.stat.rdev == b.stat.rdev
-            && (child.kind != Kind::File || ours.same_content(here, theirs, way)?)
-            && super::super::has_attrs((ours, here), (theirs, way), false)?)
+        let (old, new) = (ours.attr(here)?, theirs.attr(way)?);
+        let same = match child.kind {
+            Kind::File => ours.same_content(here, theirs, way)?,
+            _ => old.target == new.target && old.stat.rdev == new.stat.rdev,
+        };
+        Ok(same && super::super::has_attrs((ours, here), (theirs, way), false)?)
     }
 
     fn is_there(&self, dir: Slot) -> bool {

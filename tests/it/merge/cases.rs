@@ -119,7 +119,7 @@ const CASES: &[Case] = &[
         base: "true",
         theirs: "mkdir f; echo t > f/t",
         ours: "echo o > f",
-        conflicts: &["f: name"],
+        conflicts: &["f: name", "f/t: directory by ours"],
         with_ours: &["f=o"],
         with_theirs: &["f/", "f/t=t"],
         markers: REFUSED,

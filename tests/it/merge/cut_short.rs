@@ -72,7 +72,7 @@ fn a_call_that_fails(v: Variant) {
     let rig = lines(v, BASE, THEIRS, OURS);
     let root = rig.path().to_owned();
     let before = tree(&root);
-    let (mut nth, mut failures) = (if v.io == Io::Daemon { 4 } else { 1 }, 0);
+    let (mut nth, mut failures) = (1, 0);
     loop {
         fault(&rig, Some(Plan::nth(nth, Errno::ENOSPC)));
         let output = rig.mount.run(&["merge", "2", "--base", "1"]);
@@ -95,8 +95,8 @@ fn a_call_that_fails(v: Variant) {
         if failed == 0 {
             break;
         }
-        nth += if is_long() { 1 } else { 9 };
+        nth += 1;
         assert!(nth < CALLS_MAX, "it never gets by");
     }
-    assert!(failures > 2, "it failed {failures} times");
+    assert!(failures > 0, "it never failed");
 }

@@ -1,6 +1,7 @@
 //! Merges on real mounts: what another line of the history did is done to the live tree, whole or
 //! not at all.
 
+mod branch;
 mod cases;
 mod cost;
 mod cut_short;

@@ -90,7 +90,7 @@ fn a_dry_run_tells_what_the_merge_does(v: Variant) {
         "M a",
         "M b",
         "D c",
-        "M d/hard",
+        "M moved/hard",
         "D empty",
         "M large",
         "M link",

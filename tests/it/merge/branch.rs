@@ -1,0 +1,83 @@
+//! A branch is merged into the tree that it is a branch of.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use super::support::{changes, conflicts, run, same};
+use crate::common::command::sh;
+use crate::common::tree::tree;
+use crate::common::{MountOpts, Variant, for_each_variant};
+
+for_each_variant! { one => what_a_branch_did_is_done, a_branch_that_clashes }
+
+const BASE: &str = "mkdir -p d/e src; for f in a b c d/f d/e/g src/x; do seq 20 > $f; done; ln a d/hard; head -c 300000 /dev/zero | tr '\\0' z > large";
+const THEIRS: &str = "e s/^3$/three/ a; mv d moved; echo more >> moved/e/g; rm c; echo new > src/new; chmod 600 b; mkdir made; echo m > made/m
+    printf x | dd of=large bs=1 seek=5 conv=notrunc status=none";
+const OURS: &str = "e s/^17$/seventeen/ a; mv src source; echo own > own";
+const BOTH: &str = "e 's/^3$/three/;s/^17$/seventeen/' a; mv d moved; echo more >> moved/e/g; rm c; chmod 600 b; mkdir made; echo m > made/m
+    mv src source; echo new > source/new; echo own > own; printf x | dd of=large bs=1 seek=5 conv=notrunc status=none";
+
+fn what_a_branch_did_is_done(v: Variant) {
+    let expected = v.start_with(MountOpts::new(v.io), |dir| run(dir, BASE));
+    run(expected.path(), BOTH);
+    let expected = tree(expected.path());
+    let rig = v.start_with(MountOpts::new(v.io), |dir| run(dir, BASE));
+    let root = rig.path().to_owned();
+    rig.mount.ok(&["branch", "create", "fix"]);
+    let branch = root.with_file_name("project@fix");
+    run(&branch, THEIRS);
+    run(&root, OURS);
+    let (before, there) = (tree(&root), tree(&branch));
+    let number = fs::metadata(root.join("d/e")).unwrap().ino();
+    let dry = rig.mount.json(&["merge", "fix", "-n"]);
+    let merged = rig.mount.json(&["merge", "fix"]);
+    assert_eq!(changes(&dry), changes(&merged));
+    assert!(conflicts(&merged).is_empty(), "{merged}");
+    same(&root, &expected);
+    same(&branch, &there);
+    assert_eq!(fs::metadata(root.join("moved/e")).unwrap().ino(), number);
+    println!("{v:?}: {} us", merged["duration_us"]);
+    rig.mount.ok(&["undo"]);
+    same(&root, &before);
+    rig.mount.ok(&["redo"]);
+    same(&root, &expected);
+    let again = rig.mount.json(&["merge", "fix"]);
+    assert!(
+        changes(&again).is_empty() && again["guard"].is_null(),
+        "{again}"
+    );
+}
+
+fn a_branch_that_clashes(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        run(dir, "echo a > f; echo g > g")
+    });
+    let root = rig.path().to_owned();
+    rig.mount.ok(&["branch", "create", "fix"]);
+    run(
+        &root.with_file_name("project@fix"),
+        "echo t > f; echo t > g",
+    );
+    run(&root, "echo o > f");
+    let before = tree(&root);
+    let refused = rig.mount.run(&["merge", "fix"]);
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(
+        !refused.status.success()
+            && said.starts_with(
+                "! f: content changed here and there\nnothing was changed: 1 conflict"
+            ),
+        "{said}"
+    );
+    same(&root, &before);
+    rig.mount.ok(&["merge", "fix", "--keep-both"]);
+    assert_eq!(sh(&root, "cat f f.fix g"), "o\nt\nt\n");
+    rig.mount.ok(&["undo"]);
+    rig.mount.ok(&["merge", "fix", "--markers"]);
+    assert_eq!(
+        sh(&root, "head -1 f; tail -1 f"),
+        "<<<<<<< live\n>>>>>>> fix\n"
+    );
+    let unknown = rig.mount.run(&["merge", "nothing"]);
+    assert!(!unknown.status.success());
+}
