@@ -97,7 +97,9 @@ pub trait Present: Send + Sync {
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
     /// The time of change of a file that [`Present::open`] has opened. Where that is a copy of what
     /// the base of a branch has, it is the time that the base tells.
-    fn ctime_of(&self, node: &Arc<Trail>, file: &File) -> SysResult<Time>;
+    fn ctime_of(&self, _node: &Arc<Trail>, file: &File) -> SysResult<Time> {
+        Ok(crate::sys::stat_fd(file)?.ctime)
+    }
     /// A number that grows with each rename; `None`: one is under way, and what it moves may be
     /// found at neither name.
     fn renames(&self) -> Option<u64>;
