@@ -4,8 +4,9 @@
 use super::api::{AuditEvent, AuditKind, TreePath, VerbResult};
 use super::error;
 use crate::store::StoreResult;
+use crate::store::ids::CheckpointId;
 use crate::store::journal::Journal;
-use crate::store::record::{Actor, Reason, Record};
+use crate::store::record::{Actor, Checkpoint, Reason, Record};
 
 /// Everything that somebody asked for, oldest first.
 pub(super) fn events(journal: &Journal) -> VerbResult<Vec<AuditEvent>> {
@@ -69,6 +70,17 @@ fn plain(what: AuditKind, at_ns: Option<i64>) -> AuditEvent {
     }
 }
 
+/// What a guard was made for the restore of.
+fn restored(made: &Checkpoint) -> Option<CheckpointId> {
+    match made.reason {
+        Reason::Guard { restored } => Some(restored).filter(|restored| *restored != made.id),
+        Reason::Asked
+        | Reason::Directory { .. }
+        | Reason::Auto { .. }
+        | Reason::Imported { .. } => None,
+    }
+}
+
 /// What a record says; `None`: nothing that anybody asked for.
 fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
     let of = |what, id| AuditEvent {
@@ -78,15 +90,7 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
     Some(match record {
         Record::Checkpoint(made) => AuditEvent {
             checkpoint: Some(made.id),
-            guard: match made.reason {
-                Reason::Guard { restored } => {
-                    Some(restored).filter(|restored| *restored != made.id)
-                }
-                Reason::Asked
-                | Reason::Directory { .. }
-                | Reason::Auto { .. }
-                | Reason::Imported { .. } => None,
-            },
+            guard: restored(&made),
             tags: made.tags,
             note: made.note,
             ..plain(AuditKind::Checkpoint, Some(made.created_ns))
