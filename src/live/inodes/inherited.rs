@@ -28,6 +28,9 @@ const AFTER_DOTS: u64 = 2;
 /// The offset of an own name is made from the name, with this bit.
 const OWN_OFFSET: u64 = 1 << 61;
 
+/// Names of a directory, and whether none comes after them.
+type Listing = (Vec<(DirEntry, Child)>, bool);
+
 /// An inherited inode: where it is, and the way to it in the base.
 #[derive(Debug)]
 pub(in crate::live) struct Inherited {
@@ -464,7 +467,7 @@ impl Inodes {
         at: At<'_>,
         from: u64,
         count: usize,
-    ) -> SysResult<Option<(Vec<(DirEntry, Child)>, bool)>> {
+    ) -> SysResult<Option<Listing>> {
         let Some((through, way)) = self.looks_through(at)? else {
             return Ok(None);
         };

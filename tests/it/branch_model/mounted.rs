@@ -374,7 +374,7 @@ fn drive(
         }
         Err(seed) => seed,
     };
-    let mut random = Random::new(seed ^ 0xb4a2_c3);
+    let mut random = Random::new(seed ^ 0x00b4_a2c3);
     let generator = |number| Generator::of(seed * TREES_MAX as u64 + number, WEIGHTS);
     let mut generators: Vec<Generator> = (0..TREES_MAX as u64).map(generator).collect();
     for number in 0..length {

@@ -349,7 +349,7 @@ impl Side {
         self.looks += 1;
         let how = Looks {
             names_max: 1 + (self.looks % 4) as usize,
-            plus: self.looks % 3 == 0,
+            plus: self.looks.is_multiple_of(3),
         };
         look(self.engine(), way, how)
     }
@@ -388,7 +388,7 @@ impl Side {
         };
         let verb = Delete {
             state: StateName(id.to_string()),
-            now: op.number(1) % 2 == 0,
+            now: op.number(1).is_multiple_of(2),
         };
         self.ask(verb)
             .map_err(|error| format!("delete {id}: {error}"))?;
