@@ -205,7 +205,7 @@ impl Attrs {
                 new.mtime.unwrap_or(SetTime::Omit),
             )?;
         }
-        let stat = self.inodes.shown(at.slot, sys::stat_fd(&fd)?);
+        let stat = self.inodes.base().shown(at.slot, sys::stat_fd(&fd)?);
         self.passthrough.note_owner(at.slot, stat.uid);
         Ok(if self.nodes.is_dead(at.slot) {
             Stat { nlink: 0, ..stat }
@@ -273,7 +273,7 @@ impl Attrs {
         if attr_is_new {
             let stat = sys::stat_fd(fd)?;
             let target = target_of_fd(&stat, fd)?;
-            let stat = self.inodes.shown(at.slot, stat);
+            let stat = self.inodes.base().shown(at.slot, stat);
             self.captures.keep_attr(at.slot, &stat, target, &mut undo);
             self.captures.keep_homes(at, &mut undo);
         }
@@ -414,7 +414,7 @@ impl Attrs {
     /// Those of getxattr(2).
     pub fn get_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<Vec<u8>> {
         let at = at.into();
-        if let Some(xattrs) = self.inodes.xattrs_of_base(at)? {
+        if let Some(xattrs) = self.inodes.base().xattrs_of_base(at)? {
             let found = xattrs.into_iter().find(|(known, _)| known == name);
             return found.map(|(_, value)| value).ok_or(Errno::NO_XATTR);
         }
@@ -430,7 +430,7 @@ impl Attrs {
     /// Those of listxattr(2).
     pub fn list_xattrs<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<Vec<u8>>> {
         let at = at.into();
-        match self.inodes.xattrs_of_base(at)? {
+        match self.inodes.base().xattrs_of_base(at)? {
             Some(xattrs) => Ok(xattrs.into_iter().map(|(name, _)| name).collect()),
             None => sys::listxattr(self.inodes.fd(at)?),
         }

@@ -99,7 +99,7 @@ impl Baselines {
 
     /// The tree is a branch.
     pub(super) fn is_of_branch(&self) -> bool {
-        self.inodes.through().is_some()
+        self.inodes.base().through().is_some()
     }
 
     fn write_or_advance(&self, keep: Keep, all: bool) -> SysResult<u64> {

@@ -107,7 +107,7 @@ impl Captures {
 
     /// The attributes of an inode as they are told: see [`Inodes::shown`].
     pub(super) fn shown(&self, slot: Slot, stat: Stat) -> Stat {
-        self.inodes.shown(slot, stat)
+        self.inodes.base().shown(slot, stat)
     }
 
     /// Records the attributes of an inode, as they are told ([`Inodes::shown`]).
@@ -137,7 +137,7 @@ impl Captures {
         undo: &mut Vec<Undo>,
     ) -> SysResult<()> {
         if self.timeline.epochs.needs(&Key::Attr(dir.slot)) {
-            let stat = self.inodes.shown(dir.slot, sys::stat_fd(fd)?);
+            let stat = self.inodes.base().shown(dir.slot, sys::stat_fd(fd)?);
             self.keep_attr(dir.slot, &stat, None, undo);
             self.keep_homes(dir, undo);
         }
@@ -222,7 +222,12 @@ impl Captures {
     ) -> SysResult<()> {
         let slot = at.slot;
         let mut undo = vec![data_undo(slot, object, stat.size, provisional)];
-        self.keep_attr(slot, &self.inodes.shown(slot, *stat), None, &mut undo);
+        self.keep_attr(
+            slot,
+            &self.inodes.base().shown(slot, *stat),
+            None,
+            &mut undo,
+        );
         self.keep_xattrs(slot, file, &mut undo)?;
         self.keep_homes(at, &mut undo);
         self.timeline

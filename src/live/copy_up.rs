@@ -106,18 +106,18 @@ impl CopyUp {
     }
 
     fn own_name_all(&self, dir: At<'_>, name: &Name, holds: Holds) -> SysResult<()> {
-        let Some(through) = self.inodes.through() else {
+        let Some(through) = self.inodes.base().through() else {
             return Ok(());
         };
         self.own_all(dir, holds)?;
-        let Some(child) = self.inodes.child_at(dir, name)? else {
+        let Some(child) = self.inodes.base().child_at(dir, name)? else {
             return Ok(());
         };
         let trail = at_place(dir.slot).step(name, child.slot);
         if through.is_inherited(child.slot) {
             return self.own_all(At::from(&trail), holds);
         }
-        if !self.inodes.is_left(dir, name)? {
+        if !self.inodes.base().is_left(dir, name)? {
             return Ok(());
         }
         self.with_locks(holds, || self.link(through, dir, &trail))
@@ -136,7 +136,7 @@ impl CopyUp {
     /// locks.
     fn link(&self, through: &Through, dir: At<'_>, trail: &Arc<Trail>) -> SysResult<()> {
         let (slot, name) = (trail.slot, &trail.name);
-        if !self.inodes.is_left(dir, name)? {
+        if !self.inodes.base().is_left(dir, name)? {
             return Ok(());
         }
         let found = self.inodes.find(slot.into())?;
@@ -144,7 +144,7 @@ impl CopyUp {
         let before = sys::stat_fd(&fd)?;
         let target = target_of(&found.stat, &found.dir, &found.name)?;
         self.captures.keep_dir(dir, &fd, &mut undo)?;
-        let stat = self.inodes.shown(slot, found.stat);
+        let stat = self.inodes.base().shown(slot, found.stat);
         self.captures.keep_attr(slot, &stat, target, &mut undo);
         self.captures.keep_homes(At::from(trail), &mut undo);
         let author = Author::default();
@@ -156,7 +156,7 @@ impl CopyUp {
     }
 
     fn own_all(&self, at: At<'_>, holds: Holds) -> SysResult<()> {
-        let (Some(through), Some(staging)) = (self.inodes.through(), &self.staging) else {
+        let (Some(through), Some(staging)) = (self.inodes.base().through(), &self.staging) else {
             return Ok(());
         };
         if !through.is_inherited(at.slot) {
@@ -164,10 +164,10 @@ impl CopyUp {
         }
         // A rename of a directory above would have it nowhere for a moment.
         let found = match holds {
-            Holds::All => self.inodes.inherited(at)?,
+            Holds::All => self.inodes.base().inherited(at)?,
             Holds::Nothing => {
                 let _tree = self.locks.tree.read();
-                self.inodes.inherited(at)?
+                self.inodes.base().inherited(at)?
             }
         };
         for inherited in found {

@@ -5,6 +5,8 @@
 //! capture is taken back if nothing changed (`Settling::settle`). In a daemon mount the first write
 //! captures.
 
+mod inherited;
+
 use std::fs::File;
 use std::sync::Arc;
 
@@ -25,10 +27,6 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLockReadGuard;
 use crate::sys::{self, Asker, Errno, Open, Stat, SysResult};
-
-/// An inherited file of so many bytes is copied up when it is opened, where the kernel reads by
-/// itself: smaller ones are read once, and are in its cache then.
-const COPIED_FROM: u64 = 128 * 1024;
 
 /// Opens, reads, writes and closes files.
 pub struct Files {
@@ -226,52 +224,6 @@ impl Files {
         self.opened(change, slot, file, flags, io, (stat.mode | mode, None))
     }
 
-    /// Opens an inherited file to be read, with nothing held while the parent's is looked at; `None`:
-    /// it is own. Somebody may write to it later, through an inode of its own that the kernel would
-    /// not know: the daemon serves it.
-    fn open_inherited(
-        &self,
-        change: &Change,
-        slot: Slot,
-        flags: OpenFlags,
-    ) -> SysResult<Option<(HandleId, Arc<Handle>)>> {
-        let Some((file, stat)) = self.inodes.open_inherited(slot.into())? else {
-            return Ok(None);
-        };
-        let _tree = self.locks.tree.read();
-        let _stripe = self.locks.stripe(slot);
-        if !self.inodes.is_inherited(slot) {
-            return Ok(None);
-        }
-        let io = IoMode::Daemon;
-        self.opened(change, slot, file, flags, io, (stat.mode, None))
-            .map(Some)
-    }
-
-    /// An inherited file that is opened to be read is worth a copy: it is large, or a program, and
-    /// the kernel can read it by itself then.
-    fn is_served_by_kernel(&self, slot: Slot, flags: OpenFlags) -> SysResult<bool> {
-        if !self.inodes.is_inherited(slot) || !self.passthrough.is_for(flags.asker) {
-            return Ok(false);
-        }
-        let stat = self.inodes.stat(slot)?;
-        Ok(stat.size >= COPIED_FROM || stat.size > 0 && stat.mode & 0o111 != 0)
-    }
-
-    /// The file that a handle reads from: what was inherited when it was opened may have been
-    /// copied up since, and changed.
-    ///
-    /// # Errors
-    /// Those of open(2).
-    pub fn source(&self, handle: &Handle) -> SysResult<Arc<File>> {
-        if !handle.inherited || self.inodes.is_inherited(handle.slot) {
-            return Ok(Arc::clone(&handle.file));
-        }
-        let _tree = self.locks.tree.read();
-        let (file, _) = self.inodes.open_file(handle.slot.into(), Open::READ)?;
-        Ok(Arc::new(file))
-    }
-
     /// Takes back a handle that nobody was told of. The file is settled with the next one that is.
     fn not_opened(&self, id: HandleId) {
         let Some(handle) = self.handles.remove(id) else {
@@ -411,7 +363,7 @@ impl Files {
         }
         let by = change.author.process().filter(|_| flags.write).cloned();
         let mut handle = Handle::new(slot, file, flags, io, by, mode);
-        handle.inherited = self.inodes.is_inherited(slot);
+        handle.inherited = self.inodes.base().is_inherited(slot);
         let (id, handle) = self.handles.put(handle);
         self.writers.note_writer(id.0, &handle);
         Ok((id, handle))
@@ -608,7 +560,7 @@ impl Files {
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
         self.durability.note_synced();
         self.durability.make_past_durable()?;
-        if self.inodes.is_inherited(slot) {
+        if self.inodes.base().is_inherited(slot) {
             return Ok(());
         }
         let dir = self.inodes.dir(slot)?;

@@ -335,7 +335,7 @@ impl Eager {
     ) -> SysResult<Option<(Vec<Undo>, Option<ObjectId>)>> {
         let target = target_of_fd(stat, fd)?;
         let before = AttrState {
-            stat: self.inodes.shown(slot, *stat),
+            stat: self.inodes.base().shown(slot, *stat),
             target,
         };
         let mut undo = vec![

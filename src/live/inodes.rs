@@ -1,6 +1,7 @@
 //! Finding an inode by its slot, and verifying that it is the one.
 
 mod inherited;
+mod own;
 mod present;
 mod walk;
 
@@ -19,7 +20,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
-pub(super) use inherited::Inherited;
+pub(super) use inherited::{Inheritance, Inherited};
 pub(super) use walk::names_of;
 
 /// An inode, and the way by which it was reached if that is known.
@@ -241,7 +242,7 @@ impl Inodes {
                 Err(errno) => unknown = Some(errno),
             }
         }
-        if let Some(found) = self.found_by_link(at.slot)? {
+        if let Some(found) = self.base().found_by_link(at.slot)? {
             return Ok(found);
         }
         tracing::debug!(
@@ -344,10 +345,10 @@ impl Inodes {
     /// ESTALE if it cannot be found.
     pub fn stat<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Stat> {
         let at = at.into();
-        if let Some(attr) = self.attr_of_base(at)? {
+        if let Some(attr) = self.base().attr_of_base(at)? {
             return Ok(attr.stat);
         }
-        let shown = |stat| Ok(self.shown(at.slot, stat));
+        let shown = |stat| Ok(self.base().shown(at.slot, stat));
         if at.slot == Slot::ROOT {
             return shown(sys::stat_fd(&self.root)?);
         }
@@ -432,7 +433,7 @@ impl Inodes {
             }
         };
         if !how.write
-            && let Some(opened) = self.open_inherited(at)?
+            && let Some(opened) = self.base().open_inherited(at)?
         {
             return Ok(opened);
         }

@@ -220,7 +220,7 @@ impl Live {
         ));
         let kept = Kept::new(&tables, &past);
         let baselines = Baselines::new(&tables, &past, &kept);
-        past.inodes.begin_branch()?;
+        past.inodes.base().begin_branch()?;
         let idle = Idle::new(&tables, &baselines, &kept);
         let eager = Eager::new(&tables, &past);
         let sharing = Sharing::new(&tables);

@@ -128,7 +128,7 @@ impl Names {
         if self.nodes.is_dead(parent.slot) {
             return Err(Errno::ENOENT);
         }
-        if self.inodes.through().is_some() && make.kind == Kind::CharDev && make.rdev == 0 {
+        if self.inodes.base().through().is_some() && make.kind == Kind::CharDev && make.rdev == 0 {
             // It would hide the name.
             return Err(Errno::EPERM);
         }
@@ -150,9 +150,9 @@ impl Names {
         } else {
             make.mode
         };
-        let file = if self.inodes.is_hidden(&dir, name)? {
+        let file = if self.inodes.base().is_hidden(&dir, name)? {
             let make = |hidden: &Name| create(&dir, hidden, make, mode);
-            self.inodes.make_over(&dir, name, make)?
+            self.inodes.base().make_over(&dir, name, make)?
         } else {
             create(&dir, name, make, mode)?
         };
@@ -170,7 +170,7 @@ impl Names {
             Ok(stat) if stat.kind == Kind::Symlink && make.kind == Kind::Symlink => {
                 Ok(sys::readlink_at(dir, name.as_bytes())? == make.target)
             }
-            Ok(stat) => Ok(stat.kind == make.kind && !self.inodes.is_hidden(dir, name)?),
+            Ok(stat) => Ok(stat.kind == make.kind && !self.inodes.base().is_hidden(dir, name)?),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(errno),
         }
@@ -201,7 +201,7 @@ impl Names {
         how: NameTouch,
         mut undo: Vec<Undo>,
     ) -> SysResult<()> {
-        self.inodes.check_free(parent, dir, name)?;
+        self.inodes.base().check_free(parent, dir, name)?;
         self.timeline
             .processes
             .touch_name(&change.author, parent.slot, name, how);
@@ -332,7 +332,7 @@ impl Names {
     ) -> SysResult<Made> {
         self.busy.probe_first_for_name(change, slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
-        let stat = self.inodes.shown(slot, stat);
+        let stat = self.inodes.base().shown(slot, stat);
         let dir = self.inodes.dir(to.parent)?;
         let mut undo = Vec::new();
         self.captures
@@ -351,8 +351,8 @@ impl Names {
         )?;
         self.durability.order_names()?;
         let link = |name: &Name| sys::link_at(from, from_name.as_bytes(), &dir, name.as_bytes());
-        if self.inodes.is_hidden(&dir, &to.name)? {
-            self.inodes.make_over(&dir, &to.name, link)?;
+        if self.inodes.base().is_hidden(&dir, &to.name)? {
+            self.inodes.base().make_over(&dir, &to.name, link)?;
         } else {
             link(&to.name)?;
         }
@@ -361,7 +361,7 @@ impl Names {
             let removed = self.removal.discard(at, &dir, stat.kind);
             tracing::debug!(?removed, "a link that could not be looked at");
         })?;
-        let stat = self.inodes.shown(slot, stat);
+        let stat = self.inodes.base().shown(slot, stat);
         self.durability.note_linked(slot);
         self.timeline.epochs.count(1);
         let generation =

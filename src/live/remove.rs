@@ -156,18 +156,18 @@ impl Removal {
         name: &'a Name,
     ) -> SysResult<Target<'a>> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
-        if self.inodes.through().is_some() && hides_name(&stat) {
+        if self.inodes.base().through().is_some() && hides_name(&stat) {
             return Err(Errno::ENOENT);
         }
         let slot = self.inodes.slot_of(&stat)?;
-        let stat = self.inodes.shown(slot, stat);
+        let stat = self.inodes.base().shown(slot, stat);
         Ok(Target::known(parent, dir, name, stat, slot))
     }
 
     /// A directory has no names.
     pub(super) fn is_empty(&self, target: &Target<'_>) -> SysResult<bool> {
-        if self.inodes.through().is_some() {
-            return self.inodes.is_empty(target.slot.into());
+        if self.inodes.base().through().is_some() {
+            return self.inodes.base().is_empty(target.slot.into());
         }
         let fd = sys::open_path_at(target.dir, target.name.as_bytes())?;
         Ok(sys::list_dir(fd)?.is_empty())
@@ -188,9 +188,9 @@ impl Removal {
             Kind::Dir => sys::rmdir_at(dir, name),
             _ => sys::unlink_at(dir, name),
         };
-        let hides = self.inodes.must_hide(parent, name)?;
+        let hides = self.inodes.base().must_hide(parent, name)?;
         // A directory of a branch may have whiteouts in it, which go with it.
-        let through = match self.inodes.through() {
+        let through = match self.inodes.base().through() {
             Some(through) if hides || kind == Kind::Dir => through,
             _ => return remove(dir, name.as_bytes()),
         };
@@ -410,7 +410,7 @@ impl Removal {
             nodes.remove_link(target.slot, &place);
         }
         if last {
-            if let Some(through) = self.inodes.through() {
+            if let Some(through) = self.inodes.base().through() {
                 through.note_gone(target.slot);
             }
             self.dirs.remove(target.slot);
@@ -442,11 +442,11 @@ impl Removal {
         self.removal_first(change, &target)?;
         let past = !self.timeline.epochs.is_born(target.slot);
         // The filesystem itself would not see what the base has.
-        let asks = past || self.inodes.through().is_some();
+        let asks = past || self.inodes.base().through().is_some();
         if want_dir && asks && !self.is_empty(&target)? {
             return Err(Errno::ENOTEMPTY);
         }
-        let hides = self.inodes.must_hide(parent, name)?;
+        let hides = self.inodes.base().must_hide(parent, name)?;
         let (mut undo, mut more) = (Vec::new(), Vec::new());
         self.captures.keep_dir(parent, &dir, &mut undo)?;
         let fate = self.plan_unlink(&target, &mut undo, &mut more)?;

@@ -147,14 +147,14 @@ impl Swaps {
         let (dir, name) = (self.inodes.dir(to.parent)?, to.name.as_bytes());
         let stat = match sys::stat_at(&dir, name) {
             Err(Errno::ENOENT) => return Ok(Sight { dir, found: None }),
-            Ok(stat) if self.inodes.through().is_some() && hides(&stat) => {
+            Ok(stat) if self.inodes.base().through().is_some() && hides(&stat) => {
                 return Ok(Sight { dir, found: None });
             }
             stat => stat?,
         };
         let slot = self.inodes.slot_of(&stat)?;
         let found = Found {
-            stat: self.inodes.shown(slot, stat),
+            stat: self.inodes.base().shown(slot, stat),
             slot,
             xattrs: OnceCell::new(),
             fd: OnceCell::new(),
@@ -376,7 +376,7 @@ impl Swaps {
         let Some((target, fate)) = target else {
             let dir = self.inodes.dir(to.parent)?;
             self.durability.order_names()?;
-            let how = match self.inodes.is_hidden(&dir, &to.name)? {
+            let how = match self.inodes.base().is_hidden(&dir, &to.name)? {
                 true => RenameMode::Replace,
                 false => RenameMode::NoReplace,
             };

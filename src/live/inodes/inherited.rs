@@ -6,16 +6,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::through::{HIDDEN_PREFIX, Mark, Through, hides};
-use super::{At, Found, Inodes};
-use crate::history::present::{Present, Trail};
+use super::super::through::{HIDDEN_PREFIX, Through, hides};
+use super::{At, Inodes};
+use crate::history::present::Trail;
 use crate::history::view::Source;
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, Place};
-use crate::sys::{
-    self, DirEntry, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, XattrMode, Xattrs,
-};
+use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Xattrs};
 
 /// Directories above an inode: more than any path has.
 const DEPTH_MAX: usize = 1 << 20;
@@ -30,6 +28,12 @@ const OWN_OFFSET: u64 = 1 << 61;
 
 /// Names of a directory, and whether none comes after them.
 type Listing = (Vec<(DirEntry, Child)>, bool);
+
+/// What of a branch is answered by its base. Of a tree that is no branch it is nothing.
+#[derive(Clone, Copy)]
+pub(in crate::live) struct Inheritance<'a> {
+    pub(super) inodes: &'a Inodes,
+}
 
 /// An inherited inode: where it is, and the way to it in the base.
 #[derive(Debug)]
@@ -68,13 +72,21 @@ impl Inodes {
             .map_or(0, |through| through.base.level)
     }
 
-    pub(in crate::live) fn through(&self) -> Option<&Arc<Through>> {
-        self.through.as_ref()
+    /// What is inherited.
+    pub(in crate::live) fn base(&self) -> Inheritance<'_> {
+        Inheritance { inodes: self }
+    }
+}
+
+impl<'a> Inheritance<'a> {
+    pub(in crate::live) fn through(self) -> Option<&'a Arc<Through>> {
+        self.inodes.through.as_ref()
     }
 
     /// The branch has no inode for it yet.
-    pub(in crate::live) fn is_inherited(&self, slot: Slot) -> bool {
-        self.through
+    pub(in crate::live) fn is_inherited(self, slot: Slot) -> bool {
+        self.inodes
+            .through
             .as_ref()
             .is_some_and(|through| through.is_inherited(slot))
     }
@@ -84,8 +96,8 @@ impl Inodes {
     ///
     /// # Errors
     /// ESTALE: it cannot be found, or is gone.
-    pub(in crate::live) fn inherited(&self, at: At<'_>) -> SysResult<Vec<Inherited>> {
-        let Some(through) = self.through.as_ref() else {
+    pub(in crate::live) fn inherited(self, at: At<'_>) -> SysResult<Vec<Inherited>> {
+        let Some(through) = self.inodes.through.as_ref() else {
             return Ok(Vec::new());
         };
         let (mut at, mut steps) = (at, Vec::new());
@@ -102,7 +114,7 @@ impl Inodes {
         };
         let mut way = through.own_way(at.slot)?.ok_or(Errno::ESTALE)?;
         // A whiteout says that it is gone.
-        match sys::stat_at(self.dir(at)?, top.name.as_bytes()) {
+        match sys::stat_at(self.inodes.dir(at)?, top.name.as_bytes()) {
             Err(Errno::ENOENT) => {}
             Ok(_) => return Err(Errno::ESTALE),
             Err(errno) => return Err(errno),
@@ -118,11 +130,11 @@ impl Inodes {
         Ok(found)
     }
 
-    fn inherited_place(&self, at: At<'_>) -> SysResult<Place> {
-        if let Some(place) = self.known_place(at.slot) {
+    fn inherited_place(self, at: At<'_>) -> SysResult<Place> {
+        if let Some(place) = self.inodes.known_place(at.slot) {
             return Ok(place);
         }
-        let (places, unknown) = self.places_known(at);
+        let (places, unknown) = self.inodes.places_known(at);
         places
             .into_iter()
             .next()
@@ -134,10 +146,10 @@ impl Inodes {
     /// # Errors
     /// As [`Inodes::inherited`].
     pub(in crate::live) fn base_way(
-        &self,
+        self,
         at: At<'_>,
-    ) -> SysResult<Option<(&Through, Arc<Trail>)>> {
-        let Some(through) = self.through.as_deref() else {
+    ) -> SysResult<Option<(&'a Through, Arc<Trail>)>> {
+        let Some(through) = self.inodes.through.as_deref() else {
             return Ok(None);
         };
         if !through.is_inherited(at.slot) {
@@ -164,14 +176,14 @@ impl Inodes {
     /// # Errors
     /// As [`Inodes::inherited`].
     pub(in crate::live) fn looks_through(
-        &self,
+        self,
         dir: At<'_>,
-    ) -> SysResult<Option<(&Through, Arc<Trail>)>> {
+    ) -> SysResult<Option<(&'a Through, Arc<Trail>)>> {
         if let Some((through, way)) = self.base_way(dir)? {
             through.keep_way(&way);
             return Ok(Some((through, way)));
         }
-        let Some(through) = self.through.as_deref() else {
+        let Some(through) = self.inodes.through.as_deref() else {
             return Ok(None);
         };
         Ok(through.own_way(dir.slot)?.map(|way| (through, way)))
@@ -182,7 +194,7 @@ impl Inodes {
     /// # Errors
     /// Those of the view.
     pub(in crate::live) fn child_of_base(
-        &self,
+        self,
         dir: At<'_>,
         name: &Name,
     ) -> SysResult<Option<Child>> {
@@ -193,25 +205,29 @@ impl Inodes {
     }
 
     /// The branch's own inode at a name; `Err`: there is none, and whether the name is hidden.
-    fn own_child(&self, dir: At<'_>, name: &Name) -> SysResult<Result<(Child, Stat), bool>> {
+    pub(super) fn own_child(
+        self,
+        dir: At<'_>,
+        name: &Name,
+    ) -> SysResult<Result<(Child, Stat), bool>> {
         if self.is_inherited(dir.slot) {
             return Ok(Err(false));
         }
         if name.as_bytes().starts_with(HIDDEN_PREFIX) {
             return Ok(Err(true));
         }
-        let stat = match sys::stat_at(self.dir(dir)?, name.as_bytes()) {
+        let stat = match sys::stat_at(self.inodes.dir(dir)?, name.as_bytes()) {
             Ok(stat) if hides(&stat) => return Ok(Err(true)),
             Ok(stat) => stat,
             Err(Errno::ENOENT) => return Ok(Err(false)),
             Err(errno) => return Err(errno),
         };
-        let (slot, kind) = (self.slot_of(&stat)?, stat.kind);
+        let (slot, kind) = (self.inodes.slot_of(&stat)?, stat.kind);
         Ok(Ok((Child { slot, kind }, self.shown(slot, stat))))
     }
 
     /// As [`Present::child`], of a branch.
-    pub(super) fn child_through(&self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
+    pub(super) fn child_through(self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
         match self.own_child(dir, name)? {
             Ok((child, _)) => Ok(Some(child)),
             Err(true) => Ok(None),
@@ -220,16 +236,12 @@ impl Inodes {
     }
 
     /// What is at a name of a branch, but for the store.
-    pub(in crate::live) fn child_at(&self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
+    pub(in crate::live) fn child_at(self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
         self.child_through(dir, name)
     }
 
     /// As [`Inodes::stat_child`], of a branch.
-    pub(super) fn stat_through(
-        &self,
-        dir: At<'_>,
-        name: &Name,
-    ) -> SysResult<Option<(Child, Stat)>> {
+    pub(super) fn stat_through(self, dir: At<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
         match self.own_child(dir, name)? {
             Ok(found) => Ok(Some(found)),
             Err(true) => Ok(None),
@@ -242,7 +254,7 @@ impl Inodes {
                     return Ok(None);
                 };
                 if !through.is_inherited(child.slot) {
-                    return Ok(Some((child, self.stat(child.slot)?)));
+                    return Ok(Some((child, self.inodes.stat(child.slot)?)));
                 }
                 let stat = view.attr(&way)?.stat;
                 let ino = child.slot.0;
@@ -252,7 +264,7 @@ impl Inodes {
     }
 
     /// Attributes of an inherited inode; `None`: it is own.
-    pub(super) fn attr_of_base(&self, at: At<'_>) -> SysResult<Option<AttrState>> {
+    pub(super) fn attr_of_base(self, at: At<'_>) -> SysResult<Option<AttrState>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
@@ -261,132 +273,8 @@ impl Inodes {
         Ok(Some(attr))
     }
 
-    /// A whiteout is at a name of a directory of the branch's own.
-    ///
-    /// # Errors
-    /// Those of stat(2), but ENOENT.
-    pub(in crate::live) fn is_hidden(&self, dir: &OwnedFd, name: &Name) -> SysResult<bool> {
-        if self.through.is_none() {
-            return Ok(false);
-        }
-        match sys::stat_at(dir, name.as_bytes()) {
-            Ok(stat) => Ok(hides(&stat)),
-            Err(Errno::ENOENT) => Ok(false),
-            Err(errno) => Err(errno),
-        }
-    }
-
-    /// A name must be hidden by a whiteout once the branch has nothing there: the base has something.
-    ///
-    /// # Errors
-    /// Those of the view.
-    pub(in crate::live) fn must_hide(&self, dir: At<'_>, name: &Name) -> SysResult<bool> {
-        Ok(self.child_of_base(dir, name)?.is_some())
-    }
-
-    /// A name can be given to something: nothing is there. `fd`: the directory.
-    ///
-    /// # Errors
-    /// EEXIST; EPERM for what a branch keeps to itself.
-    pub(in crate::live) fn check_free(
-        &self,
-        dir: At<'_>,
-        fd: &OwnedFd,
-        name: &Name,
-    ) -> SysResult<()> {
-        match sys::stat_at(fd, name.as_bytes()) {
-            Err(Errno::ENOENT) => {}
-            Ok(stat) if self.through.is_some() && hides(&stat) => return Ok(()),
-            Ok(_) => return Err(Errno::EEXIST),
-            Err(errno) => return Err(errno),
-        }
-        if self.through.is_none() {
-            return Ok(());
-        }
-        if name.as_bytes().starts_with(HIDDEN_PREFIX) {
-            return Err(Errno::EPERM);
-        }
-        match self.child_of_base(dir, name)? {
-            Some(_) => Err(Errno::EEXIST),
-            None => Ok(()),
-        }
-    }
-
-    /// Gives something in a directory of the branch's own the name at which a whiteout is, in one
-    /// step. What is made there before has a name that nobody sees.
-    ///
-    /// # Errors
-    /// Those of `make` and of rename(2): then the whiteout is still there.
-    pub(in crate::live) fn make_over<T>(
-        &self,
-        dir: &OwnedFd,
-        name: &Name,
-        make: impl FnOnce(&Name) -> SysResult<T>,
-    ) -> SysResult<T> {
-        let mut hidden = HIDDEN_PREFIX.to_vec();
-        let number = self.copies.fetch_add(1, Ordering::Relaxed);
-        hidden.extend_from_slice(number.to_string().as_bytes());
-        let hidden = Name::new(&hidden);
-        let made = make(&hidden)?;
-        let is_dir = sys::stat_at(dir, hidden.as_bytes())?.kind == Kind::Dir;
-        let (from, to) = (hidden.as_bytes(), name.as_bytes());
-        let put = match is_dir {
-            true => sys::rename_at(dir, from, dir, to, RenameMode::Exchange),
-            false => sys::rename_at(dir, from, dir, to, RenameMode::Replace),
-        };
-        match (is_dir, &put) {
-            // The whiteout.
-            (true, Ok(())) => sys::unlink_at(dir, from)?,
-            (true, Err(_)) => sys::rmdir_at(dir, from)?,
-            (false, Ok(())) => {}
-            (false, Err(_)) => sys::unlink_at(dir, from)?,
-        }
-        put.map(|()| made)
-    }
-
-    /// An own inode of which the branch knows no name, for they are the base's.
-    pub(super) fn found_by_link(&self, slot: Slot) -> SysResult<Option<Found>> {
-        let Some(through) = self.through.as_ref() else {
-            return Ok(None);
-        };
-        let Some(name) = through.link_of(slot) else {
-            return Ok(None);
-        };
-        let dir = Arc::clone(through.links());
-        let stat = sys::stat_at(&dir, name.as_bytes())?;
-        Ok((self.slot_of(&stat) == Ok(slot)).then_some(Found {
-            parent: Slot::STAGING,
-            dir,
-            name,
-            stat,
-        }))
-    }
-
-    /// A name of an own inode that only the base has.
-    ///
-    /// # Errors
-    /// ESTALE: none that is known.
-    pub(super) fn place_in_base(&self, at: At<'_>) -> SysResult<Place> {
-        for place in self.places(at) {
-            let child = self.child_through(place.parent.into(), &place.name)?;
-            if child.is_some_and(|child| child.slot == at.slot) {
-                return Ok(place);
-            }
-        }
-        Err(Errno::ESTALE)
-    }
-
-    /// A name of a directory of the branch's own that only the base has, and that leads to an own
-    /// inode: one of several.
-    ///
-    /// # Errors
-    /// Those of the view.
-    pub(in crate::live) fn is_left(&self, dir: At<'_>, name: &Name) -> SysResult<bool> {
-        Ok(self.own_child(dir, name)? == Err(false))
-    }
-
     /// Extended attributes of an inherited inode, sorted by name; `None`: it is own.
-    pub(in crate::live) fn xattrs_of_base(&self, at: At<'_>) -> SysResult<Option<Xattrs>> {
+    pub(in crate::live) fn xattrs_of_base(self, at: At<'_>) -> SysResult<Option<Xattrs>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
@@ -394,8 +282,8 @@ impl Inodes {
     }
 
     /// What is told of an own inode of a branch.
-    pub(in crate::live) fn shown(&self, slot: Slot, stat: Stat) -> Stat {
-        match &self.through {
+    pub(in crate::live) fn shown(self, slot: Slot, stat: Stat) -> Stat {
+        match &self.inodes.through {
             Some(through) => through.shown(slot, stat),
             None => stat,
         }
@@ -406,7 +294,7 @@ impl Inodes {
     ///
     /// # Errors
     /// Those of the view; EBUSY: it is changed again and again.
-    pub(in crate::live) fn open_inherited(&self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
+    pub(in crate::live) fn open_inherited(self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
@@ -438,8 +326,8 @@ impl Inodes {
     }
 
     /// A file without a name that holds what another does.
-    fn copied_aside(&self, aside: &OwnedFd, of: Option<(&File, u64)>) -> SysResult<File> {
-        let number = self.copies.fetch_add(1, Ordering::Relaxed);
+    fn copied_aside(self, aside: &OwnedFd, of: Option<(&File, u64)>) -> SysResult<File> {
+        let number = self.inodes.copies.fetch_add(1, Ordering::Relaxed);
         let name = format!("peek-{number}");
         let file = sys::create_file_at(aside, name.as_bytes(), Open::READ_WRITE, 0o600)?;
         let removed = sys::unlink_at(aside, name.as_bytes());
@@ -450,7 +338,7 @@ impl Inodes {
                 let filled = sys::read_unlocked_at(source, &mut bytes, 0)?;
                 sys::write_all_at(&file, bytes.get(..filled).unwrap_or_default(), 0)?;
             }
-            Some((source, _)) if self.reflink => sys::clone_file(source, &file)?,
+            Some((source, _)) if self.inodes.reflink => sys::clone_file(source, &file)?,
             Some((source, size)) => sys::copy_data(source, &file, size)?,
             None => {}
         }
@@ -463,7 +351,7 @@ impl Inodes {
     /// whether they are copied up meanwhile. Own names follow in the order of a hash, so that the
     /// place of each stays whatever comes or goes.
     pub(super) fn list_through(
-        &self,
+        self,
         at: At<'_>,
         from: u64,
         count: usize,
@@ -507,12 +395,12 @@ impl Inodes {
     }
 
     /// The names that the branch itself has in a directory, with what they lead to; `None`: hidden.
-    fn own_names(&self, at: At<'_>) -> SysResult<HashMap<Vec<u8>, Option<Child>>> {
+    fn own_names(self, at: At<'_>) -> SysResult<HashMap<Vec<u8>, Option<Child>>> {
         let mut names = HashMap::new();
         if self.is_inherited(at.slot) {
             return Ok(names);
         }
-        let fd = self.dir(at)?;
+        let fd = self.inodes.dir(at)?;
         for entry in sys::list_dir(&fd)? {
             let ours = at.slot == Slot::ROOT && entry.name == STORE_NAME.as_bytes();
             if ours || entry.name.starts_with(HIDDEN_PREFIX) {
@@ -530,96 +418,9 @@ impl Inodes {
                     Err(errno) => return Err(errno),
                 },
             };
-            let slot = self.slot_of_ino(entry.ino)?;
+            let slot = self.inodes.slot_of_ino(entry.ino)?;
             names.insert(entry.name, Some(Child { slot, kind }));
         }
         Ok(names)
-    }
-
-    /// A directory has no names.
-    ///
-    /// # Errors
-    /// Those of listing it.
-    pub(in crate::live) fn is_empty(&self, at: At<'_>) -> SysResult<bool> {
-        if self.through.is_none() {
-            return Ok(sys::list_dir(self.dir(at)?)?.is_empty());
-        }
-        Ok(self.list(&super::at_place(at.slot))?.is_empty())
-    }
-
-    /// Begins to look through: a branch that is opened for the first time gets what its root has in
-    /// the base; of any other it is found out what its own inodes are.
-    ///
-    /// # Errors
-    /// Those of reading the branch's directory and the base, and of setting attributes.
-    pub(in crate::live) fn begin_branch(&self) -> SysResult<()> {
-        let Some(through) = self.through.as_ref() else {
-            return Ok(());
-        };
-        if Mark::of(&sys::all_xattrs(&self.root)?).is_some() {
-            return self.read_marks();
-        }
-        let (view, root) = (through.base.view(), Trail::root());
-        let (stat, xattrs) = (view.attr(&root)?.stat, view.xattrs(&root)?);
-        let mark = Mark {
-            slot: Slot::ROOT,
-            btime: stat.btime,
-            path: Vec::new(),
-        };
-        match sys::chown_fd(&self.root, Some(stat.uid), Some(stat.gid)) {
-            Err(Errno::EPERM) if sys::ids().0 != 0 => {}
-            owned => owned?,
-        }
-        sys::chmod_fd(&self.root, stat.mode)?;
-        for (name, value) in xattrs.into_iter().chain([mark.xattr(Kind::Dir)?]) {
-            sys::setxattr(&self.root, &name, &value, XattrMode::Any)?;
-        }
-        sys::utimens_fd(&self.root, SetTime::At(stat.atime), SetTime::At(stat.mtime))
-    }
-
-    /// Finds out, when a branch is opened, which inodes are the branch's own by their marks, and
-    /// removes what was about to take the place of a whiteout. Costs what the branch has of its own.
-    ///
-    /// # Errors
-    /// Those of reading the branch's directory.
-    fn read_marks(&self) -> SysResult<()> {
-        let Some(through) = self.through.as_ref() else {
-            return Ok(());
-        };
-        let mut open = vec![Arc::clone(&self.root), Arc::clone(&self.staging)];
-        through.read_links()?;
-        let mut below: Vec<(Arc<OwnedFd>, Vec<u8>)> = Vec::new();
-        loop {
-            let dir = match (open.pop(), below.pop()) {
-                (Some(dir), None) => dir,
-                (top, Some((dir, name))) => {
-                    open.extend(top);
-                    Arc::new(sys::open_path_at(&dir, &name)?)
-                }
-                (None, None) => return Ok(()),
-            };
-            for entry in sys::list_dir(&dir)? {
-                let ours = Arc::ptr_eq(&dir, &self.root) && entry.name == STORE_NAME.as_bytes();
-                if ours {
-                    continue;
-                }
-                let stat = sys::stat_at(&dir, &entry.name)?;
-                if entry.name.starts_with(HIDDEN_PREFIX) {
-                    match stat.kind {
-                        Kind::Dir => sys::rmdir_at(&dir, &entry.name)?,
-                        _ => sys::unlink_at(&dir, &entry.name)?,
-                    }
-                } else if !hides(&stat) {
-                    let known = stat.nlink > 1 && through.has_link(stat.ino);
-                    if !known && let Some(mark) = Mark::of(&sys::all_xattrs_at(&dir, &entry.name)?)
-                    {
-                        through.note_own(stat.ino, stat.kind, mark, None);
-                    }
-                    if stat.kind == Kind::Dir {
-                        below.push((Arc::clone(&dir), entry.name));
-                    }
-                }
-            }
-        }
     }
 }

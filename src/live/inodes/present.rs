@@ -18,7 +18,7 @@ const PATH_NAMES_MAX: usize = 1024;
 impl Present for Inodes {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         if self.through.is_some() && !(dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME) {
-            return self.child_through(dir.into(), name);
+            return self.base().child_through(dir.into(), name);
         }
         Ok(self.stat_child(dir.into(), name)?.map(|(child, _)| child))
     }
@@ -35,7 +35,7 @@ impl Present for Inodes {
     }
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
-        if let Some(attr) = self.attr_of_base(node.into())? {
+        if let Some(attr) = self.base().attr_of_base(node.into())? {
             return Ok(attr);
         }
         let stat = self.stat(node)?;
@@ -48,7 +48,7 @@ impl Present for Inodes {
     }
 
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
-        match self.xattrs_of_base(node.into())? {
+        match self.base().xattrs_of_base(node.into())? {
             Some(xattrs) => Ok(xattrs),
             None => sys::all_xattrs(self.fd(node)?),
         }
@@ -60,7 +60,7 @@ impl Present for Inodes {
     }
 
     fn ctime_of(&self, node: &Arc<Trail>, file: &File) -> SysResult<Time> {
-        match self.attr_of_base(node.into())? {
+        match self.base().attr_of_base(node.into())? {
             Some(attr) => Ok(attr.stat.ctime),
             None => Ok(sys::stat_fd(file)?.ctime),
         }
@@ -93,7 +93,7 @@ impl Inodes {
     /// EINVAL if it is none.
     pub fn read_link<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<u8>> {
         let at = at.into();
-        if let Some(attr) = self.attr_of_base(at)? {
+        if let Some(attr) = self.base().attr_of_base(at)? {
             return attr.target.ok_or(Errno::EINVAL);
         }
         if let Some(orphan) = self.nodes.orphan(at.slot) {
@@ -114,7 +114,7 @@ impl Inodes {
         from: u64,
         count: usize,
     ) -> SysResult<(Vec<(DirEntry, Child)>, bool)> {
-        if let Some(listed) = self.list_through(at, from, count)? {
+        if let Some(listed) = self.base().list_through(at, from, count)? {
             return Ok(listed);
         }
         let fd = self.dir(at)?;
@@ -166,7 +166,7 @@ impl Inodes {
             return Ok(None);
         }
         if self.through.is_some() {
-            return self.stat_through(dir, name);
+            return self.base().stat_through(dir, name);
         }
         let fd = self.dir(dir)?;
         match sys::stat_at(&fd, name.as_bytes()) {
@@ -201,7 +201,7 @@ impl Inodes {
     /// The space that a file takes; `None` if it is not there, is no regular file, or the
     /// filesystem cannot tell.
     pub fn allocation(&self, slot: Slot) -> Option<sys::Allocation> {
-        if self.is_inherited(slot) {
+        if self.base().is_inherited(slot) {
             return None;
         }
         let (file, _) = self.open_file(At::from(slot), sys::Open::READ).ok()?;
@@ -216,7 +216,7 @@ impl Inodes {
         if at.slot == Slot::ROOT || self.nodes.is_dead(at.slot) {
             return Err(Errno::ESTALE);
         }
-        if let Some(inherited) = self.inherited(at)?.pop() {
+        if let Some(inherited) = self.base().inherited(at)?.pop() {
             let is_it = self.stat(at)?.kind == kind;
             return is_it.then_some(inherited.place).ok_or(Errno::ESTALE);
         }
@@ -225,7 +225,7 @@ impl Inodes {
             return Err(Errno::ESTALE);
         }
         if found.parent == Slot::STAGING && self.through.is_some() {
-            return self.place_in_base(at);
+            return self.base().place_in_base(at);
         }
         Ok(Place {
             parent: found.parent,
@@ -243,7 +243,7 @@ impl Inodes {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
-        if self.is_inherited(at.slot) {
+        if self.base().is_inherited(at.slot) {
             return match self.locate(at, kind) {
                 Ok(place) => Ok(vec![place]),
                 Err(Errno::ESTALE) => Ok(found),
@@ -276,7 +276,7 @@ impl Inodes {
     /// Somebody has a file open, or mapped, to write to it, or it cannot be known that nobody has.
     pub fn may_be_written(&self, at: At<'_>) -> bool {
         // What is inherited is copied up before anybody can write to it.
-        !self.is_inherited(at.slot)
+        !self.base().is_inherited(at.slot)
             && !self
                 .open_file(at, Open::READ)
                 .and_then(|(file, _)| sys::lease_free(&file))

@@ -71,7 +71,7 @@ impl Names {
         how: RenameMode,
         turn: Turn,
     ) -> SysResult<Option<Slot>> {
-        if how.leaves_whiteout() && self.inodes.through().is_some() {
+        if how.leaves_whiteout() && self.inodes.base().through().is_some() {
             // It would hide the name, and not be there for whoever asked for it.
             return Err(Errno::EINVAL);
         }
@@ -85,19 +85,11 @@ impl Names {
             Err(Errno::ENOENT) => None,
             Err(errno) => return Err(errno),
         };
-        match (&target, how) {
-            (None, RenameMode::Exchange) => return Err(Errno::ENOENT),
-            (Some(_), RenameMode::NoReplace | RenameMode::NoReplaceWhiteout) => {
-                return Err(Errno::EEXIST);
-            }
-            (Some(target), _) if target.slot == source.slot => return Ok(None),
-            (Some(target), RenameMode::Replace | RenameMode::Whiteout) => {
-                self.check_replace(&source, target)?
-            }
-            _ => {}
+        if !self.may_rename(&source, target.as_ref(), how)? {
+            return Ok(None);
         }
         // What the base has there must not come to light.
-        let hides = how != RenameMode::Exchange && self.inodes.must_hide(from.0, from.1)?;
+        let hides = how != RenameMode::Exchange && self.inodes.base().must_hide(from.0, from.1)?;
         self.busy.probe_first_for_name(change, source.slot)?;
         match &target {
             Some(target) if how == RenameMode::Exchange => {
@@ -138,6 +130,25 @@ impl Names {
         }
     }
 
+    /// The errors that rename(2) has for what is at the two names; `false`: they lead to one inode,
+    /// and nothing is to be done.
+    fn may_rename(
+        &self,
+        source: &Target<'_>,
+        target: Option<&Target<'_>>,
+        how: RenameMode,
+    ) -> SysResult<bool> {
+        match (target, how) {
+            (None, RenameMode::Exchange) => Err(Errno::ENOENT),
+            (Some(_), RenameMode::NoReplace | RenameMode::NoReplaceWhiteout) => Err(Errno::EEXIST),
+            (Some(target), _) if target.slot == source.slot => Ok(false),
+            (Some(target), RenameMode::Replace | RenameMode::Whiteout) => {
+                self.check_replace(source, target).map(|()| true)
+            }
+            _ => Ok(true),
+        }
+    }
+
     /// A rename to a name that leads to nothing.
     fn move_to_free(
         &self,
@@ -147,7 +158,7 @@ impl Names {
         undo: Vec<Undo>,
         (how, hides): (RenameMode, bool),
     ) -> SysResult<()> {
-        let over = self.inodes.is_hidden(dir, &to.name)?;
+        let over = self.inodes.base().is_hidden(dir, &to.name)?;
         let more = self.moved(&[(source, to.clone())]);
         self.timeline.epochs.record(&change.author, undo, more)?;
         let is_dir = source.stat.kind == Kind::Dir;

@@ -1,0 +1,235 @@
+//! What is to become a branch's own: names that are hidden, or to be hidden, and the marks of a
+//! branch that is opened. See [`through`](super::super::through).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::through::{HIDDEN_PREFIX, Mark, hides};
+use super::{At, Found, Inheritance};
+use crate::history::present::{Present, Trail};
+use crate::store::ids::{Name, Slot};
+use crate::store::layout::STORE_NAME;
+use crate::store::record::Place;
+use crate::sys::{self, Errno, Kind, RenameMode, SetTime, SysResult, XattrMode};
+
+impl Inheritance<'_> {
+    /// A whiteout is at a name of a directory of the branch's own.
+    ///
+    /// # Errors
+    /// Those of stat(2), but ENOENT.
+    pub(in crate::live) fn is_hidden(self, dir: &OwnedFd, name: &Name) -> SysResult<bool> {
+        if self.inodes.through.is_none() {
+            return Ok(false);
+        }
+        match sys::stat_at(dir, name.as_bytes()) {
+            Ok(stat) => Ok(hides(&stat)),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// A name must be hidden by a whiteout once the branch has nothing there: the base has something.
+    ///
+    /// # Errors
+    /// Those of the view.
+    pub(in crate::live) fn must_hide(self, dir: At<'_>, name: &Name) -> SysResult<bool> {
+        Ok(self.child_of_base(dir, name)?.is_some())
+    }
+
+    /// A name can be given to something: nothing is there. `fd`: the directory.
+    ///
+    /// # Errors
+    /// EEXIST; EPERM for what a branch keeps to itself.
+    pub(in crate::live) fn check_free(
+        self,
+        dir: At<'_>,
+        fd: &OwnedFd,
+        name: &Name,
+    ) -> SysResult<()> {
+        match sys::stat_at(fd, name.as_bytes()) {
+            Err(Errno::ENOENT) => {}
+            Ok(stat) if self.inodes.through.is_some() && hides(&stat) => return Ok(()),
+            Ok(_) => return Err(Errno::EEXIST),
+            Err(errno) => return Err(errno),
+        }
+        if self.inodes.through.is_none() {
+            return Ok(());
+        }
+        if name.as_bytes().starts_with(HIDDEN_PREFIX) {
+            return Err(Errno::EPERM);
+        }
+        match self.child_of_base(dir, name)? {
+            Some(_) => Err(Errno::EEXIST),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives something in a directory of the branch's own the name at which a whiteout is, in one
+    /// step. What is made there before has a name that nobody sees.
+    ///
+    /// # Errors
+    /// Those of `make` and of rename(2): then the whiteout is still there.
+    pub(in crate::live) fn make_over<T>(
+        self,
+        dir: &OwnedFd,
+        name: &Name,
+        make: impl FnOnce(&Name) -> SysResult<T>,
+    ) -> SysResult<T> {
+        let mut hidden = HIDDEN_PREFIX.to_vec();
+        let number = self.inodes.copies.fetch_add(1, Ordering::Relaxed);
+        hidden.extend_from_slice(number.to_string().as_bytes());
+        let hidden = Name::new(&hidden);
+        let made = make(&hidden)?;
+        let is_dir = sys::stat_at(dir, hidden.as_bytes())?.kind == Kind::Dir;
+        let (from, to) = (hidden.as_bytes(), name.as_bytes());
+        let put = match is_dir {
+            true => sys::rename_at(dir, from, dir, to, RenameMode::Exchange),
+            false => sys::rename_at(dir, from, dir, to, RenameMode::Replace),
+        };
+        match (is_dir, &put) {
+            // The whiteout.
+            (true, Ok(())) => sys::unlink_at(dir, from)?,
+            (true, Err(_)) => sys::rmdir_at(dir, from)?,
+            (false, Ok(())) => {}
+            (false, Err(_)) => sys::unlink_at(dir, from)?,
+        }
+        put.map(|()| made)
+    }
+
+    /// An own inode of which the branch knows no name, for they are the base's.
+    pub(super) fn found_by_link(self, slot: Slot) -> SysResult<Option<Found>> {
+        let Some(through) = self.inodes.through.as_ref() else {
+            return Ok(None);
+        };
+        let Some(name) = through.link_of(slot) else {
+            return Ok(None);
+        };
+        let dir = Arc::clone(through.links());
+        let stat = sys::stat_at(&dir, name.as_bytes())?;
+        Ok((self.inodes.slot_of(&stat) == Ok(slot)).then_some(Found {
+            parent: Slot::STAGING,
+            dir,
+            name,
+            stat,
+        }))
+    }
+
+    /// A name of an own inode that only the base has.
+    ///
+    /// # Errors
+    /// ESTALE: none that is known.
+    pub(super) fn place_in_base(self, at: At<'_>) -> SysResult<Place> {
+        for place in self.inodes.places(at) {
+            let child = self.child_through(place.parent.into(), &place.name)?;
+            if child.is_some_and(|child| child.slot == at.slot) {
+                return Ok(place);
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// A name of a directory of the branch's own that only the base has, and that leads to an own
+    /// inode: one of several.
+    ///
+    /// # Errors
+    /// Those of the view.
+    pub(in crate::live) fn is_left(self, dir: At<'_>, name: &Name) -> SysResult<bool> {
+        Ok(self.own_child(dir, name)? == Err(false))
+    }
+
+    /// A directory has no names.
+    ///
+    /// # Errors
+    /// Those of listing it.
+    pub(in crate::live) fn is_empty(self, at: At<'_>) -> SysResult<bool> {
+        if self.inodes.through.is_none() {
+            return Ok(sys::list_dir(self.inodes.dir(at)?)?.is_empty());
+        }
+        Ok(self.inodes.list(&super::at_place(at.slot))?.is_empty())
+    }
+
+    /// Begins to look through: a branch that is opened for the first time gets what its root has in
+    /// the base; of any other it is found out what its own inodes are.
+    ///
+    /// # Errors
+    /// Those of reading the branch's directory and the base, and of setting attributes.
+    pub(in crate::live) fn begin_branch(self) -> SysResult<()> {
+        let Some(through) = self.inodes.through.as_ref() else {
+            return Ok(());
+        };
+        if Mark::of(&sys::all_xattrs(&self.inodes.root)?).is_some() {
+            return self.read_marks();
+        }
+        let (view, root) = (through.base.view(), Trail::root());
+        let (stat, xattrs) = (view.attr(&root)?.stat, view.xattrs(&root)?);
+        let mark = Mark {
+            slot: Slot::ROOT,
+            btime: stat.btime,
+            path: Vec::new(),
+        };
+        match sys::chown_fd(&self.inodes.root, Some(stat.uid), Some(stat.gid)) {
+            Err(Errno::EPERM) if sys::ids().0 != 0 => {}
+            owned => owned?,
+        }
+        sys::chmod_fd(&self.inodes.root, stat.mode)?;
+        for (name, value) in xattrs.into_iter().chain([mark.xattr(Kind::Dir)?]) {
+            sys::setxattr(&self.inodes.root, &name, &value, XattrMode::Any)?;
+        }
+        sys::utimens_fd(
+            &self.inodes.root,
+            SetTime::At(stat.atime),
+            SetTime::At(stat.mtime),
+        )
+    }
+
+    /// Finds out, when a branch is opened, which inodes are the branch's own by their marks, and
+    /// removes what was about to take the place of a whiteout. Costs what the branch has of its own.
+    ///
+    /// # Errors
+    /// Those of reading the branch's directory.
+    fn read_marks(self) -> SysResult<()> {
+        let Some(through) = self.inodes.through.as_ref() else {
+            return Ok(());
+        };
+        let mut open = vec![
+            Arc::clone(&self.inodes.root),
+            Arc::clone(&self.inodes.staging),
+        ];
+        through.read_links()?;
+        let mut below: Vec<(Arc<OwnedFd>, Vec<u8>)> = Vec::new();
+        loop {
+            let dir = match (open.pop(), below.pop()) {
+                (Some(dir), None) => dir,
+                (top, Some((dir, name))) => {
+                    open.extend(top);
+                    Arc::new(sys::open_path_at(&dir, &name)?)
+                }
+                (None, None) => return Ok(()),
+            };
+            for entry in sys::list_dir(&dir)? {
+                let ours =
+                    Arc::ptr_eq(&dir, &self.inodes.root) && entry.name == STORE_NAME.as_bytes();
+                if ours {
+                    continue;
+                }
+                let stat = sys::stat_at(&dir, &entry.name)?;
+                if entry.name.starts_with(HIDDEN_PREFIX) {
+                    match stat.kind {
+                        Kind::Dir => sys::rmdir_at(&dir, &entry.name)?,
+                        _ => sys::unlink_at(&dir, &entry.name)?,
+                    }
+                } else if !hides(&stat) {
+                    let known = stat.nlink > 1 && through.has_link(stat.ino);
+                    if !known && let Some(mark) = Mark::of(&sys::all_xattrs_at(&dir, &entry.name)?)
+                    {
+                        through.note_own(stat.ino, stat.kind, mark, None);
+                    }
+                    if stat.kind == Kind::Dir {
+                        below.push((Arc::clone(&dir), entry.name));
+                    }
+                }
+            }
+        }
+    }
+}
