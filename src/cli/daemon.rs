@@ -30,7 +30,7 @@ use super::trees::Trees;
 use super::{holder, holders, mounts, serving};
 use crate::control::SOCKET_NAME;
 use crate::engine::api::*;
-use crate::engine::branches::Ending;
+use crate::engine::branches::{Brancher, Ending};
 use crate::engine::request::Service;
 use crate::engine::succession::Succession;
 use crate::engine::word::word;
@@ -160,7 +160,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     };
     let trees = Trees::serve_branches_of(&engine, args);
     if started.is_ok() {
-        engine.mount_branches();
+        Brancher::new(&engine).mount_all();
     }
     let announced =
         started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
@@ -413,7 +413,7 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
 
 /// Ends what is left of the branches, before what they look through to.
 fn end_branches(engine: &Engine, trees: &Trees, how: Ending) {
-    if let Err(error) = engine.end_branches(how) {
+    if let Err(error) = Brancher::new(engine).end_all(how) {
         tracing::warn!(%error, "a branch does not end");
     }
     if how == Ending::Lazy {

@@ -14,7 +14,8 @@ pub use self::answers::{
 };
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
-use super::branches::{self, Bases};
+use super::bases::Bases;
+use super::branches;
 use super::error;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -424,7 +425,7 @@ impl<'a> Undoer<'a> {
                         pinned: Some(reason),
                         ..
                     }) => Some(error::pinned(*id, &reason)),
-                    Some(_) => Bases::of(&self.timeline().store().layout)
+                    Some(_) => Bases::of(self.timeline().store().layout.branches())
                         .and_then(|bases| bases.check(*id))
                         .err(),
                     None => self.missing(*id),
