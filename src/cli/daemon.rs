@@ -131,14 +131,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         .transpose()
         .on("/dev/fuse")?;
     let engine = Engine::open(config(args, link.as_ref(), before)?)?;
-    let listener = match control.map_or_else(|| bind(&engine), |socket| Ok(socket.into())) {
-        // The tree is served all the same: who removes something makes room.
-        Err(cause) if lacks_room(&cause) => {
-            engine.warn("the filesystem is full: the verbs work once there is room for the control socket; remove something".into());
-            None
-        }
-        bound => Some(bound.on("the control socket")?),
-    };
+    let listener = listen(&engine, control)?;
     let resumed = device.is_some();
     let session = match start_session(args, &engine, device) {
         Ok(session) => session,
@@ -183,6 +176,19 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     }
     tracing::info!("the daemon ends");
     announced.map(drop)
+}
+
+/// The control socket: the one that a worker which died has left, or a new one. `None`: there is no
+/// room for one.
+fn listen(engine: &Engine, left: Option<OwnedFd>) -> VerbResult<Option<UnixListener>> {
+    match left.map_or_else(|| bind(engine), |socket| Ok(socket.into())) {
+        // The tree is served all the same: who removes something makes room.
+        Err(cause) if lacks_room(&cause) => {
+            engine.warn("the filesystem is full: the verbs work once there is room for the control socket; remove something".into());
+            Ok(None)
+        }
+        bound => bound.on("the control socket").map(Some),
+    }
 }
 
 /// No daemon listens there now; a stale socket is only refused. On a full disk it stays: its inode
