@@ -30,7 +30,7 @@ use super::trees::Trees;
 use super::{holder, holders, mounts, serving};
 use crate::control::SOCKET_NAME;
 use crate::engine::api::*;
-use crate::engine::branches::Ending;
+use crate::engine::branches::{Brancher, Ending};
 use crate::engine::request::Service;
 use crate::engine::succession::Succession;
 use crate::engine::word::word;
@@ -131,14 +131,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         .transpose()
         .on("/dev/fuse")?;
     let engine = Engine::open(config(args, link.as_ref(), before)?)?;
-    let listener = match control.map_or_else(|| bind(&engine), |socket| Ok(socket.into())) {
-        // The tree is served all the same: who removes something makes room.
-        Err(cause) if lacks_room(&cause) => {
-            engine.warn("the filesystem is full: the verbs work once there is room for the control socket; remove something".into());
-            None
-        }
-        bound => Some(bound.on("the control socket")?),
-    };
+    let listener = listen(&engine, control)?;
     let resumed = device.is_some();
     let session = match start_session(args, &engine, device) {
         Ok(session) => session,
@@ -160,7 +153,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     };
     let trees = Trees::serve_branches_of(&engine, args);
     if started.is_ok() {
-        engine.mount_branches();
+        Brancher::new(&engine).mount_all();
     }
     let announced =
         started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
@@ -183,6 +176,19 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     }
     tracing::info!("the daemon ends");
     announced.map(drop)
+}
+
+/// The control socket: the one that a worker which died has left, or a new one. `None`: there is no
+/// room for one.
+fn listen(engine: &Engine, left: Option<OwnedFd>) -> VerbResult<Option<UnixListener>> {
+    match left.map_or_else(|| bind(engine), |socket| Ok(socket.into())) {
+        // The tree is served all the same: who removes something makes room.
+        Err(cause) if lacks_room(&cause) => {
+            engine.warn("the filesystem is full: the verbs work once there is room for the control socket; remove something".into());
+            Ok(None)
+        }
+        bound => bound.on("the control socket").map(Some),
+    }
 }
 
 /// No daemon listens there now; a stale socket is only refused. On a full disk it stays: its inode
@@ -413,7 +419,7 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
 
 /// Ends what is left of the branches, before what they look through to.
 fn end_branches(engine: &Engine, trees: &Trees, how: Ending) {
-    if let Err(error) = engine.end_branches(how) {
+    if let Err(error) = Brancher::new(engine).end_all(how) {
         tracing::warn!(%error, "a branch does not end");
     }
     if how == Ending::Lazy {

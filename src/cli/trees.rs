@@ -12,7 +12,7 @@ use super::error::{On, hinted};
 use super::{daemon, mounts};
 use crate::control::{Answers, SOCKET_NAME};
 use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::branches::{BranchTree, Ending, Host};
+use crate::engine::branches::{BranchTree, Brancher, Ending, Host};
 use crate::engine::request::Service;
 use crate::engine::{Config, Engine};
 use crate::fuse::Session;
@@ -127,7 +127,7 @@ impl Trees {
             served.abort();
             let _ = ends.recv_timeout(END_TIMEOUT);
         }
-        if let Err(error) = engine.end_branches(Ending::Lazy) {
+        if let Err(error) = Brancher::new(&engine).end_all(Ending::Lazy) {
             tracing::warn!(branch = name, %error, "its own branches did not end");
         }
         engine.close();
@@ -204,7 +204,7 @@ impl Host for Trees {
             for holder in daemon::watch_below(&args, engine) {
                 engine.warn(super::holders::passed_by(std::iter::once(&holder)));
             }
-            engine.mount_branches();
+            Brancher::new(engine).mount_all();
         }
         Ok(())
     }

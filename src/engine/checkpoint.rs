@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::api::{
     CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult, microseconds,
 };
-use super::branches::Bases;
+use super::bases::Bases;
 use super::compare::States;
 use super::control::Snapdir;
 use super::error;
@@ -337,7 +337,7 @@ impl Checkpoints {
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        Bases::of(&self.timeline().store().layout)?.check(id)?;
+        Bases::of(self.timeline().store().layout.branches())?.check(id)?;
         let hidden = self.timeline().operations.operate(
             by,
             undoes,
@@ -366,7 +366,7 @@ impl Checkpoints {
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        Bases::of(&self.timeline().store().layout)?.check(id)?;
+        Bases::of(self.timeline().store().layout.branches())?.check(id)?;
         let unneeded = timeline
             .unneeded_without(id)
             .map_err(error::history_unread)?;

@@ -23,6 +23,7 @@ pub mod api;
 mod attribution;
 mod audit;
 pub mod auto;
+mod bases;
 pub mod branches;
 pub mod check;
 mod checkpoint;

@@ -23,6 +23,7 @@ use super::find::Search;
 use super::gc::Collector;
 use super::request::Caches;
 use super::serving::Serving;
+use super::takeover::Takeover;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 use crate::store::layout::STAGING_NAME;
@@ -115,7 +116,7 @@ impl Engine {
             succession,
             branches,
         );
-        engine.hand_over();
+        Takeover::new(&engine).hand_over();
         engine.take_up(&aftermath).map_err(failed)?;
         Ok(engine)
     }
@@ -214,7 +215,7 @@ impl Engine {
                 tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
             }
         }
-        self.adopt_tree()
+        Takeover::new(self).adopt_tree()
     }
 
     /// Starts the threads that see to the store while it is served.

@@ -22,6 +22,7 @@ use super::request::{
     Attr, Caller, Entry, Fh, FsInfo, LeftOpen, Listed, Looked, Names, NewNode, NodeId, Opened,
     RenameMode, Seek, Service, SetAttr, XattrMode,
 };
+use super::takeover::Takeover;
 use crate::live::{HandleId, Make, NewAttrs, Turn};
 use crate::store::ids::Slot;
 use crate::store::layout::is_own_xattr;
@@ -40,11 +41,11 @@ impl Service for Engine {
     }
 
     fn adopt(&self, left: &LeftOpen) -> SysResult<()> {
-        self.adopt_open(left)
+        Takeover::new(self).adopt_open(left)
     }
 
     fn adopted(&self) {
-        self.adopt_rest();
+        Takeover::new(self).adopt_rest();
     }
 
     fn started(&self, passthrough: bool) {

@@ -18,23 +18,35 @@ impl Engine {
             .as_ref()
             .is_some_and(|succession| succession.orphans.is_some())
     }
+}
+
+/// What a worker does to go on where another died, and for another to go on where it does.
+pub(super) struct Takeover<'a> {
+    engine: &'a Engine,
+}
+
+impl<'a> Takeover<'a> {
+    pub(super) fn new(engine: &'a Engine) -> Takeover<'a> {
+        Takeover { engine }
+    }
 
     /// From now on everything that the next worker must know is left to it.
     pub(super) fn hand_over(&self) {
-        if let Some(succession) = &self.succession {
-            self.live.handover.hand_over(Legacy::new(
+        if let Some(succession) = &self.engine.succession {
+            self.engine.live.handover.hand_over(Legacy::new(
                 Arc::clone(&succession.ledger),
                 Arc::clone(&succession.keeper),
             ));
-            self.views.past.hand_over(&succession.ledger);
+            self.engine.views.past.hand_over(&succession.ledger);
         }
     }
 
     /// Finds what the kernel may know of the tree.
     pub(super) fn adopt_tree(&self) -> SysResult<()> {
-        if self.took_over() {
+        if self.engine.took_over() {
             let started = std::time::Instant::now();
             let inodes = self
+                .engine
                 .live
                 .adoption
                 .adopt_tree(|name| is_reserved(NodeId(Slot::ROOT.0), name))?;
@@ -46,6 +58,7 @@ impl Engine {
     /// See [`super::request::Service::adopt`].
     pub(super) fn adopt_open(&self, left: &LeftOpen) -> SysResult<()> {
         let Some(orphans) = self
+            .engine
             .succession
             .as_ref()
             .and_then(|succession| succession.orphans.as_ref())
@@ -53,19 +66,20 @@ impl Engine {
             return Err(Errno::ESTALE);
         };
         if left.fh.0 & PAST_HANDLE != 0 {
-            let node = self.views.past_node(left.node)?;
-            return self
-                .views
-                .past
-                .adopt(&self.states.view(node.state()), node, left.fh);
+            let node = self.engine.views.past_node(left.node)?;
+            return self.engine.views.past.adopt(
+                &self.engine.states.view(node.state()),
+                node,
+                left.fh,
+            );
         }
         let io = if left.passthrough {
             IoMode::Passthrough
         } else {
             IoMode::Daemon
         };
-        let change = crate::live::Change::by(self.live.writers.opener(left.by));
-        self.live.adoption.adopt_open(
+        let change = crate::live::Change::by(self.engine.live.writers.opener(left.by));
+        self.engine.live.adoption.adopt_open(
             &change,
             HandleId(left.fh.0),
             Slot(left.node.0),
@@ -78,11 +92,12 @@ impl Engine {
     /// See [`super::request::Service::adopted`].
     pub(super) fn adopt_rest(&self) {
         if let Some(orphans) = self
+            .engine
             .succession
             .as_ref()
             .and_then(|succession| succession.orphans.as_ref())
         {
-            self.live.adoption.adopt_rest(orphans);
+            self.engine.live.adoption.adopt_rest(orphans);
         }
     }
 }

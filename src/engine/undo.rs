@@ -14,7 +14,8 @@ pub use self::answers::{
 };
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
-use super::branches::{self, Bases};
+use super::bases::Bases;
+use super::branches;
 use super::error;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -23,9 +24,9 @@ use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
 use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Kept, Reason, Trigger};
-use crate::sys::Errno;
+use crate::store::record::{Actor, Kept, Reason, Trigger};
 use crate::sys::lock::MutexGuard;
+use crate::sys::{Errno, SysResult};
 
 /// Operations that one answer tells at most.
 const OPERATIONS_MAX: usize = 10_000;
@@ -359,19 +360,7 @@ impl<'a> Undoer<'a> {
                 .checkpoints
                 .hide_checkpoint(by, undoes, *id)
                 .map(drop),
-            Deed::Deleted { id, .. } => {
-                let timeline = self.timeline();
-                let hidden = timeline.catalogue.hidden_checkpoint(*id);
-                let hidden = hidden.ok_or(Errno::ENOENT).map_err(failed)?;
-                let (revived, records) = (
-                    Deed::Revived { id: *id },
-                    timeline.operations.reviving(&hidden),
-                );
-                timeline
-                    .operations
-                    .operate(by, undoes, revived, records)
-                    .map_err(failed)
-            }
+            Deed::Deleted { id, .. } => self.revive(by, undoes, *id).map_err(failed),
             Deed::Restored {
                 guard, paths, only, ..
             } => {
@@ -415,6 +404,16 @@ impl<'a> Undoer<'a> {
         }
     }
 
+    /// Brings a deleted checkpoint back.
+    fn revive(&self, by: &Actor, undoes: Option<u64>, id: CheckpointId) -> SysResult<()> {
+        let timeline = self.timeline();
+        let hidden = timeline.catalogue.hidden_checkpoint(id);
+        let records = timeline.operations.reviving(&hidden.ok_or(Errno::ENOENT)?);
+        timeline
+            .operations
+            .operate(by, undoes, Deed::Revived { id }, records)
+    }
+
     /// Why an operation cannot be undone now, if so.
     fn obstacle(&self, operation: &Operation) -> Option<VerbError> {
         match &operation.deed {
@@ -424,7 +423,7 @@ impl<'a> Undoer<'a> {
                         pinned: Some(reason),
                         ..
                     }) => Some(error::pinned(*id, &reason)),
-                    Some(_) => Bases::of(&self.timeline().store().layout)
+                    Some(_) => Bases::of(self.timeline().store().layout.branches())
                         .and_then(|bases| bases.check(*id))
                         .err(),
                     None => self.missing(*id),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::api::{VerbError, VerbResult};
-use super::branches::Ending;
+use super::branches::{Brancher, Ending};
 use super::error::{Code, failed, hinted};
 use super::requester::Requester;
 use super::verb::Verb;
@@ -41,13 +41,13 @@ impl Verb for Unmount {
         engine.hush();
         engine.keep_at_end(self.keep);
         // Whoever takes a mount away because only their own shell is in it means that one alone.
-        engine.end_branches(if self.lazy && !self.leave {
+        Brancher::new(engine).end_all(if self.lazy && !self.leave {
             Ending::Lazy
         } else {
             Ending::Unused
         })?;
         unmount(at, self.lazy).map_err(|cause| {
-            engine.mount_branches();
+            Brancher::new(engine).mount_all();
             unmount_error(at, cause)
         })
     }

@@ -197,14 +197,13 @@ fn tell(branch: &BranchInfo, made: bool, command: &[OsString], ended: &Ended, co
         return;
     }
     if let Some(changed) = branch.changed {
+        let (name, changed) = (&branch.name, changes::count(changed));
+        let base = branch
+            .base
+            .map_or_else(String::new, |base| base.to_string());
         context.out.talk(&format!(
-            "branch {}: {} since checkpoint {}; to see it: ckptfs branch diff {}",
-            branch.name,
-            changes::count(changed),
-            branch
-                .base
-                .map_or_else(String::new, |base| base.to_string()),
-            word(&branch.name)
+            "branch {name}: {changed} since checkpoint {base}; to see it: ckptfs branch diff {}",
+            word(name)
         ));
     }
 }

@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use super::open::{open_dir, take_back};
 use super::verbs::{BranchInfo, CreateBranch};
-use super::{Branch, BranchTree, registry_failed};
+use super::{Branch, BranchTree};
 use crate::engine::Engine;
 use crate::engine::api::{CheckpointOptions, VerbResult};
+use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::requester::Requester;
 use crate::engine::word::word;
@@ -83,8 +84,8 @@ pub(super) fn create(
 
 /// Whether there can be one more of this name; how deep it is.
 fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
-    let layout = &engine.timeline().store().layout;
-    let registered = layout.branches().map_err(registry_failed)?;
+    let registry = engine.timeline().store().layout.branches();
+    let registered = registry.all().map_err(registry_failed)?;
     if let Some(there) = registered.entries.iter().find(|entry| entry.name == name) {
         return Err(hinted(
             Code::BranchExists,
@@ -177,8 +178,8 @@ fn hold(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     if !engine.timeline().catalogue.has_checkpoint(entry.base) {
         return Err(engine.states.no_checkpoint(&entry.base.to_string()));
     }
-    let layout = &engine.timeline().store().layout;
-    layout.register_branch(entry).map_err(registry_failed)
+    let registry = engine.timeline().store().layout.branches();
+    registry.register(entry).map_err(registry_failed)
 }
 
 fn make(
@@ -214,9 +215,9 @@ fn make(
         .make_checkpoint(requester.by(), &options, Reason::Asked)
         .inspect_err(|_| branch.close())?;
     (entry.since, entry.made) = (first.id, true);
-    let layout = &engine.timeline().store().layout;
+    let registry = engine.timeline().store().layout.branches();
     remark_branch(root, entry)
-        .and_then(|()| layout.register_branch(entry))
+        .and_then(|()| registry.register(entry))
         .map_err(registry_failed)
         .inspect_err(|_| branch.close())?;
     Ok(branch)

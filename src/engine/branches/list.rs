@@ -3,10 +3,11 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use super::Branch;
 use super::verbs::{BranchInfo, ListBranches};
-use super::{Branch, registry_failed};
 use crate::engine::Engine;
 use crate::engine::api::{Change, ChangeKind, VerbResult};
+use crate::engine::bases::registry_failed;
 use crate::engine::error;
 use crate::history::state::State;
 use crate::store::ids::CheckpointId;
@@ -16,14 +17,14 @@ use crate::store::layout::branches::{Registered, branches_of};
 const COUNTED_MAX: usize = 200_000;
 
 pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<BranchInfo>> {
-    let layout = &engine.timeline().store().layout;
+    let registry = engine.timeline().store().layout.branches();
     if asked.dropped {
-        return layout
-            .dropped_branches()
+        return registry
+            .dropped()
             .map(|registered| infos(registered, true))
             .map_err(registry_failed);
     }
-    let mut all = infos(layout.branches().map_err(registry_failed)?, false);
+    let mut all = infos(registry.all().map_err(registry_failed)?, false);
     for info in &mut all {
         let Ok(branch) = engine.branches.get(&info.name) else {
             continue;

@@ -12,14 +12,12 @@
 
 mod conflicts;
 mod create;
-mod held;
 mod list;
 mod open;
 mod trash;
 pub mod verbs;
 
-pub(super) use held::Bases;
-pub(super) use trash::{empty_trash, invert, obstacle};
+pub(super) use trash::{invert, obstacle};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -27,14 +25,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::api::{VerbError, VerbResult};
+use super::bases::registry_failed;
 use super::config::Config;
 use super::error::{self, Code, hinted};
 use super::word::word;
 use super::{Engine, error::error};
 use crate::history::base::Base;
-use crate::store::StoreError;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::branches::{BranchEntry, is_branch_name};
+use crate::store::layout::branches::{BranchEntry, Registry, is_branch_name};
 use crate::sys::lock::Mutex;
 
 /// A branch that is served.
@@ -211,17 +209,11 @@ impl Branches {
     fn serve(&self, branch: Branch, fresh: bool) -> VerbResult<()> {
         let host = self.host()?;
         let (name, engine) = (branch.name.clone(), Arc::clone(&branch.engine));
-        self.add(branch);
+        self.open.lock().insert(name.clone(), Arc::new(branch));
         host.serve(&name, &engine, fresh).inspect_err(|_| {
             self.ended(&name);
             engine.close();
         })
-    }
-
-    fn add(&self, branch: Branch) {
-        self.open
-            .lock()
-            .insert(branch.name.clone(), Arc::new(branch));
     }
 
     /// The mount of a branch is gone: it is not open any more.
@@ -235,42 +227,35 @@ impl Engine {
     pub fn branches(&self) -> &Branches {
         &self.branches
     }
+}
 
-    /// Notes that an open branch looks through to another checkpoint of the parent from now on, and
-    /// which of its own checkpoints is as that. The one that it had is no longer held when this
-    /// returns. The caller has claimed it, and sees to the engine.
-    ///
-    /// # Errors
-    /// `unknown-branch`; the registry cannot be written.
-    pub fn move_base(&self, name: &str, base: CheckpointId, since: CheckpointId) -> VerbResult<()> {
-        let branch = self.branches.get(name)?;
-        let layout = &self.timeline().store().layout;
-        let entry = self.registered(name)?;
-        let moved = BranchEntry {
-            base,
-            since,
-            ..entry
-        };
-        layout.register_branch(&moved).map_err(registry_failed)?;
-        self.branches.add(Branch {
-            name: name.to_owned(),
-            engine: Arc::clone(&branch.engine),
-            base,
-            since,
-            path: branch.path.clone(),
-        });
-        Ok(())
+/// What is done to the branches of a tree with its engine.
+pub struct Brancher<'a> {
+    engine: &'a Engine,
+}
+
+impl<'a> Brancher<'a> {
+    /// For the branches of the tree that `engine` serves.
+    pub fn new(engine: &'a Engine) -> Brancher<'a> {
+        Brancher { engine }
+    }
+
+    fn registry(&self) -> Registry<'a> {
+        self.engine.timeline().store().layout.branches()
     }
 
     /// A branch as the registry has it, open or not.
     fn registered(&self, name: &str) -> VerbResult<BranchEntry> {
-        let layout = &self.timeline().store().layout;
-        if let Some(entry) = layout.branch(name).map_err(registry_failed)? {
+        if let Some(entry) = self.registry().get(name).map_err(registry_failed)? {
             return Ok(entry);
         }
-        let all = layout.branches().map_err(registry_failed)?.entries;
-        let known: Vec<String> = all.into_iter().map(|entry| entry.name).collect();
-        Err(no_branch(name, &known))
+        Err(no_branch(name, &self.names()?))
+    }
+
+    /// The names of the branches that are registered.
+    fn names(&self) -> VerbResult<Vec<String>> {
+        let all = self.registry().all().map_err(registry_failed)?.entries;
+        Ok(all.into_iter().map(|entry| entry.name).collect())
     }
 }
 
@@ -300,20 +285,6 @@ fn no_branch(name: &str, known: &[String]) -> VerbError {
         format!("there is no branch {name:?}"),
         hint,
     )
-}
-
-/// What is noted of branches cannot be read or written.
-fn registry_failed(cause: StoreError) -> VerbError {
-    match cause {
-        StoreError::BadBranch { file } => hinted(
-            Code::BadBranch,
-            format!("what is noted of the branch {file:?} cannot be understood"),
-            "nothing was changed; it is in .ckptfs/branches or .ckptfs/dropped: move it away if that branch is of no use",
-        ),
-        cause => {
-            error::failed("what is noted of branches cannot be read or written")(cause.errno())
-        }
-    }
 }
 
 /// This directory is a branch's, and shows nothing without what it looks through to.

@@ -4,9 +4,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{Branch, BranchTree, Ending, registry_failed};
+use super::{Branch, BranchTree, Brancher, Ending};
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
+use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::word::word;
 use crate::store::layout::branches::{
@@ -80,10 +81,8 @@ pub(super) fn take_back(engine: &Engine, entry: &BranchEntry, root: &OwnedFd) ->
         // Whoever asked for it may have made it, and take it away.
         let _ = sys::rmdir_at(parent, name);
     }
-    let layout = &engine.timeline().store().layout;
-    layout
-        .unregister_branch(&entry.name)
-        .map_err(registry_failed)
+    let registry = engine.timeline().store().layout.branches();
+    registry.unregister(&entry.name).map_err(registry_failed)
 }
 
 /// Mounts a registered branch. The caller has claimed it.
@@ -124,35 +123,36 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     engine.branches.serve(Branch::of(entry, branch), false)
 }
 
-impl Engine {
+impl Brancher<'_> {
     /// Puts right what a kill has left of branches, and mounts those that there are. What cannot be
     /// mounted is told as a warning, and stays registered.
-    pub fn mount_branches(&self) {
-        let layout = &self.timeline().store().layout;
-        let is_there = |entry: &BranchEntry| open_branch(self, entry).is_ok();
-        if let Err(error) = layout.settle_branches(is_there) {
+    pub fn mount_all(&self) {
+        let registry = self.registry();
+        let is_there = |entry: &BranchEntry| open_branch(self.engine, entry).is_ok();
+        if let Err(error) = registry.settle(is_there) {
             tracing::warn!(%error, "dropped branches were not looked through");
         }
-        let registered = match layout.branches() {
+        let registered = match registry.all() {
             Ok(registered) => registered,
-            Err(error) => return self.warn(registry_failed(error).message),
+            Err(error) => return self.engine.warn(registry_failed(error).message),
         };
         for file in registered.unreadable {
-            self.warn(registry_failed(crate::store::StoreError::BadBranch { file }).message);
+            self.engine
+                .warn(registry_failed(crate::store::StoreError::BadBranch { file }).message);
         }
         for entry in registered.entries {
-            if self.branches.get(&entry.name).is_ok() {
+            if self.engine.branches.get(&entry.name).is_ok() {
                 continue;
             }
-            let mounted = self.branches.claim(&entry.name).and_then(|_claim| {
+            let mounted = self.engine.branches.claim(&entry.name).and_then(|_claim| {
                 if entry.made {
-                    mount(self, &entry)
+                    mount(self.engine, &entry)
                 } else {
                     self.sweep(&entry)
                 }
             });
             if let Err(error) = mounted {
-                self.warn(format!(
+                self.engine.warn(format!(
                     "the branch {} is not mounted: {}",
                     entry.name, error.message
                 ));
@@ -164,15 +164,15 @@ impl Engine {
     ///
     /// # Errors
     /// As [`super::Host::end`].
-    pub fn end_branches(&self, how: Ending) -> VerbResult<()> {
+    pub fn end_all(&self, how: Ending) -> VerbResult<()> {
         // Nobody holds a branch while it ends.
-        let names: Vec<String> = self.branches.open.lock().keys().cloned().collect();
-        let (Some(_), Ok(host)) = (names.first(), self.branches.host()) else {
+        let names: Vec<String> = self.engine.branches.open.lock().keys().cloned().collect();
+        let (Some(_), Ok(host)) = (names.first(), self.engine.branches.host()) else {
             return Ok(());
         };
         for name in names {
             if let Err(error) = host.end(&name, how) {
-                self.mount_branches();
+                self.mount_all();
                 return Err(error);
             }
         }
@@ -186,12 +186,10 @@ impl Engine {
             "its making was cut short: it is taken back"
         );
         match open_dir(&entry.path) {
-            Ok(root) => take_back(self, entry, &root),
+            Ok(root) => take_back(self.engine, entry, &root),
             Err(error) if error.code == Code::NotFound || error.code == Code::NotADirectory => {
-                let layout = &self.timeline().store().layout;
-                layout
-                    .unregister_branch(&entry.name)
-                    .map_err(registry_failed)
+                let registry = self.registry();
+                registry.unregister(&entry.name).map_err(registry_failed)
             }
             Err(error) => Err(error),
         }

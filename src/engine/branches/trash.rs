@@ -3,13 +3,13 @@
 use super::list::changes;
 use super::open::{mount, open_branch, open_dir};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
-use super::{Ending, internal, no_branch, registry_failed};
+use super::{Brancher, Ending, internal, no_branch};
 use crate::engine::api::{TreePath, VerbError, VerbResult};
+use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::word::word;
 use crate::engine::{Engine, Keep};
 use crate::store::StoreError;
-use crate::store::layout::Layout;
 use crate::store::layout::branches::{BranchEntry, branches_of, parent_and_name};
 use crate::store::operation::Deed;
 use crate::store::record::Actor;
@@ -29,7 +29,7 @@ pub(super) fn drop_branch(
         dry_run,
     } = asked;
     let _claim = engine.branches.claim(name)?;
-    let entry = engine.registered(name)?;
+    let entry = Brancher::new(engine).registered(name)?;
     let open = engine.branches.get(name).ok();
     let mut changed: Vec<TreePath> = Vec::new();
     let mut info = BranchInfo {
@@ -40,7 +40,7 @@ pub(super) fn drop_branch(
         let all = changes(branch)?;
         info.changed = Some(all.len() as u64);
         changed.extend(all.into_iter().map(|change| change.path).take(TOLD_MAX));
-        check_childless(name, &branch.engine.child_names()?)?;
+        check_childless(name, &Brancher::new(&branch.engine).names()?)?;
     }
     let report = |branch| DroppedBranch {
         branch,
@@ -73,14 +73,12 @@ pub(super) fn drop_branch(
 /// Moves the directory of a branch that is not mounted into the trash. One that is not there any
 /// more is only forgotten.
 fn throw(engine: &Engine, by: &Actor, undoes: Option<u64>, entry: &BranchEntry) -> VerbResult<()> {
-    let layout = &engine.timeline().store().layout;
+    let registry = engine.timeline().store().layout.branches();
     let root = match open_branch(engine, entry) {
         Err(error)
             if [Code::NotFound, Code::NotADirectory, Code::BadBranch].contains(&error.code) =>
         {
-            return layout
-                .unregister_branch(&entry.name)
-                .map_err(registry_failed);
+            return registry.unregister(&entry.name).map_err(registry_failed);
         }
         root => root?,
     };
@@ -89,8 +87,8 @@ fn throw(engine: &Engine, by: &Actor, undoes: Option<u64>, entry: &BranchEntry) 
     check_childless(&entry.name, &names)?;
     let (parent, name) =
         parent_and_name(&entry.path).ok_or_else(|| internal("a branch is at the root"))?;
-    layout
-        .drop_branch(entry, open_dir(parent)?, name)
+    registry
+        .discard(entry, open_dir(parent)?, name)
         .map_err(|cause| match cause.errno() {
             Errno::EXDEV => hinted(
                 Code::OtherFilesystem,
@@ -150,11 +148,11 @@ pub(in crate::engine) fn obstacle(engine: &Engine, of: (&str, bool)) -> Option<V
 
 /// A branch by its store: one that is in the trash, or one that is not.
 fn find(engine: &Engine, store: &str, dropped: bool) -> VerbResult<BranchEntry> {
-    let layout = &engine.timeline().store().layout;
+    let registry = engine.timeline().store().layout.branches();
     let all = if dropped {
-        layout.dropped_branches()
+        registry.dropped()
     } else {
-        layout.branches()
+        registry.all()
     };
     let mut all = all.map_err(registry_failed)?.entries.into_iter();
     all.find(|entry| entry.id.to_string() == store)
@@ -185,37 +183,10 @@ fn check_childless(name: &str, children: &[String]) -> VerbResult<()> {
     ))
 }
 
-impl Engine {
-    /// The names of the branches that are registered.
-    fn child_names(&self) -> VerbResult<Vec<String>> {
-        let layout = &self.timeline().store().layout;
-        let registered = layout.branches().map_err(registry_failed)?;
-        Ok(registered
-            .entries
-            .into_iter()
-            .map(|entry| entry.name)
-            .collect())
-    }
-}
-
-/// Frees all that was dropped before `before_ns`, for good: nobody brings it back.
-///
-/// # Errors
-/// The trash cannot be read or written.
-pub(in crate::engine) fn empty_trash(layout: &Layout, before_ns: i64) -> VerbResult<()> {
-    let dropped = layout.dropped_branches().map_err(registry_failed)?;
-    for entry in dropped.entries {
-        if layout.dropped_ns(&entry) <= before_ns {
-            layout.free_branch(&entry).map_err(registry_failed)?;
-        }
-    }
-    layout.remove_gone().map_err(registry_failed)
-}
-
 pub(super) fn revive(engine: &Engine, by: &Actor, name: &str) -> VerbResult<BranchInfo> {
     let _claim = engine.branches.claim(name)?;
-    let layout = &engine.timeline().store().layout;
-    let dropped = layout.dropped_branches().map_err(registry_failed)?.entries;
+    let registry = engine.timeline().store().layout.branches();
+    let dropped = registry.dropped().map_err(registry_failed)?.entries;
     let known: Vec<String> = dropped.iter().map(|entry| entry.name.clone()).collect();
     let last = dropped
         .into_iter()
@@ -236,8 +207,8 @@ fn bring_back(
     undoes: Option<u64>,
     entry: &BranchEntry,
 ) -> VerbResult<()> {
-    let (layout, name) = (&engine.timeline().store().layout, &entry.name);
-    if layout.branch(name).map_err(registry_failed)?.is_some() {
+    let (registry, name) = (engine.timeline().store().layout.branches(), &entry.name);
+    if registry.get(name).map_err(registry_failed)?.is_some() {
         return Err(hinted(
             Code::BranchExists,
             format!("there is another branch {name} by now"),
@@ -246,8 +217,8 @@ fn bring_back(
     }
     let (parent, file) =
         parent_and_name(&entry.path).ok_or_else(|| internal("a branch is at the root"))?;
-    layout
-        .revive_branch(entry, open_dir(parent)?, file)
+    registry
+        .revive(entry, open_dir(parent)?, file)
         .map_err(|cause| already_there(entry, cause))?;
     record(engine, by, undoes, entry, false)?;
     mount(engine, entry)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{conflicts, create, list, open, trash};
+use super::{Brancher, conflicts, create, list, open, trash};
 use crate::engine::Engine;
 use crate::engine::api::{StateName, TreePath, VerbResult, host_path};
 use crate::engine::offline::Offline;
@@ -138,7 +138,7 @@ impl Verb for MountBranch {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<BranchInfo> {
         let _claim = engine.branches.claim(&self.name)?;
-        let entry = engine.registered(&self.name)?;
+        let entry = Brancher::new(engine).registered(&self.name)?;
         open::mount(engine, &entry)?;
         Ok(BranchInfo {
             mounted: true,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::super::api::VerbResult;
-use super::super::branches::{Bases, empty_trash};
+use super::super::bases::{Bases, empty_trash};
 use super::super::error;
 use super::Collector;
 use crate::history::operations::Told;
@@ -48,7 +48,7 @@ impl Held {
 impl Collector {
     /// The checkpoints that branches are based on, as the registry has them now.
     pub(super) fn bases(&self) -> VerbResult<Bases> {
-        Bases::of(&self.timeline().store().layout)
+        Bases::of(self.timeline().store().layout.branches())
     }
 
     /// Frees what was dropped of branches: all, or, if nobody asks for it, what is not young any
@@ -64,7 +64,7 @@ impl Collector {
         } else {
             i64::MAX
         };
-        empty_trash(&self.timeline().store().layout, before_ns)
+        empty_trash(self.timeline().store().layout.branches(), before_ns)
     }
 
     /// What is not to be freed yet. `automatic`: nobody asks for anything to be freed, so what was

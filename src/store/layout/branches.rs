@@ -163,20 +163,34 @@ pub struct Registered {
 }
 
 impl Layout {
+    /// The registry of branches.
+    pub fn branches(&self) -> Registry<'_> {
+        Registry { store: &self.dir }
+    }
+}
+
+/// The registry of branches of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct Registry<'a> {
+    /// The directory `.ckptfs`.
+    store: &'a OwnedFd,
+}
+
+impl Registry<'_> {
     /// The branches that are registered; none if there never was one.
     ///
     /// # Errors
     /// Those of open(2) and read(2); what a file says that cannot be understood is no error.
-    pub fn branches(&self) -> StoreResult<Registered> {
-        entries_in(&self.dir, BRANCHES, |file| Some(file.to_owned()))
+    pub fn all(&self) -> StoreResult<Registered> {
+        entries_in(self.store, BRANCHES, |file| Some(file.to_owned()))
     }
 
     /// Those that were dropped and can be brought back.
     ///
     /// # Errors
-    /// As [`Layout::branches`].
-    pub fn dropped_branches(&self) -> StoreResult<Registered> {
-        entries_in(&self.dir, DROPPED, |file| {
+    /// As [`Registry::all`].
+    pub fn dropped(&self) -> StoreResult<Registered> {
+        entries_in(self.store, DROPPED, |file| {
             file.strip_suffix(ENTRY_SUFFIX).map(str::to_owned)
         })
     }
@@ -185,11 +199,11 @@ impl Layout {
     ///
     /// # Errors
     /// `BadBranch`: what the registry says of it cannot be understood. Those of read(2).
-    pub fn branch(&self, name: &str) -> StoreResult<Option<BranchEntry>> {
+    pub fn get(&self, name: &str) -> StoreResult<Option<BranchEntry>> {
         if !is_branch_name(name) {
             return Ok(None);
         }
-        let Some(dir) = existing(&self.dir, BRANCHES)? else {
+        let Some(dir) = existing(self.store, BRANCHES)? else {
             return Ok(None);
         };
         read_entry(&dir, name)
@@ -199,10 +213,10 @@ impl Layout {
     ///
     /// # Errors
     /// Those of write(2), fsync(2) and rename(2).
-    pub fn register_branch(&self, entry: &BranchEntry) -> StoreResult<()> {
-        let dir = own_dir(&self.dir, BRANCHES)?;
+    pub fn register(&self, entry: &BranchEntry) -> StoreResult<()> {
+        let dir = own_dir(self.store, BRANCHES)?;
         // The directory itself may be new.
-        at::sync_dir(&self.dir).map_err(StoreError::io("sync", BRANCHES))?;
+        at::sync_dir(self.store).map_err(StoreError::io("sync", BRANCHES))?;
         at::write_whole(&dir, &entry.name, &entry.text()).map_err(StoreError::io("write", BRANCHES))
     }
 
@@ -210,8 +224,8 @@ impl Layout {
     ///
     /// # Errors
     /// Those of unlink(2).
-    pub fn unregister_branch(&self, name: &str) -> StoreResult<()> {
-        let Some(dir) = existing(&self.dir, BRANCHES)? else {
+    pub fn unregister(&self, name: &str) -> StoreResult<()> {
+        let Some(dir) = existing(self.store, BRANCHES)? else {
             return Ok(());
         };
         remove_file(&dir, name).map_err(StoreError::io("remove", BRANCHES))
@@ -219,18 +233,13 @@ impl Layout {
 
     /// Moves the directory of a branch, `name` in `parent`, into the trash, and then its entry: one
     /// rename each, whatever is in it. Durable on return; a kill between the two is put right by
-    /// [`Layout::settle_branches`].
+    /// [`Registry::settle`].
     ///
     /// # Errors
     /// EXDEV: the directory is on another filesystem. Those of rename(2).
-    pub fn drop_branch(
-        &self,
-        entry: &BranchEntry,
-        parent: impl AsFd,
-        name: &[u8],
-    ) -> StoreResult<()> {
-        let dropped = own_dir(&self.dir, DROPPED)?;
-        at::sync_dir(&self.dir).map_err(StoreError::io("sync", DROPPED))?;
+    pub fn discard(&self, entry: &BranchEntry, parent: impl AsFd, name: &[u8]) -> StoreResult<()> {
+        let dropped = own_dir(self.store, DROPPED)?;
+        at::sync_dir(self.store).map_err(StoreError::io("sync", DROPPED))?;
         let failed = || StoreError::io("move", DROPPED);
         rename_new(&parent, name, &dropped, entry.id.to_string().as_bytes()).map_err(failed())?;
         at::sync_dir(&parent).map_err(failed())?;
@@ -238,7 +247,7 @@ impl Layout {
     }
 
     fn entry_to_trash(&self, dropped: &OwnedFd, entry: &BranchEntry) -> StoreResult<()> {
-        let branches = own_dir(&self.dir, BRANCHES)?;
+        let branches = own_dir(self.store, BRANCHES)?;
         let failed = || StoreError::io("move", BRANCHES);
         let to = format!("{}{ENTRY_SUFFIX}", entry.id);
         rename_new(&branches, entry.name.as_bytes(), dropped, to.as_bytes()).map_err(failed())?;
@@ -252,13 +261,8 @@ impl Layout {
     ///
     /// # Errors
     /// EEXIST: there is something of that name. ENOENT: it was freed. Those of rename(2).
-    pub fn revive_branch(
-        &self,
-        entry: &BranchEntry,
-        parent: impl AsFd,
-        name: &[u8],
-    ) -> StoreResult<()> {
-        let dropped = own_dir(&self.dir, DROPPED)?;
+    pub fn revive(&self, entry: &BranchEntry, parent: impl AsFd, name: &[u8]) -> StoreResult<()> {
+        let dropped = own_dir(self.store, DROPPED)?;
         let failed = || StoreError::io("move", DROPPED);
         rename_new(&dropped, entry.id.to_string().as_bytes(), &parent, name).map_err(failed())?;
         at::sync_dir(&parent).map_err(failed())?;
@@ -266,7 +270,7 @@ impl Layout {
     }
 
     fn entry_from_trash(&self, dropped: &OwnedFd, entry: &BranchEntry) -> StoreResult<()> {
-        let branches = own_dir(&self.dir, BRANCHES)?;
+        let branches = own_dir(self.store, BRANCHES)?;
         let failed = || StoreError::io("move", BRANCHES);
         let from = format!("{}{ENTRY_SUFFIX}", entry.id);
         rename_new(dropped, from.as_bytes(), &branches, entry.name.as_bytes()).map_err(failed())?;
@@ -280,26 +284,23 @@ impl Layout {
     ///
     /// # Errors
     /// Those of rename(2) and unlink(2).
-    pub fn settle_branches(
-        &self,
-        is_at_its_place: impl Fn(&BranchEntry) -> bool,
-    ) -> StoreResult<()> {
-        let Some(dropped) = existing(&self.dir, DROPPED)? else {
+    pub fn settle(&self, is_at_its_place: impl Fn(&BranchEntry) -> bool) -> StoreResult<()> {
+        let Some(dropped) = existing(self.store, DROPPED)? else {
             return Ok(());
         };
         let is_in_trash = |entry: &BranchEntry| {
             at::is_dir(&dropped, entry.id.to_string().as_bytes()).unwrap_or(false)
         };
-        for entry in self.branches()?.entries {
+        for entry in self.all()?.entries {
             if is_in_trash(&entry) {
                 self.entry_to_trash(&dropped, &entry)?;
             }
         }
-        for entry in self.dropped_branches()?.entries {
+        for entry in self.dropped()?.entries {
             if is_in_trash(&entry) {
                 continue;
             }
-            if is_at_its_place(&entry) && self.branch(&entry.name)?.is_none() {
+            if is_at_its_place(&entry) && self.get(&entry.name)?.is_none() {
                 self.entry_from_trash(&dropped, &entry)?;
             } else {
                 remove_file(&dropped, &format!("{}{ENTRY_SUFFIX}", entry.id))
@@ -310,12 +311,12 @@ impl Layout {
     }
 
     /// Frees a dropped branch for good: its base is held no more when this returns, and of its
-    /// directory a descriptor's path is left to be removed with [`Layout::remove_gone`].
+    /// directory a descriptor's path is left to be removed with [`Registry::remove_gone`].
     ///
     /// # Errors
     /// Those of rename(2) and unlink(2).
-    pub fn free_branch(&self, entry: &BranchEntry) -> StoreResult<()> {
-        let Some(dropped) = existing(&self.dir, DROPPED)? else {
+    pub fn free(&self, entry: &BranchEntry) -> StoreResult<()> {
+        let Some(dropped) = existing(self.store, DROPPED)? else {
             return Ok(());
         };
         let failed = || StoreError::io("free", DROPPED);
@@ -329,10 +330,13 @@ impl Layout {
 
     /// When a branch was dropped, nanoseconds since 1970: its entry was moved then.
     pub fn dropped_ns(&self, entry: &BranchEntry) -> i64 {
-        let stat = existing(&self.dir, DROPPED).ok().flatten().and_then(|dir| {
-            let name = format!("{}{ENTRY_SUFFIX}", entry.id);
-            rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()
-        });
+        let stat = existing(self.store, DROPPED)
+            .ok()
+            .flatten()
+            .and_then(|dir| {
+                let name = format!("{}{ENTRY_SUFFIX}", entry.id);
+                rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()
+            });
         // What is not known is young: it stays.
         stat.map_or(i64::MAX, |stat| stat.st_ctime.saturating_mul(1_000_000_000))
     }
@@ -342,7 +346,7 @@ impl Layout {
     /// # Errors
     /// Those of unlink(2).
     pub fn remove_gone(&self) -> StoreResult<()> {
-        let Some(dropped) = existing(&self.dir, DROPPED)? else {
+        let Some(dropped) = existing(self.store, DROPPED)? else {
             return Ok(());
         };
         let failed = || StoreError::io("remove", DROPPED);
@@ -440,10 +444,11 @@ pub fn store_id(root: impl AsFd) -> Option<StoreId> {
 /// dropped.
 ///
 /// # Errors
-/// As [`Layout::branches`].
+/// As [`Registry::all`].
 pub fn branches_of(root: impl AsFd) -> StoreResult<(Registered, Registered)> {
     let layout = Layout::open_existing_readonly(root)?;
-    Ok((layout.branches()?, layout.dropped_branches()?))
+    let registry = layout.branches();
+    Ok((registry.all()?, registry.dropped()?))
 }
 
 fn existing(parent: impl AsFd, name: &str) -> StoreResult<Option<OwnedFd>> {
