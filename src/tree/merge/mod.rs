@@ -6,10 +6,10 @@
 //! So a file that was renamed here and written to there is renamed and has the new content. What
 //! both changed differently is a [`Conflict`], and stays as `ours` has it.
 //!
-//! - [`side`]: the inodes of a state, with the numbers that they have in common, and their places.
-//! - [`places`]: which inode is at which names, such that it is a tree.
+//! - `side`: the inodes of a state, with the numbers that they have in common, and their places.
+//! - `places`: which inode is at which names, such that it is a tree.
 //! - `scope`: which of them are at or below some paths.
-//! - [`inodes`]: content and attributes.
+//! - `inodes`: content and attributes.
 //! - [`text`]: lines of three versions of a text.
 //! - [`outcome`]: what comes of it, as a [`Tree`] that a plan can be made for.
 //!
