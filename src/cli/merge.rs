@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::branch::drop::drop_branch;
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
@@ -9,9 +10,10 @@ use super::restore::TimesArg;
 use super::tree_path::in_tree;
 use super::{changes, locate, time};
 use crate::engine::api::{
-    ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide, Merged, StateName, Times, TreePath,
-    VerbResult,
+    ConflictKind, DropBranch, Merge, MergeConflict, MergePolicy, MergeSide, Merged, StateName,
+    Times, TreePath, VerbResult,
 };
+use crate::engine::word::word;
 
 /// Do in the tree what a branch did since it began
 ///
@@ -36,6 +38,9 @@ pub struct Args {
     /// is built again, or `kept`, the one that they have there
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
+    /// Drop the branch once it is merged; `ckptfs branch restore` brings it back until gc
+    #[arg(long, conflicts_with_all = ["base", "paths", "dry_run"])]
+    drop: bool,
     /// Only list what would change, and what clashes
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -80,7 +85,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         .map(|path| in_tree(&served.root, &served.cwd, path))
         .collect::<VerbResult<_>>()?;
     let ask = Merge {
-        what: args.what,
+        what: args.what.clone(),
         base: args.base.map(StateName),
         paths,
         policy: args.policy.policy(),
@@ -96,10 +101,22 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     interrupt.end(&context.out)?;
     if merged.refused {
-        Err(Failure::No)
-    } else {
-        Ok(())
+        return Err(Failure::No);
     }
+    if args.drop {
+        let ask = DropBranch {
+            name: args.what,
+            force: false,
+            dry_run: false,
+        };
+        let dropped = drop_branch(&mut served, ask, &context.out)?;
+        let name = &dropped.branch.name;
+        context.out.talk(&format!(
+            "dropped {name}; until gc it can be brought back: ckptfs branch restore {}",
+            word(name)
+        ));
+    }
+    Ok(())
 }
 
 fn print(merged: &Merged, context: &mut Context) -> Outcome {

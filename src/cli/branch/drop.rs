@@ -9,7 +9,7 @@ use super::super::locate::{self, Served};
 use super::super::output::Out;
 use super::super::{changes, mounts};
 use super::git;
-use crate::engine::api::{Code, DropBranch, DroppedBranch, ListBranches, VerbError};
+use crate::engine::api::{Code, DropBranch, DroppedBranch, ListBranches, VerbError, VerbResult};
 use crate::engine::word::word;
 
 /// Unmount a branch and move it to the trash; `ckptfs branch restore` brings it back until gc
@@ -30,32 +30,41 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let asked = served.client.ask(DropBranch {
-        name: args.name.clone(),
+    let ask = DropBranch {
+        name: args.name,
         force: args.force,
         dry_run: args.dry_run,
-    });
-    let dropped = match asked {
-        Err(error) if error.code == Code::BranchInUse => {
-            let all = served.client.ask(ListBranches::default())?;
-            let branch = all.iter().find(|branch| branch.name == args.name);
-            return Err(match branch {
-                Some(branch) => in_use(&args.name, &branch.path, error),
-                None => error,
-            }
-            .into());
-        }
-        dropped => dropped?,
     };
-    if !dropped.dry_run {
-        tell_git(&mut served, &dropped, &context.out);
-    }
+    let dropped = drop_branch(&mut served, ask, &context.out)?;
     context.out.answer(&dropped, |out| {
         for line in told(&dropped) {
             out.text_line(&line)?;
         }
         Ok(())
     })
+}
+
+/// Drops a branch, and has git forget it.
+///
+/// # Errors
+/// Those of [`DropBranch`]; one that is in use with whom uses it.
+pub fn drop_branch(served: &mut Served, ask: DropBranch, out: &Out) -> VerbResult<DroppedBranch> {
+    let name = ask.name.clone();
+    let dropped = match served.client.ask(ask) {
+        Err(error) if error.code == Code::BranchInUse => {
+            let all = served.client.ask(ListBranches::default())?;
+            let branch = all.iter().find(|branch| branch.name == name);
+            return Err(match branch {
+                Some(branch) => in_use(&name, &branch.path, error),
+                None => error,
+            });
+        }
+        dropped => dropped?,
+    };
+    if !dropped.dry_run {
+        tell_git(served, &dropped, out);
+    }
+    Ok(dropped)
 }
 
 /// Has git forget the branch. The branch is dropped already: what cannot be done is only told.

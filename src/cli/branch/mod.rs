@@ -3,7 +3,7 @@
 mod conflicts;
 mod create;
 mod diff;
-mod drop;
+pub mod drop;
 mod git;
 mod list;
 mod mount;

@@ -78,6 +78,14 @@ fn a_branch_that_clashes(v: Variant) {
         sh(&root, "head -1 f; tail -1 f"),
         "<<<<<<< live\n>>>>>>> fix\n"
     );
+    // What was not merged is not dropped.
+    rig.mount.ok(&["undo"]);
+    assert!(!rig.mount.run(&["merge", "fix", "--drop"]).status.success());
+    assert!(root.with_file_name("project@fix").exists());
+    rig.mount.ok(&["merge", "fix", "--theirs", "--drop"]);
+    assert_eq!(sh(&root, "cat f g"), "t\nt\n");
+    assert!(!root.with_file_name("project@fix").exists());
+    rig.mount.ok(&["branch", "restore", "fix"]);
     let unknown = rig.mount.run(&["merge", "nothing"]);
     assert!(!unknown.status.success());
 }
