@@ -2,101 +2,160 @@
 
 use super::support::{fault, lines, merge, same};
 use crate::common::command::sh;
-use crate::common::random::is_long;
-use crate::common::tree::{TreeOpts, compare, tree};
-use crate::common::{Io, Variant, for_each_variant};
+use crate::common::random::{Random, is_long, seed};
+use crate::common::tree::{Tree, TreeOpts, compare, tree};
+use crate::common::{Rig, Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::Plan;
+use ckptfs::internals::sys::fault::{Call, Plan};
 
-const BASE: &str = "mkdir -p d/e; for f in a b c d/f d/e/g; do seq 20 > $f; done; ln a d/hard; setfattr -n user.a -v 1 b";
-const THEIRS: &str = "echo more >> a; mv d moved; rm c; echo new > new; mkdir m; echo m > m/m; chmod 600 b; echo x > moved/f; setfattr -n user.a -v 2 b; echo t >> moved/e/g";
+const BASE: &str =
+    "mkdir -p d/e; for f in a b c d/f d/e/g; do seq 20 > $f; done; setfattr -n user.a -v 1 b";
+const THEIRS: &str = "echo more >> a; mv d moved; rm c; echo new > new; mkdir m; echo m > m/m; chmod 600 b; ln a hard; setfattr -n user.a -v 2 b; echo t >> moved/e/g";
 const OURS: &str = "e s/^3$/three/ d/e/g; echo own > own";
-/// Calls after which a merge is over in any case.
-const CALLS_MAX: u64 = 5000;
+/// What changes something. A call of the index is not here: another thread makes it, whenever.
+const KINDS: [Call; 9] = [
+    Call::Create,
+    Call::Make,
+    Call::Link,
+    Call::Rename,
+    Call::Unlink,
+    Call::Write,
+    Call::Clone,
+    Call::SetAttributes,
+    Call::SetXattr,
+];
 
-for_each_variant! { one => killed_at_each_call, a_call_that_fails }
+for_each_variant! { one => killed_at_calls, calls_that_fail }
 
-/// The daemon is killed at its first, second, third ... call of a merge: the next mount has either
-/// done it, and tells of the operation, or not.
-fn killed_at_each_call(v: Variant) {
-    let (mut nth, mut taken_back, mut done) = (if v.io == Io::Daemon { 5 } else { 1 }, 0, false);
-    while !done {
-        let mut rig = lines(v, BASE, THEIRS, OURS);
-        let root = rig.path().to_owned();
-        let before = tree(&root);
+/// The calls of a merge that something is to happen at, `some` of each kind, as the seed says.
+/// Each write, which is where every record of it is made: of the
+/// guard, of its begin, of what it changes and of its end; and one that is not made any more. In the long form each call. The merges
+/// that they are counted in are undone.
+fn calls_of_a_merge(rig: &Rig, before: &Tree, some: u64) -> Vec<(Call, u64)> {
+    let mut random = Random::new(seed("calls of a merge", 1));
+    let mut chosen = Vec::new();
+    for kind in KINDS {
+        fault(rig, Some(Plan::nth(0, Errno::EIO).only(kind)));
+        let (merged, done) = merge(rig, &[]);
+        let (calls, _) = fault(rig, None);
+        assert!(done && calls > 0, "{kind:?}: {merged}");
+        rig.mount.ok(&["undo"]);
+        same(rig.path(), before);
+        let mut nths: Vec<u64> = if is_long() || kind == Call::Write {
+            (1..=calls + u64::from(kind == Call::Write)).collect()
+        } else {
+            (0..some).map(|_| 1 + random.below(calls)).collect()
+        };
+        nths.sort_unstable();
+        nths.dedup();
+        println!("{kind:?}: {nths:?} of {calls}");
+        chosen.extend(nths.into_iter().map(|nth| (kind, nth)));
+    }
+    chosen
+}
+
+fn newest(rig: &Rig) -> u64 {
+    let log = rig.mount.log_json();
+    let ids = log.as_array().expect("a list").iter();
+    ids.filter_map(|checkpoint| checkpoint["id"].as_u64())
+        .max()
+        .expect("a checkpoint")
+}
+
+/// Everything of both is there; then it is undone.
+fn undone(rig: &Rig, before: &Tree) {
+    let said = sh(
+        rig.path(),
+        "cat new m/m own; tail -1 hard; sed -n 3p moved/e/g; tail -1 moved/e/g",
+    );
+    assert_eq!(said, "new\nm\nown\nmore\nthree\nt\n");
+    rig.mount.ok(&["undo"]);
+    same(rig.path(), before);
+}
+
+/// The daemon is killed in the midst of a merge: the next mount has either done it, and tells of
+/// the operation, or not.
+fn killed_at_calls(v: Variant) {
+    let mut rig = lines(v, BASE, THEIRS, OURS);
+    let root = rig.path().to_owned();
+    let before = tree(&root);
+    let [mut not_begun, mut taken_back, mut done] = [0; 3];
+    for (kind, nth) in calls_of_a_merge(&rig, &before, 1) {
+        let shown = format!("killed at call {nth} of {kind:?}");
+        let guards = newest(&rig);
         rig.mount.kill_holder();
         let plan = Plan {
             kill: true,
-            ..Plan::nth(nth, Errno::EIO)
+            ..Plan::nth(nth, Errno::EIO).only(kind)
         };
         fault(&rig, Some(plan));
-        let answered = rig
-            .mount
-            .run(&["merge", "2", "--base", "1"])
-            .status
-            .success();
-        if rig.mount.run(&["log"]).status.success() {
-            done = true;
-            fault(&rig, None);
-        } else {
-            rig.mount.kill();
-            rig.mount.remount();
-        }
-        let merged = rig.mount.json(&["ops"])[0]["what"] == "merge";
-        let wrong = compare(&tree(&root), &before, &TreeOpts::default());
-        assert_eq!(merged, !wrong.is_empty(), "killed at call {nth}: {wrong:?}");
-        assert!(merged || !answered, "killed at call {nth}, it was answered");
-        if merged {
-            let said = sh(
-                &root,
-                "cat new m/m own; tail -1 a; sed -n 3p moved/e/g; tail -1 moved/e/g",
-            );
-            assert_eq!(said, "new\nm\nown\nmore\nthree\nt\n");
-        } else {
-            let known = rig.mount.log_json().as_array().expect("a list").len();
-            taken_back += usize::from(known > 3);
-        }
+        let answered = rig.mount.run(&["merge", "2", "--base", "1"]);
+        rig.mount.kill();
+        rig.mount.remount();
         let staging = root.join(".ckptfs/tmp/restore");
-        assert_eq!(sh(&staging, "ls"), "", "killed at call {nth}");
-        nth += if is_long() { 1 } else { 13 };
-        assert!(nth < CALLS_MAX, "it never gets by");
+        assert_eq!(sh(&staging, "ls"), "", "{shown}");
+        if rig.mount.json(&["ops"])[0]["what"] == "merge" {
+            undone(&rig, &before);
+            done += 1;
+            continue;
+        }
+        assert!(!answered.status.success(), "{shown}, it was answered");
+        let wrong = compare(&tree(&root), &before, &TreeOpts::default());
+        assert!(wrong.is_empty(), "{shown}: {wrong:?}");
+        match newest(&rig) > guards {
+            true => taken_back += 1,
+            false => not_begun += 1,
+        }
     }
-    assert!(
-        taken_back > 2,
-        "it was cut short and taken back {taken_back} times"
-    );
+    let found = format!("not begun {not_begun}, taken back {taken_back}, done {done}");
+    println!("{v:?}: {found}");
+    assert!(not_begun > 0 && taken_back > 0 && done > 0, "{found}");
 }
 
-/// Each of its calls fails once: the merge is done, or everything is as it was and it can be done.
-fn a_call_that_fails(v: Variant) {
+/// A call fails once, or it and all after it: the merge is done, or everything is as it was and it
+/// can be done. Only where it cannot be taken back either its guard, which it names, does that.
+fn calls_that_fail(v: Variant) {
     let rig = lines(v, BASE, THEIRS, OURS);
     let root = rig.path().to_owned();
     let before = tree(&root);
-    let (mut nth, mut failures) = (1, 0);
-    loop {
-        fault(&rig, Some(Plan::nth(nth, Errno::ENOSPC)));
+    let [mut not_begun, mut taken_back, mut done, mut left] = [0; 4];
+    let calls = calls_of_a_merge(&rig, &before, 2);
+    let once = calls.iter().map(|call| (*call, false));
+    let lasting = calls.iter().filter(|(_, nth)| is_long() || nth % 3 == 1);
+    let lasting = lasting.map(|call| (*call, true));
+    for ((kind, nth), lasting) in once.chain(lasting) {
+        let guards = newest(&rig);
+        let plan = Plan {
+            lasting,
+            ..Plan::nth(nth, Errno::ENOSPC).only(kind)
+        };
+        fault(&rig, Some(plan));
         let output = rig.mount.run(&["merge", "2", "--base", "1"]);
         let (_, failed) = fault(&rig, None);
-        let shown = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let shown = format!("{kind:?}, call {nth}, lasting: {lasting}: {said}");
         if output.status.success() {
-            assert!(
-                merge(&rig, &[]).0["changes"]
-                    .as_array()
-                    .expect("a list")
-                    .is_empty()
-            );
-            rig.mount.ok(&["undo"]);
-            same(&root, &before);
+            undone(&rig, &before);
+            done += 1;
+            continue;
+        }
+        let why = "the merge failed: No space left on device";
+        assert!(failed > 0 && said.contains(why), "{shown}");
+        let guard = newest(&rig);
+        let way_back = format!("nothing is lost: `ckptfs restore {guard}`");
+        if guard == guards {
+            not_begun += 1;
+        } else if lasting && said.contains(&way_back) {
+            rig.mount.restore(guard);
+            left += 1;
         } else {
-            failures += 1;
-            let wrong = compare(&tree(&root), &before, &TreeOpts::default());
-            assert!(wrong.is_empty(), "call {nth} failed: {shown}: {wrong:?}");
+            assert!(said.contains("everything is as it was before"), "{shown}");
+            taken_back += 1;
         }
-        if failed == 0 {
-            break;
-        }
-        nth += if is_long() { 1 } else { 4 };
-        assert!(nth < CALLS_MAX, "it never gets by");
+        let wrong = compare(&tree(&root), &before, &TreeOpts::default());
+        assert!(wrong.is_empty(), "{shown}: {wrong:?}");
     }
-    assert!(failures > 0, "it never failed");
+    let found = format!("not begun {not_begun}, taken back {taken_back}, done {done}, left {left}");
+    println!("{v:?}: {found}");
+    assert!(not_begun > 0 && taken_back > 0 && done > 0, "{found}");
 }
