@@ -169,8 +169,11 @@ impl Views {
             (Some(file), Seek::Hole) => sys::seek_hole(file, offset),
         };
         match self.open_file(fh)? {
-            Open::Live(handle) => find(Some(&*self.live.files.source(&handle)?)),
-            Open::Past(handle) => handle.with(&self.states.view(handle.state()), find),
+            Open::Live(handle) => self.live.files.with_source(&handle, find),
+            Open::Past(handle) => {
+                let view = self.states.view(handle.state());
+                handle.content.with(&view, find)
+            }
         }
     }
 
@@ -201,8 +204,11 @@ impl Views {
                 })
         };
         let copied = match source {
-            Open::Live(source) => copy(Some(&*self.live.files.source(&source)?))?,
-            Open::Past(source) => source.with(&self.states.view(source.state()), copy)?,
+            Open::Live(source) => self.live.files.with_source(&source, copy)?,
+            Open::Past(source) => {
+                let view = self.states.view(source.state());
+                source.content.with(&view, copy)?
+            }
         };
         Ok(copied as u64)
     }

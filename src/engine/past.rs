@@ -5,18 +5,17 @@
 //! and `rsync` take equal numbers for the same file.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::request::{Fh, NodeId};
 use crate::history::present::Trail;
 use crate::history::state::State;
-use crate::history::view::{Source, View};
+use crate::history::view::{OpenContent, View};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
 use crate::sys::lock::{Mutex, RwLock};
-use crate::sys::{self, Errno, Kind, Ledger, ROW_WORDS, RowId, SysResult};
+use crate::sys::{Errno, Kind, Ledger, ROW_WORDS, RowId, SysResult};
 
 /// Set in the number of every past node.
 pub(super) const PAST: u64 = 1 << 62;
@@ -38,7 +37,7 @@ pub(super) struct PastNode {
 /// An open file of a view.
 pub(super) struct PastHandle {
     node: PastNode,
-    open: Mutex<(Source, Option<Arc<File>>)>,
+    pub(super) content: OpenContent,
 }
 
 /// Rows of a ledger that tell of nodes: number, checkpoint, named, slot, kind, slot of the
@@ -327,64 +326,21 @@ impl PastNode {
 
 impl PastHandle {
     fn open(view: &View<'_>, node: PastNode) -> SysResult<Arc<PastHandle>> {
-        let (source, file) = view.open(&node.trail)?;
-        let open = Mutex::new((source, file.map(Arc::new)));
-        Ok(Arc::new(PastHandle { node, open }))
+        let content = OpenContent::open(view, &node.trail)?;
+        Ok(Arc::new(PastHandle { node, content }))
     }
 
     pub(super) fn state(&self) -> State {
         self.node.state()
     }
 
+    /// Reads.
+    pub(super) fn read(&self, view: &View<'_>, offset: u64, size: u32) -> SysResult<Vec<u8>> {
+        self.content.read(view, offset, size)
+    }
+
     /// The inode as the live tree knows it.
     pub(super) fn slot(&self) -> Slot {
         self.node.child.slot
-    }
-
-    /// Does `with` on the file that holds the content; `None` if it is empty. While the content is
-    /// still in the live file, what was done counts only if it is there still after; else it is
-    /// done again on the capture.
-    pub(super) fn with<T>(
-        &self,
-        view: &View<'_>,
-        with: impl Fn(Option<&File>) -> SysResult<T>,
-    ) -> SysResult<T> {
-        self.with_source(view, |_, file| with(file))
-    }
-
-    fn with_source<T>(
-        &self,
-        view: &View<'_>,
-        with: impl Fn(Source, Option<&File>) -> SysResult<T>,
-    ) -> SysResult<T> {
-        loop {
-            let (source, file) = self.open.lock().clone();
-            // Asked before too: a live file that was captured may be locked by who writes to it,
-            // and he may wait for what is asked of us here.
-            if source != Source::Live || view.still_live(&self.node.trail, file.as_deref())? {
-                let answer = with(source, file.as_deref());
-                if source != Source::Live || view.still_live(&self.node.trail, file.as_deref())? {
-                    return answer;
-                }
-            }
-            let (source, file) = view.open(&self.node.trail)?;
-            *self.open.lock() = (source, file.map(Arc::new));
-        }
-    }
-
-    /// Reads.
-    pub(super) fn read(&self, view: &View<'_>, offset: u64, size: u32) -> SysResult<Vec<u8>> {
-        self.with_source(view, |source, file| {
-            let Some(file) = file else {
-                return Ok(Vec::new());
-            };
-            let mut buffer = vec![0_u8; size as usize];
-            let filled = match source {
-                Source::Live => sys::read_unlocked_at(file, &mut buffer, offset)?,
-                _ => sys::read_full_at(file, &mut buffer, offset)?,
-            };
-            buffer.truncate(filled);
-            Ok(buffer)
-        })
     }
 }

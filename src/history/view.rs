@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 mod content;
 
-pub use self::content::Source;
+pub use self::content::{OpenContent, Source};
 use super::dropped::DROPPED;
 use super::present::{Present, Trail, at_rest};
 use super::state::State;

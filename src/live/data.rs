@@ -23,6 +23,7 @@ use super::remove::Removal;
 use super::settle::Settling;
 use super::tables::{Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
 use crate::history::timeline::Timeline;
+use crate::history::view::OpenContent;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLockReadGuard;
@@ -350,9 +351,23 @@ impl Files {
         file: File,
         flags: OpenFlags,
         io: IoMode,
-        (mode, found): (u32, Option<Stat>),
+        known: (u32, Option<Stat>),
     ) -> SysResult<(HandleId, Arc<Handle>)> {
-        let file = Arc::new(file);
+        self.opened_as(change, slot, Arc::new(file), flags, io, known, None)
+    }
+
+    /// As [`Files::opened`]; `inherited`: what it reads, of a file that the base of a branch has.
+    #[allow(clippy::too_many_arguments)]
+    fn opened_as(
+        &self,
+        change: &Change,
+        slot: Slot,
+        file: Arc<File>,
+        flags: OpenFlags,
+        io: IoMode,
+        (mode, found): (u32, Option<Stat>),
+        inherited: Option<OpenContent>,
+    ) -> SysResult<(HandleId, Arc<Handle>)> {
         if io == IoMode::Passthrough && flags.write {
             let by = change.author.process().cloned().map(|by| (by, found));
             self.hot.note(slot, &file, flags.read, by)?;
@@ -363,7 +378,7 @@ impl Files {
         }
         let by = change.author.process().filter(|_| flags.write).cloned();
         let mut handle = Handle::new(slot, file, flags, io, by, mode);
-        handle.inherited = self.inodes.base().is_inherited(slot);
+        handle.inherited = inherited;
         let (id, handle) = self.handles.put(handle);
         self.writers.note_writer(id.0, &handle);
         Ok((id, handle))
@@ -444,10 +459,18 @@ impl Files {
     pub fn read(&self, id: HandleId, offset: u64, size: u32) -> SysResult<Vec<u8>> {
         let handle = self.handles.get(id)?;
         self.mapped.touch(handle.slot);
-        let mut buffer = vec![0_u8; size as usize];
-        let filled = sys::read_full_at(self.source(&handle)?, &mut buffer, offset)?;
-        buffer.truncate(filled);
-        Ok(buffer)
+        if let Some(read) = self.read_inherited(&handle, offset, size)? {
+            return Ok(read);
+        }
+        self.with_source(&handle, |file| {
+            let mut buffer = vec![0_u8; size as usize];
+            let filled = match file {
+                Some(file) => sys::read_full_at(file, &mut buffer, offset)?,
+                None => 0,
+            };
+            buffer.truncate(filled);
+            Ok(buffer)
+        })
     }
 
     /// Holds the freeze lock, captures, then changes the content of a file through one of its

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::nodes::IoMode;
 use crate::history::attribution::Numbered;
+use crate::history::view::OpenContent;
 use crate::store::ids::Slot;
 use crate::sys::lock::RwLock;
 use crate::sys::{Asker, Errno, Open, SysResult};
@@ -63,8 +64,8 @@ pub struct Handle {
     pub io: IoMode,
     /// The process that opened it, if that is known.
     pub by: Option<Arc<Numbered>>,
-    /// It was of the base of a branch when it was opened, and `file` has what it held.
-    pub(super) inherited: bool,
+    /// What it reads, if it was of the base of a branch when it was opened.
+    pub(super) inherited: Option<OpenContent>,
     /// The file had set-id bits when it was opened, or got some since: what is done through this
     /// handle may clear them.
     set_id: AtomicBool,
@@ -86,7 +87,7 @@ impl Handle {
             flags,
             io,
             by,
-            inherited: false,
+            inherited: None,
             set_id: AtomicBool::new(mode & SET_ID != 0),
         }
     }

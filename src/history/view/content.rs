@@ -10,7 +10,8 @@ use super::super::state::State;
 use super::View;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::store::record::DataState;
-use crate::sys::{Errno, Kind, SysResult};
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno, Kind, SysResult};
 
 /// How long an inode that is about to be moved into a layer is waited for, at once.
 const MOVE_PAUSE: Duration = Duration::from_micros(100);
@@ -204,5 +205,85 @@ impl View<'_> {
             return Err(Errno::EIO);
         }
         Ok(true)
+    }
+}
+
+/// A regular file of a view that is open to be read.
+#[derive(Debug)]
+pub struct OpenContent {
+    node: Arc<Trail>,
+    open: Mutex<(Source, Option<Arc<File>>)>,
+}
+
+impl OpenContent {
+    /// Opens one.
+    ///
+    /// # Errors
+    /// As [`View::open`].
+    pub fn open(view: &View<'_>, node: &Arc<Trail>) -> SysResult<OpenContent> {
+        let (source, file) = view.open(node)?;
+        Ok(OpenContent {
+            node: Arc::clone(node),
+            open: Mutex::new((source, file.map(Arc::new))),
+        })
+    }
+
+    /// The file that holds the content at present; `None` if it is empty. What is read from it
+    /// counts only with [`OpenContent::with`].
+    pub fn file(&self) -> Option<Arc<File>> {
+        self.open.lock().1.clone()
+    }
+
+    /// Does `with` on the file that holds the content; `None` if it is empty. While the content is
+    /// still in the live file, what was done counts only if it is there still after; else it is
+    /// done again on the capture.
+    ///
+    /// # Errors
+    /// Its own; as [`View::open`].
+    pub fn with<T>(
+        &self,
+        view: &View<'_>,
+        with: impl Fn(Option<&File>) -> SysResult<T>,
+    ) -> SysResult<T> {
+        self.with_source(view, |_, file| with(file))
+    }
+
+    fn with_source<T>(
+        &self,
+        view: &View<'_>,
+        with: impl Fn(Source, Option<&File>) -> SysResult<T>,
+    ) -> SysResult<T> {
+        loop {
+            let (source, file) = self.open.lock().clone();
+            // Asked before too: a live file that was captured may be locked by who writes to it,
+            // and he may wait for what is asked of us here.
+            if source != Source::Live || view.still_live(&self.node, file.as_deref())? {
+                let answer = with(source, file.as_deref());
+                if source != Source::Live || view.still_live(&self.node, file.as_deref())? {
+                    return answer;
+                }
+            }
+            let (source, file) = view.open(&self.node)?;
+            *self.open.lock() = (source, file.map(Arc::new));
+        }
+    }
+
+    /// Reads.
+    ///
+    /// # Errors
+    /// Those of pread(2); as [`View::open`].
+    pub fn read(&self, view: &View<'_>, offset: u64, size: u32) -> SysResult<Vec<u8>> {
+        self.with_source(view, |source, file| {
+            let Some(file) = file else {
+                return Ok(Vec::new());
+            };
+            let mut buffer = vec![0_u8; size as usize];
+            let filled = match source {
+                Source::Live => sys::read_unlocked_at(file, &mut buffer, offset)?,
+                _ => sys::read_full_at(file, &mut buffer, offset)?,
+            };
+            buffer.truncate(filled);
+            Ok(buffer)
+        })
     }
 }

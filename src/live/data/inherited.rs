@@ -24,8 +24,13 @@ impl Files {
         slot: Slot,
         flags: OpenFlags,
     ) -> SysResult<Option<(HandleId, Arc<Handle>)>> {
-        let Some((file, stat)) = self.inodes.base().open_inherited(slot.into())? else {
+        let base = self.inodes.base();
+        let Some((content, stat)) = base.open_content(slot.into())? else {
             return Ok(None);
+        };
+        let file = match content.file() {
+            Some(file) => file,
+            None => Arc::new(base.empty_file()?),
         };
         let _tree = self.locks.tree.read();
         let _stripe = self.locks.stripe(slot);
@@ -33,7 +38,8 @@ impl Files {
             return Ok(None);
         }
         let io = IoMode::Daemon;
-        self.opened(change, slot, file, flags, io, (stat.mode, None))
+        let inherited = Some(content);
+        self.opened_as(change, slot, file, flags, io, (stat.mode, None), inherited)
             .map(Some)
     }
 
@@ -47,17 +53,46 @@ impl Files {
         Ok(stat.size >= COPIED_FROM || stat.size > 0 && stat.mode & 0o111 != 0)
     }
 
-    /// The file that a handle reads from: what was inherited when it was opened may have been
-    /// copied up since, and changed.
+    /// Does `with` on the file that a handle reads from; `None`: it is empty. What was inherited when
+    /// it was opened may have been copied up since, and changed.
     ///
     /// # Errors
-    /// Those of open(2).
-    pub fn source(&self, handle: &Handle) -> SysResult<Arc<File>> {
-        if !handle.inherited || self.inodes.base().is_inherited(handle.slot) {
-            return Ok(Arc::clone(&handle.file));
+    /// Its own; those of open(2).
+    pub fn with_source<T>(
+        &self,
+        handle: &Handle,
+        with: impl Fn(Option<&File>) -> SysResult<T>,
+    ) -> SysResult<T> {
+        let Some(content) = &handle.inherited else {
+            return with(Some(&handle.file));
+        };
+        let base = self.inodes.base();
+        if let Some(view) = base.view()
+            && base.is_inherited(handle.slot)
+        {
+            return content.with(&view, with);
         }
-        let _tree = self.locks.tree.read();
-        let (file, _) = self.inodes.open_file(handle.slot.into(), Open::READ)?;
-        Ok(Arc::new(file))
+        let (file, _) = {
+            let _tree = self.locks.tree.read();
+            self.inodes.open_file(handle.slot.into(), Open::READ)?
+        };
+        with(Some(&file))
+    }
+
+    /// Reads through a handle of a file that was inherited when it was opened; `None`: it is not
+    /// any more, or never was.
+    pub(super) fn read_inherited(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        size: u32,
+    ) -> SysResult<Option<Vec<u8>>> {
+        let base = self.inodes.base();
+        match (&handle.inherited, base.view()) {
+            (Some(content), Some(view)) if base.is_inherited(handle.slot) => {
+                content.read(&view, offset, size).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 }

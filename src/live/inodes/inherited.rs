@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use super::super::through::{HIDDEN_PREFIX, Through, hides};
 use super::{At, Inodes};
 use crate::history::present::Trail;
-use crate::history::view::Source;
+use crate::history::view::{OpenContent, Source, View};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, Place};
@@ -289,12 +289,48 @@ impl<'a> Inheritance<'a> {
         }
     }
 
+    /// The tree that the branch began as; `None`: it is no branch.
+    pub(in crate::live) fn view(self) -> Option<View<'a>> {
+        self.inodes
+            .through
+            .as_ref()
+            .map(|through| through.base.view())
+    }
+
+    /// Opens an inherited file to be read as a view's; `None`: it is own.
+    ///
+    /// # Errors
+    /// Those of the view; EINVAL if it is no regular file.
+    pub(in crate::live) fn open_content(
+        self,
+        at: At<'_>,
+    ) -> SysResult<Option<(OpenContent, Stat)>> {
+        let Some((through, way)) = self.base_way(at)? else {
+            return Ok(None);
+        };
+        let view = through.base.view();
+        let stat = view.attr(&way)?.stat;
+        if stat.kind != Kind::File {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Some((OpenContent::open(&view, &way)?, stat)))
+    }
+
+    /// A file without a name that is empty.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub(in crate::live) fn empty_file(self) -> SysResult<File> {
+        let through = self.inodes.through.as_ref().ok_or(Errno::EIO)?;
+        self.copied_aside(&through.aside, None)
+    }
+
     /// Opens an inherited file for reading: what is read is its content, whatever is done to the
     /// parent meanwhile.
     ///
     /// # Errors
     /// Those of the view; EBUSY: it is changed again and again.
-    pub(in crate::live) fn open_inherited(self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
+    pub(super) fn open_inherited(self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
