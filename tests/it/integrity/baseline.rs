@@ -59,7 +59,8 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
         let exact = v.fs == Fs::Xfs || v.fs == Fs::Btrfs || v.fs == Fs::Ext4;
         assert!(
             rig.mount.compared_baseline().unwrap() || !exact,
-            "an unmount walks the tree, round {round}"
+            "an unmount walks the tree, round {round}: {}",
+            fs::read_to_string(root.join(".ckptfs/daemon.log")).unwrap_or_default()
         );
         if round == 1 {
             change(&root, 20);
