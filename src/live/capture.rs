@@ -105,12 +105,12 @@ impl Captures {
         }
     }
 
-    /// The attributes of an inode as they are told: see [`Inodes::shown`].
+    /// The attributes of an inode as they are told: see `Inheritance::shown`.
     pub(super) fn shown(&self, slot: Slot, stat: Stat) -> Stat {
         self.inodes.base().shown(slot, stat)
     }
 
-    /// Records the attributes of an inode, as they are told ([`Inodes::shown`]).
+    /// Records the attributes of an inode, as they are told (`Inheritance::shown`).
     pub(super) fn keep_attr(
         &self,
         slot: Slot,

@@ -2,7 +2,7 @@
 //!
 //! In a mount namespace of its own the branch lies over the project, so that whatever knows the
 //! project by its path (a build's caches, an editor, an agent) works in the branch. Rights are the
-//! caller's, as with `run --at` ([`run_at`]). The command is waited for as `run` does it.
+//! caller's, as with `run --at` (`cli::run_at`). The command is waited for as `run` does it.
 //!
 //! **git.** `.git` of the branch is a file that leads into the project's `.git`, which the branch
 //! now covers. So the namespace shows that directory in another place too, on a directory in memory

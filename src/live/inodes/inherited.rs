@@ -144,7 +144,7 @@ impl<'a> Inheritance<'a> {
     /// The way to an inherited inode in the base; `None`: it is own.
     ///
     /// # Errors
-    /// As [`Inodes::inherited`].
+    /// As [`Inheritance::inherited`].
     pub(in crate::live) fn base_way(
         self,
         at: At<'_>,
@@ -174,7 +174,7 @@ impl<'a> Inheritance<'a> {
     /// nothing.
     ///
     /// # Errors
-    /// As [`Inodes::inherited`].
+    /// As [`Inheritance::inherited`].
     pub(in crate::live) fn looks_through(
         self,
         dir: At<'_>,
@@ -226,7 +226,7 @@ impl<'a> Inheritance<'a> {
         Ok(Ok((Child { slot, kind }, self.shown(slot, stat))))
     }
 
-    /// As [`Present::child`], of a branch.
+    /// As `Present::child`, of a branch.
     pub(super) fn child_through(self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
         match self.own_child(dir, name)? {
             Ok((child, _)) => Ok(Some(child)),
