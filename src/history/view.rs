@@ -22,6 +22,9 @@ use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, Kind, SysResult, Xattrs};
 
+/// Changes of one name that are looked through.
+const FORMER_MAX: usize = 1000;
+
 /// What can be told of a directory.
 #[derive(Debug, Default)]
 pub struct Known {
@@ -197,6 +200,30 @@ impl<'a> View<'a> {
         }
         tracing::error!(%id, dir = dir.slot.0, "a directory of the past leads to itself");
         Err(Errno::EIO)
+    }
+
+    /// What a name has led to since a checkpoint, before what it leads to in this state, the last
+    /// first; of what changed between two checkpoints the first is known. Where one of them is gone
+    /// it ends there.
+    ///
+    /// # Errors
+    /// EIO if a record is damaged.
+    pub fn former(&self, dir: Slot, name: &Name, since: CheckpointId) -> SysResult<Vec<Child>> {
+        let (mut found, mut at) = (Vec::new(), since);
+        while found.len() < FORMER_MAX {
+            let recorded = match self.timeline.lookup.entry_at(dir, name, at) {
+                Err(Errno::ESTALE) => break,
+                recorded => recorded?,
+            };
+            let Some(recorded) = recorded else { break };
+            at = recorded.epoch.checkpoint();
+            if matches!(self.state, State::At(id) if at > id) {
+                break;
+            }
+            found.extend(recorded.before);
+        }
+        found.reverse();
+        Ok(found)
     }
 
     /// The inode that a name led to, with its trail.

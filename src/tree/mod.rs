@@ -32,7 +32,7 @@ use std::sync::Arc;
 use crate::history::present::Trail;
 use crate::history::same::same_content;
 use crate::history::view::{Source, View};
-use crate::store::ids::Name;
+use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{AttrState, Child};
 use crate::sys::{SysResult, Xattrs};
 
@@ -74,6 +74,15 @@ pub trait Tree {
     /// Those of reading it.
     fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>>;
 
+    /// What a name has led to since a checkpoint, before what it leads to, the last first, as far
+    /// as that is known.
+    ///
+    /// # Errors
+    /// Those of reading the history.
+    fn former(&self, _dir: Slot, _name: &Name, _since: CheckpointId) -> SysResult<Vec<Child>> {
+        Ok(Vec::new())
+    }
+
     /// The inode that a name leads to, with the way to it.
     ///
     /// # Errors
@@ -86,6 +95,10 @@ pub trait Tree {
 }
 
 impl Tree for View<'_> {
+    fn former(&self, dir: Slot, name: &Name, since: CheckpointId) -> SysResult<Vec<Child>> {
+        View::former(self, dir, name, since)
+    }
+
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         View::child(self, dir, name)
     }

@@ -86,6 +86,10 @@ impl Three<'_> {
                 base: &base,
                 theirs: &self.asked.what,
             },
+            since: [
+                Some(self.since),
+                Some(self.branch.map_or(self.since, |branch| branch.since)),
+            ],
             reuses: [!self.engine.branches().is_of_one(), self.branch.is_none()],
         };
         let outcome = merge(&self.base, &self.ours, &self.theirs, &how).map_err(failed)?;

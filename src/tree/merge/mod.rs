@@ -31,7 +31,7 @@ use self::scope::scope;
 use self::side::Side;
 use self::text::Labels;
 use super::Tree;
-use crate::store::ids::{Name, Slot};
+use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::sys::SysResult;
 
 /// One of the two that are merged.
@@ -125,6 +125,9 @@ pub struct How<'h> {
     /// In `ours`, in `theirs`: a number can be given away again, so that an inode is told by the
     /// time of its birth too. In a branch none is, but a file has another birth when it is copied.
     pub reuses: [bool; 2],
+    /// The checkpoints of `ours` and of `theirs` that are as the base is, if the history of names
+    /// is to be asked.
+    pub since: [Option<CheckpointId>; 2],
 }
 
 impl Default for How<'_> {
@@ -139,6 +142,7 @@ impl Default for How<'_> {
                 theirs: "theirs",
             },
             reuses: [true; 2],
+            since: [None; 2],
         }
     }
 }
@@ -165,8 +169,14 @@ pub fn merge<'a, T: Tree>(
     how: &How<'_>,
 ) -> SysResult<Outcome<'a, T>> {
     let base = Side::base(base, how.along)?;
-    let ours = Side::of(ours, how.along, &base, None, how.reuses[0])?;
-    let mut theirs = Side::of(theirs, how.along, &base, Some(&ours), how.reuses[1])?;
+    let ours = Side::of(ours, how.along, &base, None, (how.reuses[0], how.since[0]))?;
+    let mut theirs = Side::of(
+        theirs,
+        how.along,
+        &base,
+        Some(&ours),
+        (how.reuses[1], how.since[1]),
+    )?;
     let scope = scope([&base, &ours, &theirs], how.paths);
     let mut merged = places::merge(&base, &ours, &theirs, how.policy, scope.as_ref())?;
     let inodes = inodes::merge(&base, &ours, &theirs, how, scope.as_ref(), &mut merged)?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::super::{Tree, has_attrs};
 use super::{AGAIN, ANOTHER, Names};
 use crate::history::present::Trail;
-use crate::store::ids::{Name, Slot};
+use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 
@@ -19,8 +19,9 @@ type Step = (Slot, Name, Child, Arc<Trail>);
 ///
 /// **Numbers in common.** An inode of the base has its number in all three. One that was made since
 /// has its own, but for two cases. A file that was put in place of one that is gone then (an editor
-/// writes another file and renames it) is what that was. A directory that both sides made at one
-/// place is one directory.
+/// writes another file and renames it; a merge, or what undoes one, writes it anew) is what that
+/// was, also where that had been renamed to there before, as far as history tells. A directory that
+/// both sides made at one place is one directory.
 pub struct Side<'a, T> {
     pub(super) tree: &'a T,
     /// Number in common -> the places of the inode.
@@ -127,7 +128,7 @@ impl<'a, T: Tree> Side<'a, T> {
         along: Option<&Names>,
         base: &Side<'_, T>,
         other: Option<&Side<'_, T>>,
-        reuses: bool,
+        (reuses, since): (bool, Option<CheckpointId>),
     ) -> SysResult<Side<'a, T>> {
         let mut side = Side::empty(tree);
         let in_base =
@@ -164,6 +165,15 @@ impl<'a, T: Tree> Side<'a, T> {
                             .map(|(number, _)| number)
                     };
                     let same = before.map(|old| old.slot).or_else(made);
+                    let same = match since {
+                        Some(since) if same.is_none() && child.kind != Kind::Dir => tree
+                            .former(*dir, name, since)?
+                            .into_iter()
+                            .filter(|old| old.kind == child.kind && !here.contains(&old.slot))
+                            .find(|old| base.has(old.slot))
+                            .map(|old| old.slot),
+                        _ => same,
+                    };
                     let number = match same.filter(|number| taken.insert(*number)) {
                         Some(number) => number,
                         None => {

@@ -8,7 +8,7 @@ use crate::common::command::sh;
 use crate::common::tree::tree;
 use crate::common::{MountOpts, Variant, for_each_variant};
 
-for_each_variant! { one => what_a_branch_did_is_done, a_branch_that_clashes }
+for_each_variant! { one => what_a_branch_did_is_done, a_branch_that_clashes, what_was_undone_is_merged_again }
 
 const BASE: &str = "mkdir -p d/e src; for f in a b c d/f d/e/g src/x; do seq 20 > $f; done; ln a d/hard; head -c 300000 /dev/zero | tr '\\0' z > large";
 const THEIRS: &str = "e s/^3$/three/ a; mv d moved; echo more >> moved/e/g; rm c; echo new > src/new; chmod 600 b; mkdir made; echo m > made/m
@@ -88,4 +88,26 @@ fn a_branch_that_clashes(v: Variant) {
     rig.mount.ok(&["branch", "restore", "fix"]);
     let unknown = rig.mount.run(&["merge", "nothing"]);
     assert!(!unknown.status.success());
+}
+
+/// A file that was renamed here and written to there: a merge writes it anew, and so does what
+/// undoes that. The next merge took it for another file, and what the base had at its first name
+/// for removed here.
+fn what_was_undone_is_merged_again(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        run(dir, "seq 20 > f; seq 9 > a")
+    });
+    let root = rig.path().to_owned();
+    rig.mount.ok(&["branch", "create", "fix"]);
+    let branch = root.with_file_name("project@fix");
+    run(&branch, "echo there >> f; echo there >> a");
+    run(&root, "mv f g; echo here > new; mv new a");
+    let before = tree(&root);
+    for _ in 0..2 {
+        let merged = rig.mount.json(&["merge", "fix", "--ours"]);
+        assert_eq!(conflicts(&merged).len(), 1, "{merged}");
+        assert_eq!(sh(&root, "ls; tail -1 g; cat a"), "a\ng\nthere\nhere\n");
+        rig.mount.ok(&["undo"]);
+        same(&root, &before);
+    }
 }
