@@ -268,7 +268,7 @@ pub fn check_name(name: &str) -> VerbResult<()> {
     Err(hinted(
         Code::BadName,
         format!("{name:?} cannot be the name of a branch"),
-        "a name has 1 to 64 letters, digits, _ . and -, and begins with neither . nor -",
+        "a name has 1 to 64 letters, digits, _ . and -, begins with neither . nor -, and does not end in .new",
     ))
 }
 

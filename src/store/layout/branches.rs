@@ -58,11 +58,15 @@ pub(super) const MARK: &str = "branch";
 const ENTRY_SUFFIX: &str = ".branch";
 const GONE_SUFFIX: &str = ".gone";
 
+/// What a file of the registry is called while it is written, as [`at::write_whole`] has it.
+const UNFINISHED_SUFFIX: &str = ".new";
+
 /// Whether a branch can have this name: it is one component of a path, never hidden, never an
-/// option.
+/// option, and no name of a file that is being written.
 pub fn is_branch_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len())
         && !name.starts_with(['.', '-'])
+        && !name.ends_with(UNFINISHED_SUFFIX)
         && name
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
@@ -491,7 +495,7 @@ fn entries_in(
     for name in names.into_iter().take(LISTED_MAX) {
         let file = String::from_utf8_lossy(&name).into_owned();
         // What a kill has left while it was written, and never had its name.
-        let Some(stem) = stem(&file).filter(|_| !file.ends_with(".new")) else {
+        let Some(stem) = stem(&file).filter(|_| !file.ends_with(UNFINISHED_SUFFIX)) else {
             continue;
         };
         match read_entry(&opened, &file) {
@@ -548,6 +552,22 @@ mod tests {
             let entry = entry(path);
             assert_eq!(BranchEntry::parse(&entry.text()), Some(entry));
         }
+    }
+
+    /// `fix.new` was registered, was taken for what a kill had left of `fix`, and its base was not
+    /// held; and to register `fix` again wrote over it.
+    #[test]
+    fn no_branch_is_called_as_an_entry_that_is_being_written() {
+        assert!(
+            ["fix", "fix.newer", "new", "a-b_c.1"]
+                .into_iter()
+                .all(is_branch_name)
+        );
+        let long = "a".repeat(NAME_BYTES_MAX + 1);
+        let bad = [
+            "fix.new", ".new", "", ".a", "-a", "a/b", "a b", "\u{e9}", &long,
+        ];
+        assert!(!bad.into_iter().any(is_branch_name));
     }
 
     #[test]
