@@ -591,3 +591,51 @@ fn hard_links_lead_to_one_inode_whichever_is_changed() {
     );
     assert_eq!(parent.seen(), before);
 }
+
+/// Whoever edits the directory of a branch while nothing is mounted can copy a mark, or write one.
+#[test]
+fn marks_that_were_copied_or_forged_say_nothing() {
+    let (place, parent, branch) = branched();
+    let before = parent.seen();
+    branch.write("a/g", 0, "TWO").expect("written");
+    branch.create("born", "born").expect("made");
+    let number = branch.node("a/g").expect("a file").0;
+    branch.close();
+    let at = |path: &str| place.path().join("b").join(path);
+    let marks = crate::sys::all_xattrs(std::fs::File::open(at("a/g")).expect("own"));
+    let (name, mark) = marks.expect("marks").remove(0);
+    let put = |path: &str, slot: u64| {
+        let mut mark = mark.clone();
+        mark[..8].copy_from_slice(&slot.to_le_bytes());
+        let file = std::fs::File::open(at(path)).expect("own");
+        crate::sys::set_file_xattr(&file, &name, &mark).expect("set");
+    };
+    std::fs::copy(at("a/g"), at("a/copy")).expect("copied");
+    put("a/copy", number);
+    for (path, slot) in [("f0", 0), ("f1", 1), ("f2", 1 << 56 | 77), ("f3", u64::MAX)] {
+        std::fs::write(at(path), path).expect("written");
+        put(path, slot);
+    }
+    std::fs::create_dir_all(at(".ckptfs-hidden-1/full")).expect("made");
+    let branch = Tree::open(&place.path().join("b"), Some((&parent, 1)));
+    let seen = branch.seen();
+    let numbers: std::collections::BTreeSet<u64> = seen.values().map(|seen| seen.1).collect();
+    assert_eq!(numbers.len(), seen.len(), "{seen:?}");
+    assert_eq!(
+        (seen["/a/g"].3.as_slice(), seen["/a/copy"].3.as_slice()),
+        (&b"TWO"[..], &b"TWO"[..])
+    );
+    assert!([seen["/a/g"].1, seen["/a/copy"].1].contains(&number));
+    assert!(
+        ["f0", "f1", "f2", "f3"]
+            .iter()
+            .all(|path| seen[&format!("/{path}")].3 == path.as_bytes())
+    );
+    // What would be hidden, and removed by the next mount, cannot be.
+    for name in [".ckptfs-hidden-1", "a/.ckptfs-hidden-"] {
+        let renamed = branch.rename("f", name, RenameMode::Replace);
+        assert_eq!(renamed, Err(Errno::EPERM));
+        assert_eq!(branch.create(name, ""), Err(Errno::EPERM));
+    }
+    assert_eq!(parent.seen(), before);
+}

@@ -18,7 +18,7 @@ use super::inodes::{At, Inherited, at_place, target_of};
 use super::past::{Captures, Durability, Inodes, Past};
 use super::staged::{STAGED_PREFIX, Staged, Staging, Wanted};
 use super::tables::{Locks, Tables};
-use super::through::{Mark, Through};
+use super::through::{HIDDEN_PREFIX, Mark, Through};
 use crate::history::attribution::Author;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
@@ -95,7 +95,7 @@ impl CopyUp {
     /// lock.
     ///
     /// # Errors
-    /// As [`CopyUp::own`].
+    /// As [`CopyUp::own`]; EPERM: the branch keeps such names to itself.
     pub(super) fn own_name(&self, dir: At<'_>, name: &Name) -> SysResult<()> {
         self.own_name_all(dir, name, Holds::Nothing)
     }
@@ -109,6 +109,10 @@ impl CopyUp {
         let Some(through) = self.inodes.base().through() else {
             return Ok(());
         };
+        if name.as_bytes().starts_with(HIDDEN_PREFIX) {
+            // Nobody would see it, and the next mount would remove it.
+            return Err(Errno::EPERM);
+        }
         self.own_all(dir, holds)?;
         let Some(child) = self.inodes.base().child_at(dir, name)? else {
             return Ok(());
@@ -273,7 +277,13 @@ impl CopyUp {
             let at = (&*through.aside, staged.place().name);
             through.keep_link(slot, names, (at.0, at.1.as_bytes()))?;
         }
-        staging.put(staged, &dir, &place.name, RenameMode::NoReplace)?;
+        staging
+            .put(staged, &dir, &place.name, RenameMode::NoReplace)
+            .inspect_err(|_| {
+                copy.names
+                    .into_iter()
+                    .for_each(|names| through.drop_link(slot, names));
+            })?;
         through.note_own(staged.ino(), attr.stat.kind, copy.mark, copy.names);
         through.made_own(slot)?;
         // Nothing has changed in the directory.

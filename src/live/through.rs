@@ -51,6 +51,8 @@ const PATH_MAX: usize = 3000;
 /// Ways and listings of the base that are kept.
 const WAYS_MAX: usize = 4096;
 const LISTS_MAX: usize = 16;
+/// Names in these listings, but for the last: some 60 bytes each.
+const LISTED_MAX: usize = 100_000;
 
 /// What an own inode was in the base.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,6 +207,18 @@ impl Through {
         marks.own.insert(mark.slot, own);
     }
 
+    /// As [`Through::note_own`], by a mark that was found when the branch was opened. Whoever can write
+    /// to the directory while nothing is mounted can copy it, or forge it: one that tells of nothing
+    /// that a base can have, or that another inode has too, says nothing, and the inode was made in
+    /// the branch.
+    pub(super) fn note_marked(&self, ino: u64, kind: Kind, mark: Mark, left: Option<u32>) {
+        let is_of_base = mark.slot.0 >> LEVEL_SHIFT < self.base.level
+            && !matches!(mark.slot, Slot::ROOT | Slot::STAGING);
+        if is_of_base && !self.marks.lock().own.contains_key(&mark.slot) {
+            self.note_own(ino, kind, mark, left);
+        }
+    }
+
     /// An own inode has lost its last name: its number on the backing filesystem may be given to
     /// another.
     pub(super) fn note_gone(&self, slot: Slot) {
@@ -256,6 +270,12 @@ impl Through {
         sys::link_at(dir, name, &*self.links, link_name(slot, names).as_bytes())
     }
 
+    /// What [`Through::keep_link`] has kept is not needed.
+    pub(super) fn drop_link(&self, slot: Slot, names: u32) {
+        let removed = sys::unlink_at(&*self.links, link_name(slot, names).as_bytes());
+        tracing::debug!(?removed, slot = slot.0, "a link of what was not copied up");
+    }
+
     /// One more of the names of an own inode is the branch's own.
     ///
     /// # Errors
@@ -296,7 +316,7 @@ impl Through {
             if left == 0 && stat.nlink == 1 || mark.slot != slot {
                 sys::unlink_at(&*self.links, name)?;
             } else {
-                self.note_own(stat.ino, stat.kind, mark, Some(left));
+                self.note_marked(stat.ino, stat.kind, mark, Some(left));
             }
         }
         Ok(())
@@ -374,7 +394,10 @@ impl Through {
         }
         let list = Arc::new(self.base.view().list(way)?);
         let mut lists = self.lists.lock();
-        if lists.len() >= LISTS_MAX {
+        let names = |lists: &[(Slot, BaseList)]| -> usize {
+            lists.iter().map(|(_, list)| list.len()).sum()
+        };
+        while lists.len() >= LISTS_MAX || !lists.is_empty() && names(&lists) > LISTED_MAX {
             lists.remove(0);
         }
         lists.push((way.slot, Arc::clone(&list)));

@@ -47,6 +47,9 @@ impl Inheritance<'_> {
         fd: &OwnedFd,
         name: &Name,
     ) -> SysResult<()> {
+        if self.inodes.through.is_some() && name.as_bytes().starts_with(HIDDEN_PREFIX) {
+            return Err(Errno::EPERM);
+        }
         match sys::stat_at(fd, name.as_bytes()) {
             Err(Errno::ENOENT) => {}
             Ok(stat) if self.inodes.through.is_some() && hides(&stat) => return Ok(()),
@@ -55,9 +58,6 @@ impl Inheritance<'_> {
         }
         if self.inodes.through.is_none() {
             return Ok(());
-        }
-        if name.as_bytes().starts_with(HIDDEN_PREFIX) {
-            return Err(Errno::EPERM);
         }
         match self.child_of_base(dir, name)? {
             Some(_) => Err(Errno::EEXIST),
@@ -215,15 +215,16 @@ impl Inheritance<'_> {
                 }
                 let stat = sys::stat_at(&dir, &entry.name)?;
                 if entry.name.starts_with(HIDDEN_PREFIX) {
-                    match stat.kind {
-                        Kind::Dir => sys::rmdir_at(&dir, &entry.name)?,
-                        _ => sys::unlink_at(&dir, &entry.name)?,
-                    }
+                    let removed = match stat.kind {
+                        Kind::Dir => sys::rmdir_at(&dir, &entry.name),
+                        _ => sys::unlink_at(&dir, &entry.name),
+                    };
+                    tracing::debug!(?removed, "what was to take the place of a whiteout");
                 } else if !hides(&stat) {
                     let known = stat.nlink > 1 && through.has_link(stat.ino);
                     if !known && let Some(mark) = Mark::of(&sys::all_xattrs_at(&dir, &entry.name)?)
                     {
-                        through.note_own(stat.ino, stat.kind, mark, None);
+                        through.note_marked(stat.ino, stat.kind, mark, None);
                     }
                     if stat.kind == Kind::Dir {
                         below.push((Arc::clone(&dir), entry.name));
