@@ -114,7 +114,7 @@ impl CopyUp {
             return Err(Errno::EPERM);
         }
         self.own_all(dir, holds)?;
-        let Some(child) = self.inodes.base().child_at(dir, name)? else {
+        let Some(child) = self.inodes.base().child_through(dir, name)? else {
             return Ok(());
         };
         let trail = at_place(dir.slot).step(name, child.slot);

@@ -227,17 +227,16 @@ impl<'a> Inheritance<'a> {
     }
 
     /// As `Present::child`, of a branch.
-    pub(super) fn child_through(self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
+    pub(in crate::live) fn child_through(
+        self,
+        dir: At<'_>,
+        name: &Name,
+    ) -> SysResult<Option<Child>> {
         match self.own_child(dir, name)? {
             Ok((child, _)) => Ok(Some(child)),
             Err(true) => Ok(None),
             Err(false) => self.child_of_base(dir, name),
         }
-    }
-
-    /// What is at a name of a branch, but for the store.
-    pub(in crate::live) fn child_at(self, dir: At<'_>, name: &Name) -> SysResult<Option<Child>> {
-        self.child_through(dir, name)
     }
 
     /// As [`Inodes::stat_child`], of a branch.
@@ -305,15 +304,24 @@ impl<'a> Inheritance<'a> {
         self,
         at: At<'_>,
     ) -> SysResult<Option<(OpenContent, Stat)>> {
+        let Some((through, way, stat)) = self.file_of_base(at)? else {
+            return Ok(None);
+        };
+        let content = OpenContent::open(&through.base.view(), &way)?;
+        Ok(Some((content, stat)))
+    }
+
+    /// The way to an inherited regular file in the base, and its attributes; `None`: it is own.
+    fn file_of_base(self, at: At<'_>) -> SysResult<Option<(&'a Through, Arc<Trail>, Stat)>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
-        let view = through.base.view();
-        let stat = view.attr(&way)?.stat;
+        let stat = through.base.view().attr(&way)?.stat;
         if stat.kind != Kind::File {
             return Err(Errno::EINVAL);
         }
-        Ok(Some((OpenContent::open(&view, &way)?, stat)))
+        let ino = at.slot.0;
+        Ok(Some((through, way, Stat { ino, ..stat })))
     }
 
     /// A file without a name that is empty.
@@ -331,18 +339,10 @@ impl<'a> Inheritance<'a> {
     /// # Errors
     /// Those of the view; EBUSY: it is changed again and again.
     pub(super) fn open_inherited(self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
-        let Some((through, way)) = self.base_way(at)? else {
+        let Some((through, way, stat)) = self.file_of_base(at)? else {
             return Ok(None);
         };
         let view = through.base.view();
-        let stat = view.attr(&way)?.stat;
-        if stat.kind != Kind::File {
-            return Err(Errno::EINVAL);
-        }
-        let stat = Stat {
-            ino: at.slot.0,
-            ..stat
-        };
         for _ in 0..COPIES_MAX {
             let (source, file) = view.open(&way)?;
             let copied = match (source, file) {
