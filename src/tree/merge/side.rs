@@ -119,6 +119,24 @@ impl<'a, T: Tree> Side<'a, T> {
         Ok(!matches!(births, (Some(here), Some(there)) if here != there))
     }
 
+    /// The inode of the base that a file of another state was put in place of, after it had been
+    /// renamed to there: one of those that the name has led to, and that is not `here` any more.
+    fn replaced_by(
+        &self,
+        (tree, since): (&T, CheckpointId),
+        (dir, name, child, _): &Step,
+        here: &HashSet<Slot>,
+    ) -> SysResult<Option<Slot>> {
+        if child.kind == Kind::Dir {
+            return Ok(None);
+        }
+        let former = tree.former(*dir, name, since)?.into_iter();
+        Ok(former
+            .filter(|old| old.kind == child.kind && !here.contains(&old.slot))
+            .find(|old| self.has(old.slot))
+            .map(|old| old.slot))
+    }
+
     /// One of both. `other`: the one that was walked before.
     ///
     /// # Errors
@@ -165,14 +183,9 @@ impl<'a, T: Tree> Side<'a, T> {
                             .map(|(number, _)| number)
                     };
                     let same = before.map(|old| old.slot).or_else(made);
-                    let same = match since {
-                        Some(since) if same.is_none() && child.kind != Kind::Dir => tree
-                            .former(*dir, name, since)?
-                            .into_iter()
-                            .filter(|old| old.kind == child.kind && !here.contains(&old.slot))
-                            .find(|old| base.has(old.slot))
-                            .map(|old| old.slot),
-                        _ => same,
+                    let same = match (same, since) {
+                        (None, Some(since)) => base.replaced_by((tree, since), &step, &here)?,
+                        (same, _) => same,
                     };
                     let number = match same.filter(|number| taken.insert(*number)) {
                         Some(number) => number,
