@@ -15,6 +15,7 @@ use crate::control::Client;
 use crate::engine::Keep;
 use crate::engine::api::{Code, Unmount, VerbError, VerbResult, host_path};
 use crate::engine::word::word;
+use crate::store::layout::branches::branches_of;
 use crate::store::layout::noted_unkept;
 use crate::sys::{self, MountPoint};
 
@@ -287,7 +288,9 @@ fn take_top(
         return unasked();
     }
     if mounts::is_dead(at) {
-        return mounts::repair(at).map(|_| Ended::All);
+        mounts::repair(at)?;
+        let backing = mount.backing().unwrap_or_else(|| at.clone());
+        return repair_branches(backing).map(|()| Ended::All);
     }
     let client = match locate::locate(at.clone()) {
         Ok(Located::Served(served)) if served.root == *at => Some(served.client),
@@ -318,6 +321,24 @@ fn take_top(
         }
         Err(error) => Err(busy(mount, error)),
     }
+}
+
+/// Takes away the mounts of branches that have died with the daemon of the tree in `root`.
+fn repair_branches(root: PathBuf) -> VerbResult<()> {
+    let mut open = vec![root];
+    while let Some(root) = open.pop() {
+        let registered = sys::open_root(&root).map(branches_of);
+        // What cannot be read the next mount tells of.
+        let Ok(Ok((there, _))) = registered else {
+            continue;
+        };
+        for branch in there.entries {
+            if mounts::repair(&branch.path)? > 0 {
+                open.push(branch.path);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What is asked of a mount by its place is asked of what is on top there.

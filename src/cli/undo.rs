@@ -1,5 +1,8 @@
 //! `ckptfs undo`.
 
+use std::collections::BTreeSet;
+
+use super::branch::drop::tell_git;
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
@@ -84,6 +87,16 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
                 ));
             }
         }
+    }
+    let moved: BTreeSet<&str> = undone
+        .steps
+        .iter()
+        .filter(|step| step.by_operation.is_some())
+        .flat_map(|step| [Some(&step.operation), step.original.as_ref()])
+        .filter_map(|operation| operation?.branch.as_deref())
+        .collect();
+    if !moved.is_empty() {
+        tell_git(&mut served, &moved, &context.out);
     }
     if let Some(restored) = undone.tree.filter(|_| !context.out.json) {
         super::restore::print(&restored, context)?;

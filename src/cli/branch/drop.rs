@@ -1,5 +1,6 @@
 //! `ckptfs branch drop`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::super::context::Context;
@@ -9,7 +10,9 @@ use super::super::locate::{self, Served};
 use super::super::output::Out;
 use super::super::{changes, mounts};
 use super::git;
-use crate::engine::api::{Code, DropBranch, DroppedBranch, ListBranches, VerbError, VerbResult};
+use crate::engine::api::{
+    BranchInfo, Code, DropBranch, DroppedBranch, ListBranches, VerbError, VerbResult,
+};
 use crate::engine::word::word;
 
 /// Unmount a branch and move it to the trash; `ckptfs branch restore` brings it back until gc
@@ -62,20 +65,54 @@ pub fn drop_branch(served: &mut Served, ask: DropBranch, out: &Out) -> VerbResul
         dropped => dropped?,
     };
     if !dropped.dry_run {
-        tell_git(served, &dropped, out);
+        forget_in_git(served, &dropped.branch, out);
     }
     Ok(dropped)
 }
 
+/// Has git follow what was done to branches of these names otherwise, as by an undo: those that are
+/// there are known to it, those that are in the trash are not. What cannot be done is only told.
+pub fn tell_git(served: &mut Served, names: &BTreeSet<&str>, out: &Out) {
+    let (there, trash) = (
+        served.client.ask(ListBranches::default()),
+        served.client.ask(ListBranches {
+            dropped: true,
+            ..ListBranches::default()
+        }),
+    );
+    let (there, trash) = (there.unwrap_or_default(), trash.unwrap_or_default());
+    for name in names {
+        let is_it = |branch: &&BranchInfo| branch.name == **name;
+        if let Some(branch) = there.iter().find(is_it) {
+            recall_in_git(served, branch, out);
+        } else if let Some(branch) = trash
+            .iter()
+            .filter(is_it)
+            .max_by_key(|branch| branch.created.clone())
+        {
+            forget_in_git(served, branch, out);
+        }
+    }
+}
+
+/// Has git know a branch again that is back already, whatever git says.
+pub fn recall_in_git(served: &Served, branch: &BranchInfo, out: &Out) {
+    let recalled = served
+        .mount()
+        .and_then(|mount| git::recall(&mount, &branch.path));
+    if let Err(error) = recalled {
+        out.warn(&error.message);
+    }
+}
+
 /// Has git forget the branch. The branch is dropped already: what cannot be done is only told.
-fn tell_git(served: &mut Served, dropped: &DroppedBranch, out: &Out) {
+fn forget_in_git(served: &mut Served, branch: &BranchInfo, out: &Out) {
     let trash = served.client.ask(ListBranches {
         dropped: true,
         ..ListBranches::default()
     });
     let forgotten = trash.and_then(|trash| {
         let trash: Vec<PathBuf> = trash.into_iter().map(|branch| branch.path).collect();
-        let DroppedBranch { branch, .. } = dropped;
         git::forget(&served.mount()?, &branch.path, &branch.name, &trash)
     });
     match forgotten {

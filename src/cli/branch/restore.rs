@@ -3,7 +3,7 @@
 use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::locate;
-use super::git;
+use super::drop::recall_in_git;
 use crate::engine::api::ReviveBranch;
 
 /// Bring a dropped branch back to where it was, and print where that is
@@ -17,12 +17,6 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let back = served.client.ask(ReviveBranch { name: args.name })?;
-    // It is back, whatever git says.
-    let recalled = served
-        .mount()
-        .and_then(|mount| git::recall(&mount, &back.path));
-    if let Err(error) = recalled {
-        context.out.warn(&error.message);
-    }
+    recall_in_git(&served, &back, &context.out);
     super::create::print(&back, context)
 }

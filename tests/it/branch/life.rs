@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use super::support::{create, inside, is_mounted, listed, place, refused, verb};
+use crate::common::command::succeeds;
 use crate::common::mount::{VERB_SECONDS, wait_until};
 use crate::common::{Variant, fails, for_each_variant, tool};
 
@@ -226,6 +227,12 @@ fn everything_is_killed(v: Variant) {
     fs::write(one.join("f"), "1").unwrap();
     rig.mount.kill();
     assert!(fs::read(one.join("f")).is_err());
+    // What has died with it goes with it.
+    succeeds(
+        tool(env!("CARGO_BIN_EXE_ckptfs"), &["umount"]).arg(rig.path()),
+        VERB_SECONDS,
+    );
+    assert!(!is_mounted(&one));
     rig.mount.remount();
     assert_eq!(fs::read(place(&rig, "one").join("f")).unwrap(), b"1");
     assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\n");

@@ -87,6 +87,12 @@ fn a_branch_is_a_working_tree_of_the_repository() {
     );
     sandbox.ckptfs_in("p", &["branch", "restore", "fix"]).ok();
     assert_eq!(git(&sandbox, "p@fix", &["status", "--porcelain"]), "");
+    // To undo the one and the other is the same: git was not told.
+    sandbox.ckptfs_in("p", &["undo"]).ok();
+    assert_eq!(entries(&sandbox), ["other"]);
+    sandbox.ckptfs_in("p", &["redo"]).ok();
+    assert_eq!(entries(&sandbox), ["fix", "other"]);
+    assert_eq!(git(&sandbox, "p@fix", &["status", "--porcelain"]), "");
     assert_eq!(git(&sandbox, "p@fix", &["branch", "--show-current"]), "fix");
     assert_eq!(git(&sandbox, "p", &["fsck", "--strict"]), "");
 }
