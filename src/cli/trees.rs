@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -34,6 +35,8 @@ pub struct Trees {
     parent: Weak<Engine>,
     me: Weak<Trees>,
     served: Mutex<HashMap<String, Arc<Served>>>,
+    /// Those that were left, while their engines are closed.
+    closing: Mutex<Vec<Arc<Served>>>,
 }
 
 /// A branch that is served.
@@ -41,8 +44,20 @@ struct Served {
     mount: PathBuf,
     /// The number of its connection, if it was seen.
     minor: Option<u32>,
-    ended: Mutex<bool>,
+    /// Nobody waits for the end of its engine: [`Host::leave`].
+    left: AtomicBool,
+    stage: Mutex<Stage>,
     changed: Condvar,
+}
+
+/// How far the end of a branch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Served,
+    /// Its connection is gone: nobody has anything of it.
+    Gone,
+    /// Nobody has its store.
+    Ended,
 }
 
 impl Served {
@@ -57,18 +72,23 @@ impl Served {
         }
     }
 
-    /// Whether it has ended within this time.
-    fn wait(&self, limit: Duration) -> bool {
+    /// Whether its end is so far within this time.
+    fn wait(&self, stage: Stage, limit: Duration) -> bool {
         let until = Instant::now() + limit;
-        let mut ended = self.ended.lock();
-        while !*ended {
+        let mut at = self.stage.lock();
+        while *at < stage {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            self.changed.wait_for(&mut ended, left);
+            self.changed.wait_for(&mut at, left);
         }
         true
+    }
+
+    fn reach(&self, stage: Stage) {
+        *self.stage.lock() = stage;
+        self.changed.notify_all();
     }
 }
 
@@ -80,6 +100,7 @@ impl Trees {
             parent: Arc::downgrade(engine),
             me: Weak::clone(me),
             served: Mutex::default(),
+            closing: Mutex::default(),
         });
         engine
             .branches()
@@ -91,9 +112,9 @@ impl Trees {
     pub fn wait_all(&self) {
         loop {
             let Some(next) = self.served.lock().values().next().map(Arc::clone) else {
-                return;
+                return self.wait_closed();
             };
-            next.wait(END_TIMEOUT);
+            next.wait(Stage::Ended, END_TIMEOUT);
         }
     }
 
@@ -120,12 +141,18 @@ impl Trees {
         engine: Arc<Engine>,
         answers: Arc<OnceLock<Answers>>,
         ends: &Receiver<End>,
-        served: &Served,
+        served: &Arc<Served>,
     ) {
         if let Ok(End::Asked) = ends.recv() {
             // Whoever still is in it gets ENOTCONN.
             served.abort();
             let _ = ends.recv_timeout(END_TIMEOUT);
+        }
+        let left = served.left.load(Ordering::SeqCst);
+        if left {
+            self.closing.lock().push(Arc::clone(served));
+            self.forget(name);
+            served.reach(Stage::Gone);
         }
         if let Err(error) = Brancher::new(&engine).end_all(Ending::Lazy) {
             tracing::warn!(branch = name, %error, "its own branches did not end");
@@ -135,8 +162,10 @@ impl Trees {
             answers.wait_given(ANSWERS_TIMEOUT);
         }
         let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
-        self.forget(name);
-        let left = Arc::downgrade(&engine);
+        if !left {
+            self.forget(name);
+        }
+        let held = Arc::downgrade(&engine);
         drop(engine);
         // Who waits for this end hears of it by the end of the connection.
         if let Some(answers) = answers.get() {
@@ -144,12 +173,35 @@ impl Trees {
         }
         drop(answers);
         let began = Instant::now();
-        while left.strong_count() > 0 && began.elapsed() < RELEASE_TIMEOUT {
+        while held.strong_count() > 0 && began.elapsed() < RELEASE_TIMEOUT {
             std::thread::sleep(RELEASE_PAUSE);
         }
         tracing::info!(branch = name, "its mount has ended");
-        *served.ended.lock() = true;
-        served.changed.notify_all();
+        served.reach(Stage::Ended);
+        self.closing
+            .lock()
+            .retain(|closing| !Arc::ptr_eq(closing, served));
+    }
+
+    /// Takes the mount of a branch away. `false`: it goes once nobody uses it.
+    fn unmount(name: &str, served: &Served, how: Ending) -> VerbResult<bool> {
+        let (at, lazily) = (&served.mount, how != Ending::Unused);
+        match mounts::unmount(at, false) {
+            // Somebody else has unmounted it.
+            Ok(()) | Err(Errno::EINVAL) => Ok(true),
+            Err(Errno::EBUSY) if lazily => {
+                if how == Ending::Forced {
+                    served.abort();
+                }
+                mounts::unmount(at, true).map_err(|cause| mounts::unmount_error(at, cause))?;
+                Ok(how != Ending::Lazy)
+            }
+            Err(Errno::EBUSY) => {
+                let message = format!("the branch {name} is in use, at {}", at.display());
+                Err(hinted(Code::BranchInUse, message, "leave it first"))
+            }
+            Err(cause) => Err(mounts::unmount_error(at, cause)),
+        }
     }
 }
 
@@ -163,6 +215,10 @@ impl Host for Trees {
     }
 
     fn clear(&self, path: &Path) -> VerbResult<()> {
+        let closing = self.closing.lock().clone();
+        for one in closing.iter().filter(|one| one.mount == path) {
+            one.wait(Stage::Ended, END_TIMEOUT);
+        }
         mounts::repair_above(path).map(drop)
     }
 
@@ -184,7 +240,8 @@ impl Host for Trees {
         let served = Arc::new(Served {
             mount: path.clone(),
             minor,
-            ended: Mutex::new(false),
+            left: AtomicBool::new(false),
+            stage: Mutex::new(Stage::Served),
             changed: Condvar::default(),
         });
         let (tell_end, ends) = channel();
@@ -213,29 +270,35 @@ impl Host for Trees {
         let Some(served) = self.served.lock().get(name).map(Arc::clone) else {
             return Ok(());
         };
-        let (at, lazily) = (&served.mount, how != Ending::Unused);
-        match mounts::unmount(at, false) {
-            // Somebody else has unmounted it.
-            Ok(()) | Err(Errno::EINVAL) => {}
-            Err(Errno::EBUSY) if lazily => {
-                if how == Ending::Forced {
-                    served.abort();
-                }
-                mounts::unmount(at, true).map_err(|cause| mounts::unmount_error(at, cause))?;
-                if how == Ending::Lazy {
-                    return Ok(());
-                }
-            }
-            Err(Errno::EBUSY) => {
-                let message = format!("the branch {name} is in use, at {}", at.display());
-                return Err(hinted(Code::BranchInUse, message, "leave it first"));
-            }
-            Err(cause) => return Err(mounts::unmount_error(at, cause)),
-        }
-        if served.wait(END_TIMEOUT) {
+        if !Trees::unmount(name, &served, how)? || served.wait(Stage::Ended, END_TIMEOUT) {
             Ok(())
         } else {
             Err(ending(name))
+        }
+    }
+
+    fn leave(&self, name: &str, how: Ending) -> VerbResult<()> {
+        let Some(served) = self.served.lock().get(name).map(Arc::clone) else {
+            return Ok(());
+        };
+        served.left.store(true, Ordering::SeqCst);
+        let gone = Trees::unmount(name, &served, how)
+            .map(|now| !now || served.wait(Stage::Gone, END_TIMEOUT));
+        match gone {
+            Ok(true) => Ok(()),
+            gone => {
+                served.left.store(false, Ordering::SeqCst);
+                gone.and(Err(ending(name)))
+            }
+        }
+    }
+
+    fn wait_closed(&self) {
+        loop {
+            let Some(next) = self.closing.lock().first().map(Arc::clone) else {
+                return;
+            };
+            next.wait(Stage::Ended, END_TIMEOUT);
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::store::index::{Doubt, Index};
 use crate::store::journal::Journal;
 use crate::store::layers::Layers;
 use crate::store::layout::Layout;
-use crate::store::{Store, StoreError, check_end};
+use crate::store::{Store, StoreError, check_end, may_lack_index};
 
 /// What [`StoreCheck::repair`] says of an index that it has made.
 pub const INDEX_MADE: &str = "the index was made from the journal";
@@ -446,7 +446,7 @@ fn check_index(check: &mut Check, layout: &Layout, journal: &Journal) -> VerbRes
         Ok(index) => check.compare_index(&index, journal),
         // Of nothing there is nothing to index; one of an older program is made anew by whoever
         // serves the store next.
-        Err(Doubt::Missing) if check.totals.frames == 0 => {}
+        Err(Doubt::Missing) if check.totals.frames == 0 || may_lack_index(layout, journal) => {}
         Err(Doubt::Older) => {}
         Err(doubt @ Doubt::Missing) => check.findings.push(Finding::of_store(
             DamageKind::IndexMissing,

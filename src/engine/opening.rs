@@ -251,6 +251,10 @@ impl Engine {
         self.syncer.stop("a sync of the journal");
         self.live.sealer.stop();
         self.live.cuts.drop_prepared();
+        if let Err(errno) = self.live.locks.first_change.pass() {
+            tracing::warn!(%errno, "a branch that was made is not on the disk: the next mount sees to that");
+        }
+        self.live.locks.first_change.forget();
         let end = sys::now();
         if let Err(errno) = self.timeline().journal.append(&[Record::Unmounted {
             at_ns: end.nanoseconds(),

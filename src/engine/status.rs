@@ -41,7 +41,8 @@ impl Engine {
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
         }
-        if self.timeline().store().index.is_in_memory() {
+        let index = &self.timeline().store().index;
+        if index.is_in_memory() && !index.is_waiting() {
             warnings.push("the filesystem was full: the index is in memory until the next mount, which takes longer for it; free some space".into());
         }
         warnings.extend(

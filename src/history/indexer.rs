@@ -175,6 +175,7 @@ impl Indexer {
     /// Applies every closed epoch to the index and drops its table.
     pub(super) fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
+        self.store.index_where_due()?;
         while let Some((id, end)) = self.oldest_closed() {
             let mut batch = Batch::after(index.catalogue().last_checkpoint()?);
             self.wake.calls(Some(Instant::now()));

@@ -279,8 +279,9 @@ impl Busy {
     /// most for those under way that take long.
     ///
     /// # Errors
-    /// EBUSY: one did not end.
+    /// EBUSY: one did not end. Those of what comes before the first change.
     pub fn freeze(&self) -> SysResult<Freeze<'_>> {
+        self.locks.first_change.pass()?;
         self.calls.forget_way();
         for _ in 0..FREEZE_LOCK_TRIES {
             if let Some(freeze) = self.locks.freeze_within(FREEZE_LOCK_WAIT) {

@@ -9,7 +9,8 @@
 //! A clone may wait for somebody else's process, which has the file of the parent open. So whatever
 //! a call would change is copied up before any lock of the call is taken
 //! ([ADR 21](../../docs/adr/0021-waiting-for-others.md)), but for a restore's, which has frozen the
-//! tree.
+//! tree. Every change of a branch comes by here first, or freezes: so what is to be done before the
+//! first of them is done here (`first_change`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -163,6 +164,9 @@ impl CopyUp {
         let (Some(through), Some(staging)) = (self.inodes.base().through(), &self.staging) else {
             return Ok(());
         };
+        if holds == Holds::Nothing {
+            self.locks.first_change.pass()?;
+        }
         if !through.is_inherited(at.slot) {
             return Ok(());
         }

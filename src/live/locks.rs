@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::first_change::FirstChange;
 use crate::store::ids::Slot;
 use crate::sys::lock::{Mutex, MutexGuard, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -12,6 +13,8 @@ const STRIPES: usize = 64;
 
 /// The locks, and the counts that go with them.
 pub struct Locks {
+    /// Before lock 1.
+    pub first_change: FirstChange,
     /// Lock 1.
     freeze: RwLock<()>,
     /// It is held for writing.
@@ -29,6 +32,7 @@ pub struct Locks {
 impl Default for Locks {
     fn default() -> Locks {
         Locks {
+            first_change: FirstChange::default(),
             freeze: RwLock::ranked(Rank::Freeze, ()),
             frozen: AtomicBool::new(false),
             changes: AtomicU64::new(0),

@@ -47,6 +47,7 @@ mod dedup;
 mod dirs;
 mod durable;
 mod eager;
+mod first_change;
 mod handles;
 mod hot;
 mod idle;
@@ -107,6 +108,7 @@ pub use staged::{STAGED_PREFIX, Staged, Staging, Swap, Wanted};
 pub use swaps::Swaps;
 pub use table::NodeTable;
 pub use takeover::Adoption;
+pub use through::unmark;
 
 use copy_up::CopyUp;
 use past::Past;

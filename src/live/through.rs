@@ -106,6 +106,17 @@ impl Mark {
     }
 }
 
+/// Takes the mark from the root of a branch that is to be made again.
+///
+/// # Errors
+/// That of removexattr(2).
+pub fn unmark(root: impl std::os::fd::AsFd) -> SysResult<()> {
+    match sys::removexattr(root, MARK) {
+        Err(Errno::NO_XATTR) => Ok(()),
+        removed => removed,
+    }
+}
+
 struct Own {
     ino: u64,
     btime: Option<Time>,

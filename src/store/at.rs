@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
+use crate::sys;
 use crate::sys::fault::{self, Call};
 
 /// Most levels that [`remove_tree`] goes down.
@@ -77,7 +78,7 @@ pub(super) fn read_small(parent: impl AsFd, name: &str, limit: u64) -> io::Resul
 
 /// Writes a file under another name, makes it durable, and gives it its name: whoever looks finds
 /// all of it or none. The name is durable on return.
-pub(super) fn write_whole(parent: impl AsFd, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write_whole<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io::Result<()> {
     let parent = parent.as_fd();
     let unfinished = format!("{name}.new");
     let mut file = open_file(
@@ -91,6 +92,51 @@ pub(super) fn write_whole(parent: impl AsFd, name: &str, bytes: &[u8]) -> io::Re
     file.sync_all()?;
     rename(parent, &unfinished, name)?;
     sync_dir(parent)
+}
+
+/// Writes a new file, or another's content anew. Nothing of it is durable on return, and who looks
+/// meanwhile may find a part.
+pub(super) fn write_unsynced<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+    let mut file = open_file(parent, name, flags)?;
+    fault::check(Call::Write)?;
+    file.write_all(bytes)
+}
+
+/// Makes a symbolic link with this text under another name, and gives it its name: whoever looks
+/// finds all of it or none, also after a power cut, for the text is metadata. Not durable on
+/// return: it is on the disk before whatever is done afterwards. `ENAMETOOLONG`: the filesystem has
+/// no room for so long a text in a link.
+pub(super) fn write_link(parent: impl AsFd, name: &str, text: &[u8]) -> io::Result<()> {
+    let parent = parent.as_fd();
+    let unfinished = format!("{name}.new");
+    fault::check(Call::Make)?;
+    let link = || rustix::fs::symlinkat(text, parent, &unfinished);
+    match link() {
+        Err(rustix::io::Errno::EXIST) => {
+            rustix::fs::unlinkat(parent, &unfinished, AtFlags::empty())?;
+            link()?;
+        }
+        made => made?,
+    }
+    rename(parent, &unfinished, name)
+}
+
+/// The text of a symbolic link.
+pub(super) fn read_link(parent: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
+    fault::check(Call::Read)?;
+    Ok(rustix::fs::readlinkat(parent, name, Vec::new())?.into_bytes())
+}
+
+/// Makes a file or a directory durable, with its name. It is not an error if there is none.
+pub(super) fn sync_name(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    fault::check(Call::Open)?;
+    match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+        Ok(opened) => sync_dir(opened),
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Gives a file of a directory another name there, in place of what had it.
@@ -109,6 +155,18 @@ pub(super) fn move_to(dir: impl AsFd, name: &str, to: impl AsFd) -> io::Result<(
 pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
     fault::check(Call::Sync)?;
     Ok(rustix::fs::fsync(dir)?)
+}
+
+/// As [`sync_dir`]; what was done before is on the disk too. On btrfs a directory that is synced
+/// comes there ahead of other changes of that moment: there the whole filesystem is synced.
+pub(super) fn sync_in_order(dir: impl AsFd) -> io::Result<()> {
+    let dir = dir.as_fd();
+    if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "btrfs") {
+        fault::check(Call::Sync)?;
+        Ok(sys::syncfs(dir)?)
+    } else {
+        sync_dir(dir)
+    }
 }
 
 /// Whether the name is that of a directory, itself and not what a link leads to. `ENOENT` if there

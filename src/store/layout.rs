@@ -48,6 +48,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+pub mod branch_store;
 pub mod branches;
 mod format;
 mod notes;
@@ -197,12 +198,12 @@ impl Layout {
         let (lock, same_mount) = take_lock(&dir, create)?;
         rustix::fs::fchmod(&dir, Mode::RWXU)
             .map_err(StoreError::io("set the mode of", STORE_NAME))?;
+        let branch = lent.is_some();
         let made = if has_format(&dir)? {
             None
         } else {
-            Some(make(&dir)?)
+            Some(make(&dir, branch)?)
         };
-        let branch = lent.is_some();
         let reserve = lent.unwrap_or_else(|| Arc::new(Reserve::open(&dir)));
         let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
         let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
@@ -258,6 +259,7 @@ impl Layout {
             open_trusted(&dir, &dir, "journal")?,
             open_trusted(&dir, &dir, "layers")?,
         );
+        let branch = branch_store::marked(&dir).is_ok_and(|mark| mark.is_some());
         Ok(Layout {
             id,
             created: false,
@@ -270,7 +272,7 @@ impl Layout {
             tmp: None,
             index_home: None,
             reserve: Arc::default(),
-            branch: false,
+            branch,
             lock: None,
         })
     }
@@ -313,6 +315,12 @@ impl Layout {
     /// The file that is locked: it is there, and may be written where nothing new can be made.
     pub fn lock_file(&self) -> StoreResult<&File> {
         self.lock.as_ref().ok_or(StoreError::ReadOnly)
+    }
+
+    /// It is the store of a branch that is being made, and is synced all at once:
+    /// [`branch_store::sync_branch`].
+    pub fn is_unsynced(&self) -> bool {
+        self.branch && self.created
     }
 
     /// This call of `open` made it.
@@ -509,12 +517,12 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
     Ok((lock, same))
 }
 
-fn make(dir: &OwnedFd) -> StoreResult<StoreId> {
+fn make(dir: &OwnedFd, branch: bool) -> StoreResult<StoreId> {
     for name in ["journal", "layers", "tmp"] {
         at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
     }
-    let id = branches::marked(dir)?.unwrap_or_else(StoreId::random);
-    write_format(dir, id)?;
+    let id = branch_store::marked(dir)?.unwrap_or_else(StoreId::random);
+    write_format(dir, id, !branch)?;
     Ok(id)
 }
 

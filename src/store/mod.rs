@@ -117,7 +117,11 @@ impl Store {
             reserve.with_last_room(|| Journal::open(&layout), StoreError::errno)?;
         check_end(&layout, &journal)?;
         let layers = Layers::new(&layout)?.with_reserve(Arc::clone(&reserve));
-        let (index, opening) = Index::open(&layout)?;
+        let (index, opening) = if may_lack_index(&layout, &journal) {
+            Index::open_waiting(&layout)?
+        } else {
+            Index::open(&layout)?
+        };
         let rebuilt = match opening {
             // Of nothing there is nothing to index.
             index::Opening::Rebuild(Doubt::Missing) if found.end == journal.start() => None,
@@ -125,7 +129,11 @@ impl Store {
             index::Opening::Ready => doubt_of(&index, &journal)?,
         };
         if let Some(doubt) = rebuilt {
-            tracing::info!(reason = %doubt, "the index is made anew");
+            if index.is_waiting() {
+                tracing::debug!("the index is made in memory");
+            } else {
+                tracing::info!(reason = %doubt, "the index is made anew");
+            }
             let end = Some(end_of_closed(&journal)?);
             if opening == index::Opening::Ready {
                 index.rebuild(&journal, end)?
@@ -148,6 +156,18 @@ impl Store {
             },
             opened,
         ))
+    }
+
+    /// Has the index of a branch on disk once there is enough in it. To be called by who applies to
+    /// it, before that.
+    ///
+    /// Errors: those of [`Index::rebuild`].
+    pub fn index_where_due(&self) -> StoreResult<()> {
+        if self.index.is_waiting() && !is_short(&self.journal) {
+            let end = Some(end_of_closed(&self.journal)?);
+            self.index.onto_disk(&self.journal, end)?;
+        }
+        Ok(())
     }
 
     /// Sets the index aside and makes it anew from the journal, as opening does with one that
@@ -195,6 +215,22 @@ impl Store {
         self.index
             .rebuild_in_memory(&self.journal, Some(end_of_closed(&self.journal)?))
     }
+}
+
+/// A journal of at most so many bytes is read in less time than the files of an index are opened
+/// in, which take 600 KiB and a dozen inodes: the index of a branch is in memory as long as its
+/// journal is that short. There may be many branches.
+const SHORT_JOURNAL: u32 = 256 << 10;
+
+/// Whether there need be no index of this store on disk: it is that of a branch, with a short
+/// journal.
+pub fn may_lack_index(layout: &Layout, journal: &Journal) -> bool {
+    layout.is_branch() && is_short(journal)
+}
+
+fn is_short(journal: &Journal) -> bool {
+    let Address { segment, offset } = journal.position();
+    segment == Address::START.segment && offset < SHORT_JOURNAL
 }
 
 /// The checkpoints in what can be read of a journal, in order of their numbers.

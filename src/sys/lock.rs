@@ -23,6 +23,8 @@ pub enum Rank {
     /// One operation on the history at a time (`engine`): checkpoint, restore, deletion, tags,
     /// pins, undo.
     Checkpointing,
+    /// `live`: what is done before the first change of a tree.
+    FirstChange,
     /// `live`: held for reading by every change, for writing by a freeze.
     Freeze,
     /// `live`: names.

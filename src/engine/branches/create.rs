@@ -2,15 +2,16 @@
 //!
 //! **Order.** The registry first, where the branch is "making" and holds its base; then the mark in
 //! the new store, by which everything made after it can be told; the store; its first checkpoint;
-//! then the registry says "made". A kill before that leaves what the next mount takes back
-//! (`open`), one after it a branch that the next mount mounts.
+//! then the registry says that it is there. A kill before that leaves what the next mount takes
+//! back (`open`), one after it a branch that the next mount mounts. Nothing of it is synced: that
+//! is done behind the answer (`fresh`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::open::{open_dir, take_back};
 use super::verbs::{BranchInfo, CreateBranch};
-use super::{Branch, BranchTree};
+use super::{Branch, BranchTree, fresh, internal};
 use crate::engine::Engine;
 use crate::engine::api::{CheckpointOptions, VerbResult};
 use crate::engine::bases::registry_failed;
@@ -19,12 +20,14 @@ use crate::engine::requester::Requester;
 use crate::engine::word::word;
 use crate::history::append::now_ns;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::branches::{
-    BRANCHES_MAX, BranchEntry, DEPTH_MAX, DOT_GIT, mark_branch, remark_branch,
-};
+use crate::store::layout::branch_store::mark_branch;
+use crate::store::layout::branches::{BRANCHES_MAX, BranchEntry, DEPTH_MAX, DOT_GIT};
 use crate::store::layout::{STORE_NAME, StoreId};
-use crate::store::record::Reason;
+use crate::store::record::{Actor, Reason};
 use crate::sys::{self, Kind, Stat};
+
+/// The first checkpoint of a store.
+const FIRST: CheckpointId = CheckpointId(1);
 
 pub(super) fn create(
     engine: &Engine,
@@ -44,11 +47,12 @@ pub(super) fn create(
         name: name.clone(),
         id: StoreId::random(),
         base: given.unwrap_or(CheckpointId(0)),
-        since: CheckpointId(0),
+        since: FIRST,
         made_ns: now_ns(),
         depth,
         path: path.clone(),
         made: false,
+        unsynced: None,
     };
     if asked.dry_run {
         return Ok(BranchInfo {
@@ -57,13 +61,21 @@ pub(super) fn create(
             ..BranchInfo::of(&entry)
         });
     }
+    // What this tree is itself is on the disk before something is in its store that is to stay.
+    engine
+        .live
+        .locks
+        .first_change
+        .pass()
+        .map_err(error::failed("the branch cannot be made"))?;
     let (root, like) = new_dir(engine, requester, asked)?;
     entry.base = match given {
         Some(base) => base,
         None => checkpoint(engine, requester, name)?,
     };
     hold(engine, &entry)?;
-    let made = make(engine, requester, &mut entry, &root, &like).and_then(|branch| {
+    let made = make(engine, requester.by(), &entry, &root, &like).and_then(|branch| {
+        tell(engine, &branch, &mut entry, &root).inspect_err(|_| branch.close())?;
         let branch = Branch::of(&entry, branch);
         engine.branches.serve(branch, true)
     });
@@ -179,13 +191,40 @@ fn hold(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
         return Err(engine.states.no_checkpoint(&entry.base.to_string()));
     }
     let registry = engine.timeline().store().layout.branches();
-    registry.register(entry).map_err(registry_failed)
+    registry.note(entry).map_err(registry_failed)
 }
 
-fn make(
+/// The branch is there from now on, whatever comes of this process.
+fn tell(
     engine: &Engine,
-    requester: &Requester,
+    branch: &Arc<Engine>,
     entry: &mut BranchEntry,
+    root: &OwnedFd,
+) -> VerbResult<()> {
+    entry.made = true;
+    entry.unsynced = fresh::mount_of(engine);
+    if entry.unsynced.is_none() {
+        // A kill could not be told from a power cut.
+        return fresh::sync(engine.timeline().store(), entry, root)
+            .map_err(error::failed("the branch cannot be synced"));
+    }
+    let registry = engine.timeline().store().layout.branches();
+    registry.note(entry).map_err(registry_failed)?;
+    let root = root
+        .try_clone()
+        .map_err(|cause| error::io_error(STORE_NAME, cause))?;
+    fresh::sync_behind(engine, branch, entry, root)
+}
+
+/// Makes what a branch is made of, in an empty directory, and opens it. Nothing is durable on
+/// return.
+///
+/// # Errors
+/// Those of making it; what there is of it stays.
+pub(super) fn make(
+    engine: &Engine,
+    by: &Actor,
+    entry: &BranchEntry,
     root: &OwnedFd,
     like: &Stat,
 ) -> VerbResult<Arc<Engine>> {
@@ -196,7 +235,12 @@ fn make(
         sys::chown_fd(root, Some(like.uid), Some(like.gid)).map_err(failed)?;
     }
     sys::chmod_fd(root, like.mode).map_err(failed)?;
-    mark_branch(root, entry).map_err(registry_failed)?;
+    let marked = BranchEntry {
+        made: true,
+        unsynced: None,
+        ..entry.clone()
+    };
+    mark_branch(root, &marked).map_err(registry_failed)?;
     let tree = BranchTree {
         name: entry.name.clone(),
         root: root
@@ -212,13 +256,14 @@ fn make(
     };
     let first = branch
         .checkpoints
-        .make_checkpoint(requester.by(), &options, Reason::Asked)
-        .inspect_err(|_| branch.close())?;
-    (entry.since, entry.made) = (first.id, true);
-    let registry = engine.timeline().store().layout.branches();
-    remark_branch(root, entry)
-        .and_then(|()| registry.register(entry))
-        .map_err(registry_failed)
-        .inspect_err(|_| branch.close())?;
+        .make_checkpoint(by, &options, Reason::Asked);
+    let checked = first.and_then(|first| {
+        if first.id == entry.since {
+            Ok(())
+        } else {
+            Err(internal("a new store has another first checkpoint"))
+        }
+    });
+    checked.inspect_err(|_| branch.close())?;
     Ok(branch)
 }

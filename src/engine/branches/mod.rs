@@ -12,6 +12,7 @@
 
 mod conflicts;
 mod create;
+mod fresh;
 mod list;
 mod open;
 mod trash;
@@ -88,7 +89,8 @@ pub trait Host: Send + Sync {
     /// It cannot be made ready for.
     fn config(&self, tree: BranchTree) -> VerbResult<Config>;
 
-    /// Takes away what a daemon that died has left mounted at `path`, if that was ours.
+    /// Takes away what a daemon that died has left mounted at `path`, if that was ours, and waits for
+    /// a branch from there that is being closed.
     ///
     /// # Errors
     /// It cannot be taken away.
@@ -108,6 +110,16 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// `branch-in-use`: it is still served.
     fn end(&self, name: &str, how: Ending) -> VerbResult<()>;
+
+    /// Unmounts a branch, and closes its engine later, before this process ends: when this returns
+    /// nobody has anything of the branch, and another can have its name.
+    ///
+    /// # Errors
+    /// As [`Host::end`].
+    fn leave(&self, name: &str, how: Ending) -> VerbResult<()>;
+
+    /// Waits for the engines that [`Host::leave`] has left, as long as that takes.
+    fn wait_closed(&self);
 }
 
 /// How the mount of a branch ends that somebody may have something of open.

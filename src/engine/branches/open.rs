@@ -4,15 +4,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{Branch, BranchTree, Brancher, Ending};
+use super::{Branch, BranchTree, Brancher, Ending, fresh};
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::word::word;
-use crate::store::layout::branches::{
-    BranchEntry, branch_mark, parent_and_name, store_id, unmake_branch,
-};
+use crate::store::layout::branch_store::unmake_branch;
+use crate::store::layout::branches::{BranchEntry, branch_mark, parent_and_name, store_id};
 use crate::sys::{self, Errno, OpenKind};
 
 /// Opens a directory by its absolute path. No link is followed on the way: whoever may write to a
@@ -103,7 +102,6 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
         ));
     }
     host.clear(&entry.path)?;
-    let root = open_branch(engine, entry)?;
     if !engine.timeline().catalogue.is_stored(entry.base) {
         return Err(error::error(
             Code::UnknownCheckpoint,
@@ -113,6 +111,10 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
             ),
         ));
     }
+    if entry.unsynced.is_some() {
+        fresh::settle(engine, entry, &open_dir(&entry.path)?)?;
+    }
+    let root = open_branch(engine, entry)?;
     let tree = BranchTree {
         name: entry.name.clone(),
         root,
@@ -167,7 +169,7 @@ impl Brancher<'_> {
     pub fn end_all(&self, how: Ending) -> VerbResult<()> {
         // Nobody holds a branch while it ends.
         let names: Vec<String> = self.engine.branches.open.lock().keys().cloned().collect();
-        let (Some(_), Ok(host)) = (names.first(), self.engine.branches.host()) else {
+        let Ok(host) = self.engine.branches.host() else {
             return Ok(());
         };
         for name in names {
@@ -176,6 +178,7 @@ impl Brancher<'_> {
                 return Err(error);
             }
         }
+        host.wait_closed();
         Ok(())
     }
 

@@ -1,9 +1,12 @@
 //! Dropping a branch, and bringing it back: renames, whatever is in it.
+//!
+//! To drop one waits for no disk: a power cut within the next second may bring it back, whole. It
+//! is unmounted, and then out of sight; its engine is closed behind the answer, in the trash.
 
 use super::list::changes;
 use super::open::{mount, open_branch, open_dir};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
-use super::{Brancher, Ending, internal, no_branch};
+use super::{Branch, Brancher, Ending, internal, no_branch};
 use crate::engine::api::{TreePath, VerbError, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
@@ -50,17 +53,13 @@ pub(super) fn drop_branch(
     if *dry_run {
         return Ok(report(info));
     }
-    // What is thrown away is not kept from what happens while nothing is mounted.
     if let Some(branch) = open {
-        branch.engine.keep_at_end(Some(Keep::None));
-    }
-    if info.mounted {
         let how = if *force {
             Ending::Forced
         } else {
             Ending::Unused
         };
-        engine.branches.host()?.end(name, how)?;
+        leave(engine, &branch, how)?;
     }
     throw(engine, by, None, &entry)?;
     Ok(report(BranchInfo {
@@ -68,6 +67,20 @@ pub(super) fn drop_branch(
         dropped: true,
         ..info
     }))
+}
+
+/// Unmounts a branch that is to be thrown away.
+fn leave(engine: &Engine, branch: &Branch, how: Ending) -> VerbResult<()> {
+    // What is thrown away is not kept from what happens while nothing is mounted.
+    branch.engine.keep_at_end(Some(Keep::None));
+    // Its entry is where it is from here on.
+    let first_change = &branch.engine.live.locks.first_change;
+    if let Err(errno) = first_change.pass() {
+        tracing::warn!(%errno, "a branch is thrown away that is not on the disk");
+    }
+    engine.branches.host()?.leave(&branch.name, how)?;
+    first_change.forget();
+    Ok(())
 }
 
 /// Moves the directory of a branch that is not mounted into the trash. One that is not there any
@@ -135,8 +148,8 @@ pub(in crate::engine) fn invert(
     if dropped {
         return bring_back(engine, by, undoes, &entry);
     }
-    if engine.branches.get(&entry.name).is_ok() {
-        engine.branches.host()?.end(&entry.name, Ending::Unused)?;
+    if let Ok(branch) = engine.branches.get(&entry.name) {
+        leave(engine, &branch, Ending::Unused)?;
     }
     throw(engine, by, undoes, &entry)
 }

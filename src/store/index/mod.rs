@@ -62,6 +62,7 @@ mod runs;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use self::batch::Batch;
 use self::batch::CheckpointChange;
@@ -91,6 +92,8 @@ pub struct Index {
     home: Home,
     id: StoreId,
     reserve: Arc<Reserve>,
+    /// It is in memory because it is small.
+    waits: AtomicBool,
     applying: Mutex<()>,
     db: RwLock<Option<Parts>>,
 }
@@ -101,7 +104,13 @@ impl Index {
         Catalogue(self)
     }
 
-    /// It is not on disk: the filesystem had no room for it.
+    /// It is in memory until there is so much in it that it is worth its files:
+    /// [`Index::onto_disk`].
+    pub fn is_waiting(&self) -> bool {
+        self.waits.load(Ordering::SeqCst)
+    }
+
+    /// It is not on disk: the filesystem had no room for it, or it waits.
     pub fn is_in_memory(&self) -> bool {
         self.db
             .read()

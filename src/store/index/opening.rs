@@ -1,6 +1,7 @@
 //! Opening an index, and making it anew.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::db::Db;
 use super::files::{Home, guarded};
@@ -56,6 +57,7 @@ impl Index {
             home,
             id: layout.id(),
             reserve: Arc::clone(layout.reserve()),
+            waits: AtomicBool::new(false),
             applying: Mutex::ranked(Rank::Applying, ()),
             db: RwLock::ranked(Rank::Database, None),
         }
@@ -83,6 +85,31 @@ impl Index {
         };
         *index.db.write() = Some(parts);
         Ok((index, opening))
+    }
+
+    /// As [`Index::open`]; where there is none on disk, it is in memory until
+    /// [`Index::onto_disk`].
+    ///
+    /// Errors: as [`Index::open`].
+    pub fn open_waiting(layout: &Layout) -> StoreResult<(Index, Opening)> {
+        let index = Index::new(layout, Home::of(layout)?);
+        if index.home.exists()? {
+            return Index::open(layout);
+        }
+        *index.db.write() = Some(in_memory(index.id)?);
+        index.waits.store(true, Ordering::SeqCst);
+        Ok((index, Opening::Rebuild(Doubt::Missing)))
+    }
+
+    /// Makes one that waits in memory anew on disk, from the journal up to `end` or all of it.
+    ///
+    /// Errors: those of [`Index::rebuild`].
+    pub fn onto_disk(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
+        self.replace(|old| {
+            self.waits.store(false, Ordering::SeqCst);
+            old.into_iter().for_each(|parts| close(parts.db));
+            self.filled(self.fresh()?, journal, end)
+        })
     }
 
     /// Opens the index of a store that nobody serves, to check it; why it cannot be used, if so.

@@ -198,12 +198,15 @@ impl Journal {
             .map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
         let noted = layout.noted_end().and_then(|(_, last)| last);
-        let first_bytes = if layout.is_branch() {
-            segment_bytes.min(segment::PREALLOCATED_MIN)
-        } else {
-            segment_bytes
+        let first = opening::First {
+            bytes: if layout.is_branch() {
+                segment_bytes.min(segment::PREALLOCATED_MIN)
+            } else {
+                segment_bytes
+            },
+            synced: !layout.is_unsynced(),
         };
-        let found = opening::open(&dir, &identity, first_bytes, noted, !layout.read_only())?;
+        let found = opening::open(&dir, &identity, first, noted, !layout.read_only())?;
         let opening = Opening {
             torn: found.torn,
             end: found.end,
@@ -539,7 +542,7 @@ impl Journal {
         let _making = self.making.lock();
         match segment::open(&self.dir, &self.identity, number, true) {
             Err(error) if error.errno() == Errno::ENOENT => {
-                segment::make(&self.dir, &self.identity, number, self.segment_bytes)
+                segment::make(&self.dir, &self.identity, number, self.segment_bytes, true)
             }
             result => result,
         }

@@ -70,6 +70,14 @@ impl Found {
     }
 }
 
+/// How the first segment is made.
+pub(super) struct First {
+    /// Bytes of it.
+    pub bytes: u32,
+    /// It is durable at once.
+    pub synced: bool,
+}
+
 /// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and
 /// makes everything durable.
 ///
@@ -78,7 +86,7 @@ impl Found {
 pub(super) fn open(
     dir: &OwnedFd,
     identity: &Identity,
-    segment_bytes: u32,
+    make: First,
     noted: Option<Address>,
     write: bool,
 ) -> StoreResult<Found> {
@@ -86,7 +94,13 @@ pub(super) fn open(
     let Some(&first) = search.segments.first() else {
         let mut found = Found::empty(1, identity);
         if write {
-            found.file = Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?));
+            found.file = Some(Arc::new(segment::make(
+                dir,
+                identity,
+                1,
+                make.bytes,
+                make.synced,
+            )?));
         }
         return Ok(found);
     };

@@ -403,7 +403,7 @@ pub(super) fn put(
     let (journal, name) = (journal.as_fd(), file_name(number));
     if at::make_dir(journal, DIR).map_err(StoreError::io("make", "journal/packs"))? {
         // A new directory comes to the disk with the one that it is in.
-        super::segment::sync_names(journal).map_err(StoreError::io("sync", "journal"))?;
+        at::sync_in_order(journal).map_err(StoreError::io("sync", "journal"))?;
     }
     let dir = &dir(journal)?.ok_or(StoreError::NotAStore)?;
     let unfinished = format!("{name}.new");

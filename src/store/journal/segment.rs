@@ -97,13 +97,14 @@ pub(super) fn open(
 }
 
 /// Makes a segment: space for `bytes` where the filesystem can promise it, and the header. Name,
-/// size and header are durable on return, so that what is written into it later needs no more than
-/// fdatasync. Nothing of it is seen if this fails.
+/// size and header are durable on return if it is `synced`, so that what is written into it later
+/// needs no more than fdatasync. Nothing of it is seen if this fails.
 pub(super) fn make(
     dir: impl AsFd,
     identity: &Identity,
     number: u32,
     bytes: u32,
+    synced: bool,
 ) -> StoreResult<File> {
     let dir = dir.as_fd();
     let (name, unfinished) = (file_name(number), format!("new-{number:08}"));
@@ -116,9 +117,15 @@ pub(super) fn make(
         sys::write_in_place(&file);
         preallocate(&file, bytes)?;
         sys::write_all_at(&file, &header(identity, number), 0)?;
-        sys::fsync(&file)?;
+        if synced {
+            sys::fsync(&file)?;
+        }
         at::rename(dir, &unfinished, &name)?;
-        sync_names(dir)?;
+        if synced {
+            // A tail file beside it must not come to the disk before other changes of that moment:
+            // the witness would be there, and not the tree.
+            at::sync_in_order(dir)?;
+        }
         Ok(file)
     })();
     made.map_err(|error| {
@@ -126,17 +133,6 @@ pub(super) fn make(
         let _ = rustix::fs::unlinkat(dir, &unfinished, rustix::fs::AtFlags::empty());
         StoreError::io("make the journal's segment", name)(error)
     })
-}
-
-/// Brings new names in the journal's directory to the disk. To sync it alone brings a new tail file
-/// there before other changes of that moment, on btrfs: the witness would be there, and not the
-/// tree.
-pub(super) fn sync_names(dir: BorrowedFd<'_>) -> io::Result<()> {
-    if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "btrfs") {
-        Ok(sys::syncfs(dir)?)
-    } else {
-        at::sync_dir(dir)
-    }
 }
 
 /// Takes space that reads as zeros; on a filesystem that is nearly full, as much as there is. Where

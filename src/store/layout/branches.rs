@@ -9,7 +9,7 @@
 //!
 //!   ckptfs branch
 //!   version 1
-//!   state making                   or: made
+//!   state making                   or: made; or: unsynced BOOT MOUNT, see `BranchEntry::unsynced`
 //!   name fix-login
 //!   id 00112233445566778899aabbccddeeff   of the branch's own store
 //!   base 12                        the checkpoint of the parent
@@ -19,8 +19,11 @@
 //!   path /srv/project@fix-login    all that follows but the last line feed: any bytes
 //! ```
 //!
-//! Each file is written whole, and durable with its name when a function here returns. Locking:
-//! none; whoever changes an entry sees to it that nobody else does.
+//! Each file is written whole, and durable with its name when [`Registry::register`] returns. Until
+//! the branch is on the disk its entry is a symbolic link with that text, which leads nowhere: it is
+//! metadata, so it is whole after a power cut, and there if anything is that was done after it
+//! ([`Registry::note`]). To drop a branch and to bring it back is in that order too, and no more
+//! durable. Locking: none; whoever changes an entry sees to it that nobody else does.
 
 use std::ffi::OsString;
 use std::io;
@@ -32,10 +35,11 @@ use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::super::at;
+pub use super::branch_store::{branch_mark, store_id};
 use super::{Layout, StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::CheckpointId;
-use crate::sys::{self, Kind, host};
+use crate::sys::host;
 
 /// So many branches a tree has at most, those in the trash apart.
 pub const BRANCHES_MAX: usize = 1000;
@@ -49,6 +53,8 @@ const LISTED_MAX: usize = 8 * BRANCHES_MAX;
 const ENTRY_BYTES_MAX: u64 = 8192;
 const MAGIC: &str = "ckptfs branch";
 const VERSION: &str = "1";
+/// What the state of a branch begins with that may not be on the disk.
+const UNSYNCED: &str = "unsynced ";
 const BRANCHES: &str = "branches";
 const DROPPED: &str = "dropped";
 /// What a directory may have in it when a branch is made there: a file that tells git of it.
@@ -91,10 +97,14 @@ pub struct BranchEntry {
     pub path: PathBuf,
     /// It is whole; else its making was begun, and nobody has been told of it.
     pub made: bool,
+    /// It was made, and may not be on the disk: on which mount of the filesystem it was made
+    /// ([`host::mount_instance`]). On another one a power cut may have taken its store, in which
+    /// nothing is yet: whatever is changed in the branch comes after its entry is durable.
+    pub unsynced: Option<String>,
 }
 
 impl BranchEntry {
-    fn text(&self) -> Vec<u8> {
+    pub(super) fn text(&self) -> Vec<u8> {
         let BranchEntry {
             name,
             id,
@@ -104,8 +114,13 @@ impl BranchEntry {
             depth,
             path,
             made,
+            unsynced,
         } = self;
-        let state = if *made { "made" } else { "making" };
+        let state = match unsynced {
+            _ if !made => "making".to_owned(),
+            Some(mount) => format!("{UNSYNCED}{mount}"),
+            None => "made".to_owned(),
+        };
         let mut text = format!(
             "{MAGIC}\nversion {VERSION}\nstate {state}\nname {name}\nid {id}\nbase {}\nsince {}\nmade {made_ns}\ndepth {depth}\npath ",
             base.0, since.0
@@ -131,10 +146,10 @@ impl BranchEntry {
         if field("version")? != VERSION {
             return None;
         }
-        let made = match field("state")? {
-            "made" => true,
-            "making" => false,
-            _ => return None,
+        let (made, unsynced) = match field("state")? {
+            "made" => (true, None),
+            "making" => (false, None),
+            other => (true, Some(other.strip_prefix(UNSYNCED)?.to_owned())),
         };
         let name = field("name")
             .filter(|name| is_branch_name(name))?
@@ -153,6 +168,7 @@ impl BranchEntry {
             depth,
             path: PathBuf::from(OsString::from_vec(path.to_vec())),
             made,
+            unsynced,
         })
     }
 }
@@ -210,10 +226,11 @@ impl Registry<'_> {
         let Some(dir) = existing(self.store, BRANCHES)? else {
             return Ok(None);
         };
-        read_entry(&dir, name)
+        read_registered(&dir, name)
     }
 
-    /// Registers a branch, or what has become of it; durable on return.
+    /// Registers a branch, or what has become of it; durable on return, and so is the branch, says
+    /// the caller.
     ///
     /// # Errors
     /// Those of write(2), fsync(2) and rename(2).
@@ -221,7 +238,28 @@ impl Registry<'_> {
         let dir = own_dir(self.store, BRANCHES)?;
         // The directory itself may be new.
         at::sync_dir(self.store).map_err(StoreError::io("sync", BRANCHES))?;
-        at::write_whole(&dir, &entry.name, &entry.text()).map_err(StoreError::io("write", BRANCHES))
+        let durable = BranchEntry {
+            unsynced: None,
+            ..entry.clone()
+        };
+        at::write_whole(&dir, &entry.name, &durable.text())
+            .map_err(StoreError::io("write", BRANCHES))
+    }
+
+    /// As [`Registry::register`]; what is noted survives a kill, and a power cut no later than what
+    /// is changed after it. A text that is too long for a link is durable on return.
+    ///
+    /// # Errors
+    /// Those of symlink(2), and as [`Registry::register`].
+    pub fn note(&self, entry: &BranchEntry) -> StoreResult<()> {
+        let dir = own_dir(self.store, BRANCHES)?;
+        let failed = || StoreError::io("write", BRANCHES);
+        match at::write_link(&dir, &entry.name, &entry.text()) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NAMETOOLONG) => {
+                at::write_whole(&dir, &entry.name, &entry.text()).map_err(failed())
+            }
+            noted => noted.map_err(failed()),
+        }
     }
 
     /// Takes a branch out of the registry; its directory is not touched. Durable on return.
@@ -236,17 +274,15 @@ impl Registry<'_> {
     }
 
     /// Moves the directory of a branch, `name` in `parent`, into the trash, and then its entry: one
-    /// rename each, whatever is in it. Durable on return; a kill between the two is put right by
-    /// [`Registry::settle`].
+    /// rename each, whatever is in it. Not durable on return; what a kill or a power cut finds
+    /// between the two is put right by [`Registry::settle`].
     ///
     /// # Errors
     /// EXDEV: the directory is on another filesystem. Those of rename(2).
     pub fn discard(&self, entry: &BranchEntry, parent: impl AsFd, name: &[u8]) -> StoreResult<()> {
         let dropped = own_dir(self.store, DROPPED)?;
-        at::sync_dir(self.store).map_err(StoreError::io("sync", DROPPED))?;
         let failed = || StoreError::io("move", DROPPED);
         rename_new(&parent, name, &dropped, entry.id.to_string().as_bytes()).map_err(failed())?;
-        at::sync_dir(&parent).map_err(failed())?;
         self.entry_to_trash(&dropped, entry)
     }
 
@@ -254,14 +290,11 @@ impl Registry<'_> {
         let branches = own_dir(self.store, BRANCHES)?;
         let failed = || StoreError::io("move", BRANCHES);
         let to = format!("{}{ENTRY_SUFFIX}", entry.id);
-        rename_new(&branches, entry.name.as_bytes(), dropped, to.as_bytes()).map_err(failed())?;
-        at::sync_dir(dropped)
-            .and_then(|()| at::sync_dir(&branches))
-            .map_err(failed())
+        rename_new(&branches, entry.name.as_bytes(), dropped, to.as_bytes()).map_err(failed())
     }
 
     /// Brings a dropped branch back to where it was, `name` in `parent`, which must be free: its
-    /// directory first, then its entry. Durable on return.
+    /// directory first, then its entry. Durable on return: the trash may be emptied next.
     ///
     /// # Errors
     /// EEXIST: there is something of that name. ENOENT: it was freed. Those of rename(2).
@@ -324,6 +357,8 @@ impl Registry<'_> {
             return Ok(());
         };
         let failed = || StoreError::io("free", DROPPED);
+        // That it was dropped is on the disk before the base is let go.
+        at::sync_in_order(&dropped).map_err(failed())?;
         let (tree, gone) = (entry.id.to_string(), format!("{}{GONE_SUFFIX}", entry.id));
         match rename_new(&dropped, tree.as_bytes(), &dropped, gone.as_bytes()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -345,7 +380,8 @@ impl Registry<'_> {
         stat.map_or(i64::MAX, |stat| stat.st_ctime.saturating_mul(1_000_000_000))
     }
 
-    /// Removes what was freed. This walks it.
+    /// Removes what was freed, but for a store that is not closed within some seconds: the next call
+    /// does. This walks it.
     ///
     /// # Errors
     /// Those of unlink(2).
@@ -357,6 +393,10 @@ impl Registry<'_> {
         for name in at::names(&dropped).map_err(failed())? {
             if name.ends_with(GONE_SUFFIX.as_bytes()) {
                 let name = String::from_utf8_lossy(&name);
+                // Its engine may be about to be closed still.
+                if is_used(&dropped, &name)? {
+                    continue;
+                }
                 let path = host::path_in(dropped.as_fd(), &name)
                     .map_err(|errno| failed()(errno.into()))?;
                 // It follows no link below the descriptor.
@@ -365,83 +405,6 @@ impl Registry<'_> {
         }
         Ok(())
     }
-}
-
-/// What the store in the directory `root` says of whose branch it is; `None`: of nobody's.
-///
-/// # Errors
-/// `BadBranch`; those of open(2).
-pub fn branch_mark(root: impl AsFd) -> StoreResult<Option<BranchEntry>> {
-    match existing(&root, super::STORE_NAME)? {
-        Some(dir) => read_entry(&dir, MARK),
-        None => Ok(None),
-    }
-}
-
-/// Makes the directory of a branch's store in `root`, with nothing but the mark of whose it is, so
-/// that whatever is made in it afterwards can be told from something else. Durable on return.
-///
-/// # Errors
-/// EEXIST: there is a store. Those of mkdir(2), write(2), fsync(2).
-pub fn mark_branch(root: impl AsFd, entry: &BranchEntry) -> StoreResult<()> {
-    let failed = || StoreError::io("mark", super::STORE_NAME);
-    if !at::make_dir(&root, super::STORE_NAME).map_err(failed())? {
-        return Err(failed()(Errno::EXIST.into()));
-    }
-    let dir = open_trusted(&root, &root, super::STORE_NAME)?;
-    at::write_whole(&dir, MARK, &entry.text()).map_err(failed())?;
-    at::sync_dir(&root).map_err(failed())
-}
-
-/// As [`mark_branch`], of a store that has a mark: it says something else from now on.
-///
-/// # Errors
-/// Those of write(2), fsync(2).
-pub fn remark_branch(root: impl AsFd, entry: &BranchEntry) -> StoreResult<()> {
-    let dir = open_trusted(&root, &root, super::STORE_NAME)?;
-    at::write_whole(&dir, MARK, &entry.text()).map_err(StoreError::io("mark", super::STORE_NAME))
-}
-
-/// Takes back the store of a branch that was not made to its end, if `root` has nothing else in it
-/// but the file `.git` that it may begin with; whether it is empty then.
-///
-/// # Errors
-/// Those of unlink(2).
-pub fn unmake_branch(root: impl AsFd, id: StoreId) -> StoreResult<bool> {
-    let failed = || StoreError::io("remove", super::STORE_NAME);
-    let mut names = at::names(&root).map_err(failed())?;
-    let linked = names.iter().any(|name| name == DOT_GIT)
-        && sys::stat_at(&root, DOT_GIT).is_ok_and(|link| link.kind == Kind::File);
-    names.retain(|name| !(linked && name == DOT_GIT));
-    match names.as_slice() {
-        [] => {}
-        [only] if only == super::STORE_NAME.as_bytes() => {
-            let dir = open_trusted(&root, &root, super::STORE_NAME)?;
-            let inside = at::names(&dir).map_err(failed())?;
-            let ours = read_entry(&dir, MARK)?.is_some_and(|mark| mark.id == id)
-                || inside.iter().all(|name| name == b"branch.new");
-            if !ours {
-                return Ok(false);
-            }
-            at::remove_tree(&root, only).map_err(failed())?;
-        }
-        _ => return Ok(false),
-    }
-    if linked {
-        sys::unlink_at(&root, DOT_GIT).map_err(|errno| failed()(errno.into()))?;
-    }
-    Ok(true)
-}
-
-/// Which store is to be made here, if it is that of a branch.
-pub(super) fn marked(store: &OwnedFd) -> StoreResult<Option<StoreId>> {
-    Ok(read_entry(store, MARK)?.map(|mark| mark.id))
-}
-
-/// The id of the store in the directory `root`, if there is one that can be read.
-pub fn store_id(root: impl AsFd) -> Option<StoreId> {
-    let dir = open_trusted(&root, &root, super::STORE_NAME).ok()?;
-    super::read_format(&dir).ok().map(|format| format.id)
 }
 
 /// The branches that the store in the directory `root` has, without its lock; and those that were
@@ -455,14 +418,14 @@ pub fn branches_of(root: impl AsFd) -> StoreResult<(Registered, Registered)> {
     Ok((registry.all()?, registry.dropped()?))
 }
 
-fn existing(parent: impl AsFd, name: &str) -> StoreResult<Option<OwnedFd>> {
+pub(super) fn existing(parent: impl AsFd, name: &str) -> StoreResult<Option<OwnedFd>> {
     match at::open_dir(&parent, name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         _ => open_trusted(&parent, &parent, name).map(Some),
     }
 }
 
-fn read_entry(dir: &OwnedFd, file: &str) -> StoreResult<Option<BranchEntry>> {
+pub(super) fn read_entry(dir: &OwnedFd, file: &str) -> StoreResult<Option<BranchEntry>> {
     match at::read_small(dir, file, ENTRY_BYTES_MAX) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if Errno::from_io_error(&error) != Some(Errno::FBIG) => {
@@ -472,6 +435,17 @@ fn read_entry(dir: &OwnedFd, file: &str) -> StoreResult<Option<BranchEntry>> {
         Ok(bytes) => BranchEntry::parse(&bytes)
             .map(Some)
             .ok_or_else(|| bad(file)),
+    }
+}
+
+/// As [`read_entry`] of what the registry has, which may be a link: see the module.
+fn read_registered(dir: &OwnedFd, file: &str) -> StoreResult<Option<BranchEntry>> {
+    match at::read_link(dir, file) {
+        Ok(text) => BranchEntry::parse(&text).map(Some).ok_or_else(|| bad(file)),
+        // No link.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => read_entry(dir, file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(StoreError::io("read", file)(error)),
     }
 }
 
@@ -498,7 +472,7 @@ fn entries_in(
         let Some(stem) = stem(&file).filter(|_| !file.ends_with(UNFINISHED_SUFFIX)) else {
             continue;
         };
-        match read_entry(&opened, &file) {
+        match read_registered(&opened, &file) {
             Ok(Some(entry)) if entry.name == stem || entry.id.to_string() == stem => {
                 found.entries.push(entry)
             }
@@ -514,6 +488,18 @@ fn remove_file(dir: &OwnedFd, name: &str) -> io::Result<()> {
     match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => at::sync_dir(dir),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Whether somebody has the store of this tree in the trash, after waiting for a moment.
+fn is_used(dropped: &OwnedFd, tree: &str) -> StoreResult<bool> {
+    let store = existing(dropped, tree)?.map(|tree| existing(&tree, super::STORE_NAME));
+    match store.transpose()?.flatten() {
+        Some(store) => match super::take_lock(&store, false) {
+            Err(StoreError::Locked) => Ok(true),
+            taken => taken.map(|_| false),
+        },
+        None => Ok(false),
     }
 }
 
@@ -543,6 +529,7 @@ mod tests {
             depth: 1,
             path: PathBuf::from(OsString::from_vec(path.to_vec())),
             made: true,
+            unsynced: None,
         }
     }
 

@@ -43,14 +43,20 @@ const MAGIC: &str = "ckptfs store";
 /// Most bytes of the file `format`.
 const FORMAT_BYTES_MAX: u64 = 4096;
 
-pub(super) fn write_format(dir: &OwnedFd, id: StoreId) -> StoreResult<()> {
+/// `synced`: durable on return.
+pub(super) fn write_format(dir: &OwnedFd, id: StoreId, synced: bool) -> StoreResult<()> {
     let features = if FEATURES.is_empty() {
         "-".to_owned()
     } else {
         FEATURES.join(" ")
     };
     let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures {features}\nid {id}\n");
-    at::write_whole(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))
+    let write = if synced {
+        at::write_whole::<&OwnedFd>
+    } else {
+        at::write_unsynced
+    };
+    write(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))
 }
 
 /// A store that an older program made becomes one of this version, with all features, before
@@ -65,7 +71,7 @@ pub(super) fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
             .iter()
             .any(|feature| !format.features.iter().any(|has| has == feature))
     {
-        write_format(dir, format.id)?;
+        write_format(dir, format.id, true)?;
     }
     Ok(format.id)
 }

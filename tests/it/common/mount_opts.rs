@@ -86,6 +86,11 @@ impl MountOpts {
         self.leaving_out("calm")
     }
 
+    /// A branch is brought to the disk by its first change, and not at once.
+    pub fn unsettled(self) -> MountOpts {
+        self.leaving_out("settle")
+    }
+
     fn leaving_out(mut self, steps: &str) -> MountOpts {
         const NAME: &str = "CKPTFS_UNSAFE_FOR_TESTS";
         match self.env.iter_mut().find(|(name, _)| name == NAME) {

@@ -24,11 +24,22 @@ impl Strace {
     /// Follows every thread of process `pid`, with this fault at these calls (`--inject`); `log` is
     /// for what it writes. `None`: there is no strace that may.
     pub fn start(pid: u32, calls: &str, fault: &str, log: &Path) -> Option<Strace> {
+        let fault = format!("inject={calls}:{fault}");
+        Strace::follow(pid, calls, &["-e", &fault], log)
+    }
+
+    /// Follows every thread of process `pid`, and writes these calls of them to `log`, each with the
+    /// number of the thread before it. `None`: there is no strace that may.
+    pub fn watch(pid: u32, calls: &str, log: &Path) -> Option<Strace> {
+        Strace::follow(pid, calls, &[], log)
+    }
+
+    fn follow(pid: u32, calls: &str, more: &[&str], log: &Path) -> Option<Strace> {
         let mut command = tool("strace", &["-f", "-q", "-o"]);
         command
             .arg(log)
             .args(["-e", &format!("trace={calls}")])
-            .args(["-e", &format!("inject={calls}:{fault}")])
+            .args(more)
             .args(["-p", &pid.to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::null())

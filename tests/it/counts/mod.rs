@@ -7,6 +7,7 @@
 //! before committing it.
 
 mod baseline;
+mod branches;
 mod databases;
 mod memory;
 mod requests;

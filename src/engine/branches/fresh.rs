@@ -1,0 +1,93 @@
+//! A branch that was made a moment ago and may not be on the disk.
+//!
+//! What it is made of is written in an order in which a journalling filesystem brings it to the
+//! disk, and nothing of it is synced one by one: whoever asked would wait for some fifteen syncs.
+//! It is there at once, and survives a kill. All of it is synced behind the answer, in this order: the
+//! journal of the parent, which has the base; what the branch is made of; the entry, which says
+//! "made" from then on. Whatever would be changed in the branch before waits for that
+//! (`live::first_change`), so nothing that somebody did in the branch is on the
+//! disk before its entry is.
+//!
+//! So the next mount that finds an entry which says "unsynced" knows that nothing was changed. If
+//! the filesystem is mounted as it was then, all of it is there, and it is synced. Else a power cut
+//! may have taken a part, and the branch is made again, of the same base.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use super::create::make;
+use crate::engine::Engine;
+use crate::engine::api::VerbResult;
+use crate::engine::auto::daemon;
+use crate::engine::bases::registry_failed;
+use crate::engine::error;
+use crate::live::unmark;
+use crate::store::Store;
+use crate::store::layout::branch_store::{sync_branch, unmake_store};
+use crate::store::layout::branches::BranchEntry;
+use crate::sys::host;
+use crate::sys::{self, SysResult};
+
+/// Names the mount of the filesystem that the store of `engine` is on.
+pub(super) fn mount_of(engine: &Engine) -> Option<String> {
+    host::mount_instance(engine.timeline().store().layout.dir())
+}
+
+/// Brings the branch to the disk in a thread of its own, and has its first change wait for that.
+/// The branch is not served yet.
+///
+/// # Errors
+/// Those of starting a thread, or of a sync if there can be none: then nothing may be told of the
+/// branch.
+pub(super) fn sync_behind(
+    engine: &Engine,
+    branch: &Arc<Engine>,
+    entry: &BranchEntry,
+    root: OwnedFd,
+) -> VerbResult<()> {
+    let (parent, entry) = (Arc::clone(engine.timeline().store()), entry.clone());
+    let locks = Arc::clone(&branch.live.locks);
+    locks
+        .first_change
+        .comes_after(move || sync(&parent, &entry, &root));
+    if host::left_out("settle") {
+        return Ok(());
+    }
+    let work = move || {
+        if let Err(errno) = locks.first_change.pass() {
+            tracing::warn!(%errno, "a branch that was made is not on the disk yet: its first change tries again");
+        }
+    };
+    let started = std::thread::Builder::new()
+        .name("settle".into())
+        .spawn(work);
+    started
+        .map(drop)
+        .map_err(|cause| error::io_error("a thread", cause))
+}
+
+/// See the module. Durable on return.
+pub(super) fn sync(parent: &Store, entry: &BranchEntry, root: impl AsFd) -> SysResult<()> {
+    parent.journal.sync()?;
+    sync_branch(root)?;
+    Ok(parent.layout.branches().register(entry)?)
+}
+
+/// Has a branch on the disk that was not known to be: what is in its directory `root` is whole, or
+/// is made again. It is not served.
+///
+/// # Errors
+/// Those of making it and of syncs.
+pub(super) fn settle(engine: &Engine, entry: &BranchEntry, root: &OwnedFd) -> VerbResult<()> {
+    let is_whole = entry.unsynced.is_some() && entry.unsynced == mount_of(engine);
+    if !is_whole && unmake_store(root, entry.id).map_err(registry_failed)? {
+        tracing::info!(
+            branch = entry.name,
+            "it may not be whole since the power was cut: nothing was changed in it, and it is made again"
+        );
+        let like = sys::stat_fd(engine.root_fd()).map_err(error::unusable)?;
+        unmark(root).map_err(error::unusable)?;
+        make(engine, &daemon(), entry, root, &like)?.close();
+    }
+    sync(engine.timeline().store(), entry, root).map_err(error::failed("it cannot be synced"))
+}

@@ -1,0 +1,201 @@
+//! What a kill and a power cut find of a branch that was made a moment ago.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use super::support::{create, is_mounted, listed, place};
+use crate::common::command::TOOL_SECONDS;
+use crate::common::mount::wait_until;
+use crate::common::tree::names;
+use crate::common::{
+    MountOpts, Rig, TreeOpts, Variant, assert_same_tree, fails, for_each_variant, sample_tree,
+    skip, stdout_of, succeeds, tool,
+};
+
+for_each_variant! { one =>
+    it_survives_a_kill_at_once, it_is_on_the_disk_before_it_is_changed, a_power_cut_leaves_it_whole_or_empty,
+    what_was_synced_in_it_outlives_a_power_cut
+}
+
+/// A tree whose branches are brought to the disk by their first change only.
+fn unsettled(v: Variant) -> Rig {
+    v.start_with(MountOpts::new(v.io).unsettled(), sample_tree)
+}
+
+fn entry(rig: &Rig, name: &str) -> PathBuf {
+    rig.path().join(".ckptfs/branches").join(name)
+}
+
+/// Its entry says that it may not be on the disk.
+fn is_unsynced(rig: &Rig, name: &str) -> bool {
+    let text = fs::read_link(entry(rig, name));
+    text.is_ok_and(|text| text.to_string_lossy().contains("\nstate unsynced "))
+}
+
+fn is_made(rig: &Rig, name: &str) -> bool {
+    let entry = entry(rig, name);
+    let is_file = fs::symlink_metadata(&entry).is_ok_and(|entry| entry.is_file());
+    is_file && fs::read_to_string(entry).is_ok_and(|text| text.contains("\nstate made\n"))
+}
+
+fn is_as_parent(rig: &Rig, name: &str) {
+    assert!(is_mounted(&place(rig, name)));
+    assert_same_tree(rig.path(), &place(rig, name), &TreeOpts::default());
+}
+
+fn unmount(rig: &Rig, dir: &Path) {
+    if is_mounted(dir) {
+        succeeds(tool("umount", &["-l"]).arg(dir), TOOL_SECONDS);
+    }
+    assert!(!is_mounted(dir), "{} of {:?}", dir.display(), rig.path());
+}
+
+/// Nothing reaches the disk from here on, not even what was written to its journal; then everybody
+/// dies, and it is mounted anew. `false`: the filesystem cannot do so.
+fn cut_power(rig: &mut Rig, branches: &[&str]) -> bool {
+    let cut = tool("xfs_io", &["-x", "-c", "shutdown"])
+        .arg(rig.image.path())
+        .output();
+    if !cut.is_ok_and(|cut| cut.status.success()) {
+        return false;
+    }
+    rig.mount.kill();
+    for name in branches {
+        unmount(rig, &place(rig, name));
+    }
+    unmount(rig, rig.path());
+    mount_anew(rig);
+    true
+}
+
+/// Mounts the filesystem and the tree anew. Somebody else's mount namespace may have the old mount
+/// for a moment, and with it what was shut down.
+fn mount_anew(rig: &mut Rig) {
+    rig.image.unmount();
+    let file = rig.image.file().expect("an image").to_owned();
+    wait_until("the filesystem is not mounted anywhere", 60, || {
+        stdout_of(tool("losetup", &["-j"]).arg(&file), TOOL_SECONDS).is_empty()
+    });
+    rig.image.mount_with("");
+    rig.mount.remount();
+}
+
+fn it_survives_a_kill_at_once(v: Variant) {
+    let mut rig = unsettled(v);
+    let one = create(&rig, "one");
+    assert!(is_unsynced(&rig, "one"));
+    rig.mount.kill();
+    unmount(&rig, &one);
+    unmount(&rig, rig.path());
+    rig.mount.remount();
+    assert!(is_made(&rig, "one"));
+    is_as_parent(&rig, "one");
+    fs::write(one.join("new"), "1").unwrap();
+    rig.mount.umount();
+    rig.mount.remount();
+    assert_eq!(fs::read(one.join("new")).unwrap(), b"1");
+}
+
+fn it_is_on_the_disk_before_it_is_changed(v: Variant) {
+    let rig = unsettled(v);
+    fs::write(rig.path().join("small"), "1").unwrap();
+    let changes: [(&str, fn(&Path)); 5] = [
+        ("write", |dir| fs::write(dir.join("new"), "1").unwrap()),
+        ("mkdir", |dir| fs::create_dir(dir.join("new")).unwrap()),
+        ("chmod", |dir| {
+            let mode = fs::metadata(dir).unwrap().permissions();
+            fs::set_permissions(dir, mode).unwrap();
+        }),
+        ("checkpoint", |dir| {
+            let binary = env!("CARGO_BIN_EXE_ckptfs");
+            succeeds(tool(binary, &["checkpoint", "-C"]).arg(dir), TOOL_SECONDS);
+        }),
+        ("branch", |dir| {
+            let binary = env!("CARGO_BIN_EXE_ckptfs");
+            let of_branch = ["branch", "create", "child", "--at", "1", "-C"];
+            succeeds(tool(binary, &of_branch).arg(dir), TOOL_SECONDS);
+        }),
+    ];
+    for (name, change) in changes {
+        let dir = create(&rig, name);
+        // Large files and programs are copied up when they are opened.
+        assert_eq!(names(&dir), names(rig.path()));
+        fs::read(dir.join("small")).unwrap();
+        assert!(is_unsynced(&rig, name), "to read it waits for the disk");
+        change(&dir);
+        assert!(is_made(&rig, name), "{name} comes before it is on the disk");
+    }
+    // Whatever is done to it as a whole.
+    create(&rig, "umount");
+    rig.mount
+        .ok(&["umount", place(&rig, "umount").to_str().unwrap()]);
+    assert!(is_made(&rig, "umount"));
+    create(&rig, "drop");
+    rig.mount.ok(&["branch", "drop", "drop"]);
+    rig.mount.ok(&["branch", "restore", "drop"]);
+    is_as_parent(&rig, "drop");
+}
+
+/// Its store was there after the cut, and its files had no bytes: it could not be mounted.
+fn a_power_cut_leaves_it_whole_or_empty(v: Variant) {
+    let mut rig = unsettled(v);
+    let one = create(&rig, "one");
+    // Brings to the disk that there is something, and not what is in it.
+    let forces = |rig: &Rig| {
+        let file = File::create(rig.image.path().join("forces")).unwrap();
+        file.sync_all().unwrap();
+    };
+    forces(&rig);
+    assert!(is_unsynced(&rig, "one"));
+    if !cut_power(&mut rig, &["one"]) {
+        return skip("no power cut can be made on this filesystem");
+    }
+    assert!(is_made(&rig, "one"), "{:?}", listed(&rig, "one"));
+    is_as_parent(&rig, "one");
+    fs::write(one.join("new"), "1").unwrap();
+    // One of which nothing has come to the disk.
+    create(&rig, "two");
+    assert!(cut_power(&mut rig, &["one", "two"]));
+    match listed(&rig, "two") {
+        Some(_) => is_as_parent(&rig, "two"),
+        None => assert!(!entry(&rig, "two").exists()),
+    }
+    // Somebody has put something there: it is not touched, and the branch is not mounted.
+    let three = create(&rig, "three");
+    forces(&rig);
+    assert!(is_unsynced(&rig, "three"));
+    rig.mount.kill();
+    let branches = ["one", "two", "three"].map(|name| place(&rig, name));
+    branches.iter().for_each(|dir| unmount(&rig, dir));
+    unmount(&rig, rig.path());
+    fs::write(three.join("precious"), "1").unwrap();
+    fs::write(three.join(".ckptfs/format"), "").unwrap();
+    mount_anew(&mut rig);
+    assert_eq!(fs::read(three.join("precious")).unwrap(), b"1");
+    assert!(!is_mounted(&three) && listed(&rig, "three").is_some());
+    fails(
+        &mut rig.mount.command(&["branch", "mount", "three"]),
+        TOOL_SECONDS,
+    );
+}
+
+fn what_was_synced_in_it_outlives_a_power_cut(v: Variant) {
+    let mut rig = unsettled(v);
+    let one = create(&rig, "one");
+    let mut file = File::create(one.join("new")).unwrap();
+    std::io::Write::write_all(&mut file, b"1").unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    if !cut_power(&mut rig, &["one"]) {
+        return skip("no power cut can be made on this filesystem");
+    }
+    assert!(is_mounted(&one));
+    assert_eq!(fs::read(one.join("new")).unwrap(), b"1");
+    // Dropped a moment before: it is in the trash, or it is there.
+    rig.mount.ok(&["branch", "drop", "one"]);
+    assert!(cut_power(&mut rig, &["one"]));
+    if listed(&rig, "one").is_none() {
+        rig.mount.ok(&["branch", "restore", "one"]);
+    }
+    assert_eq!(fs::read(one.join("new")).unwrap(), b"1");
+}

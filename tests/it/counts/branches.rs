@@ -1,0 +1,78 @@
+//! What a branch waits for the disk.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::mount::wait_until;
+use crate::common::strace::Strace;
+use crate::common::{Fs, Io, Rig, Variant, scratch, skip};
+
+const SYNCS: &str = "fsync,fdatasync,syncfs,sync,sync_file_range,msync";
+/// Syncs of the whole process for a branch that is made, those behind the answer among them: of the
+/// journals, of each file and directory of the store, of the entry.
+const MADE_MAX: usize = 24;
+/// Branches that are made and dropped in turn.
+const BRANCHES: usize = 4;
+
+/// Calls that were made while `work` was done: thread and name.
+fn calls(rig: &Rig, more: &str, log: &Path, work: impl FnOnce()) -> Option<Vec<(u32, String)>> {
+    let strace = Strace::watch(rig.mount.pid(), &format!("{SYNCS},{more}"), log)?;
+    work();
+    drop(strace);
+    let call = |line: &str| {
+        let (thread, rest) = line.split_once(char::is_whitespace)?;
+        let name = rest.trim_start().split_once('(')?.0;
+        Some((thread.parse().ok()?, name.to_owned()))
+    };
+    let log = fs::read_to_string(log).expect("what strace has written");
+    Some(log.lines().filter_map(call).collect())
+}
+
+/// How many syncs the thread made that made this call, and how many all did.
+fn syncs(calls: &[(u32, String)], of: &str) -> (usize, usize) {
+    let is_of = |name: &str| SYNCS.split(',').any(|sync| sync == name);
+    let answers: Vec<u32> = calls
+        .iter()
+        .filter(|(_, name)| name == of)
+        .map(|(thread, _)| *thread)
+        .collect();
+    assert!(!answers.is_empty(), "nobody called {of}: {calls:?}");
+    let all = calls.iter().filter(|(_, name)| is_of(name));
+    let mine = all.clone().filter(|(thread, _)| answers.contains(thread));
+    (mine.count(), all.count())
+}
+
+/// To make one took fifteen syncs, one after the other, and to drop one eleven, before the answer.
+#[test]
+fn a_branch_is_made_and_dropped_without_a_sync() {
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
+    if let Some(reason) = variant.unavailable() {
+        return skip(&reason);
+    }
+    let (rig, dir) = (variant.start(), scratch());
+    let entry = |name: &str| rig.path().join(".ckptfs/branches").join(name);
+    for round in 0..BRANCHES {
+        let name = format!("b{round}");
+        let create = || {
+            rig.mount.ok(&["branch", "create", "--no-git", &name]);
+            wait_until("the branch is on the disk", 60, || {
+                fs::symlink_metadata(entry(&name)).is_ok_and(|entry| entry.is_file())
+            });
+        };
+        let log = dir.path().join(format!("made-{round}"));
+        let Some(made) = calls(&rig, "mount", &log, create) else {
+            return skip("strace cannot follow the daemon");
+        };
+        let (waited, all) = syncs(&made, "mount");
+        assert_eq!(waited, 0, "whoever asked waits for the disk: {made:?}");
+        assert!(all <= MADE_MAX, "{all} syncs for a branch: {made:?}");
+        let log = dir.path().join(format!("dropped-{round}"));
+        let drop = || drop(rig.mount.ok(&["branch", "drop", &name]));
+        let dropped = calls(&rig, "umount2", &log, drop).expect("strace has followed it before");
+        let (waited, _) = syncs(&dropped, "umount2");
+        assert_eq!(waited, 0, "whoever asked waits for the disk: {dropped:?}");
+    }
+}
