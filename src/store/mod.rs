@@ -118,7 +118,7 @@ impl Store {
         check_end(&layout, &journal)?;
         let layers = Layers::new(&layout)?.with_reserve(Arc::clone(&reserve));
         let (index, opening) = if may_lack_index(&layout, &journal) {
-            Index::open_waiting(&layout)?
+            index::open_waiting(&layout)?
         } else {
             Index::open(&layout)?
         };
@@ -165,7 +165,7 @@ impl Store {
     pub fn index_where_due(&self) -> StoreResult<()> {
         if self.index.is_waiting() && !is_short(&self.journal) {
             let end = Some(end_of_closed(&self.journal)?);
-            self.index.onto_disk(&self.journal, end)?;
+            index::onto_disk(&self.index, &self.journal, end)?;
         }
         Ok(())
     }

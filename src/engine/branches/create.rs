@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::open::{open_dir, take_back};
 use super::verbs::{BranchInfo, CreateBranch};
-use super::{Branch, BranchTree, fresh, internal};
+use super::{Branch, fresh};
 use crate::engine::Engine;
 use crate::engine::api::{CheckpointOptions, VerbResult};
 use crate::engine::bases::registry_failed;
@@ -20,10 +20,9 @@ use crate::engine::requester::Requester;
 use crate::engine::word::word;
 use crate::history::append::now_ns;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::branch_store::mark_branch;
 use crate::store::layout::branches::{BRANCHES_MAX, BranchEntry, DEPTH_MAX, DOT_GIT};
 use crate::store::layout::{STORE_NAME, StoreId};
-use crate::store::record::{Actor, Reason};
+use crate::store::record::Reason;
 use crate::sys::{self, Kind, Stat};
 
 /// The first checkpoint of a store.
@@ -74,7 +73,7 @@ pub(super) fn create(
         None => checkpoint(engine, requester, name)?,
     };
     hold(engine, &entry)?;
-    let made = make(engine, requester.by(), &entry, &root, &like).and_then(|branch| {
+    let made = fresh::make(engine, requester.by(), &entry, &root, &like).and_then(|branch| {
         tell(engine, &branch, &mut entry, &root).inspect_err(|_| branch.close())?;
         let branch = Branch::of(&entry, branch);
         engine.branches.serve(branch, true)
@@ -214,56 +213,4 @@ fn tell(
         .try_clone()
         .map_err(|cause| error::io_error(STORE_NAME, cause))?;
     fresh::sync_behind(engine, branch, entry, root)
-}
-
-/// Makes what a branch is made of, in an empty directory, and opens it. Nothing is durable on
-/// return.
-///
-/// # Errors
-/// Those of making it; what there is of it stays.
-pub(super) fn make(
-    engine: &Engine,
-    by: &Actor,
-    entry: &BranchEntry,
-    root: &OwnedFd,
-    like: &Stat,
-) -> VerbResult<Arc<Engine>> {
-    let path = entry.path.clone();
-    let failed = |errno| error::failed(&format!("{} cannot be used", path.display()))(errno);
-    let own = sys::stat_fd(root).map_err(failed)?;
-    if (own.uid, own.gid) != (like.uid, like.gid) {
-        sys::chown_fd(root, Some(like.uid), Some(like.gid)).map_err(failed)?;
-    }
-    sys::chmod_fd(root, like.mode).map_err(failed)?;
-    let marked = BranchEntry {
-        made: true,
-        unsynced: None,
-        ..entry.clone()
-    };
-    mark_branch(root, &marked).map_err(registry_failed)?;
-    let tree = BranchTree {
-        name: entry.name.clone(),
-        root: root
-            .try_clone()
-            .map_err(|cause| error::io_error(STORE_NAME, cause))?,
-        path: entry.path.clone(),
-        base: engine.as_base(entry.base),
-    };
-    let branch = Engine::open(engine.branches.host()?.config(tree)?)?;
-    let options = CheckpointOptions {
-        note: format!("branched from checkpoint {}", entry.base),
-        ..CheckpointOptions::default()
-    };
-    let first = branch
-        .checkpoints
-        .make_checkpoint(by, &options, Reason::Asked);
-    let checked = first.and_then(|first| {
-        if first.id == entry.since {
-            Ok(())
-        } else {
-            Err(internal("a new store has another first checkpoint"))
-        }
-    });
-    checked.inspect_err(|_| branch.close())?;
-    Ok(branch)
 }

@@ -1,4 +1,4 @@
-//! A branch that was made a moment ago and may not be on the disk.
+//! What a branch is made of, and a branch that was made a moment ago and may not be on the disk.
 //!
 //! What it is made of is written in an order in which a journalling filesystem brings it to the
 //! disk, and nothing of it is synced one by one: whoever asked would wait for some fifteen syncs.
@@ -15,18 +15,20 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::create::make;
+use super::{BranchTree, internal};
 use crate::engine::Engine;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{CheckpointOptions, VerbResult};
 use crate::engine::auto::daemon;
 use crate::engine::bases::registry_failed;
 use crate::engine::error;
 use crate::live::unmark;
 use crate::store::Store;
-use crate::store::layout::branch_store::{sync_branch, unmake_store};
+use crate::store::layout::STORE_NAME;
+use crate::store::layout::branch_store::{mark_branch, sync_branch, unmake_store};
 use crate::store::layout::branches::BranchEntry;
+use crate::store::record::{Actor, Reason};
 use crate::sys::host;
-use crate::sys::{self, SysResult};
+use crate::sys::{self, Stat, SysResult};
 
 /// Names the mount of the filesystem that the store of `engine` is on.
 pub(super) fn mount_of(engine: &Engine) -> Option<String> {
@@ -71,6 +73,58 @@ pub(super) fn sync(parent: &Store, entry: &BranchEntry, root: impl AsFd) -> SysR
     parent.journal.sync()?;
     sync_branch(root)?;
     Ok(parent.layout.branches().register(entry)?)
+}
+
+/// Makes what a branch is made of, in an empty directory, and opens it. Nothing is durable on
+/// return.
+///
+/// # Errors
+/// Those of making it; what there is of it stays.
+pub(super) fn make(
+    engine: &Engine,
+    by: &Actor,
+    entry: &BranchEntry,
+    root: &OwnedFd,
+    like: &Stat,
+) -> VerbResult<Arc<Engine>> {
+    let path = entry.path.clone();
+    let failed = |errno| error::failed(&format!("{} cannot be used", path.display()))(errno);
+    let own = sys::stat_fd(root).map_err(failed)?;
+    if (own.uid, own.gid) != (like.uid, like.gid) {
+        sys::chown_fd(root, Some(like.uid), Some(like.gid)).map_err(failed)?;
+    }
+    sys::chmod_fd(root, like.mode).map_err(failed)?;
+    let marked = BranchEntry {
+        made: true,
+        unsynced: None,
+        ..entry.clone()
+    };
+    mark_branch(root, &marked).map_err(registry_failed)?;
+    let tree = BranchTree {
+        name: entry.name.clone(),
+        root: root
+            .try_clone()
+            .map_err(|cause| error::io_error(STORE_NAME, cause))?,
+        path: entry.path.clone(),
+        base: engine.as_base(entry.base),
+    };
+    let branch = Engine::open(engine.branches.host()?.config(tree)?)?;
+    let options = CheckpointOptions {
+        note: format!("branched from checkpoint {}", entry.base),
+        ..CheckpointOptions::default()
+    };
+    let first = branch
+        .checkpoints
+        .make_checkpoint(by, &options, Reason::Asked);
+    let checked = first.and_then(|first| {
+        if first.id == entry.since {
+            Ok(())
+        } else {
+            Err(internal("a new store has another first checkpoint"))
+        }
+    });
+    checked.inspect_err(|_| branch.close())?;
+    Ok(branch)
 }
 
 /// Has a branch on the disk that was not known to be: what is in its directory `root` is whole, or

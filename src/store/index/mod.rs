@@ -71,7 +71,7 @@ pub use self::compare::Difference;
 use self::db::Db;
 use self::files::{Home, guarded};
 use self::opening::close;
-pub use self::opening::{Doubt, Opening};
+pub use self::opening::{Doubt, Opening, onto_disk, open_waiting};
 use self::parts::{Parts, apply, put_merged};
 pub use self::runs::needs::Needs;
 pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
@@ -105,7 +105,7 @@ impl Index {
     }
 
     /// It is in memory until there is so much in it that it is worth its files:
-    /// [`Index::onto_disk`].
+    /// [`onto_disk`].
     pub fn is_waiting(&self) -> bool {
         self.waits.load(Ordering::SeqCst)
     }

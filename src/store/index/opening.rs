@@ -87,31 +87,6 @@ impl Index {
         Ok((index, opening))
     }
 
-    /// As [`Index::open`]; where there is none on disk, it is in memory until
-    /// [`Index::onto_disk`].
-    ///
-    /// Errors: as [`Index::open`].
-    pub fn open_waiting(layout: &Layout) -> StoreResult<(Index, Opening)> {
-        let index = Index::new(layout, Home::of(layout)?);
-        if index.home.exists()? {
-            return Index::open(layout);
-        }
-        *index.db.write() = Some(in_memory(index.id)?);
-        index.waits.store(true, Ordering::SeqCst);
-        Ok((index, Opening::Rebuild(Doubt::Missing)))
-    }
-
-    /// Makes one that waits in memory anew on disk, from the journal up to `end` or all of it.
-    ///
-    /// Errors: those of [`Index::rebuild`].
-    pub fn onto_disk(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
-        self.replace(|old| {
-            self.waits.store(false, Ordering::SeqCst);
-            old.into_iter().for_each(|parts| close(parts.db));
-            self.filled(self.fresh()?, journal, end)
-        })
-    }
-
     /// Opens the index of a store that nobody serves, to check it; why it cannot be used, if so.
     /// Nothing is set aside. (sled itself may mend its files.)
     ///
@@ -245,6 +220,30 @@ impl Index {
             filled => filled.map(|()| parts),
         }
     }
+}
+
+/// As [`Index::open`]; where there is none on disk, it is in memory until [`onto_disk`].
+///
+/// Errors: as [`Index::open`].
+pub fn open_waiting(layout: &Layout) -> StoreResult<(Index, Opening)> {
+    let index = Index::new(layout, Home::of(layout)?);
+    if index.home.exists()? {
+        return Index::open(layout);
+    }
+    *index.db.write() = Some(in_memory(index.id)?);
+    index.waits.store(true, Ordering::SeqCst);
+    Ok((index, Opening::Rebuild(Doubt::Missing)))
+}
+
+/// Makes one that waits in memory anew on disk, from the journal up to `end` or all of it.
+///
+/// Errors: those of [`Index::rebuild`].
+pub fn onto_disk(index: &Index, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
+    index.replace(|old| {
+        index.waits.store(false, Ordering::SeqCst);
+        old.into_iter().for_each(|parts| close(parts.db));
+        index.filled(index.fresh()?, journal, end)
+    })
 }
 
 /// Whose index it is, as it stands in it.

@@ -17,6 +17,9 @@ for_each_variant! { one =>
     what_was_synced_in_it_outlives_a_power_cut
 }
 
+/// Something that is done in a branch, and what it is called.
+type Change = (&'static str, fn(&Path));
+
 /// A tree whose branches are brought to the disk by their first change only.
 fn unsettled(v: Variant) -> Rig {
     v.start_with(MountOpts::new(v.io).unsettled(), sample_tree)
@@ -99,7 +102,7 @@ fn it_survives_a_kill_at_once(v: Variant) {
 fn it_is_on_the_disk_before_it_is_changed(v: Variant) {
     let rig = unsettled(v);
     fs::write(rig.path().join("small"), "1").unwrap();
-    let changes: [(&str, fn(&Path)); 5] = [
+    let changes: [Change; 5] = [
         ("write", |dir| fs::write(dir.join("new"), "1").unwrap()),
         ("mkdir", |dir| fs::create_dir(dir.join("new")).unwrap()),
         ("chmod", |dir| {
