@@ -99,7 +99,7 @@ pub use os::{
     syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread,
     watched, widen_pipe, wrap_number, write_in_place,
 };
-pub use pass::{FILES_AT_ONCE, is_peer_gone, peek, receive_files, send_files, shutdown};
+pub use pass::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
 pub use path::{
     link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at,
     replace_file, rmdir_at, symlink_at, unlink_at,

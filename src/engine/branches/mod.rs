@@ -10,10 +10,10 @@
 //! made, mounted, dropped or merged its name is claimed ([`Branches::claim`]): a second such
 //! request is refused at once, and waits for nothing.
 
-mod conflicts;
 mod create;
 mod list;
 mod open;
+pub mod radar;
 mod trash;
 pub mod verbs;
 
@@ -129,6 +129,7 @@ pub struct Branches {
     host: OnceLock<Arc<dyn Host>>,
     open: Mutex<BTreeMap<String, Arc<Branch>>>,
     claimed: Mutex<BTreeSet<String>>,
+    watchers: radar::Watchers,
 }
 
 /// A branch that somebody works on: nobody else makes, mounts, drops or merges it until this is
@@ -214,6 +215,11 @@ impl Branches {
             self.ended(&name);
             engine.close();
         })
+    }
+
+    /// The tree is served no longer: who watches it is told.
+    pub(super) fn close(&self) {
+        self.watchers.end();
     }
 
     /// The mount of a branch is gone: it is not open any more.

@@ -127,6 +127,11 @@ impl Brancher<'_> {
     /// Puts right what a kill has left of branches, and mounts those that there are. What cannot be
     /// mounted is told as a warning, and stays registered.
     pub fn mount_all(&self) {
+        self.mount_registered();
+        self.engine.branches.watchers.settle(true);
+    }
+
+    fn mount_registered(&self) {
         let registry = self.registry();
         let is_there = |entry: &BranchEntry| open_branch(self.engine, entry).is_ok();
         if let Err(error) = registry.settle(is_there) {
@@ -165,6 +170,7 @@ impl Brancher<'_> {
     /// # Errors
     /// As [`super::Host::end`].
     pub fn end_all(&self, how: Ending) -> VerbResult<()> {
+        self.engine.branches.watchers.settle(false);
         // Nobody holds a branch while it ends.
         let names: Vec<String> = self.engine.branches.open.lock().keys().cloned().collect();
         let (Some(_), Ok(host)) = (names.first(), self.engine.branches.host()) else {

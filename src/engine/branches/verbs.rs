@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Brancher, conflicts, create, list, open, trash};
+use super::{Brancher, create, list, open, trash};
 use crate::engine::Engine;
 use crate::engine::api::{StateName, TreePath, VerbResult, host_path};
 use crate::engine::offline::Offline;
@@ -196,29 +196,5 @@ impl Verb for ReviveBranch {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
         trash::revive(engine, requester.by(), &self.name)
-    }
-}
-
-/// What more than one tree has touched: the open branches of this one, and itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ListConflicts;
-
-/// A path that more than one has touched since they had it in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conflict {
-    /// The path.
-    pub path: TreePath,
-    /// The branches that touched it, sorted.
-    pub branches: Vec<String>,
-    /// This tree touched it too, since the base of one of them.
-    pub parent: bool,
-}
-
-impl Verb for ListConflicts {
-    type Answer = Vec<Conflict>;
-    const ONLY_ASKS: bool = true;
-
-    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Conflict>> {
-        conflicts::conflicts(engine)
     }
 }

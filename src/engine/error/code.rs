@@ -51,7 +51,7 @@ codes! {
         BadHooks, BadDestination, BadDirectory, BadRange, NoTerminal, NoDirectory,
         // What was to be done.
         Freed, Dropped, TooFar, Undone, AskedFor, BurstSince, TooManyNames, Cancelled,
-        HookFailed, NotAsSaid, TestAborted, Incomplete, NoNamespace, NoOverlay,
+        HookFailed, NotAsSaid, Outdated, TestAborted, Incomplete, NoNamespace, NoOverlay,
         // Volumes, and the tools that make them.
         BadName, NoSuchVolume, VolumeExists, SnapshotExists, UnknownOption, BadOption,
         BadPath, BadVolume, BadRequest, NoImage, NotASocket, NotStaged, OtherMount,

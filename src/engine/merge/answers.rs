@@ -37,9 +37,43 @@ pub struct Merge {
     /// Which time files get that are changed; [`Times::Now`] if not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
+    /// What is to come of the content of files that clash, whatever the policy. If one of them holds
+    /// something else than this was found for, nothing is changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub answers: Vec<MergeAnswer>,
     /// Only tell what would change, and what clashes.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+/// What is to come of the content of a file that clashes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeAnswer {
+    /// The path here.
+    pub path: TreePath,
+    /// The BLAKE3 hashes, in hexadecimal digits, of what it holds in the base, here and there.
+    pub of: [String; 3],
+    /// What it shall hold: bytes, in JSON as those of a path.
+    pub content: TreePath,
+}
+
+/// The three versions of files whose content clashes, for a program that merges them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeVersions {
+    /// The merge.
+    pub merge: Merge,
+    /// Only of files behind this path: an answer has as many as fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<TreePath>,
+}
+
+/// A file whose content clashes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeVersion {
+    /// The path here.
+    pub path: TreePath,
+    /// What it holds in the base, here and there: bytes, in JSON as those of a path.
+    pub versions: [TreePath; 3],
 }
 
 /// One of two sides.
@@ -89,8 +123,11 @@ pub struct MergeConflict {
     /// The extended attribute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xattr: Option<TreePath>,
-    /// The policy says what comes of it.
+    /// The policy, or an answer, says what comes of it.
     pub settled: bool,
+    /// In a dry run with `--tool`: it would be asked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tool: bool,
 }
 
 /// What a merge did, or would do.

@@ -9,15 +9,19 @@
 
 mod answers;
 mod changes;
+pub(super) mod planning;
 mod prepare;
 
 use std::time::Instant;
 
-pub use self::answers::{ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide, Merged};
+pub use self::answers::{
+    ConflictKind, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, MergeVersion,
+    MergeVersions, Merged,
+};
 use self::prepare::{Merging, Three};
 use super::Engine;
 use super::api::{CheckpointOptions, Times, VerbError, VerbResult, microseconds};
-use super::branches::Branch;
+use super::branches::{Branch, Claim};
 use super::hooks::around;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -32,6 +36,8 @@ use crate::sys::Errno;
 use std::sync::Arc;
 
 const FAILED: &str = "the merge failed";
+/// Versions of files are answered in parts of about so many bytes.
+const VERSIONS_BYTES: usize = 16 << 20;
 
 /// What is merged.
 struct Theirs {
@@ -88,19 +94,46 @@ impl Verb for Merge {
     }
 }
 
-impl<'a> Merger<'a> {
-    fn merge(&self) -> VerbResult<Merged> {
-        let started = Instant::now();
-        let _claim = match &self.asked.base {
-            Some(_) => None,
-            None => Some(self.engine.branches().claim(&self.asked.what)?),
+impl Verb for MergeVersions {
+    type Answer = Vec<MergeVersion>;
+    const ONLY_ASKS: bool = true;
+
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Vec<MergeVersion>> {
+        let asked = Merge {
+            dry_run: true,
+            ..self.merge
         };
-        let theirs = self.theirs()?;
+        let merger = Merger {
+            engine,
+            requester,
+            asked: &asked,
+        };
+        let _claim = merger.claim()?;
+        let theirs = merger.theirs()?;
+        engine.checkpoints.settle();
+        let three = merger.three(&theirs);
+        let merging = three.prepare(&|_| Ok(()))?;
+        merging
+            .versions(self.after.as_ref(), VERSIONS_BYTES)
+            .map_err(|errno| engine.checkpoints.failed(FAILED, errno))
+    }
+}
+
+impl<'a> Merger<'a> {
+    /// Nobody drops a branch while it is merged.
+    fn claim(&self) -> VerbResult<Option<Claim<'a>>> {
+        match &self.asked.base {
+            Some(_) => Ok(None),
+            None => self.engine.branches().claim(&self.asked.what).map(Some),
+        }
+    }
+
+    fn three<'t>(&'t self, theirs: &'t Theirs) -> Three<'t> {
         let there = theirs
             .branch
             .as_ref()
             .map_or(self.engine, |branch| &branch.engine);
-        let three = Three {
+        Three {
             engine: self.engine,
             base: self.engine.states.view(State::At(theirs.base)),
             ours: self.engine.states.view(State::Live),
@@ -108,7 +141,14 @@ impl<'a> Merger<'a> {
             branch: theirs.branch.as_deref(),
             since: theirs.base,
             asked: self.asked,
-        };
+        }
+    }
+
+    fn merge(&self) -> VerbResult<Merged> {
+        let started = Instant::now();
+        let _claim = self.claim()?;
+        let theirs = self.theirs()?;
+        let three = self.three(&theirs);
         let answer = |merging: &Merging<'_>, guard| Merged {
             what: self.asked.what.clone(),
             base: theirs.base,

@@ -1,13 +1,14 @@
 //! What comes of the three, and what it takes.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::io::Write;
 use std::sync::Arc;
 
-use super::answers::{ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide};
+use super::answers::{Merge, MergeAnswer, MergeConflict, MergePolicy, MergeVersion};
 use super::changes::changes;
+use super::planning::{along, leave_out_git, told};
 use crate::engine::Engine;
-use crate::engine::api::{Change, TreePath, VerbResult};
+use crate::engine::api::{Change, Code, TreePath, VerbError, VerbResult};
 use crate::engine::branches::Branch;
 use crate::engine::control::{SNAPDIR_NAME, STORE_NAME};
 use crate::engine::error;
@@ -18,13 +19,13 @@ use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::history::view::{Source as Held, View};
 use crate::live::STAGED_PREFIX;
-use crate::store::ids::{CheckpointId, Name, Slot};
+use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::AttrState;
-use crate::sys::{self, Errno, Kind, Open, SysResult, Time, Xattrs};
+use crate::sys::{self, Errno, Open, SysResult, Time, Xattrs};
 use crate::tree::Tree;
 use crate::tree::merge::outcome::{Outcome, Source};
 use crate::tree::merge::text::Labels;
-use crate::tree::merge::{Clash, Conflict, How, Names, Policy, Who, merge};
+use crate::tree::merge::{Answer, Answers, Clash, How, Policy, merge};
 
 /// Waits until no process keeps a file locked.
 pub(super) type AwaitFree<'w> = &'w dyn Fn(Slot) -> SysResult<()>;
@@ -58,15 +59,10 @@ impl Three<'_> {
     pub(super) fn prepare(&self, await_free: AwaitFree<'_>) -> VerbResult<Merging<'_>> {
         let failed = |errno| self.engine.checkpoints.failed(super::FAILED, errno);
         let (here, there) = self.touched().map_err(failed)?;
-        let mut along: Names = HashMap::new();
-        for (dir, names) in here
-            .names
-            .iter()
-            .chain(there.iter().flat_map(|there| &there.names))
-        {
-            along.entry(*dir).or_default().extend(names.iter().cloned());
-        }
-        self.leave_out_git(&mut along).map_err(failed)?;
+        let recorded: Vec<&Touched> = [&here].into_iter().chain(&there).collect();
+        let mut along = along(&recorded);
+        let states = [&self.base, &self.ours, &self.theirs];
+        leave_out_git(&mut along, states).map_err(failed)?;
         let read = here
             .data
             .iter()
@@ -76,11 +72,13 @@ impl Three<'_> {
             .try_for_each(|slot| await_free(*slot))
             .map_err(failed)?;
         let paths = self.paths()?;
+        let answers = self.answers()?;
         let base = format!("checkpoint {}", self.since);
         let how = How {
             along: Some(&along),
             paths: &paths,
             policy: self.policy(),
+            answers: Some(&answers),
             labels: Labels {
                 ours: "live",
                 base: &base,
@@ -93,6 +91,10 @@ impl Three<'_> {
             reuses: [!self.engine.branches().is_of_one(), self.branch.is_none()],
         };
         let outcome = merge(&self.base, &self.ours, &self.theirs, &how).map_err(failed)?;
+        let answered = outcome.answered();
+        if let Some(path) = answers.keys().find(|path| !answered.contains(*path)) {
+            return Err(outdated(path));
+        }
         let plan = Plan {
             target: self.since,
             whole: false,
@@ -127,31 +129,6 @@ impl Three<'_> {
         }
     }
 
-    /// A worktree of git has a file where the repository has a directory, which leads to that:
-    /// neither is to become the other.
-    fn leave_out_git(&self, along: &mut Names) -> SysResult<()> {
-        let (root, git) = (Trail::root(), Name::new(b".git"));
-        if !along
-            .get(&Slot::ROOT)
-            .is_some_and(|names| names.contains(&git))
-        {
-            return Ok(());
-        }
-        let kind = |view: &View<'_>| {
-            let found = view.child(&root, &git)?;
-            Ok(found.map(|child| child.kind))
-        };
-        let kinds: SysResult<Vec<Option<Kind>>> = [&self.base, &self.ours, &self.theirs]
-            .into_iter()
-            .map(kind)
-            .collect();
-        let kinds = kinds?;
-        if kinds.contains(&Some(Kind::Dir)) && kinds.contains(&Some(Kind::File)) {
-            along.entry(Slot::ROOT).or_default().remove(&git);
-        }
-        Ok(())
-    }
-
     fn policy(&self) -> Policy<'_> {
         match self.asked.policy {
             None => Policy::Name,
@@ -160,6 +137,21 @@ impl Three<'_> {
             Some(MergePolicy::Markers) => Policy::Markers,
             Some(MergePolicy::KeepBoth) => Policy::KeepBoth(self.asked.what.as_bytes()),
         }
+    }
+
+    /// What is to come of files that clash.
+    fn answers(&self) -> VerbResult<Answers> {
+        let hash = |text: &String| {
+            blake3::Hash::from_hex(text)
+                .map_err(|_| error::error(Code::Protocol, "an answer is of no hash"))
+        };
+        let answer = |answer: &MergeAnswer| {
+            let [base, ours, theirs] = &answer.of;
+            let of = [hash(base)?, hash(ours)?, hash(theirs)?];
+            let text = answer.content.0.clone();
+            Ok((answer.path.0.clone(), Answer { of, text }))
+        };
+        self.asked.answers.iter().map(answer).collect()
     }
 
     /// Paths without `.` and doubled slashes, each of which is in one of the three. The root stands
@@ -187,32 +179,46 @@ impl Three<'_> {
     }
 }
 
-fn told(conflict: &Conflict) -> MergeConflict {
-    let side = |who: &Who| match who {
-        Who::Ours => MergeSide::Ours,
-        Who::Theirs => MergeSide::Theirs,
-    };
-    let (what, by, xattr) = match &conflict.clash {
-        Clash::Moved => (ConflictKind::Moved, None, None),
-        Clash::Removed(by) => (ConflictKind::Removed, Some(side(by)), None),
-        Clash::Name => (ConflictKind::Name, None, None),
-        Clash::Directory(by) => (ConflictKind::Directory, Some(side(by)), None),
-        Clash::Cycle => (ConflictKind::Cycle, None, None),
-        Clash::Content => (ConflictKind::Content, None, None),
-        Clash::Mode => (ConflictKind::Mode, None, None),
-        Clash::Owner => (ConflictKind::Owner, None, None),
-        Clash::Xattr(name) => (ConflictKind::Xattr, None, Some(TreePath(name.clone()))),
-    };
-    MergeConflict {
-        path: TreePath(conflict.path.clone()),
-        what,
-        by,
-        xattr,
-        settled: conflict.settled,
-    }
+/// What was said of a file is of something else than it holds now.
+fn outdated(path: &[u8]) -> VerbError {
+    error::hinted(
+        Code::Outdated,
+        format!(
+            "nothing was changed: {:?} was changed here or there after it was merged by the tool",
+            String::from_utf8_lossy(path)
+        ),
+        "merge again",
+    )
 }
 
 impl Merging<'_> {
+    /// The versions of files whose content clashes and of which nothing was said, behind `after` in
+    /// the order of paths, as many as have `bytes_max` bytes, and one.
+    pub(super) fn versions(
+        &self,
+        after: Option<&TreePath>,
+        bytes_max: usize,
+    ) -> SysResult<Vec<MergeVersion>> {
+        let (mut all, mut bytes) = (Vec::new(), 0_usize);
+        for conflict in self.outcome.conflicts() {
+            let is_behind = after.is_none_or(|after| conflict.path > after.0);
+            if conflict.clash != Clash::Content || conflict.settled || !is_behind {
+                continue;
+            }
+            if let Some(versions) = self.outcome.versions(conflict)? {
+                bytes += versions.iter().map(Vec::len).sum::<usize>();
+                all.push(MergeVersion {
+                    path: TreePath(conflict.path.clone()),
+                    versions: versions.map(TreePath),
+                });
+            }
+            if bytes >= bytes_max {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
     pub(super) fn conflicts(&self) -> Vec<MergeConflict> {
         self.outcome.conflicts().iter().map(told).collect()
     }

@@ -24,7 +24,7 @@ mod side;
 mod tests;
 pub mod text;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use self::outcome::Outcome;
 use self::scope::scope;
@@ -110,6 +110,19 @@ impl Policy<'_> {
     }
 }
 
+/// What is to come of the content of a file that clashes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The hashes of what it holds in the base, in `ours` and in `theirs`: of other content it is no
+    /// answer.
+    pub of: [blake3::Hash; 3],
+    /// What it shall hold.
+    pub text: Vec<u8>,
+}
+
+/// Answers by the paths in `ours`.
+pub type Answers = BTreeMap<Vec<u8>, Answer>;
+
 /// How two sides are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct How<'h> {
@@ -120,6 +133,9 @@ pub struct How<'h> {
     pub paths: &'h [Vec<u8>],
     /// What comes of conflicts.
     pub policy: Policy<'h>,
+    /// What somebody says that is to come of the content of files that clash, by their paths in
+    /// `ours`.
+    pub answers: Option<&'h Answers>,
     /// What both sides are called where they are marked.
     pub labels: Labels<'h>,
     /// In `ours`, in `theirs`: a number can be given away again, so that an inode is told by the
@@ -136,6 +152,7 @@ impl Default for How<'_> {
             along: None,
             paths: &[],
             policy: Policy::Name,
+            answers: None,
             labels: Labels {
                 ours: "ours",
                 base: "base",

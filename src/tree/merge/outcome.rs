@@ -1,12 +1,12 @@
 //! What comes of a merge: a tree, and what it takes to make it of `ours`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Tree;
 use super::super::pair;
 use super::super::plan::Plan;
-use super::inodes::{Inode, Origin};
+use super::inodes::{Inode, Origin, versions};
 use super::places::Merged;
 use super::side::Side;
 use super::{ANOTHER, BESIDE, Conflict};
@@ -112,6 +112,20 @@ impl<'a, T: Tree> Outcome<'a, T> {
     /// What clashes, sorted by path.
     pub fn conflicts(&self) -> &[Conflict] {
         &self.merged.conflicts
+    }
+
+    /// The paths whose content is what [`super::How::answers`] said.
+    pub fn answered(&self) -> &BTreeSet<Vec<u8>> {
+        &self.merged.answered
+    }
+
+    /// What a file that clashes holds in the base, in `ours` and in `theirs`; `None`: it is not in
+    /// all of them, no file, or longer than [`super::text::BYTES_MAX`].
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn versions(&self, conflict: &Conflict) -> SysResult<Option<[Vec<u8>; 3]>> {
+        versions([&self.base, &self.ours, &self.theirs], conflict.slot)
     }
 
     /// What is to be done for `ours` to become this.

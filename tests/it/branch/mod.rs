@@ -2,5 +2,6 @@
 //! meanwhile.
 
 mod life;
+mod radar;
 mod refusals;
 mod support;
