@@ -15,7 +15,7 @@ use crate::engine::api::{
 };
 use crate::engine::word::word;
 
-/// Do in the tree what a branch did since it began
+/// Do in the tree what a branch did since it began, or was merged or updated last
 ///
 /// Of each file by itself: what only one side changed is as that has it, what both changed is merged
 /// line by line. Where that cannot be nothing is changed, and the conflicts are listed. A checkpoint
@@ -49,7 +49,7 @@ pub struct Args {
 /// What comes of conflicts.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
-struct PolicyArgs {
+pub struct PolicyArgs {
     /// What both changed stays as it is here
     #[arg(long)]
     ours: bool,
@@ -65,7 +65,7 @@ struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    fn policy(&self) -> Option<MergePolicy> {
+    pub fn policy(&self) -> Option<MergePolicy> {
         let known = [
             (self.ours, MergePolicy::Ours),
             (self.theirs, MergePolicy::Theirs),
@@ -97,7 +97,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if context.out.json {
         context.out.json(&merged)?;
     } else {
-        print(&merged, context)?;
+        print_merged(&merged, context)?;
+        context.out.line(&summary(&merged))?;
     }
     interrupt.end(&context.out)?;
     if merged.refused {
@@ -119,7 +120,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-fn print(merged: &Merged, context: &mut Context) -> Outcome {
+/// What changed or would, and what clashes, a line each.
+pub fn print_merged(merged: &Merged, context: &mut Context) -> Outcome {
     if !merged.refused || merged.dry_run {
         changes::print(&mut context.out, &merged.changes)?;
     }
@@ -134,8 +136,7 @@ fn print(merged: &Merged, context: &mut Context) -> Outcome {
         line.extend_from_slice(format!(": {}{settled}\n", why(conflict)).as_bytes());
         context.out.bytes(&line)?;
     }
-    let summary = summary(merged);
-    Ok(context.out.line(&summary)?)
+    Ok(())
 }
 
 /// What clashes, for people.
@@ -168,21 +169,29 @@ fn why(conflict: &MergeConflict) -> String {
     }
 }
 
-fn summary(merged: &Merged) -> String {
-    let (what, count) = (&merged.what, changes::count(merged.changes.len() as u64));
+/// How many conflicts nothing was said of.
+pub fn clashes(merged: &Merged) -> String {
     let clash = merged.conflicts.iter().filter(|conflict| !conflict.settled);
-    let clash = match clash.count() {
+    match clash.count() {
         1 => "1 conflict".to_owned(),
         many => format!("{many} conflicts"),
-    };
+    }
+}
+
+/// How to go on where there are so many conflicts.
+pub fn settle_by(clash: &str) -> String {
+    format!("nothing was changed: {clash}; say --ours, --theirs, --markers or --keep-both")
+}
+
+fn summary(merged: &Merged) -> String {
+    let (what, count) = (&merged.what, changes::count(merged.changes.len() as u64));
+    let clash = clashes(merged);
     match merged.guard {
         _ if merged.refused && merged.dry_run => {
             format!("merge of {what} would make {count}, but for {clash}")
         }
         _ if merged.dry_run => format!("merge of {what} would make {count}"),
-        _ if merged.refused => {
-            format!("nothing was changed: {clash}; say --ours, --theirs, --markers or --keep-both")
-        }
+        _ if merged.refused => settle_by(&clash),
         Some(guard) => format!(
             "merged {what}: {count} in {}; what was there before is checkpoint {guard}",
             time::duration(merged.duration_us)

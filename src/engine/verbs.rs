@@ -11,13 +11,13 @@ use super::api::{
     TreePath, UndoOptions, Undone, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
 use super::branches::verbs::{
-    CreateBranch, DropBranch, ListBranches, ListConflicts, MountBranch, ReviveBranch,
+    CreateBranch, DiffBranch, DropBranch, ListBranches, ListConflicts, MountBranch, ReviveBranch,
 };
 use super::dedup::{DedupOptions, DedupReport};
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
-use super::merge::Merge;
+use super::merge::{Merge, UpdateBranch};
 use super::offline::Offline;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -90,6 +90,8 @@ verbs! {
     DropBranch(DropBranch),
     ReviveBranch(ReviveBranch),
     Conflicts(ListConflicts),
+    DiffBranch(DiffBranch),
+    UpdateBranch(UpdateBranch),
     Unmount(Unmount),
     #[cfg(debug_assertions)]
     Fault(super::api::Fault),

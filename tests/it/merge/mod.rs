@@ -7,3 +7,4 @@ mod cost;
 mod cut_short;
 mod story;
 mod support;
+mod update;
