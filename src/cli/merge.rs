@@ -21,7 +21,7 @@ use crate::engine::api::{
 };
 use crate::engine::word::word;
 
-/// Do in the tree what a branch did since it began
+/// Do in the tree what a branch did since it began, or was merged or updated last
 ///
 /// Of each file by itself: what only one side changed is as that has it, what both changed is merged
 /// line by line. Where that cannot be nothing is changed, and the conflicts are listed. A checkpoint
@@ -55,7 +55,7 @@ pub struct Args {
 /// What comes of conflicts.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
-struct PolicyArgs {
+pub struct PolicyArgs {
     /// What both changed stays as it is here
     #[arg(long)]
     ours: bool,
@@ -77,7 +77,7 @@ struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    fn policy(&self) -> Option<MergePolicy> {
+    pub fn policy(&self) -> Option<MergePolicy> {
         let known = [
             (self.ours, MergePolicy::Ours),
             (self.theirs, MergePolicy::Theirs),
@@ -138,7 +138,8 @@ fn tell(merged: &Merged, context: &mut Context) -> Outcome {
     if context.out.json {
         Ok(context.out.json(merged)?)
     } else {
-        print(merged, context)
+        print_merged(merged, context)?;
+        Ok(context.out.line(&summary(merged))?)
     }
 }
 
@@ -203,7 +204,8 @@ fn answered(
     Ok(Some(answers))
 }
 
-fn print(merged: &Merged, context: &mut Context) -> Outcome {
+/// What changed or would, and what clashes, a line each.
+pub fn print_merged(merged: &Merged, context: &mut Context) -> Outcome {
     if !merged.refused || merged.dry_run {
         changes::print(&mut context.out, &merged.changes)?;
     }
@@ -218,8 +220,7 @@ fn print(merged: &Merged, context: &mut Context) -> Outcome {
         line.extend_from_slice(format!(": {}{settled}\n", why(conflict)).as_bytes());
         context.out.bytes(&line)?;
     }
-    let summary = summary(merged);
-    Ok(context.out.line(&summary)?)
+    Ok(())
 }
 
 /// What clashes, for people.
@@ -252,24 +253,29 @@ fn why(conflict: &MergeConflict) -> String {
     }
 }
 
-fn summary(merged: &Merged) -> String {
-    let (what, count) = (&merged.what, changes::count(merged.changes.len() as u64));
+/// How many conflicts nothing was said of, and no tool is to be asked of.
+pub fn clashes(merged: &Merged) -> String {
     let left = |conflict: &&MergeConflict| !conflict.settled && !conflict.tool;
-    let clash = merged.conflicts.iter().filter(left);
-    let clash = match clash.count() {
+    match merged.conflicts.iter().filter(left).count() {
         1 => "1 conflict".to_owned(),
         many => format!("{many} conflicts"),
-    };
+    }
+}
+
+/// How to go on where there are so many conflicts.
+pub fn settle_by(clash: &str) -> String {
+    format!("nothing was changed: {clash}; say --ours, --theirs, --markers, --keep-both or --tool")
+}
+
+fn summary(merged: &Merged) -> String {
+    let (what, count) = (&merged.what, changes::count(merged.changes.len() as u64));
+    let clash = clashes(merged);
     match merged.guard {
         _ if merged.refused && merged.dry_run => {
             format!("merge of {what} would make {count}, but for {clash}")
         }
         _ if merged.dry_run => format!("merge of {what} would make {count}"),
-        _ if merged.refused => {
-            format!(
-                "nothing was changed: {clash}; say --ours, --theirs, --markers, --keep-both or --tool"
-            )
-        }
+        _ if merged.refused => settle_by(&clash),
         Some(guard) => format!(
             "merged {what}: {count} in {}; what was there before is checkpoint {guard}",
             time::duration(merged.duration_us)

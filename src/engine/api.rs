@@ -10,15 +10,16 @@ pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
 pub use self::tree_path::{TreePath, host_path};
 pub use super::branches::radar::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 pub use super::branches::verbs::{
-    BranchInfo, CreateBranch, DropBranch, DroppedBranch, ListBranches, MountBranch, ReviveBranch,
+    BranchInfo, CreateBranch, DiffBranch, DropBranch, DroppedBranch, ListBranches, MountBranch,
+    ReviveBranch,
 };
 pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
 pub use super::merge::{
-    ConflictKind, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, MergeVersion,
-    MergeVersions, Merged,
+    ConflictKind, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeSide,
+    MergeVersion, MergeVersions, Merged, UpdateBranch,
 };
 pub use super::retention::{Retention, Rule};
 pub use super::tiers::Tier;

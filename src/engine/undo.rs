@@ -423,7 +423,7 @@ impl<'a> Undoer<'a> {
                         pinned: Some(reason),
                         ..
                     }) => Some(error::pinned(*id, &reason)),
-                    Some(_) => Bases::of(self.timeline().store().layout.branches())
+                    Some(_) => Bases::of(&self.engine.live)
                         .and_then(|bases| bases.check(*id))
                         .err(),
                     None => self.missing(*id),

@@ -11,12 +11,14 @@ use super::api::{
     TreePath, UndoOptions, Undone, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
 use super::branches::radar::{ListConflicts, WatchConflicts};
-use super::branches::verbs::{CreateBranch, DropBranch, ListBranches, MountBranch, ReviveBranch};
+use super::branches::verbs::{
+    CreateBranch, DiffBranch, DropBranch, ListBranches, MountBranch, ReviveBranch,
+};
 use super::dedup::{DedupOptions, DedupReport};
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
-use super::merge::{Merge, MergeVersions};
+use super::merge::{Merge, MergeVersions, UpdateBranch};
 use super::offline::Offline;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -91,6 +93,8 @@ verbs! {
     ReviveBranch(ReviveBranch),
     Conflicts(ListConflicts),
     WatchConflicts(WatchConflicts),
+    DiffBranch(DiffBranch),
+    UpdateBranch(UpdateBranch),
     Unmount(Unmount),
     #[cfg(debug_assertions)]
     Fault(super::api::Fault),

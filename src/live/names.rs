@@ -14,6 +14,7 @@ use super::nodes::generation_of;
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::remove::Removal;
 use super::tables::{Dirs, Handover, Locks, NodeTable, Tables};
+use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{NameTouch, Place, Undo};
@@ -75,6 +76,16 @@ pub struct Names {
 }
 
 impl Names {
+    /// A directory of a branch that something is to be changed in is its own when this returns: then
+    /// it is found wherever it is renamed to. The caller holds the freeze lock and the tree for
+    /// writing.
+    ///
+    /// # Errors
+    /// Those of making it, and of reading what the branch looks through to.
+    pub fn own_in(&self, dir: &Arc<Trail>) -> SysResult<()> {
+        self.copies.own_in(dir)
+    }
+
     pub(super) fn new(
         tables: &Tables,
         past: &Past,

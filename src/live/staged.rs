@@ -59,6 +59,11 @@ impl Staged {
         self.stat.kind
     }
 
+    /// As it was made, before it got its attributes.
+    pub fn stat(&self) -> &Stat {
+        &self.stat
+    }
+
     /// Its number on the backing filesystem.
     pub(super) fn ino(&self) -> u64 {
         self.stat.ino

@@ -50,6 +50,7 @@ use rustix::io::Errno;
 
 pub mod branches;
 mod format;
+pub mod merges;
 mod notes;
 
 #[cfg(test)]

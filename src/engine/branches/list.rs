@@ -10,11 +10,13 @@ use crate::engine::api::{Change, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::compare::change;
 use crate::engine::error;
+use crate::engine::merge::{Kin, MergeBase, changed_by};
 use crate::history::diff::{Difference, Differs};
 use crate::history::state::State;
 use crate::history::touched::Touched;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::{Registered, branches_of};
+use crate::store::layout::merges::MergeInto;
 use crate::sys::{Kind, SysResult};
 use crate::tree::has_attrs;
 
@@ -35,11 +37,15 @@ pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<Bran
             continue;
         };
         info.mounted = true;
+        match moved_base(engine, &branch) {
+            Ok(base) => info.merge_base = base,
+            Err(error) => info.trouble = Some(error.message),
+        }
         if !asked.counted {
             continue;
         }
         info.bytes = own_bytes(&branch.engine);
-        match changes(&branch) {
+        match changes(engine, &branch) {
             Ok(changes) => info.changed = Some(changes.len() as u64),
             Err(error) => info.trouble = Some(error.message),
         }
@@ -63,9 +69,16 @@ fn infos(registered: Registered, dropped: bool) -> Vec<BranchInfo> {
         .collect()
 }
 
-/// What a branch has changed since it began.
-pub(super) fn changes(branch: &Branch) -> VerbResult<Vec<Change>> {
-    changes_since(&branch.engine, branch.since)
+/// What a branch and its parent have in common, if that is not what the branch began as.
+pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<MergeBase>> {
+    let kin = Kin { parent, branch };
+    let base = kin.base(State::Live, State::Live)?;
+    Ok(Some(base).filter(|base| !kin.is_first(*base)))
+}
+
+/// What a branch has changed since it and its parent were one.
+pub(super) fn changes(parent: &Engine, branch: &Branch) -> VerbResult<Vec<Change>> {
+    changed_by(Kin { parent, branch }, MergeInto::Branch)
 }
 
 /// What a branch has changed since it began, as inodes. The caller has settled it.
@@ -95,7 +108,11 @@ pub(super) fn differences_since(engine: &Engine, since: CheckpointId) -> SysResu
     Ok(differs)
 }
 
-fn changes_since(engine: &Engine, since: CheckpointId) -> VerbResult<Vec<Change>> {
+/// As [`differences_since`], with what was changed behind our back.
+pub(in crate::engine) fn changes_since(
+    engine: &Engine,
+    since: CheckpointId,
+) -> VerbResult<Vec<Change>> {
     engine.checkpoints.settle();
     let found = || -> SysResult<Vec<Change>> {
         let differs = differences_since(engine, since)?.into_iter();

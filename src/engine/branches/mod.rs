@@ -17,6 +17,7 @@ pub mod radar;
 mod trash;
 pub mod verbs;
 
+pub(super) use list::changes_since;
 pub(super) use trash::{invert, obstacle};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -156,11 +157,6 @@ impl Branches {
     /// Sets who serves branches. Before this none can be made or mounted.
     pub fn set_host(&self, host: Arc<dyn Host>) {
         let _ = self.host.set(host);
-    }
-
-    /// This tree is a branch itself.
-    pub(super) fn is_of_one(&self) -> bool {
-        self.own.is_some()
     }
 
     pub(super) fn host(&self) -> VerbResult<&Arc<dyn Host>> {

@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
+use crate::engine::merge::Kin;
 use crate::engine::word::word;
 use crate::store::layout::branches::{
     BranchEntry, branch_mark, parent_and_name, store_id, unmake_branch,
@@ -120,7 +121,13 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
         base: engine.as_base(entry.base),
     };
     let branch = Engine::open(host.config(tree)?)?;
-    engine.branches.serve(Branch::of(entry, branch), false)
+    let branch = Branch::of(entry, branch);
+    Kin {
+        parent: engine,
+        branch: &branch,
+    }
+    .settle();
+    engine.branches.serve(branch, false)
 }
 
 impl Brancher<'_> {

@@ -37,7 +37,7 @@ pub(super) fn drop_branch(
         ..BranchInfo::of(&entry)
     };
     if let Some(branch) = &open {
-        let all = changes(branch)?;
+        let all = changes(engine, branch)?;
         info.changed = Some(all.len() as u64);
         changed.extend(all.into_iter().map(|change| change.path).take(TOLD_MAX));
         check_childless(name, &Brancher::new(&branch.engine).names()?)?;

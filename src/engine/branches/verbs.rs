@@ -6,12 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Brancher, create, list, open, trash};
 use crate::engine::Engine;
-use crate::engine::api::{StateName, TreePath, VerbResult, host_path};
+use crate::engine::api::{Change, StateName, TreePath, VerbResult, host_path};
+use crate::engine::merge::{Kin, MergeBase, changed_by};
 use crate::engine::offline::Offline;
 use crate::engine::requester::Requester;
 use crate::engine::verb::Verb;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::BranchEntry;
+use crate::store::layout::merges::MergeInto;
 
 /// Makes a branch and mounts it. When it is answered the branch survives `kill -9` and a power cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +45,10 @@ pub struct BranchInfo {
     /// The checkpoint of the parent that it began as; absent: one that would be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<CheckpointId>,
+    /// What it and its parent have in common, if that is not the base any more: it was updated, or
+    /// merged. Known of one that is mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge_base: Option<MergeBase>,
     /// The checkpoint of its own that is as the base is; absent if it is not made yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<CheckpointId>,
@@ -78,6 +84,7 @@ impl BranchInfo {
             name: entry.name.clone(),
             path: entry.path.clone(),
             base: Some(entry.base),
+            merge_base: None,
             since: entry.made.then_some(entry.since),
             created,
             mounted: false,
@@ -123,6 +130,27 @@ impl Verb for ListBranches {
 
     fn read(self, store: &Offline) -> VerbResult<Vec<BranchInfo>> {
         list::list_offline(store.root(), self.dropped)
+    }
+}
+
+/// What a branch has changed since it and its parent were one, sorted by path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiffBranch {
+    /// Which.
+    pub name: String,
+}
+
+impl Verb for DiffBranch {
+    type Answer = Vec<Change>;
+    const ONLY_ASKS: bool = true;
+
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Change>> {
+        let branch = engine.branches.get(&self.name)?;
+        let kin = Kin {
+            parent: engine,
+            branch: &branch,
+        };
+        changed_by(kin, MergeInto::Branch)
     }
 }
 

@@ -130,13 +130,45 @@ pub struct MergeConflict {
     pub tool: bool,
 }
 
+/// The newest state that a branch and its parent both come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeBase {
+    /// A checkpoint of the parent, unless the next says otherwise.
+    pub checkpoint: CheckpointId,
+    /// It is a checkpoint of the branch: what was merged into the parent last.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_branch: bool,
+}
+
+/// Brings what its parent did into a branch. See [`Merge`], of which `theirs` is the parent then.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpdateBranch {
+    /// Which.
+    pub name: String,
+    /// The checkpoint of the parent that comes; absent: one that is made now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<StateName>,
+    /// What comes of conflicts; without it nothing is changed if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<MergePolicy>,
+    /// Which time files get that are changed; [`Times::Now`] if not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<Times>,
+    /// Only tell what would change, and what clashes.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
 /// What a merge did, or would do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merged {
     /// What was merged.
     pub what: String,
-    /// The checkpoint of this tree that both sides come from.
+    /// The checkpoint of this tree, or of the parent of a branch, that both sides come from.
     pub base: CheckpointId,
+    /// The base is a checkpoint of the branch instead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub base_of_branch: bool,
     /// The checkpoint that was merged: of a branch one of its own, made for it; absent in a dry run
     /// of a branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]

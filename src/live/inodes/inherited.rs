@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use super::super::through::{HIDDEN_PREFIX, Through, hides};
 use super::{At, Inodes};
 use crate::history::present::Trail;
+use crate::history::timeline::Timeline;
 use crate::history::view::{OpenContent, Source, View};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
@@ -70,6 +71,12 @@ impl Inodes {
         self.through
             .as_ref()
             .map_or(0, |through| through.base.level)
+    }
+
+    /// The history of the tree that this is a branch of; `None`: it is no branch.
+    pub fn parent(&self) -> Option<&Timeline> {
+        let through = self.through.as_ref()?;
+        Some(&through.base.timeline)
     }
 
     /// What is inherited.

@@ -32,6 +32,7 @@ use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::super::at;
+use super::merges::Merges;
 use super::{Layout, StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::CheckpointId;
@@ -180,7 +181,7 @@ pub struct Registry<'a> {
     store: &'a OwnedFd,
 }
 
-impl Registry<'_> {
+impl<'a> Registry<'a> {
     /// The branches that are registered; none if there never was one.
     ///
     /// # Errors
@@ -329,7 +330,21 @@ impl Registry<'_> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed.map_err(failed())?,
         }
-        remove_file(&dropped, &format!("{tree}{ENTRY_SUFFIX}")).map_err(failed())
+        remove_file(&dropped, &format!("{tree}{ENTRY_SUFFIX}")).map_err(failed())?;
+        self.merges(entry.id).forget()
+    }
+
+    /// What was merged from and into the branch whose store has this id.
+    pub fn merges(&self, branch: StoreId) -> Merges<'a> {
+        Merges::of(self.store, branch)
+    }
+
+    /// What the store itself says of whose branch it is; `None`: of nobody's.
+    ///
+    /// # Errors
+    /// `BadBranch`; those of read(2).
+    pub fn own(&self) -> StoreResult<Option<BranchEntry>> {
+        read_entry(self.store, MARK)
     }
 
     /// When a branch was dropped, nanoseconds since 1970: its entry was moved then.

@@ -13,6 +13,7 @@ use super::{ANOTHER, BESIDE, Conflict};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::store::ids::{Name, Slot};
+use crate::store::layout::merges::Birth;
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, SysResult, Xattrs};
 
@@ -176,6 +177,25 @@ impl<'a, T: Tree> Outcome<'a, T> {
             (None, Some(there)) if !self.ours.has(number) => Source::Theirs(there),
             _ => Source::Ours(self.home(node).1),
         }
+    }
+
+    /// The inodes of both sides that one of the outcome stands for, each with its birth; none of
+    /// what comes beside another.
+    ///
+    /// # Errors
+    /// Those of reading them.
+    pub fn stands_for(&self, slot: Slot) -> SysResult<Vec<Birth>> {
+        let number = self.number(slot);
+        let mut births = Vec::new();
+        if number.0 & BESIDE != 0 {
+            return Ok(births);
+        }
+        for side in [&self.ours, &self.theirs] {
+            if let Some((child, way)) = side.met.get(&number) {
+                births.push((child.slot, side.tree.attr(way)?.stat.btime));
+            }
+        }
+        Ok(births)
     }
 
     fn number(&self, slot: Slot) -> Slot {

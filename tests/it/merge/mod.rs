@@ -8,3 +8,4 @@ mod cut_short;
 mod story;
 mod support;
 mod tool;
+mod update;

@@ -12,8 +12,9 @@ use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::error;
 use crate::engine::merge::planning::{along, leave_out_git, told};
+use crate::engine::merge::{Kin, clashes_of};
 use crate::history::state::State;
-use crate::sys::{Errno, SysResult};
+use crate::sys::SysResult;
 use crate::tree::merge::{Conflict, How, merge};
 
 /// Times that a merge is tried again when a tree changes under it.
@@ -41,14 +42,14 @@ pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> Verb
         let mut tries = 0;
         let found = loop {
             match clashes(engine, of, with) {
-                Err(Errno::ESTALE | Errno::ENOENT) if tries < TRIES => tries += 1,
+                Err(_) if tries < TRIES => tries += 1,
                 found => break found,
             }
         };
         let found = match found {
             Ok(found) => found,
             Err(why) if of.into_iter().chain([with]).all(|one| is_open(engine, one)) => {
-                return Err(error::tree_not_compared(why));
+                return Err(why);
             }
             // It was dropped, or its mount has ended.
             Err(_) => continue,
@@ -81,27 +82,33 @@ pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> Verb
     Ok(())
 }
 
-/// What would clash if `theirs` was merged into `ours`, or into this tree. Where they have another
-/// base, what both come from is the older one.
+/// What would clash if `theirs` was merged into `ours`, or into this tree: of that what its merge
+/// would find. Of two branches both come from the older one of what they began as: what both have of
+/// this tree since is equal.
 fn clashes(
     engine: &Engine,
     ours: Option<&Arc<Branch>>,
     theirs: &Arc<Branch>,
-) -> SysResult<Vec<Conflict>> {
-    let other = ours.map_or(theirs.base, |ours| ours.base);
-    let (older, newer) = (other.min(theirs.base), other.max(theirs.base));
-    let mut recorded_by = vec![recorded(theirs)?];
-    match ours {
-        None => recorded_by.push(engine.states.touched(older, None)?),
-        Some(ours) => recorded_by.push(recorded(ours)?),
-    }
+) -> VerbResult<Vec<Conflict>> {
+    let Some(ours) = ours else {
+        let kin = Kin {
+            parent: engine,
+            branch: theirs,
+        };
+        return clashes_of(kin);
+    };
+    between(engine, ours, theirs).map_err(error::tree_not_compared)
+}
+
+fn between(engine: &Engine, ours: &Arc<Branch>, theirs: &Arc<Branch>) -> SysResult<Vec<Conflict>> {
+    let (older, newer) = (ours.base.min(theirs.base), ours.base.max(theirs.base));
+    let mut recorded_by = vec![recorded(theirs)?, recorded(ours)?];
     if older != newer {
         recorded_by.push(engine.states.touched(older, Some(newer))?);
     }
     let base = engine.states.view(State::At(older));
-    let here = ours.map_or(engine, |ours| &ours.engine);
     let (here, there) = (
-        here.states.view(State::Live),
+        ours.engine.states.view(State::Live),
         theirs.engine.states.view(State::Live),
     );
     let mut along = along(&recorded_by.iter().collect::<Vec<_>>());
@@ -110,9 +117,9 @@ fn clashes(
     let since = |branch: &Arc<Branch>| (branch.base == older).then_some(branch.since);
     let how = How {
         along: Some(&along),
-        since: [ours.map_or(Some(older), since), since(theirs)],
-        reuses: [ours.is_none() && !engine.branches.is_of_one(), false],
+        since: [since(ours), since(theirs)],
         ..How::default()
     };
-    Ok(merge(&base, &here, &there, &how)?.conflicts().to_vec())
+    let outcome = merge(&base, &here, &there, &how)?;
+    Ok(outcome.conflicts().to_vec())
 }

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::answers::{Clash, Conflict, Touch};
-use super::touches::{Inode, Touched, Touches, Who};
+use super::touches::{Inode, Since, Touched, Touches, Who};
 use crate::engine::api::{ChangeKind, TreePath};
-use crate::store::ids::{CheckpointId, Slot};
+use crate::store::ids::Slot;
 use crate::sys::Kind;
 
 /// What touches are of. Inodes come first: what is of one is told once, whatever paths it has.
@@ -113,8 +113,8 @@ fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row>
             Who::Here(_) => None,
         })
         .collect();
-    let base = |branch: &usize| touches.branches.get(*branch).map(|branch| branch.base);
-    let bases: BTreeSet<CheckpointId> = branches.iter().filter_map(base).collect();
+    let base = |branch: &usize| touches.since.get(*branch).copied();
+    let bases: BTreeSet<Since> = branches.iter().filter_map(base).collect();
     // What was done here since the newest of them is told; since an older one, only if that is all.
     let here = numbers.iter().filter_map(|number| match who(number)? {
         Who::Here(since) if bases.contains(&since) => Some(since),

@@ -1,25 +1,37 @@
 //! What each tree has touched since its branches had it in common, and of which inode that is.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::super::Branch;
 use super::super::list::{differences, differences_since};
 use crate::engine::Engine;
-use crate::engine::api::{ChangeKind, VerbResult};
+use crate::engine::api::{Change, ChangeKind, VerbResult};
 use crate::engine::compare::change;
 use crate::engine::error;
+use crate::engine::merge::{Kin, changed_by};
 use crate::history::diff::Differs;
 use crate::history::present::Trail;
 use crate::history::state::State;
 use crate::history::view::View;
 use crate::store::ids::{CheckpointId, Slot};
+use crate::store::layout::merges::MergeInto;
 use crate::sys::{Kind, SysResult, Time};
+
+/// What this tree and a branch have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Since {
+    /// A checkpoint of this tree.
+    Checkpoint(CheckpointId),
+    /// What was merged last of the branch with this number in [`Touches::branches`].
+    Merged(usize),
+}
 
 /// Who has touched something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Who {
-    /// This tree, since this checkpoint: one that a branch began as.
-    Here(CheckpointId),
+    /// This tree.
+    Here(Since),
     /// The branch with this number in [`Touches::branches`].
     Branch(usize),
 }
@@ -49,6 +61,8 @@ pub(super) struct Touched {
 /// What all have touched.
 pub(super) struct Touches {
     pub(super) branches: Vec<Arc<Branch>>,
+    /// What each of them has in common with this tree.
+    pub(super) since: Vec<Since>,
     pub(super) all: Vec<Touched>,
 }
 
@@ -59,34 +73,85 @@ impl Touches {
     /// # Errors
     /// Those of comparing a tree with its past.
     pub(super) fn of(engine: &Engine) -> VerbResult<Touches> {
-        let open = engine.branches.all();
-        let (mut branches, mut all) = (Vec::new(), Vec::new());
-        for branch in open {
-            let base = engine.states.view(State::At(branch.base));
-            let who = Who::Branch(branches.len());
-            let found = differences(&branch)
-                .and_then(|differs| touched(&branch.engine, branch.since, who, &base, differs));
-            match found {
-                Ok(found) => {
+        let (mut branches, mut since, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        for branch in engine.branches.all() {
+            match of_branch(engine, &branch, branches.len()) {
+                Ok((common, found)) => {
                     all.extend(found);
                     branches.push(branch);
+                    since.push(common);
                 }
-                Err(why) if is_open(engine, &branch) => return Err(error::tree_not_compared(why)),
+                Err(why) if is_open(engine, &branch) => return Err(why),
                 // It was dropped, or its mount has ended: it has touched nothing.
                 Err(_) => {}
             }
         }
-        let mut bases: Vec<CheckpointId> = branches.iter().map(|branch| branch.base).collect();
-        bases.sort();
-        bases.dedup();
-        for base in bases {
-            let view = engine.states.view(State::At(base));
-            let found = differences_since(engine, base)
-                .and_then(|differs| touched(engine, base, Who::Here(base), &view, differs));
-            all.extend(found.map_err(error::tree_not_compared)?);
+        let commons: BTreeSet<Since> = since.iter().copied().collect();
+        for common in commons {
+            all.extend(of_parent(engine, &branches, common)?);
         }
-        Ok(Touches { branches, all })
+        Ok(Touches {
+            branches,
+            since,
+            all,
+        })
     }
+}
+
+/// What a branch has touched since it and its parent had it in common, and what they have.
+fn of_branch(engine: &Engine, branch: &Branch, number: usize) -> VerbResult<(Since, Vec<Touched>)> {
+    let kin = Kin {
+        parent: engine,
+        branch,
+    };
+    let who = Who::Branch(number);
+    let base = kin.base(State::Live, State::Live)?;
+    let at = State::At(base.checkpoint);
+    let view = engine.states.view(at);
+    let found = if base.of_branch {
+        let view = branch.engine.states.view(at);
+        let found = differences_since(&branch.engine, base.checkpoint);
+        found.and_then(|found| touched(&branch.engine, base.checkpoint, who, &view, found))
+    } else if kin.is_first(base) {
+        let found = differences(branch);
+        found.and_then(|found| touched(&branch.engine, branch.since, who, &view, found))
+    } else {
+        by_path(who, &view, changed_by(kin, MergeInto::Branch)?)
+    };
+    let common = match base.of_branch {
+        true => Since::Merged(number),
+        false => Since::Checkpoint(base.checkpoint),
+    };
+    Ok((common, found.map_err(error::tree_not_compared)?))
+}
+
+/// What this tree has touched since.
+fn of_parent(engine: &Engine, branches: &[Arc<Branch>], since: Since) -> VerbResult<Vec<Touched>> {
+    let who = Who::Here(since);
+    let found = match since {
+        Since::Checkpoint(base) => {
+            let view = engine.states.view(State::At(base));
+            let found = differences_since(engine, base);
+            found.and_then(|found| touched(engine, base, who, &view, found))
+        }
+        Since::Merged(number) => {
+            let Some(branch) = branches.get(number) else {
+                return Ok(Vec::new());
+            };
+            let kin = Kin {
+                parent: engine,
+                branch,
+            };
+            let base = kin.base(State::Live, State::Live)?;
+            let view = branch.engine.states.view(State::At(base.checkpoint));
+            match changed_by(kin, MergeInto::Parent) {
+                Ok(found) => by_path(who, &view, found),
+                Err(why) if is_open(engine, branch) => return Err(why),
+                Err(_) => return Ok(Vec::new()),
+            }
+        }
+    };
+    found.map_err(error::tree_not_compared)
 }
 
 /// What was written through mappings counts from now on.
@@ -107,6 +172,34 @@ pub(super) fn is_open(engine: &Engine, branch: &Arc<Branch>) -> bool {
 fn up(trail: &Option<Arc<Trail>>) -> Option<Slot> {
     let up = trail.as_ref()?.up.as_ref()?;
     Some(up.slot)
+}
+
+/// What one has touched, as a merge tells it: by its paths. What it was in the base is looked up
+/// there.
+fn by_path(who: Who, base: &View<'_>, changes: Vec<Change>) -> SysResult<Vec<Touched>> {
+    let one = |change: Change| {
+        let path = change.path.0;
+        let from = change.from.map(|from| from.0);
+        let was = from.as_deref().unwrap_or(&path);
+        let before = match base.walk(was)? {
+            Some((child, trail)) => {
+                let born = base.attr(&trail)?.stat.btime;
+                let slot = child.slot;
+                Some((Inode { slot, born }, was.to_vec()))
+            }
+            None => None,
+        };
+        Ok(Touched {
+            who,
+            change: change.change,
+            kind: change.kind,
+            path,
+            from,
+            before,
+            into: None,
+        })
+    };
+    changes.into_iter().map(one).collect()
 }
 
 /// What one has touched, and what of that was changed behind our back, which is known by its path
