@@ -3,4 +3,4 @@
 
 mod life;
 mod refusals;
-mod support;
+pub mod support;
