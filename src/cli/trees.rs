@@ -2,20 +2,24 @@
 //! of its own.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::answering::{End, bind, lacks_room, start_threads};
+use super::answering::{End, start_threads};
 use super::error::{On, hinted};
+use super::holder::{Before, Link};
 use super::{daemon, mounts};
 use crate::control::{Answers, SOCKET_NAME};
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::branches::{BranchTree, Brancher, Ending, Host};
-use crate::engine::request::Service;
+use crate::engine::request::{NOTE_CONNECTION, Service};
 use crate::engine::{Config, Engine};
 use crate::fuse::Session;
+use crate::store::layout::StoreId;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno};
 
@@ -27,12 +31,44 @@ const RELEASE_PAUSE: Duration = Duration::from_micros(200);
 /// Answers that are under way at the end have so long.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What the holder holds of all branches that this process serves.
+pub struct Holding {
+    /// The way to the holder.
+    pub link: Arc<Link>,
+    /// What a worker before us has left of them, and nobody has taken up yet.
+    left: Mutex<HashMap<StoreId, Before>>,
+}
+
+impl Holding {
+    /// With what a worker before us has left.
+    pub fn new(link: &Arc<Link>, left: HashMap<StoreId, Before>) -> Arc<Holding> {
+        Arc::new(Holding {
+            link: Arc::clone(link),
+            left: Mutex::new(left),
+        })
+    }
+
+    /// Ends the connections that nobody has taken up: requests fail, and do not wait for ever.
+    pub fn let_go_of_rest(&self) {
+        let rest: Vec<StoreId> = self.left.lock().keys().copied().collect();
+        rest.into_iter().for_each(|id| self.let_go(id));
+    }
+
+    fn let_go(&self, id: StoreId) {
+        let left = self.left.lock().remove(&id);
+        drop(left);
+        self.link.branch_ended(id);
+    }
+}
+
 /// The branches of one tree.
 pub struct Trees {
     /// How the tree itself is served: so are they.
     args: daemon::Args,
     parent: Weak<Engine>,
     me: Weak<Trees>,
+    /// `None`: nobody takes over from this process.
+    holding: Option<Arc<Holding>>,
     served: Mutex<HashMap<String, Arc<Served>>>,
 }
 
@@ -74,11 +110,16 @@ impl Served {
 
 impl Trees {
     /// Has `engine`, which is served with `args`, have branches.
-    pub fn serve_branches_of(engine: &Arc<Engine>, args: &daemon::Args) -> Arc<Trees> {
+    pub fn serve_branches_of(
+        engine: &Arc<Engine>,
+        args: &daemon::Args,
+        holding: Option<Arc<Holding>>,
+    ) -> Arc<Trees> {
         let trees = Arc::new_cyclic(|me| Trees {
             args: args.clone(),
             parent: Arc::downgrade(engine),
             me: Weak::clone(me),
+            holding,
             served: Mutex::default(),
         });
         engine
@@ -135,6 +176,7 @@ impl Trees {
             answers.wait_given(ANSWERS_TIMEOUT);
         }
         let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
+        self.let_go_of(&engine);
         self.forget(name);
         let left = Arc::downgrade(&engine);
         drop(engine);
@@ -153,34 +195,56 @@ impl Trees {
     }
 }
 
-impl Host for Trees {
-    fn config(&self, tree: BranchTree) -> VerbResult<Config> {
-        let args = self.args_of(&tree.path);
-        Ok(Config {
-            base: Some(tree.base),
-            ..daemon::config_of(&args, tree.root)
-        })
+impl Trees {
+    /// Mounts a branch, or goes on with its mount; who comes to its control socket, and the number
+    /// of its connection.
+    fn begin(
+        &self,
+        args: &daemon::Args,
+        engine: &Arc<Engine>,
+        left: Option<Before>,
+    ) -> VerbResult<(Session, Option<UnixListener>, Option<u32>)> {
+        let is_left = left.is_some();
+        let (device, control) = left.map_or((None, None), |left| (Some(left.device), left.control));
+        let listener = daemon::listen(engine, control)?;
+        let session = daemon::start_session(args, engine, device)
+            .map_err(|cause| daemon::mount_error(args, &cause))?;
+        let ledger = engine.ledger();
+        if is_left {
+            let noted = ledger.map_or(0, |ledger| ledger.noted(NOTE_CONNECTION));
+            let minor = noted.checked_sub(1).and_then(|minor| minor.try_into().ok());
+            return Ok((session, listener, minor));
+        }
+        let table = mounts::all()?;
+        let minor = mounts::top(&table, &args.mountpoint).map(|mount| sys::device_minor(mount.dev));
+        let id = engine.branches().own_id();
+        if let (Some(holding), Some(id), Some(ledger)) = (&self.holding, id, ledger) {
+            ledger.note(
+                NOTE_CONNECTION,
+                minor.map_or(0, |minor| u64::from(minor) + 1),
+            );
+            let device = session.device().on("/dev/fuse")?;
+            let three = [ledger.fd(), device.as_fd(), engine.root_fd()];
+            let control = listener.as_ref().map(AsFd::as_fd);
+            holding.link.branch_mounted(id, three, control);
+        }
+        Ok((session, listener, minor))
     }
 
-    fn clear(&self, path: &Path) -> VerbResult<()> {
-        mounts::repair_above(path).map(drop)
-    }
-
-    fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
+    fn serve_now(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
         let path = &engine.mount_path().to_owned();
         let args = self.args_of(path);
         let me = self.me.upgrade().ok_or_else(|| ending(name))?;
-        Trees::serve_branches_of(engine, &args);
-        let listener = match bind(engine) {
-            Err(cause) if lacks_room(&cause) => None,
-            bound => Some(bound.on("the control socket")?),
-        };
-        let service = Arc::clone(engine) as Arc<dyn Service>;
-        let session = Session::mount(service, &daemon::mount_config(&args, engine))
-            .map_err(|cause| daemon::mount_error(&args, &cause))?;
+        Trees::serve_branches_of(engine, &args, self.holding.clone());
+        let id = engine.branches().own_id();
+        let left = id.zip(self.holding.as_ref());
+        let left = left.and_then(|(id, holding)| holding.left.lock().remove(&id));
+        let goes_on = left.is_some();
+        let (session, listener, minor) = self.begin(&args, engine, left)?;
         engine.set_caches(session.caches());
-        let table = mounts::all()?;
-        let minor = mounts::top(&table, path).map(|mount| sys::device_minor(mount.dev));
+        if !fresh {
+            Brancher::new(engine).go_on();
+        }
         let served = Arc::new(Served {
             mount: path.clone(),
             minor,
@@ -200,6 +264,8 @@ impl Host for Trees {
             .on("starting threads")?;
         if fresh {
             engine.tell_below(false, true);
+        } else if goes_on {
+            Brancher::new(engine).mount_all();
         } else {
             for holder in daemon::watch_below(&args, engine) {
                 engine.warn(super::holders::passed_by(std::iter::once(&holder)));
@@ -207,6 +273,67 @@ impl Host for Trees {
             Brancher::new(engine).mount_all();
         }
         Ok(())
+    }
+
+    /// Nobody needs what the holder holds of a branch.
+    fn let_go_of(&self, engine: &Engine) {
+        if let (Some(holding), Some(id)) = (&self.holding, engine.branches().own_id()) {
+            holding.let_go(id);
+        }
+    }
+}
+
+impl Host for Trees {
+    fn left(&self, id: StoreId) -> VerbResult<Option<OwnedFd>> {
+        let Some(holding) = &self.holding else {
+            return Ok(None);
+        };
+        let left = holding.left.lock();
+        let Some(before) = left.get(&id) else {
+            return Ok(None);
+        };
+        if !sys::is_in_error(&before.device) {
+            return before.root.try_clone().map(Some).on("/dev/fuse");
+        }
+        // It was unmounted meanwhile, or its connection was ended.
+        drop(left);
+        holding.let_go(id);
+        Ok(None)
+    }
+
+    fn give_up(&self, id: StoreId) {
+        if let Some(holding) = &self.holding {
+            holding.let_go(id);
+        }
+    }
+
+    fn config(&self, tree: BranchTree) -> VerbResult<Config> {
+        let args = self.args_of(&tree.path);
+        let succession = self.holding.as_ref().map(|holding| {
+            let mut left = holding.left.lock();
+            holding
+                .link
+                .succession(Some(tree.id), left.get_mut(&tree.id))
+        });
+        Ok(Config {
+            base: Some(tree.base),
+            succession: succession.transpose()?,
+            ..daemon::config_of(&args, tree.root)
+        })
+    }
+
+    fn clear(&self, path: &Path) -> VerbResult<()> {
+        mounts::repair_above(path).map(drop)
+    }
+
+    fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
+        let served = self.serve_now(name, engine, fresh);
+        if served.is_err() {
+            let ended = Brancher::new(engine).end_all(Ending::Forced);
+            tracing::debug!(?ended, branch = name, "its own branches");
+            self.let_go_of(engine);
+        }
+        served
     }
 
     fn end(&self, name: &str, how: Ending) -> VerbResult<()> {

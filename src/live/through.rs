@@ -193,6 +193,18 @@ impl Through {
             && !self.marks.lock().own.contains_key(&slot)
     }
 
+    /// An inode was made in the branch.
+    pub(super) fn is_born(&self, slot: Slot) -> bool {
+        slot.0 >> LEVEL_SHIFT == self.base.level
+    }
+
+    /// An inode was own before it lost its last name, and somebody has it open.
+    pub(super) fn note_dead(&self, ino: u64, kind: Kind, mark: Mark) {
+        let slot = mark.slot;
+        self.note_own(ino, kind, mark, None);
+        self.note_gone(slot);
+    }
+
     /// An inode is own from now on, and stays so when it is gone.
     pub(super) fn note_own(&self, ino: u64, kind: Kind, mark: Mark, left: Option<u32>) {
         let own = Own {

@@ -198,7 +198,7 @@ fn make(
     sys::chmod_fd(root, like.mode).map_err(failed)?;
     mark_branch(root, entry).map_err(registry_failed)?;
     let tree = BranchTree {
-        name: entry.name.clone(),
+        id: entry.id,
         root: root
             .try_clone()
             .map_err(|cause| error::io_error(STORE_NAME, cause))?,

@@ -33,6 +33,7 @@ use super::word::word;
 use super::{Engine, error::error};
 use crate::history::base::Base;
 use crate::store::ids::CheckpointId;
+use crate::store::layout::StoreId;
 use crate::store::layout::branches::{BranchEntry, Registry, is_branch_name};
 use crate::sys::lock::Mutex;
 
@@ -71,8 +72,8 @@ impl Branch {
 
 /// A directory that is to be served as a branch.
 pub struct BranchTree {
-    /// What it is called.
-    pub name: String,
+    /// Its store.
+    pub id: StoreId,
     /// Its directory, opened before anything is mounted over it.
     pub root: OwnedFd,
     /// Where that is, and where it is to be mounted.
@@ -83,6 +84,17 @@ pub struct BranchTree {
 
 /// Whoever serves a tree, and can serve others: the daemon.
 pub trait Host: Send + Sync {
+    /// The directory of a branch whose mount a worker before us has left, and that is to be served
+    /// on; `None`: there is none. **Nothing at the path of such a branch may be asked for**: nobody
+    /// would answer.
+    ///
+    /// # Errors
+    /// EMFILE.
+    fn left(&self, id: StoreId) -> VerbResult<Option<OwnedFd>>;
+
+    /// Nobody goes on with what is left of a branch: requests fail from now on, and do not wait.
+    fn give_up(&self, id: StoreId);
+
     /// How a branch is to be served: as its parent.
     ///
     /// # Errors
@@ -95,8 +107,8 @@ pub trait Host: Send + Sync {
     /// It cannot be taken away.
     fn clear(&self, path: &Path) -> VerbResult<()>;
 
-    /// Mounts a branch and answers for it, with a control socket in its store; it serves when this
-    /// returns. `fresh`: its directory was made a moment ago, so nobody has anything of it. At the
+    /// Mounts a branch, or goes on with the mount that is left, and answers for it, with a control
+    /// socket in its store; it serves when this returns. `fresh`: its directory was made a moment ago, so nobody has anything of it. At the
     /// end of its mount [`Branches::ended`] of the parent is called.
     ///
     /// # Errors
@@ -157,6 +169,11 @@ impl Branches {
     /// Sets who serves branches. Before this none can be made or mounted.
     pub fn set_host(&self, host: Arc<dyn Host>) {
         let _ = self.host.set(host);
+    }
+
+    /// The store of this tree, if it is a branch itself.
+    pub fn own_id(&self) -> Option<StoreId> {
+        self.own.as_ref().map(|own| own.id)
     }
 
     pub(super) fn host(&self) -> VerbResult<&Arc<dyn Host>> {

@@ -47,7 +47,12 @@ pub(super) fn open_dir(path: &Path) -> VerbResult<OwnedFd> {
 /// # Errors
 /// `not-found`; `bad-branch`: it is something else.
 pub(super) fn open_branch(engine: &Engine, entry: &BranchEntry) -> VerbResult<OwnedFd> {
-    let root = open_dir(&entry.path)?;
+    check_branch(engine, entry, open_dir(&entry.path)?)
+}
+
+/// # Errors
+/// `bad-branch`: the directory is something else.
+fn check_branch(engine: &Engine, entry: &BranchEntry, root: OwnedFd) -> VerbResult<OwnedFd> {
     let failed = |errno| error::failed("the branch cannot be opened")(errno);
     let (found, like) = (
         sys::stat_fd(&root).map_err(failed)?,
@@ -103,8 +108,14 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
             ),
         ));
     }
-    host.clear(&entry.path)?;
-    let root = open_branch(engine, entry)?;
+    let root = match host.left(entry.id)? {
+        // The path leads to the mount.
+        Some(root) => check_branch(engine, entry, root)?,
+        None => {
+            host.clear(&entry.path)?;
+            open_branch(engine, entry)?
+        }
+    };
     if !engine.timeline().catalogue.is_stored(entry.base) {
         return Err(error::error(
             Code::UnknownCheckpoint,
@@ -115,7 +126,7 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
         ));
     }
     let tree = BranchTree {
-        name: entry.name.clone(),
+        id: entry.id,
         root,
         path: entry.path.clone(),
         base: engine.as_base(entry.base),
@@ -131,6 +142,26 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
 }
 
 impl Brancher<'_> {
+    /// Goes on with the mounts that a worker before us has left. To be called before anything else
+    /// is done to branches: until then nobody answers for what is at their paths.
+    pub fn go_on(&self) {
+        let Ok(host) = self.engine.branches.host() else {
+            return;
+        };
+        // If it cannot be read that is told when they are to be mounted.
+        let registered = self.registry().all().unwrap_or_default();
+        for entry in registered.entries {
+            if !entry.made || matches!(host.left(entry.id), Ok(None)) {
+                continue;
+            }
+            let claimed = self.engine.branches.claim(&entry.name);
+            if let Err(error) = claimed.and_then(|_claim| mount(self.engine, &entry)) {
+                tracing::warn!(branch = entry.name, %error, "its mount does not go on");
+                host.give_up(entry.id);
+            }
+        }
+    }
+
     /// Puts right what a kill has left of branches, and mounts those that there are. What cannot be
     /// mounted is told as a warning, and stays registered.
     pub fn mount_all(&self) {

@@ -95,6 +95,7 @@ impl Engine {
         } else if node.0 & CONTROL != 0 {
             Ok(Node::Control(node))
         } else {
+            self.live.adoption.meet(Slot(node.0));
             Ok(Node::Live(Slot(node.0)))
         }
     }

@@ -438,7 +438,10 @@ impl<'a> Inheritance<'a> {
     }
 
     /// The names that the branch itself has in a directory, with what they lead to; `None`: hidden.
-    fn own_names(self, at: At<'_>) -> SysResult<HashMap<Vec<u8>, Option<Child>>> {
+    pub(in crate::live) fn own_names(
+        self,
+        at: At<'_>,
+    ) -> SysResult<HashMap<Vec<u8>, Option<Child>>> {
         let mut names = HashMap::new();
         if self.is_inherited(at.slot) {
             return Ok(names);

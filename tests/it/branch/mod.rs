@@ -4,4 +4,4 @@
 mod life;
 mod radar;
 mod refusals;
-mod support;
+pub mod support;
