@@ -7,7 +7,7 @@
 //! session does so, as the parent's [`Host`].
 //!
 //! **Locking.** The table and the names that are being worked on are leaves. While a branch is
-//! made, mounted, dropped or merged its name is claimed ([`Branches::claim`]): a second such
+//! made, mounted, dropped, merged or updated its name is claimed ([`Branches::claim`]): a second such
 //! request is refused at once, and waits for nothing.
 
 mod create;

@@ -32,7 +32,6 @@ use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::super::at;
-use super::merges::Merges;
 use super::{Layout, StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::CheckpointId;
@@ -178,10 +177,10 @@ impl Layout {
 #[derive(Clone, Copy, Debug)]
 pub struct Registry<'a> {
     /// The directory `.ckptfs`.
-    store: &'a OwnedFd,
+    pub(super) store: &'a OwnedFd,
 }
 
-impl<'a> Registry<'a> {
+impl Registry<'_> {
     /// The branches that are registered; none if there never was one.
     ///
     /// # Errors
@@ -334,19 +333,6 @@ impl<'a> Registry<'a> {
         self.merges(entry.id).forget()
     }
 
-    /// What was merged from and into the branch whose store has this id.
-    pub fn merges(&self, branch: StoreId) -> Merges<'a> {
-        Merges::of(self.store, branch)
-    }
-
-    /// What the store itself says of whose branch it is; `None`: of nobody's.
-    ///
-    /// # Errors
-    /// `BadBranch`; those of read(2).
-    pub fn own(&self) -> StoreResult<Option<BranchEntry>> {
-        read_entry(self.store, MARK)
-    }
-
     /// When a branch was dropped, nanoseconds since 1970: its entry was moved then.
     pub fn dropped_ns(&self, entry: &BranchEntry) -> i64 {
         let stat = existing(self.store, DROPPED)
@@ -477,7 +463,7 @@ fn existing(parent: impl AsFd, name: &str) -> StoreResult<Option<OwnedFd>> {
     }
 }
 
-fn read_entry(dir: &OwnedFd, file: &str) -> StoreResult<Option<BranchEntry>> {
+pub(super) fn read_entry(dir: &OwnedFd, file: &str) -> StoreResult<Option<BranchEntry>> {
     match at::read_small(dir, file, ENTRY_BYTES_MAX) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if Errno::from_io_error(&error) != Some(Errno::FBIG) => {

@@ -25,6 +25,7 @@ use rustix::fs::{AtFlags, OFlags};
 use rustix::io::Errno;
 
 use super::super::at;
+use super::branches::{BranchEntry, MARK, Registry, read_entry};
 use super::{StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::{CheckpointId, Slot};
@@ -162,6 +163,24 @@ fn parse_pair(bytes: &[u8]) -> Option<[Birth; 2]> {
     (written == sum(pair)).then_some([parse_birth(one)?, parse_birth(other)?])
 }
 
+impl<'a> Registry<'a> {
+    /// What was merged from and into the branch whose store has this id.
+    pub fn merges(&self, branch: StoreId) -> Merges<'a> {
+        Merges {
+            store: self.store,
+            branch,
+        }
+    }
+
+    /// What the store itself says of whose branch it is; `None`: of nobody's.
+    ///
+    /// # Errors
+    /// `BadBranch`; those of read(2).
+    pub fn own(&self) -> StoreResult<Option<BranchEntry>> {
+        read_entry(self.store, MARK)
+    }
+}
+
 /// The merges of a branch, in the store of its parent.
 #[derive(Clone, Copy, Debug)]
 pub struct Merges<'a> {
@@ -169,12 +188,7 @@ pub struct Merges<'a> {
     branch: StoreId,
 }
 
-impl<'a> Merges<'a> {
-    /// `store`: the directory of the parent's store.
-    pub(super) fn of(store: &'a OwnedFd, branch: StoreId) -> Merges<'a> {
-        Merges { store, branch }
-    }
-
+impl Merges<'_> {
     fn dir(&self) -> StoreResult<Option<OwnedFd>> {
         match at::open_dir(self.store, MERGES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
