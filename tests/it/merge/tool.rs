@@ -92,7 +92,7 @@ fn what_the_tool_makes_is_merged(v: Variant) {
     assert_eq!(conflicts(&merged), ["f: content", "moved.rs: content"]);
     assert_eq!(merged["conflicts"][0]["settled"], true, "{merged}");
     assert_eq!(
-        sh(rig.path(), "sed -n 3p f moved.rs; cat h"),
+        sh(rig.path(), "sed -s -n 3p f moved.rs; cat h"),
         "both\nboth\none\n2\n3\n4\nfive\n"
     );
     let told = log(&rig, "told");
