@@ -16,6 +16,7 @@ mod open;
 pub mod radar;
 mod trash;
 pub mod verbs;
+mod watchers;
 
 pub(super) use list::changes_since;
 pub(super) use trash::{invert, obstacle};
@@ -142,7 +143,7 @@ pub struct Branches {
     host: OnceLock<Arc<dyn Host>>,
     open: Mutex<BTreeMap<String, Arc<Branch>>>,
     claimed: Mutex<BTreeSet<String>>,
-    watchers: radar::Watchers,
+    watchers: watchers::Watchers,
 }
 
 /// A branch that somebody works on: nobody else makes, mounts, drops or merges it until this is

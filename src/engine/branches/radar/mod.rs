@@ -21,7 +21,6 @@ mod watch;
 pub use self::answers::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 use self::rows::Rows;
 use self::touches::{Touches, settle};
-pub(super) use self::watch::Watchers;
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::requester::Requester;

@@ -6,89 +6,22 @@
 //! kernel writes by itself changes neither, so as long as somebody has a file open to be written,
 //! they are compared now and then. However much changes, comparing takes a part of one processor.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::super::watchers::LOOK;
 use super::answers::{Conflict, Watched};
 use super::rows::Rows;
 use super::touches::{Touches, settle};
 use crate::engine::Engine;
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::error::{error, hinted, not_mounted};
+use crate::engine::error::{error, not_mounted};
 use crate::engine::requester::Requester;
 use crate::store::ids::Address;
 
-/// How often it is looked whether something has changed, and so the most that is answered.
-const LOOK: Duration = Duration::from_millis(200);
 /// How often files are looked at that somebody may write to without our seeing it.
 const LOOK_UNSEEN: Duration = Duration::from_secs(1);
-/// Between two comparisons so many times as long as the last took.
-const REST: u32 = 4;
 /// After so long without news that is the answer: whoever asks may have nobody to tell any more.
 const QUIET: Duration = Duration::from_secs(5);
-/// So many watch a tree at once: each has a connection, and others need some.
-const WATCHERS_MAX: usize = 16;
-
-/// Those who watch a tree, and what they wait for.
-#[derive(Default)]
-pub struct Watchers {
-    there: AtomicUsize,
-    /// The branches that there are are mounted. While they are not, what they have is not gone.
-    settled: AtomicBool,
-    ended: AtomicBool,
-    /// How long the last comparison took, nanoseconds.
-    took_ns: AtomicU64,
-}
-
-impl Watchers {
-    /// All branches are mounted, or are about to end.
-    pub(in crate::engine::branches) fn settle(&self, settled: bool) {
-        self.settled.store(settled, Ordering::SeqCst);
-    }
-
-    /// The tree is served no longer.
-    pub(in crate::engine::branches) fn end(&self) {
-        self.ended.store(true, Ordering::SeqCst);
-    }
-}
-
-/// One of them, until it is dropped.
-struct Watching<'a>(&'a Watchers);
-
-impl Drop for Watching<'_> {
-    fn drop(&mut self) {
-        self.0.there.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl Watchers {
-    fn enter(&self) -> VerbResult<Watching<'_>> {
-        let one = Watching(self);
-        if self.there.fetch_add(1, Ordering::SeqCst) >= WATCHERS_MAX {
-            return Err(hinted(
-                Code::TooManyConnections,
-                format!("{WATCHERS_MAX} watch the conflicts of this tree already"),
-                "end one of them",
-            ));
-        }
-        Ok(one)
-    }
-
-    fn is_settled(&self) -> bool {
-        self.settled.load(Ordering::SeqCst)
-    }
-
-    fn took(&self, time: Duration) {
-        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.took_ns.store(time, Ordering::Relaxed);
-    }
-
-    /// How long nothing is compared after a comparison.
-    fn rest(&self) -> Duration {
-        let took = Duration::from_nanos(self.took_ns.load(Ordering::Relaxed));
-        took.saturating_mul(REST).max(LOOK)
-    }
-}
 
 /// What changes when a tree does, of this one and of each branch: where its journal ends, and how
 /// many changes have begun.
@@ -149,7 +82,7 @@ pub(super) fn wait(
     let mut at = seen.as_ref().map(|_| began);
     loop {
         requester.still_wants()?;
-        if watchers.ended.load(Ordering::SeqCst) {
+        if watchers.has_ended() {
             return Err(not_mounted("the tree is not mounted any more"));
         }
         let rested = at.is_none_or(|at| at.elapsed() >= watchers.rest());
