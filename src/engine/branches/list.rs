@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::engine::api::{Change, ChangeKind, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::error;
+use crate::engine::merge::unmerged;
 use crate::history::state::State;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::{Registered, branches_of};
@@ -30,6 +31,12 @@ pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<Bran
             continue;
         };
         info.mounted = true;
+        if asked.unmerged {
+            match unmerged(engine, &branch) {
+                Ok(paths) => info.unmerged = Some(paths.len() as u64),
+                Err(error) => info.trouble = Some(error.message),
+            }
+        }
         if !asked.counted {
             continue;
         }

@@ -11,12 +11,13 @@ mod answers;
 mod changes;
 mod prepare;
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 pub use self::answers::{ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide, Merged};
 use self::prepare::{Merging, Three};
 use super::Engine;
-use super::api::{CheckpointOptions, Times, VerbError, VerbResult, microseconds};
+use super::api::{CheckpointOptions, Times, TreePath, VerbError, VerbResult, microseconds};
 use super::branches::Branch;
 use super::hooks::around;
 use super::requester::Requester;
@@ -86,6 +87,34 @@ impl Verb for Merge {
             merged,
         )
     }
+}
+
+/// The paths that a merge of a branch would change here, or that clash: what it has done and this
+/// tree has not. The caller sees to it that the branch stays.
+///
+/// # Errors
+/// As of a merge that is only asked for.
+pub(super) fn unmerged(engine: &Engine, branch: &Branch) -> VerbResult<BTreeSet<TreePath>> {
+    let asked = Merge {
+        what: branch.name.clone(),
+        dry_run: true,
+        ..Merge::default()
+    };
+    engine.checkpoints.settle();
+    branch.engine.checkpoints.settle();
+    let three = Three {
+        engine,
+        base: engine.states.view(State::At(branch.base)),
+        ours: engine.states.view(State::Live),
+        theirs: branch.engine.states.view(State::Live),
+        branch: Some(branch),
+        since: branch.base,
+        asked: &asked,
+    };
+    let merging = three.prepare(&|_| Ok(()))?;
+    let changes = merging.changes.iter().map(|change| change.path.clone());
+    let clashes = merging.conflicts().into_iter().map(|clash| clash.path);
+    Ok(changes.chain(clashes).collect())
 }
 
 impl<'a> Merger<'a> {
