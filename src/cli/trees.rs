@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
@@ -10,18 +11,21 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::answering::{End, start_threads};
-use super::error::{On, hinted};
+use super::error::{On, hinted, io_error};
 use super::holder::{Before, Link};
+use super::holders::{self, Tree};
+use super::output::escape;
 use super::{daemon, mounts};
 use crate::control::{Answers, SOCKET_NAME};
 use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::branches::{BranchTree, Brancher, Ending, Host};
+use crate::engine::branches::{BranchTree, Brancher, Ending, Host, beside};
 use crate::engine::request::{NOTE_CONNECTION, Service};
 use crate::engine::{Config, Engine};
 use crate::fuse::Session;
 use crate::store::layout::StoreId;
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno};
+use crate::sys::{self, Errno, MountPoint};
+use crate::volumes::facts;
 
 /// How long the end of a branch is waited for, once its mount is gone.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
@@ -322,6 +326,10 @@ impl Host for Trees {
         })
     }
 
+    fn beside(&self, name: &str) -> VerbResult<PathBuf> {
+        beside(&self.args.backing, name)
+    }
+
     fn clear(&self, path: &Path) -> VerbResult<()> {
         mounts::repair_above(path).map(drop)
     }
@@ -341,6 +349,13 @@ impl Host for Trees {
             return Ok(());
         };
         let (at, lazily) = (&served.mount, how != Ending::Unused);
+        let others = match how {
+            Ending::Lazy => Vec::new(),
+            Ending::Unused | Ending::Forced => others(at)?,
+        };
+        if how == Ending::Unused {
+            refuse_used(name, at, &others)?;
+        }
         match mounts::unmount(at, false) {
             // Somebody else has unmounted it.
             Ok(()) | Err(Errno::EINVAL) => {}
@@ -359,11 +374,57 @@ impl Host for Trees {
             }
             Err(cause) => return Err(mounts::unmount_error(at, cause)),
         }
+        if !others.is_empty() {
+            // It would be served for as long as they are there.
+            served.abort();
+        }
         if served.wait(END_TIMEOUT) {
             Ok(())
         } else {
             Err(ending(name))
         }
+    }
+}
+
+/// Where the branch at `at` is mounted besides, as the processes there see it: over the project's
+/// path of a command that runs in it, in a container, or in a copy of our table of mounts.
+fn others(at: &Path) -> VerbResult<Vec<(u32, MountPoint)>> {
+    let table = mounts::all()?;
+    let Some(own) = mounts::top(&table, at) else {
+        return Ok(Vec::new());
+    };
+    let other = |mount: &MountPoint| {
+        mount.dev == own.dev
+            && mount.source == own.source
+            && !table.iter().any(|ours| ours.id == mount.id)
+    };
+    sys::mounts_of_all(other).map_err(|cause| io_error("tables of mounts", cause))
+}
+
+/// Nobody has asked for a copy: whoever makes a namespace, as `branch run` does, has one of every
+/// mount.
+///
+/// # Errors
+/// `branch-in-use`: it is mounted at another place too, or somebody has something of a copy open.
+fn refuse_used(name: &str, at: &Path, others: &[(u32, MountPoint)]) -> VerbResult<()> {
+    let used = |by: String| {
+        let message = format!("the branch {name} is in use: {by}");
+        hinted(Code::BranchInUse, message, "end what uses it first")
+    };
+    let is_use = |(pid, mount): &&(u32, MountPoint)| !facts::is_copy(at, true, *pid, &mount.at);
+    if let Some((pid, mount)) = others.iter().find(is_use) {
+        let place = escape(mount.at.as_os_str().as_bytes());
+        return Err(used(format!("it is mounted at {place} of process {pid}")));
+    }
+    let Some((_, copy)) = others.first() else {
+        return Ok(());
+    };
+    let users = Tree::on_all(copy, others)
+        .users(&[], holders::THOROUGH)
+        .holders;
+    match users.is_empty() {
+        true => Ok(()),
+        false => Err(used(holders::named(users.iter()))),
     }
 }
 

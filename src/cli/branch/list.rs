@@ -18,6 +18,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let all = locate::history(context.dir())?.ask(ListBranches {
         dropped: args.dropped,
         counted: true,
+        ..ListBranches::default()
     })?;
     context.out.answer(&all, |out| print(out, &all))
 }

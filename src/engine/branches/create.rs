@@ -26,10 +26,12 @@ use crate::store::layout::{STORE_NAME, StoreId};
 use crate::store::record::Reason;
 use crate::sys::{self, Kind, Stat};
 
+/// `reason`: why its base is made, if it is.
 pub(super) fn create(
     engine: &Engine,
     requester: &Requester,
     asked: &CreateBranch,
+    reason: Reason,
 ) -> VerbResult<BranchInfo> {
     let CreateBranch { name, path, .. } = asked;
     let _claim = engine.branches.claim(name)?;
@@ -60,7 +62,7 @@ pub(super) fn create(
     let (root, like) = new_dir(engine, requester, asked)?;
     entry.base = match given {
         Some(base) => base,
-        None => checkpoint(engine, requester, name)?,
+        None => checkpoint(engine, requester, name, reason)?,
     };
     hold(engine, &entry)?;
     let made = make(engine, requester, &mut entry, &root, &like).and_then(|branch| {
@@ -160,15 +162,19 @@ fn new_dir(
     Ok((root, like))
 }
 
-fn checkpoint(engine: &Engine, requester: &Requester, name: &str) -> VerbResult<CheckpointId> {
+fn checkpoint(
+    engine: &Engine,
+    requester: &Requester,
+    name: &str,
+    reason: Reason,
+) -> VerbResult<CheckpointId> {
     let options = CheckpointOptions {
         note: format!("base of the branch {name}"),
         ..CheckpointOptions::default()
     };
     let made = engine
         .checkpoints
-        .checkpoint_with_hooks(requester.by(), &options, Reason::Asked)?;
-    engine.snapdir.snapdir_changed();
+        .checkpoint_with_hooks(requester.by(), &options, reason)?;
     Ok(made.id)
 }
 

@@ -10,7 +10,7 @@ use crate::engine::api::{Change, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::compare::change;
 use crate::engine::error;
-use crate::engine::merge::{Kin, MergeBase, changed_by};
+use crate::engine::merge::{Kin, MergeBase, changed_by, unmerged};
 use crate::history::diff::{Difference, Differs};
 use crate::history::state::State;
 use crate::history::touched::Touched;
@@ -40,6 +40,12 @@ pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<Bran
         match moved_base(engine, &branch) {
             Ok(base) => info.merge_base = base,
             Err(error) => info.trouble = Some(error.message),
+        }
+        if asked.unmerged {
+            match unmerged(engine, &branch) {
+                Ok(paths) => info.unmerged = Some(paths.len() as u64),
+                Err(error) => info.trouble = Some(error.message),
+            }
         }
         if !asked.counted {
             continue;

@@ -11,6 +11,7 @@
 //! request is refused at once, and waits for nothing.
 
 mod create;
+pub(in crate::engine) mod dir;
 mod list;
 mod open;
 pub mod radar;
@@ -22,6 +23,7 @@ pub(super) use list::changes_since;
 pub(super) use trash::{invert, obstacle};
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -101,6 +103,12 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// It cannot be made ready for.
     fn config(&self, tree: BranchTree) -> VerbResult<Config>;
+
+    /// Where a branch of this name is made that nobody says a place for: beside the tree.
+    ///
+    /// # Errors
+    /// `bad-path`: the tree has no name.
+    fn beside(&self, name: &str) -> VerbResult<PathBuf>;
 
     /// Takes away what a daemon that died has left mounted at `path`, if that was ours.
     ///
@@ -290,6 +298,22 @@ pub fn check_name(name: &str) -> VerbResult<()> {
         format!("{name:?} cannot be the name of a branch"),
         "a name has 1 to 64 letters, digits, _ . and -, begins with neither . nor -, and does not end in .new",
     ))
+}
+
+/// Where a branch of a tree is made that nobody says a place for: beside it, `TREE@NAME`.
+///
+/// # Errors
+/// `bad-path`: the tree has no name.
+pub fn beside(tree: &Path, name: &str) -> VerbResult<PathBuf> {
+    let mut file = tree.file_name().map(OsString::from).ok_or_else(|| {
+        error(
+            Code::BadPath,
+            "the tree has no name that a branch could have",
+        )
+    })?;
+    file.push("@");
+    file.push(name);
+    Ok(tree.with_file_name(file))
 }
 
 fn no_branch(name: &str, known: &[String]) -> VerbError {

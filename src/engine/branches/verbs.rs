@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::dir::BranchDir;
 use super::{Brancher, create, list, open, trash};
 use crate::engine::Engine;
 use crate::engine::api::{Change, StateName, TreePath, VerbResult, host_path};
@@ -14,6 +15,7 @@ use crate::engine::verb::Verb;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::BranchEntry;
 use crate::store::layout::merges::MergeInto;
+use crate::store::record::Reason;
 
 /// Makes a branch and mounts it. When it is answered the branch survives `kill -9` and a power cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +65,10 @@ pub struct BranchInfo {
     /// if it is not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed: Option<u64>,
+    /// Paths that a merge of it would change here, or that clash: what it has done and nobody has
+    /// merged. Absent if that was not asked for, or is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmerged: Option<u64>,
     /// Bytes that its own files and its history take, as du(1) counts them: what it shares with its
     /// parent counts too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,6 +96,7 @@ impl BranchInfo {
             mounted: false,
             dropped: false,
             changed: None,
+            unmerged: None,
             bytes: None,
             trouble: None,
             dry_run: false,
@@ -105,7 +112,10 @@ impl Verb for CreateBranch {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
-        create::create(engine, requester, &self)
+        let created = create::create(engine, requester, &self, Reason::Asked);
+        engine.snapdir.snapdir_changed();
+        BranchDir::of(engine).changed();
+        created
     }
 }
 
@@ -118,6 +128,9 @@ pub struct ListBranches {
     /// Count what each has changed, and what it takes.
     #[serde(default)]
     pub counted: bool,
+    /// Tell how many paths of each nobody has merged.
+    #[serde(default)]
+    pub unmerged: bool,
 }
 
 impl Verb for ListBranches {
@@ -193,9 +206,12 @@ pub struct DropBranch {
 pub struct DroppedBranch {
     /// The branch.
     pub branch: BranchInfo,
-    /// The first of the paths that it had changed, which are in no other tree unless they were
-    /// merged.
+    /// The first of the paths that it had changed.
     pub changed: Vec<TreePath>,
+    /// The first of the paths that a merge would have brought: what it had done and nobody had
+    /// merged.
+    #[serde(default)]
+    pub unmerged: Vec<TreePath>,
     /// It was only asked.
     pub dry_run: bool,
 }
@@ -208,7 +224,9 @@ impl Verb for DropBranch {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<DroppedBranch> {
-        trash::drop_branch(engine, requester.by(), &self)
+        let dropped = trash::drop_branch(engine, requester.by(), &self);
+        BranchDir::of(engine).changed();
+        dropped
     }
 }
 
@@ -223,6 +241,8 @@ impl Verb for ReviveBranch {
     type Answer = BranchInfo;
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
-        trash::revive(engine, requester.by(), &self.name)
+        let revived = trash::revive(engine, requester.by(), &self.name);
+        BranchDir::of(engine).changed();
+        revived
     }
 }

@@ -23,7 +23,7 @@ pub use self::answers::{
 };
 pub(super) use self::common::Kin;
 use self::prepare::{Merging, Three};
-pub(super) use self::touched::{changed_by, clashes_of};
+pub(super) use self::touched::{changed_by, clashes_of, unmerged};
 use super::Engine;
 use super::api::{CheckpointOptions, StateName, VerbError, VerbResult, microseconds};
 use super::branches::Branch;

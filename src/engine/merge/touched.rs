@@ -1,10 +1,13 @@
 //! What a branch, or its parent, has changed since they had it in common.
 
+use std::collections::BTreeSet;
+
 use super::Merge;
 use super::common::Kin;
-use super::prepare::Three;
-use crate::engine::api::{Change, ChangeKind, VerbResult};
-use crate::engine::branches::changes_since;
+use super::prepare::{Merging, Three};
+use crate::engine::Engine;
+use crate::engine::api::{Change, ChangeKind, TreePath, VerbResult};
+use crate::engine::branches::{Branch, changes_since};
 use crate::history::state::State;
 use crate::store::layout::merges::MergeInto;
 use crate::sys::Kind;
@@ -45,8 +48,31 @@ pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<
 /// # Errors
 /// Those of reading both.
 pub(in crate::engine) fn clashes_of(kin: Kin<'_>) -> VerbResult<Vec<Conflict>> {
+    would(kin, |merging| merging.clashes().to_vec())
+}
+
+/// The paths that a merge of a branch would change in its parent, or that clash: what it has done
+/// and its parent has not. The caller sees to it that the branch stays.
+///
+/// # Errors
+/// Those of reading both.
+pub(in crate::engine) fn unmerged(
+    parent: &Engine,
+    branch: &Branch,
+) -> VerbResult<BTreeSet<TreePath>> {
+    parent.checkpoints.settle();
+    branch.engine.checkpoints.settle();
+    would(Kin { parent, branch }, |merging| {
+        let changes = merging.changes.iter().map(|change| change.path.clone());
+        let clashes = merging.conflicts().into_iter().map(|clash| clash.path);
+        changes.chain(clashes).collect()
+    })
+}
+
+/// What a merge of a branch into its parent would do now.
+fn would<T>(kin: Kin<'_>, of: impl FnOnce(&Merging<'_>) -> T) -> VerbResult<T> {
     let (base, asked) = (kin.base(State::Live, State::Live)?, Merge::default());
     let states = (State::Live, State::Live);
     let three = Three::between((kin, MergeInto::Parent), base, states, &asked)?;
-    Ok(three.prepare(&|_| Ok(()))?.clashes().to_vec())
+    Ok(of(&three.prepare(&|_| Ok(()))?))
 }
