@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::through::{HIDDEN_PREFIX, Through, hides};
+use super::super::through::{HIDDEN_PREFIX, Through, device_below, hides};
 use super::{At, Inodes};
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
@@ -293,6 +293,24 @@ impl<'a> Inheritance<'a> {
             Some(through) => through.shown(slot, stat),
             None => stat,
         }
+    }
+
+    /// Makes what is neither a file nor a directory nor a link, to be shown with this device.
+    ///
+    /// # Errors
+    /// Those of mknod(2); EPERM: a branch keeps this device to itself.
+    pub(in crate::live) fn make_node(
+        self,
+        (dir, name): (&OwnedFd, &[u8]),
+        kind: Kind,
+        mode: u32,
+        rdev: u64,
+    ) -> SysResult<()> {
+        let rdev = match self.inodes.through {
+            Some(_) => device_below(kind, rdev)?,
+            None => rdev,
+        };
+        sys::mknod_at(dir, name, kind, mode, rdev)
     }
 
     /// The tree that the branch began as; `None`: it is no branch.

@@ -30,6 +30,8 @@ const OPERATIONS_PLAIN: u64 = 2_000;
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 /// Seconds that one operation may take, on a machine that has much else to do.
 const OPERATION_SECONDS_MAX: f64 = 0.02;
+/// Of the file before anything is mounted.
+const THERE_BYTES: usize = 200_000;
 /// Room for every version of the file: thousands of checkpoints, each with all of its 256 KiB
 /// changed.
 const IMAGE_BYTES: u64 = 8 << 30;
@@ -268,9 +270,10 @@ fn start(v: Variant, plan: Plan) -> Rig {
     let image = Image::new(v.fs, IMAGE_BYTES);
     let mut opts = MountOpts::new(v.io);
     opts.limit = plan.limit() * 2;
+    // The first checkpoints are older than what fsx does first; a branch inherits it.
+    let there = vec![b'.'; THERE_BYTES];
+    fs::write(image.dir("project").join("f"), there).expect("the image is empty");
     let mount = Mount::start(&image.dir("project"), &opts);
-    // The first checkpoints are older than what fsx does first.
-    fs::write(mount.path().join("f"), "").expect("the mount is writable");
     Rig { mount, image }
 }
 
@@ -352,6 +355,11 @@ fn views_of_a_file_that_fsx_changes(v: Variant) {
                 operations,
             })
             .to_vec();
+    } else if !is_long() && MountOpts::new(v.io).branch {
+        plans = vec![Plan {
+            operations: operations / 4,
+            ..plans[0]
+        }];
     } else if !is_long() {
         // One of each kind, half as long.
         plans = vec![
@@ -392,6 +400,7 @@ fn the_plain_filesystem_passes(v: Variant) {
 }
 
 for_each_variant! { reflink => views_of_a_file_that_fsx_changes }
+for_each_variant! { branch => views_of_a_file_that_fsx_changes }
 
 mod plain {
     use crate::common::{Fs, Io, Variant, skip};
