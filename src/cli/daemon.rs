@@ -8,6 +8,7 @@
 //!
 //! The daemon never touches a path below its mount: it would wait for itself.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::ops::RangeInclusive;
@@ -26,18 +27,17 @@ use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
 use super::logging::log_to_stderr;
 use super::serving::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
-use super::trees::Trees;
+use super::trees::{Holding, Trees};
 use super::{holder, holders, mounts, serving};
 use crate::control::SOCKET_NAME;
 use crate::engine::api::*;
 use crate::engine::branches::{Brancher, Ending};
 use crate::engine::request::Service;
-use crate::engine::succession::Succession;
 use crate::engine::word::word;
 use crate::engine::{Config, Engine, HashMode, IoChoice};
 use crate::fuse::{MountConfig, Session, Xattrs};
-use crate::sys;
 use crate::sys::host;
+use crate::sys::{self, Errno};
 
 /// Name of the log in the store.
 const LOG_NAME: &str = "daemon.log";
@@ -120,10 +120,8 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         // Without a receiver the end has come already.
         let _ = tell_signal.send(End::Signal(signal));
     })?;
-    let (link, mut before) = match args.worker {
-        true => holder::meet().map(|(link, before)| (Some(link), before))?,
-        false => (None, None),
-    };
+    let (holding, mut before) = if args.worker { hear()? } else { (None, None) };
+    let link = holding.as_ref().map(|holding| Arc::clone(&holding.link));
     let control = before.as_mut().and_then(|before| before.control.take());
     let device = before
         .as_ref()
@@ -145,15 +143,22 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         hand_over(args, link, &engine, &session, listener.as_ref())?;
     }
     engine.set_caches(session.caches());
+    let trees = Trees::serve_branches_of(&engine, args, holding.clone());
+    if resumed {
+        // Whatever a verb does to a branch may ask its mount.
+        Brancher::new(&engine).go_on();
+    }
     let started = start_threads(args, &engine, listener, session, &tell_end);
     let below = if resumed {
         Vec::new()
     } else {
         watch_below(args, &engine)
     };
-    let trees = Trees::serve_branches_of(&engine, args);
     if started.is_ok() {
         Brancher::new(&engine).mount_all();
+    }
+    if let Some(holding) = &holding {
+        holding.let_go_of_rest();
     }
     let announced =
         started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
@@ -178,9 +183,19 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     announced.map(drop)
 }
 
+/// What a worker hears of its holder: what is held of branches, and what is left of the tree.
+fn hear() -> VerbResult<(Option<Arc<Holding>>, Option<holder::Before>)> {
+    let (link, left) = holder::meet()?;
+    let (before, branches) = match left {
+        Some(left) => (Some(left.tree), left.branches),
+        None => (None, HashMap::new()),
+    };
+    Ok((Some(Holding::new(&link, branches)), before))
+}
+
 /// The control socket: the one that a worker which died has left, or a new one. `None`: there is no
 /// room for one.
-fn listen(engine: &Engine, left: Option<OwnedFd>) -> VerbResult<Option<UnixListener>> {
+pub fn listen(engine: &Engine, left: Option<OwnedFd>) -> VerbResult<Option<UnixListener>> {
     match left.map_or_else(|| bind(engine), |socket| Ok(socket.into())) {
         // The tree is served all the same: who removes something makes room.
         Err(cause) if lacks_room(&cause) => {
@@ -222,7 +237,7 @@ fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbRes
 }
 
 /// Mounts, or goes on with the mount of a worker that died.
-fn start_session(
+pub fn start_session(
     args: &Args,
     engine: &Arc<Engine>,
     device: Option<OwnedFd>,
@@ -250,31 +265,28 @@ fn hand_over(
         Some(open_log(engine)?)
     };
     let (control, log) = (listener.map(AsFd::as_fd), log.as_ref().map(AsFd::as_fd));
-    link.mounted(device.as_fd(), engine.root_fd(), control, log)
-        .on("handing over to the holder")
+    let ledger = engine.ledger().ok_or(Errno::EINVAL);
+    let ledger = ledger.on("handing over to the holder")?;
+    link.mounted(
+        [ledger.fd(), device.as_fd(), engine.root_fd()],
+        control,
+        log,
+    )
+    .on("handing over to the holder")
 }
 
 fn config(
     args: &Args,
     link: Option<&Arc<holder::Link>>,
-    before: Option<holder::Before>,
+    mut before: Option<holder::Before>,
 ) -> VerbResult<Config> {
     let succession = link
-        .map(|link| link.succession(before.as_ref()))
+        .map(|link| link.succession(None, before.as_mut()))
         .transpose()?;
-    let (root, succession) = match before {
+    let root = match before {
         // The path leads to the mount.
-        Some(before) => (
-            before.root,
-            succession.map(|succession| Succession {
-                orphans: Some(before.orphans),
-                ..succession
-            }),
-        ),
-        None => (
-            sys::open_root(&args.backing).on(args.backing.display())?,
-            succession,
-        ),
+        Some(before) => before.root,
+        None => sys::open_root(&args.backing).on(args.backing.display())?,
     };
     Ok(Config {
         succession,

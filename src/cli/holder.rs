@@ -12,30 +12,40 @@
 //!   to the worker     S count time                      serve: mount
 //!                     T count time [ledger, device, root, control?]   take over; then
 //!                     O number [file]                   an open file without a name, any number of times
+//!                     t store [ledger, device, root, control?]   a branch, any number of times; its O follow
 //!                     E                                 that is all
 //!                     m                                 these are held
-//!   from the worker   M [ledger, device, root, control?, log?]   it is mounted: hold these; the letters c and l follow if those are there
+//!   from the worker   M [ledger, device, root, control?, log?]   it is mounted: hold these; the letter l follows if there is a log
 //!                     R                                 it serves
 //!                     K number [file], D number         hold this, let go of it
+//!                     H store [ledger, device, root, control?]   a branch is mounted: hold these
+//!                     L store                           its mount is gone, or nobody will serve it: let go
+//!                     k store number [file], d store number   as K and D, of a branch
 //!                     B                                 it ends in order: let go of all, and end first
 //! ```
+//!
+//! A branch is named by the number of its store: one is served once at a time. Nobody else can say
+//! anything here: the socket has no name, and the worker's end is its stdin.
+
+mod link;
+mod words;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::link::{Before, Link, meet};
+use self::words::{MESSAGE_MAX, TreeFds, about, branch_in, number_in, numbered, send_patiently};
 use super::daemon;
-use super::error::{Failure, On, Outcome, error};
+use super::error::{Failure, On, Outcome};
 use super::launch::program;
-use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::succession::Succession;
-use crate::live::{Keeper, Orphans};
+use crate::engine::api::VerbResult;
+use crate::store::layout::StoreId;
 use crate::sys::host;
-use crate::sys::{self, Errno, Ledger, Signals, SysResult};
+use crate::sys::{self, Signals, SysResult};
 
 /// A worker that died sooner than this after it began to serve made no difference.
 const BRIEF: Duration = Duration::from_millis(250);
@@ -48,20 +58,33 @@ const OFTEN: Duration = Duration::from_secs(60);
 /// mount, and so for the next worker.
 const REAP_TIMEOUT: Duration = Duration::from_millis(500);
 const REAP_PAUSE: Duration = Duration::from_millis(1);
-/// Bytes of a message at most.
-const MESSAGE_MAX: usize = 64;
-/// How long a worker that ends waits until the holder has ended.
-const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the holder holds for the next worker.
+/// What the holder holds of a tree for the next worker.
 struct Held {
-    ledger: OwnedFd,
-    device: OwnedFd,
-    root: OwnedFd,
-    /// The socket that listens for verbs: whoever connects while there is no worker waits for the
-    /// next, and nothing need be made on a full disk.
-    control: Option<OwnedFd>,
+    fds: TreeFds,
+    /// Open files without a name, by their inodes.
     files: HashMap<u64, OwnedFd>,
+}
+
+impl Held {
+    fn of(fds: Vec<OwnedFd>) -> Option<Held> {
+        Some(Held {
+            fds: TreeFds::of(fds)?,
+            files: HashMap::new(),
+        })
+    }
+
+    /// Tells a worker of the files.
+    fn hand_on_files(&self, socket: &OwnedFd) -> SysResult<()> {
+        self.files.iter().try_for_each(|(number, file)| {
+            send_patiently(
+                socket,
+                &numbered(b'O', None, *number),
+                &[file.as_fd()],
+                None,
+            )
+        })
+    }
 }
 
 /// How a worker's time went.
@@ -75,6 +98,8 @@ struct Holder {
     arguments: daemon::Args,
     signals: Signals,
     held: Option<Held>,
+    /// What it holds of the tree's branches, and of theirs.
+    branches: HashMap<StoreId, Held>,
     takeovers: u32,
     taken_over: String,
     deaths: VecDeque<Instant>,
@@ -99,6 +124,7 @@ pub fn hold(args: daemon::Args) -> Outcome {
         arguments,
         signals,
         held: None,
+        branches: HashMap::new(),
         takeovers,
         taken_over,
         deaths,
@@ -166,14 +192,13 @@ impl Holder {
         let Some(held) = &self.held else {
             return sys::send_message(socket, &message, &[]);
         };
-        let fds = [&held.ledger, &held.device, &held.root]
-            .into_iter()
-            .chain(&held.control);
-        sys::send_message(socket, &message, &fds.map(AsFd::as_fd).collect::<Vec<_>>())?;
-        for (number, file) in &held.files {
-            send_patiently(socket, &numbered(b'O', *number), &[file.as_fd()])?;
+        sys::send_message(socket, &message, &held.fds.all())?;
+        held.hand_on_files(socket)?;
+        for (id, held) in &self.branches {
+            send_patiently(socket, &about(b't', Some(*id)), &held.fds.all(), None)?;
+            held.hand_on_files(socket)?;
         }
-        send_patiently(socket, b"E", &[])
+        send_patiently(socket, b"E", &[], None)
     }
 
     /// Does what the worker says until it is gone, and hands signals on to it.
@@ -223,23 +248,7 @@ impl Holder {
                 } else {
                     None
                 };
-                let control = if message.contains(&b'c') {
-                    fds.pop()
-                } else {
-                    None
-                };
-                let mut fds = fds.into_iter();
-                if let (Some(ledger), Some(device), Some(root)) =
-                    (fds.next(), fds.next(), fds.next())
-                {
-                    self.held = Some(Held {
-                        ledger,
-                        device,
-                        root,
-                        control,
-                        files: HashMap::new(),
-                    });
-                }
+                self.held = Held::of(fds);
                 if let Some(log) = log {
                     let_go_of_terminal(&log);
                 }
@@ -252,7 +261,30 @@ impl Holder {
             (Some(b'B'), _) => {
                 served.in_order = true;
                 self.held = None;
+                self.branches.clear();
             }
+            (Some(letter), Some(_)) => self.take_of_branch(*letter, message, fds),
+            _ => {}
+        }
+    }
+
+    fn take_of_branch(&mut self, letter: u8, message: &[u8], mut fds: Vec<OwnedFd>) {
+        let Some((id, number)) = branch_in(message) else {
+            return;
+        };
+        let held = self.branches.get_mut(&id);
+        match (letter, held, number) {
+            (b'H', ..) => match Held::of(fds) {
+                Some(held) => drop(self.branches.insert(id, held)),
+                None => tracing::warn!(
+                    "there is no room for the descriptors of a branch: it dies with the daemon"
+                ),
+            },
+            (b'L', ..) => drop(self.branches.remove(&id)),
+            (b'k', Some(held), Some(number)) => {
+                held.files.extend(fds.pop().map(|file| (number, file)));
+            }
+            (b'd', Some(held), Some(number)) => drop(held.files.remove(&number)),
             _ => {}
         }
     }
@@ -297,183 +329,4 @@ fn let_go_of_terminal(log: &OwnedFd) {
 /// What takes the place of a terminal.
 pub fn null() -> std::io::Result<File> {
     File::options().read(true).write(true).open("/dev/null")
-}
-
-fn numbered(letter: u8, number: u64) -> Vec<u8> {
-    [&[letter][..], &number.to_le_bytes()].concat()
-}
-
-fn number_in(message: &[u8]) -> Option<u64> {
-    let bytes = message.get(1..9)?.first_chunk::<8>()?;
-    Some(u64::from_le_bytes(*bytes))
-}
-
-/// Sends a message to somebody who will read it, or die.
-fn send_patiently(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> SysResult<()> {
-    loop {
-        match sys::send_message(socket, message, fds) {
-            Err(Errno::EAGAIN) => std::thread::sleep(REAP_PAUSE),
-            sent => return sent,
-        }
-    }
-}
-
-/// What a worker that died has left.
-pub struct Before {
-    pub device: OwnedFd,
-    pub root: OwnedFd,
-    pub orphans: Orphans,
-    pub control: Option<OwnedFd>,
-    ledger: OwnedFd,
-}
-
-/// The worker's end.
-pub struct Link {
-    socket: OwnedFd,
-    takeovers: u32,
-    taken_over: Option<String>,
-    ledger: std::sync::OnceLock<Arc<Ledger>>,
-}
-
-/// What the holder says to a worker.
-struct Hearing {
-    socket: OwnedFd,
-    buffer: [u8; MESSAGE_MAX],
-}
-
-impl Hearing {
-    fn next(&mut self) -> VerbResult<(Vec<u8>, Vec<OwnedFd>)> {
-        let (length, fds) = sys::receive_message(&self.socket, &mut self.buffer).on(HEARING)?;
-        let message = self.buffer.get(..length).unwrap_or_default();
-        Ok((message.to_vec(), fds))
-    }
-
-    /// The open files without a name, up to the message that says that these are all.
-    fn orphans(&mut self) -> VerbResult<Orphans> {
-        let mut orphans = Orphans::new();
-        loop {
-            let (message, mut files) = self.next()?;
-            match (message.first(), number_in(&message), files.pop()) {
-                (Some(b'O'), Some(number), Some(file)) => drop(orphans.insert(number, file)),
-                (Some(b'E'), ..) => return Ok(orphans),
-                _ => return Err(not_understood()),
-            }
-        }
-    }
-}
-
-const HEARING: &str = "hearing from the holder";
-
-fn not_understood() -> VerbError {
-    error(Code::Internal, "the holder says what nobody understands")
-}
-
-/// In a worker: takes the socket that is its stdin, and hears what there is to do.
-pub fn meet() -> VerbResult<(Arc<Link>, Option<Before>)> {
-    let socket = std::io::stdin().as_fd().try_clone_to_owned().on(HEARING)?;
-    host::redirect_stdio(0, &null().on(HEARING)?).on(HEARING)?;
-    let buffer = [0; MESSAGE_MAX];
-    let mut hearing = Hearing { socket, buffer };
-    let (first, fds) = hearing.next()?;
-    let count = first.get(1..5).and_then(|bytes| bytes.first_chunk::<4>());
-    let time = first
-        .get(5..)
-        .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
-        .filter(|time| !time.is_empty());
-    let mut fds = fds.into_iter();
-    let before = match (first.first(), fds.next(), fds.next(), fds.next()) {
-        (Some(b'S'), ..) => None,
-        (Some(b'T'), Some(ledger), Some(device), Some(root)) => Some(Before {
-            device,
-            root,
-            control: fds.next(),
-            orphans: hearing.orphans()?,
-            ledger,
-        }),
-        _ => return Err(not_understood()),
-    };
-    let link = Link {
-        socket: hearing.socket,
-        takeovers: count.map_or(0, |bytes| u32::from_le_bytes(*bytes)),
-        taken_over: time,
-        ledger: std::sync::OnceLock::new(),
-    };
-    Ok((Arc::new(link), before))
-}
-
-impl Link {
-    /// What the engine is to know of it; the orphans are to be added.
-    pub fn succession(self: &Arc<Self>, before: Option<&Before>) -> VerbResult<Succession> {
-        let ledger = match before {
-            Some(before) => Ledger::open(before.ledger.try_clone().on("the ledger of the mount")?)
-                .on("the ledger of the mount")?,
-            None => Ledger::create().on("the ledger of the mount")?,
-        };
-        let ledger = Arc::clone(self.ledger.get_or_init(|| Arc::new(ledger)));
-        let keeper = Arc::clone(self) as Arc<dyn Keeper>;
-        let holder = std::os::unix::process::parent_id();
-        Ok(Succession {
-            ledger,
-            keeper,
-            orphans: None,
-            holder,
-            takeovers: self.takeovers,
-            taken_over: self.taken_over.clone(),
-        })
-    }
-
-    /// The mount is made: the holder is to hold what the next worker needs, and does when this
-    /// returns.
-    pub fn mounted(
-        &self,
-        device: BorrowedFd<'_>,
-        root: BorrowedFd<'_>,
-        control: Option<BorrowedFd<'_>>,
-        log: Option<BorrowedFd<'_>>,
-    ) -> SysResult<()> {
-        let ledger = self.ledger.get().ok_or(Errno::EINVAL)?;
-        let message: Vec<u8> = [Some(b'M'), control.map(|_| b'c'), log.map(|_| b'l')]
-            .into_iter()
-            .flatten()
-            .collect();
-        let fds: Vec<BorrowedFd<'_>> = [ledger.fd(), device, root]
-            .into_iter()
-            .chain(control)
-            .chain(log)
-            .collect();
-        sys::send_message(&self.socket, &message, &fds)?;
-        sys::receive_message(&self.socket, &mut [0; MESSAGE_MAX]).map(drop)
-    }
-
-    /// Requests are served.
-    pub fn serves(&self) {
-        self.say(b"R", &[]);
-    }
-
-    /// The mount is gone: waits until the holder is too, so that whoever waits for this process
-    /// finds neither.
-    pub fn end(&self) {
-        self.say(b"B", &[]);
-        let _ = sys::wait_readable([self.socket.as_fd()], Some(END_TIMEOUT));
-    }
-
-    /// Without a holder there is nobody to be told.
-    fn say(&self, message: &[u8], fds: &[BorrowedFd<'_>]) {
-        match sys::send_message(&self.socket, message, fds) {
-            Ok(()) | Err(Errno::EPIPE | Errno::ECONNRESET) => {}
-            Err(cause) => {
-                tracing::warn!(%cause, "the holder was not told; what is open may be lost if this daemon dies")
-            }
-        }
-    }
-}
-
-impl Keeper for Link {
-    fn keep(&self, number: u64, fd: BorrowedFd<'_>) {
-        self.say(&numbered(b'K', number), &[fd]);
-    }
-
-    fn let_go(&self, number: u64) {
-        self.say(&numbered(b'D', number), &[]);
-    }
 }

@@ -200,11 +200,19 @@ fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<Sight> {
 impl Tree {
     /// All that is on a mount.
     pub fn on(mount: &MountPoint) -> Tree {
-        let sights = vec![Sight {
-            mount: mount.id,
-            at: "/".into(),
-            below: PathBuf::new(),
-        }];
+        Tree::on_all(mount, &[])
+    }
+
+    /// The same of a mount that is in the tables of others too.
+    pub fn on_all(mount: &MountPoint, others: &[(u32, MountPoint)]) -> Tree {
+        let all = std::iter::once(mount).chain(others.iter().map(|(_, other)| other));
+        let sights = all
+            .map(|one| Sight {
+                mount: one.id,
+                at: "/".into(),
+                below: PathBuf::new(),
+            })
+            .collect();
         Tree {
             sights,
             dev: mount.dev,

@@ -1,21 +1,27 @@
 //! `ckptfs merge`.
 
+mod tool;
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+use self::tool::Tool;
 use super::branch::drop::drop_branch;
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
+use super::locate::Served;
 use super::restore::TimesArg;
 use super::tree_path::in_tree;
 use super::{changes, locate, time};
 use crate::engine::api::{
-    ConflictKind, DropBranch, Merge, MergeConflict, MergePolicy, MergeSide, Merged, StateName,
-    Times, TreePath, VerbResult,
+    ConflictKind, DropBranch, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, Merged,
+    StateName, Times, TreePath, VerbResult,
 };
 use crate::engine::word::word;
 
-/// Do in the tree what a branch did since it began
+/// Do in the tree what a branch did since it began, or was merged or updated last
 ///
 /// Of each file by itself: what only one side changed is as that has it, what both changed is merged
 /// line by line. Where that cannot be nothing is changed, and the conflicts are listed. A checkpoint
@@ -49,7 +55,7 @@ pub struct Args {
 /// What comes of conflicts.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
-struct PolicyArgs {
+pub struct PolicyArgs {
     /// What both changed stays as it is here
     #[arg(long)]
     ours: bool,
@@ -62,10 +68,16 @@ struct PolicyArgs {
     /// What is there comes as NAME.WHAT beside what is here
     #[arg(long)]
     keep_both: bool,
+    /// Have CMD merge the content of files that both changed, as git has a merge driver do it: %O,
+    /// %A, %B are files with what was there before, what is here, and what is there; the result is
+    /// left in %A; %P is the path, %L how long a marker is, %S, %X, %Y what the three are called.
+    /// Exit status 0: merged; 1 to 127: lines still clash; else it failed
+    #[arg(long, value_name = "CMD")]
+    tool: Option<OsString>,
 }
 
 impl PolicyArgs {
-    fn policy(&self) -> Option<MergePolicy> {
+    pub fn policy(&self) -> Option<MergePolicy> {
         let known = [
             (self.ours, MergePolicy::Ours),
             (self.theirs, MergePolicy::Theirs),
@@ -84,21 +96,24 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         .iter()
         .map(|path| in_tree(&served.root, &served.cwd, path))
         .collect::<VerbResult<_>>()?;
-    let ask = Merge {
+    let mut ask = Merge {
         what: args.what.clone(),
         base: args.base.map(StateName),
         paths,
         policy: args.policy.policy(),
         times: args.times.map(Times::from),
+        answers: Vec::new(),
         dry_run: args.dry_run,
     };
     let interrupt = Interrupt::gives_up(&served.client)?;
-    let merged = interrupt.ask(&mut served.client, ask, "merging", &context.out)?;
-    if context.out.json {
-        context.out.json(&merged)?;
-    } else {
-        print(&merged, context)?;
+    if let Some(command) = &args.policy.tool {
+        let Some(answers) = answered(command, &ask, &mut served, &interrupt, context)? else {
+            return Ok(());
+        };
+        ask.answers = answers;
     }
+    let merged = interrupt.ask(&mut served.client, ask, "merging", &context.out)?;
+    tell(&merged, context)?;
     interrupt.end(&context.out)?;
     if merged.refused {
         return Err(Failure::No);
@@ -119,23 +134,93 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-fn print(merged: &Merged, context: &mut Context) -> Outcome {
+fn tell(merged: &Merged, context: &mut Context) -> Outcome {
+    if context.out.json {
+        Ok(context.out.json(merged)?)
+    } else {
+        print_merged(merged, context)?;
+        Ok(context.out.line(&summary(merged))?)
+    }
+}
+
+/// What the tool makes of files whose content clashes; `None`: it was only asked of which it would
+/// be asked, and that is told.
+///
+/// # Errors
+/// Something is left that clashes, which is told; those of the tool, and of the merge.
+fn answered(
+    command: &OsStr,
+    ask: &Merge,
+    served: &mut Served,
+    interrupt: &Interrupt,
+    context: &mut Context,
+) -> Outcome<Option<Vec<MergeAnswer>>> {
+    let dry = Merge {
+        dry_run: true,
+        ..ask.clone()
+    };
+    let mut would = interrupt.ask(&mut served.client, dry.clone(), "merging", &context.out)?;
+    let tool = Tool::new(command, &ask.what, would.base, &served.cwd)?;
+    let versions = tool::versions(&mut served.client, &dry)?;
+    let known: BTreeSet<&TreePath> = versions.iter().map(|version| &version.path).collect();
+    for conflict in &mut would.conflicts {
+        conflict.tool = conflict.what == ConflictKind::Content && known.contains(&conflict.path);
+    }
+    would.refused = would.conflicts.iter().any(|conflict| !conflict.tool);
+    if would.refused || ask.dry_run {
+        would.dry_run = ask.dry_run;
+        tell(&would, context)?;
+        return if would.refused {
+            Err(Failure::No)
+        } else {
+            Ok(None)
+        };
+    }
+    if versions.is_empty() {
+        return Ok(Some(Vec::new()));
+    }
+    let mut answers = Vec::new();
+    for version in &versions {
+        interrupt.check(&context.out)?;
+        let answer = tool.merge(version, interrupt);
+        interrupt.check(&context.out)?;
+        answers.extend(answer?);
+    }
+    let settled: BTreeSet<&TreePath> = answers.iter().map(|answer| &answer.path).collect();
+    for conflict in &mut would.conflicts {
+        (conflict.tool, conflict.settled) = (false, settled.contains(&conflict.path));
+    }
+    if settled.len() < versions.len() {
+        (would.refused, would.dry_run) = (true, false);
+        tell(&would, context)?;
+        return Err(Failure::No);
+    }
+    // What has changed meanwhile is told before anything is done, and a daemon that took over found.
+    let would = Merge {
+        answers: answers.clone(),
+        ..dry
+    };
+    interrupt.ask(&mut served.client, would, "merging", &context.out)?;
+    Ok(Some(answers))
+}
+
+/// What changed or would, and what clashes, a line each.
+pub fn print_merged(merged: &Merged, context: &mut Context) -> Outcome {
     if !merged.refused || merged.dry_run {
         changes::print(&mut context.out, &merged.changes)?;
     }
     for conflict in &merged.conflicts {
         let mut line = b"! ".to_vec();
         line.extend_from_slice(&context.out.name(&conflict.path.0));
-        let settled = if conflict.settled && !merged.refused {
-            " (settled)"
-        } else {
-            ""
+        let settled = match conflict.settled && !merged.refused {
+            _ if conflict.tool => " (the tool's)",
+            true => " (settled)",
+            false => "",
         };
         line.extend_from_slice(format!(": {}{settled}\n", why(conflict)).as_bytes());
         context.out.bytes(&line)?;
     }
-    let summary = summary(merged);
-    Ok(context.out.line(&summary)?)
+    Ok(())
 }
 
 /// What clashes, for people.
@@ -168,21 +253,29 @@ fn why(conflict: &MergeConflict) -> String {
     }
 }
 
-fn summary(merged: &Merged) -> String {
-    let (what, count) = (&merged.what, changes::count(merged.changes.len() as u64));
-    let clash = merged.conflicts.iter().filter(|conflict| !conflict.settled);
-    let clash = match clash.count() {
+/// How many conflicts nothing was said of, and no tool is to be asked of.
+pub fn clashes(merged: &Merged) -> String {
+    let left = |conflict: &&MergeConflict| !conflict.settled && !conflict.tool;
+    match merged.conflicts.iter().filter(left).count() {
         1 => "1 conflict".to_owned(),
         many => format!("{many} conflicts"),
-    };
+    }
+}
+
+/// How to go on where there are so many conflicts.
+pub fn settle_by(clash: &str) -> String {
+    format!("nothing was changed: {clash}; say --ours, --theirs, --markers, --keep-both or --tool")
+}
+
+fn summary(merged: &Merged) -> String {
+    let (what, count) = (&merged.what, changes::count(merged.changes.len() as u64));
+    let clash = clashes(merged);
     match merged.guard {
         _ if merged.refused && merged.dry_run => {
             format!("merge of {what} would make {count}, but for {clash}")
         }
         _ if merged.dry_run => format!("merge of {what} would make {count}"),
-        _ if merged.refused => {
-            format!("nothing was changed: {clash}; say --ours, --theirs, --markers or --keep-both")
-        }
+        _ if merged.refused => settle_by(&clash),
         Some(guard) => format!(
             "merged {what}: {count} in {}; what was there before is checkpoint {guard}",
             time::duration(merged.duration_us)

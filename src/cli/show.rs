@@ -31,6 +31,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// What there is to say of every checkpoint, in a line each.
 fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] {
     let reason = match &checkpoint.reason {
+        // The base of a branch.
+        Reason::Directory { name } if name.contains('/') => format!("mkdir {name}"),
         Reason::Directory { name } => format!("mkdir .snapshots/{name}"),
         Reason::Auto { trigger } => format!("auto:{}", trigger.name()),
         Reason::Asked => "asked for".to_owned(),

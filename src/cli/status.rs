@@ -45,7 +45,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return by::tell(&mut context.out, &all);
     }
     let status = served.client.ask(GetStatus)?;
-    let branches = served.client.ask(ListBranches::default())?;
+    let branches = served.client.ask(ListBranches {
+        unmerged: true,
+        ..ListBranches::default()
+    })?;
     let below = below(&status);
     if context.out.json {
         return Ok(context.out.json(&Shown {
@@ -112,6 +115,9 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
     if !branches.is_empty() {
         out.labelled("branches", &named(branches))?;
     }
+    if let Some(unmerged) = unmerged(branches) {
+        out.labelled("unmerged", &unmerged)?;
+    }
     if status.shared.files > 0 {
         let shared = format!(
             "{} files, {}, share what others have since the mount",
@@ -138,6 +144,27 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
         out.warn(warning);
     }
     Ok(())
+}
+
+/// The branches that have what nobody has merged.
+fn unmerged(branches: &[BranchInfo]) -> Option<String> {
+    let left = |branch: &BranchInfo| {
+        let paths = branch.unmerged.filter(|paths| *paths > 0)?;
+        Some(format!("{} ({})", branch.name, changes::count(paths)))
+    };
+    let named: Vec<String> = branches.iter().filter_map(left).collect();
+    let shown: Vec<&str> = named
+        .iter()
+        .take(BRANCHES_SHOWN_MAX)
+        .map(String::as_str)
+        .collect();
+    let more = named.len() - shown.len();
+    let rest = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    (!named.is_empty()).then(|| format!("{}{rest}; ckptfs merge NAME", shown.join(", ")))
 }
 
 /// What is in them is told by `branch list`, which counts it.

@@ -2,23 +2,31 @@
 //! of its own.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::answering::{End, bind, lacks_room, start_threads};
-use super::error::{On, hinted};
+use super::answering::{End, start_threads};
+use super::error::{On, hinted, io_error};
+use super::holder::{Before, Link};
+use super::holders::{self, Tree};
+use super::output::escape;
 use super::{daemon, mounts};
 use crate::control::{Answers, SOCKET_NAME};
 use crate::engine::api::{Code, VerbError, VerbResult};
-use crate::engine::branches::{BranchTree, Brancher, Ending, Host};
-use crate::engine::request::Service;
+use crate::engine::branches::{BranchTree, Brancher, Ending, Host, beside};
+use crate::engine::request::{NOTE_CONNECTION, Service};
 use crate::engine::{Config, Engine};
 use crate::fuse::Session;
+use crate::store::layout::StoreId;
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno};
+use crate::sys::{self, Errno, MountPoint};
+use crate::volumes::facts;
 
 /// How long the end of a branch is waited for, once its mount is gone.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
@@ -28,12 +36,44 @@ const RELEASE_PAUSE: Duration = Duration::from_micros(200);
 /// Answers that are under way at the end have so long.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What the holder holds of all branches that this process serves.
+pub struct Holding {
+    /// The way to the holder.
+    pub link: Arc<Link>,
+    /// What a worker before us has left of them, and nobody has taken up yet.
+    left: Mutex<HashMap<StoreId, Before>>,
+}
+
+impl Holding {
+    /// With what a worker before us has left.
+    pub fn new(link: &Arc<Link>, left: HashMap<StoreId, Before>) -> Arc<Holding> {
+        Arc::new(Holding {
+            link: Arc::clone(link),
+            left: Mutex::new(left),
+        })
+    }
+
+    /// Ends the connections that nobody has taken up: requests fail, and do not wait for ever.
+    pub fn let_go_of_rest(&self) {
+        let rest: Vec<StoreId> = self.left.lock().keys().copied().collect();
+        rest.into_iter().for_each(|id| self.let_go(id));
+    }
+
+    fn let_go(&self, id: StoreId) {
+        let left = self.left.lock().remove(&id);
+        drop(left);
+        self.link.branch_ended(id);
+    }
+}
+
 /// The branches of one tree.
 pub struct Trees {
     /// How the tree itself is served: so are they.
     args: daemon::Args,
     parent: Weak<Engine>,
     me: Weak<Trees>,
+    /// `None`: nobody takes over from this process.
+    holding: Option<Arc<Holding>>,
     served: Mutex<HashMap<String, Arc<Served>>>,
     /// Those that were left, while their engines are closed.
     closing: Mutex<Vec<Arc<Served>>>,
@@ -94,11 +134,16 @@ impl Served {
 
 impl Trees {
     /// Has `engine`, which is served with `args`, have branches.
-    pub fn serve_branches_of(engine: &Arc<Engine>, args: &daemon::Args) -> Arc<Trees> {
+    pub fn serve_branches_of(
+        engine: &Arc<Engine>,
+        args: &daemon::Args,
+        holding: Option<Arc<Holding>>,
+    ) -> Arc<Trees> {
         let trees = Arc::new_cyclic(|me| Trees {
             args: args.clone(),
             parent: Arc::downgrade(engine),
             me: Weak::clone(me),
+            holding,
             served: Mutex::default(),
             closing: Mutex::default(),
         });
@@ -162,6 +207,7 @@ impl Trees {
             answers.wait_given(ANSWERS_TIMEOUT);
         }
         let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
+        self.let_go_of(&engine);
         if !left {
             self.forget(name);
         }
@@ -186,57 +232,89 @@ impl Trees {
     /// Takes the mount of a branch away. `false`: it goes once nobody uses it.
     fn unmount(name: &str, served: &Served, how: Ending) -> VerbResult<bool> {
         let (at, lazily) = (&served.mount, how != Ending::Unused);
+        let others = match how {
+            Ending::Lazy => Vec::new(),
+            Ending::Unused | Ending::Forced => others(at)?,
+        };
+        if how == Ending::Unused {
+            refuse_used(name, at, &others)?;
+        }
         match mounts::unmount(at, false) {
             // Somebody else has unmounted it.
-            Ok(()) | Err(Errno::EINVAL) => Ok(true),
+            Ok(()) | Err(Errno::EINVAL) => {}
             Err(Errno::EBUSY) if lazily => {
                 if how == Ending::Forced {
                     served.abort();
                 }
                 mounts::unmount(at, true).map_err(|cause| mounts::unmount_error(at, cause))?;
-                Ok(how != Ending::Lazy)
+                if how == Ending::Lazy {
+                    return Ok(false);
+                }
             }
             Err(Errno::EBUSY) => {
                 let message = format!("the branch {name} is in use, at {}", at.display());
-                Err(hinted(Code::BranchInUse, message, "leave it first"))
+                return Err(hinted(Code::BranchInUse, message, "leave it first"));
             }
-            Err(cause) => Err(mounts::unmount_error(at, cause)),
+            Err(cause) => return Err(mounts::unmount_error(at, cause)),
         }
+        if !others.is_empty() {
+            // It would be served for as long as they are there.
+            served.abort();
+        }
+        Ok(true)
     }
 }
 
-impl Host for Trees {
-    fn config(&self, tree: BranchTree) -> VerbResult<Config> {
-        let args = self.args_of(&tree.path);
-        Ok(Config {
-            base: Some(tree.base),
-            ..daemon::config_of(&args, tree.root)
-        })
-    }
-
-    fn clear(&self, path: &Path) -> VerbResult<()> {
-        let closing = self.closing.lock().clone();
-        for one in closing.iter().filter(|one| one.mount == path) {
-            one.wait(Stage::Ended, END_TIMEOUT);
+impl Trees {
+    /// Mounts a branch, or goes on with its mount; who comes to its control socket, and the number
+    /// of its connection.
+    fn begin(
+        &self,
+        args: &daemon::Args,
+        engine: &Arc<Engine>,
+        left: Option<Before>,
+    ) -> VerbResult<(Session, Option<UnixListener>, Option<u32>)> {
+        let is_left = left.is_some();
+        let (device, control) = left.map_or((None, None), |left| (Some(left.device), left.control));
+        let listener = daemon::listen(engine, control)?;
+        let session = daemon::start_session(args, engine, device)
+            .map_err(|cause| daemon::mount_error(args, &cause))?;
+        let ledger = engine.ledger();
+        if is_left {
+            let noted = ledger.map_or(0, |ledger| ledger.noted(NOTE_CONNECTION));
+            let minor = noted.checked_sub(1).and_then(|minor| minor.try_into().ok());
+            return Ok((session, listener, minor));
         }
-        mounts::repair_above(path).map(drop)
+        let table = mounts::all()?;
+        let minor = mounts::top(&table, &args.mountpoint).map(|mount| sys::device_minor(mount.dev));
+        let id = engine.branches().own_id();
+        if let (Some(holding), Some(id), Some(ledger)) = (&self.holding, id, ledger) {
+            ledger.note(
+                NOTE_CONNECTION,
+                minor.map_or(0, |minor| u64::from(minor) + 1),
+            );
+            let device = session.device().on("/dev/fuse")?;
+            let three = [ledger.fd(), device.as_fd(), engine.root_fd()];
+            let control = listener.as_ref().map(AsFd::as_fd);
+            holding.link.branch_mounted(id, three, control);
+        }
+        Ok((session, listener, minor))
     }
 
-    fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
+    fn serve_now(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
         let path = &engine.mount_path().to_owned();
         let args = self.args_of(path);
         let me = self.me.upgrade().ok_or_else(|| ending(name))?;
-        Trees::serve_branches_of(engine, &args);
-        let listener = match bind(engine) {
-            Err(cause) if lacks_room(&cause) => None,
-            bound => Some(bound.on("the control socket")?),
-        };
-        let service = Arc::clone(engine) as Arc<dyn Service>;
-        let session = Session::mount(service, &daemon::mount_config(&args, engine))
-            .map_err(|cause| daemon::mount_error(&args, &cause))?;
+        Trees::serve_branches_of(engine, &args, self.holding.clone());
+        let id = engine.branches().own_id();
+        let left = id.zip(self.holding.as_ref());
+        let left = left.and_then(|(id, holding)| holding.left.lock().remove(&id));
+        let goes_on = left.is_some();
+        let (session, listener, minor) = self.begin(&args, engine, left)?;
         engine.set_caches(session.caches());
-        let table = mounts::all()?;
-        let minor = mounts::top(&table, path).map(|mount| sys::device_minor(mount.dev));
+        if !fresh {
+            Brancher::new(engine).go_on();
+        }
         let served = Arc::new(Served {
             mount: path.clone(),
             minor,
@@ -257,6 +335,8 @@ impl Host for Trees {
             .on("starting threads")?;
         if fresh {
             engine.tell_below(false, true);
+        } else if goes_on {
+            Brancher::new(engine).mount_all();
         } else {
             for holder in daemon::watch_below(&args, engine) {
                 engine.warn(super::holders::passed_by(std::iter::once(&holder)));
@@ -264,6 +344,75 @@ impl Host for Trees {
             Brancher::new(engine).mount_all();
         }
         Ok(())
+    }
+
+    /// Nobody needs what the holder holds of a branch.
+    fn let_go_of(&self, engine: &Engine) {
+        if let (Some(holding), Some(id)) = (&self.holding, engine.branches().own_id()) {
+            holding.let_go(id);
+        }
+    }
+}
+
+impl Host for Trees {
+    fn left(&self, id: StoreId) -> VerbResult<Option<OwnedFd>> {
+        let Some(holding) = &self.holding else {
+            return Ok(None);
+        };
+        let left = holding.left.lock();
+        let Some(before) = left.get(&id) else {
+            return Ok(None);
+        };
+        if !sys::is_in_error(&before.device) {
+            return before.root.try_clone().map(Some).on("/dev/fuse");
+        }
+        // It was unmounted meanwhile, or its connection was ended.
+        drop(left);
+        holding.let_go(id);
+        Ok(None)
+    }
+
+    fn give_up(&self, id: StoreId) {
+        if let Some(holding) = &self.holding {
+            holding.let_go(id);
+        }
+    }
+
+    fn config(&self, tree: BranchTree) -> VerbResult<Config> {
+        let args = self.args_of(&tree.path);
+        let succession = self.holding.as_ref().map(|holding| {
+            let mut left = holding.left.lock();
+            holding
+                .link
+                .succession(Some(tree.id), left.get_mut(&tree.id))
+        });
+        Ok(Config {
+            base: Some(tree.base),
+            succession: succession.transpose()?,
+            ..daemon::config_of(&args, tree.root)
+        })
+    }
+
+    fn beside(&self, name: &str) -> VerbResult<PathBuf> {
+        beside(&self.args.backing, name)
+    }
+
+    fn clear(&self, path: &Path) -> VerbResult<()> {
+        let closing = self.closing.lock().clone();
+        for one in closing.iter().filter(|one| one.mount == path) {
+            one.wait(Stage::Ended, END_TIMEOUT);
+        }
+        mounts::repair_above(path).map(drop)
+    }
+
+    fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
+        let served = self.serve_now(name, engine, fresh);
+        if served.is_err() {
+            let ended = Brancher::new(engine).end_all(Ending::Forced);
+            tracing::debug!(?ended, branch = name, "its own branches");
+            self.let_go_of(engine);
+        }
+        served
     }
 
     fn end(&self, name: &str, how: Ending) -> VerbResult<()> {
@@ -300,6 +449,48 @@ impl Host for Trees {
             };
             next.wait(Stage::Ended, END_TIMEOUT);
         }
+    }
+}
+
+/// Where the branch at `at` is mounted besides, as the processes there see it: over the project's
+/// path of a command that runs in it, in a container, or in a copy of our table of mounts.
+fn others(at: &Path) -> VerbResult<Vec<(u32, MountPoint)>> {
+    let table = mounts::all()?;
+    let Some(own) = mounts::top(&table, at) else {
+        return Ok(Vec::new());
+    };
+    let other = |mount: &MountPoint| {
+        mount.dev == own.dev
+            && mount.source == own.source
+            && !table.iter().any(|ours| ours.id == mount.id)
+    };
+    sys::mounts_of_all(other).map_err(|cause| io_error("tables of mounts", cause))
+}
+
+/// Nobody has asked for a copy: whoever makes a namespace, as `branch run` does, has one of every
+/// mount.
+///
+/// # Errors
+/// `branch-in-use`: it is mounted at another place too, or somebody has something of a copy open.
+fn refuse_used(name: &str, at: &Path, others: &[(u32, MountPoint)]) -> VerbResult<()> {
+    let used = |by: String| {
+        let message = format!("the branch {name} is in use: {by}");
+        hinted(Code::BranchInUse, message, "end what uses it first")
+    };
+    let is_use = |(pid, mount): &&(u32, MountPoint)| !facts::is_copy(at, true, *pid, &mount.at);
+    if let Some((pid, mount)) = others.iter().find(is_use) {
+        let place = escape(mount.at.as_os_str().as_bytes());
+        return Err(used(format!("it is mounted at {place} of process {pid}")));
+    }
+    let Some((_, copy)) = others.first() else {
+        return Ok(());
+    };
+    let users = Tree::on_all(copy, others)
+        .users(&[], holders::THOROUGH)
+        .holders;
+    match users.is_empty() {
+        true => Ok(()),
+        false => Err(used(holders::named(users.iter()))),
     }
 }
 

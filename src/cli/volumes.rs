@@ -13,6 +13,7 @@ use super::launch::Starter;
 use super::output::{Color, Out, Role};
 use super::{fork, locate, mount, size, umount};
 use crate::engine::api::{Code, VerbResult};
+use crate::engine::word::word;
 use crate::store::ids::CheckpointId;
 use crate::volumes::options::{OPTIONS, OnRemove, Options};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
@@ -79,7 +80,7 @@ enum What {
     },
     /// Tell what is known of a volume
     Inspect {
-        /// The volume, or VOLUME@CHECKPOINT
+        /// The volume, VOLUME@CHECKPOINT or VOLUME@branch/NAME
         name: String,
     },
 }
@@ -341,6 +342,18 @@ pub fn with(
             Code::BadName,
             format!("{text} is a past state of a volume"),
             hint,
+        )
+        .into());
+    }
+    if let Some(branch) = &named.branch {
+        return Err(hinted(
+            Code::BadName,
+            format!("{text} is a branch of a volume"),
+            format!(
+                "name the volume: ckptfs --volume {} branch diff {}",
+                named.volume,
+                word(branch)
+            ),
         )
         .into());
     }

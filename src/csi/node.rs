@@ -87,7 +87,7 @@ impl Driver {
         let staging = path("staging_target_path", &request.staging_target_path)?;
         wanted::shown(request.volume_capability.as_ref())?;
         let record = self.volume(id)?;
-        let (place, named) = (self.place_of(&record)?, whole(id));
+        let (place, named) = (self.place_of(&record)?, Named::whole(id));
         let done = self.pool.registry().alone(&at(&staging), || {
             let staging = bind::real(&staging)?;
             self.pool.mounts().mount(&named, &use_of(&staging), None)?;
@@ -111,13 +111,16 @@ impl Driver {
             .registry()
             .alone(&at(&staging), || match bind::real(&staging) {
                 // Its directory is gone.
-                Err(error) if error.code == api::Code::NotFound => {
-                    self.pool.mounts().unmount(&whole(id), &use_of(&staging))
-                }
+                Err(error) if error.code == api::Code::NotFound => self
+                    .pool
+                    .mounts()
+                    .unmount(&Named::whole(id), &use_of(&staging)),
                 Err(error) => Err(error),
                 Ok(staging) => {
                     bind::unbind(&place, &staging)?;
-                    self.pool.mounts().unmount(&whole(id), &use_of(&staging))
+                    self.pool
+                        .mounts()
+                        .unmount(&Named::whole(id), &use_of(&staging))
                 }
             });
         done.map(|()| NodeUnstageVolumeResponse {})
@@ -183,7 +186,9 @@ impl Driver {
                     bind::unbind(place, &target)?;
                     bind::remove_target(&target)?;
                     // If it was unstaged before, this was what has kept it mounted.
-                    self.pool.mounts().unmount(&whole(id), &use_of(&target))
+                    self.pool
+                        .mounts()
+                        .unmount(&Named::whole(id), &use_of(&target))
                 }
                 (Ok(_), None) => Ok(()),
             }
@@ -248,13 +253,6 @@ fn refused(code: api::Code, message: String) -> VerbError {
         code,
         message,
         hint: None,
-    }
-}
-
-fn whole(id: &str) -> Named {
-    Named {
-        volume: id.to_owned(),
-        checkpoint: None,
     }
 }
 

@@ -8,15 +8,19 @@ use crate::store::record::{Actor, Kept, Reason};
 
 pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
 pub use self::tree_path::{TreePath, host_path};
+pub use super::branches::radar::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 pub use super::branches::verbs::{
-    BranchInfo, Conflict, CreateBranch, DropBranch, DroppedBranch, ListBranches, ListConflicts,
-    MountBranch, ReviveBranch,
+    BranchInfo, CreateBranch, DiffBranch, DropBranch, DroppedBranch, ListBranches, MountBranch,
+    ReviveBranch,
 };
 pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
-pub use super::merge::{ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide, Merged};
+pub use super::merge::{
+    ConflictKind, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeSide,
+    MergeVersion, MergeVersions, Merged, UpdateBranch,
+};
 pub use super::retention::{Retention, Rule};
 pub use super::tiers::Tier;
 pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};

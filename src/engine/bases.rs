@@ -9,19 +9,24 @@ use std::collections::BTreeMap;
 use super::api::{VerbError, VerbResult};
 use super::error::{self, Code, hinted};
 use super::word::word;
+use crate::live::Live;
 use crate::store::StoreError;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::branches::{BranchEntry, Registry};
+use crate::store::layout::branches::Registry;
+use crate::store::layout::merges::MergeInto;
 
-/// The checkpoints that are held, each with a branch that holds it.
+/// The checkpoints that are held, each with what holds it.
 #[derive(Debug, Default)]
 pub(super) struct Bases(BTreeMap<CheckpointId, Holder>);
 
 #[derive(Debug)]
-struct Holder {
-    name: String,
-    /// It was dropped, and can come back.
-    dropped: bool,
+enum Holder {
+    /// A branch looks through to it, or was updated to it.
+    Branch(String),
+    /// One that was dropped, and can come back.
+    Dropped(String),
+    /// It is what this branch began as, or was merged into its parent.
+    Own,
 }
 
 impl Bases {
@@ -29,7 +34,27 @@ impl Bases {
     ///
     /// # Errors
     /// The registry cannot be read, or not understood: then nothing is known to be free.
-    pub(super) fn of(registry: Registry<'_>) -> VerbResult<Bases> {
+    pub(super) fn of(live: &Live) -> VerbResult<Bases> {
+        let registry = live.timeline().store().layout.branches();
+        let mut bases = Bases::default();
+        bases.add_branches(registry)?;
+        if let Some(parent) = live.inodes.parent()
+            && let Some(own) = registry.own().map_err(registry_failed)?
+        {
+            let merges = parent.store().layout.branches().merges(own.id);
+            let merged = merges.all().map_err(registry_failed)?;
+            let merged = merged
+                .iter()
+                .filter(|merge| merge.into == MergeInto::Parent)
+                .map(|merge| merge.from.0);
+            for id in merged.chain([own.since]) {
+                bases.0.entry(id).or_insert(Holder::Own);
+            }
+        }
+        Ok(bases)
+    }
+
+    fn add_branches(&mut self, registry: Registry<'_>) -> VerbResult<()> {
         let (branches, dropped) = registry
             .all()
             .and_then(|branches| Ok((branches, registry.dropped()?)))
@@ -38,24 +63,33 @@ impl Bases {
         if let Some(file) = unreadable.next().cloned() {
             return Err(registry_failed(StoreError::BadBranch { file }));
         }
-        let holders = |entries: Vec<_>, dropped| {
-            entries.into_iter().map(move |entry: BranchEntry| {
-                let name = entry.name;
-                (entry.base, Holder { name, dropped })
-            })
-        };
         // One that is there is named rather than one that was dropped.
-        let all = holders(dropped.entries, true).chain(holders(branches.entries, false));
-        Ok(Bases(all.collect()))
+        let all = [
+            (dropped.entries, Holder::Dropped as fn(String) -> Holder),
+            (branches.entries, Holder::Branch),
+        ];
+        for (entries, holder) in all {
+            for entry in entries {
+                let merges = registry.merges(entry.id).all().map_err(registry_failed)?;
+                let updated = merges
+                    .iter()
+                    .filter(|merge| merge.into == MergeInto::Branch)
+                    .map(|merge| merge.from.0);
+                for id in updated.chain([entry.base]) {
+                    self.0.insert(id, holder(entry.name.clone()));
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// Whether a branch looks through to it.
+    /// Whether a branch looks through to it, or needs it to be merged.
     pub(super) fn has(&self, id: CheckpointId) -> bool {
         self.0.contains_key(&id)
     }
 
     /// # Errors
-    /// `held`: a branch looks through to it.
+    /// `held`: a branch looks through to it, or needs it to be merged.
     pub(super) fn check(&self, id: CheckpointId) -> VerbResult<()> {
         self.0
             .get(&id)
@@ -63,26 +97,25 @@ impl Bases {
     }
 }
 
-fn held(id: CheckpointId, Holder { name, dropped }: &Holder) -> VerbError {
-    let (which, hint) = if *dropped {
-        (
-            format!("the branch {name}, which was dropped and can come back,"),
+fn held(id: CheckpointId, holder: &Holder) -> VerbError {
+    let (why, hint) = match holder {
+        Holder::Dropped(name) => (
+            format!("the branch {name}, which was dropped and can come back, is based on it"),
             "to free dropped branches: ckptfs gc".to_owned(),
-        )
-    } else {
-        (
-            format!("the branch {name}"),
+        ),
+        Holder::Branch(name) => (
+            format!("the branch {name} is based on it"),
             format!(
                 "merge or drop the branch first: ckptfs branch drop {}",
                 word(name)
             ),
-        )
+        ),
+        Holder::Own => (
+            "this branch began as it, or was merged as it was then".to_owned(),
+            "it goes with the branch".to_owned(),
+        ),
     };
-    hinted(
-        Code::Held,
-        format!("checkpoint {id} stays: {which} is based on it"),
-        hint,
-    )
+    hinted(Code::Held, format!("checkpoint {id} stays: {why}"), hint)
 }
 
 /// Frees all that was dropped before `before_ns`, for good: nobody brings it back.

@@ -337,7 +337,7 @@ impl Checkpoints {
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        Bases::of(self.timeline().store().layout.branches())?.check(id)?;
+        Bases::of(&self.live)?.check(id)?;
         let hidden = self.timeline().operations.operate(
             by,
             undoes,
@@ -366,7 +366,7 @@ impl Checkpoints {
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        Bases::of(self.timeline().store().layout.branches())?.check(id)?;
+        Bases::of(&self.live)?.check(id)?;
         let unneeded = timeline
             .unneeded_without(id)
             .map_err(error::history_unread)?;

@@ -145,6 +145,23 @@ impl States {
         times: bool,
     ) -> SysResult<Vec<Change>> {
         let (older, newer, backwards) = ordered(from, to);
+        let found = self.differs(present, (older, newer), path, touched, times)?;
+        let mut changes: Vec<Change> = found
+            .into_iter()
+            .map(|differs| change(differs, backwards))
+            .collect();
+        changes.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(changes)
+    }
+
+    fn differs(
+        &self,
+        present: &dyn Present,
+        (older, newer): (State, State),
+        path: &[u8],
+        touched: &Touched,
+        times: bool,
+    ) -> SysResult<Vec<Differs>> {
         let view = |state| View::new(self.timeline(), present, state);
         let comparison = Comparison {
             from: view(older),
@@ -153,18 +170,20 @@ impl States {
             times,
         };
         let mut tries = 0;
-        let found = loop {
+        loop {
             match comparison.below(path) {
                 Err(Errno::ESTALE | Errno::ENOENT) if tries < COMPARE_TRIES => tries += 1,
-                other => break other?,
+                other => return other,
             }
-        };
-        let mut changes: Vec<Change> = found
-            .into_iter()
-            .map(|differs| change(differs, backwards))
-            .collect();
-        changes.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(changes)
+        }
+    }
+
+    /// What differs from a checkpoint to the live tree, with the inodes of both, sorted by path. What
+    /// was changed behind our back is not in it ([`States::unseen_between`]).
+    pub(super) fn differs_since(&self, since: CheckpointId) -> SysResult<Vec<Differs>> {
+        let touched = self.touched(since, None)?;
+        let states = (State::At(since), State::Live);
+        self.differs(&*self.live.inodes, states, b"", &touched, true)
     }
 
     /// The view of a state.

@@ -29,6 +29,10 @@ pub(super) const SNAPDIR: NodeId = NodeId(CONTROL);
 pub(super) fn store_link() -> NodeId {
     NodeId(CONTROL | u64::from(std::process::id()) << 8 | 1)
 }
+/// `.branches`.
+pub(super) const BRANCHES: NodeId = NodeId(CONTROL | 2);
+/// Name of the directory of branches, where the tree has nothing else of that name.
+pub(super) const BRANCHES_NAME: &[u8] = b".branches";
 /// Name of the snapshot directory.
 pub(super) const SNAPDIR_NAME: &[u8] = b".snapshots";
 /// Name of the store.
@@ -143,13 +147,14 @@ impl Snapdir {
         self.live.attrs.get_xattr(Slot::ROOT, name)
     }
 
-    /// Who may enter the root directory was changed: that goes for `.snapshots` too, whose
-    /// attributes the kernel remembers.
+    /// Who may enter the root directory was changed: that goes for `.snapshots` and `.branches`
+    /// too, whose attributes the kernel remembers.
     pub(super) fn root_changed(&self, slot: Slot) {
         if slot == Slot::ROOT
             && let Some(caches) = self.serving.caches.get()
         {
             caches.forget_attributes(SNAPDIR);
+            caches.forget_attributes(BRANCHES);
         }
     }
 

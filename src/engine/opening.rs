@@ -246,6 +246,7 @@ impl Engine {
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk
     /// when it returns.
     pub fn close(&self) {
+        self.branches.close();
         self.automatic.thread.stop("an automatic checkpoint");
         self.keeper.stop("a part of gc");
         self.syncer.stop("a sync of the journal");

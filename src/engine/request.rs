@@ -86,6 +86,8 @@ pub const NOTE_VOICE: usize = 0;
 pub const NOTE_CAPABILITIES: usize = 1;
 /// The note of a ledger that has the kernel's version of the protocol.
 pub const NOTE_PROTOCOL: usize = 2;
+/// The note of a ledger that has the number of the connection, plus one.
+pub const NOTE_CONNECTION: usize = 3;
 
 /// A node and how long the kernel may remember it.
 #[derive(Clone, Copy, Debug)]

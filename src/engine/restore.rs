@@ -217,9 +217,10 @@ impl<'a> Restorer<'a> {
     ) -> VerbResult<Restored> {
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         let below = Choice::Below(paths);
-        let (prepared, frozen) = self.prepared(&asked, target, below, one_at_a_time)?;
+        let (mut prepared, frozen) = self.prepared(&asked, target, below, one_at_a_time)?;
+        let changes = std::mem::take(&mut prepared.changes);
         let (plan, spared) = (&prepared.plan, &prepared.spared);
-        let (changes, unknown) = told_apart(prepared.changes.clone(), asked.unknown, plan);
+        let (changes, unknown) = told_apart(changes, asked.unknown, plan);
         // One that undoes another is an operation all the same.
         let is_so = asked.undoes.is_none()
             && changes.is_empty()
@@ -250,6 +251,8 @@ impl<'a> Restorer<'a> {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> VerbResult<CheckpointId> {
+        // Also while watchers are told, which takes memory as well.
+        let _index_later = self.timeline().indexer.hold();
         let (plan, want) = (&prepared.plan, prepared.want());
         let (by, undoes) = (frozen.requester.by(), frozen.undoes);
         let (guard, applied) = self.behind_guard(

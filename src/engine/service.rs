@@ -13,7 +13,8 @@ use self::nodes::{
 };
 use super::Engine;
 use super::announce::{self, is_dummy};
-use super::control::{CONTROL, SNAPDIR};
+use super::branches::dir::BranchDir;
+use super::control::{BRANCHES, CONTROL, SNAPDIR};
 use super::counts::RequestCounts;
 use super::files::Open;
 use super::past::{PAST, PAST_HANDLE};
@@ -22,6 +23,7 @@ use super::request::{
     Attr, Caller, Entry, Fh, FsInfo, LeftOpen, Listed, Looked, Names, NewNode, NodeId, Opened,
     RenameMode, Seek, Service, SetAttr, XattrMode,
 };
+use super::snapdir_requests;
 use super::takeover::Takeover;
 use crate::live::{HandleId, Make, NewAttrs, Turn};
 use crate::store::ids::Slot;
@@ -70,7 +72,7 @@ impl Service for Engine {
     fn waits(&self, parent: NodeId) -> bool {
         // A checkpoint waits until the kernel has written dirty pages back, which it does with
         // requests.
-        parent == SNAPDIR
+        parent == SNAPDIR || parent == BRANCHES
     }
 
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
@@ -99,7 +101,7 @@ impl Service for Engine {
                 ttl: FOR_EVER,
             }),
             Node::Control(id) => Ok(Attr {
-                stat: self.snapdir.control_stat(id)?,
+                stat: BranchDir::of(self).stat(id)?,
                 ttl: Duration::ZERO,
             }),
             Node::Live(slot) => Ok(self.live_attr(slot, live_stat(&self.live, slot, fh)?)),
@@ -156,7 +158,7 @@ impl Service for Engine {
     fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>> {
         match self.node(node)? {
             Node::Live(slot) => self.live.inodes.read_link(slot),
-            Node::Control(id) => self.snapdir.control_link(id),
+            Node::Control(id) => BranchDir::of(self).link(id),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
                 let attr = self.states.view(past.state()).attr(&past.trail)?;
@@ -169,12 +171,8 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer;
         }
-        if parent == SNAPDIR {
-            return if new.kind == Kind::Dir {
-                self.mkdir_snapshot(caller, name)
-            } else {
-                Err(Errno::EROFS)
-            };
+        if new.kind == Kind::Dir && self.waits(parent) {
+            return snapdir_requests::mkdir(self, caller, parent, name);
         }
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
@@ -245,8 +243,9 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.remove(caller, parent, name) {
             return answer;
         }
-        if parent == SNAPDIR {
-            return removed(self.rmdir_snapshot(caller, name), caller.again).map(drop);
+        if self.waits(parent) {
+            let done = snapdir_requests::rmdir(self, caller, parent, name);
+            return removed(done, caller.again).map(drop);
         }
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
@@ -445,8 +444,7 @@ impl Service for Engine {
         match self.node(node)? {
             Node::Live(slot) => self.list_live(node, slot, offset),
             Node::Past(dir) => self.views.list_past(&dir, offset),
-            Node::Control(SNAPDIR) => Ok(self.snapdir.list_control(offset)),
-            Node::Control(_) => Err(Errno::ENOTDIR),
+            Node::Control(id) => BranchDir::of(self).list(id, offset),
         }
     }
 
@@ -506,7 +504,7 @@ impl Service for Engine {
         }
         match self.node(node)? {
             Node::Live(slot) => self.live.attrs.get_xattr(slot, name),
-            Node::Control(SNAPDIR) => self.snapdir.snapdir_xattr(name),
+            Node::Control(SNAPDIR | BRANCHES) => self.snapdir.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let mut xattrs = past_xattrs(self, &past)?.into_iter();

@@ -15,7 +15,7 @@ pub use self::answers::{
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::bases::Bases;
-use super::branches;
+use super::branches::{self, dir::BranchDir};
 use super::error;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -184,6 +184,7 @@ impl<'a> Undoer<'a> {
             undone.tree = self.tree_of(requester, number, options.dry_run)?;
         }
         self.engine.snapdir.snapdir_changed();
+        BranchDir::of(self.engine).changed();
         Ok(undone)
     }
 
@@ -423,7 +424,7 @@ impl<'a> Undoer<'a> {
                         pinned: Some(reason),
                         ..
                     }) => Some(error::pinned(*id, &reason)),
-                    Some(_) => Bases::of(self.timeline().store().layout.branches())
+                    Some(_) => Bases::of(&self.engine.live)
                         .and_then(|bases| bases.check(*id))
                         .err(),
                     None => self.missing(*id),

@@ -10,14 +10,15 @@ use super::api::{
     GcReport, OperationInfo, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status,
     TreePath, UndoOptions, Undone, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
+use super::branches::radar::{ListConflicts, WatchConflicts};
 use super::branches::verbs::{
-    CreateBranch, DropBranch, ListBranches, ListConflicts, MountBranch, ReviveBranch,
+    CreateBranch, DiffBranch, DropBranch, ListBranches, MountBranch, ReviveBranch,
 };
 use super::dedup::{DedupOptions, DedupReport};
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
-use super::merge::Merge;
+use super::merge::{Merge, MergeVersions, UpdateBranch};
 use super::offline::Offline;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -73,6 +74,7 @@ verbs! {
     RestoreOnlyBy(OnlyBy),
     Restore(RestoreOptions),
     Merge(Merge),
+    MergeVersions(MergeVersions),
     Delete(Delete),
     Operations(ListOperations),
     Undo(UndoOptions),
@@ -90,6 +92,9 @@ verbs! {
     DropBranch(DropBranch),
     ReviveBranch(ReviveBranch),
     Conflicts(ListConflicts),
+    WatchConflicts(WatchConflicts),
+    DiffBranch(DiffBranch),
+    UpdateBranch(UpdateBranch),
     Unmount(Unmount),
     #[cfg(debug_assertions)]
     Fault(super::api::Fault),

@@ -7,7 +7,8 @@ use super::present::Present;
 use super::state::State;
 use super::timeline::Timeline;
 use super::view::View;
-use crate::store::ids::CheckpointId;
+use crate::store::ids::{CheckpointId, Slot};
+use crate::store::record::Place;
 use crate::store::reserve::Reserve;
 
 /// A checkpoint of another tree, which is served by this process and outlives the branch. Whoever
@@ -33,6 +34,16 @@ impl Base {
     /// The tree as it was then.
     pub fn view(&self) -> View<'_> {
         View::new(&self.timeline, &*self.present, State::At(self.at))
+    }
+
+    /// Where an inode may have been then: a hint, to be verified.
+    pub fn place(&self, slot: Slot) -> Option<Place> {
+        match self.timeline.lookup.home_at(slot, self.at) {
+            Ok(Some(recorded)) => Some(recorded.before),
+            // What was not moved since is where it is.
+            Ok(None) => self.present.place(slot),
+            Err(_) => None,
+        }
     }
 }
 

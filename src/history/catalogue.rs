@@ -187,6 +187,21 @@ impl Catalogue {
             .is_some_and(|checkpoint| checkpoint.is_incomplete())
     }
 
+    /// Whether a checkpoint, or the next one, has what was done right before `epoch` was made, or
+    /// is to be made: nothing was restored since that was before.
+    pub fn comes_by(&self, id: CheckpointId, epoch: CheckpointId) -> bool {
+        self.read().comes_by(id, epoch)
+    }
+
+    /// When a checkpoint that is stored was made, nanoseconds since 1970.
+    pub fn stored_ns(&self, id: CheckpointId) -> Option<i64> {
+        let checkpoints = self.read();
+        let stored = checkpoints
+            .get(id)
+            .or_else(|| checkpoints.hidden().get(&id).map(|(kept, _)| kept));
+        stored.map(|kept| kept.created_ns)
+    }
+
     /// When a checkpoint that is kept was made, nanoseconds since 1970.
     pub(super) fn created_ns(&self, id: CheckpointId) -> Option<i64> {
         self.read().get(id).map(|kept| kept.created_ns)

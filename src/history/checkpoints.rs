@@ -110,6 +110,11 @@ impl Checkpoints {
         self.lineage.parent(next, asked).or_else(|| self.latest())
     }
 
+    /// As [`Lineage::comes_by`].
+    pub(super) fn comes_by(&self, id: CheckpointId, epoch: CheckpointId) -> bool {
+        self.lineage.comes_by(id, epoch)
+    }
+
     /// The nearest that can be seen of those that it comes from.
     pub(super) fn parent(&self, id: CheckpointId) -> Option<CheckpointId> {
         self.lineage.parent(id, |id| {

@@ -152,11 +152,18 @@ impl Operations {
         deed: Deed,
         of_it: Vec<Record>,
     ) -> SysResult<()> {
+        self.operate_as(self.operation(by, undoes, deed), of_it)
+    }
+
+    fn operate_as(&self, operation: Operation, of_it: Vec<Record>) -> SysResult<()> {
         let mut records: Vec<Record> = of_it
             .iter()
-            .flat_map(|record| asked(Some(by)).into_iter().chain([record.clone()]))
+            .flat_map(|record| {
+                asked(Some(&operation.by))
+                    .into_iter()
+                    .chain([record.clone()])
+            })
             .collect();
-        let operation = self.operation(by, undoes, deed);
         records.push(Record::Operation(operation.clone()));
         let at = self.journal.write(&records)?;
         let mut checkpoints = self.catalogue.write();
@@ -226,18 +233,35 @@ impl Operations {
         self.unasked(by, vec![begins])
     }
 
-    /// Records that a merge is done: from now on it survives `kill -9`, whole.
-    ///
-    /// # Errors
-    /// As [`Appender::append`]; then it is not done.
-    pub fn end_merge(&self, by: &Actor, guard: CheckpointId) -> SysResult<()> {
+    /// The operation that a merge will be. The caller keeps others from doing any meanwhile.
+    pub fn merge(&self, by: &Actor, guard: CheckpointId) -> Operation {
         let deed = Deed::Restored {
             target: guard,
             guard,
             paths: Vec::new(),
             only: false,
         };
-        self.operate(by, None, deed, vec![Record::RestoreEnd])
+        self.operation(by, None, deed)
+    }
+
+    /// Records that a merge is done: from now on it survives `kill -9`, whole.
+    ///
+    /// # Errors
+    /// As [`Appender::append`]; then it is not done.
+    pub fn end_merge(&self, merge: Operation) -> SysResult<()> {
+        self.operate_as(merge, vec![Record::RestoreEnd])
+    }
+
+    /// Whether there is an operation of this number that was done then, nanoseconds since 1970.
+    ///
+    /// # Errors
+    /// EIO if the journal cannot be read.
+    pub fn was_done(&self, (number, at_ns): (u64, i64)) -> SysResult<bool> {
+        let Some((at, _)) = self.order.read().known.get(&number).copied() else {
+            return Ok(false);
+        };
+        let found = self.operation_at(at)?;
+        Ok(found.is_some_and(|operation| operation.at_ns == at_ns))
     }
 
     /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for

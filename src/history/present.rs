@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{AttrState, Child};
+use crate::store::record::{AttrState, Child, Place};
 use crate::sys::{Errno, SysResult, Time, Xattrs};
 
 /// How long a rename under way is waited for, each time, when an inode is at none of its names.
@@ -99,6 +99,10 @@ pub trait Present: Send + Sync {
     /// the base of a branch has, it is the time that the base tells.
     fn ctime_of(&self, _node: &Arc<Trail>, file: &File) -> SysResult<Time> {
         Ok(crate::sys::stat_fd(file)?.ctime)
+    }
+    /// Where an inode may be now: a hint, to be verified.
+    fn place(&self, _slot: Slot) -> Option<Place> {
+        None
     }
     /// A number that grows with each rename; `None`: one is under way, and what it moves may be
     /// found at neither name.

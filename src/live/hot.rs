@@ -111,6 +111,11 @@ impl HotFiles {
         self.hot.lock()
     }
 
+    /// Nobody can write to a file without being seen.
+    pub fn is_empty(&self) -> bool {
+        self.hot.lock().is_empty()
+    }
+
     /// Before the freeze: writes hot files back, all at once, for a clone must do so first.
     pub fn preflush(&self) {
         let files: Vec<Arc<File>> = self

@@ -14,6 +14,7 @@ use super::nodes::generation_of;
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::remove::Removal;
 use super::tables::{Dirs, Handover, Locks, NodeTable, Tables};
+use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{NameTouch, Place, Undo};
@@ -75,6 +76,16 @@ pub struct Names {
 }
 
 impl Names {
+    /// A directory of a branch that something is to be changed in is its own when this returns: then
+    /// it is found wherever it is renamed to. The caller holds the freeze lock and the tree for
+    /// writing.
+    ///
+    /// # Errors
+    /// Those of making it, and of reading what the branch looks through to.
+    pub fn own_in(&self, dir: &Arc<Trail>) -> SysResult<()> {
+        self.copies.own_in(dir)
+    }
+
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
@@ -128,10 +139,6 @@ impl Names {
         if self.nodes.is_dead(parent.slot) {
             return Err(Errno::ENOENT);
         }
-        if self.inodes.base().through().is_some() && make.kind == Kind::CharDev && make.rdev == 0 {
-            // It would hide the name.
-            return Err(Errno::EPERM);
-        }
         self.copies.own_in(parent)?;
         let dir = self.inodes.dir(parent)?;
         if make.again && self.is_made(&dir, name, make)? {
@@ -151,10 +158,10 @@ impl Names {
             make.mode
         };
         let file = if self.inodes.base().is_hidden(&dir, name)? {
-            let make = |hidden: &Name| create(&dir, hidden, make, mode);
+            let make = |hidden: &Name| self.create(&dir, hidden, make, mode);
             self.inodes.base().make_over(&dir, name, make)?
         } else {
-            create(&dir, name, make, mode)?
+            self.create(&dir, name, make, mode)?
         };
         let made = self.own(change, parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {
@@ -173,6 +180,29 @@ impl Names {
             Ok(stat) => Ok(stat.kind == make.kind && !self.inodes.base().is_hidden(dir, name)?),
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(errno),
+        }
+    }
+
+    fn create(
+        &self,
+        dir: &Arc<OwnedFd>,
+        name: &Name,
+        make: &Make<'_>,
+        mode: u32,
+    ) -> SysResult<Option<File>> {
+        let name = name.as_bytes();
+        match make.kind {
+            Kind::File => match make.open {
+                Some(open) => sys::create_file_at(dir, name, open, mode).map(Some),
+                None => sys::create_file_at(dir, name, Open::WRITE, mode).map(|_| None),
+            },
+            Kind::Dir => sys::mkdir_at(dir, name, mode).map(|()| None),
+            Kind::Symlink => sys::symlink_at(make.target, dir, name).map(|()| None),
+            Kind::Fifo | Kind::Socket | Kind::CharDev | Kind::BlockDev => {
+                let base = self.inodes.base();
+                base.make_node((dir, name), make.kind, mode, make.rdev)?;
+                Ok(None)
+            }
         }
     }
 
@@ -259,7 +289,7 @@ impl Names {
         Ok(Made {
             slot,
             generation,
-            stat,
+            stat: self.inodes.base().shown(slot, stat),
             file,
         })
     }
@@ -393,21 +423,6 @@ impl Names {
             to,
             0,
         )
-    }
-}
-
-fn create(dir: &Arc<OwnedFd>, name: &Name, make: &Make<'_>, mode: u32) -> SysResult<Option<File>> {
-    let name = name.as_bytes();
-    match make.kind {
-        Kind::File => match make.open {
-            Some(open) => sys::create_file_at(dir, name, open, mode).map(Some),
-            None => sys::create_file_at(dir, name, Open::WRITE, mode).map(|_| None),
-        },
-        Kind::Dir => sys::mkdir_at(dir, name, mode).map(|()| None),
-        Kind::Symlink => sys::symlink_at(make.target, dir, name).map(|()| None),
-        Kind::Fifo | Kind::Socket | Kind::CharDev | Kind::BlockDev => {
-            sys::mknod_at(dir, name, make.kind, mode, make.rdev).map(|()| None)
-        }
     }
 }
 

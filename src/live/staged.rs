@@ -59,6 +59,11 @@ impl Staged {
         self.stat.kind
     }
 
+    /// As it was made, before it got its attributes.
+    pub fn stat(&self) -> &Stat {
+        &self.stat
+    }
+
     /// Its number on the backing filesystem.
     pub(super) fn ino(&self) -> u64 {
         self.stat.ino
@@ -127,7 +132,10 @@ impl Staging {
                 sys::symlink_at(wanted.attr.target.as_deref().ok_or(Errno::EIO)?, dir, name)?
             }
             Kind::Dir => sys::mkdir_at(dir, name, 0o700)?,
-            kind => sys::mknod_at(dir, name, kind, 0o600, then.rdev)?,
+            kind => {
+                let base = self.inodes.base();
+                base.make_node((dir, name), kind, 0o600, then.rdev)?;
+            }
         }
         let fd = sys::open_path_at(dir, name)?;
         apply_attrs_to_new(&fd, wanted, |mode| sys::chmod_fd(&fd, mode))

@@ -1,22 +1,26 @@
 //! One worker dies, the next takes over: what it leaves behind, and how that is found again.
 //!
 //! The kernel goes on with the nodes and handles that it was told of. Nodes are found by a walk
-//! over the tree, once, for their numbers are inode numbers. What cannot be found there is in the
-//! **legacy**: a `Ledger` in memory that outlives the worker has the files that the kernel may be
+//! over the tree, once, for their numbers are inode numbers. Of a branch that is what it has of its
+//! own: what is **inherited** is found when the kernel asks for it, by where it was in the base
+//! ([`Adoption::meet`]). What cannot be found there is in the **legacy**: a `Ledger` in memory that outlives the worker has the files that the kernel may be
 //! writing to without a handle and the exchanges that were begun (open handles are entered by
 //! `fuse/`, nodes of views by the engine), and a `Keeper` holds descriptors of files that are
 //! open and have no name.
 
+mod branch;
+
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::change::Change;
 use super::handles::{Handle, HandleId, OpenFlags};
 use super::legacy::{LeftHot, Orphans};
 use super::nodes::{IoMode, generation_of};
 use super::past::{Inodes, Past, Writers};
-use super::tables::{Handles, Handover, HotFiles, NodeTable, Tables};
+use super::tables::{Handles, Handover, HotFiles, Locks, NodeTable, Tables};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{self, Kind, Open, SysResult};
@@ -24,32 +28,41 @@ use crate::sys::{self, Kind, Open, SysResult};
 /// Takes over what the worker before left.
 pub struct Adoption {
     root: Arc<OwnedFd>,
+    locks: Arc<Locks>,
     nodes: Arc<NodeTable>,
     hot: Arc<HotFiles>,
     handles: Arc<Handles>,
     handover: Arc<Handover>,
     inodes: Arc<Inodes>,
     writers: Arc<Writers>,
+    /// The kernel may know inherited inodes of a branch that are not in the table of nodes.
+    asks_base: AtomicBool,
 }
 
 impl Adoption {
     pub(super) fn new(tables: &Tables, past: &Past) -> Adoption {
         Adoption {
             root: Arc::clone(&tables.root),
+            locks: Arc::clone(&tables.locks),
             nodes: Arc::clone(&tables.nodes),
             hot: Arc::clone(&tables.hot),
             handles: Arc::clone(&tables.handles),
             handover: Arc::clone(&tables.handover),
             inodes: Arc::clone(&past.inodes),
             writers: Arc::clone(&past.writers),
+            asks_base: AtomicBool::new(false),
         }
     }
 
-    /// Finds every inode of the tree by a walk, as the kernel may know it. Nothing is served yet.
+    /// Finds every inode of the tree by a walk, as the kernel may know it; of a branch, every inode
+    /// of its own. Nothing is served yet.
     ///
     /// # Errors
     /// Those of reading the root.
     pub fn adopt_tree(&self, is_ours: impl Fn(&[u8]) -> bool) -> SysResult<usize> {
+        if self.inodes.base().through().is_some() {
+            return self.adopt_own(is_ours);
+        }
         let mut open = vec![(Slot::ROOT, self.root.try_clone()?)];
         let mut found = 0;
         while let Some((slot, dir)) = open.pop() {
@@ -106,10 +119,13 @@ impl Adoption {
             truncate: false,
             ..flags
         };
+        self.meet(slot);
+        let mut inherited = None;
         let file = match orphans.get(&slot.0) {
             Some(orphan) if sys::stat_fd(orphan)?.nlink == 0 => {
                 let held = Arc::new(orphan.try_clone()?);
                 let stat = sys::stat_fd(&held)?;
+                self.note_dead(slot, &held, &stat)?;
                 self.nodes.lock().adopt_dead(
                     slot,
                     stat.kind,
@@ -117,11 +133,16 @@ impl Adoption {
                     Arc::clone(&held),
                 );
                 self.handover.note_kept(slot);
-                sys::reopen(&held, flags.backing())?
+                Arc::new(sys::reopen(&held, flags.backing())?)
             }
-            _ => self.inodes.open_file(slot.into(), flags.backing())?.0,
+            _ if self.inodes.base().is_inherited(slot) => {
+                let (file, content) = self.open_inherited(slot)?;
+                inherited = Some(content);
+                file
+            }
+            _ => Arc::new(self.inodes.open_file(slot.into(), flags.backing())?.0),
         };
-        let (mode, file) = (sys::stat_fd(&file)?.mode, Arc::new(file));
+        let mode = sys::stat_fd(&*file)?.mode;
         let by = change.author.process().filter(|_| flags.write).cloned();
         if io == IoMode::Passthrough && flags.write {
             // That it may write is in the journal since it opened the file, or since the newest
@@ -130,7 +151,8 @@ impl Adoption {
                 .note(slot, &file, flags.read, by.clone().map(|by| (by, None)))?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
-        let handle = Handle::new(slot, file, flags, io, by, mode);
+        let mut handle = Handle::new(slot, file, flags, io, by, mode);
+        handle.inherited = inherited;
         self.writers.note_writer(id.0, &handle);
         self.handles.adopt(id, handle);
         Ok(())

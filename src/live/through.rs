@@ -48,6 +48,9 @@ const MARK_HEAD: usize = 8 + 8 + 4;
 const NO_TIME: u32 = u32::MAX;
 /// Bytes of a path in a mark. ext4 has one block for all attributes of an inode.
 const PATH_MAX: usize = 3000;
+/// The device that an own inode has which is shown as 0:0, for that would be a whiteout: 511:262143,
+/// which nobody has. XFS has room for no higher numbers.
+const STANDS_FOR_ZERO: u64 = 0x3ff1_ffff;
 /// Ways and listings of the base that are kept.
 const WAYS_MAX: usize = 4096;
 const LISTS_MAX: usize = 16;
@@ -165,6 +168,18 @@ pub(super) fn hides(stat: &Stat) -> bool {
     stat.kind == Kind::CharDev && stat.rdev == 0
 }
 
+/// The device that an inode gets in the directory of a branch which is to be shown with this one.
+///
+/// # Errors
+/// EPERM: it would be shown with another.
+pub(super) fn device_below(kind: Kind, rdev: u64) -> SysResult<u64> {
+    match (kind, rdev) {
+        (Kind::CharDev, 0) => Ok(STANDS_FOR_ZERO),
+        (Kind::CharDev, STANDS_FOR_ZERO) => Err(Errno::EPERM),
+        _ => Ok(rdev),
+    }
+}
+
 impl Through {
     /// `tmp`: a directory of the store.
     ///
@@ -202,6 +217,18 @@ impl Through {
         !matches!(slot, Slot::ROOT | Slot::STAGING)
             && slot.0 >> LEVEL_SHIFT != self.base.level
             && !self.marks.lock().own.contains_key(&slot)
+    }
+
+    /// An inode was made in the branch.
+    pub(super) fn is_born(&self, slot: Slot) -> bool {
+        slot.0 >> LEVEL_SHIFT == self.base.level
+    }
+
+    /// An inode was own before it lost its last name, and somebody has it open.
+    pub(super) fn note_dead(&self, ino: u64, kind: Kind, mark: Mark) {
+        let slot = mark.slot;
+        self.note_own(ino, kind, mark, None);
+        self.note_gone(slot);
     }
 
     /// An inode is own from now on, and stays so when it is gone.
@@ -335,7 +362,10 @@ impl Through {
 
     /// What is told of an own inode: when it was made is a matter of the base, and of how many
     /// directories are in one that looks through nobody keeps count (1, as btrfs has it).
-    pub(super) fn shown(&self, slot: Slot, stat: Stat) -> Stat {
+    pub(super) fn shown(&self, slot: Slot, mut stat: Stat) -> Stat {
+        if stat.kind == Kind::CharDev && stat.rdev == STANDS_FOR_ZERO {
+            stat.rdev = 0;
+        }
         if slot == Slot::ROOT {
             return Stat { nlink: 1, ..stat };
         }

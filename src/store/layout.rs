@@ -51,6 +51,7 @@ use rustix::io::Errno;
 pub mod branch_store;
 pub mod branches;
 mod format;
+pub mod merges;
 mod notes;
 
 #[cfg(test)]

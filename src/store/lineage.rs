@@ -74,6 +74,20 @@ impl Lineage {
         self.0.retain(|child, _| !unneeded.contains(child));
     }
 
+    /// Whether `id` is what checkpoint `epoch` was to become, or comes from that: so from what was
+    /// done between the one before and `epoch`, whether or not that is kept.
+    pub fn comes_by(&self, id: CheckpointId, epoch: CheckpointId) -> bool {
+        let mut at = id;
+        while at >= epoch {
+            match self.0.range(..=at).next_back() {
+                // From `branch` on each comes from the one before.
+                Some((branch, parent)) if *branch > epoch => at = *parent,
+                _ => return true,
+            }
+        }
+        false
+    }
+
     /// The nearest checkpoint that `id` comes from and that is kept; `kept` gives the newest one
     /// that is, up to a number. Costs the branches in between, and not what was deleted there: many
     /// are deleted the oldest first.
@@ -144,6 +158,23 @@ mod tests {
                 Some(7)
             ]
         );
+    }
+
+    #[test]
+    fn what_was_restored_away_is_nothing_that_one_comes_by() {
+        let id = CheckpointId;
+        let mut lineage = Lineage::default();
+        // Guarded by 5 it is what 3 was: 6 comes from 3. Guarded by 8 it is what 5 was.
+        lineage.put(id(6), id(3));
+        lineage.put(id(9), id(5));
+        let by = |at| {
+            (1..=10)
+                .filter(|epoch| lineage.comes_by(id(at), id(*epoch)))
+                .collect::<Vec<u64>>()
+        };
+        assert_eq!(by(5), [1, 2, 3, 4, 5]);
+        assert_eq!(by(7), [1, 2, 3, 6, 7]);
+        assert_eq!(by(10), [1, 2, 3, 4, 5, 9, 10]);
     }
 
     /// Each set of kept ones has the parents that it had.

@@ -186,7 +186,8 @@ pub enum Reason {
     /// Somebody made the directory `.snapshots/NAME`; it is listed as a directory, so that rmdir(2)
     /// can delete it.
     Directory {
-        /// NAME, which is also a tag.
+        /// NAME, which is also a tag; or `.branches/NAME`: it is the base of the branch that
+        /// somebody made so, and no name in `.snapshots`.
         name: String,
     },
     /// It guards what a restore of this checkpoint replaced, or a merge.

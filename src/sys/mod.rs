@@ -88,8 +88,8 @@ pub use os::{
     can_share, chmod_fd, chown_fd, clone_file, clone_head, clone_to, copy_file_range,
     create_file_at, dedupe_range, dirty_pages, dirty_pages_before, drop_cached, extent_map,
     facts_of, fallocate, finish_writeback, fs_name, fusermount_unmount, getxattr, give_up_set_id,
-    has_our_rights, has_sys_admin, keep_descriptor, lease_free, leave_descriptors, link_fd,
-    list_dir, list_new_dir, listxattr, may_administer, message_pair, mknod_at, mount_bind,
+    has_our_rights, has_sys_admin, is_in_error, keep_descriptor, lease_free, leave_descriptors,
+    link_fd, list_dir, list_new_dir, listxattr, may_administer, message_pair, mknod_at, mount_bind,
     mount_of, mount_overlay, mount_scratch, mounts, mounts_of_all, open_beneath, open_path_at,
     own_memory, own_thread, peer_cred, private_mounts, process_facts, process_name,
     process_session, process_starttime, read_dir, read_unlocked_at, receive_message,
@@ -99,7 +99,7 @@ pub use os::{
     syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread,
     watched, widen_pipe, wrap_number, write_in_place,
 };
-pub use pass::{FILES_AT_ONCE, is_peer_gone, peek, receive_files, send_files, shutdown};
+pub use pass::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
 pub use path::{
     link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at,
     replace_file, rmdir_at, symlink_at, unlink_at,

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -58,6 +58,18 @@ pub fn peek(from: impl AsFd, buffer: &mut [u8]) -> SysResult<usize> {
 pub fn is_peer_gone(stream: impl AsFd) -> bool {
     rustix::net::send(&stream, &[], SEND_FLAGS | SendFlags::DONTWAIT)
         == Err(rustix::io::Errno::PIPE)
+}
+
+/// Nobody will read what is written to a pipe or a socket (poll(2), POLLERR and POLLHUP).
+pub fn is_unread(written: impl AsFd) -> bool {
+    let mut look = libc::pollfd {
+        fd: written.as_fd().as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: `look` is one pollfd, which may be written to and lives through the call.
+    let found = unsafe { libc::poll(&mut look, 1, 0) };
+    found > 0 && look.revents & (libc::POLLERR | libc::POLLHUP) != 0
 }
 
 /// Ends a socket in both directions, whoever has it: one that listens wakes who waits in accept(2),

@@ -74,11 +74,30 @@ pub struct Seen {
     pub copies: Vec<Elsewhere>,
 }
 
-/// Where the tree in `place` is mounted besides its own place there. It is a copy
+/// Whether a mount at `at` of the process `pid` is a copy of the one at `point`, and nobody has asked
+/// for it there:
 /// - at the same place below the same root directory: the namespace was copied from ours;
-/// - at the same place below another directory, of a place that we have chosen: somebody has the
+/// - at the same place below another directory, of a place that we have `chosen`: somebody has the
 ///   whole host below that directory (`-v /:/host`).
+pub fn is_copy(point: &Path, chosen: bool, pid: u32, at: &Path) -> bool {
+    if at == point {
+        // Whose root directory may not be looked at is a process of the system, and no container.
+        let root = root_of(&pid.to_string());
+        return root.is_none() || root == root_of("self");
+    }
+    chosen
+        && point
+            .strip_prefix("/")
+            .is_ok_and(|below| at.ends_with(below))
+}
+
+/// Where the tree in `place` is mounted besides its own place there.
 pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
+    elsewhere_of(place, place.point != place.backing)
+}
+
+/// The same; `chosen`: we have chosen the place, see [`is_copy`].
+pub fn elsewhere_of(place: &Place, chosen: bool) -> VerbResult<Seen> {
     let table = table()?;
     // In a user namespace of their own anybody mounts as its root, and calls it what they like. A
     // device is one filesystem's, in all of them.
@@ -89,23 +108,12 @@ pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
     let all = all.map_err(|cause| error(Code::Io, format!("the tables of mounts: {cause}")))?;
     // A mount has one number, in whichever process's table it is; its copies have others.
     let ours: Vec<u64> = table.iter().map(|mount| mount.id).collect();
-    let root = root_of("self");
-    let below_chosen = place
-        .point
-        .strip_prefix("/")
-        .ok()
-        .filter(|_| place.point != place.backing);
     let mut seen = Seen::default();
     for (pid, mount) in all {
-        let same_place = mount.at == place.point;
-        if same_place && ours.contains(&mount.id) {
+        if mount.at == place.point && ours.contains(&mount.id) {
             continue;
         }
-        // Whose root directory may not be looked at is a process of the system, and no container.
-        let copied =
-            same_place && root_of(&pid.to_string()).is_none_or(|theirs| Some(theirs) == root);
-        let with_host = !same_place && below_chosen.is_some_and(|below| mount.at.ends_with(below));
-        let list = if copied || with_host {
+        let list = if is_copy(&place.point, chosen, pid, &mount.at) {
             &mut seen.copies
         } else {
             &mut seen.used

@@ -1,15 +1,19 @@
 //! The history of a volume: its daemon tells it, or without one its store.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
 use super::error::{On, error, hinted};
 use super::facts::Place;
 use super::record::Record;
 use crate::control::{Client, History, STORE_NAME, Store};
 use crate::engine::api::{
-    CheckpointInfo, CheckpointOptions, Code, ListCheckpoints, PinCheckpoint, ShowCheckpoint,
-    StateName, VerbResult,
+    BranchInfo, CheckpointInfo, CheckpointOptions, Code, CreateBranch, ListBranches,
+    ListCheckpoints, MountBranch, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
 };
+use crate::engine::branches::beside;
 use crate::engine::offline::Offline;
 use crate::engine::settings::{self, STORE_FILE};
 use crate::store::ids::CheckpointId;
@@ -96,6 +100,45 @@ impl VolumeHistory {
         }
     }
 
+    /// The branches, by name.
+    ///
+    /// # Errors
+    /// The history cannot be read.
+    pub fn branches(&self) -> VerbResult<Vec<BranchInfo>> {
+        self.teller()?.map_or_else(
+            || Ok(Vec::new()),
+            |mut history| history.ask(ListBranches::default()),
+        )
+    }
+
+    /// Where a branch of a volume that is mounted is mounted, beside its tree. It is made if there
+    /// is none of this name, and begins as the volume is now.
+    pub(super) fn branch(&self, name: &str) -> VerbResult<PathBuf> {
+        let mut client = self.serving()?;
+        let all = client.ask(ListBranches::default())?;
+        match all.into_iter().find(|branch| branch.name == name) {
+            Some(branch) if branch.mounted => return Ok(branch.path),
+            Some(branch) => {
+                let name = branch.name;
+                return Ok(client.ask(MountBranch { name })?.path);
+            }
+            None => {}
+        }
+        let path = beside(&self.place.backing, name)?;
+        make_dir_new(&path)?;
+        let made = client.ask(CreateBranch {
+            name: name.to_owned(),
+            at: None,
+            path: path.clone(),
+            git: false,
+            dry_run: false,
+        });
+        made.map(|branch| branch.path).inspect_err(|_| {
+            // The daemon may have done so.
+            let _ = fs::remove_dir(&path);
+        })
+    }
+
     /// Makes a checkpoint of a volume that is mounted, unless the newest one is that already.
     pub(super) fn make(&self, note: &str) -> VerbResult<CheckpointId> {
         let options = CheckpointOptions {
@@ -173,4 +216,12 @@ impl VolumeHistory {
         }
         Ok(())
     }
+}
+
+/// Makes a directory that was not there, for its user alone.
+fn make_dir_new(path: &Path) -> VerbResult<()> {
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(path)
+        .on(path.display())
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::asker::Asker;
-use super::error::hinted;
-use super::facts::{self, Place};
+use super::error::{error, hinted};
+use super::facts::{self, Elsewhere, Place};
 use super::files::make_dir;
 use super::image;
 use super::name::Named;
@@ -15,7 +15,7 @@ use super::options::Options;
 use super::record::{MountId, Record, boot};
 use super::registry::Registry;
 use super::verbs::Verbs;
-use crate::engine::api::{Code, Unmount, VerbError, VerbResult};
+use crate::engine::api::{Code, DropBranch, Unmount, VerbError, VerbResult};
 
 /// How long a daemon may take to put its store in order.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
@@ -69,9 +69,10 @@ impl Mounts {
         self.registry.save(&record)?;
         let mounted = self
             .serve(&mut record, first, !is_own(&id))
-            .and_then(|point| match &named.checkpoint {
-                Some(state) => self.show_past(&mut record, &point, &id, state),
-                None => Ok(point),
+            .and_then(|point| match (&named.checkpoint, &named.branch) {
+                (Some(state), _) => self.show_past(&mut record, &point, &id, state),
+                (None, Some(branch)) => self.show_branch(&record, branch),
+                (None, None) => Ok(point),
             });
         if mounted.is_err() && new {
             record.take(&id);
@@ -120,14 +121,80 @@ impl Mounts {
         what: &str,
         work: impl FnOnce(PathBuf) -> Result<T, E>,
     ) -> Result<T, E> {
-        let named = Named {
-            volume: volume.to_owned(),
-            checkpoint: None,
-        };
+        self.during_of(&Named::whole(volume), what, work)
+    }
+
+    /// The same with a past state or a branch; the branch is made if there is none.
+    ///
+    /// # Errors
+    /// As of [`Mounts::during`].
+    pub(super) fn during_of<T, E: From<VerbError>>(
+        &self,
+        named: &Named,
+        what: &str,
+        work: impl FnOnce(PathBuf) -> Result<T, E>,
+    ) -> Result<T, E> {
         let id = format!("{OWN_ID}{}-{what}", std::process::id());
-        let done = work(self.mount(&named, &id, None)?);
-        self.unmount(&named, &id)?;
+        let done = work(self.mount(named, &id, None)?);
+        self.unmount(named, &id)?;
         done
+    }
+
+    /// Makes a branch of a volume, which begins as that is now; one that there is stays.
+    ///
+    /// # Errors
+    /// `bad-option`: of a volume that is a fresh copy each time. Those of making a branch.
+    pub fn make_branch(&self, named: &Named) -> VerbResult<()> {
+        self.during_of(named, "branch", |_| Ok(()))
+    }
+
+    /// Drops a branch of a volume, to the trash of its tree, and forgets who has asked for it.
+    ///
+    /// # Errors
+    /// `branch-in-use`: it is mounted in a container, or a process has something of it open.
+    pub fn drop_branch(&self, volume: &str, branch: &str) -> VerbResult<()> {
+        let history = |volume| self.registry.history(&self.registry.get(volume)?);
+        if !history(volume)?
+            .branches()?
+            .iter()
+            .any(|one| one.name == branch)
+        {
+            // The name of one that was never made.
+            return Ok(());
+        }
+        self.during(volume, &format!("drop {branch}"), |_| {
+            history(volume)?.serving()?.ask(DropBranch {
+                name: branch.to_owned(),
+                force: false,
+                dry_run: false,
+            })
+        })?;
+        let _locked = self.registry.lock(volume)?;
+        let mut record = self.registry.get(volume)?;
+        let end = format!("@{}", branch_part(branch));
+        record.mounts.retain(|mount| !mount.id.ends_with(&end));
+        self.registry.save(&record)?;
+        if record.mounts.is_empty() {
+            self.rest(&mut record, false)?;
+        }
+        Ok(())
+    }
+
+    /// Where a volume, or a branch of it, is used besides where we put it.
+    fn used_elsewhere(&self, record: &Record, place: &Place) -> VerbResult<Option<Elsewhere>> {
+        if let Some(found) = facts::elsewhere(place)?.used.into_iter().next() {
+            return Ok(Some(found));
+        }
+        for branch in self.registry.history(record)?.branches()? {
+            let place = Place {
+                backing: branch.path.clone(),
+                point: branch.path,
+            };
+            if let Some(found) = facts::elsewhere_of(&place, true)?.used.into_iter().next() {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// Where a past state of a mounted volume is seen; it is pinned as long as it is used.
@@ -148,6 +215,20 @@ impl Mounts {
         // It may have been deleted just before.
         let shown = history.checkpoint(&number.to_string())?.id;
         Ok(point.join(".snapshots").join(shown.to_string()))
+    }
+
+    /// Where a branch of a mounted volume is mounted.
+    fn show_branch(&self, record: &Record, branch: &str) -> VerbResult<PathBuf> {
+        if record.parsed()?.ephemeral {
+            return Err(error(
+                Code::BadOption,
+                format!(
+                    "volume {} is a fresh copy each time: a branch of it would go with it",
+                    record.name
+                ),
+            ));
+        }
+        self.registry.history(record)?.branch(branch)
     }
 
     /// Mounts a volume, if it is not.
@@ -207,7 +288,7 @@ impl Mounts {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
         if is_ours_at(record, &options, &place)? {
-            if let Some(elsewhere) = facts::elsewhere(&place)?.used.first() {
+            if let Some(elsewhere) = self.used_elsewhere(record, &place)? {
                 tracing::info!(
                     name = record.name,
                     ?elsewhere,
@@ -325,7 +406,7 @@ impl Mounts {
         }
         let shown = Shown {
             here,
-            elsewhere: !facts::elsewhere(&place)?.used.is_empty(),
+            elsewhere: self.used_elsewhere(&record, &place)?.is_some(),
             ephemeral: options.ephemeral,
         };
         let before = record.mounts.len();
@@ -387,13 +468,19 @@ fn is_own(id: &str) -> bool {
     id.starts_with(OWN_ID)
 }
 
-/// The use of a past state is another one than that of the volume, though an engine may call both
-/// the same.
+/// The use of a past state, or of a branch, is another one than that of the volume, though an engine
+/// may call both the same.
 fn use_id(named: &Named, id: &str) -> String {
-    named
-        .checkpoint
-        .as_ref()
-        .map_or_else(|| id.to_owned(), |state| format!("{id}@{state}"))
+    match (&named.checkpoint, &named.branch) {
+        (Some(state), _) => format!("{id}@{state}"),
+        (None, Some(branch)) => format!("{id}@{}", branch_part(branch)),
+        (None, None) => id.to_owned(),
+    }
+}
+
+/// What a branch adds to the id of a use; no checkpoint can be called so.
+fn branch_part(branch: &str) -> String {
+    format!("branch/{branch}")
 }
 
 /// Whether a mount of the volume is one that we have made: in the pool nobody else does, and of a

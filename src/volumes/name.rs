@@ -3,36 +3,63 @@
 
 use super::error::{error, hinted};
 use crate::engine::api::{Code, VerbResult};
+use crate::engine::branches::check_name;
 
 /// Longest name in bytes: room is left for what is put behind it in names of files.
 pub const NAME_BYTES_MAX: usize = 200;
 
-/// What somebody calls a volume, or a past state of one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What the name of a branch of a volume has before it.
+const BRANCH: &str = "branch/";
+
+/// What somebody calls a volume, a past state or a branch of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
     /// The volume.
     pub volume: String,
     /// The checkpoint, of `volume@checkpoint`: what is meant is that state, read-only.
     pub checkpoint: Option<String>,
+    /// The branch, of `volume@branch/name`.
+    pub branch: Option<String>,
 }
 
-/// Takes `NAME`, or `NAME@CHECKPOINT`.
+impl Named {
+    /// A volume as a whole.
+    pub fn whole(volume: &str) -> Named {
+        Named {
+            volume: volume.to_owned(),
+            ..Named::default()
+        }
+    }
+}
+
+/// Takes `NAME`, `NAME@CHECKPOINT`, or `NAME@branch/BRANCH`.
 ///
 /// # Errors
 /// `bad-name`.
 pub fn parse(text: &str) -> VerbResult<Named> {
-    let (volume, checkpoint) = match text.split_once('@') {
-        Some((volume, checkpoint)) => (volume, Some(checkpoint)),
+    let (volume, rest) = match text.split_once('@') {
+        Some((volume, rest)) => (volume, Some(rest)),
         None => (text, None),
     };
     check(volume)?;
-    if let Some(checkpoint) = checkpoint {
-        check_checkpoint(checkpoint)?;
+    let whole = Named::whole(volume);
+    match rest.map(|rest| (rest, rest.strip_prefix(BRANCH))) {
+        None => Ok(whole),
+        Some((_, Some(branch))) => {
+            check_name(branch)?;
+            Ok(Named {
+                branch: Some(branch.to_owned()),
+                ..whole
+            })
+        }
+        Some((checkpoint, None)) => {
+            check_checkpoint(checkpoint)?;
+            Ok(Named {
+                checkpoint: Some(checkpoint.to_owned()),
+                ..whole
+            })
+        }
     }
-    Ok(Named {
-        volume: volume.to_owned(),
-        checkpoint: checkpoint.map(str::to_owned),
-    })
 }
 
 /// A name is a letter or digit, and then letters, digits, `_`, `.` and `-`; so it is one component
@@ -136,6 +163,10 @@ mod tests {
             "a@b/c",
             "a@-n",
             "a@\u{1}",
+            "a@branch/",
+            "a@branch/../b",
+            "a@branch/b/c",
+            "a@branch/-b",
             &long,
         ];
         for bad in bad {
@@ -152,10 +183,17 @@ mod tests {
         assert_eq!(
             parse("v@a@b").unwrap(),
             Named {
-                volume: "v".into(),
-                checkpoint: Some("a@b".into())
+                checkpoint: Some("a@b".into()),
+                ..Named::whole("v")
             }
         );
-        assert_eq!(parse("v").unwrap().checkpoint, None);
+        assert_eq!(parse("v").unwrap(), Named::whole("v"));
+        assert_eq!(
+            parse("v@branch/try-1").unwrap(),
+            Named {
+                branch: Some("try-1".into()),
+                ..Named::whole("v")
+            }
+        );
     }
 }

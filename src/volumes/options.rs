@@ -117,6 +117,9 @@ impl Options {
             match name.as_str() {
                 "from" => {
                     let from = name::parse(value)?;
+                    if from.branch.is_some() {
+                        return Err(wrong());
+                    }
                     options.from = Some((from.volume, from.checkpoint));
                 }
                 "checkpoint" | "fromSnapshot" => {

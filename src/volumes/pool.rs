@@ -15,7 +15,7 @@ use super::record::Record;
 use super::registry::{Registry, no_such};
 use super::trash::Trash;
 use super::verbs::Verbs;
-use crate::engine::api::{Code, VerbResult};
+use crate::engine::api::{BranchInfo, Code, VerbResult};
 use crate::engine::word::word;
 
 /// A pool of volumes.
@@ -150,6 +150,7 @@ impl Pool {
         let mut record = self.registry.load(name)?.ok_or_else(|| no_such(name))?;
         let options = record.parsed()?;
         let place = self.registry.place(&record)?;
+        refuse_branches(name, &self.registry.history(&record)?.branches()?)?;
         self.mounts.end(&record, &options, &place)?;
         record.removing = true;
         record.mounts.clear();
@@ -208,4 +209,17 @@ impl Pool {
         remove_file(&dirs.image(&record.name))?;
         dirs.set_gone(&record.name)
     }
+}
+
+/// Refuses to remove a volume of which there are branches, in which there may be work.
+fn refuse_branches(volume: &str, branches: &[BranchInfo]) -> VerbResult<()> {
+    let Some(first) = branches.first() else {
+        return Ok(());
+    };
+    let names: Vec<&str> = branches.iter().map(|branch| branch.name.as_str()).collect();
+    Err(hinted(
+        Code::InUse,
+        format!("volume {volume} has branches: {}", names.join(", ")),
+        format!("remove them first: {volume}@branch/{}", first.name),
+    ))
 }

@@ -172,19 +172,26 @@ fn within<T: Send + 'static>(
 fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
     let named = name::parse(&asked.name)?;
     let options = asked.opts.clone().unwrap_or_default();
-    if named.checkpoint.is_none() {
-        return pool.create(&named.volume, &options).map(drop);
-    }
+    let what = match (&named.checkpoint, &named.branch) {
+        (None, None) => return pool.create(&named.volume, &options).map(drop),
+        (Some(_), _) => "past state",
+        (None, Some(_)) => "branch",
+    };
     if !options.is_empty() {
         return Err(error(
             Code::BadOption,
-            format!("{} is a past state, and takes no options", asked.name),
+            format!("{} is a {what}, and takes no options", asked.name),
         ));
     }
-    found(pool.registry(), &asked.name).map(drop)
+    found(pool.registry(), &asked.name)?;
+    match named.branch {
+        // It begins as the volume is now.
+        Some(_) => pool.mounts().make_branch(&named),
+        None => Ok(()),
+    }
 }
 
-/// A volume, and if a checkpoint is named, it is there.
+/// A volume, and if a checkpoint is named, it is there. A branch need not be: who mounts it makes it.
 fn found(registry: &Registry, text: &str) -> VerbResult<(Record, Named)> {
     let named = name::parse(text)?;
     let record = registry.get(&named.volume)?;
@@ -199,12 +206,20 @@ fn seen_at(registry: &Registry, record: &Record, named: &Named) -> VerbResult<St
     let Some(point) = registry.mountpoint(record)? else {
         return Ok(String::new());
     };
-    let seen = match &named.checkpoint {
-        Some(state) => point
-            .join(".snapshots")
-            .join(registry.history(record)?.checkpoint(state)?.id.to_string()),
-        None => point,
+    let history = registry.history(record)?;
+    let seen = match (&named.checkpoint, &named.branch) {
+        (Some(state), _) => {
+            let id = history.checkpoint(state)?.id.to_string();
+            Some(point.join(".snapshots").join(id))
+        }
+        (None, Some(branch)) => {
+            let mut all = history.branches()?.into_iter();
+            all.find(|one| one.name == *branch && one.mounted)
+                .map(|one| one.path)
+        }
+        (None, None) => Some(point),
     };
+    let seen = seen.unwrap_or_default();
     Ok(seen.to_string_lossy().into_owned())
 }
 
@@ -216,15 +231,20 @@ fn listed(registry: &Registry, record: &Record) -> VerbResult<Value> {
     Ok(json!({"Name": record.name, "Mountpoint": mountpoint, "CreatedAt": record.created}))
 }
 
-/// All that is known of a volume, or a past state of one.
+/// All that is known of a volume, a past state or a branch of one.
 ///
 /// # Errors
 /// `no-such-volume`, `unknown-checkpoint`.
 pub fn inspect(registry: &Registry, text: &str) -> VerbResult<Value> {
     let (record, named) = found(registry, text)?;
-    let status = match &named.checkpoint {
-        None => status(registry, &record),
-        Some(state) => {
+    let status = match (&named.checkpoint, &named.branch) {
+        (None, None) => status(registry, &record),
+        (None, Some(branch)) => {
+            let mut all = registry.history(&record)?.branches()?.into_iter();
+            let there = all.find(|one| one.name == *branch);
+            json!({"volume": record.name, "branch": branch, "made": there.is_some(), "base": there.and_then(|one| one.base)})
+        }
+        (Some(state), _) => {
             let checkpoint = registry.history(&record)?.checkpoint(state)?;
             json!({"volume": record.name, "checkpoint": told(&checkpoint, &Sizes::load(registry, &record.name).unwrap_or_default()), "readonly": true})
         }
@@ -271,6 +291,12 @@ pub fn status(registry: &Registry, record: &Record) -> Value {
         Some(Err(error)) => add("warning", json!(said(&error))),
         None => add("warning", json!("the history does not answer in time")),
     }
+    if let Ok(branches) = registry.history(record).and_then(|one| one.branches())
+        && !branches.is_empty()
+    {
+        let names = branches.iter().map(|branch| branch.name.as_str());
+        add("branches", names.collect());
+    }
     if let Some(parent) = &record.parent {
         add(
             "parent",
@@ -295,10 +321,11 @@ fn told(checkpoint: &CheckpointInfo, sizes: &Sizes) -> Told {
 /// Removes a volume.
 fn remove(pool: &Pool, text: &str) -> VerbResult<()> {
     let named = name::parse(text)?;
-    match named.checkpoint {
+    match (named.checkpoint, named.branch) {
         // A past state is not a thing of its own: what an engine forgets is only its name for it.
-        Some(_) => pool.registry().get(&named.volume).map(drop),
-        None => pool.remove_beside(&named.volume),
+        (Some(_), _) => pool.registry().get(&named.volume).map(drop),
+        (None, Some(branch)) => pool.mounts().drop_branch(&named.volume, &branch),
+        (None, None) => pool.remove_beside(&named.volume),
     }
 }
 

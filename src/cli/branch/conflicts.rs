@@ -1,36 +1,195 @@
 //! `ckptfs branch conflicts`.
 
-use std::io::Write;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Command, Stdio};
+
+use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::error::Outcome;
+use super::super::error::{Outcome, plain};
 use super::super::locate;
-use crate::engine::api::{Conflict, ListConflicts};
+use super::super::output::Out;
+use crate::engine::api::{
+    ChangeKind, Clash, Conflict, ListConflicts, Touch, TreePath, WatchConflicts, Watched,
+};
+use crate::sys;
 
-/// List the paths that more than one branch has changed, or a branch and this tree
+const SHELL: &str = "/bin/sh";
+
+/// List what more than one branch has changed, or a branch and this tree
 ///
-/// One line for each: the path, and who. Known while they work, from what each has recorded since
-/// its base.
+/// One line for each file or path: where it is in the base, and who. Known while they work, from
+/// what each has recorded since its base; what was renamed here and edited there is one file.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Tell of each two what would clash in a merge, and what comes together
+    #[arg(long)]
+    check: bool,
+    /// Stay, and print each that appears, changes or goes as a line of JSON
+    #[arg(long, conflicts_with = "check")]
+    watch: bool,
+    /// With --watch: run CMD with the shell for each that appears or changes, those that are there
+    /// already too; CKPTFS_PATH, CKPTFS_BRANCHES and CKPTFS_KIND say which
+    #[arg(long, value_name = "CMD", requires = "watch")]
+    exec: Option<OsString>,
+}
 
-pub fn run(Args {}: Args, context: &mut Context) -> Outcome {
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    if args.watch {
+        return watch(args.exec.as_deref(), context);
+    }
     let mut served = locate::served(context.dir())?;
-    let all = served.client.ask(ListConflicts)?;
+    let all = served.client.ask(ListConflicts { check: args.check })?;
     context.out.answer(&all, |out| {
-        for Conflict {
-            path,
-            branches,
-            parent,
-        } in &all
-        {
-            let mut line = out.name(&path.0).into_owned();
-            let here = parent.then_some("this tree");
-            let who: Vec<&str> = branches.iter().map(String::as_str).chain(here).collect();
-            write!(line, "\t{}", who.join(", "))?;
-            line.push(b'\n');
-            out.bytes(&line)?;
-        }
-        Ok(())
+        all.iter().try_for_each(|conflict| {
+            let line = line(conflict, out);
+            out.bytes(&line)
+        })
     })
+}
+
+/// The path, and who has touched it: where they have it elsewhere, or have deleted it, that too.
+fn line(conflict: &Conflict, out: &Out) -> Vec<u8> {
+    let mut line = out.name(&conflict.path.0).into_owned();
+    let here = conflict.parent.then_some(None);
+    let all = conflict.branches.iter().map(Some).chain(here);
+    for (number, by) in all.enumerate() {
+        line.extend_from_slice(if number == 0 { b"\t" } else { b", " });
+        line.extend_from_slice(by.map_or("this tree", String::as_str).as_bytes());
+        let did = |touch: &&Touch| touch.by.as_ref() == by;
+        let mut touched = conflict.touched.iter().filter(did);
+        if let Some(touch) = touched.next() {
+            match touch.change {
+                ChangeKind::Renamed => {
+                    line.extend_from_slice(b" (as ");
+                    line.extend_from_slice(&out.name(&touch.path.0));
+                    line.push(b')');
+                }
+                ChangeKind::Deleted => line.extend_from_slice(b" (deleted)"),
+                _ => {}
+            }
+        }
+    }
+    if let Some(clashes) = &conflict.clashes {
+        let told: Vec<String> = clashes.iter().map(clash).collect();
+        let told = match &told[..] {
+            [] => "comes together".to_owned(),
+            told => told.join(", "),
+        };
+        line.extend_from_slice(format!("\t{told}").as_bytes());
+    }
+    line.push(b'\n');
+    line
+}
+
+/// Who clashes, and in what.
+fn clash(clash: &Clash) -> String {
+    let ours = clash.ours.as_deref().unwrap_or("this tree");
+    let what = serde_json::to_value(clash.conflict.what);
+    let what = what.ok().and_then(|what| what.as_str().map(str::to_owned));
+    format!(
+        "{} and {ours} clash ({})",
+        clash.theirs,
+        what.unwrap_or_default()
+    )
+}
+
+/// What became of a conflict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    Appeared,
+    /// Others have touched it too, or no longer, or something else was done to it.
+    Changed,
+    Gone,
+}
+
+/// A line of `--watch`.
+#[derive(Serialize)]
+struct Event<'a> {
+    kind: Kind,
+    #[serde(flatten)]
+    conflict: &'a Conflict,
+}
+
+/// What a conflict is told by.
+type Known = BTreeMap<(TreePath, Option<u64>), Conflict>;
+
+/// Prints what is there, and then what changes, until the daemon ends or nobody reads.
+fn watch(exec: Option<&OsStr>, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let (mut known, mut seen) = (Known::new(), None);
+    loop {
+        // Of a daemon that takes over it is asked again, with what was seen of the one before.
+        let Watched {
+            seen: now,
+            conflicts,
+        } = served.client.ask(WatchConflicts { seen })?;
+        seen = Some(now);
+        if sys::is_unread(io::stdout()) {
+            return Ok(());
+        }
+        let Some(conflicts) = conflicts else { continue };
+        let key = |conflict: Conflict| ((conflict.path.clone(), conflict.inode), conflict);
+        let there: Known = conflicts.into_iter().map(key).collect();
+        let gone = known.iter().filter(|(key, _)| !there.contains_key(key));
+        let mut events: Vec<Event<'_>> = gone
+            .map(|(_, conflict)| Event {
+                kind: Kind::Gone,
+                conflict,
+            })
+            .collect();
+        for (key, conflict) in &there {
+            let kind = match known.get(key) {
+                None => Kind::Appeared,
+                Some(before) if before != conflict => Kind::Changed,
+                Some(_) => continue,
+            };
+            events.push(Event { kind, conflict });
+        }
+        for event in &events {
+            context.out.json(event)?;
+        }
+        context.out.flush()?;
+        for event in &events {
+            if let Some(command) = exec.filter(|_| event.kind != Kind::Gone) {
+                tell(command, event, &context.out);
+            }
+        }
+        known = there;
+    }
+}
+
+/// Runs the user's command for a conflict, and waits for it: what changes meanwhile is told
+/// together afterwards. The path is somebody else's, so it is a variable, and no part of the
+/// command.
+fn tell(command: &OsStr, event: &Event<'_>, out: &Out) {
+    let conflict = event.conflict;
+    let kind = match event.kind {
+        Kind::Changed => "changed",
+        _ => "appeared",
+    };
+    let mut shell = Command::new(SHELL);
+    shell
+        .arg("-c")
+        .arg(command)
+        .env("CKPTFS_PATH", OsStr::from_bytes(&conflict.path.0))
+        .env("CKPTFS_BRANCHES", conflict.branches.join(" "))
+        .env("CKPTFS_PARENT", if conflict.parent { "1" } else { "" })
+        .env("CKPTFS_KIND", kind)
+        .stdin(Stdio::null());
+    // stdout is data.
+    let ended = io::stderr()
+        .as_fd()
+        .try_clone_to_owned()
+        .and_then(|stderr| shell.stdout(Stdio::from(stderr)).status());
+    match ended {
+        Ok(status) if status.success() => {}
+        Ok(status) => out.warn(&format!("the command failed: {status}")),
+        Err(cause) => out.warn(&format!("the command was not run: {}", plain(&cause))),
+    }
 }

@@ -1,6 +1,5 @@
 //! `ckptfs branch create`.
 
-use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use super::super::mounts;
 use super::super::output::Out;
 use super::git::{self, Attached, DOT_GIT};
 use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbError, VerbResult};
-use crate::engine::branches::check_name;
+use crate::engine::branches::{self, check_name};
 use crate::engine::word::word;
 use crate::sys::MountPoint;
 
@@ -186,16 +185,7 @@ fn beside(served: &Served, name: &str) -> VerbResult<PathBuf> {
     let backing = mounts::top(&table, &served.root)
         .and_then(MountPoint::backing)
         .unwrap_or_else(|| served.root.clone());
-    let own = backing.file_name().ok_or_else(|| {
-        error(
-            Code::BadPath,
-            "the tree has no name that a branch could have",
-        )
-    })?;
-    let mut file = OsString::from(own);
-    file.push("@");
-    file.push(name);
-    Ok(backing.with_file_name(file))
+    branches::beside(&backing, name)
 }
 
 /// The directory that a branch is made in, with the rights of whoever asks.

@@ -159,15 +159,19 @@ fn told(dropped: &DroppedBranch) -> Vec<String> {
         || "not mounted, so what it has changed is not known".to_owned(),
         changes::count,
     );
-    let mut lines = vec![format!("{verb} {name} ({count})")];
-    let shown = dropped.changed.len() as u64;
+    // What is lost is told; where that is not known, all that was changed.
+    let (paths, all, what) = match (dropped.branch.unmerged, dropped.branch.changed) {
+        (Some(0), Some(1..)) => (&dropped.unmerged, 0, ", all merged"),
+        (Some(left), Some(changed)) if changed > 0 => (&dropped.unmerged, left, ", not merged:"),
+        (_, changed) => (&dropped.changed, changed.unwrap_or(0), ""),
+    };
+    let mut lines = vec![format!("{verb} {name} ({count}{what})")];
     lines.extend(
-        dropped
-            .changed
+        paths
             .iter()
             .map(|path| format!("  {}", String::from_utf8_lossy(&path.0))),
     );
-    let more = dropped.branch.changed.unwrap_or(0).saturating_sub(shown);
+    let more = all.saturating_sub(paths.len() as u64);
     lines.extend((more > 0).then(|| format!("  and {more} more")));
     if !dropped.dry_run {
         lines.push(format!(

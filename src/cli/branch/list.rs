@@ -18,15 +18,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let all = locate::history(context.dir())?.ask(ListBranches {
         dropped: args.dropped,
         counted: true,
+        ..ListBranches::default()
     })?;
     context.out.answer(&all, |out| print(out, &all))
 }
 
 fn print(out: &mut Out, all: &[BranchInfo]) -> std::io::Result<()> {
-    let base = |branch: &BranchInfo| {
-        branch
-            .base
-            .map_or_else(|| "-".to_owned(), |base| format!("at {base}"))
+    let base = |branch: &BranchInfo| match (branch.merge_base, branch.base) {
+        (Some(merged), _) if merged.of_branch => format!("merged {}", merged.checkpoint),
+        (Some(updated), _) => format!("at {}", updated.checkpoint),
+        (None, Some(base)) => format!("at {base}"),
+        (None, None) => "-".to_owned(),
     };
     let state = |branch: &BranchInfo| match (branch.changed, branch.mounted) {
         (Some(changed), _) => format!("{changed} changed"),

@@ -9,6 +9,7 @@ mod list;
 mod mount;
 mod restore;
 mod run;
+mod update;
 
 use clap::Subcommand;
 
@@ -48,6 +49,7 @@ verbs! {
     Run(run),
     List(list),
     Diff(diff),
+    Update(update),
     Conflicts(conflicts),
     Mount(mount),
     Drop(drop),

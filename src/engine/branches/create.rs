@@ -28,10 +28,12 @@ use crate::sys::{self, Kind, Stat};
 /// The first checkpoint of a store.
 const FIRST: CheckpointId = CheckpointId(1);
 
+/// `reason`: why its base is made, if it is.
 pub(super) fn create(
     engine: &Engine,
     requester: &Requester,
     asked: &CreateBranch,
+    reason: Reason,
 ) -> VerbResult<BranchInfo> {
     let CreateBranch { name, path, .. } = asked;
     let _claim = engine.branches.claim(name)?;
@@ -70,7 +72,7 @@ pub(super) fn create(
     let (root, like) = new_dir(engine, requester, asked)?;
     entry.base = match given {
         Some(base) => base,
-        None => checkpoint(engine, requester, name)?,
+        None => checkpoint(engine, requester, name, reason)?,
     };
     hold(engine, &entry)?;
     let made = fresh::make(engine, requester.by(), &entry, &root, &like).and_then(|branch| {
@@ -171,15 +173,19 @@ fn new_dir(
     Ok((root, like))
 }
 
-fn checkpoint(engine: &Engine, requester: &Requester, name: &str) -> VerbResult<CheckpointId> {
+fn checkpoint(
+    engine: &Engine,
+    requester: &Requester,
+    name: &str,
+    reason: Reason,
+) -> VerbResult<CheckpointId> {
     let options = CheckpointOptions {
         note: format!("base of the branch {name}"),
         ..CheckpointOptions::default()
     };
     let made = engine
         .checkpoints
-        .checkpoint_with_hooks(requester.by(), &options, Reason::Asked)?;
-    engine.snapdir.snapdir_changed();
+        .checkpoint_with_hooks(requester.by(), &options, reason)?;
     Ok(made.id)
 }
 

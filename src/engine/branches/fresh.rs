@@ -101,7 +101,7 @@ pub(super) fn make(
     };
     mark_branch(root, &marked).map_err(registry_failed)?;
     let tree = BranchTree {
-        name: entry.name.clone(),
+        id: entry.id,
         root: root
             .try_clone()
             .map_err(|cause| error::io_error(STORE_NAME, cause))?,

@@ -6,12 +6,19 @@ use std::path::Path;
 use super::Branch;
 use super::verbs::{BranchInfo, ListBranches};
 use crate::engine::Engine;
-use crate::engine::api::{Change, ChangeKind, VerbResult};
+use crate::engine::api::{Change, VerbResult};
 use crate::engine::bases::registry_failed;
+use crate::engine::compare::change;
 use crate::engine::error;
+use crate::engine::merge::{Kin, MergeBase, changed_by, unmerged};
+use crate::history::diff::{Difference, Differs};
 use crate::history::state::State;
+use crate::history::touched::Touched;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::{Registered, branches_of};
+use crate::store::layout::merges::MergeInto;
+use crate::sys::{Kind, SysResult};
+use crate::tree::has_attrs;
 
 /// Files of a branch that are counted at most.
 const COUNTED_MAX: usize = 200_000;
@@ -30,11 +37,21 @@ pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<Bran
             continue;
         };
         info.mounted = true;
+        match moved_base(engine, &branch) {
+            Ok(base) => info.merge_base = base,
+            Err(error) => info.trouble = Some(error.message),
+        }
+        if asked.unmerged {
+            match unmerged(engine, &branch) {
+                Ok(paths) => info.unmerged = Some(paths.len() as u64),
+                Err(error) => info.trouble = Some(error.message),
+            }
+        }
         if !asked.counted {
             continue;
         }
         info.bytes = own_bytes(&branch.engine);
-        match changes(&branch) {
+        match changes(engine, &branch) {
             Ok(changes) => info.changed = Some(changes.len() as u64),
             Err(error) => info.trouble = Some(error.message),
         }
@@ -58,22 +75,64 @@ fn infos(registered: Registered, dropped: bool) -> Vec<BranchInfo> {
         .collect()
 }
 
-/// What a branch has changed since it began.
-pub(super) fn changes(branch: &Branch) -> VerbResult<Vec<Change>> {
-    changes_since(&branch.engine, branch.since)
+/// What a branch and its parent have in common, if that is not what the branch began as.
+pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<MergeBase>> {
+    let kin = Kin { parent, branch };
+    let base = kin.base(State::Live, State::Live)?;
+    Ok(Some(base).filter(|base| !kin.is_first(*base)))
 }
 
-/// What differs from a checkpoint. Directories that only have other times, because something in
-/// them came or went, are left out: that is told by what came.
-pub(super) fn changes_since(engine: &Engine, since: CheckpointId) -> VerbResult<Vec<Change>> {
-    engine.checkpoints.settle();
-    let mut changes = engine
-        .states
-        .compare_all(State::At(since), State::Live)
-        .map_err(error::tree_not_compared)?;
-    changes.retain(|change| {
-        !(change.change == ChangeKind::Modified && change.kind == crate::sys::Kind::Dir)
+/// What a branch has changed since it and its parent were one.
+pub(super) fn changes(parent: &Engine, branch: &Branch) -> VerbResult<Vec<Change>> {
+    changed_by(Kin { parent, branch }, MergeInto::Branch)
+}
+
+/// What a branch has changed since it began, as inodes. The caller has settled it.
+pub(super) fn differences(branch: &Branch) -> SysResult<Vec<Differs>> {
+    differences_since(&branch.engine, branch.since)
+}
+
+/// What a branch has recorded since it began.
+pub(super) fn recorded(branch: &Branch) -> SysResult<Touched> {
+    branch.engine.states.touched(branch.since, None)
+}
+
+/// What differs from a checkpoint, but for what was changed behind our back. Directories that only
+/// have other times, because something in them came or went, are left out: that is told by what
+/// came. The caller has settled the tree.
+pub(super) fn differences_since(engine: &Engine, since: CheckpointId) -> SysResult<Vec<Differs>> {
+    let states = &engine.states;
+    let mut differs = states.differs_since(since)?;
+    let (before, now) = (states.view(State::At(since)), states.view(State::Live));
+    differs.retain(|one| match (&one.old, &one.new) {
+        (Some(old), Some(new)) if one.how == Difference::Modified && one.kind == Kind::Dir => {
+            // What cannot be told of it may differ.
+            !has_attrs((&before, old), (&now, new), false).unwrap_or(false)
+        }
+        _ => true,
     });
+    Ok(differs)
+}
+
+/// As [`differences_since`], with what was changed behind our back.
+pub(in crate::engine) fn changes_since(
+    engine: &Engine,
+    since: CheckpointId,
+) -> VerbResult<Vec<Change>> {
+    engine.checkpoints.settle();
+    let found = || -> SysResult<Vec<Change>> {
+        let differs = differences_since(engine, since)?.into_iter();
+        let unseen = engine
+            .states
+            .unseen_between(State::At(since), State::Live)?;
+        Ok(differs
+            .map(|one| change(one, false))
+            .chain(unseen)
+            .collect())
+    };
+    let mut changes = found().map_err(error::tree_not_compared)?;
+    changes.sort_by(|a, b| a.path.cmp(&b.path));
+    changes.dedup_by(|a, b| a.path == b.path);
     Ok(changes)
 }
 

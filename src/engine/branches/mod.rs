@@ -7,20 +7,24 @@
 //! session does so, as the parent's [`Host`].
 //!
 //! **Locking.** The table and the names that are being worked on are leaves. While a branch is
-//! made, mounted, dropped or merged its name is claimed ([`Branches::claim`]): a second such
+//! made, mounted, dropped, merged or updated its name is claimed ([`Branches::claim`]): a second such
 //! request is refused at once, and waits for nothing.
 
-mod conflicts;
 mod create;
+pub(in crate::engine) mod dir;
 mod fresh;
 mod list;
 mod open;
+pub mod radar;
 mod trash;
 pub mod verbs;
+mod watchers;
 
+pub(super) use list::changes_since;
 pub(super) use trash::{invert, obstacle};
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -33,6 +37,7 @@ use super::word::word;
 use super::{Engine, error::error};
 use crate::history::base::Base;
 use crate::store::ids::CheckpointId;
+use crate::store::layout::StoreId;
 use crate::store::layout::branches::{BranchEntry, Registry, is_branch_name};
 use crate::sys::lock::Mutex;
 
@@ -71,8 +76,8 @@ impl Branch {
 
 /// A directory that is to be served as a branch.
 pub struct BranchTree {
-    /// What it is called.
-    pub name: String,
+    /// Its store.
+    pub id: StoreId,
     /// Its directory, opened before anything is mounted over it.
     pub root: OwnedFd,
     /// Where that is, and where it is to be mounted.
@@ -83,11 +88,28 @@ pub struct BranchTree {
 
 /// Whoever serves a tree, and can serve others: the daemon.
 pub trait Host: Send + Sync {
+    /// The directory of a branch whose mount a worker before us has left, and that is to be served
+    /// on; `None`: there is none. **Nothing at the path of such a branch may be asked for**: nobody
+    /// would answer.
+    ///
+    /// # Errors
+    /// EMFILE.
+    fn left(&self, id: StoreId) -> VerbResult<Option<OwnedFd>>;
+
+    /// Nobody goes on with what is left of a branch: requests fail from now on, and do not wait.
+    fn give_up(&self, id: StoreId);
+
     /// How a branch is to be served: as its parent.
     ///
     /// # Errors
     /// It cannot be made ready for.
     fn config(&self, tree: BranchTree) -> VerbResult<Config>;
+
+    /// Where a branch of this name is made that nobody says a place for: beside the tree.
+    ///
+    /// # Errors
+    /// `bad-path`: the tree has no name.
+    fn beside(&self, name: &str) -> VerbResult<PathBuf>;
 
     /// Takes away what a daemon that died has left mounted at `path`, if that was ours, and waits for
     /// a branch from there that is being closed.
@@ -96,8 +118,8 @@ pub trait Host: Send + Sync {
     /// It cannot be taken away.
     fn clear(&self, path: &Path) -> VerbResult<()>;
 
-    /// Mounts a branch and answers for it, with a control socket in its store; it serves when this
-    /// returns. `fresh`: its directory was made a moment ago, so nobody has anything of it. At the
+    /// Mounts a branch, or goes on with the mount that is left, and answers for it, with a control
+    /// socket in its store; it serves when this returns. `fresh`: its directory was made a moment ago, so nobody has anything of it. At the
     /// end of its mount [`Branches::ended`] of the parent is called.
     ///
     /// # Errors
@@ -141,6 +163,7 @@ pub struct Branches {
     host: OnceLock<Arc<dyn Host>>,
     open: Mutex<BTreeMap<String, Arc<Branch>>>,
     claimed: Mutex<BTreeSet<String>>,
+    watchers: watchers::Watchers,
 }
 
 /// A branch that somebody works on: nobody else makes, mounts, drops or merges it until this is
@@ -169,9 +192,9 @@ impl Branches {
         let _ = self.host.set(host);
     }
 
-    /// This tree is a branch itself.
-    pub(super) fn is_of_one(&self) -> bool {
-        self.own.is_some()
+    /// The store of this tree, if it is a branch itself.
+    pub fn own_id(&self) -> Option<StoreId> {
+        self.own.as_ref().map(|own| own.id)
     }
 
     pub(super) fn host(&self) -> VerbResult<&Arc<dyn Host>> {
@@ -228,6 +251,11 @@ impl Branches {
         })
     }
 
+    /// The tree is served no longer: who watches it is told.
+    pub(super) fn close(&self) {
+        self.watchers.end();
+    }
+
     /// The mount of a branch is gone: it is not open any more.
     pub fn ended(&self, name: &str) {
         self.open.lock().remove(name);
@@ -282,6 +310,22 @@ pub fn check_name(name: &str) -> VerbResult<()> {
         format!("{name:?} cannot be the name of a branch"),
         "a name has 1 to 64 letters, digits, _ . and -, begins with neither . nor -, and does not end in .new",
     ))
+}
+
+/// Where a branch of a tree is made that nobody says a place for: beside it, `TREE@NAME`.
+///
+/// # Errors
+/// `bad-path`: the tree has no name.
+pub fn beside(tree: &Path, name: &str) -> VerbResult<PathBuf> {
+    let mut file = tree.file_name().map(OsString::from).ok_or_else(|| {
+        error(
+            Code::BadPath,
+            "the tree has no name that a branch could have",
+        )
+    })?;
+    file.push("@");
+    file.push(name);
+    Ok(tree.with_file_name(file))
 }
 
 fn no_branch(name: &str, known: &[String]) -> VerbError {

@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
+use crate::engine::merge::Kin;
 use crate::engine::word::word;
 use crate::store::layout::branch_store::unmake_branch;
 use crate::store::layout::branches::{BranchEntry, branch_mark, parent_and_name, store_id};
@@ -45,7 +46,12 @@ pub(super) fn open_dir(path: &Path) -> VerbResult<OwnedFd> {
 /// # Errors
 /// `not-found`; `bad-branch`: it is something else.
 pub(super) fn open_branch(engine: &Engine, entry: &BranchEntry) -> VerbResult<OwnedFd> {
-    let root = open_dir(&entry.path)?;
+    check_branch(engine, entry, open_dir(&entry.path)?)
+}
+
+/// # Errors
+/// `bad-branch`: the directory is something else.
+fn check_branch(engine: &Engine, entry: &BranchEntry, root: OwnedFd) -> VerbResult<OwnedFd> {
     let failed = |errno| error::failed("the branch cannot be opened")(errno);
     let (found, like) = (
         sys::stat_fd(&root).map_err(failed)?,
@@ -101,7 +107,11 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
             ),
         ));
     }
-    host.clear(&entry.path)?;
+    // The path of a mount that was left leads to that.
+    let left = host.left(entry.id)?;
+    if left.is_none() {
+        host.clear(&entry.path)?;
+    }
     if !engine.timeline().catalogue.is_stored(entry.base) {
         return Err(error::error(
             Code::UnknownCheckpoint,
@@ -112,23 +122,60 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
         ));
     }
     if entry.unsynced.is_some() {
-        fresh::settle(engine, entry, &open_dir(&entry.path)?)?;
+        match &left {
+            Some(root) => fresh::settle(engine, entry, root)?,
+            None => fresh::settle(engine, entry, &open_dir(&entry.path)?)?,
+        }
     }
-    let root = open_branch(engine, entry)?;
+    let root = match left {
+        Some(root) => check_branch(engine, entry, root)?,
+        None => open_branch(engine, entry)?,
+    };
     let tree = BranchTree {
-        name: entry.name.clone(),
+        id: entry.id,
         root,
         path: entry.path.clone(),
         base: engine.as_base(entry.base),
     };
     let branch = Engine::open(host.config(tree)?)?;
-    engine.branches.serve(Branch::of(entry, branch), false)
+    let branch = Branch::of(entry, branch);
+    Kin {
+        parent: engine,
+        branch: &branch,
+    }
+    .settle();
+    engine.branches.serve(branch, false)
 }
 
 impl Brancher<'_> {
+    /// Goes on with the mounts that a worker before us has left. To be called before anything else
+    /// is done to branches: until then nobody answers for what is at their paths.
+    pub fn go_on(&self) {
+        let Ok(host) = self.engine.branches.host() else {
+            return;
+        };
+        // If it cannot be read that is told when they are to be mounted.
+        let registered = self.registry().all().unwrap_or_default();
+        for entry in registered.entries {
+            if !entry.made || matches!(host.left(entry.id), Ok(None)) {
+                continue;
+            }
+            let claimed = self.engine.branches.claim(&entry.name);
+            if let Err(error) = claimed.and_then(|_claim| mount(self.engine, &entry)) {
+                tracing::warn!(branch = entry.name, %error, "its mount does not go on");
+                host.give_up(entry.id);
+            }
+        }
+    }
+
     /// Puts right what a kill has left of branches, and mounts those that there are. What cannot be
     /// mounted is told as a warning, and stays registered.
     pub fn mount_all(&self) {
+        self.mount_registered();
+        self.engine.branches.watchers.settle(true);
+    }
+
+    fn mount_registered(&self) {
         let registry = self.registry();
         let is_there = |entry: &BranchEntry| open_branch(self.engine, entry).is_ok();
         if let Err(error) = registry.settle(is_there) {
@@ -167,6 +214,7 @@ impl Brancher<'_> {
     /// # Errors
     /// As [`super::Host::end`].
     pub fn end_all(&self, how: Ending) -> VerbResult<()> {
+        self.engine.branches.watchers.settle(false);
         // Nobody holds a branch while it ends.
         let names: Vec<String> = self.engine.branches.open.lock().keys().cloned().collect();
         let Ok(host) = self.engine.branches.host() else {

@@ -10,6 +10,7 @@ use super::{Branch, Brancher, Ending, internal, no_branch};
 use crate::engine::api::{TreePath, VerbError, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
+use crate::engine::merge::unmerged;
 use crate::engine::word::word;
 use crate::engine::{Engine, Keep};
 use crate::store::StoreError;
@@ -34,20 +35,26 @@ pub(super) fn drop_branch(
     let _claim = engine.branches.claim(name)?;
     let entry = Brancher::new(engine).registered(name)?;
     let open = engine.branches.get(name).ok();
-    let mut changed: Vec<TreePath> = Vec::new();
+    let (mut changed, mut left): (Vec<TreePath>, Vec<TreePath>) = (Vec::new(), Vec::new());
     let mut info = BranchInfo {
         mounted: open.is_some(),
         ..BranchInfo::of(&entry)
     };
     if let Some(branch) = &open {
-        let all = changes(branch)?;
+        let all = changes(engine, branch)?;
         info.changed = Some(all.len() as u64);
         changed.extend(all.into_iter().map(|change| change.path).take(TOLD_MAX));
         check_childless(name, &Brancher::new(&branch.engine).names()?)?;
+        // That it is not known keeps nobody from dropping it.
+        if let Ok(paths) = unmerged(engine, branch) {
+            info.unmerged = Some(paths.len() as u64);
+            left.extend(paths.into_iter().take(TOLD_MAX));
+        }
     }
     let report = |branch| DroppedBranch {
         branch,
         changed,
+        unmerged: left,
         dry_run: *dry_run,
     };
     if *dry_run {

@@ -4,14 +4,18 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Brancher, conflicts, create, list, open, trash};
+use super::dir::BranchDir;
+use super::{Brancher, create, list, open, trash};
 use crate::engine::Engine;
-use crate::engine::api::{StateName, TreePath, VerbResult, host_path};
+use crate::engine::api::{Change, StateName, TreePath, VerbResult, host_path};
+use crate::engine::merge::{Kin, MergeBase, changed_by};
 use crate::engine::offline::Offline;
 use crate::engine::requester::Requester;
 use crate::engine::verb::Verb;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::BranchEntry;
+use crate::store::layout::merges::MergeInto;
+use crate::store::record::Reason;
 
 /// Makes a branch and mounts it. When it is answered the branch survives `kill -9` and a power cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +47,10 @@ pub struct BranchInfo {
     /// The checkpoint of the parent that it began as; absent: one that would be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<CheckpointId>,
+    /// What it and its parent have in common, if that is not the base any more: it was updated, or
+    /// merged. Known of one that is mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge_base: Option<MergeBase>,
     /// The checkpoint of its own that is as the base is; absent if it is not made yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<CheckpointId>,
@@ -57,6 +65,10 @@ pub struct BranchInfo {
     /// if it is not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed: Option<u64>,
+    /// Paths that a merge of it would change here, or that clash: what it has done and nobody has
+    /// merged. Absent if that was not asked for, or is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmerged: Option<u64>,
     /// Bytes that its own files and its history take, as du(1) counts them: what it shares with its
     /// parent counts too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,11 +90,13 @@ impl BranchInfo {
             name: entry.name.clone(),
             path: entry.path.clone(),
             base: Some(entry.base),
+            merge_base: None,
             since: entry.made.then_some(entry.since),
             created,
             mounted: false,
             dropped: false,
             changed: None,
+            unmerged: None,
             bytes: None,
             trouble: None,
             dry_run: false,
@@ -98,7 +112,10 @@ impl Verb for CreateBranch {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
-        create::create(engine, requester, &self)
+        let created = create::create(engine, requester, &self, Reason::Asked);
+        engine.snapdir.snapdir_changed();
+        BranchDir::of(engine).changed();
+        created
     }
 }
 
@@ -111,6 +128,9 @@ pub struct ListBranches {
     /// Count what each has changed, and what it takes.
     #[serde(default)]
     pub counted: bool,
+    /// Tell how many paths of each nobody has merged.
+    #[serde(default)]
+    pub unmerged: bool,
 }
 
 impl Verb for ListBranches {
@@ -123,6 +143,27 @@ impl Verb for ListBranches {
 
     fn read(self, store: &Offline) -> VerbResult<Vec<BranchInfo>> {
         list::list_offline(store.root(), self.dropped)
+    }
+}
+
+/// What a branch has changed since it and its parent were one, sorted by path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiffBranch {
+    /// Which.
+    pub name: String,
+}
+
+impl Verb for DiffBranch {
+    type Answer = Vec<Change>;
+    const ONLY_ASKS: bool = true;
+
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Change>> {
+        let branch = engine.branches.get(&self.name)?;
+        let kin = Kin {
+            parent: engine,
+            branch: &branch,
+        };
+        changed_by(kin, MergeInto::Branch)
     }
 }
 
@@ -165,9 +206,12 @@ pub struct DropBranch {
 pub struct DroppedBranch {
     /// The branch.
     pub branch: BranchInfo,
-    /// The first of the paths that it had changed, which are in no other tree unless they were
-    /// merged.
+    /// The first of the paths that it had changed.
     pub changed: Vec<TreePath>,
+    /// The first of the paths that a merge would have brought: what it had done and nobody had
+    /// merged.
+    #[serde(default)]
+    pub unmerged: Vec<TreePath>,
     /// It was only asked.
     pub dry_run: bool,
 }
@@ -180,7 +224,9 @@ impl Verb for DropBranch {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<DroppedBranch> {
-        trash::drop_branch(engine, requester.by(), &self)
+        let dropped = trash::drop_branch(engine, requester.by(), &self);
+        BranchDir::of(engine).changed();
+        dropped
     }
 }
 
@@ -195,30 +241,8 @@ impl Verb for ReviveBranch {
     type Answer = BranchInfo;
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
-        trash::revive(engine, requester.by(), &self.name)
-    }
-}
-
-/// What more than one tree has touched: the open branches of this one, and itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ListConflicts;
-
-/// A path that more than one has touched since they had it in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conflict {
-    /// The path.
-    pub path: TreePath,
-    /// The branches that touched it, sorted.
-    pub branches: Vec<String>,
-    /// This tree touched it too, since the base of one of them.
-    pub parent: bool,
-}
-
-impl Verb for ListConflicts {
-    type Answer = Vec<Conflict>;
-    const ONLY_ASKS: bool = true;
-
-    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Conflict>> {
-        conflicts::conflicts(engine)
+        let revived = trash::revive(engine, requester.by(), &self.name);
+        BranchDir::of(engine).changed();
+        revived
     }
 }

@@ -29,39 +29,43 @@ macro_rules! codes {
     };
 }
 
-// By the errno of a call in `.snapshots` that fails so.
+// By the errno of a call in `.snapshots` or `.branches` that fails so.
 codes! {
-    ENOENT: UnknownCheckpoint;
-    EINVAL: BadTag;
-    EEXIST: TagTaken;
+    ENOENT: UnknownCheckpoint, UnknownBranch;
+    EINVAL: BadTag, BadName;
+    EEXIST: TagTaken, BranchExists, NotEmpty;
     ENOSPC: NoSpace;
     EPERM: Pinned, Held;
-    EBUSY: Busy;
+    EBUSY: Busy, BranchInUse, DaemonBusy;
+    EXDEV: OtherFilesystem;
+    EDQUOT: TooManyBranches;
+    EACCES: NoPermission;
+    EROFS: ReadOnly;
     EIO:
         // Where a tree is served, and by whom.
         NotMounted, StaleMount, AlreadyMounted, BadMountpoint, BadStore, StoreElsewhere,
         NotAStore, NewerFormat, WrongTree, InUse, Covered, Unfinished, MountFailed,
-        NoFuse, NoPassthrough, NoReflink, OtherFilesystem, SameProject,
+        NoFuse, NoPassthrough, NoReflink, SameProject,
         // What was named.
         UnknownPath, UnknownTag, UnknownUser, UnknownProcess, UnknownOperation,
         UnknownRun, Ambiguous, AmbiguousProcess, NotExact, NotFound, NotADirectory,
-        NotAFile, IsDirectory, IsLink, NotEmpty,
+        NotAFile, IsDirectory, IsLink,
         // What was said.
         Usage, BadConfig, UnknownKey, BadValue, BadTime, BadProcess, BadNote, BadHook,
         BadHooks, BadDestination, BadDirectory, BadRange, NoTerminal, NoDirectory,
         // What was to be done.
         Freed, Dropped, TooFar, Undone, AskedFor, BurstSince, TooManyNames, Cancelled,
-        HookFailed, NotAsSaid, TestAborted, Incomplete, NoNamespace, NoOverlay,
+        HookFailed, NotAsSaid, Outdated, TestAborted, Incomplete, NoNamespace, NoOverlay,
         // Volumes, and the tools that make them.
-        BadName, NoSuchVolume, VolumeExists, SnapshotExists, UnknownOption, BadOption,
+        NoSuchVolume, VolumeExists, SnapshotExists, UnknownOption, BadOption,
         BadPath, BadVolume, BadRequest, NoImage, NotASocket, NotStaged, OtherMount,
         ToolMissing, ToolFailed,
         // Branches.
-        UnknownBranch, BranchExists, BranchInUse, BadBranch, IsBranch, TooManyBranches,
+        BadBranch, IsBranch,
         // The filesystem, the store and the index.
-        ReadOnly, NoPermission, IndexFailed, Io,
+        IndexFailed, Io,
         // Daemon and client.
-        DaemonLost, DaemonBusy, Lost, Protocol, ProtocolVersion, TooLarge,
+        DaemonLost, Lost, Protocol, ProtocolVersion, TooLarge,
         TooManyConnections, Internal;
 }
 

@@ -48,7 +48,7 @@ impl Held {
 impl Collector {
     /// The checkpoints that branches are based on, as the registry has them now.
     pub(super) fn bases(&self) -> VerbResult<Bases> {
-        Bases::of(self.timeline().store().layout.branches())
+        Bases::of(&self.live)
     }
 
     /// Frees what was dropped of branches: all, or, if nobody asks for it, what is not young any

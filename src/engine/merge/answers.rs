@@ -37,9 +37,43 @@ pub struct Merge {
     /// Which time files get that are changed; [`Times::Now`] if not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
+    /// What is to come of the content of files that clash, whatever the policy. If one of them holds
+    /// something else than this was found for, nothing is changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub answers: Vec<MergeAnswer>,
     /// Only tell what would change, and what clashes.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+/// What is to come of the content of a file that clashes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeAnswer {
+    /// The path here.
+    pub path: TreePath,
+    /// The BLAKE3 hashes, in hexadecimal digits, of what it holds in the base, here and there.
+    pub of: [String; 3],
+    /// What it shall hold: bytes, in JSON as those of a path.
+    pub content: TreePath,
+}
+
+/// The three versions of files whose content clashes, for a program that merges them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeVersions {
+    /// The merge.
+    pub merge: Merge,
+    /// Only of files behind this path: an answer has as many as fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<TreePath>,
+}
+
+/// A file whose content clashes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeVersion {
+    /// The path here.
+    pub path: TreePath,
+    /// What it holds in the base, here and there: bytes, in JSON as those of a path.
+    pub versions: [TreePath; 3],
 }
 
 /// One of two sides.
@@ -89,8 +123,40 @@ pub struct MergeConflict {
     /// The extended attribute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xattr: Option<TreePath>,
-    /// The policy says what comes of it.
+    /// The policy, or an answer, says what comes of it.
     pub settled: bool,
+    /// In a dry run with `--tool`: it would be asked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tool: bool,
+}
+
+/// The newest state that a branch and its parent both come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeBase {
+    /// A checkpoint of the parent, unless the next says otherwise.
+    pub checkpoint: CheckpointId,
+    /// It is a checkpoint of the branch: what was merged into the parent last.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_branch: bool,
+}
+
+/// Brings what its parent did into a branch. See [`Merge`], of which `theirs` is the parent then.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpdateBranch {
+    /// Which.
+    pub name: String,
+    /// The checkpoint of the parent that comes; absent: one that is made now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<StateName>,
+    /// What comes of conflicts; without it nothing is changed if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<MergePolicy>,
+    /// Which time files get that are changed; [`Times::Now`] if not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<Times>,
+    /// Only tell what would change, and what clashes.
+    #[serde(default)]
+    pub dry_run: bool,
 }
 
 /// What a merge did, or would do.
@@ -98,8 +164,11 @@ pub struct MergeConflict {
 pub struct Merged {
     /// What was merged.
     pub what: String,
-    /// The checkpoint of this tree that both sides come from.
+    /// The checkpoint of this tree, or of the parent of a branch, that both sides come from.
     pub base: CheckpointId,
+    /// The base is a checkpoint of the branch instead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub base_of_branch: bool,
     /// The checkpoint that was merged: of a branch one of its own, made for it; absent in a dry run
     /// of a branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -9,14 +9,23 @@
 
 mod answers;
 mod changes;
+mod common;
+pub(super) mod planning;
 mod prepare;
+mod touched;
+mod update;
 
 use std::time::Instant;
 
-pub use self::answers::{ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide, Merged};
+pub use self::answers::{
+    ConflictKind, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeSide,
+    MergeVersion, MergeVersions, Merged, UpdateBranch,
+};
+pub(super) use self::common::Kin;
 use self::prepare::{Merging, Three};
+pub(super) use self::touched::{changed_by, clashes_of, unmerged};
 use super::Engine;
-use super::api::{CheckpointOptions, Times, VerbError, VerbResult, microseconds};
+use super::api::{CheckpointOptions, StateName, VerbError, VerbResult, microseconds};
 use super::branches::Branch;
 use super::hooks::around;
 use super::requester::Requester;
@@ -27,18 +36,28 @@ use super::restore::stale::{Asked, Stale};
 use super::verb::Verb;
 use crate::history::state::State;
 use crate::store::ids::CheckpointId;
+use crate::store::layout::merges::MergeInto;
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::Errno;
-use std::sync::Arc;
 
 const FAILED: &str = "the merge failed";
+/// Versions of files are answered in parts of about so many bytes.
+const VERSIONS_BYTES: usize = 16 << 20;
 
-/// What is merged.
-struct Theirs {
-    /// A branch, or, without one, this tree.
-    branch: Option<Arc<Branch>>,
-    state: State,
-    base: CheckpointId,
+/// What is merged into what.
+enum Course<'a> {
+    /// Another line of the history of this tree, from one checkpoint to another.
+    Line {
+        base: CheckpointId,
+        at: CheckpointId,
+    },
+    /// One of a branch and its parent into the other one.
+    Kin {
+        kin: Kin<'a>,
+        into: MergeInto,
+        base: MergeBase,
+        theirs: State,
+    },
 }
 
 /// A merge that failed.
@@ -68,8 +87,39 @@ impl Verb for Merge {
             requester,
             asked: &self,
         };
-        if self.dry_run {
-            return merger.merge();
+        merger.with_hooks(|| merger.on_course(|course| merger.merge(course)))
+    }
+}
+
+impl Verb for MergeVersions {
+    type Answer = Vec<MergeVersion>;
+    const ONLY_ASKS: bool = true;
+
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Vec<MergeVersion>> {
+        let asked = Merge {
+            dry_run: true,
+            ..self.merge
+        };
+        let merger = Merger {
+            engine,
+            requester,
+            asked: &asked,
+        };
+        merger.on_course(|course| {
+            engine.checkpoints.settle();
+            let three = Three::new(engine, &asked, course)?;
+            let merging = three.prepare(&|_| Ok(()))?;
+            merging
+                .versions(self.after.as_ref(), VERSIONS_BYTES)
+                .map_err(|errno| engine.checkpoints.failed(FAILED, errno))
+        })
+    }
+}
+
+impl<'a> Merger<'a> {
+    fn with_hooks(&self, merge: impl FnOnce() -> VerbResult<Merged>) -> VerbResult<Merged> {
+        if self.asked.dry_run {
+            return merge();
         }
         let merged = |merged: &Merged| {
             let guard = merged
@@ -78,41 +128,38 @@ impl Verb for Merge {
             guard.into_iter().collect()
         };
         around(
-            engine.checkpoints.hooks.as_ref(),
-            &engine.serving.config.mount,
-            requester.by(),
-            ("merge", vec![("CKPTFS_MERGED", self.what.clone())]),
-            || merger.merge(),
+            self.engine.checkpoints.hooks.as_ref(),
+            &self.engine.serving.config.mount,
+            self.requester.by(),
+            ("merge", vec![("CKPTFS_MERGED", self.asked.what.clone())]),
+            merge,
             merged,
         )
     }
-}
 
-impl<'a> Merger<'a> {
-    fn merge(&self) -> VerbResult<Merged> {
+    /// Does something with what is merged into what. Nobody drops a branch meanwhile.
+    fn on_course<T>(&self, act: impl FnOnce(&Course<'_>) -> VerbResult<T>) -> VerbResult<T> {
+        if let Some(base) = &self.asked.base {
+            return act(&self.line(base)?);
+        }
+        let branches = self.engine.branches();
+        let _claim = branches.claim(&self.asked.what)?;
+        let branch = branches.get(&self.asked.what)?;
+        act(&self.branch_into_parent(&branch)?)
+    }
+
+    fn merge(&self, course: &Course<'_>) -> VerbResult<Merged> {
         let started = Instant::now();
-        let _claim = match &self.asked.base {
-            Some(_) => None,
-            None => Some(self.engine.branches().claim(&self.asked.what)?),
-        };
-        let theirs = self.theirs()?;
-        let there = theirs
-            .branch
-            .as_ref()
-            .map_or(self.engine, |branch| &branch.engine);
-        let three = Three {
-            engine: self.engine,
-            base: self.engine.states.view(State::At(theirs.base)),
-            ours: self.engine.states.view(State::Live),
-            theirs: there.states.view(theirs.state),
-            branch: theirs.branch.as_deref(),
-            since: theirs.base,
-            asked: self.asked,
+        let three = Three::new(self.engine, self.asked, course)?;
+        let (base, of_branch, theirs) = match course {
+            Course::Line { base, at } => (*base, false, State::At(*at)),
+            Course::Kin { base, theirs, .. } => (base.checkpoint, base.of_branch, *theirs),
         };
         let answer = |merging: &Merging<'_>, guard| Merged {
             what: self.asked.what.clone(),
-            base: theirs.base,
-            merged: theirs.state.checkpoint(),
+            base,
+            base_of_branch: of_branch,
+            merged: theirs.checkpoint(),
             guard,
             changes: merging.changes.clone(),
             conflicts: merging.conflicts(),
@@ -136,13 +183,18 @@ impl<'a> Merger<'a> {
         let one_at_a_time = self.engine.checkpoints.wait_turn(self.requester)?;
         let prepare = |await_free: prepare::AwaitFree<'_>| three.prepare(await_free);
         let (merging, frozen) = restorer.frozen(&asked, FAILED, prepare, one_at_a_time)?;
-        if merging.is_refused() || merging.changes.is_empty() {
+        if merging.is_refused() {
+            return Ok(answer(&merging, None));
+        }
+        if merging.changes.is_empty() {
+            // Both have all of it: from now on that is what they have in common.
+            course.note(self.asked, None, &merging)?;
             return Ok(answer(&merging, None));
         }
         let note = format!("before merging {}", self.asked.what);
         let (guard, applied) =
             restorer.behind_guard(frozen, (FAILED, &note), None, |stage, guard| {
-                self.carry_out(&merging, stage, guard)
+                self.carry_out((&merging, course), stage, guard)
             })?;
         let (applied, taken_back) = match applied {
             Ok(stale) => (Ok(stale), false),
@@ -151,6 +203,9 @@ impl<'a> Merger<'a> {
         restorer
             .told_after(merging.plan(), applied)
             .map_err(|why| self.failed(why, guard, taken_back))?;
+        if let Course::Kin { kin, .. } = course {
+            kin.settle();
+        }
         Ok(answer(&merging, Some(guard)))
     }
 
@@ -167,39 +222,45 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// What is merged, at a checkpoint that stays as it is.
-    fn theirs(&self) -> VerbResult<Theirs> {
+    /// Two checkpoints of this tree.
+    fn line(&self, base: &StateName) -> VerbResult<Course<'a>> {
         let states = &self.engine.states;
-        if let Some(base) = &self.asked.base {
-            let base = states.whole_id(base)?;
-            let at = states.whole_id(&super::api::StateName(self.asked.what.clone()))?;
-            return Ok(Theirs {
-                branch: None,
-                state: State::At(at),
-                base,
-            });
-        }
-        let branch = self.engine.branches().get(&self.asked.what)?;
-        let state = if self.asked.dry_run {
-            branch.engine.checkpoints.settle();
-            State::Live
-        } else {
-            let options = CheckpointOptions {
-                note: "merged into the tree that it is a branch of".to_owned(),
-                ..CheckpointOptions::default()
-            };
-            let by = self.requester.by();
-            let made = branch
-                .engine
-                .checkpoints
-                .make_checkpoint(by, &options, Reason::Asked)?;
-            State::At(made.id)
+        let base = states.whole_id(base)?;
+        let at = states.whole_id(&StateName(self.asked.what.clone()))?;
+        Ok(Course::Line { base, at })
+    }
+
+    /// A branch, at a checkpoint that stays as it is.
+    fn branch_into_parent(&self, branch: &'a Branch) -> VerbResult<Course<'a>> {
+        let kin = Kin {
+            parent: self.engine,
+            branch,
         };
-        Ok(Theirs {
-            base: branch.base,
-            branch: Some(branch),
-            state,
+        let note = "merged into the tree that it is a branch of";
+        let theirs = self.checkpoint(&branch.engine, note)?;
+        Ok(Course::Kin {
+            kin,
+            into: MergeInto::Parent,
+            base: kin.base(State::Live, theirs)?,
+            theirs,
         })
+    }
+
+    /// A checkpoint of the side that is merged; if it is only asked, what there is now.
+    fn checkpoint(&self, there: &Engine, note: &str) -> VerbResult<State> {
+        if self.asked.dry_run {
+            there.checkpoints.settle();
+            return Ok(State::Live);
+        }
+        let options = CheckpointOptions {
+            note: note.to_owned(),
+            ..CheckpointOptions::default()
+        };
+        let by = self.requester.by();
+        let made = there
+            .checkpoints
+            .make_checkpoint(by, &options, Reason::Asked)?;
+        Ok(State::At(made.id))
     }
 
     /// Carries out the plan between the record that the guard is to be restored, which is so as
@@ -207,7 +268,7 @@ impl<'a> Merger<'a> {
     /// the tree for writing.
     fn carry_out(
         &self,
-        merging: &Merging<'_>,
+        (merging, course): (&Merging<'_>, &Course<'_>),
         stage: Stage<'_>,
         guard: CheckpointId,
     ) -> Result<Stale, Failed> {
@@ -220,9 +281,17 @@ impl<'a> Merger<'a> {
             why,
             taken_back: true,
         })?;
-        let applied = restorer
-            .apply(&change, merging, stage)
-            .and_then(|stale| timeline.operations.end_merge(by, guard).map(|()| stale));
+        let end = |stale| {
+            let merge = timeline.operations.merge(by, guard);
+            course
+                .note(self.asked, Some(&merge), merging)
+                .map_err(|error| {
+                    tracing::error!(error = error.message, "a merge cannot be noted");
+                    error.code.errno()
+                })?;
+            timeline.operations.end_merge(merge).map(|()| stale)
+        };
+        let applied = restorer.apply(&change, merging, stage).and_then(end);
         applied.map_err(|why| {
             let back = restorer.take_back(&change, guard);
             if let Err(errno) = back {
@@ -238,8 +307,21 @@ impl<'a> Merger<'a> {
     }
 }
 
-impl Three<'_> {
-    fn times(&self) -> Times {
-        self.asked.times.unwrap_or(Times::Now)
+impl Course<'_> {
+    /// Notes what both sides have in common from now on, if all of one came.
+    fn note(
+        &self,
+        asked: &Merge,
+        merge: Option<&crate::store::operation::Operation>,
+        merging: &Merging<'_>,
+    ) -> VerbResult<()> {
+        let Course::Kin {
+            kin, into, theirs, ..
+        } = self
+        else {
+            return Ok(());
+        };
+        let from = theirs.checkpoint().filter(|_| asked.paths.is_empty());
+        kin.note((*into, from), merge, &merging.pairs())
     }
 }

@@ -4,27 +4,37 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write;
 use std::sync::Arc;
 
-use super::answers::{ConflictKind, Merge, MergeConflict, MergePolicy, MergeSide};
+use super::Course;
+use super::answers::{Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeVersion};
 use super::changes::changes;
+use super::common::Kin;
+use super::planning::{along, leave_out_git, told};
 use crate::engine::Engine;
-use crate::engine::api::{Change, TreePath, VerbResult};
-use crate::engine::branches::Branch;
+use crate::engine::api::{Change, Code, Times, TreePath, VerbError, VerbResult};
 use crate::engine::control::{SNAPDIR_NAME, STORE_NAME};
 use crate::engine::error;
 use crate::engine::restore::plan::Plan;
 use crate::engine::restore::prepare::Ready;
 use crate::engine::restore::want::{Opened, Want};
 use crate::history::present::Trail;
+use crate::history::state::State;
 use crate::history::touched::Touched;
 use crate::history::view::{Source as Held, View};
 use crate::live::STAGED_PREFIX;
-use crate::store::ids::{CheckpointId, Name, Slot};
+use crate::store::ids::{CheckpointId, Slot};
+use crate::store::layout::merges::{Birth, MergeInto};
 use crate::store::record::AttrState;
+use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, SysResult, Time, Xattrs};
 use crate::tree::Tree;
 use crate::tree::merge::outcome::{Outcome, Source};
+use crate::tree::merge::same::Same;
 use crate::tree::merge::text::Labels;
-use crate::tree::merge::{Clash, Conflict, How, Names, Policy, Who, merge};
+use crate::tree::merge::{Answer, Answers, Clash, Conflict, How, Policy, merge_since};
+use crate::tree::plan::Content;
+
+/// What the parent of a branch is called where it is merged into that.
+pub(super) const PARENT: &str = "parent";
 
 /// Waits until no process keeps a file locked.
 pub(super) type AwaitFree<'w> = &'w dyn Fn(Slot) -> SysResult<()>;
@@ -32,14 +42,31 @@ pub(super) type AwaitFree<'w> = &'w dyn Fn(Slot) -> SysResult<()>;
 /// The three trees, and what is asked for.
 pub(super) struct Three<'a> {
     pub(super) engine: &'a Engine,
-    pub(super) base: View<'a>,
-    pub(super) ours: View<'a>,
-    pub(super) theirs: View<'a>,
-    /// `theirs` is this branch.
-    pub(super) branch: Option<&'a Branch>,
-    /// The checkpoint of the base.
-    pub(super) since: CheckpointId,
-    pub(super) asked: &'a Merge,
+    /// What was recorded was recorded since this state, if the base is a later one.
+    origin: Option<View<'a>>,
+    base: View<'a>,
+    ours: View<'a>,
+    theirs: View<'a>,
+    /// What was recorded here, and there if that is another tree.
+    here: Recorded<'a>,
+    there: Option<Recorded<'a>>,
+    same: Same,
+    labels: [String; 3],
+    asked: &'a Merge,
+}
+
+/// What the history of a tree recorded after a checkpoint, up to another or until now.
+#[derive(Clone, Copy)]
+struct Recorded<'a> {
+    engine: &'a Engine,
+    since: CheckpointId,
+    upto: Option<CheckpointId>,
+}
+
+impl Recorded<'_> {
+    fn touched(&self) -> SysResult<Touched> {
+        self.engine.states.touched(self.since, self.upto)
+    }
 }
 
 /// What is to be done.
@@ -51,22 +78,113 @@ pub(super) struct Merging<'t> {
     /// The time of what has lines of both.
     now: Time,
     pub(super) changes: Vec<Change>,
+    /// What is made anew -> the inodes that it stands for.
+    stands_for: HashMap<Slot, Vec<Birth>>,
+    /// What was made, and what that is one with.
+    made: Mutex<Vec<[Birth; 2]>>,
 }
 
-impl Three<'_> {
+/// Where the two sides of a branch and its parent are: the one that is changed first.
+fn sides<'a>(kin: Kin<'a>, into: MergeInto) -> [(&'a Engine, CheckpointId); 2] {
+    let parent = (kin.parent, kin.branch.base);
+    let branch = (&*kin.branch.engine, kin.branch.since);
+    match into {
+        MergeInto::Parent => [parent, branch],
+        MergeInto::Branch => [branch, parent],
+    }
+}
+
+impl<'a> Three<'a> {
+    pub(super) fn new(
+        engine: &'a Engine,
+        asked: &'a Merge,
+        course: &Course<'a>,
+    ) -> VerbResult<Three<'a>> {
+        let view = |engine: &'a Engine, state| engine.states.view(state);
+        match course {
+            Course::Line { base, at } => Ok(Three {
+                engine,
+                origin: None,
+                base: view(engine, State::At(*base)),
+                ours: view(engine, State::Live),
+                theirs: view(engine, State::At(*at)),
+                here: Recorded {
+                    engine,
+                    since: *base.min(at),
+                    upto: None,
+                },
+                there: None,
+                same: Same::default(),
+                labels: [
+                    "live".to_owned(),
+                    format!("checkpoint {base}"),
+                    asked.what.clone(),
+                ],
+                asked,
+            }),
+            Course::Kin {
+                kin,
+                into,
+                base,
+                theirs,
+            } => Three::between((*kin, *into), *base, (State::Live, *theirs), asked),
+        }
+    }
+
+    /// Of a branch and its parent, as both are in these states: that which is changed first.
+    pub(super) fn between(
+        (kin, into): (Kin<'a>, MergeInto),
+        base: MergeBase,
+        (ours, theirs): (State, State),
+        asked: &'a Merge,
+    ) -> VerbResult<Three<'a>> {
+        let [(here, since_here), (there, since_there)] = sides(kin, into);
+        let home = if base.of_branch {
+            &*kin.branch.engine
+        } else {
+            kin.parent
+        };
+        let origin = State::At(kin.branch.base);
+        let theirs_are = match into {
+            MergeInto::Parent => kin.branch.name.clone(),
+            MergeInto::Branch => PARENT.to_owned(),
+        };
+        Ok(Three {
+            engine: here,
+            origin: (!kin.is_first(base)).then(|| kin.parent.states.view(origin)),
+            base: home.states.view(State::At(base.checkpoint)),
+            ours: here.states.view(ours),
+            theirs: there.states.view(theirs),
+            here: Recorded {
+                engine: here,
+                since: since_here,
+                upto: ours.checkpoint(),
+            },
+            there: Some(Recorded {
+                engine: there,
+                since: since_there,
+                upto: theirs.checkpoint(),
+            }),
+            same: kin.same()?,
+            labels: [
+                "live".to_owned(),
+                format!("checkpoint {}", base.checkpoint),
+                theirs_are,
+            ],
+            asked,
+        })
+    }
+
     /// Merges, along what was recorded on either side.
     pub(super) fn prepare(&self, await_free: AwaitFree<'_>) -> VerbResult<Merging<'_>> {
         let failed = |errno| self.engine.checkpoints.failed(super::FAILED, errno);
-        let (here, there) = self.touched().map_err(failed)?;
-        let mut along: Names = HashMap::new();
-        for (dir, names) in here
-            .names
-            .iter()
-            .chain(there.iter().flat_map(|there| &there.names))
-        {
-            along.entry(*dir).or_default().extend(names.iter().cloned());
-        }
-        self.leave_out_git(&mut along).map_err(failed)?;
+        let here = self.here.touched().map_err(failed)?;
+        let there = self.there.map(|there| there.touched());
+        let there = there.transpose().map_err(failed)?;
+        let recorded: Vec<&Touched> = [&here].into_iter().chain(&there).collect();
+        let mut along = along(&recorded);
+        let states = [&self.base, &self.ours, &self.theirs];
+        leave_out_git(&mut along, states).map_err(failed)?;
         let read = here
             .data
             .iter()
@@ -76,25 +194,29 @@ impl Three<'_> {
             .try_for_each(|slot| await_free(*slot))
             .map_err(failed)?;
         let paths = self.paths()?;
-        let base = format!("checkpoint {}", self.since);
+        let answers = self.answers()?;
+        let [ours, base, theirs] = &self.labels;
         let how = How {
             along: Some(&along),
             paths: &paths,
             policy: self.policy(),
-            labels: Labels {
-                ours: "live",
-                base: &base,
-                theirs: &self.asked.what,
-            },
+            answers: Some(&answers),
+            labels: Labels { ours, base, theirs },
             since: [
-                Some(self.since),
-                Some(self.branch.map_or(self.since, |branch| branch.since)),
+                Some(self.here.since),
+                Some(self.there.map_or(self.here.since, |there| there.since)),
             ],
-            reuses: [!self.engine.branches().is_of_one(), self.branch.is_none()],
+            same: Some(&self.same),
         };
-        let outcome = merge(&self.base, &self.ours, &self.theirs, &how).map_err(failed)?;
+        let origin = self.origin.as_ref();
+        let outcome = merge_since(origin, &self.base, &self.ours, &self.theirs, &how);
+        let outcome = outcome.map_err(failed)?;
+        let answered = outcome.answered();
+        if let Some(path) = answers.keys().find(|path| !answered.contains(*path)) {
+            return Err(outdated(path));
+        }
         let plan = Plan {
-            target: self.since,
+            target: self.here.since,
             whole: false,
             tree: outcome.plan().map_err(failed)?,
             times: self.times(),
@@ -108,48 +230,16 @@ impl Three<'_> {
             touched: read,
             now: sys::now(),
             changes: Vec::new(),
+            stands_for: HashMap::new(),
+            made: Mutex::default(),
         };
+        merging.stands_for = merging.made_anew().map_err(failed)?;
         merging.changes = changes(&merging.plan, &merging.outcome, &self.ours).map_err(failed)?;
         Ok(merging)
     }
 
-    /// What was recorded here since the base, and in a branch; without one all is recorded here.
-    fn touched(&self) -> SysResult<(Touched, Option<Touched>)> {
-        let states = &self.engine.states;
-        match (self.branch, self.theirs.state().checkpoint()) {
-            (Some(branch), upto) => {
-                let here = states.touched(self.since, None)?;
-                let there = branch.engine.states.touched(branch.since, upto)?;
-                Ok((here, Some(there)))
-            }
-            (None, Some(at)) => Ok((states.touched(self.since.min(at), None)?, None)),
-            (None, None) => Ok((states.touched(self.since, None)?, None)),
-        }
-    }
-
-    /// A worktree of git has a file where the repository has a directory, which leads to that:
-    /// neither is to become the other.
-    fn leave_out_git(&self, along: &mut Names) -> SysResult<()> {
-        let (root, git) = (Trail::root(), Name::new(b".git"));
-        if !along
-            .get(&Slot::ROOT)
-            .is_some_and(|names| names.contains(&git))
-        {
-            return Ok(());
-        }
-        let kind = |view: &View<'_>| {
-            let found = view.child(&root, &git)?;
-            Ok(found.map(|child| child.kind))
-        };
-        let kinds: SysResult<Vec<Option<Kind>>> = [&self.base, &self.ours, &self.theirs]
-            .into_iter()
-            .map(kind)
-            .collect();
-        let kinds = kinds?;
-        if kinds.contains(&Some(Kind::Dir)) && kinds.contains(&Some(Kind::File)) {
-            along.entry(Slot::ROOT).or_default().remove(&git);
-        }
-        Ok(())
+    pub(super) fn times(&self) -> Times {
+        self.asked.times.unwrap_or(Times::Now)
     }
 
     fn policy(&self) -> Policy<'_> {
@@ -158,8 +248,26 @@ impl Three<'_> {
             Some(MergePolicy::Ours) => Policy::Ours,
             Some(MergePolicy::Theirs) => Policy::Theirs,
             Some(MergePolicy::Markers) => Policy::Markers,
-            Some(MergePolicy::KeepBoth) => Policy::KeepBoth(self.asked.what.as_bytes()),
+            Some(MergePolicy::KeepBoth) => {
+                let [_, _, theirs] = &self.labels;
+                Policy::KeepBoth(theirs.as_bytes())
+            }
         }
+    }
+
+    /// What is to come of files that clash.
+    fn answers(&self) -> VerbResult<Answers> {
+        let hash = |text: &String| {
+            blake3::Hash::from_hex(text)
+                .map_err(|_| error::error(Code::Protocol, "an answer is of no hash"))
+        };
+        let answer = |answer: &MergeAnswer| {
+            let [base, ours, theirs] = &answer.of;
+            let of = [hash(base)?, hash(ours)?, hash(theirs)?];
+            let text = answer.content.0.clone();
+            Ok((answer.path.0.clone(), Answer { of, text }))
+        };
+        self.asked.answers.iter().map(answer).collect()
     }
 
     /// Paths without `.` and doubled slashes, each of which is in one of the three. The root stands
@@ -179,7 +287,7 @@ impl Three<'_> {
             let own = *first == STORE_NAME || *first == SNAPDIR_NAME;
             let views = [&self.base, &self.ours, &self.theirs];
             if own || names.contains(&b"..".as_slice()) || !views.into_iter().any(is_there) {
-                return Err(error::unknown_path(&path.0, self.since));
+                return Err(error::unknown_path(&path.0, self.here.since));
             }
             cleaned.push(clean);
         }
@@ -187,34 +295,76 @@ impl Three<'_> {
     }
 }
 
-fn told(conflict: &Conflict) -> MergeConflict {
-    let side = |who: &Who| match who {
-        Who::Ours => MergeSide::Ours,
-        Who::Theirs => MergeSide::Theirs,
-    };
-    let (what, by, xattr) = match &conflict.clash {
-        Clash::Moved => (ConflictKind::Moved, None, None),
-        Clash::Removed(by) => (ConflictKind::Removed, Some(side(by)), None),
-        Clash::Name => (ConflictKind::Name, None, None),
-        Clash::Directory(by) => (ConflictKind::Directory, Some(side(by)), None),
-        Clash::Cycle => (ConflictKind::Cycle, None, None),
-        Clash::Content => (ConflictKind::Content, None, None),
-        Clash::Mode => (ConflictKind::Mode, None, None),
-        Clash::Owner => (ConflictKind::Owner, None, None),
-        Clash::Xattr(name) => (ConflictKind::Xattr, None, Some(TreePath(name.clone()))),
-    };
-    MergeConflict {
-        path: TreePath(conflict.path.clone()),
-        what,
-        by,
-        xattr,
-        settled: conflict.settled,
-    }
+/// What was said of a file is of something else than it holds now.
+fn outdated(path: &[u8]) -> VerbError {
+    error::hinted(
+        Code::Outdated,
+        format!(
+            "nothing was changed: {:?} was changed here or there after it was merged by the tool",
+            String::from_utf8_lossy(path)
+        ),
+        "merge again",
+    )
 }
 
 impl Merging<'_> {
+    /// The versions of files whose content clashes and of which nothing was said, behind `after` in
+    /// the order of paths, as many as have `bytes_max` bytes, and one.
+    pub(super) fn versions(
+        &self,
+        after: Option<&TreePath>,
+        bytes_max: usize,
+    ) -> SysResult<Vec<MergeVersion>> {
+        let (mut all, mut bytes) = (Vec::new(), 0_usize);
+        for conflict in self.outcome.conflicts() {
+            let is_behind = after.is_none_or(|after| conflict.path > after.0);
+            if conflict.clash != Clash::Content || conflict.settled || !is_behind {
+                continue;
+            }
+            if let Some(versions) = self.outcome.versions(conflict)? {
+                bytes += versions.iter().map(Vec::len).sum::<usize>();
+                all.push(MergeVersion {
+                    path: TreePath(conflict.path.clone()),
+                    versions: versions.map(TreePath),
+                });
+            }
+            if bytes >= bytes_max {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// What is to be made, and the inodes that it stands for: they are asked for before anything is
+    /// changed.
+    fn made_anew(&self) -> SysResult<HashMap<Slot, Vec<Birth>>> {
+        let mut anew = HashMap::new();
+        if self.three.there.is_none() {
+            return Ok(anew);
+        }
+        let plan = &self.plan.tree;
+        let files = plan.wanted().filter_map(|(_, _, child, _, _)| {
+            let is_new = matches!(plan.contents.get(&child.slot), Some(Content::New) | None);
+            (is_new && child.kind != Kind::Dir).then_some(child.slot)
+        });
+        let dirs = plan.dirs.iter().filter(|dir| dir.live.is_none());
+        for slot in files.chain(dirs.map(|dir| dir.want.slot)) {
+            anew.insert(slot, self.outcome.stands_for(slot)?);
+        }
+        Ok(anew)
+    }
+
+    /// Inodes that were made, each with one that it stands for.
+    pub(super) fn pairs(&self) -> Vec<[Birth; 2]> {
+        self.made.lock().clone()
+    }
+
+    pub(super) fn clashes(&self) -> &[Conflict] {
+        self.outcome.conflicts()
+    }
+
     pub(super) fn conflicts(&self) -> Vec<MergeConflict> {
-        self.outcome.conflicts().iter().map(told).collect()
+        self.clashes().iter().map(told).collect()
     }
 
     /// Something clashes, and nothing was said of it.
@@ -281,10 +431,20 @@ impl Want for Merging<'_> {
                 let (from, file) = self.three.theirs.open(&way)?;
                 let still = from != Held::Live;
                 // The live tree here is frozen, and not what a branch has.
-                let waits = !still && self.three.branch.is_none() && !frozen;
+                let waits = !still && self.three.there.is_none() && !frozen;
                 Ok((!waits).then_some(Opened { file, still }))
             }
         }
+    }
+
+    fn made(&self, wanted: Slot, born: &dyn Fn() -> SysResult<Birth>) -> SysResult<()> {
+        let Some(stands_for) = self.stands_for.get(&wanted) else {
+            return Ok(());
+        };
+        let born = born()?;
+        let pairs = stands_for.iter().map(|other| [born, *other]);
+        self.made.lock().extend(pairs);
+        Ok(())
     }
 
     fn was_so(&self, node: &Arc<Trail>, opened: &Opened) -> SysResult<bool> {

@@ -17,7 +17,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 use crate::tree::apply::Sink;
-use crate::tree::plan::{Content, DirPlan};
+use crate::tree::plan::{Change as Becomes, Content, DirPlan, NamePlan};
 
 /// New inodes that are put in place at once, at most.
 const SWAPS_MAX: usize = 4096;
@@ -52,6 +52,20 @@ pub(super) fn apply(
         places: HashSet::new(),
         stale: Stale::default(),
     };
+    // What a branch inherits is found by the way to it, which holds until something is renamed.
+    for dir in &plan.tree.dirs {
+        let changes = |name: &NamePlan| {
+            !matches!(
+                plan.tree.change(name),
+                None | Some(Becomes::Stays(Content::Same))
+            )
+        };
+        if let Some(live) = &dir.live
+            && dir.names.iter().any(changes)
+        {
+            engine.live.names.own_in(live)?;
+        }
+    }
     let dirs = crate::tree::apply::apply(&plan.tree, &mut sink)?;
     let here = |dir: &DirPlan| {
         dir.live
@@ -280,6 +294,11 @@ impl Sink for LiveSink<'_> {
                 .names
                 .make_in(self.change, At::from(at.parent), &at.name, &make, 0)?;
         self.renamed(at);
+        let born = || {
+            let stat = self.live().inodes.stat(made.slot)?;
+            Ok((made.slot, stat.btime))
+        };
+        self.want.made(want.slot, &born)?;
         Ok(made.slot)
     }
 
@@ -291,6 +310,11 @@ impl Sink for LiveSink<'_> {
         let Some(staged) = self.stage.take(self.change, child.slot)? else {
             return Ok(false);
         };
+        let born = || {
+            let stat = staged.stat();
+            Ok((self.live().inodes.slot_of(stat)?, stat.btime))
+        };
+        self.want.made(child.slot, &born)?;
         if self.places.contains(at) || self.swaps.len() == SWAPS_MAX {
             self.flush()?;
         }

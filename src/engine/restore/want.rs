@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use crate::history::present::Trail;
 use crate::history::view::{Source, View};
+use crate::store::ids::Slot;
+use crate::store::layout::merges::Birth;
 use crate::store::record::AttrState;
 use crate::sys::{SysResult, Xattrs};
 
@@ -37,6 +39,14 @@ pub(in crate::engine) trait Want: Sync {
     /// The way to an inode that is there and stays, in the tree as it is before anything is done.
     fn here(&self, node: &Arc<Trail>) -> Arc<Trail> {
         Arc::clone(node)
+    }
+
+    /// An inode was made for the wanted one with this number; `born` tells which.
+    ///
+    /// # Errors
+    /// Those of looking at it.
+    fn made(&self, _wanted: Slot, _born: &dyn Fn() -> SysResult<Birth>) -> SysResult<()> {
+        Ok(())
     }
 
     /// What was read of it since it was opened was what is wanted; else it is opened again.

@@ -2,7 +2,10 @@
 
 use super::super::Engine;
 use super::super::announce::is_dummy;
-use super::super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME, STORE_NAME, is_reserved};
+use super::super::branches::dir::BranchDir;
+use super::super::control::{
+    BRANCHES, BRANCHES_NAME, CONTROL, SNAPDIR, SNAPDIR_NAME, STORE_NAME, is_reserved,
+};
 use super::super::listing::BATCH;
 use super::super::past::{PAST, PAST_HANDLE, PastNode};
 use super::super::request::{
@@ -16,12 +19,14 @@ use crate::sys::{self, Asker, Errno, Kind, Stat, SysResult, Xattrs};
 
 /// The offset after `.snapshots`, where it is listed: one that no filesystem has.
 const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
+/// The offset after `.branches`, likewise.
+const AFTER_BRANCHES: u64 = AFTER_SNAPDIR + 1;
 
 /// What a node id names.
 pub(super) enum Node {
     Live(Slot),
     Past(PastNode),
-    /// `.snapshots` or one of our links.
+    /// `.snapshots`, `.branches`, what is in that, or one of our links.
     Control(NodeId),
 }
 
@@ -95,6 +100,7 @@ impl Engine {
         } else if node.0 & CONTROL != 0 {
             Ok(Node::Control(node))
         } else {
+            self.live.adoption.meet(Slot(node.0));
             Ok(Node::Live(Slot(node.0)))
         }
     }
@@ -110,7 +116,7 @@ impl Engine {
     /// The live directory in which a name is to be changed; our own names are not for anybody.
     pub(super) fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
         let slot = self.writable(parent)?;
-        if is_reserved(parent, name) {
+        if is_reserved(parent, name) || BranchDir::of(self).is_its_name(parent, name) {
             return Err(Errno::EPERM);
         }
         Ok((slot, name_of(name)?))
@@ -141,11 +147,12 @@ impl Engine {
         }
     }
 
-    /// Names of a live directory, and of `.snapshots` after those of the root, if it is to be seen.
+    /// Names of a live directory; after those of the root `.snapshots` and `.branches`, if they are
+    /// to be seen.
     pub(super) fn list_live(&self, node: NodeId, slot: Slot, offset: u64) -> SysResult<Names> {
-        if offset == AFTER_SNAPDIR {
+        if offset == AFTER_SNAPDIR || offset == AFTER_BRANCHES {
             return Ok(Names {
-                names: Vec::new(),
+                names: self.ours_after(offset),
                 last: true,
             });
         }
@@ -171,15 +178,27 @@ impl Engine {
             });
         }
         if last && slot == Slot::ROOT && self.serving.config.snapdir_visible {
-            names.push(Listed {
-                name: SNAPDIR_NAME.to_vec(),
-                node: SNAPDIR,
-                kind: Kind::Dir,
-                slot: SNAPDIR.0,
-                next: AFTER_SNAPDIR,
-            });
+            names.extend(self.ours_after(0));
         }
         Ok(Names { names, last })
+    }
+
+    /// Our own names in the root that come after an offset.
+    fn ours_after(&self, offset: u64) -> Vec<Listed> {
+        let listed = |name: &[u8], node: NodeId, next: u64| Listed {
+            name: name.to_vec(),
+            node,
+            kind: Kind::Dir,
+            slot: node.0,
+            next,
+        };
+        let root = NodeId(Slot::ROOT.0);
+        let branches = BranchDir::of(self).is_its_name(root, BRANCHES_NAME);
+        let snapdir = listed(SNAPDIR_NAME, SNAPDIR, AFTER_SNAPDIR);
+        let branches = branches.then(|| listed(BRANCHES_NAME, BRANCHES, AFTER_BRANCHES));
+        let ours = [Some(snapdir), branches].into_iter().flatten();
+        ours.filter(|one| offset == 0 || one.next > offset)
+            .collect()
     }
 
     /// Tells the kernel how a handle is served.
@@ -211,8 +230,11 @@ impl Engine {
         if is_reserved(parent, name) {
             return self.snapdir.lookup_reserved(name);
         }
+        if BranchDir::of(self).is_its_name(parent, name) {
+            return BranchDir::of(self).top();
+        }
         match self.node(parent)? {
-            Node::Control(_) => self.snapdir.lookup_snapshot(name),
+            Node::Control(dir) => BranchDir::of(self).lookup(dir, name),
             Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
             Node::Live(slot) => match self.live.inodes.lookup(slot, &name_of(name)?) {
                 Ok((slot, generation, stat)) => {

@@ -6,9 +6,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::through::{HIDDEN_PREFIX, Through, hides};
+use super::super::through::{HIDDEN_PREFIX, Through, device_below, hides};
 use super::{At, Inodes};
 use crate::history::present::Trail;
+use crate::history::timeline::Timeline;
 use crate::history::view::{OpenContent, Source, View};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
@@ -70,6 +71,12 @@ impl Inodes {
         self.through
             .as_ref()
             .map_or(0, |through| through.base.level)
+    }
+
+    /// The history of the tree that this is a branch of; `None`: it is no branch.
+    pub fn parent(&self) -> Option<&Timeline> {
+        let through = self.through.as_ref()?;
+        Some(&through.base.timeline)
     }
 
     /// What is inherited.
@@ -288,6 +295,24 @@ impl<'a> Inheritance<'a> {
         }
     }
 
+    /// Makes what is neither a file nor a directory nor a link, to be shown with this device.
+    ///
+    /// # Errors
+    /// Those of mknod(2); EPERM: a branch keeps this device to itself.
+    pub(in crate::live) fn make_node(
+        self,
+        (dir, name): (&OwnedFd, &[u8]),
+        kind: Kind,
+        mode: u32,
+        rdev: u64,
+    ) -> SysResult<()> {
+        let rdev = match self.inodes.through {
+            Some(_) => device_below(kind, rdev)?,
+            None => rdev,
+        };
+        sys::mknod_at(dir, name, kind, mode, rdev)
+    }
+
     /// The tree that the branch began as; `None`: it is no branch.
     pub(in crate::live) fn view(self) -> Option<View<'a>> {
         self.inodes
@@ -431,7 +456,10 @@ impl<'a> Inheritance<'a> {
     }
 
     /// The names that the branch itself has in a directory, with what they lead to; `None`: hidden.
-    fn own_names(self, at: At<'_>) -> SysResult<HashMap<Vec<u8>, Option<Child>>> {
+    pub(in crate::live) fn own_names(
+        self,
+        at: At<'_>,
+    ) -> SysResult<HashMap<Vec<u8>, Option<Child>>> {
         let mut names = HashMap::new();
         if self.is_inherited(at.slot) {
             return Ok(names);

@@ -66,6 +66,12 @@ impl Present for Inodes {
         }
     }
 
+    fn place(&self, slot: Slot) -> Option<Place> {
+        let through = self.through.as_ref();
+        self.likeliest_place(slot)
+            .or_else(|| through?.base.place(slot))
+    }
+
     fn renames(&self) -> Option<u64> {
         self.locks.renames()
     }

@@ -193,7 +193,7 @@ impl Layout {
 #[derive(Clone, Copy, Debug)]
 pub struct Registry<'a> {
     /// The directory `.ckptfs`.
-    store: &'a OwnedFd,
+    pub(super) store: &'a OwnedFd,
 }
 
 impl Registry<'_> {
@@ -364,7 +364,8 @@ impl Registry<'_> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed.map_err(failed())?,
         }
-        remove_file(&dropped, &format!("{tree}{ENTRY_SUFFIX}")).map_err(failed())
+        remove_file(&dropped, &format!("{tree}{ENTRY_SUFFIX}")).map_err(failed())?;
+        self.merges(entry.id).forget()
     }
 
     /// When a branch was dropped, nanoseconds since 1970: its entry was moved then.

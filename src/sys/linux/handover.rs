@@ -274,6 +274,19 @@ pub fn wait_readable<const N: usize>(
     }
 }
 
+/// A descriptor is in error (poll(2), POLLERR): `/dev/fuse`, once its connection has ended. What
+/// cannot be asked is not.
+pub fn is_in_error(fd: impl AsFd) -> bool {
+    let mut polled = libc::pollfd {
+        fd: fd.as_fd().as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one record, which lives through the call; its descriptor is borrowed through it.
+    let polls = check(unsafe { libc::poll(&raw mut polled, 1, 0) });
+    polls.is_ok() && polled.revents & libc::POLLERR != 0
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Seek, Write};

@@ -30,8 +30,8 @@ pub use data::{
 };
 pub use dir::{list_dir, list_new_dir, read_dir};
 pub use handover::{
-    SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor,
-    send_message, wait_readable, wrap_number,
+    SharedWords, Signals, backing_close, is_in_error, message_pair, receive_message,
+    replace_descriptor, send_message, wait_readable, wrap_number,
 };
 pub use mount::{fusermount_unmount, mount_of, mounts, mounts_of_all, unmount};
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};

@@ -26,8 +26,8 @@ pub use data::{
     truncate_unshared, widen_pipe, write_in_place,
 };
 pub use handover::{
-    SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor,
-    send_message, wait_readable, wrap_number,
+    SharedWords, Signals, backing_close, is_in_error, message_pair, receive_message,
+    replace_descriptor, send_message, wait_readable, wrap_number,
 };
 pub use mount::{fusermount_unmount, mount_of, mounts, mounts_of_all, unmount};
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};

@@ -61,6 +61,8 @@ struct Merger<'m, 'a, T> {
     theirs: &'m Side<'a, T>,
     how: &'m How<'m>,
     clashes: Vec<(Clash, bool)>,
+    /// The path by which it was said what its content is to be.
+    answered: Option<Vec<u8>>,
 }
 
 /// Merges content and attributes of what both sides have and is in `scope`; gives the inodes that
@@ -87,11 +89,13 @@ pub(super) fn merge<T: Tree>(
             theirs,
             how,
             clashes: Vec::new(),
+            answered: None,
         };
         let inode = merger.merge(slot)?;
+        merged.answered.extend(merger.answered);
         let clashes = merger.clashes;
-        let beside =
-            !clashes.is_empty() && comes_beside([base, ours, theirs], how.policy, slot, merged)?;
+        let clash = clashes.iter().any(|(_, settled)| !settled);
+        let beside = clash && comes_beside([base, ours, theirs], how.policy, slot, merged)?;
         let path = ours.way(slot).map(|way| way.path()).unwrap_or_default();
         let conflict = |(clash, settled)| Conflict {
             path: path.clone(),
@@ -208,6 +212,12 @@ impl<T: Tree> Merger<'_, '_, T> {
             Ok(text) => text,
             Err(side) => return Ok(side),
         };
+        if !matches!(text, Text::Clean(_))
+            && let Some(answer) = self.answer(slot)?
+        {
+            self.clashes.push((Clash::Content, true));
+            return Ok(answer);
+        }
         let marks = self.how.policy == Policy::Markers;
         match text {
             Text::Clean(text) => return Ok(Origin::Text(text)),
@@ -223,20 +233,62 @@ impl<T: Tree> Merger<'_, '_, T> {
         })
     }
 
+    /// What was said that is to come of it, if that was said of what the three hold.
+    fn answer(&mut self, slot: Slot) -> SysResult<Option<Origin>> {
+        let (Some(answers), Some(way)) = (self.how.answers, self.ours.way(slot)) else {
+            return Ok(None);
+        };
+        let path = way.path();
+        let Some(answer) = answers.get(&path) else {
+            return Ok(None);
+        };
+        let Some(versions) = versions([self.base, self.ours, self.theirs], slot)? else {
+            return Ok(None);
+        };
+        let [_, ours, theirs] = &versions;
+        if versions.each_ref().map(|text| blake3::hash(text)) != answer.of {
+            return Ok(None);
+        }
+        self.answered = Some(path);
+        Ok(Some(match &answer.text {
+            text if text == ours => Origin::Ours,
+            text if text == theirs => Origin::Theirs,
+            text => Origin::Text(text.clone()),
+        }))
+    }
+
     /// Lines of both, unless it comes to what one side has.
     fn text(&self, slot: Slot) -> SysResult<Result<Text, Origin>> {
-        let mut texts = Vec::with_capacity(3);
-        for side in [self.base, self.ours, self.theirs] {
-            let Some(way) = side.way(slot) else { break };
-            texts.extend(side.tree.read(way, text::BYTES_MAX)?);
-        }
-        Ok(match &texts[..] {
-            [base, ours, theirs] => match text::merge(base, ours, theirs, self.how.labels) {
-                Text::Clean(text) if text == *ours => Err(Origin::Ours),
-                Text::Clean(text) if text == *theirs => Err(Origin::Theirs),
-                text => Ok(text),
-            },
-            _ => Ok(Text::Binary),
+        let versions = versions([self.base, self.ours, self.theirs], slot)?;
+        let Some([base, ours, theirs]) = versions else {
+            return Ok(Ok(Text::Binary));
+        };
+        Ok(match text::merge(&base, &ours, &theirs, self.how.labels) {
+            Text::Clean(text) if text == ours => Err(Origin::Ours),
+            Text::Clean(text) if text == theirs => Err(Origin::Theirs),
+            text => Ok(text),
         })
     }
+}
+
+/// What a file holds in the base, in `ours` and in `theirs`; `None`: it is not in all of them, no
+/// file, or longer than a text may be.
+///
+/// # Errors
+/// Those of reading it.
+pub(super) fn versions<T: Tree>(
+    sides: [&Side<'_, T>; 3],
+    slot: Slot,
+) -> SysResult<Option<[Vec<u8>; 3]>> {
+    let mut texts = Vec::with_capacity(sides.len());
+    for side in sides {
+        let (Some(Kind::File), Some(way)) = (side.kind(slot), side.way(slot)) else {
+            return Ok(None);
+        };
+        let Some(text) = side.tree.read(way, text::BYTES_MAX)? else {
+            return Ok(None);
+        };
+        texts.push(text);
+    }
+    Ok(texts.try_into().ok())
 }

@@ -8,6 +8,7 @@
 //!
 //! - `side`: the inodes of a state, with the numbers that they have in common, and their places.
 //! - `places`: which inode is at which names, such that it is a tree.
+//! - [`same`]: which inodes are one although their numbers differ.
 //! - `scope`: which of them are at or below some paths.
 //! - `inodes`: content and attributes.
 //! - [`text`]: lines of three versions of a text.
@@ -18,17 +19,19 @@
 mod inodes;
 pub mod outcome;
 mod places;
+pub mod same;
 mod scope;
 mod side;
 #[cfg(test)]
 mod tests;
 pub mod text;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use self::outcome::Outcome;
+use self::same::Same;
 use self::scope::scope;
-use self::side::Side;
+use self::side::{Known, Side};
 use self::text::Labels;
 use super::Tree;
 use crate::store::ids::{CheckpointId, Name, Slot};
@@ -110,6 +113,19 @@ impl Policy<'_> {
     }
 }
 
+/// What is to come of the content of a file that clashes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The hashes of what it holds in the base, in `ours` and in `theirs`: of other content it is no
+    /// answer.
+    pub of: [blake3::Hash; 3],
+    /// What it shall hold.
+    pub text: Vec<u8>,
+}
+
+/// Answers by the paths in `ours`.
+pub type Answers = BTreeMap<Vec<u8>, Answer>;
+
 /// How two sides are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct How<'h> {
@@ -120,14 +136,16 @@ pub struct How<'h> {
     pub paths: &'h [Vec<u8>],
     /// What comes of conflicts.
     pub policy: Policy<'h>,
+    /// What somebody says that is to come of the content of files that clash, by their paths in
+    /// `ours`.
+    pub answers: Option<&'h Answers>,
     /// What both sides are called where they are marked.
     pub labels: Labels<'h>,
-    /// In `ours`, in `theirs`: a number can be given away again, so that an inode is told by the
-    /// time of its birth too. In a branch none is, but a file has another birth when it is copied.
-    pub reuses: [bool; 2],
     /// The checkpoints of `ours` and of `theirs` that are as the base is, if the history of names
     /// is to be asked.
     pub since: [Option<CheckpointId>; 2],
+    /// What merges before have noted of inodes that are one.
+    pub same: Option<&'h Same>,
 }
 
 impl Default for How<'_> {
@@ -136,13 +154,14 @@ impl Default for How<'_> {
             along: None,
             paths: &[],
             policy: Policy::Name,
+            answers: None,
             labels: Labels {
                 ours: "ours",
                 base: "base",
                 theirs: "theirs",
             },
-            reuses: [true; 2],
             since: [None; 2],
+            same: None,
         }
     }
 }
@@ -168,15 +187,34 @@ pub fn merge<'a, T: Tree>(
     theirs: &'a T,
     how: &How<'_>,
 ) -> SysResult<Outcome<'a, T>> {
-    let base = Side::base(base, how.along)?;
-    let ours = Side::of(ours, how.along, &base, None, (how.reuses[0], how.since[0]))?;
-    let mut theirs = Side::of(
-        theirs,
-        how.along,
-        &base,
-        Some(&ours),
-        (how.reuses[1], how.since[1]),
-    )?;
+    merge_since(None, base, ours, theirs, how)
+}
+
+/// As [`merge`], where what was recorded ([`How::along`]) was recorded since `origin`, and the base
+/// is a later state: whatever `origin` has not is looked through whole, for of the names of a new
+/// directory nothing is recorded.
+///
+/// # Errors
+/// As [`merge`]; those of reading `origin`.
+pub fn merge_since<'a, T: Tree>(
+    origin: Option<&'a T>,
+    base: &'a T,
+    ours: &'a T,
+    theirs: &'a T,
+    how: &How<'_>,
+) -> SysResult<Outcome<'a, T>> {
+    let origin = origin
+        .map(|origin| Side::base(origin, how.along, None))
+        .transpose()?;
+    let base = Side::base(base, how.along, origin.as_ref())?;
+    let known = Known {
+        along: how.along,
+        origin: origin.as_ref(),
+        base: &base,
+        same: how.same,
+    };
+    let ours = Side::of(ours, known, None, how.since[0])?;
+    let mut theirs = Side::of(theirs, known, Some(&ours), how.since[1])?;
     let scope = scope([&base, &ours, &theirs], how.paths);
     let mut merged = places::merge(&base, &ours, &theirs, how.policy, scope.as_ref())?;
     let inodes = inodes::merge(&base, &ours, &theirs, how, scope.as_ref(), &mut merged)?;

@@ -1,18 +1,19 @@
 //! What comes of a merge: a tree, and what it takes to make it of `ours`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Tree;
 use super::super::pair;
 use super::super::plan::Plan;
-use super::inodes::{Inode, Origin};
+use super::inodes::{Inode, Origin, versions};
 use super::places::Merged;
 use super::side::Side;
 use super::{ANOTHER, BESIDE, Conflict};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::store::ids::{Name, Slot};
+use crate::store::layout::merges::Birth;
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, SysResult, Xattrs};
 
@@ -114,6 +115,20 @@ impl<'a, T: Tree> Outcome<'a, T> {
         &self.merged.conflicts
     }
 
+    /// The paths whose content is what [`super::How::answers`] said.
+    pub fn answered(&self) -> &BTreeSet<Vec<u8>> {
+        &self.merged.answered
+    }
+
+    /// What a file that clashes holds in the base, in `ours` and in `theirs`; `None`: it is not in
+    /// all of them, no file, or longer than [`super::text::BYTES_MAX`].
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn versions(&self, conflict: &Conflict) -> SysResult<Option<[Vec<u8>; 3]>> {
+        versions([&self.base, &self.ours, &self.theirs], conflict.slot)
+    }
+
     /// What is to be done for `ours` to become this.
     ///
     /// # Errors
@@ -162,6 +177,25 @@ impl<'a, T: Tree> Outcome<'a, T> {
             (None, Some(there)) if !self.ours.has(number) => Source::Theirs(there),
             _ => Source::Ours(self.home(node).1),
         }
+    }
+
+    /// The inodes of both sides that one of the outcome stands for, each with its birth; none of
+    /// what comes beside another.
+    ///
+    /// # Errors
+    /// Those of reading them.
+    pub fn stands_for(&self, slot: Slot) -> SysResult<Vec<Birth>> {
+        let number = self.number(slot);
+        let mut births = Vec::new();
+        if number.0 & BESIDE != 0 {
+            return Ok(births);
+        }
+        for side in [&self.ours, &self.theirs] {
+            if let Some((child, way)) = side.met.get(&number) {
+                births.push((child.slot, side.tree.attr(way)?.stat.btime));
+            }
+        }
+        Ok(births)
     }
 
     fn number(&self, slot: Slot) -> Slot {

@@ -17,6 +17,9 @@ pub struct Merged {
     /// Number in common -> its places; without any it goes, or does not come.
     pub(super) places: HashMap<Slot, BTreeSet<Place>>,
     pub(super) conflicts: Vec<Conflict>,
+    /// The paths of which it was said what is to come of their content, and that clashed as it was
+    /// said.
+    pub(super) answered: BTreeSet<Vec<u8>>,
     /// What `theirs` has comes beside what it clashes with: the number of that, and its own.
     pub(super) beside: Vec<(Slot, Slot)>,
 }

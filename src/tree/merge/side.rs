@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::super::{Tree, has_attrs};
+use super::same::Same;
 use super::{AGAIN, ANOTHER, Names};
 use crate::history::present::Trail;
 use crate::store::ids::{CheckpointId, Name, Slot};
@@ -17,7 +18,8 @@ type Step = (Slot, Name, Child, Arc<Trail>);
 
 /// See the module.
 ///
-/// **Numbers in common.** An inode of the base has its number in all three. One that was made since
+/// **Numbers in common.** An inode of the base has its number in all three, and so has one that a
+/// merge before has noted to be one with it. One that was made since
 /// has its own, but for two cases. A file that was put in place of one that is gone then (an editor
 /// writes another file and renames it; a merge, or what undoes one, writes it anew) is what that
 /// was, also where that had been renamed to there before, as far as history tells. A directory that
@@ -32,6 +34,23 @@ pub struct Side<'a, T> {
     /// The number that this state has -> the number in common, where they differ.
     numbers: HashMap<Slot, Slot>,
 }
+
+/// What is known when a side is walked.
+pub(super) struct Known<'k, 'a, T> {
+    pub(super) along: Option<&'k Names>,
+    /// What the names were recorded since, if the base is a later state.
+    pub(super) origin: Option<&'k Side<'a, T>>,
+    pub(super) base: &'k Side<'a, T>,
+    pub(super) same: Option<&'k Same>,
+}
+
+impl<T> Clone for Known<'_, '_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Known<'_, '_, T> {}
 
 /// Walks a state along some names, parents before children; what `base` has not is listed whole,
 /// for nothing is recorded of the names of a new directory.
@@ -86,31 +105,31 @@ impl<'a, T: Tree> Side<'a, T> {
     ///
     /// # Errors
     /// Those of reading it; EIO: a directory is in two places.
-    pub(super) fn base(tree: &'a T, along: Option<&Names>) -> SysResult<Side<'a, T>> {
+    pub(super) fn base(
+        tree: &'a T,
+        along: Option<&Names>,
+        origin: Option<&Side<'_, T>>,
+    ) -> SysResult<Side<'a, T>> {
         let mut side = Side::empty(tree);
-        for step in walk(tree, along, |_, _| Ok(false))? {
+        let is_new = |child: Child, way: &Arc<Trail>| match origin {
+            Some(origin) => Ok(!origin.holds(child.slot, tree, (child, way))?),
+            None => Ok(false),
+        };
+        for step in walk(tree, along, is_new)? {
             let number = step.2.slot;
             side.add(step, number);
         }
         Ok(side)
     }
 
-    /// An inode of another state is the one that has this number in common here. `reuses`: its own
-    /// number alone does not tell.
-    fn holds(
-        &self,
-        number: Slot,
-        (tree, reuses): (&T, bool),
-        (child, way): (Child, &Arc<Trail>),
-    ) -> SysResult<bool> {
+    /// An inode of another state is the one that has this number in common here: numbers are given
+    /// away again, so it was made at the same time too.
+    fn holds(&self, number: Slot, tree: &T, (child, way): (Child, &Arc<Trail>)) -> SysResult<bool> {
         let Some((known, there)) = self.met.get(&number) else {
             return Ok(false);
         };
         if known.slot != child.slot || known.kind != child.kind {
             return Ok(false);
-        }
-        if !reuses {
-            return Ok(true);
         }
         let births = (
             tree.attr(way)?.stat.btime,
@@ -125,16 +144,49 @@ impl<'a, T: Tree> Side<'a, T> {
         &self,
         (tree, since): (&T, CheckpointId),
         (dir, name, child, _): &Step,
-        here: &HashSet<Slot>,
+        (here, same): (&HashSet<Slot>, Option<&Same>),
     ) -> SysResult<Option<Slot>> {
         if child.kind == Kind::Dir {
             return Ok(None);
         }
         let former = tree.former(*dir, name, since)?.into_iter();
+        let one_with = |old: Child| {
+            let noted = same
+                .into_iter()
+                .flat_map(move |same| same.of_number(old.slot));
+            let noted = noted.flatten().map(|(slot, _)| *slot);
+            [old.slot].into_iter().chain(noted)
+        };
         Ok(former
-            .filter(|old| old.kind == child.kind && !here.contains(&old.slot))
-            .find(|old| self.has(old.slot))
-            .map(|old| old.slot))
+            .filter(|old| old.kind == child.kind)
+            .flat_map(one_with)
+            .find(|slot| self.has(*slot) && !here.contains(slot)))
+    }
+
+    /// The number of an inode of another state here, if it is one of these: by its own, or by what
+    /// was noted.
+    fn number_of(
+        &self,
+        tree: &T,
+        (child, way): (Child, &Arc<Trail>),
+        same: Option<&Same>,
+    ) -> SysResult<Option<Slot>> {
+        if self.holds(child.slot, tree, (child, way))? {
+            return Ok(Some(child.slot));
+        }
+        let Some(same) = same.filter(|same| same.knows(child.slot)) else {
+            return Ok(None);
+        };
+        let btime = tree.attr(way)?.stat.btime;
+        for (slot, btime) in same.of((child.slot, btime)) {
+            let Some((known, there)) = self.met.get(slot) else {
+                continue;
+            };
+            if known.kind == child.kind && self.tree.attr(there)?.stat.btime == *btime {
+                return Ok(Some(*slot));
+            }
+        }
+        Ok(None)
     }
 
     /// One of both. `other`: the one that was walked before.
@@ -143,65 +195,43 @@ impl<'a, T: Tree> Side<'a, T> {
     /// As [`Side::base`].
     pub(super) fn of(
         tree: &'a T,
-        along: Option<&Names>,
-        base: &Side<'_, T>,
+        known: Known<'_, '_, T>,
         other: Option<&Side<'_, T>>,
-        (reuses, since): (bool, Option<CheckpointId>),
+        since: Option<CheckpointId>,
     ) -> SysResult<Side<'a, T>> {
         let mut side = Side::empty(tree);
-        let in_base =
-            |child: Child, way: &Arc<Trail>| base.holds(child.slot, (tree, reuses), (child, way));
-        let steps = walk(tree, along, |child, way| Ok(!in_base(child, way)?))?;
-        let mut here = HashSet::new();
+        let base = known.base;
+        let is_new = |child: Child, way: &Arc<Trail>| {
+            let before = known.origin.unwrap_or(base);
+            Ok(!before.holds(child.slot, tree, (child, way))?)
+        };
+        let steps = walk(tree, known.along, is_new)?;
+        // Number in common -> the number here. What has it by itself comes before what was noted.
+        let mut here: HashMap<Slot, Slot> = HashMap::new();
         for (_, _, child, way) in &steps {
-            if in_base(*child, way)? {
-                here.insert(child.slot);
+            if base.holds(child.slot, tree, (*child, way))? {
+                here.insert(child.slot, child.slot);
             }
         }
+        for (_, _, child, way) in &steps {
+            let number = base.number_of(tree, (*child, way), known.same)?;
+            if let Some(number) = number
+                && *here.entry(number).or_insert(child.slot) == child.slot
+            {
+                side.numbers.insert(child.slot, number);
+            }
+        }
+        let here: HashSet<Slot> = here.into_keys().collect();
         let mut taken = HashSet::new();
         for step in steps {
-            let (dir, name, child, way) = &step;
+            let child = step.2;
             let number = match side.numbers.get(&child.slot) {
                 Some(number) => *number,
-                None if here.contains(&child.slot) => child.slot,
                 None => {
-                    let place = Place {
-                        parent: side.number(*dir),
-                        name: name.clone(),
-                    };
-                    let before = base
-                        .child_at(&place)
-                        .filter(|old| old.kind == child.kind && !here.contains(&old.slot));
-                    let made = || {
-                        other
-                            .and_then(|other| other.number_at(&place))
-                            .filter(|(number, there)| {
-                                there.kind == Kind::Dir
-                                    && child.kind == Kind::Dir
-                                    && !base.has(*number)
-                            })
-                            .map(|(number, _)| number)
-                    };
-                    let same = before.map(|old| old.slot).or_else(made);
-                    let same = match (same, since) {
-                        (None, Some(since)) => base.replaced_by((tree, since), &step, &here)?,
-                        (same, _) => same,
-                    };
+                    let same = side.stands_for(known, other, &step, (&here, since))?;
                     let number = match same.filter(|number| taken.insert(*number)) {
                         Some(number) => number,
-                        None => {
-                            let mut number = child.slot;
-                            if base.has(number) {
-                                number.0 |= ANOTHER;
-                            }
-                            if let Some(other) = other
-                                && other.has(number)
-                                && !other.holds(number, (tree, reuses), (*child, way))?
-                            {
-                                number.0 |= ANOTHER | AGAIN;
-                            }
-                            number
-                        }
+                        None => side.new_number(base, other, (child, &step.3))?,
                     };
                     side.numbers.insert(child.slot, number);
                     number
@@ -210,6 +240,56 @@ impl<'a, T: Tree> Side<'a, T> {
             side.add(step, number);
         }
         Ok(side)
+    }
+
+    /// The number in common of what a new inode stands for: see [`Side`].
+    fn stands_for(
+        &self,
+        known: Known<'_, '_, T>,
+        other: Option<&Side<'_, T>>,
+        step: &Step,
+        (here, since): (&HashSet<Slot>, Option<CheckpointId>),
+    ) -> SysResult<Option<Slot>> {
+        let ((dir, name, child, _), base) = (step, known.base);
+        let place = Place {
+            parent: self.number(*dir),
+            name: name.clone(),
+        };
+        let before = base
+            .child_at(&place)
+            .filter(|old| old.kind == child.kind && !here.contains(&old.slot));
+        let made = || {
+            other
+                .and_then(|other| other.number_at(&place))
+                .filter(|(number, there)| {
+                    there.kind == Kind::Dir && child.kind == Kind::Dir && !base.has(*number)
+                })
+                .map(|(number, _)| number)
+        };
+        match (before.map(|old| old.slot).or_else(made), since) {
+            (None, Some(since)) => base.replaced_by((self.tree, since), step, (here, known.same)),
+            (found, _) => Ok(found),
+        }
+    }
+
+    /// A number that no other inode of the three has, for one that is new.
+    fn new_number(
+        &self,
+        base: &Side<'_, T>,
+        other: Option<&Side<'_, T>>,
+        (child, way): (Child, &Arc<Trail>),
+    ) -> SysResult<Slot> {
+        let mut number = child.slot;
+        if base.has(number) {
+            number.0 |= ANOTHER;
+        }
+        if let Some(other) = other
+            && other.has(number)
+            && !other.holds(number, self.tree, (child, way))?
+        {
+            number.0 |= ANOTHER | AGAIN;
+        }
+        Ok(number)
     }
 
     fn add(&mut self, (dir, name, child, trail): Step, number: Slot) {

@@ -43,11 +43,7 @@ pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8], labels: Labels<'_>) -> Tex
         return Text::Binary;
     }
     let mut options = MergeOptions::new();
-    let texts = [base, ours, theirs];
-    let marker = texts
-        .into_iter()
-        .map(longest_marker)
-        .fold(MARKER, usize::max);
+    let marker = marker_length([base, ours, theirs]);
     options
         .set_conflict_style(ConflictStyle::Diff3)
         .set_incomplete_hunk_style(IncompleteHunkStyle::Git)
@@ -56,6 +52,14 @@ pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8], labels: Labels<'_>) -> Tex
         Ok(text) => Text::Clean(text),
         Err(text) => Text::Conflict(labeled(&text, marker, labels)),
     }
+}
+
+/// How long a marker has to be to be told from the lines of these texts.
+pub fn marker_length(texts: [&[u8]; 3]) -> usize {
+    texts
+        .into_iter()
+        .map(longest_marker)
+        .fold(MARKER, usize::max)
 }
 
 /// One more than the longest run of one character of a marker with which a line begins, if it is as

@@ -7,13 +7,13 @@ use std::process::Command;
 use crate::apps::support::{
     Moment, PROGRAM_SECONDS, crates_named, missing, output, program, run, shell, variants,
 };
-use crate::common::{Variant, skip, stdout_of, succeeds};
+use crate::common::{Rig, Variant, skip, stdout_of, succeeds};
 
 /// Crates without dependencies of their own.
-const LEAVES: [&str; 3] = ["strsim-", "heck-", "utf8parse-"];
+pub const LEAVES: [&str; 3] = ["strsim-", "heck-", "utf8parse-"];
 
 /// cargo with a home of its own, so that it waits for nobody and reads nobody's settings.
-fn cargo(dir: &Path, home: &Path, arguments: &[&str]) -> Command {
+pub fn cargo(dir: &Path, home: &Path, arguments: &[&str]) -> Command {
     let mut command = program(
         dir,
         &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()),
@@ -36,7 +36,7 @@ fn cargo(dir: &Path, home: &Path, arguments: &[&str]) -> Command {
 }
 
 /// A crate that says `word`, over crates that cargo fetched for us.
-fn make_crate(app: &Path, leaves: &[PathBuf], word: &str) {
+pub fn make_crate(app: &Path, leaves: &[PathBuf], word: &str) {
     fs::create_dir_all(app.join("src")).unwrap();
     let mut manifest = "[package]\nname = \"app\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[workspace]\n[dependencies]\n".to_owned();
     for (leaf, prefix) in leaves.iter().zip(LEAVES) {
@@ -115,7 +115,7 @@ fn cargo_build(v: Variant) {
 }
 
 /// npm without network, with everything it writes beside the mount.
-fn npm(dir: &Path, cache: &Path, arguments: &[&str]) -> Command {
+pub fn npm(dir: &Path, cache: &Path, arguments: &[&str]) -> Command {
     let mut command = program(dir, "npm", arguments);
     command
         .args([
@@ -133,20 +133,16 @@ fn npm(dir: &Path, cache: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn npm_install(v: Variant) {
-    if let Some(reason) = missing(&["node", "npm"]) {
-        return skip(&reason);
-    }
-    let rig = v.start();
-    let cache = rig.image.dir("npm-cache");
+/// A project, and npm itself in `x.tgz` beside it, to be installed: a package of some two thousand
+/// files, its dependencies bundled. Why there is none, if so.
+pub fn npm_project(rig: &Rig, project: &Path, cache: &Path) -> Option<String> {
     let outside = rig.image.dir("packages");
     let global = PathBuf::from(output(Path::new("/"), "npm", &["root", "-g"]).trim());
     if !global.join("npm/package.json").exists() {
-        return skip("npm's own package, which is to be installed, is not where npm says");
+        return Some("npm's own package, to be installed, is not where npm says".into());
     }
-    // npm itself is a package of some two thousand files, its dependencies bundled.
     succeeds(
-        npm(&outside, &cache, &["pack"]).arg(global.join("npm")),
+        npm(&outside, cache, &["pack"]).arg(global.join("npm")),
         PROGRAM_SECONDS,
     );
     let tarball = fs::read_dir(&outside)
@@ -155,14 +151,26 @@ fn npm_install(v: Variant) {
         .expect("npm pack made a tarball")
         .unwrap()
         .path();
-    let project = rig.path().join("project");
-    fs::create_dir(&project).unwrap();
+    fs::create_dir(project).unwrap();
     fs::write(
         project.join("package.json"),
         "{\"name\":\"project\",\"version\":\"1.0.0\"}\n",
     )
     .unwrap();
     fs::copy(&tarball, project.join("x.tgz")).unwrap();
+    None
+}
+
+fn npm_install(v: Variant) {
+    if let Some(reason) = missing(&["node", "npm"]) {
+        return skip(&reason);
+    }
+    let rig = v.start();
+    let cache = rig.image.dir("npm-cache");
+    let project = rig.path().join("project");
+    if let Some(reason) = npm_project(&rig, &project, &cache) {
+        return skip(&reason);
+    }
     let before = Moment::now(&rig, "before");
 
     succeeds(

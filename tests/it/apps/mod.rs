@@ -1,6 +1,7 @@
 //! Real programs inside the mount: after each of them a checkpoint is what the tree was, and a
 //! restore brings it back.
 
+mod branches;
 mod build;
 mod files;
 mod git;

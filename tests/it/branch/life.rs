@@ -5,11 +5,12 @@ use std::os::unix::fs::MetadataExt;
 
 use super::support::{create, inside, is_mounted, listed, place, refused, verb};
 use crate::common::command::succeeds;
-use crate::common::mount::{VERB_SECONDS, wait_until};
+use crate::common::mount::VERB_SECONDS;
 use crate::common::{Variant, fails, for_each_variant, tool};
 
 for_each_variant! { one =>
     a_branch_is_a_tree_of_its_own, it_comes_back_with_its_parent, a_dropped_branch_comes_back_until_gc,
+    what_nobody_has_merged_is_told,
     a_base_is_held, a_branch_of_a_branch, the_daemon_is_killed, everything_is_killed
 }
 
@@ -144,6 +145,52 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     rig.mount.ok(&["delete", "1"]);
 }
 
+fn what_nobody_has_merged_is_told(v: Variant) {
+    let rig = v.start();
+    fs::write(rig.path().join("f"), "base").unwrap();
+    let (one, two) = (create(&rig, "one"), create(&rig, "two"));
+    let unmerged = |name: &str| {
+        let status = rig.mount.json(&["status"]);
+        let all = status["branches"].as_array().expect("branches").clone();
+        let found = all.into_iter().find(|one| one["name"] == name);
+        found.expect("it is there")["unmerged"].clone()
+    };
+    let told = || rig.mount.ok(&["status"]);
+    assert_eq!((unmerged("one"), unmerged("two")), (0.into(), 0.into()));
+    assert!(!told().contains("unmerged"), "{}", told());
+    fs::write(one.join("new"), "1").unwrap();
+    fs::write(one.join("f"), "1").unwrap();
+    fs::write(two.join("f"), "2").unwrap();
+    assert_eq!((unmerged("one"), unmerged("two")), (2.into(), 1.into()));
+    let said = told();
+    assert!(
+        said.contains("unmerged one (2 changes), two (1 change);"),
+        "{said}"
+    );
+    // What came here some other way is lost by nobody.
+    fs::write(rig.path().join("new"), "1").unwrap();
+    let would = rig.mount.json(&["branch", "drop", "-n", "one"]);
+    assert_eq!(would["branch"]["changed"], 2);
+    assert_eq!(
+        (would["unmerged"].to_string(), &would["branch"]["unmerged"]),
+        ("[\"f\"]".to_owned(), &1.into())
+    );
+    rig.mount.ok(&["merge", "one"]);
+    assert_eq!(unmerged("one"), 0);
+    let dropped = rig.mount.ok(&["branch", "drop", "one"]);
+    assert!(
+        dropped.starts_with("dropped one (2 changes, all merged)\n"),
+        "{dropped}"
+    );
+    // What clashes is not merged.
+    assert_eq!(unmerged("two"), 1);
+    let dropped = rig.mount.ok(&["branch", "drop", "two"]);
+    assert!(
+        dropped.starts_with("dropped two (1 change, not merged:)\n  f\n"),
+        "{dropped}"
+    );
+}
+
 fn a_base_is_held(v: Variant) {
     let mut rig = v.start();
     for text in ["1", "2", "3"] {
@@ -203,17 +250,14 @@ fn a_branch_of_a_branch(v: Variant) {
     rig.mount.umount();
 }
 
-/// Another daemon takes over the parent, and mounts the branches again.
+/// Another daemon takes over the parent and its branches.
 fn the_daemon_is_killed(v: Variant) {
     let mut rig = v.start();
     let one = create(&rig, "one");
     fs::write(one.join("f"), "1").unwrap();
     rig.mount.replace_worker();
-    // The parent is served first.
-    wait_until("the branch is mounted again", 30, || {
-        listed(&rig, "one").unwrap()["mounted"] == true
-    });
     assert_eq!(fs::read(one.join("f")).unwrap(), b"1");
+    assert_eq!(listed(&rig, "one").unwrap()["mounted"], true);
     fs::write(one.join("g"), "2").unwrap();
     assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\nA g\n");
     let table = fs::read_to_string("/proc/self/mounts").unwrap();

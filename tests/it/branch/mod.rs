@@ -1,7 +1,10 @@
 //! Branches as things that exist: made, mounted, held, dropped and brought back, whatever is killed
 //! meanwhile.
 
+mod devices;
+mod dir;
 mod fresh;
 mod life;
+mod radar;
 mod refusals;
-mod support;
+pub mod support;

@@ -62,6 +62,11 @@ enum Act {
         branch: usize,
         undo: bool,
     },
+    /// What its parent has comes into it; `undo`: and goes again.
+    Update {
+        branch: usize,
+        undo: bool,
+    },
     Drop(usize),
     Remount,
     Kill,
@@ -73,6 +78,7 @@ impl fmt::Display for Act {
             Act::Do(on, op) => write!(f, "{on} {op}"),
             Act::Branch(of) => write!(f, "{of} branch"),
             Act::Merge { branch, undo } => write!(f, "{branch} merge, undo {undo}"),
+            Act::Update { branch, undo } => write!(f, "{branch} update, undo {undo}"),
             Act::Drop(branch) => write!(f, "{branch} drop"),
             Act::Remount => f.write_str("remount"),
             Act::Kill => f.write_str("kill"),
@@ -84,10 +90,9 @@ impl fmt::Display for Act {
 struct From {
     parent: usize,
     name: String,
+    /// What it and its parent both come from: what it began as, or what was merged last.
     base: Tree,
     depth: usize,
-    /// What was merged once has another base than the model knows.
-    merged: bool,
 }
 
 struct Branched {
@@ -156,7 +161,8 @@ impl Forest {
                 None => Ok(()),
             },
             Act::Branch(of) => self.branch(*of),
-            Act::Merge { branch, undo } => self.merge(*branch, *undo),
+            Act::Merge { branch, undo } => self.merge((*branch, "merge"), *undo),
+            Act::Update { branch, undo } => self.merge((*branch, "update"), *undo),
             Act::Drop(branch) => self.drop_branch(*branch),
             Act::Remount => self.again(false),
             Act::Kill => self.again(true),
@@ -188,7 +194,6 @@ impl Forest {
                 name,
                 base,
                 depth: depth + 1,
-                merged: false,
             }),
         };
         let same = branch.check();
@@ -196,29 +201,42 @@ impl Forest {
         same.map_err(|told| format!("a fresh branch: {told}"))
     }
 
-    fn merge(&mut self, branch: usize, undo: bool) -> Result<(), String> {
-        let Some(theirs) = self.get(branch) else {
+    /// `verb`: `merge`, of a branch into its parent, or `update`, of the parent into it.
+    fn merge(&mut self, (branch, verb): (usize, &str), undo: bool) -> Result<(), String> {
+        let Some(from) = self.get(branch).and_then(|tree| tree.from.as_ref()) else {
+            return Ok(());
+        };
+        let (parent, name, base) = (from.parent, from.name.clone(), from.base.clone());
+        let (from, into) = match verb {
+            "merge" => (branch, parent),
+            _ => (parent, branch),
+        };
+        let (Some(asked), Some(theirs)) = (
+            self.get(parent).map(|tree| tree.world.root.clone()),
+            self.get(from),
+        ) else {
             return Ok(());
         };
         theirs.world.close_all();
         let after = theirs.world.model.tree.reachable();
-        let Some(from) = theirs.from.as_mut().filter(|from| !from.merged) else {
-            return Ok(());
-        };
-        let (parent, name, base) = (from.parent, from.name.clone(), from.base.clone());
-        let Some(ours) = self.get(parent) else {
+        let Some(ours) = self.get(into) else {
             return Ok(());
         };
         ours.world.close_all();
         let before = ours.world.model.tree.reachable();
-        let root = ours.world.root.clone();
-        let dry = ckptfs(&root, &["merge", &name, "--dry-run"]);
+        let mut ask: Vec<&str> = match verb {
+            "merge" => vec!["merge", &name],
+            _ => vec!["branch", "update", &name],
+        };
+        ask.push("--dry-run");
+        let dry = ckptfs(&asked, &ask);
+        ask.pop();
         ours.check().map_err(|told| format!("a dry run: {told}"))?;
         let model = merge(&base, &before, &after);
         if matches!(model, Merged::Unclear(_)) {
             return Ok(());
         }
-        let done = ckptfs(&root, &["merge", &name]);
+        let done = ckptfs(&asked, &ask);
         if dry.status.success() != done.status.success() {
             return Err(format!("dry {}, done {}", said(&dry), said(&done)));
         }
@@ -228,6 +246,7 @@ impl Forest {
             }
             (Merged::Clean(tree), Some(0)) => {
                 let changed = is_other(&tree, &before);
+                let root = ours.world.root.clone();
                 ours.become_tree(tree)?;
                 if undo && changed {
                     works(&root, &["undo"])?;
@@ -239,10 +258,10 @@ impl Forest {
             (model, _) => return Err(format!("{}; the model: {model:?}", said(&done))),
         }
         if let Some(from) = self.get(branch).and_then(|tree| tree.from.as_mut()) {
-            from.merged = true;
+            from.base = after;
         }
-        // What was merged changes neither the branch nor what it began as.
-        self.get(branch).map_or(Ok(()), Branched::check)
+        // What was merged changes neither that side nor what the branch began as.
+        self.get(from).map_or(Ok(()), Branched::check)
     }
 
     fn drop_branch(&mut self, branch: usize) -> Result<(), String> {
@@ -389,9 +408,13 @@ fn drive(
                 branch: on,
                 undo: random.one_in(3),
             }),
-            6 => Some(Act::Drop(on)),
-            7 if random.one_in(2) => Some(Act::Remount),
-            7 => Some(Act::Kill),
+            6..=8 => Some(Act::Update {
+                branch: on,
+                undo: random.one_in(3),
+            }),
+            9 => Some(Act::Drop(on)),
+            10 if random.one_in(2) => Some(Act::Remount),
+            10 => Some(Act::Kill),
             _ => None,
         };
         let act = act.or_else(|| {

@@ -86,6 +86,23 @@ pub struct Image {
     _run: Arc<RunDir>,
 }
 
+/// A mount of an image that shows none of the mounts in it. Drop it before the image.
+pub struct Below(PathBuf);
+
+impl Below {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        let _ = try_run_limited(tool("umount", &["-l"]).arg(&self.0), 20);
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
 /// Two threads that both ask for "the first free loop device" get the same one.
 static LOOP_SETUP: Mutex<()> = Mutex::new(());
 
@@ -180,6 +197,21 @@ impl Image {
         fs::create_dir_all(&dir)
             .unwrap_or_else(|error| panic!("cannot make {}: {error}", dir.display()));
         dir
+    }
+
+    /// What is below whatever is mounted in it.
+    pub fn below(&self) -> Below {
+        let below = Below(self.slot.join("below"));
+        fs::create_dir(&below.0).expect("the slot has none");
+        succeeds(
+            tool("mount", &["--bind"]).arg(&self.point).arg(&below.0),
+            TOOL_SECONDS,
+        );
+        succeeds(
+            tool("mount", &["--make-private"]).arg(&below.0),
+            TOOL_SECONDS,
+        );
+        below
     }
 
     /// Unmounts it, for a test that remounts it or looks at the image file.

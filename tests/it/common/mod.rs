@@ -40,9 +40,9 @@ pub mod variant;
 
 pub use caller::{Caller, caller};
 pub use command::{fails, has, run_limited, stdout_of, succeeds, tool};
-pub use image::{Fs, Image};
+pub use image::{Below, Fs, Image};
 pub use mount::Mount;
-pub use mount_opts::{Io, MountOpts};
+pub use mount_opts::{Io, MountOpts, OnBranches};
 pub use run_dir::{RunDir, scratch};
 pub use sample::sample_tree;
 pub use tree::{NodeInfo, TreeOpts, assert_same_tree, copy_tree, tree_of};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::command::{run_limited, tool, try_run_limited};
+use super::command::{run_limited, stdout_of, succeeds, tool, try_run_limited};
 use super::mount_opts::{MountOpts, binary, mount_command};
 use super::process;
 use super::run_dir::RunDir;
@@ -26,6 +26,8 @@ const BUSY_TRIES: u32 = 20;
 /// is left mounted.
 pub struct Mount {
     dir: PathBuf,
+    /// Where the branch is, if it is of one.
+    branch: Option<PathBuf>,
     opts: MountOpts,
     /// The daemon's id and start time, while it should be alive.
     daemon: Option<(u32, u64)>,
@@ -48,9 +50,12 @@ impl Mount {
             .canonicalize()
             .unwrap_or_else(|error| panic!("cannot mount {}: {error}", dir.display()));
         let point = opts.mountpoint.clone().unwrap_or_else(|| dir.clone());
-        let watchdog = start_watchdog(point, opts.limit);
+        let branch = opts.branch.then(|| branch_of(&point));
+        let points = branch.iter().chain([&point]).cloned().collect();
+        let watchdog = start_watchdog(points, opts.limit);
         let mut mount = Mount {
             dir,
+            branch,
             opts: opts.clone(),
             daemon: None,
             holder: None,
@@ -82,7 +87,21 @@ impl Mount {
             )
         };
         assert!(output.status.success(), "{}", problem());
+        self.make_branch();
         self.adopt();
+    }
+
+    /// The first time; later it comes back with its parent.
+    fn make_branch(&self) {
+        let Some(path) = &self.branch else {
+            return;
+        };
+        if !path.exists() {
+            let mut create = binary(&self.opts);
+            create.arg("-C").arg(self.parent());
+            create.args(["branch", "create", "branch", "--no-git", "--path"]);
+            succeeds(create.arg(path), VERB_SECONDS);
+        }
     }
 
     /// Takes over a mount that the caller has made again with a command of its own, as
@@ -93,7 +112,11 @@ impl Mount {
             "ckptfs mount said that it serves, but nothing is mounted on {}",
             self.path().display()
         );
-        let status = self.status_json();
+        // That of a branch names no holder.
+        let mut ask = binary(&self.opts);
+        ask.arg("-C").arg(self.parent()).args(["status", "--json"]);
+        let said = stdout_of(&mut ask, VERB_SECONDS);
+        let status: Value = serde_json::from_str(&said).expect("--json prints JSON");
         let pid = status["daemon"]["pid"]
             .as_u64()
             .expect("status --json has daemon.pid") as u32;
@@ -112,7 +135,22 @@ impl Mount {
 
     /// Where the live tree is.
     pub fn path(&self) -> &Path {
+        self.branch.as_deref().unwrap_or_else(|| self.parent())
+    }
+
+    /// Where what was mounted is: the live tree, or the parent of the branch that is that.
+    pub fn parent(&self) -> &Path {
         self.opts.mountpoint.as_deref().unwrap_or(&self.dir)
+    }
+
+    /// What is shown is a branch: the directory below it has not all of it.
+    pub fn is_branch(&self) -> bool {
+        self.branch.is_some()
+    }
+
+    /// Every mount of it, the last one first.
+    fn points(&self) -> impl Iterator<Item = &Path> {
+        self.branch.as_deref().into_iter().chain([self.parent()])
     }
 
     /// The view of checkpoint `id`.
@@ -329,15 +367,15 @@ impl Mount {
         if !output.status.success() {
             return Err(format!(
                 "ckptfs umount {} failed ({}): {}",
-                self.path().display(),
+                self.parent().display(),
                 output.status,
                 text(&output.stderr)
             ));
         }
-        if minor_of(self.path()).is_some() {
+        if let Some(point) = self.points().find(|point| minor_of(point).is_some()) {
             return Err(format!(
                 "ckptfs umount succeeded, but {} is still mounted",
-                self.path().display()
+                point.display()
             ));
         }
         let Some((pid, start)) = self.daemon.take() else {
@@ -359,7 +397,7 @@ impl Mount {
         let mut tries = 0;
         loop {
             let output = try_run_limited(
-                binary(&self.opts).arg("umount").arg(self.path()),
+                binary(&self.opts).arg("umount").arg(self.parent()),
                 UMOUNT_SECONDS,
             )?;
             let busy = text(&output.stderr).contains(" is in use\n");
@@ -373,15 +411,17 @@ impl Mount {
 
     /// The last resort: ends the connection, the mount and the daemon, whatever state they are in.
     fn tear_down(&mut self) {
-        for _ in 0..4 {
-            if minor_of(self.path()).is_none() {
-                break;
+        for point in self.points() {
+            for _ in 0..4 {
+                if minor_of(point).is_none() {
+                    break;
+                }
+                abort(point);
+                let _ = try_run_limited(
+                    &mut tool("umount", &["-l".as_ref(), point.as_os_str()]),
+                    UMOUNT_SECONDS,
+                );
             }
-            abort(self.path());
-            let _ = try_run_limited(
-                &mut tool("umount", &["-l".as_ref(), self.path().as_os_str()]),
-                UMOUNT_SECONDS,
-            );
         }
         for (pid, start) in [self.holder.take(), self.daemon.take()]
             .into_iter()
@@ -398,7 +438,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let alive = self.daemon.is_some();
-        let result = if alive && minor_of(self.path()).is_some() {
+        let result = if alive && minor_of(self.parent()).is_some() {
             self.try_umount()
         } else {
             Ok(())
@@ -413,17 +453,26 @@ impl Drop for Mount {
     }
 }
 
-/// Aborts the mount on `point` after `limit` unless it is told before that all is well.
-fn start_watchdog(point: PathBuf, limit: Duration) -> Sender<()> {
+/// Where the branch of what is mounted there is.
+fn branch_of(point: &Path) -> PathBuf {
+    let mut name = point.file_name().unwrap_or_default().to_owned();
+    name.push("@branch");
+    point.with_file_name(name)
+}
+
+/// Aborts the mounts on `points` after `limit` unless it is told before that all is well.
+fn start_watchdog(points: Vec<PathBuf>, limit: Duration) -> Sender<()> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-            eprintln!(
-                "harness: {} has been mounted for {} s: aborting it",
-                point.display(),
-                limit.as_secs()
-            );
-            abort(&point);
+            for point in points {
+                eprintln!(
+                    "harness: {} has been mounted for {} s: aborting it",
+                    point.display(),
+                    limit.as_secs()
+                );
+                abort(&point);
+            }
         }
     });
     sender

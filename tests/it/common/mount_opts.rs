@@ -1,5 +1,6 @@
 //! How a directory is mounted.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,6 +50,30 @@ pub struct MountOpts {
     pub user: Option<u32>,
     /// After this the mount is aborted.
     pub limit: Duration,
+    /// What is given is a branch of what is mounted: it begins as that, and everything in it is
+    /// inherited.
+    pub branch: bool,
+}
+
+thread_local! {
+    static ON_BRANCHES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives, what this thread mounts in the usual way are branches.
+pub struct OnBranches(());
+
+impl OnBranches {
+    /// From now on.
+    pub fn start() -> OnBranches {
+        ON_BRANCHES.set(true);
+        OnBranches(())
+    }
+}
+
+impl Drop for OnBranches {
+    fn drop(&mut self) {
+        ON_BRANCHES.set(false);
+    }
 }
 
 impl MountOpts {
@@ -61,6 +86,7 @@ impl MountOpts {
             mountpoint: None,
             user: None,
             limit: limit(),
+            branch: ON_BRANCHES.get() || std::env::var_os("CKPTFS_TEST_BRANCH").is_some(),
         }
     }
 

@@ -96,7 +96,9 @@ fn kernel() -> (u32, u32) {
 
 /// Makes a `#[test]` of each named function `fn(Variant)` for each variant of the set:
 /// `reflink` is XFS and btrfs in both I/O paths, `all` adds ext4 and tmpfs in the daemon's
-/// (without reflink there is no passthrough), `one` is XFS in both I/O paths.
+/// (without reflink there is no passthrough), `one` is XFS in both I/O paths; `branch` is on a branch,
+/// which has inherited what was there before the mount, on XFS with passthrough and on btrfs without:
+/// `on_branch::NAME::xfs_passthrough`. CKPTFS_TEST_BRANCH=1 has all of them be on branches.
 ///
 /// The test names read `a_view_keeps_the_old_bytes::xfs_passthrough`.
 macro_rules! for_each_variant {
@@ -115,6 +117,18 @@ macro_rules! for_each_variant {
         $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough }
         $crate::common::for_each_variant! { @test $body xfs_daemon Xfs Daemon }
     };
+    (@branch $body:ident $name:ident $fs:ident $io:ident) => {
+        #[test]
+        fn $name() {
+            use $crate::common::{Fs, Io, OnBranches, Variant, skip};
+            let variant = Variant { fs: Fs::$fs, io: Io::$io };
+            let _on_branches = OnBranches::start();
+            match variant.unavailable() {
+                Some(reason) => skip(&reason),
+                None => super::$body(variant),
+            }
+        }
+    };
     (@set reflink $body:ident) => {
         $crate::common::for_each_variant! { @set one $body }
         $crate::common::for_each_variant! { @test $body btrfs_passthrough Btrfs Passthrough }
@@ -124,6 +138,15 @@ macro_rules! for_each_variant {
         $crate::common::for_each_variant! { @set reflink $body }
         $crate::common::for_each_variant! { @test $body ext4_daemon Ext4 Daemon }
         $crate::common::for_each_variant! { @test $body tmpfs_daemon Tmpfs Daemon }
+    };
+    (branch => $($body:ident),+ $(,)?) => {
+        mod on_branch {
+            use super::*;
+            $(mod $body {
+                $crate::common::for_each_variant! { @branch $body xfs_passthrough Xfs Passthrough }
+                $crate::common::for_each_variant! { @branch $body btrfs_daemon Btrfs Daemon }
+            })+
+        }
     };
     ($set:ident => $($body:ident),+ $(,)?) => {
         $(mod $body { $crate::common::for_each_variant! { @set $set $body } })+

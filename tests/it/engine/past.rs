@@ -95,6 +95,35 @@ fn new_volumes_from_old_states() {
     assert_eq!(rig.sh("dr -v copy:/data bb:local cat /data/file"), "mine\n");
 }
 
+/// A container makes a branch of its volume, and others have branches as volumes of their own.
+fn branches_of_a_volume() {
+    let rig = Rig::with_driver();
+    rig.sh("docker volume create -d ckptfs -o uid=1000 work; dk_long user -u 1000 --cap-drop ALL -v work:/data; docker exec user sh -c 'echo one >/data/file && mkdir /data/.branches/inside'");
+    assert_eq!(
+        rig.sh("docker exec user sh -c 'ls /data/.branches; cat /data/.branches/inside/base/file'"),
+        "inside\none\n"
+    );
+    // One that the container made, and one that nobody did.
+    assert_eq!(
+        rig.sh("for name in inside outside; do dr -u 1000 -v work@branch/$name:/data bb:local sh -c \"cat /data/file; echo $name >/data/file\"; done
+            for name in inside outside; do dr -v work@branch/$name:/data bb:local cat /data/file; done; docker exec user cat /data/file"),
+        "one\none\ninside\noutside\none\n"
+    );
+    rig.sh("dk_long other -v work@branch/outside:/data");
+    rig.fails("docker volume rm work@branch/outside");
+    assert!(
+        rig.fails("docker exec user rmdir /data/.branches/outside")
+            .contains("busy")
+    );
+    rig.sh("docker exec user rmdir /data/.branches/inside; docker rm -f other >/dev/null; docker volume rm work@branch/outside");
+    assert_eq!(rig.sh("docker exec user ls /data/.branches"), "");
+    assert_eq!(
+        rig.sh("ckptfs undo --volume work >/dev/null; dr -v work@branch/outside:/data bb:local cat /data/file; docker volume rm work@branch/outside"),
+        "outside\nwork@branch/outside\n"
+    );
+    rig.sh("docker rm -f user >/dev/null; until_true 30 is_unmounted work; docker volume rm work");
+}
+
 /// Two containers write, each number into one file and then into another: at any one instant the
 /// first is ahead by one at most.
 fn checkpoints_while_two_containers_write() {
@@ -141,5 +170,6 @@ on_an_engine! {
     from_inside_an_unprivileged_container,
     a_state_is_brought_back_under_a_running_container,
     new_volumes_from_old_states,
+    branches_of_a_volume,
     checkpoints_while_two_containers_write,
 }

@@ -7,3 +7,5 @@ mod cost;
 mod cut_short;
 mod story;
 mod support;
+mod tool;
+mod update;

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Output;
 
 use super::support::{errno, get, names, noise, put, sh, tree};
+use crate::common::mount::wait_until;
 use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Variant, fails, for_each_variant, run_limited, skip, succeeds,
     tool,
@@ -255,7 +256,14 @@ fn an_overlay_of_several_filesystems_is_refused() {
             20,
         );
         let output = Mount::try_start(&merged.join("d"), &opts());
-        succeeds(&mut tool("umount", &[merged, above]), 20);
+        // The daemon that said so may not have ended yet, and its directory is in there.
+        for dir in [merged, above] {
+            wait_until("it is unmounted", 20, || {
+                run_limited(&mut tool("umount", &[dir]), 20)
+                    .status
+                    .success()
+            });
+        }
         refused(&output, 1, "on other devices", "below");
     });
 }

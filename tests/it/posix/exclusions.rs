@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::Variant;
+use crate::common::{MountOpts, Variant};
 
 const LIST: &str = include_str!("exclusions.txt");
 
@@ -87,7 +87,12 @@ impl Verdicts {
     }
 
     fn problems(&self, list: &[Exclusion], suite: &str, v: Variant) -> Vec<String> {
-        let of_suite = |entry: &&Exclusion| entry.suite == suite && matches(entry.variant, v);
+        let on_branch = MountOpts::new(v.io).branch;
+        let is_of = |entry: &str| match entry.strip_suffix("@branch") {
+            Some(entry) => on_branch && entry == suite,
+            None => entry == suite,
+        };
+        let of_suite = |entry: &&Exclusion| is_of(entry.suite) && matches(entry.variant, v);
         let excluded: BTreeSet<&str> = list
             .iter()
             .filter(of_suite)

@@ -30,6 +30,8 @@ const OPERATIONS_PLAIN: u64 = 2_000;
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 /// Seconds that one operation may take, on a machine that has much else to do.
 const OPERATION_SECONDS_MAX: f64 = 0.02;
+/// Of the file before anything is mounted.
+const THERE_BYTES: usize = 200_000;
 /// Room for every version of the file: thousands of checkpoints, each with all of its 256 KiB
 /// changed.
 const IMAGE_BYTES: u64 = 8 << 30;
@@ -39,6 +41,8 @@ const READ_AT_ONCE_EVERY: u64 = 5;
 /// not fill the image.
 const QUICK_CHECKPOINTS_MAX: u64 = 8_000;
 const SLOW_CHECKPOINT_PAUSE: Duration = Duration::from_secs(1);
+/// At least so many times as long as a checkpoint took fsx runs before the next.
+const PAUSE_TURNS: u32 = 3;
 /// Bytes of what a difference is narrowed down to.
 const PAGE_BYTES: usize = 4096;
 
@@ -129,6 +133,16 @@ impl Fsx {
                 .is_some_and(|(_, rest)| rest.starts_with('T'))
         });
         states.all(|stopped| stopped)
+    }
+
+    /// Where in the kernel each of its threads is.
+    fn waits_in(&self) -> String {
+        let tasks = format!("/proc/{}/task", self.pid.as_raw_nonzero());
+        let stacks = fs::read_dir(tasks).into_iter().flatten().flatten();
+        stacks
+            .map(|task| fs::read_to_string(task.path().join("stack")).unwrap_or_default())
+            .collect::<Vec<_>>()
+            .join("and\n")
     }
 
     fn go_on(&self) {
@@ -256,9 +270,10 @@ fn start(v: Variant, plan: Plan) -> Rig {
     let image = Image::new(v.fs, IMAGE_BYTES);
     let mut opts = MountOpts::new(v.io);
     opts.limit = plan.limit() * 2;
+    // The first checkpoints are older than what fsx does first; a branch inherits it.
+    let there = vec![b'.'; THERE_BYTES];
+    fs::write(image.dir("project").join("f"), there).expect("the image is empty");
     let mount = Mount::start(&image.dir("project"), &opts);
-    // The first checkpoints are older than what fsx does first.
-    fs::write(mount.path().join("f"), "").expect("the mount is writable");
     Rig { mount, image }
 }
 
@@ -268,12 +283,18 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
     let mut client = connect(rig.path());
     let mut kept = Kept::default();
     let mut fsx = Fsx::start(plan, &rig.path().join("f"), artifacts.path());
-    let (began, mut turn) = (Instant::now(), 0u64);
+    let (began, mut turn, mut took) = (Instant::now(), 0u64, Duration::ZERO);
     while fsx.ended().is_none() {
         assert!(
             began.elapsed() < plan.limit(),
-            "fsx {plan:?} is not at its end after {} s",
-            plan.limit().as_secs()
+            "fsx {plan:?} is not at its end after {} s and {} checkpoints, the last turn took {} \
+             ms; it waits in {}, and said:\n{}\nthe daemon: {}",
+            plan.limit().as_secs(),
+            kept.by_id.len(),
+            took.as_millis(),
+            fsx.waits_in(),
+            fs::read_to_string(&fsx.said).unwrap_or_default(),
+            rig.mount.status_json()
         );
         turn += 1;
         let began_turn = Instant::now();
@@ -283,15 +304,15 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
             kept.stopped(rig, &mut client);
             fsx.go_on();
         }
-        // On a machine that is busy a turn takes long, and fsx, which stands still in it, must get
-        // on nevertheless.
-        let took = began_turn.elapsed();
+        // On a machine that is busy a turn takes long, and so does the first write after it, which
+        // must not be all that fsx comes to.
+        took = began_turn.elapsed();
         let pause = if turn <= QUICK_CHECKPOINTS_MAX {
             CHECKPOINT_PAUSE
         } else {
             SLOW_CHECKPOINT_PAUSE
         };
-        thread::sleep(pause.saturating_sub(took).max(took));
+        thread::sleep(pause.saturating_sub(took).max(took * PAUSE_TURNS));
     }
     fsx.assert_right();
     let (copied, free) = (
@@ -334,6 +355,11 @@ fn views_of_a_file_that_fsx_changes(v: Variant) {
                 operations,
             })
             .to_vec();
+    } else if !is_long() && MountOpts::new(v.io).branch {
+        plans = vec![Plan {
+            operations: operations / 4,
+            ..plans[0]
+        }];
     } else if !is_long() {
         // One of each kind, half as long.
         plans = vec![
@@ -374,6 +400,7 @@ fn the_plain_filesystem_passes(v: Variant) {
 }
 
 for_each_variant! { reflink => views_of_a_file_that_fsx_changes }
+for_each_variant! { branch => views_of_a_file_that_fsx_changes }
 
 mod plain {
     use crate::common::{Fs, Io, Variant, skip};

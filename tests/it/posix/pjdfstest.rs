@@ -21,6 +21,9 @@ const PASSING_MIN: usize = 390;
 /// Runs of the suite while checkpoints are made: now, and in the long form.
 const ROUNDS: u64 = 1;
 const ROUNDS_LONG: u64 = 25;
+/// The directory that most cases work in. It is there before anything is mounted: a branch inherits
+/// it.
+const THERE: &str = "there";
 /// From one checkpoint to the next.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -118,7 +121,7 @@ impl Setting {
     /// Runs all cases. Those that remount the filesystem come by themselves: other cases of the
     /// suite leave files open for writing, and then it cannot be remounted.
     fn run_all(&self, dir: &Path) -> Results {
-        let mut results = self.run(dir, false, &[]);
+        let mut results = self.run(&dir.join(THERE), false, &[]);
         results.extend(self.run(dir, true, &["erofs"]));
         assert_eq!(
             results.len(),
@@ -209,18 +212,22 @@ fn compare(plain: &Results, mounted: &Results) -> Verdicts {
 
 /// An image with the results on it before anything is mounted, and the mount of another directory
 /// of it.
-fn start(v: Variant, setting: &Setting) -> (Results, Mount, Image) {
+fn start(v: Variant, setting: &Setting) -> (Results, Image, Mount) {
     let image = Image::of(v.fs);
-    let plain = setting.run_all(&image.dir("plain"));
+    let [plain, project] = ["plain", "project"].map(|name| {
+        fs::create_dir(image.dir(name).join(THERE)).expect("the image is empty");
+        image.dir(name)
+    });
+    let plain = setting.run_all(&plain);
     let mut opts = MountOpts::new(v.io).arg("-odev,suid");
     opts.limit += Duration::from_secs(ROUNDS_LONG * 30);
-    let mount = Mount::start(&image.dir("project"), &opts);
-    (plain, mount, image)
+    let mount = Mount::start(&project, &opts);
+    (plain, image, mount)
 }
 
 fn every_case(v: Variant) {
     let setting = Setting::new();
-    let (plain, mount, _image) = start(v, &setting);
+    let (plain, _image, mount) = start(v, &setting);
     compare(&plain, &setting.run_all(mount.path())).check("pjdfstest", v);
 }
 
@@ -229,14 +236,14 @@ fn every_case(v: Variant) {
 /// moment refuses none of them.
 fn every_case_while_checkpoints_are_made(v: Variant) {
     let setting = Setting::new();
-    let (plain, mount, _image) = start(v, &setting);
+    let (plain, _image, mount) = start(v, &setting);
     let plain: Results = plain
         .into_iter()
         .filter(|(case, _)| !case.contains("erofs"))
         .collect();
     for round in 0..if is_long() { ROUNDS_LONG } else { ROUNDS } {
         let (results, made) = between_checkpoints(mount.path(), CHECKPOINT_PAUSE, || {
-            setting.run(mount.path(), false, &[])
+            setting.run(&mount.path().join(THERE), false, &[])
         });
         assert!(
             made > 1,
@@ -265,3 +272,4 @@ fn what_the_suite_says_is_understood() {
 }
 
 for_each_variant! { reflink => every_case, every_case_while_checkpoints_are_made }
+for_each_variant! { branch => every_case, every_case_while_checkpoints_are_made }

@@ -27,6 +27,7 @@ use super::exclusions::Verdicts;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limited, tool};
 
 for_each_variant! { reflink => every_probe }
+for_each_variant! { branch => every_probe }
 
 /// What a probe found: a value that is the same wherever the call works, or the error.
 type Found = io::Result<String>;

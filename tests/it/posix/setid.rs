@@ -399,9 +399,14 @@ fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
             ..MountOpts::new(v.io).arg("-osuid")
         },
     );
+    let below = image.below();
+    let place = mount.path().strip_prefix(image.path());
     let found = rows(&Place {
         root: mount.path(),
-        below: project,
+        below: match mount.is_branch() {
+            true => below.path().join(place.expect("it is in the image")),
+            false => project,
+        },
     });
     let wrong = expected
         .iter()

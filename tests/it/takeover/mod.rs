@@ -2,6 +2,7 @@
 //! twice.
 
 mod basic;
+mod branches;
 mod others;
 mod programs;
 mod verbs;

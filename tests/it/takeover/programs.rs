@@ -15,10 +15,14 @@ use crate::common::random::is_long;
 use crate::common::{Rig, Variant, for_each_variant, sample};
 
 for_each_variant! { reflink => programs_go_on_while_workers_die }
+for_each_variant! { one => programs_go_on_in_a_branch }
 
-/// Kills of one run; the long form has more.
-fn kills() -> u32 {
-    if is_long() { 20 } else { 2 }
+/// Kills of one run, short and long; in a branch what is compared takes longer.
+const KILLS: (u32, u32) = (2, 20);
+const KILLS_IN_BRANCH: (u32, u32) = (1, 5);
+
+fn of_run((short, long): (u32, u32)) -> u32 {
+    if is_long() { long } else { short }
 }
 
 /// Time between two kills, from the moment that one has been made good.
@@ -251,17 +255,33 @@ fn list_while_it_changes(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
 const LISTING: &str =
     "find sample files log attributes -type f -print0 | sort -z | xargs -0 sha256sum";
 
-/// All programs at once, and workers that die at any moment; and checkpoints, whose views stay what
-/// they were.
-fn programs_go_on_while_workers_die(v: Variant) {
-    let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
+fn start(v: Variant) -> Rig {
+    let rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
         fs::create_dir(dir.join("sample")).expect("mkdir");
         sample::sample_tree(&dir.join("sample"));
     });
     for (name, _) in PROGRAMS {
         fs::create_dir(rig.path().join(name)).expect("mkdir");
     }
+    rig
+}
+
+/// All programs at once, and workers that die at any moment; and checkpoints, whose views stay what
+/// they were.
+fn programs_go_on_while_workers_die(v: Variant) {
+    let mut rig = start(v);
     let root = rig.path().to_owned();
+    work(v, &mut rig, &root, of_run(KILLS));
+}
+
+/// The same where all that they begin with is inherited.
+fn programs_go_on_in_a_branch(v: Variant) {
+    let mut rig = start(v);
+    let root = crate::branch::support::create(&rig, "work");
+    work(v, &mut rig, &root, of_run(KILLS_IN_BRANCH));
+}
+
+fn work(v: Variant, rig: &mut Rig, root: &Path, kills: u32) {
     let stop = AtomicBool::new(false);
     let rounds: Vec<AtomicU64> = PROGRAMS.iter().map(|_| AtomicU64::new(0)).collect();
     thread::scope(|scope| {
@@ -274,15 +294,12 @@ fn programs_go_on_while_workers_die(v: Variant) {
             })
             .collect();
         let _stop = StopOnDrop(&stop);
-        let slowest = kill_workers(&mut rig, &rounds);
+        let slowest = kill_workers(rig, root, &rounds, kills);
         stop.store(true, Ordering::Relaxed);
         for (name, program) in programs {
             assert!(program.join().is_ok(), "the program {name} failed");
         }
-        println!(
-            "{v:?}: {} takeovers, the slowest took {slowest:?}; rounds {rounds:?}",
-            kills()
-        );
+        println!("{v:?}: {kills} takeovers, the slowest took {slowest:?}; rounds {rounds:?}",);
         assert!(
             slowest < Duration::from_secs(30),
             "a takeover took {slowest:?}"
@@ -299,10 +316,10 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-fn kill_workers(rig: &mut Rig, rounds: &[AtomicU64]) -> Duration {
+fn kill_workers(rig: &mut Rig, root: &Path, rounds: &[AtomicU64], kills: u32) -> Duration {
     let mut slowest = Duration::ZERO;
     let mut views: Vec<(PathBuf, Vec<u8>)> = Vec::new();
-    for kill in 0..kills() {
+    for kill in 0..kills {
         thread::sleep(PAUSE);
         slowest = slowest.max(rig.mount.replace_worker());
         // Every program gets on with another worker.
@@ -322,9 +339,10 @@ fn kill_workers(rig: &mut Rig, rounds: &[AtomicU64]) -> Duration {
             );
             thread::sleep(Duration::from_millis(5));
         }
-        let id = rig.mount.checkpoint();
-        let list = sh(&rig.view(id), LISTING);
-        views.push((rig.view(id), list.into_bytes()));
+        let id = crate::branch::support::inside(root, &["checkpoint"]);
+        let view = root.join(".snapshots").join(id.trim_end());
+        let list = sh(&view, LISTING);
+        views.push((view, list.into_bytes()));
     }
     for (view, list) in &views {
         let again = sh(view, LISTING);

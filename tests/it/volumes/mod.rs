@@ -3,6 +3,7 @@
 
 mod support;
 
+mod branches;
 mod cli;
 mod names;
 mod options;

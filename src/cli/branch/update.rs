@@ -1,0 +1,73 @@
+//! `ckptfs branch update`.
+
+use super::super::context::Context;
+use super::super::error::{Failure, Outcome};
+use super::super::interrupt::Interrupt;
+use super::super::merge::{PolicyArgs, clashes, print_merged, settle_by};
+use super::super::restore::TimesArg;
+use super::super::{changes, locate, time};
+use crate::engine::api::{Merged, StateName, Times, UpdateBranch};
+
+/// Do in a branch what its parent did since it began, or was updated last
+///
+/// As `ckptfs merge`, from the parent into the branch: --ours keeps what the branch has. A
+/// checkpoint of the branch is made first; `ckptfs undo` in the branch takes the update back. What
+/// the branch has changed since is told against what it was updated to.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The branch
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Update to this checkpoint of the parent, in place of what it is now
+    #[arg(long, value_name = "ID")]
+    at: Option<String>,
+    #[command(flatten)]
+    policy: PolicyArgs,
+    /// Which time files get that are changed: `now`, if not given, or `kept`, the one that they have
+    /// in the parent
+    #[arg(long, value_enum, value_name = "WHICH")]
+    times: Option<TimesArg>,
+    /// Only list what would change, and what clashes
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let interrupt = Interrupt::gives_up(&served.client)?;
+    let ask = UpdateBranch {
+        name: args.name.clone(),
+        at: args.at.map(StateName),
+        policy: args.policy.policy(),
+        times: args.times.map(Times::from),
+        dry_run: args.dry_run,
+    };
+    let merged = interrupt.ask(&mut served.client, ask, "updating", &context.out)?;
+    if context.out.json {
+        context.out.json(&merged)?;
+    } else {
+        print_merged(&merged, context)?;
+        context.out.line(&summary(&args.name, &merged))?;
+    }
+    interrupt.end(&context.out)?;
+    if merged.refused {
+        return Err(Failure::No);
+    }
+    Ok(())
+}
+
+fn summary(name: &str, merged: &Merged) -> String {
+    let (count, clash) = (changes::count(merged.changes.len() as u64), clashes(merged));
+    match (merged.guard, merged.merged) {
+        _ if merged.refused && merged.dry_run => {
+            format!("update of {name} would make {count}, but for {clash}")
+        }
+        _ if merged.dry_run => format!("update of {name} would make {count}"),
+        _ if merged.refused => settle_by(&clash),
+        (Some(guard), Some(at)) => format!(
+            "updated {name} to checkpoint {at}: {count} in {}; what was there before is its checkpoint {guard}",
+            time::duration(merged.duration_us)
+        ),
+        _ => format!("nothing to update: {name} has everything of its parent"),
+    }
+}

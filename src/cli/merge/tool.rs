@@ -1,0 +1,279 @@
+//! A program of the user's that merges files whose content clashes, called as git calls a merge
+//! driver (gitattributes(5), "Defining a custom merge driver").
+//!
+//! It runs here, as the user who asked, and gets copies in a directory that nobody else can look
+//! into. What the three versions of a file held goes to the daemon with what the program made of
+//! them: a merge of something else is refused there.
+//!
+//! The command is a word list for the shell, as in git's configuration; what is put in for `%P` and
+//! the like never becomes part of it, for it gets them as `"$1"` and so on: names of files are
+//! somebody else's.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use super::super::error::{On, error, hinted};
+use super::super::interrupt::Interrupt;
+use crate::control::Client;
+use crate::engine::api::{
+    Code, Merge, MergeAnswer, MergeVersion, MergeVersions, TreePath, VerbError, VerbResult,
+};
+use crate::store::ids::CheckpointId;
+use crate::tree::merge::text;
+
+const SHELL: &str = "/bin/sh";
+/// The letters behind `%`, in the order of the arguments: base, ours, theirs, the length of a
+/// marker, the path, and what the three are called.
+const LETTERS: &[u8] = b"OABLPSXY";
+/// An exit status up to this one says that lines still clash; a greater one, or a signal, that it
+/// could not do it.
+const CLASHES_MAX: i32 = 127;
+/// Names that are tried for a directory.
+const TRIES: u32 = 100;
+/// Characters of the end of a name by which programs tell a language, at most.
+const EXTENSION_MAX: usize = 16;
+
+/// The program, and what is told to it.
+pub struct Tool<'a> {
+    command: OsString,
+    /// What is merged, and the checkpoint that both come from.
+    what: &'a str,
+    base: CheckpointId,
+    cwd: &'a Path,
+}
+
+/// A directory of our own, for as long as this is there.
+struct Private(PathBuf);
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // What the program left in it is the program's.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Private {
+    fn make() -> VerbResult<Private> {
+        let temporary = std::env::temp_dir();
+        let mut made = Err(io::ErrorKind::AlreadyExists.into());
+        for number in 0..TRIES {
+            let path = temporary.join(format!("ckptfs-merge-{}-{number}", std::process::id()));
+            made = DirBuilder::new().mode(0o700).create(&path);
+            match &made {
+                Ok(()) => return Ok(Private(path)),
+                Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(_) => break,
+            }
+        }
+        made.map(|()| Private(PathBuf::new()))
+            .on("a directory for the tool")
+    }
+}
+
+/// Every file that a tool can be asked of.
+///
+/// # Errors
+/// Those of the merge.
+pub fn versions(client: &mut Client, merge: &Merge) -> VerbResult<Vec<MergeVersion>> {
+    let mut all: Vec<MergeVersion> = Vec::new();
+    loop {
+        let more = client.ask(MergeVersions {
+            merge: merge.clone(),
+            after: all.last().map(|version| version.path.clone()),
+        })?;
+        if more.is_empty() {
+            return Ok(all);
+        }
+        all.extend(more);
+    }
+}
+
+/// The command as the shell gets it.
+fn script(command: &OsStr) -> OsString {
+    let (mut script, mut bytes) = (Vec::new(), command.as_bytes().iter().copied());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            script.push(byte);
+            continue;
+        }
+        let letter = bytes.next();
+        let place = LETTERS.iter().position(|known| Some(*known) == letter);
+        match (place, letter) {
+            (Some(place), _) => script.extend_from_slice(format!("\"${}\"", place + 1).as_bytes()),
+            (None, Some(b'%')) => script.push(b'%'),
+            (None, other) => script.extend([b'%'].into_iter().chain(other)),
+        }
+    }
+    OsString::from_vec(script)
+}
+
+/// The end of the name of a file, with its dot, if it is one that needs no care.
+fn extension(path: &TreePath) -> String {
+    let extension = Path::new(OsStr::from_bytes(&path.0)).extension();
+    let extension = extension.and_then(OsStr::to_str).unwrap_or_default();
+    let plain = extension.len() <= EXTENSION_MAX
+        && extension.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    match extension {
+        "" => String::new(),
+        _ if plain => format!(".{extension}"),
+        _ => String::new(),
+    }
+}
+
+fn hash(text: &[u8]) -> String {
+    blake3::hash(text).to_hex().to_string()
+}
+
+impl<'a> Tool<'a> {
+    /// # Errors
+    /// `usage`: the command does not name the file in which it leaves its result.
+    pub fn new(
+        command: &OsStr,
+        what: &'a str,
+        base: CheckpointId,
+        cwd: &'a Path,
+    ) -> VerbResult<Tool<'a>> {
+        if !command
+            .as_bytes()
+            .windows(2)
+            .any(|letters| letters == b"%A")
+        {
+            return Err(hinted(
+                Code::Usage,
+                "the command of --tool does not say %A: the file that it changes here and leaves its result in",
+                "as of git's merge drivers: --tool 'git merge-file %A %O %B' or --tool 'mergiraf merge --git %O %A %B -p %P -l %L'",
+            ));
+        }
+        Ok(Tool {
+            command: script(command),
+            what,
+            base,
+            cwd,
+        })
+    }
+
+    /// Has it merge one file; `None`: lines still clash.
+    ///
+    /// # Errors
+    /// `tool-failed`: it cannot be started, died of a signal, said that it could not do it, or left
+    /// no file; `too-large`.
+    pub fn merge(
+        &self,
+        version: &MergeVersion,
+        interrupt: &Interrupt,
+    ) -> VerbResult<Option<MergeAnswer>> {
+        let dir = Private::make()?;
+        let extension = extension(&version.path);
+        let place = |name: &str| dir.0.join(format!("{name}{extension}"));
+        let places = [place("base"), place("ours"), place("theirs")];
+        for (place, text) in places.iter().zip(&version.versions) {
+            fs::write(place, &text.0).on("a copy for the tool")?;
+        }
+        let texts = version.versions.each_ref().map(|text| text.0.as_slice());
+        let mut command = Command::new(SHELL);
+        command
+            .arg("-c")
+            .arg(&self.command)
+            .arg("ckptfs")
+            .args(&places)
+            .arg(text::marker_length(texts).to_string())
+            .arg(OsStr::from_bytes(&version.path.0))
+            .args([&format!("checkpoint {}", self.base), "live", self.what])
+            .current_dir(self.cwd);
+        // stdout is data.
+        let stderr = io::stderr().as_fd().try_clone_to_owned().on("stderr")?;
+        command.stdout(Stdio::from(stderr));
+        let ended = interrupt.run(&mut command);
+        let failed = |why: &str| tool_failed(&version.path, why);
+        let ended = ended.map_err(|cause| failed(&cause.to_string()))?;
+        if !is_merged(ended).map_err(|why| failed(&why))? {
+            return Ok(None);
+        }
+        let [_, ours, _] = &places;
+        Ok(Some(MergeAnswer {
+            path: version.path.clone(),
+            of: texts.map(hash),
+            content: TreePath(result(ours).map_err(|why| failed(&why))?),
+        }))
+    }
+}
+
+fn tool_failed(path: &TreePath, why: &str) -> VerbError {
+    let path = String::from_utf8_lossy(&path.0);
+    error(
+        Code::ToolFailed,
+        format!("nothing was changed: the tool failed on {path:?}: {why}"),
+    )
+}
+
+/// Whether it merged everything, or why it failed.
+fn is_merged(ended: ExitStatus) -> Result<bool, String> {
+    match ended.code() {
+        Some(0) => Ok(true),
+        Some(1..=CLASHES_MAX) => Ok(false),
+        _ => Err(ended.to_string()),
+    }
+}
+
+/// What it left.
+fn result(place: &Path) -> Result<Vec<u8>, String> {
+    let cannot = |cause: io::Error| format!("its result cannot be read: {cause}");
+    // Nobody else can have put something else there.
+    if !fs::symlink_metadata(place).map_err(cannot)?.is_file() {
+        return Err("its result is no regular file".to_owned());
+    }
+    let mut content = Vec::new();
+    let file = File::open(place).map_err(cannot)?;
+    let read = file.take(text::BYTES_MAX + 1).read_to_end(&mut content);
+    read.map_err(cannot)?;
+    if content.len() as u64 > text::BYTES_MAX {
+        return Err(format!(
+            "its result has more than {} bytes",
+            text::BYTES_MAX
+        ));
+    }
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name of a file never becomes part of the command, however the command quotes.
+    #[test]
+    fn what_is_put_in_is_an_argument() {
+        let told = |command: &str| script(OsStr::new(command)).into_string().unwrap();
+        assert_eq!(
+            told("m %O %A %B -l %L -p %P 100%% %q %"),
+            r#"m "$1" "$2" "$3" -l "$4" -p "$5" 100% %q %"#
+        );
+        let hostile = "$(touch /tmp/x)`id`'; \"exit 3";
+        for quoted in ["%P", "\"%P\"", "'%P'"] {
+            let mut command = Command::new(SHELL);
+            let said = format!("printf %%s {quoted}");
+            command
+                .arg("-c")
+                .arg(told(&said))
+                .args(["ckptfs", "", "", "", "", hostile]);
+            let output = command.output().expect("a shell");
+            assert!(
+                output.status.success() && output.stderr.is_empty(),
+                "{quoted}: {output:?}"
+            );
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            if quoted == "%P" {
+                assert_eq!(said, hostile);
+            }
+        }
+        assert_eq!(extension(&TreePath(b"a/b.rs".to_vec())), ".rs");
+        for path in [&b"a"[..], b".git", b"a.\xff", b"a.b;c", b"a.$(x)"] {
+            assert_eq!(extension(&TreePath(path.to_vec())), "", "{path:?}");
+        }
+    }
+}

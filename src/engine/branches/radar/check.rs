@@ -1,0 +1,125 @@
+//! What of it would clash in a merge: of each two that have touched one thing, what a dry run finds.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::Branch;
+use super::super::list::recorded;
+use super::answers::Clash;
+use super::rows::{Row, Rows};
+use super::touches::{Touches, is_open};
+use crate::engine::Engine;
+use crate::engine::api::VerbResult;
+use crate::engine::error;
+use crate::engine::merge::planning::{along, leave_out_git, told};
+use crate::engine::merge::{Kin, clashes_of};
+use crate::history::state::State;
+use crate::sys::SysResult;
+use crate::tree::merge::{Conflict, How, merge};
+
+/// Times that a merge is tried again when a tree changes under it.
+const TRIES: u32 = 3;
+
+/// Says of each row what would clash, of each two in it; what clashes and is in none gets its own.
+///
+/// # Errors
+/// Those of reading what both have touched.
+pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> VerbResult<()> {
+    let mut pairs: BTreeSet<(Option<usize>, usize)> = BTreeSet::new();
+    for row in &mut rows.0 {
+        row.clashes = Some(Vec::new());
+        for theirs in &row.branches {
+            pairs.extend(row.here.then_some((None, *theirs)));
+            let others = row.branches.range(..theirs);
+            pairs.extend(others.map(|ours| (Some(*ours), *theirs)));
+        }
+    }
+    for (ours, theirs) in pairs {
+        let branch = |number: usize| touches.branches.get(number);
+        let (of, Some(with)) = (ours.and_then(branch), branch(theirs)) else {
+            continue;
+        };
+        let mut tries = 0;
+        let found = loop {
+            match clashes(engine, of, with) {
+                Err(_) if tries < TRIES => tries += 1,
+                found => break found,
+            }
+        };
+        let found = match found {
+            Ok(found) => found,
+            Err(why) if of.into_iter().chain([with]).all(|one| is_open(engine, one)) => {
+                return Err(why);
+            }
+            // It was dropped, or its mount has ended.
+            Err(_) => continue,
+        };
+        let name = |branch: &Arc<Branch>| branch.name.clone();
+        for conflict in found {
+            let clash = Clash {
+                ours: of.map(name),
+                theirs: name(with),
+                conflict: told(&conflict),
+            };
+            let is_of = |row: &&mut Row| {
+                let both = ours.map_or(row.here, |ours| row.branches.contains(&ours))
+                    && row.branches.contains(&theirs);
+                both && (row.slot == Some(conflict.slot) || row.is_at(touches, &conflict.path))
+            };
+            // One of another base has what was done here meanwhile: that is told where it is merged.
+            let one_base = of.is_none_or(|of| of.base == with.base);
+            let mut row = Row::of_clash(conflict.path.clone(), ours, theirs);
+            match rows.0.iter_mut().find(is_of) {
+                Some(row) => row.clashes.get_or_insert_default().push(clash),
+                None if one_base => {
+                    row.clashes.get_or_insert_default().push(clash);
+                    rows.0.push(row);
+                }
+                None => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What would clash if `theirs` was merged into `ours`, or into this tree: of that what its merge
+/// would find. Of two branches both come from the older one of what they began as: what both have of
+/// this tree since is equal.
+fn clashes(
+    engine: &Engine,
+    ours: Option<&Arc<Branch>>,
+    theirs: &Arc<Branch>,
+) -> VerbResult<Vec<Conflict>> {
+    let Some(ours) = ours else {
+        let kin = Kin {
+            parent: engine,
+            branch: theirs,
+        };
+        return clashes_of(kin);
+    };
+    between(engine, ours, theirs).map_err(error::tree_not_compared)
+}
+
+fn between(engine: &Engine, ours: &Arc<Branch>, theirs: &Arc<Branch>) -> SysResult<Vec<Conflict>> {
+    let (older, newer) = (ours.base.min(theirs.base), ours.base.max(theirs.base));
+    let mut recorded_by = vec![recorded(theirs)?, recorded(ours)?];
+    if older != newer {
+        recorded_by.push(engine.states.touched(older, Some(newer))?);
+    }
+    let base = engine.states.view(State::At(older));
+    let (here, there) = (
+        ours.engine.states.view(State::Live),
+        theirs.engine.states.view(State::Live),
+    );
+    let mut along = along(&recorded_by.iter().collect::<Vec<_>>());
+    leave_out_git(&mut along, [&base, &here, &there])?;
+    // A history of names goes back to where the tree was as the base is.
+    let since = |branch: &Arc<Branch>| (branch.base == older).then_some(branch.since);
+    let how = How {
+        along: Some(&along),
+        since: [since(ours), since(theirs)],
+        ..How::default()
+    };
+    let outcome = merge(&base, &here, &there, &how)?;
+    Ok(outcome.conflicts().to_vec())
+}

@@ -1,0 +1,201 @@
+//! What more than one has touched: a row for each inode of the base, and for each path.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::answers::{Clash, Conflict, Touch};
+use super::touches::{Inode, Since, Touched, Touches, Who};
+use crate::engine::api::{ChangeKind, TreePath};
+use crate::store::ids::Slot;
+use crate::sys::Kind;
+
+/// What touches are of. Inodes come first: what is of one is told once, whatever paths it has.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Inode(Inode),
+    Path(Vec<u8>),
+}
+
+/// Something that more than one has touched.
+pub(super) struct Row {
+    pub(super) path: Vec<u8>,
+    pub(super) slot: Option<Slot>,
+    /// The touches, by their numbers in [`Touches::all`].
+    touches: BTreeSet<usize>,
+    /// Who: branches by their numbers, and this tree.
+    pub(super) branches: BTreeSet<usize>,
+    pub(super) here: bool,
+    pub(super) clashes: Option<Vec<Clash>>,
+}
+
+/// All of it.
+pub(super) struct Rows(pub(super) Vec<Row>);
+
+/// Touch -> what it is of.
+fn keys(touched: &Touched) -> Vec<Key> {
+    let inode = touched.before.as_ref().map(|(inode, _)| Key::Inode(*inode));
+    let from = touched.from.clone().map(Key::Path);
+    inode
+        .into_iter()
+        .chain([Key::Path(touched.path.clone())])
+        .chain(from)
+        .collect()
+}
+
+/// What comes into a directory that another one removed, or a directory into one that another one
+/// moved, is of that directory too: a merge has to find a place for it.
+fn of_directories(all: &[Touched], at: &mut BTreeMap<Key, BTreeSet<usize>>) {
+    let mut gone: HashMap<Slot, Vec<(Inode, &Touched)>> = HashMap::new();
+    for touched in all.iter().filter(|touched| touched.kind == Kind::Dir) {
+        if let (ChangeKind::Deleted | ChangeKind::Renamed, Some((inode, _))) =
+            (touched.change, &touched.before)
+        {
+            gone.entry(inode.slot).or_default().push((*inode, touched));
+        }
+    }
+    for (number, touched) in all.iter().enumerate() {
+        let into = touched.into.and_then(|into| gone.get(&into));
+        for (inode, other) in into.into_iter().flatten() {
+            let moves = touched.kind == Kind::Dir && touched.change == ChangeKind::Renamed;
+            if other.who != touched.who && (other.change == ChangeKind::Deleted || moves) {
+                at.entry(Key::Inode(*inode)).or_default().insert(number);
+            }
+        }
+    }
+}
+
+impl Rows {
+    pub(super) fn of(touches: &Touches) -> Rows {
+        let mut at: BTreeMap<Key, BTreeSet<usize>> = BTreeMap::new();
+        for (number, touched) in touches.all.iter().enumerate() {
+            for key in keys(touched) {
+                at.entry(key).or_default().insert(number);
+            }
+        }
+        of_directories(&touches.all, &mut at);
+        let mut rows: Vec<Row> = Vec::new();
+        // The rows that a touch is in.
+        let mut known: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (key, numbers) in at {
+            let Some(row) = row(touches, key, numbers) else {
+                continue;
+            };
+            let of_first = row.touches.first().and_then(|first| known.get(first));
+            let told = of_first
+                .into_iter()
+                .flatten()
+                .filter_map(|known| rows.get(*known))
+                .any(|known| known.touches.is_superset(&row.touches));
+            if !told {
+                for touch in &row.touches {
+                    known.entry(*touch).or_default().push(rows.len());
+                }
+                rows.push(row);
+            }
+        }
+        Rows(rows)
+    }
+
+    /// As they are told, sorted by path.
+    pub(super) fn told(self, touches: &Touches) -> Vec<Conflict> {
+        let mut all: Vec<Conflict> = self.0.into_iter().map(|row| row.told(touches)).collect();
+        all.sort_by(|a, b| (&a.path, a.inode).cmp(&(&b.path, b.inode)));
+        all
+    }
+}
+
+/// What more than one has touched, if they did so since they had it in common.
+fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row> {
+    let who = |number: &usize| touches.all.get(*number).map(|touched| touched.who);
+    let branches: BTreeSet<usize> = numbers
+        .iter()
+        .filter_map(|number| match who(number)? {
+            Who::Branch(branch) => Some(branch),
+            Who::Here(_) => None,
+        })
+        .collect();
+    let base = |branch: &usize| touches.since.get(*branch).copied();
+    let bases: BTreeSet<Since> = branches.iter().filter_map(base).collect();
+    // What was done here since the newest of them is told; since an older one, only if that is all.
+    let here = numbers.iter().filter_map(|number| match who(number)? {
+        Who::Here(since) if bases.contains(&since) => Some(since),
+        _ => None,
+    });
+    let here = here.max();
+    numbers.retain(|number| match who(number) {
+        Some(Who::Here(since)) => Some(since) == here,
+        _ => true,
+    });
+    if branches.len() + usize::from(here.is_some()) < 2 {
+        return None;
+    }
+    let (path, slot) = match key {
+        Key::Path(path) => (path, None),
+        Key::Inode(inode) => {
+            let path = numbers.iter().find_map(|number| {
+                let (of, path) = touches.all.get(*number)?.before.as_ref()?;
+                (*of == inode).then(|| path.clone())
+            });
+            (path?, Some(inode.slot))
+        }
+    };
+    Some(Row {
+        path,
+        slot,
+        touches: numbers,
+        branches,
+        here: here.is_some(),
+        clashes: None,
+    })
+}
+
+impl Row {
+    /// One that only a merge tells of.
+    pub(super) fn of_clash(path: Vec<u8>, ours: Option<usize>, theirs: usize) -> Row {
+        Row {
+            path,
+            slot: None,
+            touches: BTreeSet::new(),
+            branches: ours.into_iter().chain([theirs]).collect(),
+            here: ours.is_none(),
+            clashes: Some(Vec::new()),
+        }
+    }
+
+    /// Whether this path is one of those that it has, or had.
+    pub(super) fn is_at(&self, touches: &Touches, path: &[u8]) -> bool {
+        let mut all = self
+            .touches
+            .iter()
+            .filter_map(|number| touches.all.get(*number));
+        self.path == path
+            || all.any(|touched| touched.path == path || touched.from.as_deref() == Some(path))
+    }
+
+    fn told(self, touches: &Touches) -> Conflict {
+        let name = |branch: usize| {
+            let branch = touches.branches.get(branch)?;
+            Some(branch.name.clone())
+        };
+        let touch = |number: usize| {
+            let touched = touches.all.get(number)?;
+            let by = match touched.who {
+                Who::Here(_) => None,
+                Who::Branch(branch) => Some(name(branch)?),
+            };
+            Some(Touch {
+                by,
+                path: TreePath(touched.path.clone()),
+                from: touched.from.clone().map(TreePath),
+                change: touched.change,
+            })
+        };
+        Conflict {
+            path: TreePath(self.path),
+            inode: self.slot.map(|slot| slot.0),
+            branches: self.branches.into_iter().filter_map(name).collect(),
+            parent: self.here,
+            touched: self.touches.into_iter().filter_map(touch).collect(),
+            clashes: self.clashes,
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! What each tree has touched since its branches had it in common, and of which inode that is.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::Branch;
+use super::super::list::{differences, differences_since};
+use crate::engine::Engine;
+use crate::engine::api::{Change, ChangeKind, VerbResult};
+use crate::engine::compare::change;
+use crate::engine::error;
+use crate::engine::merge::{Kin, changed_by};
+use crate::history::diff::Differs;
+use crate::history::present::Trail;
+use crate::history::state::State;
+use crate::history::view::View;
+use crate::store::ids::{CheckpointId, Slot};
+use crate::store::layout::merges::MergeInto;
+use crate::sys::{Kind, SysResult, Time};
+
+/// What this tree and a branch have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Since {
+    /// A checkpoint of this tree.
+    Checkpoint(CheckpointId),
+    /// What was merged last of the branch with this number in [`Touches::branches`].
+    Merged(usize),
+}
+
+/// Who has touched something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Who {
+    /// This tree.
+    Here(Since),
+    /// The branch with this number in [`Touches::branches`].
+    Branch(usize),
+}
+
+/// An inode of a base. Of two bases one number may be that of two inodes, one after the other, which
+/// then have other births.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Inode {
+    pub(super) slot: Slot,
+    born: Option<Time>,
+}
+
+/// Something that was touched.
+pub(super) struct Touched {
+    pub(super) who: Who,
+    pub(super) change: ChangeKind,
+    pub(super) kind: Kind,
+    pub(super) path: Vec<u8>,
+    /// The path that it was renamed from.
+    pub(super) from: Option<Vec<u8>>,
+    /// What it was in the base, and where.
+    pub(super) before: Option<(Inode, Vec<u8>)>,
+    /// The directory that it came into.
+    pub(super) into: Option<Slot>,
+}
+
+/// What all have touched.
+pub(super) struct Touches {
+    pub(super) branches: Vec<Arc<Branch>>,
+    /// What each of them has in common with this tree.
+    pub(super) since: Vec<Since>,
+    pub(super) all: Vec<Touched>,
+}
+
+impl Touches {
+    /// O(changes) of the open branches, and of this tree since each of their bases. The caller has
+    /// settled them ([`settle`]).
+    ///
+    /// # Errors
+    /// Those of comparing a tree with its past.
+    pub(super) fn of(engine: &Engine) -> VerbResult<Touches> {
+        let (mut branches, mut since, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        for branch in engine.branches.all() {
+            match of_branch(engine, &branch, branches.len()) {
+                Ok((common, found)) => {
+                    all.extend(found);
+                    branches.push(branch);
+                    since.push(common);
+                }
+                Err(why) if is_open(engine, &branch) => return Err(why),
+                // It was dropped, or its mount has ended: it has touched nothing.
+                Err(_) => {}
+            }
+        }
+        let commons: BTreeSet<Since> = since.iter().copied().collect();
+        for common in commons {
+            all.extend(of_parent(engine, &branches, common)?);
+        }
+        Ok(Touches {
+            branches,
+            since,
+            all,
+        })
+    }
+}
+
+/// What a branch has touched since it and its parent had it in common, and what they have.
+fn of_branch(engine: &Engine, branch: &Branch, number: usize) -> VerbResult<(Since, Vec<Touched>)> {
+    let kin = Kin {
+        parent: engine,
+        branch,
+    };
+    let who = Who::Branch(number);
+    let base = kin.base(State::Live, State::Live)?;
+    let at = State::At(base.checkpoint);
+    let view = engine.states.view(at);
+    let found = if base.of_branch {
+        let view = branch.engine.states.view(at);
+        let found = differences_since(&branch.engine, base.checkpoint);
+        found.and_then(|found| touched(&branch.engine, base.checkpoint, who, &view, found))
+    } else if kin.is_first(base) {
+        let found = differences(branch);
+        found.and_then(|found| touched(&branch.engine, branch.since, who, &view, found))
+    } else {
+        by_path(who, &view, changed_by(kin, MergeInto::Branch)?)
+    };
+    let common = match base.of_branch {
+        true => Since::Merged(number),
+        false => Since::Checkpoint(base.checkpoint),
+    };
+    Ok((common, found.map_err(error::tree_not_compared)?))
+}
+
+/// What this tree has touched since.
+fn of_parent(engine: &Engine, branches: &[Arc<Branch>], since: Since) -> VerbResult<Vec<Touched>> {
+    let who = Who::Here(since);
+    let found = match since {
+        Since::Checkpoint(base) => {
+            let view = engine.states.view(State::At(base));
+            let found = differences_since(engine, base);
+            found.and_then(|found| touched(engine, base, who, &view, found))
+        }
+        Since::Merged(number) => {
+            let Some(branch) = branches.get(number) else {
+                return Ok(Vec::new());
+            };
+            let kin = Kin {
+                parent: engine,
+                branch,
+            };
+            let base = kin.base(State::Live, State::Live)?;
+            let view = branch.engine.states.view(State::At(base.checkpoint));
+            match changed_by(kin, MergeInto::Parent) {
+                Ok(found) => by_path(who, &view, found),
+                Err(why) if is_open(engine, branch) => return Err(why),
+                Err(_) => return Ok(Vec::new()),
+            }
+        }
+    };
+    found.map_err(error::tree_not_compared)
+}
+
+/// What was written through mappings counts from now on.
+pub(super) fn settle(engine: &Engine) {
+    engine.checkpoints.settle();
+    for branch in engine.branches.all() {
+        branch.engine.checkpoints.settle();
+    }
+}
+
+/// A branch is served still, and is the one that was asked.
+pub(super) fn is_open(engine: &Engine, branch: &Arc<Branch>) -> bool {
+    let now = engine.branches.get(&branch.name);
+    now.is_ok_and(|now| Arc::ptr_eq(&now, branch))
+}
+
+/// The directory that an inode is in.
+fn up(trail: &Option<Arc<Trail>>) -> Option<Slot> {
+    let up = trail.as_ref()?.up.as_ref()?;
+    Some(up.slot)
+}
+
+/// What one has touched, as a merge tells it: by its paths. What it was in the base is looked up
+/// there.
+fn by_path(who: Who, base: &View<'_>, changes: Vec<Change>) -> SysResult<Vec<Touched>> {
+    let one = |change: Change| {
+        let path = change.path.0;
+        let from = change.from.map(|from| from.0);
+        let was = from.as_deref().unwrap_or(&path);
+        let before = match base.walk(was)? {
+            Some((child, trail)) => {
+                let born = base.attr(&trail)?.stat.btime;
+                let slot = child.slot;
+                Some((Inode { slot, born }, was.to_vec()))
+            }
+            None => None,
+        };
+        Ok(Touched {
+            who,
+            change: change.change,
+            kind: change.kind,
+            path,
+            from,
+            before,
+            into: None,
+        })
+    };
+    changes.into_iter().map(one).collect()
+}
+
+/// What one has touched, and what of that was changed behind our back, which is known by its path
+/// alone. `base`: what it began as, in the tree whose branches these are.
+fn touched(
+    engine: &Engine,
+    since: CheckpointId,
+    who: Who,
+    base: &View<'_>,
+    differs: Vec<Differs>,
+) -> SysResult<Vec<Touched>> {
+    let one = |differs: Differs| {
+        let before = differs.old.as_ref().map(|old| {
+            // Of what only the branch began with, the base knows nothing, and nobody else has it.
+            let born = base.attr(old).ok().and_then(|attr| attr.stat.btime);
+            let slot = old.slot;
+            (Inode { slot, born }, old.path())
+        });
+        let into = up(&differs.new).filter(|into| up(&differs.old) != Some(*into));
+        let kind = differs.kind;
+        let told = change(differs, false);
+        Touched {
+            who,
+            change: told.change,
+            kind,
+            path: told.path.0,
+            from: told.from.map(|from| from.0),
+            before,
+            into,
+        }
+    };
+    let mut all: Vec<Touched> = differs.into_iter().map(one).collect();
+    let unseen = engine
+        .states
+        .unseen_between(State::At(since), State::Live)?;
+    all.extend(unseen.into_iter().map(|change| Touched {
+        who,
+        change: change.change,
+        kind: change.kind,
+        path: change.path.0,
+        from: None,
+        before: None,
+        into: None,
+    }));
+    Ok(all)
+}

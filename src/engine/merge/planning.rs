@@ -1,0 +1,71 @@
+//! What every merge of trees begins with, whoever asks what would come of it.
+
+use std::collections::HashMap;
+
+use super::answers::{ConflictKind, MergeConflict, MergeSide};
+use crate::engine::api::TreePath;
+use crate::history::present::Trail;
+use crate::history::touched::Touched;
+use crate::history::view::View;
+use crate::store::ids::{Name, Slot};
+use crate::sys::{Kind, SysResult};
+use crate::tree::merge::{Clash, Conflict, Names, Who};
+
+/// The names at which the three may differ: those that were recorded in any.
+pub(in crate::engine) fn along(recorded: &[&Touched]) -> Names {
+    let mut along: Names = HashMap::new();
+    for (dir, names) in recorded.iter().flat_map(|touched| &touched.names) {
+        along.entry(*dir).or_default().extend(names.iter().cloned());
+    }
+    along
+}
+
+/// A worktree of git has a file where the repository has a directory, which leads to that: neither
+/// is to become the other.
+///
+/// # Errors
+/// Those of reading the root directories.
+pub(in crate::engine) fn leave_out_git(along: &mut Names, states: [&View<'_>; 3]) -> SysResult<()> {
+    let (root, git) = (Trail::root(), Name::new(b".git"));
+    let names = along.get(&Slot::ROOT);
+    if !names.is_some_and(|names| names.contains(&git)) {
+        return Ok(());
+    }
+    let kind = |view: &View<'_>| {
+        let found = view.child(&root, &git)?;
+        Ok(found.map(|child| child.kind))
+    };
+    let kinds: SysResult<Vec<Option<Kind>>> = states.into_iter().map(kind).collect();
+    let kinds = kinds?;
+    if kinds.contains(&Some(Kind::Dir)) && kinds.contains(&Some(Kind::File)) {
+        along.entry(Slot::ROOT).or_default().remove(&git);
+    }
+    Ok(())
+}
+
+/// A conflict as it is told.
+pub(in crate::engine) fn told(conflict: &Conflict) -> MergeConflict {
+    let side = |who: &Who| match who {
+        Who::Ours => MergeSide::Ours,
+        Who::Theirs => MergeSide::Theirs,
+    };
+    let (what, by, xattr) = match &conflict.clash {
+        Clash::Moved => (ConflictKind::Moved, None, None),
+        Clash::Removed(by) => (ConflictKind::Removed, Some(side(by)), None),
+        Clash::Name => (ConflictKind::Name, None, None),
+        Clash::Directory(by) => (ConflictKind::Directory, Some(side(by)), None),
+        Clash::Cycle => (ConflictKind::Cycle, None, None),
+        Clash::Content => (ConflictKind::Content, None, None),
+        Clash::Mode => (ConflictKind::Mode, None, None),
+        Clash::Owner => (ConflictKind::Owner, None, None),
+        Clash::Xattr(name) => (ConflictKind::Xattr, None, Some(TreePath(name.clone()))),
+    };
+    MergeConflict {
+        path: TreePath(conflict.path.clone()),
+        what,
+        by,
+        xattr,
+        settled: conflict.settled,
+        tool: false,
+    }
+}

@@ -1,0 +1,85 @@
+//! Update: what the parent did comes into a branch. A merge in the other direction, after which
+//! both have the parent's checkpoint in common (`common`).
+
+use super::prepare::PARENT;
+use super::{Course, Kin, Merge, Merged, Merger, UpdateBranch};
+use crate::engine::Engine;
+use crate::engine::api::{StateName, VerbError, VerbResult};
+use crate::engine::branches::Branch;
+use crate::engine::error::{Code, hinted};
+use crate::engine::requester::Requester;
+use crate::engine::verb::Verb;
+use crate::history::state::State;
+use crate::store::ids::CheckpointId;
+use crate::store::layout::merges::MergeInto;
+
+impl Verb for UpdateBranch {
+    type Answer = Merged;
+
+    fn only_asks(&self) -> bool {
+        self.dry_run
+    }
+
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Merged> {
+        let _claim = engine.branches().claim(&self.name)?;
+        let branch = engine.branches().get(&self.name)?;
+        let asked = Merge {
+            what: PARENT.to_owned(),
+            policy: self.policy,
+            times: self.times,
+            dry_run: self.dry_run,
+            ..Merge::default()
+        };
+        let merger = Merger {
+            engine: &branch.engine,
+            requester,
+            asked: &asked,
+        };
+        merger.with_hooks(|| {
+            let course = merger.parent_into_branch(engine, &branch, self.at.as_ref())?;
+            merger.merge(&course)
+        })
+    }
+}
+
+impl<'a> Merger<'a> {
+    /// The parent, at a checkpoint that stays as it is.
+    fn parent_into_branch(
+        &self,
+        parent: &'a Engine,
+        branch: &'a Branch,
+        at: Option<&StateName>,
+    ) -> VerbResult<Course<'a>> {
+        let kin = Kin { parent, branch };
+        let note = format!("the branch {} was updated to it", branch.name);
+        let theirs = match at {
+            Some(at) => State::At(parent.states.whole_id(at)?),
+            None => self.checkpoint(parent, &note)?,
+        };
+        let base = kin.base(theirs, State::Live)?;
+        if let State::At(at) = theirs {
+            // What came already does not come again from before.
+            let comes_from = |id| parent.timeline().catalogue.comes_by(at, id);
+            if !comes_from(branch.base) || base != kin.base(State::Live, State::Live)? {
+                return Err(is_older(branch, at));
+            }
+        }
+        Ok(Course::Kin {
+            kin,
+            into: MergeInto::Branch,
+            base,
+            theirs,
+        })
+    }
+}
+
+fn is_older(branch: &Branch, at: CheckpointId) -> VerbError {
+    hinted(
+        Code::AskedFor,
+        format!(
+            "checkpoint {at} does not come from what the branch {} has of its parent",
+            branch.name
+        ),
+        "name a later checkpoint, or none for what the parent is now",
+    )
+}

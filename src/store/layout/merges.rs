@@ -1,0 +1,361 @@
+//! What was merged from a branch into its parent, and from the parent into the branch: which states
+//! both have in common, and which inodes are one.
+//!
+//! ```text
+//! .ckptfs/merges/ID        of the branch whose store has this id: text, written whole
+//! .ckptfs/merges/ID.same   pairs of inodes, appended: 56 bytes each
+//!
+//!   ckptfs merges
+//!   version 1
+//!   into branch epoch 8 number 5 at 1764117933000000000 from 12 made 1764117932000000000 done
+//!   into parent epoch 14 number 0 at 0 from 9 made 1764117934000000000 begun
+//!
+//! pair      inode, inode, 8 B of the BLAKE3 hash of both
+//! inode     u64 slot, i64 seconds, u32 nanoseconds of its birth (ffffffff: not known), u32 0
+//! ```
+//!
+//! A merge is written as `begun` before the operation that it is ends, and as `done` once that is
+//! durable. One that is `begun` counts if there is that operation: so a kill, or a power cut, leaves
+//! both or neither. Locking: none; the branch is claimed by whoever writes.
+
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, OFlags};
+use rustix::io::Errno;
+
+use super::super::at;
+use super::branches::{BranchEntry, MARK, Registry, read_entry};
+use super::{StoreId, open_trusted, own_dir};
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::ids::{CheckpointId, Slot};
+use crate::sys::Time;
+
+const MERGES: &str = "merges";
+const SAME_SUFFIX: &str = ".same";
+const HEAD: &str = "ckptfs merges\nversion 1\n";
+/// Bytes of the text at most: a merge has less than 150.
+const TEXT_BYTES_MAX: u64 = 1 << 20;
+/// Merges that are told at most: the oldest go.
+pub const MERGES_MAX: usize = 4000;
+const PAIR_BYTES: usize = 56;
+/// Pairs that are kept at most. What is merged beyond has no past in common.
+const PAIRS_MAX: usize = 1_000_000;
+/// What stands for a time that is not known, in the place of nanoseconds.
+const NO_TIME: u32 = u32::MAX;
+
+/// One of a branch and its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergeInto {
+    /// The parent was merged into the branch.
+    Branch,
+    /// The branch was merged into the parent.
+    Parent,
+}
+
+/// A merge of all of one side into the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MergeEntry {
+    /// Which side was changed.
+    pub into: MergeInto,
+    /// The number of the first checkpoint of that side that has, or will have, what came.
+    pub epoch: CheckpointId,
+    /// The operation of that side, and when it was done, nanoseconds since 1970; 0: nothing had to
+    /// be changed.
+    pub operation: (u64, i64),
+    /// The checkpoint of the other side that was merged, and when it was made.
+    pub from: (CheckpointId, i64),
+    /// It is known to be durable.
+    pub done: bool,
+}
+
+/// An inode: its number, and when it was made, for numbers are given away again.
+pub type Birth = (Slot, Option<Time>);
+
+impl MergeEntry {
+    fn line(&self) -> String {
+        let into = match self.into {
+            MergeInto::Branch => "branch",
+            MergeInto::Parent => "parent",
+        };
+        let ((number, at_ns), (from, made_ns)) = (self.operation, self.from);
+        let state = if self.done { "done" } else { "begun" };
+        format!(
+            "into {into} epoch {} number {number} at {at_ns} from {} made {made_ns} {state}\n",
+            self.epoch.0, from.0
+        )
+    }
+
+    fn parse(line: &str) -> Option<MergeEntry> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [
+            "into",
+            into,
+            "epoch",
+            epoch,
+            "number",
+            number,
+            "at",
+            at_ns,
+            "from",
+            from,
+            "made",
+            made_ns,
+            state,
+        ] = words[..]
+        else {
+            return None;
+        };
+        Some(MergeEntry {
+            into: match into {
+                "branch" => MergeInto::Branch,
+                "parent" => MergeInto::Parent,
+                _ => return None,
+            },
+            epoch: CheckpointId(epoch.parse().ok()?),
+            operation: (number.parse().ok()?, at_ns.parse().ok()?),
+            from: (CheckpointId(from.parse().ok()?), made_ns.parse().ok()?),
+            done: match state {
+                "done" => true,
+                "begun" => false,
+                _ => return None,
+            },
+        })
+    }
+}
+
+fn parse(bytes: &[u8]) -> Option<Vec<MergeEntry>> {
+    let text = std::str::from_utf8(bytes).ok()?.strip_prefix(HEAD)?;
+    text.lines().map(MergeEntry::parse).collect()
+}
+
+fn birth_bytes((slot, btime): &Birth) -> [u8; 24] {
+    let (sec, nsec) = btime.map_or((0, NO_TIME), |time| (time.sec, time.nsec));
+    let mut bytes = [0; 24];
+    let (number, rest) = bytes.split_at_mut(8);
+    let (seconds, rest) = rest.split_at_mut(8);
+    number.copy_from_slice(&slot.0.to_le_bytes());
+    seconds.copy_from_slice(&sec.to_le_bytes());
+    if let Some((nanoseconds, _)) = rest.split_at_mut_checked(4) {
+        nanoseconds.copy_from_slice(&nsec.to_le_bytes());
+    }
+    bytes
+}
+
+fn parse_birth(bytes: &[u8]) -> Option<Birth> {
+    let (slot, rest) = bytes.split_first_chunk::<8>()?;
+    let (sec, rest) = rest.split_first_chunk::<8>()?;
+    let (nsec, _) = rest.split_first_chunk::<4>()?;
+    let (sec, nsec) = (i64::from_le_bytes(*sec), u32::from_le_bytes(*nsec));
+    let btime = (nsec != NO_TIME).then_some(Time { sec, nsec });
+    Some((Slot(u64::from_le_bytes(*slot)), btime))
+}
+
+fn sum(pair: &[u8]) -> [u8; 8] {
+    let hash = blake3::hash(pair);
+    *hash.as_bytes().first_chunk().unwrap_or(&[0; 8])
+}
+
+/// A pair, unless it was not written to its end.
+fn parse_pair(bytes: &[u8]) -> Option<[Birth; 2]> {
+    let (pair, written) = bytes.split_at_checked(48)?;
+    let (one, other) = pair.split_at_checked(24)?;
+    (written == sum(pair)).then_some([parse_birth(one)?, parse_birth(other)?])
+}
+
+impl<'a> Registry<'a> {
+    /// What was merged from and into the branch whose store has this id.
+    pub fn merges(&self, branch: StoreId) -> Merges<'a> {
+        Merges {
+            store: self.store,
+            branch,
+        }
+    }
+
+    /// What the store itself says of whose branch it is; `None`: of nobody's.
+    ///
+    /// # Errors
+    /// `BadBranch`; those of read(2).
+    pub fn own(&self) -> StoreResult<Option<BranchEntry>> {
+        read_entry(self.store, MARK)
+    }
+}
+
+/// The merges of a branch, in the store of its parent.
+#[derive(Clone, Copy, Debug)]
+pub struct Merges<'a> {
+    store: &'a OwnedFd,
+    branch: StoreId,
+}
+
+impl Merges<'_> {
+    fn dir(&self) -> StoreResult<Option<OwnedFd>> {
+        match at::open_dir(self.store, MERGES) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => open_trusted(self.store, self.store, MERGES).map(Some),
+        }
+    }
+
+    /// All that are known, the oldest first.
+    ///
+    /// # Errors
+    /// `BadBranch`: what there is cannot be understood. Those of read(2).
+    pub fn all(&self) -> StoreResult<Vec<MergeEntry>> {
+        let Some(dir) = self.dir()? else {
+            return Ok(Vec::new());
+        };
+        let file = self.branch.to_string();
+        match at::read_small(&dir, &file, TEXT_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(StoreError::io("read", MERGES)(error)),
+            Ok(bytes) => parse(&bytes).ok_or(StoreError::BadBranch { file }),
+        }
+    }
+
+    /// Writes all of them, with the newest last; durable on return.
+    ///
+    /// # Errors
+    /// Those of write(2), fsync(2) and rename(2).
+    pub fn write(&self, merges: &[MergeEntry]) -> StoreResult<()> {
+        let dir = self.made_dir()?;
+        let newest = merges.len().saturating_sub(MERGES_MAX);
+        let mut text = HEAD.to_owned();
+        for merge in merges.iter().skip(newest) {
+            text.push_str(&merge.line());
+        }
+        at::write_whole(&dir, &self.branch.to_string(), text.as_bytes())
+            .map_err(StoreError::io("write", MERGES))
+    }
+
+    fn made_dir(&self) -> StoreResult<OwnedFd> {
+        if let Some(dir) = self.dir()? {
+            return Ok(dir);
+        }
+        let dir = own_dir(self.store, MERGES)?;
+        at::sync_dir(self.store).map_err(StoreError::io("sync", MERGES))?;
+        Ok(dir)
+    }
+
+    /// The pairs of inodes that are one.
+    ///
+    /// # Errors
+    /// Those of read(2).
+    pub fn pairs(&self) -> StoreResult<Vec<[Birth; 2]>> {
+        let Some(dir) = self.dir()? else {
+            return Ok(Vec::new());
+        };
+        let failed = || StoreError::io("read", MERGES);
+        let name = format!("{}{SAME_SUFFIX}", self.branch);
+        let file = match at::open_file(&dir, &name, OFlags::RDONLY) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            file => file.map_err(failed())?,
+        };
+        let mut bytes = Vec::new();
+        file.take((PAIRS_MAX * PAIR_BYTES) as u64)
+            .read_to_end(&mut bytes)
+            .map_err(failed())?;
+        Ok(bytes
+            .chunks_exact(PAIR_BYTES)
+            .filter_map(parse_pair)
+            .collect())
+    }
+
+    /// Adds pairs; durable on return. That of an inode that never came to be harms nobody.
+    ///
+    /// # Errors
+    /// Those of write(2), fsync(2).
+    pub fn add_pairs(&self, pairs: &[[Birth; 2]]) -> StoreResult<()> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let dir = self.made_dir()?;
+        let name = format!("{}{SAME_SUFFIX}", self.branch);
+        let add = || -> io::Result<()> {
+            let mut file = at::open_file(&dir, &name, OFlags::RDWR | OFlags::CREATE)?;
+            // What a kill has left in part is written over.
+            let whole = file.seek(SeekFrom::End(0))? / PAIR_BYTES as u64;
+            let room = (PAIRS_MAX as u64).saturating_sub(whole);
+            file.seek(SeekFrom::Start(whole * PAIR_BYTES as u64))?;
+            let mut bytes = Vec::with_capacity(pairs.len() * PAIR_BYTES);
+            for [one, other] in pairs.iter().take(usize::try_from(room).unwrap_or(0)) {
+                let begin = bytes.len();
+                bytes.extend_from_slice(&birth_bytes(one));
+                bytes.extend_from_slice(&birth_bytes(other));
+                let sum = sum(bytes.get(begin..).unwrap_or_default());
+                bytes.extend_from_slice(&sum);
+            }
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            at::sync_dir(&dir)
+        };
+        add().map_err(StoreError::io("write", MERGES))
+    }
+
+    /// The branch is gone for good.
+    ///
+    /// # Errors
+    /// Those of unlink(2).
+    pub fn forget(&self) -> StoreResult<()> {
+        let Some(dir) = self.dir()? else {
+            return Ok(());
+        };
+        for name in [
+            self.branch.to_string(),
+            format!("{}{SAME_SUFFIX}", self.branch),
+        ] {
+            match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(StoreError::io("remove", MERGES)(errno)),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(into: MergeInto, done: bool) -> MergeEntry {
+        MergeEntry {
+            into,
+            epoch: CheckpointId(8),
+            operation: (5, 1_764_117_933_000_000_000),
+            from: (CheckpointId(12), -3),
+            done,
+        }
+    }
+
+    #[test]
+    fn a_merge_is_read_as_it_was_written_and_nothing_else_is() {
+        for merge in [
+            entry(MergeInto::Branch, false),
+            entry(MergeInto::Parent, true),
+        ] {
+            let text = format!("{HEAD}{}", merge.line());
+            assert_eq!(parse(text.as_bytes()), Some(vec![merge]));
+            for end in HEAD.len() + 1..text.len() - 1 {
+                assert_eq!(parse(&text.as_bytes()[..end]), None, "{end}");
+            }
+        }
+        assert_eq!(parse(b"ckptfs merges\nversion 2\n"), None);
+    }
+
+    #[test]
+    fn a_pair_that_was_written_in_part_is_none() {
+        let births = [
+            (Slot(7), None),
+            (Slot(1 << 56), Some(Time { sec: -5, nsec: 7 })),
+        ];
+        let mut bytes = [birth_bytes(&births[0]), birth_bytes(&births[1])].concat();
+        bytes.extend(sum(&bytes));
+        assert_eq!(bytes.len(), PAIR_BYTES);
+        assert_eq!(parse_pair(&bytes), Some(births));
+        for at in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            assert_eq!(parse_pair(&other), None, "{at}");
+        }
+        assert_eq!(parse_pair(&[0; PAIR_BYTES]), None);
+    }
+}

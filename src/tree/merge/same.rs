@@ -1,0 +1,103 @@
+//! Inodes that are one although their numbers differ, as merges before have noted.
+
+use std::collections::HashMap;
+
+use crate::store::ids::Slot;
+use crate::store::layout::merges::Birth;
+
+/// Classes of inodes that are one. What a merge has made of an inode is that inode, in the other
+/// tree and in its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Same {
+    classes: Vec<Vec<Birth>>,
+    /// Number -> the inodes that have or had it, and the class of each.
+    of: HashMap<Slot, Vec<(Birth, usize)>>,
+}
+
+impl Same {
+    /// From pairs of inodes that are one.
+    pub fn new(pairs: impl IntoIterator<Item = [Birth; 2]>) -> Same {
+        let mut same = Same::default();
+        for [one, other] in pairs {
+            let (kept, gone) = (same.class(one), same.class(other));
+            if kept == gone {
+                continue;
+            }
+            let moved = same
+                .classes
+                .get_mut(gone)
+                .map(std::mem::take)
+                .unwrap_or_default();
+            for birth in &moved {
+                let known = same.of.get_mut(&birth.0).into_iter().flatten();
+                for (_, class) in known.filter(|(known, _)| known == birth) {
+                    *class = kept;
+                }
+            }
+            if let Some(class) = same.classes.get_mut(kept) {
+                class.extend(moved);
+            }
+        }
+        same
+    }
+
+    fn class(&mut self, birth: Birth) -> usize {
+        let known = self.of.entry(birth.0).or_default();
+        if let Some((_, class)) = known.iter().find(|(known, _)| *known == birth) {
+            return *class;
+        }
+        let class = self.classes.len();
+        known.push((birth, class));
+        self.classes.push(vec![birth]);
+        class
+    }
+
+    /// The inodes that one with this number was, whenever it was made: those that are one with it,
+    /// each with its own birth.
+    pub fn of_number(&self, slot: Slot) -> impl Iterator<Item = &[Birth]> {
+        let known = self.of.get(&slot).into_iter().flatten();
+        known.filter_map(|(_, class)| self.classes.get(*class).map(Vec::as_slice))
+    }
+
+    /// The inodes that are one with this one, itself among them; none if it is known of none.
+    pub fn of(&self, birth: Birth) -> &[Birth] {
+        let known = self.of.get(&birth.0).into_iter().flatten();
+        let class = known
+            .filter(|(known, _)| *known == birth)
+            .find_map(|(_, class)| self.classes.get(*class));
+        class.map_or(&[], Vec::as_slice)
+    }
+
+    /// Something is known of an inode with this number.
+    pub fn knows(&self, slot: Slot) -> bool {
+        self.of.contains_key(&slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::Time;
+
+    #[test]
+    fn what_is_one_with_another_is_one_with_all_that_are_one_with_it() {
+        let birth = |slot, sec| (Slot(slot), Some(Time { sec, nsec: 0 }));
+        let same = Same::new([
+            [birth(1, 0), birth(2, 0)],
+            [birth(3, 0), birth(4, 0)],
+            // The number 1 was given away again.
+            [birth(1, 5), birth(6, 0)],
+            [birth(4, 0), birth(2, 0)],
+        ]);
+        let mut one: Vec<u64> = same
+            .of(birth(3, 0))
+            .iter()
+            .map(|(slot, _)| slot.0)
+            .collect();
+        one.sort_unstable();
+        assert_eq!(one, [1, 2, 3, 4]);
+        assert_eq!(same.of(birth(1, 5)).len(), 2);
+        assert!(same.of(birth(1, 9)).is_empty() && same.knows(Slot(1)) && !same.knows(Slot(9)));
+        assert_eq!(same.of_number(Slot(1)).count(), 2);
+    }
+}
