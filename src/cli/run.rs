@@ -305,7 +305,12 @@ fn spawn_and_wait(
     prepare(&mut command);
     sys::start_unblocked(&mut command);
     let mut child = command.spawn()?;
-    running.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
+    let pid = i32::try_from(child.id()).unwrap_or(0);
+    let came = running.swap(pid, Ordering::SeqCst);
+    if came < 0 && pid > 0 {
+        // While it was started.
+        let _ = sys::kill(pid, -came);
+    }
     let waited = sys::wait_ended(child.id());
     // From here on its number may become another's.
     running.store(0, Ordering::SeqCst);

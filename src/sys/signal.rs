@@ -70,7 +70,8 @@ const PASSED_ON: [libc::c_int; 6] = [
 ];
 
 /// From now on, signals that ask this process to do something are meant for the command that it
-/// runs, whose number `command` holds (0: none): a thread passes them on. What the terminal sends
+/// runs, whose number `command` holds: a thread passes them on. Without one that is 0, or, negative,
+/// a signal that came meanwhile, which whoever starts one passes on. What the terminal sends
 /// goes to the command anyway, for it is of the same process group, and is not passed on a second
 /// time.
 ///
@@ -85,8 +86,13 @@ pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
     }
     let pass_on = move || {
         while let Ok((signal, by_process)) = wait_for(&set) {
-            let pid = command.load(Ordering::SeqCst);
-            if by_process && pid > 0 {
+            if !by_process {
+                continue;
+            }
+            // Without a command it is left for the next one.
+            let leave = |pid| (pid <= 0).then_some(-signal);
+            let found = command.fetch_update(Ordering::SeqCst, Ordering::SeqCst, leave);
+            if let Err(pid) = found {
                 // It may have ended just now; it is still there to be waited for, so the number is
                 // no other's.
                 let _ = super::kill(pid, signal);
