@@ -1,7 +1,6 @@
 //! Branches as things that exist: made, mounted, held, dropped and brought back, whatever is killed
 //! meanwhile.
 
-mod cut_short;
 mod devices;
 mod dir;
 mod fresh;
