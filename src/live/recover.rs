@@ -284,6 +284,10 @@ impl Recovery {
     /// ESTALE, EINVAL if it is no regular file there; EFBIG if it would be copied at each
     /// checkpoint and is large; ENOSPC or EIO if the past could not be kept.
     fn watch_if_held(&self, trail: &Arc<Trail>) -> SysResult<bool> {
+        if self.inodes.base().is_inherited(trail.slot) {
+            // There is no file of it here: what is read is a copy that nobody else has.
+            return Ok(false);
+        }
         let (file, stat) = self.inodes.open_file(trail.into(), sys::Open::READ)?;
         if sys::lease_free(&file)? {
             return Ok(false);

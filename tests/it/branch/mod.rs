@@ -1,6 +1,7 @@
 //! Branches as things that exist: made, mounted, held, dropped and brought back, whatever is killed
 //! meanwhile.
 
+mod cut_short;
 mod devices;
 mod dir;
 mod fresh;

@@ -1,0 +1,254 @@
+//! The daemon is killed at a call of a change that copies up: the next mount finds the branch as
+//! before the change or as after it, and nothing else has changed.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::Plan;
+
+use crate::common::command::{sh, try_run_limited};
+use crate::common::random::{Random, is_long, seed};
+use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
+use crate::common::{Below, Io, MountOpts, Rig, Variant, for_each_variant, scratch, tool};
+
+for_each_variant! { one => copying_up_is_killed_at_calls }
+
+/// What is inherited, in a directory for each kill.
+const INHERITED: &str = "mkdir -p d/e empty; echo f > f; echo g > d/g; echo h > d/e/h; seq 40000 > large; ln f d/f2; ln -s to link; mkfifo fifo;
+    setfattr -n user.a -v 1 d/g; cp /bin/true program; chmod 640 d/g; touch -d 2020-01-01 f d/g link large";
+
+/// Changes of one system call each, or of one that counts.
+const CHANGES: [&str; 15] = [
+    "echo more >> d/e/h",
+    "printf x | dd of=large bs=1 seek=9 conv=notrunc status=none",
+    "truncate -s 3 d/g",
+    "chmod 600 f",
+    "chmod 700 d",
+    "touch -h -d 2021-01-01 link",
+    "setfattr -n user.b -v 2 d/g",
+    "rm f",
+    "rm program",
+    "mv d moved",
+    "mv d/f2 d/e/f3",
+    "mv f d/g",
+    "rmdir empty",
+    "ln d/g d/e/g2",
+    "chown 7 fifo",
+];
+
+/// Killed at each of its calls in the short form too. Between the record of a copy and its rename
+/// the next mount took the inode, which is inherited still, for a file of its own that is written
+/// to, and captured what the daemon reads it from: without its extended attributes.
+const EACH: &str = CHANGES[2];
+
+fn fault(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
+    let store = File::open(rig.path().join(".ckptfs")).expect("the store");
+    let mut client = Client::connect(store).expect("the daemon");
+    client.ask(Fault { plan }).expect("an answer")
+}
+
+/// Changes what is in a directory; whether that was answered. A call of a thread behind may have
+/// ended the daemon before it was entered.
+fn changed(root: &Path, change: &str) -> bool {
+    let mut shell = tool("bash", &["-c", change]);
+    let done = try_run_limited(shell.current_dir(root), 60);
+    done.is_ok_and(|done| done.status.success())
+}
+
+/// A tree with so many directories to change, and what is below it: seen by a mount of its own, for
+/// the branch hides it.
+struct Subject {
+    // Dropped before the image.
+    below: Below,
+    rig: Rig,
+    /// What the parent is, and must be in the checkpoint of the branch.
+    parent: Tree,
+    id: u64,
+}
+
+impl Subject {
+    fn new(v: Variant, directories: usize) -> Subject {
+        let mut opts = MountOpts::new(v.io).packing();
+        opts.branch = true;
+        opts.limit *= 4;
+        let rig = v.start_with(opts, |dir| {
+            for number in 0..directories {
+                let one = dir.join(number.to_string());
+                fs::create_dir(&one).unwrap();
+                sh(&one, INHERITED);
+            }
+        });
+        let below = rig.image.below();
+        let parent = tree(rig.mount.parent());
+        let id = rig.mount.checkpoint();
+        Subject {
+            below,
+            rig,
+            parent,
+            id,
+        }
+    }
+
+    /// How many calls a change makes that change something, in a directory of its own.
+    fn calls(&self, number: usize, change: &str) -> u64 {
+        let root = self.rig.path().join(number.to_string());
+        fault(&self.rig, Some(Plan::nth(0, Errno::ENOSPC)));
+        assert!(changed(&root, change), "{change}");
+        fault(&self.rig, None).0
+    }
+
+    /// Kills the daemon at a call of a change, and looks at what is left.
+    fn kill(&mut self, number: usize, change: &str, nth: u64) -> &'static str {
+        let shown = format!("{change}, killed at call {nth}");
+        let root = self.rig.path().join(number.to_string());
+        self.rig.mount.kill_holder();
+        let plan = Plan {
+            kill: true,
+            ..Plan::nth(nth, Errno::ENOSPC)
+        };
+        fault(&self.rig, Some(plan));
+        let answered = changed(&root, change);
+        self.rig.mount.kill();
+        self.rig.mount.remount();
+        let now = tree(&root);
+        // Between the rename and the call that gives it its time back a directory has another one.
+        let opts = TreeOpts {
+            dir_mtime: false,
+            ..TreeOpts::default()
+        };
+        let before = compare(&now, &self.inherited(number), &opts);
+        let found = if before.is_empty() {
+            assert!(!answered, "{shown}: it was answered and not done");
+            "as before"
+        } else {
+            self.is_after(&now, change, &format!("{shown}: {before:?}"));
+            "as after"
+        };
+        self.all_else_is_as_it_was(number, &shown);
+        found
+    }
+
+    fn inherited(&self, number: usize) -> Tree {
+        tree(&self.rig.mount.parent().join(number.to_string()))
+    }
+
+    /// The change is there whole. Nobody foresees the times of what it changed.
+    fn is_after(&self, now: &Tree, change: &str, shown: &str) {
+        let plain = scratch();
+        sh(plain.path(), INHERITED);
+        sh(plain.path(), change);
+        let opts = TreeOpts {
+            mtime: false,
+            dir_mtime: false,
+            ..TreeOpts::default()
+        };
+        let wrong = compare(now, &tree(plain.path()), &opts);
+        assert!(wrong.is_empty(), "{shown}\nnor as after: {wrong:?}");
+    }
+
+    fn all_else_is_as_it_was(&self, number: usize, shown: &str) {
+        let (rig, opts) = (&self.rig, TreeOpts::default());
+        // The others are looked at in the end.
+        let sample = |root: &Path, number: usize| {
+            let found = try_tree_without(&root.join(number.to_string()), &[]);
+            let wrong = found.map_or_else(
+                |it| vec![it],
+                |it| compare(&it, &self.inherited(number), &opts),
+            );
+            assert!(
+                wrong.is_empty(),
+                "{shown}: {} {number}: {wrong:?}",
+                root.display()
+            );
+        };
+        sample(&rig.view(self.id), number);
+        sample(rig.path(), number + 1);
+        for place in ["tmp/branch", "tmp/restore"] {
+            let left = fs::read_dir(rig.path().join(".ckptfs").join(place));
+            let left = left.map_or(0, |entries| entries.count());
+            assert_eq!(left, 0, "{shown}: {place}");
+        }
+        let left = self.needless(number);
+        assert!(left.is_empty(), "{shown}: {left:?}");
+    }
+
+    /// Whiteouts in a directory that hide nothing, and names that nobody sees.
+    fn needless(&self, number: usize) -> Vec<PathBuf> {
+        let name = self.rig.path().file_name().expect("a name");
+        let below = self.below.path().join(name).join(number.to_string());
+        let inherited = self.inherited(number);
+        let mut dirs = vec![below.clone()];
+        let mut found = Vec::new();
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+                let meta = entry.metadata().expect("it was listed");
+                let path = entry.path();
+                let inner = path.strip_prefix(&below).expect("below it").to_owned();
+                let hides = meta.file_type().is_char_device() && meta.rdev() == 0;
+                // A directory that was renamed is another one in the base.
+                let was = inner
+                    .strip_prefix("moved")
+                    .map_or(inner.clone(), |rest| Path::new("d").join(rest));
+                let secret = entry.file_name().to_string_lossy().starts_with(".ckptfs-");
+                if secret || hides && !inherited.contains_key(&was) {
+                    found.push(inner);
+                }
+                if meta.is_dir() {
+                    dirs.push(path);
+                }
+            }
+        }
+        found
+    }
+}
+
+fn copying_up_is_killed_at_calls(v: Variant) {
+    let mut random = Random::new(seed("calls of copying up", 1));
+    let mut subject = Subject::new(
+        v,
+        if is_long() {
+            900
+        } else {
+            CHANGES.len() * 3 + 64
+        },
+    );
+    let (mut next, mut found) = (0, std::collections::BTreeMap::<&str, u32>::new());
+    // In the short form the half of them, the other half in the other I/O path.
+    let mine = |(at, _): &(usize, &&str)| is_long() || (at % 2 == 0) == (v.io == Io::Passthrough);
+    for (_, change) in CHANGES.iter().enumerate().filter(mine) {
+        let calls = subject.calls(next, change);
+        next += 1;
+        let nths = match is_long() || *change == EACH {
+            true => (1..=calls).collect(),
+            false => vec![1 + random.below(calls)],
+        };
+        for nth in nths {
+            *found.entry(subject.kill(next, change, nth)).or_default() += 1;
+            next += 1;
+        }
+    }
+    println!("{v:?}: {found:?}");
+    let rig = &subject.rig;
+    let parent = compare(
+        &tree(rig.mount.parent()),
+        &subject.parent,
+        &TreeOpts::default(),
+    );
+    assert!(parent.is_empty(), "{parent:?}");
+    let view = compare(
+        &tree(&rig.view(subject.id)),
+        &subject.parent,
+        &TreeOpts::default(),
+    );
+    assert!(view.is_empty(), "{view:?}");
+    for dir in [rig.path(), rig.mount.parent()] {
+        super::support::inside(dir, &["verify"]);
+    }
+    rig.mount.restore(subject.id);
+    let branch = compare(&tree(rig.path()), &subject.parent, &TreeOpts::default());
+    assert!(branch.is_empty(), "{branch:?}");
+}
