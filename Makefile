@@ -43,8 +43,8 @@ test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
 
 test-crash: ## The kill, power-cut and failing-call tests in their long form
 	@mkdir -p target/cuts
-	@CKPTFS_LONG=1 CKPTFS_KEEP=$${CKPTFS_KEEP:-$(CURDIR)/target/cuts} BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_engine=$${BOUND_engine:-3600} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
-		tests/run.sh deps build $(call present,crash cut faults takeover engine merge)
+	@CKPTFS_LONG=1 CKPTFS_KEEP=$${CKPTFS_KEEP:-$(CURDIR)/target/cuts} BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_engine=$${BOUND_engine:-3600} BOUND_branch=$${BOUND_branch:-3600} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
+		tests/run.sh deps build $(call present,crash cut faults takeover engine merge branch)
 
 soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and limits in their long form, with a random seed (printed)
 	@CKPTFS_LONG=1 CKPTFS_FUZZ_CASES=$$(($(SOAK_SECONDS) * 20)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 10 + 1)) CKPTFS_SEED=$$RANDOM BOUND_unit=$$(($(SOAK_SECONDS) + 1800)) \

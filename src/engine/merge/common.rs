@@ -42,16 +42,11 @@ impl<'a> Kin<'a> {
     }
 
     /// The engine of the side that a merge changed.
-    fn changed(self, into: MergeInto) -> &'a Engine {
+    pub(super) fn changed(self, into: MergeInto) -> &'a Engine {
         match into {
             MergeInto::Parent => self.parent,
             MergeInto::Branch => &self.branch.engine,
         }
-    }
-
-    /// The engine of one of the two.
-    pub(super) fn changed_engine(self, who: MergeInto) -> &'a Engine {
-        self.changed(who)
     }
 
     /// The engine of the side that was merged.

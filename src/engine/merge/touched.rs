@@ -35,7 +35,7 @@ pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<
         MergeInto::Parent => MergeInto::Branch,
     };
     let asked = Merge::default();
-    kin.changed_engine(who).checkpoints.settle();
+    kin.changed(who).checkpoints.settle();
     let states = (State::At(at), State::Live);
     let three = Three::between((kin, into), base, states, &asked)?;
     let mut changes = three.prepare(&|_| Ok(()))?.changes;
