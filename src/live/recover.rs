@@ -136,7 +136,10 @@ impl Recovery {
         };
         match sys::stat_at(&dir, place.name.as_bytes()) {
             Ok(stat) if self.inodes.slot_of(&stat) == Ok(slot) => {
-                self.removal.move_away(&dir, &place.name, object, false)
+                // What the base of a branch has there would be seen again.
+                let base = self.inodes.base();
+                let hides = base.must_hide(place.parent.into(), &place.name)?;
+                self.removal.move_away(&dir, &place.name, object, hides)
             }
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(errno),

@@ -40,10 +40,14 @@ const CHANGES: [&str; 15] = [
     "chown 7 fifo",
 ];
 
-/// Killed at each of its calls in the short form too. Between the record of a copy and its rename
-/// the next mount took the inode, which is inherited still, for a file of its own that is written
-/// to, and captured what the daemon reads it from: without its extended attributes.
-const EACH: &str = CHANGES[2];
+/// Killed at each of their calls in the short form too.
+///
+/// - Between the record of a copy and its rename the next mount took the inode, which is inherited
+///   still, for a file of its own that is written to, and captured what the daemon reads it from:
+///   without its extended attributes.
+/// - Between the exchange of a rename over a file and the move into the layer the next mount left no
+///   whiteout at the name that had gone, and the base's file was seen there again.
+const EACH: [&str; 2] = [CHANGES[2], CHANGES[11]];
 
 fn fault(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
     let store = File::open(rig.path().join(".ckptfs")).expect("the store");
@@ -222,7 +226,7 @@ fn copying_up_is_killed_at_calls(v: Variant) {
     for (_, change) in CHANGES.iter().enumerate().filter(mine) {
         let calls = subject.calls(next, change);
         next += 1;
-        let nths = match is_long() || *change == EACH {
+        let nths = match is_long() || EACH.contains(change) {
             true => (1..=calls).collect(),
             false => vec![1 + random.below(calls)],
         };
