@@ -365,6 +365,7 @@ fn a_branch_that_lost_its_connection_is_mounted_anew(v: Variant) {
     crate::common::mount::abort(&one);
     signal(rustix::process::Signal::CONT);
     rig.mount.adopt();
+    wait_until("it is mounted anew", 20, || one.join("a/b/small").exists());
     assert_eq!(fs::read(one.join("own")).unwrap(), b"1");
     assert_eq!(fs::read(one.join("a/b/small")).unwrap(), b"inherited");
     assert!(open.metadata().is_err(), "that was the old connection");
