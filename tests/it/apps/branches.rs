@@ -19,23 +19,26 @@ fn branch(rig: &Rig, name: &str) -> PathBuf {
     PathBuf::from(rig.mount.ok(&["branch", "create", name]).trim_end())
 }
 
+/// The program, arguments and environment of `command`, after those of `before`.
+fn after(mut before: Command, command: &Command) -> Command {
+    before.arg(command.get_program()).args(command.get_args());
+    for (variable, value) in command.get_envs() {
+        match value {
+            Some(value) => before.env(variable, value),
+            None => before.env_remove(variable),
+        };
+    }
+    before
+}
+
 /// The command where the branch is at the project's own path.
 fn in_branch(rig: &Rig, name: &str, command: &Command) -> Command {
     let dir = command.get_current_dir().expect("where it runs");
-    let mut wrapped = rig
+    let mut run = rig
         .mount
         .command(&["branch", "run", name, "--", "env", "-C"]);
-    wrapped
-        .arg(dir)
-        .arg(command.get_program())
-        .args(command.get_args());
-    for (variable, value) in command.get_envs() {
-        match value {
-            Some(value) => wrapped.env(variable, value),
-            None => wrapped.env_remove(variable),
-        };
-    }
-    wrapped
+    run.arg(dir);
+    after(run, command)
 }
 
 fn said(command: &mut Command) -> String {
@@ -59,11 +62,7 @@ fn test_suites_at_once(v: Variant) {
         &["test", "--offline", "--workspace", "--lib", "--bins"],
     );
     let build = cargo(&app, &home, &["build", "--offline"]);
-    let again = |command: &Command| {
-        let mut again = program(&app, "env", &[command.get_program()]);
-        again.args(command.get_args()).env("CARGO_HOME", &home);
-        said(&mut again)
-    };
+    let again = |command: &Command| said(&mut after(program(&app, "env", &[] as &[&str]), command));
     assert!(again(&build).contains("Compiling app"));
     assert!(again(&test).contains("Compiling app"));
     let names = ["one", "two", "three"];
