@@ -285,8 +285,7 @@ impl Trees {
             let minor = noted.checked_sub(1).and_then(|minor| minor.try_into().ok());
             return Ok((session, listener, minor));
         }
-        let table = mounts::all()?;
-        let minor = mounts::top(&table, &args.mountpoint).map(|mount| sys::device_minor(mount.dev));
+        let minor = sys::device_at(&args.mountpoint).ok().map(sys::device_minor);
         let id = engine.branches().own_id();
         if let (Some(holding), Some(id), Some(ledger)) = (&self.holding, id, ledger) {
             ledger.note(

@@ -66,7 +66,8 @@ pub(super) fn names(dir: impl AsFd) -> io::Result<Vec<Vec<u8>>> {
 
 /// The content of a small file; `EFBIG` if it has more than `limit` bytes.
 pub(super) fn read_small(parent: impl AsFd, name: &str, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+    // Enough for most: two reads.
+    let mut bytes = Vec::with_capacity(512);
     open_file(parent, name, OFlags::RDONLY)?
         .take(limit.saturating_add(1))
         .read_to_end(&mut bytes)?;

@@ -146,24 +146,17 @@ impl Announcer {
         }
     }
 
-    /// The tree is mounted at `at`. Makes no request: the table of mounts says which device it is.
+    /// The tree is mounted at `at`. Makes no request.
     pub(super) fn mounted(&self, at: &std::path::Path, caches: Arc<dyn Caches>) {
-        let device = sys::mounts().ok().and_then(|table| {
-            table
-                .iter()
-                .rev()
-                .find(|mount| mount.at == at)
-                .map(|mount| mount.dev)
-        });
-        match device {
-            Some(device) => drop(self.mounted.set(Mounted {
+        match sys::device_at(at) {
+            Ok(device) => drop(self.mounted.set(Mounted {
                 at: at.to_owned(),
                 device,
                 caches,
             })),
-            None => tracing::debug!(
-                "the mount is not in the table of mounts; restores are not announced"
-            ),
+            Err(errno) => {
+                tracing::debug!(%errno, "the mount cannot be looked at; restores are not announced");
+            }
         }
     }
 

@@ -77,8 +77,11 @@ pub(super) fn create(
     hold(engine, &entry)?;
     let made = fresh::make(engine, requester.by(), &entry, &root, &like).and_then(|branch| {
         tell(engine, &branch, &mut entry, &root).inspect_err(|_| branch.close())?;
-        let branch = Branch::of(&entry, branch);
-        engine.branches.serve(branch, true)
+        engine
+            .branches
+            .serve(Branch::of(&entry, Arc::clone(&branch)), true)?;
+        fresh::sync_behind(&branch);
+        Ok(())
     });
     match made {
         Ok(()) => Ok(BranchInfo {
@@ -98,8 +101,7 @@ pub(super) fn create(
 /// Whether there can be one more of this name; how deep it is.
 fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
     let registry = engine.timeline().store().layout.branches();
-    let registered = registry.all().map_err(registry_failed)?;
-    if let Some(there) = registered.entries.iter().find(|entry| entry.name == name) {
+    if let Some(there) = registry.get(name).map_err(registry_failed)? {
         return Err(hinted(
             Code::BranchExists,
             format!(
@@ -112,7 +114,7 @@ fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
             ),
         ));
     }
-    if registered.entries.len() + registered.unreadable.len() >= BRANCHES_MAX {
+    if registry.count().map_err(registry_failed)? >= BRANCHES_MAX {
         return Err(hinted(
             Code::TooManyBranches,
             format!("a tree has {BRANCHES_MAX} branches at most"),
@@ -218,5 +220,6 @@ fn tell(
     let root = root
         .try_clone()
         .map_err(|cause| error::io_error(STORE_NAME, cause))?;
-    fresh::sync_behind(engine, branch, entry, root)
+    fresh::sync_before_changes(engine, branch, entry, root);
+    Ok(())
 }

@@ -35,26 +35,25 @@ pub(super) fn mount_of(engine: &Engine) -> Option<String> {
     host::mount_instance(engine.timeline().store().layout.dir())
 }
 
-/// Brings the branch to the disk in a thread of its own, and has its first change wait for that.
-/// The branch is not served yet.
-///
-/// # Errors
-/// Those of starting a thread, or of a sync if there can be none: then nothing may be told of the
-/// branch.
-pub(super) fn sync_behind(
+/// Has the first change in the branch wait until that is on the disk. The branch is not served yet.
+pub(super) fn sync_before_changes(
     engine: &Engine,
-    branch: &Arc<Engine>,
+    branch: &Engine,
     entry: &BranchEntry,
     root: OwnedFd,
-) -> VerbResult<()> {
+) {
     let (parent, entry) = (Arc::clone(engine.timeline().store()), entry.clone());
-    let locks = Arc::clone(&branch.live.locks);
-    locks
-        .first_change
-        .comes_after(move || sync(&parent, &entry, &root));
+    let sync = move || sync(&parent, &entry, &root);
+    branch.live.locks.first_change.comes_after(sync);
+}
+
+/// Brings a branch that is served to the disk, in a thread of its own. Where there can be none, its
+/// first change does.
+pub(super) fn sync_behind(branch: &Engine) {
     if host::left_out("settle") {
-        return Ok(());
+        return;
     }
+    let locks = Arc::clone(&branch.live.locks);
     let work = move || {
         if let Err(errno) = locks.first_change.pass() {
             tracing::warn!(%errno, "a branch that was made is not on the disk yet: its first change tries again");
@@ -63,9 +62,9 @@ pub(super) fn sync_behind(
     let started = std::thread::Builder::new()
         .name("settle".into())
         .spawn(work);
-    started
-        .map(drop)
-        .map_err(|cause| error::io_error("a thread", cause))
+    if let Err(cause) = started {
+        tracing::warn!(%cause, "a branch that was made is not on the disk before its first change");
+    }
 }
 
 /// See the module. Durable on return.

@@ -205,6 +205,22 @@ impl Registry<'_> {
         entries_in(self.store, BRANCHES, |file| Some(file.to_owned()))
     }
 
+    /// How many are registered, those that cannot be understood too; no file is opened.
+    ///
+    /// # Errors
+    /// Those of open(2) and getdents(2).
+    pub fn count(&self) -> StoreResult<usize> {
+        let Some(dir) = existing(self.store, BRANCHES)? else {
+            return Ok(0);
+        };
+        let names = at::names(&dir).map_err(StoreError::io("list", BRANCHES))?;
+        let unfinished = UNFINISHED_SUFFIX.as_bytes();
+        Ok(names
+            .iter()
+            .filter(|name| !name.ends_with(unfinished))
+            .count())
+    }
+
     /// Those that were dropped and can be brought back.
     ///
     /// # Errors

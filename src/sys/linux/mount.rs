@@ -27,6 +27,19 @@ pub fn mounts() -> SysResult<Vec<MountPoint>> {
         .collect()
 }
 
+/// The device of what is mounted at `at`, asked without a request to it, whoever serves it: of an
+/// inode of which nothing is asked FUSE tells the device alone (fs/fuse/dir.c).
+///
+/// # Errors
+/// Those of statx(2).
+pub fn device_at(at: &Path) -> SysResult<u64> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let stat = retry(Call::Probe, || {
+        rustix::fs::statx(rustix::fs::CWD, at, flags, StatxFlags::empty())
+    })?;
+    Ok(make_device(stat.stx_dev_major, stat.stx_dev_minor))
+}
+
 /// The mounts that `wanted` takes, of all processes that may be looked at, each with a process that
 /// sees it. Processes that share a table count once.
 pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32, MountPoint)>> {

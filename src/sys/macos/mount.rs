@@ -37,6 +37,16 @@ pub fn mounts() -> SysResult<Vec<MountPoint>> {
         .collect())
 }
 
+/// The device of what is mounted at `at`.
+///
+/// # Errors
+/// ENOENT: nothing is. Those of getfsstat(2).
+pub fn device_at(at: &Path) -> SysResult<u64> {
+    let table = mounts()?;
+    let mount = table.iter().rev().find(|mount| mount.at == at);
+    mount.map(|mount| mount.dev).ok_or(Errno::ENOENT)
+}
+
 /// The mounts that `wanted` takes: all processes have one table.
 pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32, MountPoint)>> {
     Ok(mounts()?
