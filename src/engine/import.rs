@@ -141,9 +141,11 @@ impl<'a> Importer<'a> {
                 });
             }
         }
+        let forgetting = self.engine.live.locks.stale_names.begin();
         drop(tree);
         drop(freeze);
         Restorer::new(self.engine).forget_stale(&stale);
+        drop(forgetting);
         self.engine.announcer.tell(steps);
         refused
     }

@@ -255,7 +255,7 @@ impl<'a> Restorer<'a> {
         let _index_later = self.timeline().indexer.hold();
         let (plan, want) = (&prepared.plan, prepared.want());
         let (by, undoes) = (frozen.requester.by(), frozen.undoes);
-        let (guard, applied) = self.behind_guard(
+        let (guard, applied, forgetting) = self.behind_guard(
             frozen,
             ("the restore failed", note),
             Some(plan.target),
@@ -263,7 +263,8 @@ impl<'a> Restorer<'a> {
                 self.carry_out(Some((by, undoes)), (plan, want, stage), guard, which, named)
             },
         )?;
-        self.told_after(plan, applied).map_err(|errno| VerbError {
+        let told = self.told_after(plan, applied, forgetting);
+        told.map_err(|errno| VerbError {
             hint: Some(format!(
                 "nothing is lost: `ckptfs restore {guard}` brings back what was there"
             )),

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::first_change::FirstChange;
+use super::stale_names::StaleNames;
 use crate::store::ids::Slot;
 use crate::sys::lock::{Mutex, MutexGuard, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -23,6 +24,8 @@ pub struct Locks {
     changes: AtomicU64,
     /// Lock 2: held for writing by whatever changes names, for reading by whatever relies on them.
     pub tree: RwLock<()>,
+    /// Below lock 2, a leaf.
+    pub stale_names: StaleNames,
     /// How many renames have begun and how many have ended, together: odd while one is under way.
     rename_steps: AtomicU64,
     /// Lock 3.
@@ -37,6 +40,7 @@ impl Default for Locks {
             frozen: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             tree: RwLock::ranked(Rank::Tree, ()),
+            stale_names: StaleNames::default(),
             rename_steps: AtomicU64::new(0),
             stripes: (0..STRIPES)
                 .map(|_| Mutex::ranked(Rank::Stripe, ()))

@@ -527,11 +527,13 @@ impl Removal {
     /// rmdir(2).
     ///
     /// # Errors
-    /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed. ESTALE:
+    /// the kernel is to look the name up anew, and to try once more.
     pub fn rmdir(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
         self.copies.own_name(parent.into(), name)?;
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
+        self.locks.stale_names.check(&[(parent, name)])?;
         self.remove_in(change, parent.into(), name, true)
     }
 

@@ -192,7 +192,7 @@ impl<'a> Merger<'a> {
             return Ok(answer(&merging, None));
         }
         let note = format!("before merging {}", self.asked.what);
-        let (guard, applied) =
+        let (guard, applied, forgetting) =
             restorer.behind_guard(frozen, (FAILED, &note), None, |stage, guard| {
                 self.carry_out((&merging, course), stage, guard)
             })?;
@@ -201,7 +201,7 @@ impl<'a> Merger<'a> {
             Err(failed) => (Err(failed.why), failed.taken_back),
         };
         restorer
-            .told_after(merging.plan(), applied)
+            .told_after(merging.plan(), applied, forgetting)
             .map_err(|why| self.failed(why, guard, taken_back))?;
         if let Course::Kin { kin, .. } = course {
             kin.settle();

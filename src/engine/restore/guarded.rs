@@ -11,7 +11,7 @@ use crate::engine::attribution::actor_process;
 use crate::engine::auto::daemon;
 use crate::engine::requester::Requester;
 use crate::history::state::State;
-use crate::live::Change;
+use crate::live::{Change, Forgetting};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::SysResult;
@@ -19,14 +19,15 @@ use crate::sys::SysResult;
 impl Restorer<'_> {
     /// Makes a guard checkpoint with this note, and does something with what was staged, before
     /// anybody else changes anything. `restored`: what that is a restore of; without it, of no
-    /// other state than the guard. If the guard cannot be made, `what` failed.
+    /// other state than the guard. If the guard cannot be made, `what` failed. What is returned
+    /// last is for [`Restorer::told_after`].
     pub(in crate::engine) fn behind_guard<T>(
         &self,
         frozen: Frozen<'_>,
         (what, note): (&str, &str),
         restored: Option<CheckpointId>,
         act: impl FnOnce(Stage<'_>, CheckpointId) -> T,
-    ) -> VerbResult<(CheckpointId, T)> {
+    ) -> VerbResult<(CheckpointId, T, Forgetting<'_>)> {
         let Frozen {
             requester,
             undoes: _,
@@ -47,13 +48,14 @@ impl Restorer<'_> {
             .map_err(|errno| checkpoints.failed(what, errno))?;
         let tree = self.engine.live.locks.tree.write();
         let done = act(stage, guard.id);
+        let forgetting = self.engine.live.locks.stale_names.begin();
         drop(tree);
         drop(freeze);
         checkpoints.tell_open(guard.id, opened);
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this
         // lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
-        Ok((guard.id, done))
+        Ok((guard.id, done, forgetting))
     }
 
     /// After a plan was carried out, with nothing held: the kernel forgets what is no longer so,
@@ -62,6 +64,7 @@ impl Restorer<'_> {
         &self,
         plan: &Plan,
         applied: SysResult<Stale>,
+        forgetting: Forgetting<'_>,
     ) -> SysResult<()> {
         self.engine.snapdir.snapdir_changed();
         let (stale, done) = match applied {
@@ -69,6 +72,7 @@ impl Restorer<'_> {
             Err(errno) => (apply::all_of(plan), Err(errno)),
         };
         self.forget_stale(&stale);
+        drop(forgetting);
         self.announce(plan, &stale);
         done
     }

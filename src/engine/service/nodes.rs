@@ -236,13 +236,17 @@ impl Engine {
         match self.node(parent)? {
             Node::Control(dir) => BranchDir::of(self).lookup(dir, name),
             Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
-            Node::Live(slot) => match self.live.inodes.lookup(slot, &name_of(name)?) {
-                Ok((slot, generation, stat)) => {
-                    Ok(Looked::Found(self.live_entry(slot, generation, stat)))
+            Node::Live(slot) => {
+                let (live, name) = (&self.live, &name_of(name)?);
+                let look_up = || live.inodes.lookup(slot, name);
+                match live.locks.stale_names.looking_up(slot, name, look_up) {
+                    Ok((slot, generation, stat)) => {
+                        Ok(Looked::Found(self.live_entry(slot, generation, stat)))
+                    }
+                    Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
+                    Err(errno) => Err(errno),
                 }
-                Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
-                Err(errno) => Err(errno),
-            },
+            }
         }
     }
 }

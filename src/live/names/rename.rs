@@ -16,7 +16,8 @@ impl Names {
     /// renameat2(2). Returns the slot of an inode that was replaced.
     ///
     /// # Errors
-    /// Those of rename(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    /// Those of rename(2); ENOSPC or EIO if the past could not be kept: then nothing changed. ESTALE:
+    /// the kernel is to look the names up anew, and to try once more.
     ///
     /// A worker that died may have done it, if the turn says so.
     pub fn rename(
@@ -43,6 +44,9 @@ impl Names {
     ) -> SysResult<Option<Slot>> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
+        if !turn.again {
+            self.locks.stale_names.check(&[from, to])?;
+        }
         if self.nodes.is_dead(to.0) {
             return Err(Errno::ENOENT);
         }
