@@ -174,15 +174,6 @@ impl Stage {
         }
     }
 
-    /// Waits until the daemon has heard of every close, which the kernel tells later, and has
-    /// looked at the files after it.
-    pub fn all_is_closed(&self) {
-        wait_until("every file is closed", SECONDS, || {
-            self.rig.mount.json(&["stats"])["open_files"] == 0
-        });
-        self.rig.mount.status_json();
-    }
-
     /// `status --by process`.
     pub fn told(&self) -> Told {
         as_told(&self.rig.mount.json(&["status", "--by", "process"]))
