@@ -11,7 +11,6 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::mount::wait_until;
 use crate::common::strace::Strace;
 use crate::common::{Rig, Variant, run_limited, scratch};
 
