@@ -351,7 +351,7 @@ pub(super) fn wait<T>(found: impl Fn() -> Option<T>) -> T {
             return found;
         }
         assert!(
-            began.elapsed().as_secs() < 30,
+            began.elapsed().as_secs() < 180,
             "nothing is written down in idle time"
         );
         std::thread::sleep(std::time::Duration::from_millis(20));
