@@ -105,7 +105,7 @@ fn a_number_that_was_given_away_is_no_damage(v: Variant) {
 fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing().folding(), |root| {
         fill(root);
-        sh(root, "mkdir -p many/below; for i in $(seq 150); do echo $i > many/$i; echo $i > many/below/$i; done");
+        sh(root, "mkdir -p many/below; for i in $(seq 60); do echo $i > many/$i; echo $i > many/below/$i; done");
     });
     let root = rig.path().to_owned();
     let size =
@@ -122,7 +122,7 @@ fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     change(&root, 0);
     sh(
         &root,
-        "for i in $(seq 3 150); do echo more >> many/$i; done; mv many/below src/deep/below; rm src/deep/below/7; rm -r untouched; ln many/9 many/below",
+        "for i in $(seq 3 60); do echo more >> many/$i; done; mv many/below src/deep/below; rm src/deep/below/7; rm -r untouched; ln many/9 many/below",
     );
     keep(&rig, &mut copies);
     sh(&root, "rm many/10; echo open > many/11; mkdir many/10");
@@ -142,7 +142,7 @@ fn many_changes_become_a_part_of_the_baseline(v: Variant) {
         sh(
             &root,
             &format!(
-                "echo {round} >> many/9; mv src/deep/below/{round} moved{round}; rm src/deep/below/10{round}; chmod 600 many/3{round}"
+                "echo {round} >> many/9; mv src/deep/below/{round} moved{round}; rm src/deep/below/4{round}; chmod 600 many/3{round}"
             ),
         );
         rig.mount.remount();
