@@ -6,6 +6,7 @@
 # DIR holds `stages` (one name a line, in order), and for each stage NAME.log (its output) and NAME.status ("EXIT SECONDS WHY").
 # A test stage counts as cargo's `test result:` lines say; any other stage is one test. A stage that ends badly without naming a
 # failed test (it did not build, it hung) is one failure. A line `SKIPPED: reason` turns the test that printed it from passed into skipped.
+# One that is left to the long form (`ignored`) counts as skipped, and its reason is shown as those are.
 # Below a stage stand the tests of it that failed, each with its seed and the end of what it panicked with.
 set -euo pipefail
 
@@ -73,6 +74,6 @@ while read -r stage; do
     if [ "$status" != 0 ]; then failed_tests "$DIR/$stage.log"; fi
 done <"$DIR/stages"
 
-grep -h '^SKIPPED: ' "$DIR"/*.log 2>/dev/null | sort | uniq -c | sed 's/^ *\([0-9]*\) SKIPPED: /skipped \1x: /' || true
+sed -n 's/^SKIPPED: //p; s/^test .* \.\.\. ignored, //p' "$DIR"/*.log 2>/dev/null | sort | uniq -c | sed 's/^ *\([0-9]*\) /skipped \1x: /' || true
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

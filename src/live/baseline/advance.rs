@@ -5,7 +5,7 @@
 //! in which changes made no records, is walked. An inode that cannot be found, and of which nobody
 //! knows that it is gone, is at a name that nobody knows: then all of the tree is walked.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -165,7 +165,9 @@ impl Baselines {
 
 impl Advance<'_> {
     fn all(&mut self) -> SysResult<()> {
-        for (dir, name) in std::mem::take(&mut self.since.names) {
+        let names = std::mem::take(&mut self.since.names);
+        self.doubt_old(&names)?;
+        for (dir, name) in names {
             if dir == Slot::STAGING {
                 continue;
             }
@@ -183,14 +185,23 @@ impl Advance<'_> {
         Ok(())
     }
 
+    /// What was at these names may have a clone that counts for nothing any more. Asked before
+    /// anything is put: an inode number that was given away since leads to what has it now, which
+    /// may be of another kind.
+    fn doubt_old(&self, names: &BTreeSet<(Slot, Name)>) -> SysResult<()> {
+        let Some(keeper) = self.keeper else {
+            return Ok(());
+        };
+        let known = |dir: &Slot| *dir != Slot::STAGING && !self.since.gone.contains(dir);
+        for (dir, name) in names.iter().filter(|(dir, _)| known(dir)) {
+            let old = self.baseline.at(*dir, name)?;
+            old.iter().for_each(|old| keeper.doubt(old));
+        }
+        Ok(())
+    }
+
     /// What a name leads to now.
     fn name(&mut self, dir: Slot, fd: &OwnedFd, name: &Name) -> SysResult<()> {
-        if let Some(keeper) = self.keeper {
-            self.baseline
-                .at(dir, name)?
-                .iter()
-                .for_each(|old| keeper.doubt(old));
-        }
         let node = match self.baselines.inodes.node_at(fd, name) {
             // Nothing is there, or another filesystem, which is no part of the tree.
             Err(Errno::ENOENT | Errno::EXDEV) => {

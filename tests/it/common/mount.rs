@@ -266,6 +266,15 @@ impl Mount {
         paths
     }
 
+    /// Waits until the daemon has heard of every close, which the kernel tells some time after
+    /// close(2) has returned, and has looked at the files after it.
+    pub fn all_is_closed(&self) {
+        wait_until("every file is closed", VERB_SECONDS, || {
+            self.json(&["stats"])["open_files"] == 0
+        });
+        self.status_json();
+    }
+
     /// Kills the holder and the daemon as a crash would and waits until they are dead. The mount
     /// stays behind, dead.
     pub fn kill(&mut self) {

@@ -94,16 +94,20 @@ fn kernel() -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// Makes a `#[test]` of each named function `fn(Variant)` for each variant of the set:
-/// `reflink` is XFS and btrfs in both I/O paths, `all` adds ext4 and tmpfs in the daemon's
-/// (without reflink there is no passthrough), `one` is XFS in both I/O paths; `branch` is on a branch,
-/// which has inherited what was there before the mount, on XFS with passthrough and on btrfs without:
+/// Makes a `#[test]` of each named function `fn(Variant)` for each variant of the set.
+///
+/// Where a test is about the I/O path, all pairs of a filesystem and a path: `one` is XFS in both, `reflink` is XFS and btrfs
+/// in both, `all` adds ext4 and tmpfs in the daemon's (without reflink there is no passthrough).
+/// Elsewhere each filesystem and each path once, and the other pairs with CKPTFS_LONG=1: `xfs` is XFS with passthrough, `two`
+/// adds btrfs without, `each` adds ext4 and tmpfs.
+/// `branch` is on a branch, which has inherited what was there before the mount, on XFS with passthrough and on btrfs without:
 /// `on_branch::NAME::xfs_passthrough`. CKPTFS_TEST_BRANCH=1 has all of them be on branches.
 ///
 /// The test names read `a_view_keeps_the_old_bytes::xfs_passthrough`.
 macro_rules! for_each_variant {
-    (@test $body:ident $name:ident $fs:ident $io:ident) => {
+    (@test $body:ident $name:ident $fs:ident $io:ident $(#[$when:meta])?) => {
         #[test]
+        $(#[$when])?
         fn $name() {
             use $crate::common::{Fs, Io, Variant, skip};
             let variant = Variant { fs: Fs::$fs, io: Io::$io };
@@ -112,6 +116,9 @@ macro_rules! for_each_variant {
                 None => super::$body(variant),
             }
         }
+    };
+    (@long $body:ident $name:ident $fs:ident $io:ident) => {
+        $crate::common::for_each_variant! { @test $body $name $fs $io #[ignore = "long: the other pairs of a filesystem and an I/O path"] }
     };
     (@set one $body:ident) => {
         $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough }
@@ -136,8 +143,24 @@ macro_rules! for_each_variant {
     };
     (@set all $body:ident) => {
         $crate::common::for_each_variant! { @set reflink $body }
+        $crate::common::for_each_variant! { @set without_reflink $body }
+    };
+    (@set without_reflink $body:ident) => {
         $crate::common::for_each_variant! { @test $body ext4_daemon Ext4 Daemon }
         $crate::common::for_each_variant! { @test $body tmpfs_daemon Tmpfs Daemon }
+    };
+    (@set xfs $body:ident) => {
+        $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough }
+        $crate::common::for_each_variant! { @long $body xfs_daemon Xfs Daemon }
+    };
+    (@set two $body:ident) => {
+        $crate::common::for_each_variant! { @set xfs $body }
+        $crate::common::for_each_variant! { @test $body btrfs_daemon Btrfs Daemon }
+        $crate::common::for_each_variant! { @long $body btrfs_passthrough Btrfs Passthrough }
+    };
+    (@set each $body:ident) => {
+        $crate::common::for_each_variant! { @set two $body }
+        $crate::common::for_each_variant! { @set without_reflink $body }
     };
     (branch => $($body:ident),+ $(,)?) => {
         mod on_branch {

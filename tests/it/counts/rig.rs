@@ -12,6 +12,9 @@ use ckptfs::{Client, SOCKET_NAME, STORE_NAME};
 use crate::common::mount::{minor_of, wait_until};
 use crate::common::{Image, Mount, MountOpts, Variant};
 
+/// How long such a mount may live: every call of its daemon is traced, on a machine that may be busy.
+const LIMIT: Duration = Duration::from_secs(1200);
+
 /// Numbers by name: requests by kind, or calls by system call.
 pub type Counts = BTreeMap<String, u64>;
 
@@ -41,6 +44,7 @@ impl Counted {
         // minute and is seen by no checkpoint may go without one.
         let opts = MountOpts {
             mountpoint: Some(image.dir("mounted")),
+            limit: LIMIT,
             ..MountOpts::new(variant.io)
                 .arg("--seal=off")
                 .arg("--tripwire=25/60s")

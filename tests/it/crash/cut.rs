@@ -142,4 +142,4 @@ fn frozen(host: &Host, disk: &Disk, mount: &Mount, load: &Load, seed: u64, cuts:
     frozen
 }
 
-for_each_variant! { reflink => power_cuts }
+for_each_variant! { two => power_cuts }

@@ -217,4 +217,4 @@ fn look(
     done
 }
 
-for_each_variant! { one => undo_killed_at_each_call }
+for_each_variant! { xfs => undo_killed_at_each_call }

@@ -340,4 +340,12 @@ fn logs_that_are_opened_for_each_line(v: Variant) {
     assert_eq!(shown(&files(rig.path())), shown(&then));
 }
 
-for_each_variant! { reflink => a_log_that_is_opened_and_left_alone, logs_that_are_opened_for_each_line, a_reader_that_stays, logs, several_handles_and_names, names_that_go_while_the_file_is_open, an_open_that_writes_nothing }
+for_each_variant! { two =>
+    a_log_that_is_opened_and_left_alone,
+    logs_that_are_opened_for_each_line,
+    a_reader_that_stays,
+    several_handles_and_names,
+    names_that_go_while_the_file_is_open,
+    an_open_that_writes_nothing,
+}
+for_each_variant! { reflink => logs }

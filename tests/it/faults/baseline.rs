@@ -19,7 +19,7 @@ use ckptfs::internals::sys::fault::{Call, Plan};
 use crate::common::tree::copy_tree;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 
-for_each_variant! { one => no_room_while_the_tree_is_written_down }
+for_each_variant! { xfs => no_room_while_the_tree_is_written_down }
 
 mod without_reflink {
     use crate::common::{Fs, Io, Variant, skip};

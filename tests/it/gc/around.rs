@@ -12,7 +12,7 @@ use crate::common::random::is_long;
 use crate::common::space::noise;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
-for_each_variant! { one => deleting_one_costs_what_changed_around_it }
+for_each_variant! { xfs => deleting_one_costs_what_changed_around_it }
 
 /// Files that change between two checkpoints.
 const FILES: u64 = 20;

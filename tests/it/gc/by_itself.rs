@@ -4,7 +4,7 @@ use super::story::{ids, rounds};
 use crate::common::mount::wait_until;
 use crate::common::{Variant, for_each_variant};
 
-for_each_variant! { one => the_daemon_thins_out_by_itself }
+for_each_variant! { xfs => the_daemon_thins_out_by_itself }
 
 fn the_daemon_thins_out_by_itself(v: Variant) {
     let rig = v.start();

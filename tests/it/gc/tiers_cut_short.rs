@@ -15,7 +15,7 @@ use crate::common::space::noise;
 use crate::common::tree::Tree;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, tree_of};
 
-for_each_variant! { one => a_tier_that_is_cut_short_is_finished_by_the_next }
+for_each_variant! { xfs => a_tier_that_is_cut_short_is_finished_by_the_next }
 
 const UNIT: usize = 8192;
 /// Versions that go.

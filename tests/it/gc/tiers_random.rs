@@ -14,7 +14,7 @@ use crate::common::space::noise;
 use crate::common::tree::{Tree, tree};
 use crate::common::{Rig, Variant, for_each_variant, tree_of};
 
-for_each_variant! { one => random_work_under_tiers }
+for_each_variant! { xfs => random_work_under_tiers }
 
 const STEPS: usize = 120;
 const STEPS_LONG: usize = 4000;

@@ -11,7 +11,7 @@ use super::support::{get, put, sh};
 use crate::common::random::is_long;
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant};
 
-for_each_variant! { one => a_tree_deeper_than_a_path_and_than_a_stack }
+for_each_variant! { xfs => a_tree_deeper_than_a_path_and_than_a_stack }
 
 /// Levels: a path of twice as many bytes.
 const LEVELS: usize = 2_200;

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use crate::common::{Rig, Variant, for_each_variant, run_limited, tool};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     a_user_makes_so_many_checkpoints_with_mkdir_and_so_many_in_a_minute,
     what_was_deleted_with_rmdir_is_kept_within_the_same_limit,
     a_name_given_with_mkdir_keeps_nothing_from_gc,

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::support::{put, tree};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, skip, succeeds};
 
-for_each_variant! { one => every_odd_name_is_a_name }
+for_each_variant! { xfs => every_odd_name_is_a_name }
 
 /// Names that a careless program takes for a way up, an option, two names, an order to a terminal,
 /// or no text.

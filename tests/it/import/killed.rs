@@ -143,4 +143,4 @@ fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
     assert_eq!(mount.json(&["verify", "--deep"])["ok"], true);
 }
 
-for_each_variant! { one => a_new_tree_is_finished_by_running_it_again, a_tree_that_is_there_is_finished_by_running_it_again }
+for_each_variant! { xfs => a_new_tree_is_finished_by_running_it_again, a_tree_that_is_there_is_finished_by_running_it_again }

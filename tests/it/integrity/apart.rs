@@ -12,9 +12,13 @@ use crate::common::{
     MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, run_limited,
 };
 
-for_each_variant! { reflink => an_absence_is_between_two_checkpoints }
-for_each_variant! { all => an_absence_is_told_by_name }
-for_each_variant! { one => without_a_change_no_checkpoint_is_made, what_is_new_since_the_last_checkpoint_is_kept, an_absence_that_a_gc_ends_is_one_too }
+for_each_variant! { xfs =>
+    without_a_change_no_checkpoint_is_made,
+    what_is_new_since_the_last_checkpoint_is_kept,
+    an_absence_that_a_gc_ends_is_one_too,
+}
+for_each_variant! { two => an_absence_is_between_two_checkpoints }
+for_each_variant! { each => an_absence_is_told_by_name }
 
 fn apart(v: Variant) -> MountOpts {
     let mut opts = MountOpts::new(v.io);

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::common::command::check;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
 
-for_each_variant! { one => what_was_asked_for_is_told_with_who_asked }
+for_each_variant! { xfs => what_was_asked_for_is_told_with_who_asked }
 
 /// Nobody else's on this machine.
 const USER: u32 = 61_235;

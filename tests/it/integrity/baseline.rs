@@ -11,8 +11,8 @@ use crate::common::command::check;
 use crate::common::command::sh;
 use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant};
 
-for_each_variant! { all => what_changed_brings_a_baseline_up_to_date, many_changes_become_a_part_of_the_baseline }
-for_each_variant! { one => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline }
+for_each_variant! { xfs => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline, a_number_that_was_given_away_is_no_damage }
+for_each_variant! { each => what_changed_brings_a_baseline_up_to_date, many_changes_become_a_part_of_the_baseline }
 
 /// A baseline that was written in idle time and brought up to date at each unmount is what a walk
 /// would have written; and an unmount makes no walk.
@@ -74,12 +74,38 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
     }
 }
 
+/// What had been at a name was asked for once its number had been put down as another's, and a FIFO
+/// whose number a file has now was taken for damage: the unmount walked the tree. XFS gives numbers
+/// away so soon.
+fn a_number_that_was_given_away_is_no_damage(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io).comparing(), |root| {
+        fill(root);
+        sh(root, "mkfifo src/z");
+    });
+    let root = rig.path().to_owned();
+    rig.mount.checkpoint();
+    rig.mount.umount();
+    let _ = rig.mount.compared_baseline();
+    sh(
+        &root,
+        "had=$(stat -c %i src/z); rm src/z
+        for i in $(seq 300); do echo $i > src/a; test $(stat -c %i src/a) != $had || exit 0; mv src/a src/b$i; done
+        echo nobody was given $had; exit 1",
+    );
+    rig.mount.remount();
+    rig.mount.umount();
+    assert!(
+        rig.mount.compared_baseline().unwrap(),
+        "what changed was looked at, and not the tree"
+    );
+}
+
 /// What changed since the tree was written down is beside it, and each mount reads both: a long
 /// history had as many changes there as the tree has names.
 fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing().folding(), |root| {
         fill(root);
-        sh(root, "mkdir -p many/below; for i in $(seq 150); do echo $i > many/$i; echo $i > many/below/$i; done");
+        sh(root, "mkdir -p many/below; for i in $(seq 60); do echo $i > many/$i; echo $i > many/below/$i; done");
     });
     let root = rig.path().to_owned();
     let size =
@@ -96,7 +122,7 @@ fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     change(&root, 0);
     sh(
         &root,
-        "for i in $(seq 3 150); do echo more >> many/$i; done; mv many/below src/deep/below; rm src/deep/below/7; rm -r untouched; ln many/9 many/below",
+        "for i in $(seq 3 60); do echo more >> many/$i; done; mv many/below src/deep/below; rm src/deep/below/7; rm -r untouched; ln many/9 many/below",
     );
     keep(&rig, &mut copies);
     sh(&root, "rm many/10; echo open > many/11; mkdir many/10");
@@ -116,7 +142,7 @@ fn many_changes_become_a_part_of_the_baseline(v: Variant) {
         sh(
             &root,
             &format!(
-                "echo {round} >> many/9; mv src/deep/below/{round} moved{round}; rm src/deep/below/10{round}; chmod 600 many/3{round}"
+                "echo {round} >> many/9; mv src/deep/below/{round} moved{round}; rm src/deep/below/4{round}; chmod 600 many/3{round}"
             ),
         );
         rig.mount.remount();

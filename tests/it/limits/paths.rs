@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags};
 use super::support::{errno, get, put};
 use crate::common::{Variant, for_each_variant, succeeds};
 
-for_each_variant! { one => a_path_as_long_as_can_be_said_and_one_longer }
+for_each_variant! { xfs => a_path_as_long_as_can_be_said_and_one_longer }
 
 /// `PATH_MAX` of limits.h, with the zero byte at its end.
 const PATH_MAX: usize = 4096;

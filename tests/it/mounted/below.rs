@@ -12,7 +12,11 @@ use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Rig, Variant, for_each_variant, run_limited, skip, tool,
 };
 
-for_each_variant! { one => a_working_directory_below_the_mount_is_told_by_every_verb, who_has_something_below_the_mount_is_named }
+for_each_variant! { xfs =>
+    a_working_directory_below_the_mount_is_told_by_every_verb,
+    who_has_something_below_the_mount_is_named,
+    who_hides_below_the_mount_is_found,
+}
 
 /// `cd p; ckptfs mount .`: edits were unseen, `status` said that nothing had changed, and what was
 /// removed was gone.
@@ -234,8 +238,6 @@ impl Drop for Hidden {
         let _ = self.child.wait();
     }
 }
-
-for_each_variant! { one => who_hides_below_the_mount_is_found }
 
 /// `/proc/PID/fd` and `/proc/PID/maps` are those of the first thread.
 fn who_hides_below_the_mount_is_found(v: Variant) {

@@ -15,8 +15,7 @@ use crate::common::strace::Strace;
 use crate::common::tree::assert_tree_is;
 use crate::common::{MountOpts, Rig, TreeOpts, Variant, for_each_variant, run_limited, tool};
 
-for_each_variant! { one =>
-    checkpoints_and_dirty_state_survive_kill_9_at_any_moment,
+for_each_variant! { xfs =>
     the_index_is_made_again_when_it_is_gone,
     a_torn_end_of_the_journal_loses_what_is_in_it_and_no_more,
     a_stack_of_dead_mounts_is_repaired_by_mounting,
@@ -24,6 +23,7 @@ for_each_variant! { one =>
     a_kill_in_the_middle_of_a_restore_is_finished_at_the_next_mount,
     unmounted_the_directory_is_plain_complete_and_current,
 }
+for_each_variant! { one => checkpoints_and_dirty_state_survive_kill_9_at_any_moment }
 
 /// Runs a shell loop that changes things until the mount dies under it.
 fn busy_shell(root: &Path) -> Child {

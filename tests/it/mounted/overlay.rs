@@ -13,14 +13,8 @@ use crate::common::{
     TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, succeeds, tool, tree_of,
 };
 
-for_each_variant! { reflink =>
-    the_upper_layer_of_an_overlay,
-}
-
-for_each_variant! { all =>
-    a_rename_leaves_a_whiteout,
-    a_rename_over_a_directory_fails_as_it_does_below,
-}
+for_each_variant! { two => the_upper_layer_of_an_overlay }
+for_each_variant! { each => a_rename_leaves_a_whiteout, a_rename_over_a_directory_fails_as_it_does_below }
 
 fn is_whiteout(path: &Path) -> bool {
     fs::symlink_metadata(path)

@@ -9,8 +9,10 @@ use rustix::io::Errno;
 
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 
-for_each_variant! { one =>
-    with_off_there_are_none_and_history_has_them, with_user_there_are_those_of_programs, what_is_off_stays_off_after_a_takeover,
+for_each_variant! { xfs =>
+    with_off_there_are_none_and_history_has_them,
+    with_user_there_are_those_of_programs,
+    what_is_off_stays_off_after_a_takeover,
 }
 
 const ACL: &str = "system.posix_acl_access";

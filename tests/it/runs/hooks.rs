@@ -282,7 +282,7 @@ fn exchange(one: &Path, other: &Path) {
     .unwrap();
 }
 
-for_each_variant! { one => hooks_read_and_write_the_mount_and_know_what_for }
+for_each_variant! { xfs => hooks_read_and_write_the_mount_and_know_what_for }
 
 mod refusals {
     use super::*;

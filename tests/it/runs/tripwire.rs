@@ -302,5 +302,14 @@ fn off_is_off(variant: Variant) {
     assert!(automatic(&rig).is_empty());
 }
 
-for_each_variant! { reflink => rm_rf_is_undone_by_one_restore }
-for_each_variant! { one => other_ways_to_destroy_trip_it_too, a_few_removals_leave_no_checkpoint, a_burst_right_after_a_checkpoint_needs_no_other, a_few_edited_files_that_are_replaced_trip_it, undo_after_a_burst_offers_what_was_there, retention_leaves_what_was_caught_and_what_was_undone, marks_are_made_beside_all_that_goes_on, off_is_off }
+for_each_variant! { xfs =>
+    other_ways_to_destroy_trip_it_too,
+    a_few_removals_leave_no_checkpoint,
+    a_burst_right_after_a_checkpoint_needs_no_other,
+    a_few_edited_files_that_are_replaced_trip_it,
+    undo_after_a_burst_offers_what_was_there,
+    retention_leaves_what_was_caught_and_what_was_undone,
+    off_is_off,
+}
+for_each_variant! { two => rm_rf_is_undone_by_one_restore }
+for_each_variant! { one => marks_are_made_beside_all_that_goes_on }

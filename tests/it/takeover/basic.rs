@@ -7,12 +7,17 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use crate::common::mount::wait_until;
 use crate::common::{MountOpts, Variant, for_each_variant, process};
 
-for_each_variant! { reflink =>
-    open_files_go_on, an_unlinked_open_file_keeps_its_bytes, views_stay_readable, without_a_holder_the_mount_dies,
-    a_file_that_was_written_before_is_captured_after, the_holder_may_die, a_second_name_leads_to_the_same_file,
-    a_mapping_without_a_handle_is_captured, what_the_kernel_was_told_before_is_not_stale_after
+for_each_variant! { two =>
+    open_files_go_on,
+    an_unlinked_open_file_keeps_its_bytes,
+    views_stay_readable,
+    without_a_holder_the_mount_dies,
+    a_file_that_was_written_before_is_captured_after,
+    the_holder_may_die,
+    a_second_name_leads_to_the_same_file,
+    a_mapping_without_a_handle_is_captured,
+    what_the_kernel_was_told_before_is_not_stale_after,
 }
-
 for_each_variant! { one => five_brief_workers_are_the_last }
 
 /// Reads and writes through handles that a worker gave out which is dead.

@@ -7,7 +7,7 @@ use super::support::{Stage, told};
 use crate::common::command::sh;
 use crate::common::{Io, Variant, for_each_variant};
 
-for_each_variant! { reflink =>
+for_each_variant! { two =>
     opened_and_left_alone_is_not_written,
     a_descriptor_that_was_handed_on,
     a_mapping_that_outlives_its_descriptor,
@@ -20,14 +20,14 @@ fn opened_and_left_alone_is_not_written(v: Variant) {
     stage.rig.mount.checkpoint();
     stage.does("alice", "add('a', 1)");
     stage.does("bob", "sysopen(my $f, 'a', O_RDWR) or die; my $l = <$f>; close($f); sysopen($f, 'b', O_WRONLY) or die; close($f)");
-    stage.all_is_closed();
+    stage.rig.mount.all_is_closed();
     assert_eq!(stage.told(), told(&[("a", &["alice"])]));
     // The same while the other has it open, in both orders.
     stage.rig.mount.checkpoint();
     let (mut alice, mut bob) = (stage.begins("alice"), stage.begins("bob"));
     bob.does("sysopen($h, 'a', O_RDWR) or die");
     bob.does("close($h)");
-    stage.all_is_closed();
+    stage.rig.mount.all_is_closed();
     alice.does("add('a', 2)");
     alice.does("sysopen($h, 'b', O_WRONLY | O_APPEND) or die");
     bob.does("add('b', 3)");

@@ -7,7 +7,7 @@ use super::support::Stage;
 use crate::common::command::sh;
 use crate::common::{Variant, for_each_variant, skip};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     processes_are_told_apart_by_number_and_group,
     a_number_that_is_used_again_is_another_process,
     a_control_group_is_a_writer,

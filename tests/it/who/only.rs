@@ -7,15 +7,14 @@ use crate::common::{
     TreeOpts, Variant, for_each_variant, run_limited, skip, tool, tree_of as tree,
 };
 
-for_each_variant! { reflink =>
+for_each_variant! { xfs => one_that_is_cut_short_is_finished_with_the_same_paths }
+for_each_variant! { two =>
     one_writer_s_paths_come_back_and_the_others_stay,
     directories_go_and_come_whole_or_not_at_all,
     hard_links_and_files_that_changed_hands,
     what_was_taken_back_is_undone_and_done_again,
     a_process_has_its_children,
 }
-
-for_each_variant! { one => one_that_is_cut_short_is_finished_with_the_same_paths }
 
 /// What a directory moved, a link shares, and a name changed hands for.
 fn hard_links_and_files_that_changed_hands(v: Variant) {

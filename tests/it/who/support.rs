@@ -11,7 +11,6 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::mount::wait_until;
 use crate::common::strace::Strace;
 use crate::common::{Rig, Variant, run_limited, scratch};
 
@@ -172,15 +171,6 @@ impl Stage {
             stdin: Some(stdin),
             stdout,
         }
-    }
-
-    /// Waits until the daemon has heard of every close, which the kernel tells later, and has
-    /// looked at the files after it.
-    pub fn all_is_closed(&self) {
-        wait_until("every file is closed", SECONDS, || {
-            self.rig.mount.json(&["stats"])["open_files"] == 0
-        });
-        self.rig.mount.status_json();
     }
 
     /// `status --by process`.
