@@ -303,15 +303,15 @@ impl Mounts {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
         if is_ours_at(record, &options, &place)? {
+            if self.clones_used(record)? {
+                return Ok(());
+            }
             if let Some(elsewhere) = self.used_elsewhere(record, &place)? {
                 tracing::info!(
                     name = record.name,
                     ?elsewhere,
                     "the volume stays mounted: it is in use"
                 );
-                return Ok(());
-            }
-            if self.clones_used(record)? {
                 return Ok(());
             }
             if asked && options.auto.unmount && facts::serves(&facts::table()?, &place.point) {
