@@ -20,10 +20,10 @@ use std::path::Path;
 
 use super::error::hinted;
 use super::facts;
-use super::mounts::Mounts;
+use super::mounts::{Mounts, OWN_ID};
 use super::name::key;
 use super::options::{OnRemove, Options};
-use super::record::{Parent, Record};
+use super::record::{Parent, Record, boot};
 use crate::control::Client;
 use crate::engine::api::{
     BranchInfo, Code, Delete, DropBranch, FreeBranch, ListBranches, MountBranch, ShowCheckpoint,
@@ -124,9 +124,19 @@ impl Mounts {
     ) -> VerbResult<T> {
         let _locked = self.registry.lock(volume)?;
         let mut source = self.registry.get(volume)?;
+        // What serves the source, if that is a clone too, has another lock: it must see this use.
+        let id = format!("{OWN_ID}{}-clone", std::process::id());
+        let is_new = source.branch().is_some() && source.add(&id, &boot(), None);
+        if is_new {
+            self.registry.save(&source)?;
+        }
         let done = self
             .serve(&mut source, false, false)
             .and_then(|_| work(&mut source));
+        if is_new {
+            source.take(&id);
+            self.registry.save(&source)?;
+        }
         if source.mounts.is_empty() {
             self.rest(&mut source, false)?;
         }

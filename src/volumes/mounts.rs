@@ -25,7 +25,7 @@ const STARTING_PATIENCE: Duration = Duration::from_secs(3);
 const STARTING_PAUSE: Duration = Duration::from_millis(20);
 
 /// How uses by this program begin; an engine's are hexadecimal.
-const OWN_ID: &str = "verb-";
+pub(super) const OWN_ID: &str = "verb-";
 
 /// Mounting and unmounting, and who uses what.
 #[derive(Clone, Debug)]

@@ -88,8 +88,10 @@ fn what_died_with_its_holder_is_staged_and_published_anew() {
     rig.create_from("c", from_volume("v"));
     let clone = rig.use_it("c", "a");
     // As with the pod of a driver that held it itself: nothing serves it any more.
-    let minor = crate::common::mount::minor_of(&target).unwrap();
-    fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").unwrap();
+    for target in [&clone, &target] {
+        let minor = crate::common::mount::minor_of(target).unwrap();
+        fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").unwrap();
+    }
     for (name, target) in [("v", &target), ("c", &clone)] {
         crate::common::mount::wait_until("it is dead", 60, || fs::read(target.join("f")).is_err());
         rig.try_stage(name, WRITER).unwrap();
