@@ -223,7 +223,7 @@ impl Pool {
             &record.name,
             "volumes that are branches of it",
             &names,
-            |first| format!("remove them first: ckptfs volumes rm {first}"),
+            |first| format!("remove them first: ckptfs volumes rm {}", word(first)),
         )
     }
 
