@@ -23,7 +23,7 @@ use super::proto::{
 use super::serve::{Driver, Service};
 use super::status::{invalid, required};
 use super::wanted::{self, Range};
-use crate::engine::api;
+use crate::engine::api::{self, VerbResult};
 use crate::sys::{self, host};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
 use crate::volumes::{Claim, Record, Snapshot as Kept};
@@ -40,6 +40,9 @@ const CAPABILITIES: [Rpc; 9] = [
     Rpc::SingleNodeMultiWriter,
     Rpc::GetSnapshot,
 ];
+
+/// In the context of a volume that begins as another: whether it is a `branch` of that, or a `copy`.
+const CLONE: &str = "clone";
 
 /// What a volume begins with.
 struct Begins {
@@ -102,12 +105,30 @@ impl Driver {
                 && known.source == source
                 && range.takes(known.bytes)
         };
-        let record = self
-            .pool
-            .claim(&names::volume(name), options, claim, same)?;
+        let record = self.pool.registry().alone(&format!("name {name}"), || {
+            self.pool.claim(&self.id_for(name)?, options, claim, same)
+        })?;
         Ok(CreateVolumeResponse {
             volume: Some(self.told(&record)),
         })
+    }
+
+    /// The id that a volume of this name has, or would have: one that was deleted and is kept, for
+    /// its snapshots or its clones, has the first in vain.
+    fn id_for(&self, name: &str) -> VerbResult<String> {
+        let first = names::volume(name);
+        let mut free = None;
+        for id in std::iter::once(first.clone()).chain(names::volumes_again(name)) {
+            match self.pool.registry().get(&id) {
+                Ok(record) if record.retired => {}
+                Ok(_) => return Ok(id),
+                Err(error) if error.code == api::Code::NoSuchVolume => {
+                    free.get_or_insert(id);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(free.unwrap_or(first))
     }
 
     /// What a volume shall begin with.
@@ -151,10 +172,22 @@ impl Driver {
                 .and_then(|options: Options| options.size)
                 .unwrap_or(0)
         };
-        let source = claim.source.map(|id| match names::parse_snapshot_id(&id) {
-            Some(_) => Source::Snapshot(SnapshotSource { snapshot_id: id }),
-            None => Source::Volume(VolumeSource { volume_id: id }),
-        });
+        let how = if record.branch().is_some() {
+            "branch"
+        } else {
+            "copy"
+        };
+        let context = claim
+            .source
+            .iter()
+            .map(|_| (CLONE.to_owned(), how.to_owned()));
+        let source = claim
+            .source
+            .clone()
+            .map(|id| match names::parse_snapshot_id(&id) {
+                Some(_) => Source::Snapshot(SnapshotSource { snapshot_id: id }),
+                None => Source::Volume(VolumeSource { volume_id: id }),
+            });
         Volume {
             capacity_bytes: signed(if claim.bytes == 0 {
                 sized()
@@ -162,7 +195,7 @@ impl Driver {
                 claim.bytes
             }),
             volume_id: record.name.clone(),
-            volume_context: std::collections::HashMap::new(),
+            volume_context: context.collect(),
             content_source: source.map(|source| VolumeContentSource {
                 r#type: Some(source),
             }),
@@ -324,7 +357,7 @@ impl Driver {
             volume, checkpoint, ..
         }) = names::parse_snapshot_id(id)
         {
-            self.pool.drop_snapshot(volume, checkpoint)?;
+            self.pool.drop_snapshot(volume, checkpoint, names::tag)?;
         }
         Ok(DeleteSnapshotResponse {})
     }
@@ -353,7 +386,7 @@ impl Driver {
             .iter()
             .find(|one| one.checkpoint == checkpoint)
         {
-            return Ok(Some((volume.to_owned(), kept.clone())));
+            return Ok((!kept.deleted).then(|| (volume.to_owned(), kept.clone())));
         }
         match self
             .pool
@@ -370,6 +403,7 @@ impl Driver {
                         checkpoint,
                         created: found.created,
                         bytes,
+                        deleted: false,
                     },
                 )))
             }
@@ -403,6 +437,7 @@ impl Driver {
                     record
                         .snapshots
                         .into_iter()
+                        .filter(|kept| !kept.deleted)
                         .map(move |kept| (record.name.clone(), kept))
                 })
                 .collect()

@@ -8,6 +8,8 @@ pub const NAME_BYTES_MAX: usize = 128;
 const MAPPED: &str = "csi-";
 /// Hexadecimal digits of a BLAKE3 hash.
 const HASH_DIGITS: usize = 64;
+/// So many volumes of one name may have been deleted and be kept for their clones.
+const AGAIN_MAX: u8 = 15;
 /// Tags of checkpoints that are snapshots begin so.
 const TAG: &str = "csi.";
 /// Longest rest of such a tag: a tag has at most 100 bytes.
@@ -22,6 +24,17 @@ const NODE_HASH_DIGITS: usize = 16;
 /// what looks like a hash is hashed too.
 pub fn volume(text: &str) -> String {
     mapped(text, name::NAME_BYTES_MAX)
+}
+
+/// Further names of the pool for what is called `text`, in their order: for a volume that was
+/// deleted and is kept for its clones has the first. Never those of another text.
+pub fn volumes_again(text: &str) -> impl Iterator<Item = String> {
+    (0..AGAIN_MAX).map(move |number| {
+        let mut hasher = blake3::Hasher::new();
+        // No text has a byte as the second one.
+        hasher.update(text.as_bytes()).update(&[0xff, number]);
+        format!("{MAPPED}{}", hasher.finalize().to_hex())
+    })
 }
 
 /// The tag of a snapshot that is called `text`.
@@ -127,6 +140,12 @@ mod tests {
             );
         }
         assert!(taken.iter().all(|text| tag(text).len() <= 100));
+        let again: std::collections::BTreeSet<String> = taken
+            .iter()
+            .flat_map(|text| volumes_again(text).chain([volume(text)]))
+            .collect();
+        assert_eq!(again.len(), taken.len() * (usize::from(AGAIN_MAX) + 1));
+        assert!(again.iter().all(|text| name::check(text).is_ok()));
     }
 
     #[test]

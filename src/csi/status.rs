@@ -15,9 +15,11 @@ impl From<VerbError> for Status {
             | api::Code::UnknownOption
             | api::Code::BadPath => Code::InvalidArgument,
             api::Code::VolumeExists | api::Code::SnapshotExists => Code::AlreadyExists,
-            api::Code::InUse | api::Code::Pinned | api::Code::OtherMount => {
-                Code::FailedPrecondition
-            }
+            api::Code::InUse
+            | api::Code::BranchInUse
+            | api::Code::Held
+            | api::Code::Pinned
+            | api::Code::OtherMount => Code::FailedPrecondition,
             api::Code::NoSpace => Code::ResourceExhausted,
             // The same call again does it, or finds it done.
             api::Code::Busy | api::Code::DaemonBusy => Code::Aborted,

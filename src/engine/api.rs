@@ -10,8 +10,8 @@ pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
 pub use self::tree_path::{TreePath, host_path};
 pub use super::branches::radar::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 pub use super::branches::verbs::{
-    BranchInfo, CreateBranch, DiffBranch, DropBranch, DroppedBranch, ListBranches, MountBranch,
-    ReviveBranch,
+    BranchInfo, CreateBranch, DiffBranch, DropBranch, DroppedBranch, FreeBranch, ListBranches,
+    MountBranch, ReviveBranch,
 };
 pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};

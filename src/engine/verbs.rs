@@ -12,7 +12,7 @@ use super::api::{
 };
 use super::branches::radar::{ListConflicts, WatchConflicts};
 use super::branches::verbs::{
-    CreateBranch, DiffBranch, DropBranch, ListBranches, MountBranch, ReviveBranch,
+    CreateBranch, DiffBranch, DropBranch, FreeBranch, ListBranches, MountBranch, ReviveBranch,
 };
 use super::dedup::{DedupOptions, DedupReport};
 use super::error;
@@ -91,6 +91,7 @@ verbs! {
     MountBranch(MountBranch),
     DropBranch(DropBranch),
     ReviveBranch(ReviveBranch),
+    FreeBranch(FreeBranch),
     Conflicts(ListConflicts),
     WatchConflicts(WatchConflicts),
     DiffBranch(DiffBranch),

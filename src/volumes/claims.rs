@@ -3,8 +3,8 @@
 //!
 //! **Snapshots** are checkpoints: tagged (so that a driver that was killed finds what it had made),
 //! pinned (no rule of retention takes them) and written into the record (so that they can be listed
-//! while nothing is mounted). A volume that is deleted while it has snapshots is *retired*: it
-//! stays for them.
+//! while nothing is mounted). A volume that is deleted while it has snapshots, or others are branches
+//! of it, is *retired*: it stays for them. So does the checkpoint of a snapshot that is deleted.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ use super::pool::Pool;
 use super::record::{Claim, Record, Snapshot};
 use crate::control::Client;
 use crate::engine::api::{
-    CheckpointInfo, CheckpointOptions, Code, Delete, PinCheckpoint, ShowCheckpoint, StateName,
-    VerbResult,
+    ChangeTags, CheckpointInfo, CheckpointOptions, Code, Delete, PinCheckpoint, Retag,
+    ShowCheckpoint, StateName, VerbResult,
 };
 
 impl Pool {
@@ -65,8 +65,7 @@ impl Pool {
             let all = self.registry().list()?;
             let known = all.iter().find_map(|record| {
                 record
-                    .snapshots
-                    .iter()
+                    .snapshots_told()
                     .find(|one| one.name == name)
                     .map(|one| (record, one))
             });
@@ -88,6 +87,7 @@ impl Pool {
                     checkpoint: made.id.0,
                     created: made.created.clone(),
                     bytes,
+                    deleted: false,
                 };
                 record.snapshots.push(snapshot.clone());
                 Ok(snapshot)
@@ -95,58 +95,54 @@ impl Pool {
         })
     }
 
-    /// Deletes a checkpoint for good; none is as good.
+    /// Deletes a checkpoint for good; none is as good. A snapshot that something looks through to
+    /// is one no more, and its checkpoint goes with the last volume that is a branch of it.
+    /// `tag`: what a snapshot of a name is tagged.
     ///
     /// # Errors
-    /// `pinned`: by somebody who has not called it a snapshot.
-    pub fn drop_snapshot(&self, volume: &str, checkpoint: u64) -> VerbResult<()> {
+    /// `pinned`: by somebody who has not called it a snapshot. `held`: it is no snapshot, and
+    /// something looks through to it.
+    pub fn drop_snapshot(
+        &self,
+        volume: &str,
+        checkpoint: u64,
+        tag: impl FnOnce(&str) -> String,
+    ) -> VerbResult<()> {
         self.registry()
             .alone(&format!("checkpoint {volume}@{checkpoint}"), || {
                 let Ok(record) = self.registry().get(volume) else {
                     return Ok(());
                 };
-                let known = record
-                    .snapshots
-                    .iter()
-                    .any(|one| one.checkpoint == checkpoint);
-                let unknown_is_done = |done: VerbResult<CheckpointInfo>| match done {
-                    Err(why) if why.code == Code::UnknownCheckpoint => Ok(()),
-                    done => done.map(drop),
-                };
-                self.ask(volume, &format!("drop {checkpoint}"), |client| {
-                    let state = || StateName(checkpoint.to_string());
-                    if known {
-                        unknown_is_done(client.ask(PinCheckpoint {
-                            state: state(),
-                            reason: None,
-                        }))?;
+                let is_it = |one: &Snapshot| one.checkpoint == checkpoint;
+                let known = record.snapshots.iter().find(|one| is_it(one));
+                let tag = known.map(|one| tag(&one.name));
+                let gone = self.ask(volume, &format!("drop {checkpoint}"), |client| {
+                    delete(client, checkpoint, tag.as_deref())
+                })?;
+                self.registry().change(volume, |record| {
+                    if gone {
+                        record.snapshots.retain(|one| !is_it(one));
                     }
-                    unknown_is_done(client.ask(Delete {
-                        state: state(),
-                        now: true,
-                    }))
-                })?;
-                let last = self.registry().change(volume, |record| {
-                    record.snapshots.retain(|one| one.checkpoint != checkpoint);
-                    Ok(record.retired && record.snapshots.is_empty())
-                })?;
-                if last {
-                    self.remove_beside(volume)
-                } else {
+                    let mut left = record.snapshots.iter_mut();
+                    if let Some(left) = left.find(|one| is_it(one)) {
+                        left.deleted = true;
+                    }
                     Ok(())
-                }
+                })?;
+                self.remove_unneeded(volume)
             })
     }
 
-    /// Removes a volume, or retires it if it has snapshots.
+    /// Removes a volume, or retires it if it has snapshots, or others are branches of it.
     ///
     /// # Errors
     /// `no-such-volume`, `in-use`.
     pub fn retire(&self, name: &str) -> VerbResult<()> {
         let record = self.registry().get(name)?;
-        if record.snapshots.is_empty() {
+        if record.snapshots_told().next().is_none() && self.mounts().clones(&record)?.is_empty() {
             return self.remove_beside(name);
         }
+        self.refuse_branches(&record)?;
         facts::refuse_used(
             name,
             facts::elsewhere(&self.registry().place(&record)?)?
@@ -156,7 +152,9 @@ impl Pool {
         self.registry().change(name, |record| {
             record.retired = true;
             Ok(())
-        })
+        })?;
+        // What has needed it may have gone meanwhile.
+        self.remove_unneeded(name)
     }
 
     /// Lets a volume have so many bytes; what it has already is not taken away.
@@ -209,4 +207,43 @@ fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo
         state: StateName(made.id.to_string()),
         reason: Some(note),
     })
+}
+
+/// Deletes a checkpoint for good; none is as good. `false`: it is a snapshot, tagged `tag`, that
+/// something looks through to, and has lost its pin and its tag only.
+fn delete(client: &mut Client, checkpoint: u64, tag: Option<&str>) -> VerbResult<bool> {
+    let state = || StateName(checkpoint.to_string());
+    let found = match client.ask(ShowCheckpoint { state: state() }) {
+        // One that was deleted by hand is there for `undo` still.
+        Err(why) if why.code == Code::UnknownCheckpoint => None,
+        found => Some(found?),
+    };
+    if let (Some(found), Some(tag)) = (found, tag) {
+        if found.pinned.is_some() {
+            client.ask(PinCheckpoint {
+                state: state(),
+                reason: None,
+            })?;
+        }
+        // The next snapshot of this name is another one.
+        if found.tags.iter().any(|one| one == tag) {
+            let retag = Retag {
+                remove: vec![tag.to_owned()],
+                ..Retag::default()
+            };
+            client.ask(ChangeTags {
+                state: state(),
+                retag,
+            })?;
+        }
+    }
+    let deleted = client.ask(Delete {
+        state: state(),
+        now: true,
+    });
+    match deleted {
+        Err(why) if why.code == Code::UnknownCheckpoint => Ok(true),
+        Err(why) if why.code == Code::Held && tag.is_some() => Ok(false),
+        deleted => deleted.map(|_| true),
+    }
 }

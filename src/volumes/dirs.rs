@@ -9,6 +9,7 @@ use super::files::{free_name, make_dir, move_away, remove_file, remove_tree};
 use super::image;
 use super::name;
 use super::options::Options;
+use super::record::Record;
 use crate::engine::api::VerbResult;
 
 /// The directories of a pool, and their modes: users of containers get through to where volumes are
@@ -56,18 +57,25 @@ impl Dirs {
         &self.root
     }
 
-    /// Where a volume is.
-    pub fn place(&self, name: &str, options: &Options) -> Place {
-        match &options.source {
-            Some(source) => Place {
-                backing: source.clone(),
-                point: source.clone(),
-            },
-            None => Place {
-                backing: self.tree(name),
-                point: self.mounts.join(name),
-            },
+    /// Where a volume is. A branch is mounted where its tree is.
+    pub fn place(&self, record: &Record, options: &Options) -> Place {
+        let (backing, point) = match &options.source {
+            Some(source) => (source.clone(), source.clone()),
+            None if record.branch().is_some() => (self.tree(&record.name), self.tree(&record.name)),
+            None => (self.tree(&record.name), self.mounts.join(&record.name)),
+        };
+        Place {
+            backing,
+            point,
+            chosen: options.source.is_none(),
         }
+    }
+
+    /// The volume that would have its tree at `path`.
+    pub fn volume_at(&self, path: &Path) -> Option<String> {
+        let name = path.file_name()?.to_str()?;
+        let is_tree = name::check(name).is_ok() && self.tree(name) == path;
+        is_tree.then(|| name.to_owned())
     }
 
     /// A volume's tree, if it is not a directory that there was.
@@ -153,7 +161,7 @@ impl Dirs {
         if let Some(gone) = self.set_gone(name)? {
             remove_tree(&gone)?;
         }
-        remove_file(&self.image(name))
+        remove_file(&self.image(name)).map(drop)
     }
 
     /// Takes away what a making, or a removal, that was cut short has left.
@@ -162,7 +170,7 @@ impl Dirs {
         let removed = [
             remove_tree(&self.staged(name)),
             self.set_gone(name).map(drop),
-            remove_file(&self.image(name)),
+            remove_file(&self.image(name)).map(drop),
         ];
         for error in removed.into_iter().filter_map(Result::err) {
             tracing::warn!(

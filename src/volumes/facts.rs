@@ -19,6 +19,8 @@ pub struct Place {
     pub backing: PathBuf,
     /// Where it is seen.
     pub point: PathBuf,
+    /// We have chosen where that is, and nobody who uses it.
+    pub chosen: bool,
 }
 
 /// A place where a tree is mounted besides the one where we put it, and a process that sees it
@@ -93,11 +95,6 @@ pub fn is_copy(point: &Path, chosen: bool, pid: u32, at: &Path) -> bool {
 
 /// Where the tree in `place` is mounted besides its own place there.
 pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
-    elsewhere_of(place, place.point != place.backing)
-}
-
-/// The same; `chosen`: we have chosen the place, see [`is_copy`].
-pub fn elsewhere_of(place: &Place, chosen: bool) -> VerbResult<Seen> {
     let table = table()?;
     // In a user namespace of their own anybody mounts as its root, and calls it what they like. A
     // device is one filesystem's, in all of them.
@@ -113,7 +110,7 @@ pub fn elsewhere_of(place: &Place, chosen: bool) -> VerbResult<Seen> {
         if mount.at == place.point && ours.contains(&mount.id) {
             continue;
         }
-        let list = if is_copy(&place.point, chosen, pid, &mount.at) {
+        let list = if is_copy(&place.point, place.chosen, pid, &mount.at) {
             &mut seen.copies
         } else {
             &mut seen.used

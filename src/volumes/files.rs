@@ -23,9 +23,9 @@ pub fn remove_tree(dir: &Path) -> VerbResult<()> {
     unless(fs::remove_dir_all(dir), ErrorKind::NotFound, dir).map(drop)
 }
 
-/// Removes a file, if it is there.
-pub fn remove_file(path: &Path) -> VerbResult<()> {
-    unless(fs::remove_file(path), ErrorKind::NotFound, path).map(drop)
+/// Removes a file, if it is there; whether it was.
+pub fn remove_file(path: &Path) -> VerbResult<bool> {
+    unless(fs::remove_file(path), ErrorKind::NotFound, path)
 }
 
 /// Renames, if there is something; whether there was.

@@ -45,15 +45,7 @@ impl Mounts {
         } else {
             fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).on(dir.display())?;
         }
-        if options.uid.is_some() || options.gid.is_some() {
-            chown(dir, options.uid, options.gid).on(dir.display())?;
-        }
-        match options.mode {
-            Some(mode) => {
-                fs::set_permissions(dir, fs::Permissions::from_mode(mode)).on(dir.display())
-            }
-            None => Ok(()),
-        }
+        set_owner(dir, options)
     }
 
     /// Copies a state of a volume to an empty directory. Files share their data where the
@@ -75,7 +67,19 @@ impl Mounts {
             Ok(Parent {
                 volume: volume.to_owned(),
                 checkpoint: state.0,
+                branch: None,
             })
         })
+    }
+}
+
+/// Gives the root directory of a volume to whom its options say.
+pub(super) fn set_owner(dir: &Path, options: &Options) -> VerbResult<()> {
+    if options.uid.is_some() || options.gid.is_some() {
+        chown(dir, options.uid, options.gid).on(dir.display())?;
+    }
+    match options.mode {
+        Some(mode) => fs::set_permissions(dir, fs::Permissions::from_mode(mode)).on(dir.display()),
+        None => Ok(()),
     }
 }

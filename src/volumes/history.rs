@@ -125,17 +125,29 @@ impl VolumeHistory {
             None => {}
         }
         let path = beside(&self.place.backing, name)?;
-        make_dir_new(&path)?;
+        Ok(self.make_branch(name, None, &path)?.path)
+    }
+
+    /// Makes a branch of a volume that is mounted, at `path`, which must be free. It begins as a
+    /// checkpoint, or as the volume is now.
+    pub(super) fn make_branch(
+        &self,
+        name: &str,
+        at: Option<&str>,
+        path: &Path,
+    ) -> VerbResult<BranchInfo> {
+        let mut client = self.serving()?;
+        make_dir_new(path)?;
         let made = client.ask(CreateBranch {
             name: name.to_owned(),
-            at: None,
-            path: path.clone(),
+            at: at.map(|at| StateName(at.to_owned())),
+            path: path.to_owned(),
             git: false,
             dry_run: false,
         });
-        made.map(|branch| branch.path).inspect_err(|_| {
+        made.inspect_err(|_| {
             // The daemon may have done so.
-            let _ = fs::remove_dir(&path);
+            let _ = fs::remove_dir(path);
         })
     }
 

@@ -27,6 +27,7 @@
 mod asker;
 pub mod bind;
 mod claims;
+mod clones;
 mod dirs;
 pub mod error;
 pub mod facts;

@@ -25,7 +25,7 @@ const STARTING_PATIENCE: Duration = Duration::from_secs(3);
 const STARTING_PAUSE: Duration = Duration::from_millis(20);
 
 /// How uses by this program begin; an engine's are hexadecimal.
-const OWN_ID: &str = "verb-";
+pub(super) const OWN_ID: &str = "verb-";
 
 /// Mounting and unmounting, and who uses what.
 #[derive(Clone, Debug)]
@@ -186,12 +186,19 @@ impl Mounts {
             return Ok(Some(found));
         }
         for branch in self.registry.history(record)?.branches()? {
-            let place = Place {
-                backing: branch.path.clone(),
-                point: branch.path,
+            let clone = self.clone_at(&branch).map(|name| self.registry.load(&name));
+            let found = if let Some(clone) = clone.transpose()?.flatten() {
+                self.used_elsewhere(&clone, &self.registry.place(&clone)?)?
+            } else {
+                let place = Place {
+                    backing: branch.path.clone(),
+                    point: branch.path,
+                    chosen: true,
+                };
+                facts::elsewhere(&place)?.used.into_iter().next()
             };
-            if let Some(found) = facts::elsewhere_of(&place, true)?.used.into_iter().next() {
-                return Ok(Some(found));
+            if found.is_some() {
+                return Ok(found);
             }
         }
         Ok(None)
@@ -232,10 +239,18 @@ impl Mounts {
     }
 
     /// Mounts a volume, if it is not.
-    fn serve(&self, record: &mut Record, first: bool, asked: bool) -> VerbResult<PathBuf> {
+    pub(super) fn serve(
+        &self,
+        record: &mut Record,
+        first: bool,
+        asked: bool,
+    ) -> VerbResult<PathBuf> {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
-        if !facts::serves(&facts::table()?, &place.point) {
+        if record.branch().is_some() {
+            self.serve_clone(record)?;
+            record.mounted = true;
+        } else if !facts::serves(&facts::table()?, &place.point) {
             if options.ephemeral {
                 self.registry.dirs().delete(&record.name)?;
                 self.fill(record, &options, &place)?;
@@ -284,10 +299,13 @@ impl Mounts {
 
     /// Unmounts a volume that nobody has asked for, unless it is used nevertheless: then it stays
     /// until it is not.
-    fn rest(&self, record: &mut Record, asked: bool) -> VerbResult<()> {
+    pub(super) fn rest(&self, record: &mut Record, asked: bool) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
         if is_ours_at(record, &options, &place)? {
+            if self.clones_used(record)? {
+                return Ok(());
+            }
             if let Some(elsewhere) = self.used_elsewhere(record, &place)? {
                 tracing::info!(
                     name = record.name,
@@ -299,7 +317,9 @@ impl Mounts {
             if asked && options.auto.unmount && facts::serves(&facts::table()?, &place.point) {
                 self.registry.history(record)?.mark("unmounted");
             }
-            if let Err(error) = self.stop(record, &place) {
+            if record.branch().is_none()
+                && let Err(error) = self.stop(record, &place)
+            {
                 tracing::info!(
                     name = record.name,
                     error = error.message,
@@ -308,7 +328,8 @@ impl Mounts {
                 return Ok(());
             }
         }
-        self.rested(record, &options, &place)
+        self.rested(record, &options, &place)?;
+        self.rest_source(record)
     }
 
     /// What is left to do when it is not mounted any more.
@@ -330,7 +351,7 @@ impl Mounts {
         if options.ephemeral {
             self.registry.dirs().delete(&record.name)?;
         }
-        if options.source.is_none() {
+        if place.point != place.backing {
             // It is made anew when it is needed; only an empty directory goes.
             let _ = fs::remove_dir(&place.point);
         }
@@ -377,6 +398,8 @@ impl Mounts {
         }
         facts::refuse_used(&record.name, facts::still_elsewhere(place)?.as_ref())?;
         match facts::ours(&facts::table()?, &place.point) {
+            // It ends as it is dropped.
+            Some(_) if record.branch().is_some() => Ok(()),
             Some(_) => self.stop(record, place).map_err(|cause| VerbError {
                 code: Code::InUse,
                 ..cause

@@ -15,7 +15,7 @@ use super::record::Record;
 use super::registry::{Registry, no_such};
 use super::trash::Trash;
 use super::verbs::Verbs;
-use crate::engine::api::{BranchInfo, Code, VerbResult};
+use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::word;
 
 /// A pool of volumes.
@@ -96,14 +96,18 @@ impl Pool {
                 hint,
             ));
         }
+        if let Some(left) = self.registry.load(name)? {
+            self.mounts.drop_clone(&left)?;
+        }
         let made = self
             .make_tree(&mut record, &options)
             .and_then(|()| self.registry.save(&record));
-        if made.is_err() {
+        // What there is of a branch is on record, and goes when somebody asks again.
+        if made.is_err() && record.branch().is_none() {
             if options.source.is_none() {
                 self.registry.dirs().unmake(name);
             }
-            locked.forget();
+            self.registry.forget(name, locked)?;
         }
         made.map(|()| record)
     }
@@ -133,6 +137,12 @@ impl Pool {
                 self.registry.history(&parent)?.checkpoint(state).map(drop)
             });
         }
+        if record.claim.is_some()
+            && !self.keeps(record)?
+            && self.mounts.clone_as_branch(record, options)?
+        {
+            return Ok(());
+        }
         let place = self.registry.place(record)?;
         self.mounts.fill(record, options, &place)
     }
@@ -144,21 +154,77 @@ impl Pool {
     /// `no-such-volume`, `in-use`: it is mounted in a container, whatever is recorded, or a process
     /// has something open in it.
     pub fn remove(&self, name: &str) -> VerbResult<Option<PathBuf>> {
+        self.remove_if(name, |_| true)
+    }
+
+    /// The same, if whoever has the volume for himself still wants that.
+    pub(super) fn remove_if(
+        &self,
+        name: &str,
+        wanted: impl FnOnce(&Record) -> bool,
+    ) -> VerbResult<Option<PathBuf>> {
         name::check(name)?;
         self.registry.load(name)?.ok_or_else(|| no_such(name))?;
         let locked = self.registry.lock(name)?;
         let mut record = self.registry.load(name)?.ok_or_else(|| no_such(name))?;
+        if !wanted(&record) {
+            return Ok(None);
+        }
         let options = record.parsed()?;
         let place = self.registry.place(&record)?;
-        refuse_branches(name, &self.registry.history(&record)?.branches()?)?;
+        self.refuse_branches(&record)?;
+        self.refuse_clones(&record)?;
         self.mounts.end(&record, &options, &place)?;
+        // Where it is still in use after all it stays what it is.
+        self.mounts.drop_clone(&record)?;
         record.removing = true;
         record.mounts.clear();
         self.registry.save(&record)?;
         self.mounts.rested(&mut record, &options, &place)?;
         let gone = self.put_away(&record, &options)?;
         self.registry.forget(name, locked)?;
+        if let Some((source, _)) = record.branch()
+            && let Err(error) = self.remove_unneeded(source)
+        {
+            tracing::warn!(name = source, %error, "a deleted volume stays until the next driver");
+        }
         Ok(gone)
+    }
+
+    /// Removes a volume that the orchestrator has deleted, if nothing needs it any more.
+    pub(super) fn remove_unneeded(&self, name: &str) -> VerbResult<()> {
+        match self.registry.known(name)? {
+            Some(record)
+                if record.retired
+                    && record.snapshots_told().next().is_none()
+                    && self.mounts.clones(&record)?.is_empty() =>
+            {
+                self.remove_beside(name)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses to remove a volume of which there are branches, in which there may be work.
+    pub(super) fn refuse_branches(&self, record: &Record) -> VerbResult<()> {
+        let mut all = self.registry.history(record)?.branches()?;
+        all.retain(|branch| self.mounts.clone_at(branch).is_none());
+        let names: Vec<String> = all.into_iter().map(|branch| branch.name).collect();
+        let volume = &record.name;
+        refuse_needed(volume, "branches", &names, |first| {
+            format!("remove them first: {volume}@branch/{first}")
+        })
+    }
+
+    /// Refuses to remove one of which others are branches.
+    fn refuse_clones(&self, record: &Record) -> VerbResult<()> {
+        let names = self.mounts.clones(record)?;
+        refuse_needed(
+            &record.name,
+            "volumes that are branches of it",
+            &names,
+            |first| format!("remove them first: ckptfs volumes rm {}", word(first)),
+        )
     }
 
     /// The same, where what it had is deleted beside.
@@ -193,6 +259,7 @@ impl Pool {
         let options = record.parsed()?;
         Ok(options.source.is_none()
             && !options.ephemeral
+            && record.branch().is_none()
             && options.on_remove.unwrap_or(self.on_remove) == OnRemove::Trash)
     }
 
@@ -211,15 +278,18 @@ impl Pool {
     }
 }
 
-/// Refuses to remove a volume of which there are branches, in which there may be work.
-fn refuse_branches(volume: &str, branches: &[BranchInfo]) -> VerbResult<()> {
-    let Some(first) = branches.first() else {
+fn refuse_needed(
+    volume: &str,
+    what: &str,
+    names: &[String],
+    hint: impl FnOnce(&str) -> String,
+) -> VerbResult<()> {
+    let Some(first) = names.first() else {
         return Ok(());
     };
-    let names: Vec<&str> = branches.iter().map(|branch| branch.name.as_str()).collect();
     Err(hinted(
         Code::InUse,
-        format!("volume {volume} has branches: {}", names.join(", ")),
-        format!("remove them first: {volume}@branch/{}", first.name),
+        format!("volume {volume} has {what}: {}", names.join(", ")),
+        hint(first),
     ))
 }

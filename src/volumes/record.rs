@@ -24,6 +24,9 @@ pub struct Parent {
     pub volume: String,
     /// The number of its checkpoint.
     pub checkpoint: u64,
+    /// The branch of that volume which this one is; `None`: it is a copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<String>,
 }
 
 /// A mount that an engine, or a program, has asked for.
@@ -71,6 +74,10 @@ pub struct Snapshot {
     pub created: String,
     /// What a volume made of it must have room for; 0: not known.
     pub bytes: u64,
+    /// The orchestrator has deleted it; it is there for the volumes that are branches of it, and
+    /// goes with the last of them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deleted: bool,
 }
 
 /// A volume.
@@ -102,11 +109,11 @@ pub struct Record {
     /// Checkpoints that an orchestrator knows as snapshots, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<Snapshot>,
-    /// The orchestrator has deleted it; it is there for its snapshots only, and goes with the last
-    /// of them.
+    /// The orchestrator has deleted it; it is there for its snapshots, and for the volumes that are
+    /// branches of it, and goes with the last of them.
     #[serde(default)]
     pub retired: bool,
-    /// Its removal has begun.
+    /// What there is of it is to go: its removal has begun, or its making has not ended.
     #[serde(default)]
     pub removing: bool,
 }
@@ -138,6 +145,17 @@ impl Record {
             retired: false,
             removing: false,
         }
+    }
+
+    /// The volume that this one is a branch of, and the name of the branch, if it is one.
+    pub fn branch(&self) -> Option<(&str, &str)> {
+        let parent = self.parent.as_ref()?;
+        Some((&parent.volume, parent.branch.as_deref()?))
+    }
+
+    /// The snapshots that the orchestrator knows, oldest first.
+    pub fn snapshots_told(&self) -> impl Iterator<Item = &Snapshot> {
+        self.snapshots.iter().filter(|one| !one.deleted)
     }
 
     /// When it was made, in nanoseconds since 1970: exact if it was claimed.
@@ -266,6 +284,7 @@ mod tests {
         record.parent = Some(Parent {
             volume: "w".into(),
             checkpoint: 3,
+            branch: Some("volume.v".into()),
         });
         assert!(
             record.add("a", "boot", None)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::dirs::Dirs;
 use super::error::{On, hinted};
 use super::facts::{self, Place};
-use super::files::sync_parent;
+use super::files::{remove_file, sync_parent};
 use super::history::VolumeHistory;
 use super::name;
 use super::record::Record;
@@ -83,9 +83,9 @@ impl Registry {
         // written over by the next one of its name.
         let _ = fs::remove_file(self.dirs.sizes(name));
         let meta = self.dirs.meta(name);
-        fs::remove_file(&meta)
-            .and_then(|()| sync_parent(&meta))
-            .on(meta.display())?;
+        if remove_file(&meta)? {
+            sync_parent(&meta).on(meta.display())?;
+        }
         locked.forget();
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Registry {
     /// # Errors
     /// Its record was written by somebody else.
     pub fn place(&self, record: &Record) -> VerbResult<Place> {
-        Ok(self.dirs.place(&record.name, &record.parsed()?))
+        Ok(self.dirs.place(record, &record.parsed()?))
     }
 
     /// The place where a volume is seen, if it is mounted.

@@ -47,12 +47,13 @@ impl Pool {
     }
 
     fn sweep_one(&self, name: &str, since: i64) -> VerbResult<()> {
-        if self
-            .registry()
-            .load(name)
-            .is_ok_and(|record| record.is_some_and(|record| record.removing))
-        {
-            return self.remove(name).map(drop);
+        let record = self.registry().load(name).ok().flatten();
+        if record.as_ref().is_some_and(|record| record.removing) {
+            // It may be one that is just being made.
+            return self.remove_if(name, |record| record.removing).map(drop);
+        }
+        if record.is_some_and(|record| record.retired) {
+            self.remove_unneeded(name)?;
         }
         let boot = boot();
         self.mounts().drop_uses(name, |mount, shown| {

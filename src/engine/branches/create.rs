@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::open::{open_dir, take_back};
 use super::verbs::{BranchInfo, CreateBranch};
-use super::{Branch, fresh};
+use super::{Branch, base_note, fresh};
 use crate::engine::Engine;
 use crate::engine::api::{CheckpointOptions, VerbResult};
 use crate::engine::bases::registry_failed;
@@ -182,7 +182,7 @@ fn checkpoint(
     reason: Reason,
 ) -> VerbResult<CheckpointId> {
     let options = CheckpointOptions {
-        note: format!("base of the branch {name}"),
+        note: base_note(name),
         ..CheckpointOptions::default()
     };
     let made = engine

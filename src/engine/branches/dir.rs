@@ -327,8 +327,19 @@ impl<'a> BranchDir<'a> {
     /// rmdir(2) in `.branches`: the branch goes to the trash, as by `branch drop`.
     pub(in crate::engine) fn rmdir(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        if self.shown_named(name.as_bytes())?.is_none() {
+        let Some(shown) = self.shown_named(name.as_bytes())? else {
             return Err(Errno::ENOENT);
+        };
+        // What somebody has put elsewhere than mkdir(2) does is theirs: a volume, for one.
+        if shown.path
+            != self
+                .engine
+                .branches
+                .host()
+                .and_then(|host| host.beside(name))
+                .map_err(|error| error.code.errno())?
+        {
+            return Err(Errno::EPERM);
         }
         let asked = DropBranch {
             name: name.to_owned(),

@@ -312,6 +312,11 @@ pub fn check_name(name: &str) -> VerbResult<()> {
     ))
 }
 
+/// The note of a checkpoint that is made for a branch to begin as.
+pub fn base_note(branch: &str) -> String {
+    format!("base of the branch {branch}")
+}
+
 /// Where a branch of a tree is made that nobody says a place for: beside it, `TREE@NAME`.
 ///
 /// # Errors

@@ -203,6 +203,18 @@ fn check_childless(name: &str, children: &[String]) -> VerbResult<()> {
     ))
 }
 
+pub(super) fn free(engine: &Engine, name: &str) -> VerbResult<()> {
+    let _claim = engine.branches.claim(name)?;
+    let registry = engine.timeline().store().layout.branches();
+    let dropped = registry.dropped().map_err(registry_failed)?.entries;
+    for entry in dropped.iter().filter(|entry| entry.name == name) {
+        registry.free(entry).map_err(registry_failed)?;
+    }
+    // A store that is not closed yet would be left.
+    engine.branches.host()?.wait_closed();
+    registry.remove_gone().map_err(registry_failed)
+}
+
 pub(super) fn revive(engine: &Engine, by: &Actor, name: &str) -> VerbResult<BranchInfo> {
     let _claim = engine.branches.claim(name)?;
     let registry = engine.timeline().store().layout.branches();

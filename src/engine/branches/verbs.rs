@@ -230,6 +230,22 @@ impl Verb for DropBranch {
     }
 }
 
+/// Frees branches of this name that were dropped, for good: none comes back, their bases are held no
+/// more, and their files are removed when this returns. None is as good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreeBranch {
+    /// Which.
+    pub name: String,
+}
+
+impl Verb for FreeBranch {
+    type Answer = ();
+
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<()> {
+        trash::free(engine, &self.name)
+    }
+}
+
 /// Brings a dropped branch back to where it was, and mounts it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReviveBranch {

@@ -4,6 +4,7 @@
 mod support;
 
 mod classes;
+mod clones;
 mod conformance;
 mod manifests;
 mod node;

@@ -169,6 +169,8 @@ fn a_volume_is_deleted_before_its_snapshots_and_they_go_on() {
         fs::read(rig.use_it("restored", "pod").join("f")).unwrap(),
         b"kept"
     );
+    rig.leave("restored", "pod");
+    rig.delete("restored").unwrap();
     rig.delete_snapshot(&first.snapshot_id).unwrap();
     assert!(rig.root.join("meta/v.json").exists());
     rig.delete_snapshot(&second.snapshot_id).unwrap();

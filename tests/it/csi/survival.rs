@@ -8,7 +8,7 @@ use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
 use serde_json::Value;
 
 use crate::common::process;
-use crate::csi::support::{Pod, Rig, SECONDS, from_snapshot, unavailable};
+use crate::csi::support::{Pod, Rig, SECONDS, from_snapshot, from_volume, unavailable};
 
 const WRITER: Mode = Mode::SingleNodeWriter;
 
@@ -61,12 +61,19 @@ fn a_daemon_that_is_killed_is_replaced_under_the_pod() {
     let rig = Rig::start();
     rig.create("v");
     let pod = Pod::start(&rig.use_it("v", "a"));
+    // A clone is served by the same daemon.
+    rig.create_from("c", from_volume("v"));
+    let of_clone = Pod::start(&rig.use_it("c", "a"));
     let status: Value =
         serde_json::from_str(&rig.ok(&["--volume", "v", "status", "--json"])).unwrap();
     process::kill(u32::try_from(status["daemon"]["pid"].as_u64().unwrap()).unwrap());
     pod.writes_on();
     drop(pod);
     rig.leave("v", "a");
+    of_clone.writes_on();
+    drop(of_clone);
+    rig.leave("c", "a");
+    assert!(!rig.is_mounted("v"));
 }
 
 #[test]
@@ -78,16 +85,24 @@ fn what_died_with_its_holder_is_staged_and_published_anew() {
     rig.create("v");
     let target = rig.use_it("v", "a");
     fs::write(target.join("f"), "x").unwrap();
+    rig.create_from("c", from_volume("v"));
+    let clone = rig.use_it("c", "a");
     // As with the pod of a driver that held it itself: nothing serves it any more.
-    let minor = crate::common::mount::minor_of(&target).unwrap();
-    fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").unwrap();
-    crate::common::mount::wait_until("it is dead", 60, || fs::read(target.join("f")).is_err());
-    rig.try_stage("v", WRITER).unwrap();
-    rig.try_publish("v", "a", WRITER, false).unwrap();
-    assert_eq!(fs::read(target.join("f")).unwrap(), b"x");
-    assert_eq!(rig.mounts_at(&target), 1);
-    rig.leave("v", "a");
-    rig.delete("v").unwrap();
+    for target in [&clone, &target] {
+        let minor = crate::common::mount::minor_of(target).unwrap();
+        fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").unwrap();
+    }
+    for (name, target) in [("v", &target), ("c", &clone)] {
+        crate::common::mount::wait_until("it is dead", 60, || fs::read(target.join("f")).is_err());
+        rig.try_stage(name, WRITER).unwrap();
+        rig.try_publish(name, "a", WRITER, false).unwrap();
+        assert_eq!(fs::read(target.join("f")).unwrap(), b"x");
+        assert_eq!(rig.mounts_at(target), 1);
+    }
+    for name in ["v", "c"] {
+        rig.leave(name, "a");
+        rig.delete(name).unwrap();
+    }
 }
 
 #[test]
