@@ -380,6 +380,7 @@ impl Names {
                 slot: target.slot,
                 place: here,
                 object,
+                whiteout: how.leaves_whiteout(),
             });
         }
         let held = self.removal.hold(target, fate)?;

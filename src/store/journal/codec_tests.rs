@@ -325,6 +325,13 @@ fn others() -> Vec<Record> {
             slot: Slot(5),
             place: place(b"z"),
             object: object(ObjectOrigin::Moved),
+            whiteout: false,
+        },
+        Record::Replacing {
+            slot: Slot(5),
+            place: place(b"z"),
+            object: object(ObjectOrigin::Moved),
+            whiteout: true,
         },
         Record::RestoreBegin {
             target: CheckpointId(1),
