@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::through::{HIDDEN_PREFIX, Through, device_below, hides};
-use super::{At, Inodes};
+use super::{At, Inodes, is_elsewhere};
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::history::view::{OpenContent, Source, View};
@@ -270,11 +270,19 @@ impl<'a> Inheritance<'a> {
     }
 
     /// Attributes of an inherited inode; `None`: it is own.
+    ///
+    /// # Errors
+    /// As [`Inheritance::inherited`]; those of the view. One that was own, had another name and was
+    /// removed is found at neither: ESTALE.
     pub(super) fn attr_of_base(self, at: At<'_>) -> SysResult<Option<AttrState>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
-        let mut attr = through.base.view().attr(&way)?;
+        let attr = through.base.view().attr(&way);
+        let mut attr = attr.map_err(|errno| match is_elsewhere(errno) {
+            true => Errno::ESTALE,
+            false => errno,
+        })?;
         attr.stat.ino = at.slot.0;
         Ok(Some(attr))
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::Plan;
 
-use super::support::{create, listed, place};
+use super::support::{create, listed, place, verified};
 use crate::common::command::{sh, try_run_limited};
 use crate::common::random::{Random, is_long, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
@@ -327,7 +327,6 @@ fn dropping_is_killed_at_calls(v: Variant) {
         }
         println!("{v:?}: {verb:?} after {first:?}: {calls} calls, {seen:?}");
     }
-    for root in [rig.path(), &one] {
-        super::support::inside(root, &["verify"]);
-    }
+    verified(rig.path());
+    verified(&one);
 }
