@@ -211,6 +211,18 @@ impl Durability {
         Ok(())
     }
 
+    /// Before it is recorded that something was done to the whole of the tree: that is on the disk
+    /// where the record could be without it. See the module.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: it is not known to have been done.
+    pub fn order_tree(&self) -> SysResult<()> {
+        if !self.syncs_overtake || sys::host::left_out("merged") {
+            return Ok(());
+        }
+        self.sync_filesystem()
+    }
+
     /// An inode got another name.
     pub(super) fn note_linked(&self, slot: Slot) {
         if self.syncs_overtake && !self.timeline.epochs.is_born(slot) {

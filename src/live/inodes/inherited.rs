@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::through::{HIDDEN_PREFIX, Through, device_below, hides};
-use super::{At, Inodes, is_elsewhere};
+use super::{At, Inodes};
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::history::view::{OpenContent, Source, View};
@@ -116,7 +116,7 @@ impl<'a> Inheritance<'a> {
             steps.push((at.slot, place.clone()));
             at = at.above(&place);
         }
-        let Some((_, top)) = steps.last() else {
+        let Some((slot, top)) = steps.last() else {
             return Ok(Vec::new());
         };
         let mut way = through.own_way(at.slot)?.ok_or(Errno::ESTALE)?;
@@ -125,6 +125,11 @@ impl<'a> Inheritance<'a> {
             Err(Errno::ENOENT) => {}
             Ok(_) => return Err(Errno::ESTALE),
             Err(errno) => return Err(errno),
+        }
+        // What was own, had got another name and was removed is not in the base under that.
+        let there = through.base.view().child(&way, &top.name)?;
+        if there.is_none_or(|child| child.slot != *slot) {
+            return Err(Errno::ESTALE);
         }
         let mut found = Vec::with_capacity(steps.len());
         for (slot, place) in steps.into_iter().rev() {
@@ -270,19 +275,11 @@ impl<'a> Inheritance<'a> {
     }
 
     /// Attributes of an inherited inode; `None`: it is own.
-    ///
-    /// # Errors
-    /// As [`Inheritance::inherited`]; those of the view. One that was own, had another name and was
-    /// removed is found at neither: ESTALE.
     pub(super) fn attr_of_base(self, at: At<'_>) -> SysResult<Option<AttrState>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
         };
-        let attr = through.base.view().attr(&way);
-        let mut attr = attr.map_err(|errno| match is_elsewhere(errno) {
-            true => Errno::ESTALE,
-            false => errno,
-        })?;
+        let mut attr = through.base.view().attr(&way)?;
         attr.stat.ino = at.slot.0;
         Ok(Some(attr))
     }
