@@ -19,6 +19,8 @@
 //!   of a branch that was renamed was on the disk under its new name alone, and at the old one the
 //!   base was seen again. So a rename that leaves one, in a branch, finds nothing in the log of what
 //!   was synced before, and the next sync brings all that was done.
+//!   And after a merge the tree is synced before the journals are, for the next mount takes back
+//!   what the journal tells of and the tree has not.
 //! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of
 //!   the live file; and while the whole tree is synced nothing is copied, for the sync promises
 //!   that checkpoints made before are on the disk, and may have passed by the copy.
@@ -211,11 +213,11 @@ impl Durability {
         Ok(())
     }
 
-    /// Before it is recorded that something was done to the whole of the tree: that is on the disk
-    /// where the record could be without it. See the module.
+    /// Before the journal is synced because of what it tells of all of the tree: that is on the
+    /// disk where the journal would be there without it, and the next mount would take it back.
     ///
     /// # Errors
-    /// EIO, ENOSPC: it is not known to have been done.
+    /// EIO, ENOSPC.
     pub fn order_tree(&self) -> SysResult<()> {
         if !self.syncs_overtake || sys::host::left_out("merged") {
             return Ok(());

@@ -27,7 +27,6 @@ pub(super) use self::touched::{changed_by, clashes_of, unmerged};
 use super::Engine;
 use super::api::{CheckpointOptions, StateName, VerbError, VerbResult, microseconds};
 use super::branches::Branch;
-use super::error;
 use super::hooks::around;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -181,9 +180,6 @@ impl<'a> Merger<'a> {
             times: three.times(),
         };
         let restorer = Restorer::new(self.engine);
-        // What is dirty by now would be waited for in the freeze.
-        let ordered = self.engine.live.durability.order_tree();
-        ordered.map_err(error::failed("the tree cannot be synced"))?;
         let one_at_a_time = self.engine.checkpoints.wait_turn(self.requester)?;
         let prepare = |await_free: prepare::AwaitFree<'_>| three.prepare(await_free);
         let (merging, frozen) = restorer.frozen(&asked, FAILED, prepare, one_at_a_time)?;
@@ -286,7 +282,6 @@ impl<'a> Merger<'a> {
             taken_back: true,
         })?;
         let end = |stale| {
-            self.engine.live.durability.order_tree()?;
             let merge = timeline.operations.merge(by, guard);
             course
                 .note(self.asked, Some(&merge), merging)
