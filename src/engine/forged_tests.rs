@@ -284,6 +284,7 @@ impl Forger<'_> {
                 slot: self.slot(),
                 place: self.place(),
                 object: self.object(),
+                whiteout: self.next(2) == 0,
             },
             18 => Record::Ahead {
                 epoch: Epoch(self.number(self.open)),

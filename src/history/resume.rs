@@ -314,7 +314,11 @@ impl Replay {
                 slot,
                 place,
                 object,
-            } => self.aftermath.replacing.push((slot, place, object)),
+                whiteout,
+            } => self
+                .aftermath
+                .replacing
+                .push((slot, place, object, whiteout)),
             Record::RestoreBegin { .. } => self.begin_restore(record),
             Record::RestoreEnd => self.aftermath.restoring = None,
             Record::Mounted { at_ns, stopped_ns } => self.mounted(at_ns, stopped_ns),
@@ -361,7 +365,7 @@ impl Replay {
         // stays there.
         self.aftermath
             .replacing
-            .retain(|(replaced, _, _)| *replaced != slot);
+            .retain(|(replaced, ..)| *replaced != slot);
         self.unsure.remove(&(epoch, slot));
         if epoch == self.memory.tables.open().epoch || unknown {
             self.memory.tables.void(epoch, slot);
@@ -460,7 +464,7 @@ impl Replay {
             .aftermath
             .replacing
             .iter()
-            .map(|(_, _, object)| *object)
+            .map(|(_, _, object, _)| *object)
             .collect();
         let unsure = std::mem::take(&mut self.unsure);
         for ((epoch, slot), Unsure { object, size }) in unsure

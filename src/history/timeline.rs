@@ -57,7 +57,7 @@ pub struct Aftermath {
     pub unclean: bool,
     /// Renames over existing inodes of which one may be half done: the last, or those of the last
     /// append.
-    pub replacing: Vec<(Slot, Place, ObjectId)>,
+    pub replacing: Vec<(Slot, Place, ObjectId, bool)>,
     /// The last renames recorded: each may not have happened.
     pub moved: HashMap<Slot, Moved>,
     /// A restore was under way.

@@ -15,7 +15,12 @@
 //!   the change. A directory that is synced takes the names that were removed from it from the
 //!   disk, but does not bring names that the same inodes got elsewhere: one that was linked and
 //!   then unlinked, where nothing was committed in between, is lost. So before one of its names
-//!   goes, such an inode is synced.
+//!   goes, such an inode is synced. Nor does it bring a whiteout, which is another inode: the file
+//!   of a branch that was renamed was on the disk under its new name alone, and at the old one the
+//!   base was seen again. So a rename that leaves one, in a branch, finds nothing in the log of what
+//!   was synced before, and the next sync brings all that was done.
+//!   And after a merge the tree is synced before the journals are, for the next mount takes back
+//!   what the journal tells of and the tree has not.
 //! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of
 //!   the live file; and while the whole tree is synced nothing is copied, for the sync promises
 //!   that checkpoints made before are on the disk, and may have passed by the copy.
@@ -25,7 +30,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::tables::Tables;
 use crate::history::timeline::Timeline;
@@ -64,6 +69,8 @@ pub struct Durability {
     /// Inodes that a checkpoint can see and that got another name since the last commit of the
     /// whole filesystem. A leaf.
     linked: Mutex<HashSet<Slot>>,
+    /// A whiteout was made since the last commit of the whole filesystem.
+    hidden: AtomicBool,
 }
 
 impl Durability {
@@ -78,6 +85,7 @@ impl Durability {
             synced: AtomicU64::new(0),
             committed: AtomicU64::new(0),
             linked: Mutex::default(),
+            hidden: AtomicBool::new(false),
         })
     }
 
@@ -108,6 +116,7 @@ impl Durability {
     /// # Errors
     /// EIO, ENOSPC: the file must not be synced.
     pub(super) fn make_captures_durable(&self, slot: Slot) -> SysResult<()> {
+        self.make_whiteouts_durable()?;
         let objects = self.objects.lock().get(&slot).cloned().unwrap_or_default();
         if objects.is_empty() && !self.syncs_overtake {
             return Ok(());
@@ -127,6 +136,7 @@ impl Durability {
         if !self.syncs_overtake {
             return Ok(());
         }
+        self.make_whiteouts_durable()?;
         let objects = self.objects.lock().clone();
         if objects.values().map(Vec::len).sum::<usize>() > SYNCED_ONE_BY_ONE_MAX {
             self.sync_filesystem()?;
@@ -178,6 +188,41 @@ impl Durability {
             return Ok(());
         }
         self.timeline.store().journal.sync().map_err(Errno::from)
+    }
+
+    /// Before a name of a branch goes where a whiteout comes: no sync brings the one to the disk
+    /// without the other. See the module.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: the name must not be changed.
+    pub(super) fn order_whiteout(&self) -> SysResult<()> {
+        if !self.syncs_overtake || sys::host::left_out("whiteouts") {
+            return Ok(());
+        }
+        if self.synced.load(Ordering::SeqCst) != self.committed.load(Ordering::SeqCst) {
+            self.sync_filesystem()?;
+        }
+        self.hidden.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn make_whiteouts_durable(&self) -> SysResult<()> {
+        if self.hidden.load(Ordering::SeqCst) {
+            self.sync_filesystem()?;
+        }
+        Ok(())
+    }
+
+    /// Before the journal is synced because of what it tells of all of the tree: that is on the
+    /// disk where the journal would be there without it, and the next mount would take it back.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC.
+    pub fn order_tree(&self) -> SysResult<()> {
+        if !self.syncs_overtake || sys::host::left_out("merged") {
+            return Ok(());
+        }
+        self.sync_filesystem()
     }
 
     /// An inode got another name.
@@ -233,9 +278,11 @@ impl Durability {
     fn sync_filesystem(&self) -> SysResult<()> {
         let synced = self.synced.load(Ordering::SeqCst);
         let linked = std::mem::take(&mut *self.linked.lock());
+        let hidden = self.hidden.swap(false, Ordering::SeqCst);
         if let Err(errno) = sys::syncfs(&self.root) {
             self.timeline.store().journal.latch();
             self.linked.lock().extend(linked);
+            self.hidden.fetch_or(hidden, Ordering::SeqCst);
             return Err(errno);
         }
         self.committed.fetch_max(synced, Ordering::SeqCst);

@@ -51,8 +51,8 @@ impl Recovery {
     /// # Errors
     /// EIO if the journal or a layer cannot be written or read.
     pub fn recover(&self, aftermath: &Aftermath) -> SysResult<()> {
-        for (slot, place, object) in &aftermath.replacing {
-            self.finish_replacing(*slot, place, *object)?;
+        for (slot, place, object, whiteout) in &aftermath.replacing {
+            self.finish_replacing(*slot, place, (*object, *whiteout))?;
             let layers = &self.timeline.store().layers;
             if object.epoch != self.timeline.epochs.epoch() && !layers.exists(*object)? {
                 self.timeline.strike_unmade(*object)?;
@@ -129,17 +129,20 @@ impl Recovery {
     }
 
     /// A rename over an existing inode: names exchanged, but the inode not yet moved away.
-    fn finish_replacing(&self, slot: Slot, place: &Place, object: ObjectId) -> SysResult<()> {
+    fn finish_replacing(
+        &self,
+        slot: Slot,
+        place: &Place,
+        (object, whiteout): (ObjectId, bool),
+    ) -> SysResult<()> {
         let dir = match self.inodes.dir(place.parent) {
             Err(errno) if is_elsewhere(errno) => return Ok(()),
             dir => dir?,
         };
         match sys::stat_at(&dir, place.name.as_bytes()) {
             Ok(stat) if self.inodes.slot_of(&stat) == Ok(slot) => {
-                // What the base of a branch has there would be seen again.
-                let base = self.inodes.base();
-                let hides = base.must_hide(place.parent.into(), &place.name)?;
-                self.removal.move_away(&dir, &place.name, object, hides)
+                // Without it what is below, or the base of a branch, would be seen there again.
+                self.removal.move_away(&dir, &place.name, object, whiteout)
             }
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(errno),

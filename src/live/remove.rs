@@ -468,7 +468,10 @@ impl Removal {
         let held = self.hold(&target, fate)?;
         self.timeline.epochs.record(&change.author, undo, more)?;
         self.nodes.leave_orphan(target.slot, held.as_ref());
-        let ordered = self.order_removal(&target);
+        let ordered = self.order_removal(&target).and_then(|()| match hides {
+            true => self.durability.order_whiteout(),
+            false => Ok(()),
+        });
         match fate {
             Fate::Move(object) => ordered
                 .and_then(|()| self.move_away(&dir, name, object, hides))

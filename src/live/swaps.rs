@@ -352,6 +352,7 @@ impl Swaps {
                 slot: target.slot,
                 place: source.place(),
                 object,
+                whiteout: false,
             });
         }
         let held = self.removal.hold(&target, fate)?;

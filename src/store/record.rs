@@ -497,6 +497,8 @@ pub enum Record {
         place: Place,
         /// Where it goes.
         object: ObjectId,
+        /// A whiteout is left at the place.
+        whiteout: bool,
     },
     /// A restore began.
     RestoreBegin {

@@ -173,7 +173,9 @@ impl<'a> Kin<'a> {
         needed.map(|(_, merge)| *merge).collect()
     }
 
+    /// Both are on one filesystem.
     fn sync(self) -> SysResult<()> {
+        self.parent.live.durability.order_tree()?;
         let sync = |store: &Store| store.journal.sync().map_err(|error| error.errno());
         sync(self.parent.timeline().store())?;
         sync(self.branch.engine.timeline().store())

@@ -116,7 +116,7 @@ impl<'a> Inheritance<'a> {
             steps.push((at.slot, place.clone()));
             at = at.above(&place);
         }
-        let Some((_, top)) = steps.last() else {
+        let Some((slot, top)) = steps.last() else {
             return Ok(Vec::new());
         };
         let mut way = through.own_way(at.slot)?.ok_or(Errno::ESTALE)?;
@@ -125,6 +125,11 @@ impl<'a> Inheritance<'a> {
             Err(Errno::ENOENT) => {}
             Ok(_) => return Err(Errno::ESTALE),
             Err(errno) => return Err(errno),
+        }
+        // What was own, had got another name and was removed is not in the base under that.
+        let there = through.base.view().child(&way, &top.name)?;
+        if there.is_none_or(|child| child.slot != *slot) {
+            return Err(Errno::ESTALE);
         }
         let mut found = Vec::with_capacity(steps.len());
         for (slot, place) in steps.into_iter().rev() {

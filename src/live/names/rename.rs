@@ -94,6 +94,9 @@ impl Names {
         }
         // What the base has there must not come to light.
         let hides = how != RenameMode::Exchange && self.inodes.base().must_hide(from.0, from.1)?;
+        if hides {
+            self.durability.order_whiteout()?;
+        }
         self.busy.probe_first_for_name(change, source.slot)?;
         match &target {
             Some(target) if how == RenameMode::Exchange => {
@@ -384,6 +387,7 @@ impl Names {
                 slot: target.slot,
                 place: here,
                 object,
+                whiteout: how.leaves_whiteout(),
             });
         }
         let held = self.removal.hold(target, fate)?;

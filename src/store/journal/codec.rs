@@ -55,7 +55,8 @@
 //! 19 RestoreOnly `list bytes`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint
 //! serial, u8 origin, uint size, uint first, uint last)`; 21 Comparing `u8 0`: it is over, or `u8`
 //! where what differs goes (1: no epoch of its own; 2: one that is to come; 3: one that is there),
-//! `uint segment, uint offset, int left_ns`; 22 Told `int from_ns, int to_ns`.
+//! `uint segment, uint offset, int left_ns`; 22 Told `int from_ns, int to_ns`; 23 Replacing as 7:
+//! where it was a whiteout is left.
 
 mod forms;
 
@@ -100,7 +101,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 22;
+pub(super) const KIND_MAX: u16 = 23;
 
 type Coded<T> = Result<T, CodecError>;
 type Note = Text<NOTE_MAX>;
@@ -165,7 +166,7 @@ variants! {
         4 Checkpoint(checkpoint: Own),
         5 Tags { id, tags: Tags },
         6 Deleted { id },
-        7 Replacing { slot, place, object },
+        7 Replacing { slot, place, object; whiteout = false },
         8 RestoreBegin { target, guard, paths: Paths },
         9 RestoreEnd,
         10 Mounted { at_ns, stopped_ns: Maybe },
@@ -188,6 +189,7 @@ variants! {
         },
         21 Comparing(comparing: OrZero),
         22 Told { from_ns, to_ns },
+        23 Replacing { slot, place, object; whiteout = true },
     }
 }
 

@@ -320,12 +320,15 @@ fn operations() -> Vec<Record> {
 }
 
 fn others() -> Vec<Record> {
+    let replacing = |whiteout| Record::Replacing {
+        slot: Slot(5),
+        place: place(b"z"),
+        object: object(ObjectOrigin::Moved),
+        whiteout,
+    };
     vec![
-        Record::Replacing {
-            slot: Slot(5),
-            place: place(b"z"),
-            object: object(ObjectOrigin::Moved),
-        },
+        replacing(false),
+        replacing(true),
         Record::RestoreBegin {
             target: CheckpointId(1),
             guard: CheckpointId(2),

@@ -39,6 +39,7 @@ pub use super::branch_store::{branch_mark, store_id};
 use super::{Layout, StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::CheckpointId;
+use crate::sys::fault::{self, Call};
 use crate::sys::host;
 
 /// So many branches a tree has at most, those in the trash apart.
@@ -522,6 +523,7 @@ fn is_used(dropped: &OwnedFd, tree: &str) -> StoreResult<bool> {
 
 /// Renames to a name that must be free.
 fn rename_new(from: impl AsFd, name: &[u8], to: impl AsFd, new: &[u8]) -> io::Result<()> {
+    fault::check(Call::Rename)?;
     let (from, to) = (from.as_fd(), to.as_fd());
     let renamed = rustix::fs::renameat_with(from, name, to, new, RenameFlags::NOREPLACE);
     Ok(renamed?)

@@ -1,21 +1,20 @@
-//! The daemon is killed at a call of a change that copies up: the next mount finds the branch as
-//! before the change or as after it, and nothing else has changed.
+//! The daemon is killed at a call of a change that copies up, or of dropping a branch: the next mount
+//! finds the branch as before the change or as after it, and nothing else has changed.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use ckptfs::Client;
-use ckptfs::api::Fault;
 use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::Plan;
 
+use super::support::{create, listed, place, verified};
 use crate::common::command::{sh, try_run_limited};
 use crate::common::random::{Random, is_long, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
 use crate::common::{Below, Io, MountOpts, Rig, Variant, for_each_variant, scratch, tool};
 
-for_each_variant! { one => copying_up_is_killed_at_calls }
+for_each_variant! { one => copying_up_is_killed_at_calls, dropping_is_killed_at_calls }
 
 /// What is inherited, in a directory for each kill.
 const INHERITED: &str = "mkdir -p d/e empty; echo f > f; echo g > d/g; echo h > d/e/h; seq 40000 > large; ln f d/f2; ln -s to link; mkfifo fifo;
@@ -48,12 +47,6 @@ const CHANGES: [&str; 15] = [
 /// - Between the exchange of a rename over a file and the move into the layer the next mount left no
 ///   whiteout at the name that had gone, and the base's file was seen there again.
 const EACH: [&str; 2] = [CHANGES[2], CHANGES[11]];
-
-fn fault(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
-    let store = File::open(rig.path().join(".ckptfs")).expect("the store");
-    let mut client = Client::connect(store).expect("the daemon");
-    client.ask(Fault { plan }).expect("an answer")
-}
 
 /// Changes what is in a directory; whether that was answered. A call of a thread behind may have
 /// ended the daemon before it was entered.
@@ -100,9 +93,9 @@ impl Subject {
     /// How many calls a change makes that change something, in a directory of its own.
     fn calls(&self, number: usize, change: &str) -> u64 {
         let root = self.rig.path().join(number.to_string());
-        fault(&self.rig, Some(Plan::nth(0, Errno::ENOSPC)));
+        self.rig.fault(Some(Plan::nth(0, Errno::ENOSPC)));
         assert!(changed(&root, change), "{change}");
-        fault(&self.rig, None).0
+        self.rig.fault(None).0
     }
 
     /// Kills the daemon at a call of a change, and looks at what is left.
@@ -114,7 +107,7 @@ impl Subject {
             kill: true,
             ..Plan::nth(nth, Errno::ENOSPC)
         };
-        fault(&self.rig, Some(plan));
+        self.rig.fault(Some(plan));
         let answered = changed(&root, change);
         self.rig.mount.kill();
         self.rig.mount.remount();
@@ -255,4 +248,85 @@ fn copying_up_is_killed_at_calls(v: Variant) {
     rig.mount.restore(subject.id);
     let branch = compare(&tree(rig.path()), &subject.parent, &TreeOpts::default());
     assert!(branch.is_empty(), "{branch:?}");
+}
+
+/// Where a branch is found after a kill.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    AtItsPlace,
+    InTheTrash,
+}
+
+/// Where it is: it is one of the two, and whole, and the parent is as it was.
+fn found(rig: &Rig, shown: &str, [parent, branch]: [&Tree; 2]) -> Found {
+    let all = rig.mount.json(&["branch", "list", "--dropped"]);
+    let dropped = all.as_array().expect("an array").len();
+    let there = listed(rig, "one").is_some();
+    assert_eq!(dropped + usize::from(there), 1, "{shown}: {all}");
+    let one = place(rig, "one");
+    let found = if there {
+        Found::AtItsPlace
+    } else {
+        assert!(!one.exists(), "{shown}: something is at its place");
+        rig.mount.ok(&["branch", "restore", "one"]);
+        Found::InTheTrash
+    };
+    for (root, before) in [(&*one, branch), (rig.path(), parent)] {
+        let wrong = compare(&tree(root), before, &TreeOpts::default());
+        assert!(wrong.is_empty(), "{shown}: {}: {wrong:?}", root.display());
+    }
+    found
+}
+
+/// `branch drop`, `branch restore`, and `undo` of each, killed at their calls.
+fn dropping_is_killed_at_calls(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io), |dir| drop(sh(dir, INHERITED)));
+    let one = create(&rig, "one");
+    sh(&one, "echo more >> d/e/h; rm f; mv d moved; echo new > new");
+    let whole = [tree(rig.path()), tree(&one)];
+    let whole = [&whole[0], &whole[1]];
+    let mut random = Random::new(seed("calls of dropping", 1));
+    // What was done before, so that it can be done, and what it leaves.
+    let drop_it: &[&str] = &["branch", "drop", "one"];
+    let bring_back: &[&str] = &["branch", "restore", "one"];
+    let undo: &[&str] = &["undo"];
+    let verbs = [
+        (&[][..], drop_it, Found::InTheTrash),
+        (&[drop_it][..], bring_back, Found::AtItsPlace),
+        (&[drop_it][..], undo, Found::AtItsPlace),
+        (&[drop_it, bring_back][..], undo, Found::InTheTrash),
+    ];
+    for (first, verb, after) in verbs {
+        let begin = |rig: &Rig| first.iter().for_each(|verb| drop(rig.mount.ok(verb)));
+        begin(&rig);
+        rig.fault(Some(Plan::nth(0, Errno::ENOSPC)));
+        rig.mount.ok(verb);
+        let (calls, _) = rig.fault(None);
+        assert_eq!(found(&rig, "not killed", whole), after);
+        // One more: its engine is closed behind the answer.
+        let nths: Vec<u64> = match is_long() {
+            true => (1..=calls + 1).collect(),
+            false => (0..2).map(|_| 1 + random.below(calls)).collect(),
+        };
+        let mut seen = std::collections::BTreeMap::<Found, u32>::new();
+        for nth in nths {
+            let shown = format!("{verb:?} after {first:?}, killed at call {nth} of {calls}");
+            begin(&rig);
+            rig.mount.kill_holder();
+            let plan = Plan {
+                kill: true,
+                ..Plan::nth(nth, Errno::ENOSPC)
+            };
+            rig.fault(Some(plan));
+            let answered = rig.mount.run(verb).status.success();
+            rig.mount.kill();
+            rig.mount.remount();
+            let found = found(&rig, &shown, whole);
+            assert!(!answered || found == after, "{shown}: it was answered");
+            *seen.entry(found).or_default() += 1;
+        }
+        println!("{v:?}: {verb:?} after {first:?}: {calls} calls, {seen:?}");
+    }
+    verified(rig.path());
+    verified(&one);
 }

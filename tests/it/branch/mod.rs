@@ -6,6 +6,7 @@ mod devices;
 mod dir;
 mod fresh;
 mod life;
+mod power_cut;
 mod radar;
 mod refusals;
 pub mod support;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::common::mount::VERB_SECONDS;
-use crate::common::{Rig, stdout_of, tool};
+use crate::common::{Rig, run_limited, stdout_of, tool};
 
 /// Where a branch is by default.
 pub fn place(rig: &Rig, name: &str) -> PathBuf {
@@ -59,4 +59,24 @@ pub fn refused(rig: &Rig, arguments: &[&str], code: &str) -> String {
 pub fn inside(dir: &Path, arguments: &[&str]) -> String {
     let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str]);
     stdout_of(command.arg("-C").arg(dir).args(arguments), VERB_SECONDS)
+}
+
+/// Nothing is damaged. That a checkpoint which nobody synced may not be whole after a power cut is no
+/// damage, nor that the root of a branch was moved, into the trash and back, while nobody served it.
+pub fn verified(dir: &Path) {
+    let mut verify = tool(env!("CARGO_BIN_EXE_ckptfs"), &["-C"]);
+    verify.arg(dir).arg("verify");
+    let output = run_limited(&mut verify, VERB_SECONDS);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let known = |line: &str| {
+        let named = ["checkpoint-incomplete ", "changed-unseen  the tree    in "];
+        named.iter().any(|one| line.starts_with(one)) || line.contains(" records of the journal")
+    };
+    let wrong: Vec<&str> = said.lines().filter(|line| !known(line)).collect();
+    let answered = matches!(output.status.code(), Some(0 | 4));
+    assert!(
+        answered && wrong.is_empty(),
+        "{}: {output:?}",
+        dir.display()
+    );
 }

@@ -30,3 +30,17 @@ fn the_links_of_a_checkpoint_are_counted_once() {
         1 check-views",
     );
 }
+
+/// After a remount the inode was looked for in the base under the name that the branch had given it,
+/// and the restore failed with ENOENT.
+#[test]
+fn what_was_renamed_and_removed_comes_back_after_a_remount() {
+    runs(
+        "0 symlink f 545
+        0 branch
+        1 rename f e
+        1 unlink e
+        1 remount 17 11
+        1 restore 18 8",
+    );
+}

@@ -76,7 +76,7 @@ fn collect(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receiver
 }
 
-fn wait_limited(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+pub fn wait_limited(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let started = Instant::now();
     let mut pause = Duration::from_micros(500);
     loop {

@@ -117,7 +117,8 @@ impl MountOpts {
         self.leaving_out("settle")
     }
 
-    fn leaving_out(mut self, steps: &str) -> MountOpts {
+    /// With steps left out that a debug build can leave out, to show what they are for.
+    pub fn leaving_out(mut self, steps: &str) -> MountOpts {
         const NAME: &str = "CKPTFS_UNSAFE_FOR_TESTS";
         match self.env.iter_mut().find(|(name, _)| name == NAME) {
             Some((_, known)) => *known = format!("{known},{steps}"),

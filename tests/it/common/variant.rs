@@ -1,8 +1,12 @@
 //! One test body, every filesystem and both I/O paths; and tests that say why they did not run.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+use ckptfs::Client;
+use ckptfs::api::Fault;
+use ckptfs::internals::sys::fault::Plan;
 
 use super::image::{Fs, Image};
 use super::mount::Mount;
@@ -45,6 +49,14 @@ impl Rig {
     /// The view of checkpoint `id`.
     pub fn view(&self, id: u64) -> PathBuf {
         self.mount.view(id)
+    }
+
+    /// What the daemon's calls are to do from now on; how many there were since the last time, and
+    /// how many of them failed.
+    pub fn fault(&self, plan: Option<Plan>) -> (u64, u64) {
+        let store = File::open(self.path().join(".ckptfs")).expect("the store");
+        let mut client = Client::connect(store).expect("the daemon");
+        client.ask(Fault { plan }).expect("an answer")
     }
 }
 

@@ -13,7 +13,7 @@ mod absence;
 mod after;
 mod crew;
 mod cut;
-mod disk;
+pub mod disk;
 mod kill;
 mod load;
 mod nth;

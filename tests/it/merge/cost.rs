@@ -1,6 +1,6 @@
 //! What a merge reads is what was touched, and not what there is.
 
-use super::support::{changes, fault, lines, merge};
+use super::support::{changes, lines, merge};
 use crate::common::{Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::Plan;
@@ -17,9 +17,9 @@ fn calls(v: Variant, untouched: u32) -> u64 {
         "for i in $(seq 60); do echo more >> d/$i; done",
         "for i in $(seq 20); do e s/^3$/three/ d/$i; done",
     );
-    fault(&rig, Some(Plan::nth(0, Errno::EIO)));
+    rig.fault(Some(Plan::nth(0, Errno::EIO)));
     let (merged, done) = merge(&rig, &[]);
-    let (calls, _) = fault(&rig, None);
+    let (calls, _) = rig.fault(None);
     assert!(done && changes(&merged).len() == 60, "{merged}");
     println!(
         "{untouched} files untouched: {calls} calls, {} us",

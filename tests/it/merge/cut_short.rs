@@ -1,6 +1,6 @@
 //! A merge that is cut short, or fails, is taken back.
 
-use super::support::{fault, lines, merge, same};
+use super::support::{lines, merge, same};
 use crate::common::command::sh;
 use crate::common::random::{Random, is_long, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, tree};
@@ -35,9 +35,9 @@ fn calls_of_a_merge(rig: &Rig, before: &Tree, some: u64) -> Vec<(Call, u64)> {
     let mut random = Random::new(seed("calls of a merge", 1));
     let mut chosen = Vec::new();
     for kind in KINDS {
-        fault(rig, Some(Plan::nth(0, Errno::EIO).only(kind)));
+        rig.fault(Some(Plan::nth(0, Errno::EIO).only(kind)));
         let (merged, done) = merge(rig, &[]);
-        let (calls, _) = fault(rig, None);
+        let (calls, _) = rig.fault(None);
         assert!(done && calls > 0, "{kind:?}: {merged}");
         rig.mount.ok(&["undo"]);
         same(rig.path(), before);
@@ -88,7 +88,7 @@ fn killed_at_calls(v: Variant) {
             kill: true,
             ..Plan::nth(nth, Errno::EIO).only(kind)
         };
-        fault(&rig, Some(plan));
+        rig.fault(Some(plan));
         let answered = rig.mount.run(&["merge", "2", "--base", "1"]);
         rig.mount.kill();
         rig.mount.remount();
@@ -129,9 +129,9 @@ fn calls_that_fail(v: Variant) {
             lasting,
             ..Plan::nth(nth, Errno::ENOSPC).only(kind)
         };
-        fault(&rig, Some(plan));
+        rig.fault(Some(plan));
         let output = rig.mount.run(&["merge", "2", "--base", "1"]);
-        let (_, failed) = fault(&rig, None);
+        let (_, failed) = rig.fault(None);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let shown = format!("{kind:?}, call {nth}, lasting: {lasting}: {said}");
         if output.status.success() {

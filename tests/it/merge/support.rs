@@ -1,12 +1,8 @@
 //! Two lines of one history: checkpoint 1 is what both come from, 2 is what is merged, and the live
 //! tree is the other one.
 
-use std::fs::File;
 use std::path::Path;
 
-use ckptfs::Client;
-use ckptfs::api::Fault;
-use ckptfs::internals::sys::fault::Plan;
 use serde_json::Value;
 
 use crate::common::command::sh;
@@ -89,11 +85,4 @@ pub fn changes(merged: &Value) -> Vec<String> {
         .iter()
         .map(one)
         .collect()
-}
-
-/// Tells the daemon which of its calls is to fail; how many counted before, and how many failed.
-pub fn fault(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
-    let store = File::open(rig.path().join(".ckptfs")).expect("the store");
-    let mut client = Client::connect(store).expect("the daemon");
-    client.ask(Fault { plan }).expect("an answer")
 }

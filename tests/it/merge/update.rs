@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::support::{changes, conflicts, fault, run, same};
+use super::support::{changes, conflicts, run, same};
 use crate::common::command::sh;
 use crate::common::random::{Random, seed};
 use crate::common::tree::tree;
@@ -263,9 +263,9 @@ fn calls(v: Variant, untouched: u32) -> u64 {
     let (rig, branch) = branched(v, &base);
     run(rig.path(), "for i in $(seq 60); do echo more >> d/$i; done");
     run(&branch, "for i in $(seq 20); do e s/^3$/three/ d/$i; done");
-    fault(&rig, Some(Plan::nth(0, Errno::EIO)));
+    rig.fault(Some(Plan::nth(0, Errno::EIO)));
     let updated = update(&rig, &[]);
-    let (calls, _) = fault(&rig, None);
+    let (calls, _) = rig.fault(None);
     assert_eq!(changes(&updated).len(), 60, "{updated}");
     println!(
         "{untouched} files untouched: {calls} calls, {} us",
@@ -295,9 +295,9 @@ fn an_update_that_is_killed_is_done_or_not(v: Variant) {
     let mut random = Random::new(seed("calls of an update", 1));
     let [mut not, mut done] = [0; 2];
     for kind in [Call::Write, Call::Rename, Call::Sync] {
-        fault(&rig, Some(Plan::nth(0, Errno::EIO).only(kind)));
+        rig.fault(Some(Plan::nth(0, Errno::EIO).only(kind)));
         update(&rig, &[]);
-        let (calls, _) = fault(&rig, None);
+        let (calls, _) = rig.fault(None);
         sh(&branch, &undo);
         same(&branch, &before);
         // The last ones are those that note it.
@@ -309,7 +309,7 @@ fn an_update_that_is_killed_is_done_or_not(v: Variant) {
                 kill: true,
                 ..Plan::nth(nth, Errno::EIO).only(kind)
             };
-            fault(&rig, Some(plan));
+            rig.fault(Some(plan));
             rig.mount.run(&["branch", "update", "fix"]);
             rig.mount.kill();
             rig.mount.remount();

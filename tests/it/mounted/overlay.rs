@@ -5,20 +5,71 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use ckptfs::internals::sys::Errno;
+use ckptfs::internals::sys::fault::Plan;
 use rustix::fs::{CWD, RenameFlags};
 
 use super::support::{errno, get, put, sh};
 use crate::common::tree::assert_tree_is;
 use crate::common::{
-    TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, succeeds, tool, tree_of,
+    Rig, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, succeeds, tool,
+    tree_of,
 };
 
 for_each_variant! { two => the_upper_layer_of_an_overlay }
 for_each_variant! { each => a_rename_leaves_a_whiteout, a_rename_over_a_directory_fails_as_it_does_below }
+for_each_variant! { one => a_rename_that_is_killed_leaves_its_whiteout }
 
 fn is_whiteout(path: &Path) -> bool {
     fs::symlink_metadata(path)
         .is_ok_and(|node| node.file_type().is_char_device() && node.rdev() == 0)
+}
+
+/// Killed between the exchange of the names and the move of what was replaced: the next mount
+/// finished the rename and left no whiteout, so what is below was seen again.
+fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
+    let mut rig = v.start();
+    let rename = |rig: &Rig| {
+        let at = |name: &str| rig.path().join(name);
+        rustix::fs::renameat_with(CWD, at("from"), CWD, at("over"), RenameFlags::WHITEOUT)
+    };
+    let begin = |rig: &Rig| {
+        sh(
+            rig.path(),
+            "rm -f from over; echo from > from; echo over > over",
+        );
+        rig.mount.checkpoint()
+    };
+    begin(&rig);
+    rig.fault(Some(Plan::nth(0, Errno::ENOSPC)));
+    rename(&rig).expect("a rename with a whiteout");
+    let (calls, _) = rig.fault(None);
+    let [mut before, mut after] = [0; 2];
+    for nth in 1..=calls {
+        let id = begin(&rig);
+        let then = tree_of(&rig.view(id));
+        rig.mount.kill_holder();
+        let plan = Plan {
+            kill: true,
+            ..Plan::nth(nth, Errno::ENOSPC)
+        };
+        rig.fault(Some(plan));
+        let answered = rename(&rig).is_ok();
+        rig.mount.kill();
+        rig.mount.remount();
+        let at = |name: &str| rig.path().join(name);
+        let over = fs::read_to_string(at("over")).expect("a file is there");
+        let shown = format!("killed at call {nth} of {calls}: {over}");
+        if over == "over\n" {
+            assert!(!answered && get(at("from")) == "from\n", "{shown}");
+            before += 1;
+        } else {
+            assert!(over == "from\n" && is_whiteout(&at("from")), "{shown}");
+            after += 1;
+        }
+        assert_tree_is(&rig.view(id), &then, &TreeOpts::default());
+    }
+    assert!(before > 0 && after > 0, "{before} before, {after} after");
 }
 
 fn a_rename_leaves_a_whiteout(v: Variant) {
