@@ -30,7 +30,7 @@ const NOISE: f64 = 0.1;
 const STRACE_SECONDS: u64 = 60;
 
 /// Calls that depend on which thread waits for which, on the allocator, or on the clock.
-const NOT_COUNTED: [&str; 23] = [
+const NOT_COUNTED: [&str; 26] = [
     // Asked after a request that took long, as every request does under strace.
     "getrusage",
     "sync_file_range",
