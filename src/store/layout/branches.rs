@@ -214,12 +214,9 @@ impl Registry<'_> {
         let Some(dir) = existing(self.store, BRANCHES)? else {
             return Ok(0);
         };
-        let names = at::names(&dir).map_err(StoreError::io("list", BRANCHES))?;
-        let unfinished = UNFINISHED_SUFFIX.as_bytes();
-        Ok(names
-            .iter()
-            .filter(|name| !name.ends_with(unfinished))
-            .count())
+        let mut names = at::names(&dir).map_err(StoreError::io("list", BRANCHES))?;
+        names.retain(|name| !name.ends_with(UNFINISHED_SUFFIX.as_bytes()));
+        Ok(names.len())
     }
 
     /// Those that were dropped and can be brought back.
