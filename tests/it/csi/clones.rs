@@ -157,7 +157,7 @@ fn a_clone_of_a_snapshot_keeps_it_after_its_deletion() {
     assert_eq!(checkpoints(&rig, "v").len(), 1);
     rig.leave("n", "b");
     rig.delete("n").unwrap();
-    assert_eq!(snapshots(&rig), [second.clone()]);
+    assert_eq!(snapshots(&rig), std::slice::from_ref(&second));
     // What is made for a clone alone goes with it.
     rig.create_from("c", from_volume("v"));
     assert_eq!(checkpoints(&rig, "v").len(), 2);
@@ -229,7 +229,8 @@ fn what_cannot_be_a_branch_is_a_copy() {
     fs::write(rig.use_it("v", "a").join("f"), "x").unwrap();
     // The source's own program has taken the name.
     fs::create_dir(rig.staging("v").join(".branches/volume.taken")).unwrap();
-    let classes: [(&str, &[(&str, &str)], &str); 5] = [
+    type Parameters = [(&'static str, &'static str)];
+    let classes: [(&str, &Parameters, &str); 5] = [
         ("taken", &[], "copy"),
         ("sized", &[("size", "300M")], "copy"),
         ("kept", &[("on-remove", "trash")], "copy"),
