@@ -121,7 +121,7 @@ pub struct Engine {
     succession: Option<succession::Succession>,
     /// What the kernel must forget because a restore was finished before this worker served
     /// anything.
-    stale: Mutex<Option<restore::stale::Stale>>,
+    stale: Mutex<Option<(restore::stale::Stale, crate::live::Forgetting)>>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last
     /// thread that can serve what the first waits for.
     asked_by_kernel: Mutex<quota::Pace>,

@@ -210,7 +210,10 @@ impl Engine {
             }
         }
         match super::restore::Restorer::new(self).finish_restore(aftermath) {
-            Ok(stale) => *self.stale.lock() = stale,
+            Ok(stale) => {
+                let begin = |stale| (stale, self.live.locks.stale_names.begin());
+                *self.stale.lock() = stale.filter(|_| self.took_over()).map(begin);
+            }
             Err(errno) => {
                 tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
             }
@@ -238,7 +241,7 @@ impl Engine {
             .mounted(&self.serving.config.mount, Arc::clone(&caches));
         let _ = self.serving.caches.set(caches);
         let stale = self.stale.lock().take();
-        if let (Some(stale), true) = (stale, self.took_over()) {
+        if let Some((stale, _forgetting)) = stale {
             super::restore::Restorer::new(self).forget_stale(&stale);
         }
     }

@@ -1,6 +1,7 @@
 //! The locks of the live tree. The order in which they are taken is told at the top of
 //! [`crate::live`].
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ pub struct Locks {
     /// Lock 2: held for writing by whatever changes names, for reading by whatever relies on them.
     pub tree: RwLock<()>,
     /// Below lock 2, a leaf.
-    pub stale_names: StaleNames,
+    pub stale_names: Arc<StaleNames>,
     /// How many renames have begun and how many have ended, together: odd while one is under way.
     rename_steps: AtomicU64,
     /// Lock 3.
@@ -40,7 +41,7 @@ impl Default for Locks {
             frozen: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             tree: RwLock::ranked(Rank::Tree, ()),
-            stale_names: StaleNames::default(),
+            stale_names: Arc::default(),
             rename_steps: AtomicU64::new(0),
             stripes: (0..STRIPES)
                 .map(|_| Mutex::ranked(Rank::Stripe, ()))

@@ -9,6 +9,7 @@
 //! looks all names up anew, and tries once more (retry_estale in include/linux/namei.h).
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::store::ids::{Name, Slot};
@@ -36,13 +37,13 @@ struct Since {
 impl StaleNames {
     /// The tree was changed, and the kernel will be told to forget: until what is returned is
     /// dropped. The caller holds the tree for writing.
-    pub fn begin(&self) -> Forgetting<'_> {
+    pub fn begin(self: &Arc<Self>) -> Forgetting {
         let mut since = self.since.lock();
         since.pending += 1;
         since.changes += 1;
         since.looked_up.clear();
         self.now.store(since.changes, Ordering::SeqCst);
-        Forgetting(self)
+        Forgetting(Arc::clone(self))
     }
 
     /// Looks a name up, and notes that the kernel is told what it leads to.
@@ -85,9 +86,9 @@ impl StaleNames {
 }
 
 /// The kernel is being told to forget: see [`StaleNames::begin`].
-pub struct Forgetting<'a>(&'a StaleNames);
+pub struct Forgetting(Arc<StaleNames>);
 
-impl Drop for Forgetting<'_> {
+impl Drop for Forgetting {
     fn drop(&mut self) {
         let mut since = self.0.since.lock();
         since.pending -= 1;
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn only_what_was_looked_up_since_is_known() {
-        let names = StaleNames::default();
+        let names = Arc::new(StaleNames::default());
         let (one, two) = (&Name::new(b"one"), &Name::new(b"two"));
         let dir = Slot::ROOT;
         let look = |name| names.looking_up(dir, name, || Ok(()));

@@ -27,7 +27,7 @@ impl Restorer<'_> {
         (what, note): (&str, &str),
         restored: Option<CheckpointId>,
         act: impl FnOnce(Stage<'_>, CheckpointId) -> T,
-    ) -> VerbResult<(CheckpointId, T, Forgetting<'_>)> {
+    ) -> VerbResult<(CheckpointId, T, Forgetting)> {
         let Frozen {
             requester,
             undoes: _,
@@ -64,7 +64,7 @@ impl Restorer<'_> {
         &self,
         plan: &Plan,
         applied: SysResult<Stale>,
-        forgetting: Forgetting<'_>,
+        forgetting: Forgetting,
     ) -> SysResult<()> {
         self.engine.snapdir.snapdir_changed();
         let (stale, done) = match applied {

@@ -44,8 +44,10 @@ impl Names {
     ) -> SysResult<Option<Slot>> {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
+        let known = self.locks.stale_names.check(&[from, to]);
+        // What a worker that died has done is not to be tried once more.
         if !turn.again {
-            self.locks.stale_names.check(&[from, to])?;
+            known?;
         }
         if self.nodes.is_dead(to.0) {
             return Err(Errno::ENOENT);
@@ -57,6 +59,7 @@ impl Names {
             }
             return Ok(None);
         }
+        known?;
         self.rename_in(
             change,
             (from.0.into(), from.1),
