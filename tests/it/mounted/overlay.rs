@@ -45,7 +45,11 @@ fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
     rename(&rig).expect("a rename with a whiteout");
     let (calls, _) = rig.fault(None);
     let [mut before, mut after] = [0; 2];
-    for nth in 1..=calls {
+    // What goes on behind the mount takes numbers too, so the last may have to be asked for again.
+    for nth in (1..=calls).chain((calls..=calls + 2).cycle().take(30)) {
+        if nth >= calls && before > 0 && after > 0 {
+            break;
+        }
         let id = begin(&rig);
         let then = tree_of(&rig.view(id));
         rig.mount.kill_holder();
@@ -65,7 +69,7 @@ fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
             before += 1;
         } else {
             assert!(over == "from\n" && is_whiteout(&at("from")), "{shown}");
-            after += 1;
+            after += u32::from(!answered);
         }
         assert_tree_is(&rig.view(id), &then, &TreeOpts::default());
     }
