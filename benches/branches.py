@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 BIN = os.path.realpath(os.environ.get("BIN", "target/release/ckptfs"))
@@ -113,6 +114,7 @@ class Place:
         run("cp", "-a", "--reflink=always", self.plain, self.tree)
         if self.git:
             run(*GIT, "update-index", "-q", "--refresh", cwd=self.tree)
+        run("touch", f"{self.tree}/waits")
         run(BIN, "mount", self.tree)
         self.ckptfs("checkpoint")
 
@@ -213,15 +215,43 @@ def reads(place, times, rounds):
         place.ckptfs("branch", "drop", f"read-{number}")
 
 
+class Waits:
+    """The longest time that somebody waited who changed a file again and again meanwhile."""
+
+    def __init__(self, tree, longest):
+        self.name, self.longest, self.on = f"{tree}/waits", longest, True
+        self.thread = threading.Thread(target=self.change)
+
+    def change(self):
+        longest = 0
+        while self.on:
+            begun = time.perf_counter()
+            os.utime(self.name)
+            longest = max(longest, time.perf_counter() - begun)
+            time.sleep(0.0005)
+        self.longest.append(longest * 1000)
+
+    def __enter__(self):
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.on = False
+        self.thread.join()
+
+
 def merges(place, times, rounds):
     for number in range(rounds):
         name = f"merge-{number}"
         branch = place.branch(name)
         for n in range(TOUCHED):
             append(path(branch, (number * 997 + n * 13) % place.files))
+            append(path(place.tree, (number * 991 + n * 17 + 5) % place.files))
         place.ckptfs("checkpoint")
-        times.command("update", BIN, "-C", place.tree, "branch", "update", name)
-        if times.command("merge", BIN, "-C", place.tree, "merge", name):
+        with Waits(branch, times["update, wait"]):
+            times.command("update", BIN, "-C", place.tree, "branch", "update", name)
+        with Waits(place.tree, times["merge, wait"]):
+            merged = times.command("merge", BIN, "-C", place.tree, "merge", name)
+        if merged:
             times.command("undo", BIN, "-C", place.tree, "undo")
         place.ckptfs("branch", "drop", name)
 
@@ -249,7 +279,8 @@ def tell(place, times, taken):
             of = [f"{job}, {kind}, {where}" for where in ["branch", "view", "live"]]
             rows.append([f"{job}, {kind}", *map(times.cell, of), times.ratio(of[0], of[1]), times.ratio(of[0], of[2])])
     table(["", "fresh branch", "view", "live", "branch / view", "branch / live"], rows)
-    table([f"{TOUCHED} files", "milliseconds"], [[f"`{name}`", times.cell(name)] for name in ["merge", "update", "undo"]])
+    rows = [[f"`{name}`", times.cell(name), times.cell(f"{name}, wait")] for name in ["merge", "update", "undo"]]
+    table([f"{TOUCHED} files", "milliseconds", "longest wait of who changes a file there"], rows)
     for name, why in times.failed.items():
         print(f"\n`{name}` has no time: {why}")
 

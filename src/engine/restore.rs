@@ -14,7 +14,7 @@
 //! it opened, as with a removed file. Directories keep their inodes.
 
 mod apply;
-mod glance;
+pub(super) mod glance;
 mod guarded;
 mod inodes;
 mod news;

@@ -21,6 +21,7 @@ pub mod extents;
 pub mod forget;
 pub mod hash;
 pub mod ids;
+mod in_order;
 pub mod index;
 pub mod journal;
 pub mod layers;

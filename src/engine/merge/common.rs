@@ -141,9 +141,6 @@ impl<'a> Kin<'a> {
         else {
             return Ok(());
         };
-        if operation.is_none() {
-            self.sync().map_err(error::failed("the journal"))?;
-        }
         let mut merges = self.done()?;
         merges.push(MergeEntry {
             into,
@@ -152,8 +149,17 @@ impl<'a> Kin<'a> {
             from: (from, made_ns),
             done: operation.is_none(),
         });
+        self.write(&self.needed(&merges), operation.is_none())
+    }
+
+    /// Writes them. One that is `done` from now on is not on the disk before its operation.
+    fn write(self, merges: &[MergeEntry], is_done: bool) -> VerbResult<()> {
+        let before = || match is_done {
+            true => Ok(self.sync()?),
+            false => Ok(()),
+        };
         self.merges()
-            .write(&self.needed(&merges))
+            .write(merges, &before)
             .map_err(registry_failed)
     }
 
@@ -181,26 +187,20 @@ impl<'a> Kin<'a> {
         sync(self.branch.engine.timeline().store())
     }
 
-    /// What was done is durable from now on, and known to be so. If that fails it is done all the
-    /// same, as long as the journal tells of it.
+    /// What was done is known to be so from now on, whatever becomes of the journal. If that fails
+    /// it is done all the same, as long as the journal tells of it.
     pub(in crate::engine) fn settle(self) {
         let settle = || -> VerbResult<()> {
-            if self
-                .merges()
-                .all()
-                .map_err(registry_failed)?
-                .iter()
-                .all(|merge| merge.done)
-            {
-                return Ok(());
+            let known = self.merges().all().map_err(registry_failed)?;
+            if known.iter().any(|merge| !merge.done) {
+                let mut merges = self.done()?;
+                merges.iter_mut().for_each(|merge| merge.done = true);
+                self.write(&merges, true)?;
             }
-            self.sync().map_err(error::failed("the journal"))?;
-            let mut merges = self.done()?;
-            merges.iter_mut().for_each(|merge| merge.done = true);
-            self.merges().write(&merges).map_err(registry_failed)
+            self.merges().fold_pairs().map_err(registry_failed)
         };
         if let Err(error) = settle() {
-            tracing::warn!(error = error.message, "a merge is not known to be durable");
+            tracing::warn!(error = error.message, "a merge is noted as begun");
         }
     }
 }

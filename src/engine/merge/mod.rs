@@ -22,7 +22,7 @@ pub use self::answers::{
     MergeVersion, MergeVersions, Merged, UpdateBranch,
 };
 pub(super) use self::common::Kin;
-use self::prepare::{Merging, Three};
+use self::prepare::{Eyes, Merging, Three};
 pub(super) use self::touched::{changed_by, clashes_of, unmerged};
 use super::Engine;
 use super::api::{CheckpointOptions, StateName, VerbError, VerbResult, microseconds};
@@ -107,7 +107,8 @@ impl Verb for MergeVersions {
         };
         merger.on_course(|course| {
             engine.checkpoints.settle();
-            let three = Three::new(engine, &asked, course)?;
+            let eyes = course.eyes(engine);
+            let three = Three::new(engine, &asked, course, &eyes)?;
             let merging = three.prepare(&|_| Ok(()))?;
             merging
                 .versions(self.after.as_ref(), VERSIONS_BYTES)
@@ -150,7 +151,8 @@ impl<'a> Merger<'a> {
 
     fn merge(&self, course: &Course<'_>) -> VerbResult<Merged> {
         let started = Instant::now();
-        let three = Three::new(self.engine, self.asked, course)?;
+        let eyes = course.eyes(self.engine);
+        let three = Three::new(self.engine, self.asked, course, &eyes)?;
         let (base, of_branch, theirs) = match course {
             Course::Line { base, at } => (*base, false, State::At(*at)),
             Course::Kin { base, theirs, .. } => (base.checkpoint, base.of_branch, *theirs),
@@ -307,7 +309,14 @@ impl<'a> Merger<'a> {
     }
 }
 
-impl Course<'_> {
+impl<'a> Course<'a> {
+    fn eyes(&self, engine: &'a Engine) -> Eyes<'a> {
+        match self {
+            Course::Line { .. } => Eyes::new([engine]),
+            Course::Kin { kin, .. } => Eyes::of(*kin),
+        }
+    }
+
     /// Notes what both sides have in common from now on, if all of one came.
     fn note(
         &self,

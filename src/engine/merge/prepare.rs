@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::engine::api::{Change, Code, Times, TreePath, VerbError, VerbResult};
 use crate::engine::control::{SNAPDIR_NAME, STORE_NAME};
 use crate::engine::error;
+use crate::engine::restore::glance::Glance;
 use crate::engine::restore::plan::Plan;
 use crate::engine::restore::prepare::Ready;
 use crate::engine::restore::want::{Opened, Want};
@@ -39,6 +40,28 @@ pub(super) const PARENT: &str = "parent";
 /// Waits until no process keeps a file locked.
 pub(super) type AwaitFree<'w> = &'w dyn Fn(Slot) -> SysResult<()>;
 
+/// The live trees that a merge looks at, of what is changed and of what comes, at each inode once.
+pub(super) struct Eyes<'a>(Vec<(&'a Engine, Glance<'a>)>);
+
+impl<'a> Eyes<'a> {
+    pub(super) fn new(engines: impl IntoIterator<Item = &'a Engine>) -> Eyes<'a> {
+        let eye = |engine: &'a Engine| (engine, Glance::new(&engine.live));
+        Eyes(engines.into_iter().map(eye).collect())
+    }
+
+    pub(super) fn of(kin: Kin<'a>) -> Eyes<'a> {
+        Eyes::new([kin.parent, &*kin.branch.engine])
+    }
+
+    fn view(&'a self, engine: &'a Engine, state: State) -> View<'a> {
+        let eye = self.0.iter().find(|(of, _)| std::ptr::eq(*of, engine));
+        match eye {
+            Some((_, glance)) => View::new(engine.timeline(), glance, state),
+            None => engine.states.view(state),
+        }
+    }
+}
+
 /// The three trees, and what is asked for.
 pub(super) struct Three<'a> {
     pub(super) engine: &'a Engine,
@@ -53,6 +76,7 @@ pub(super) struct Three<'a> {
     same: Same,
     labels: [String; 3],
     asked: &'a Merge,
+    eyes: &'a Eyes<'a>,
 }
 
 /// What the history of a tree recorded after a checkpoint, up to another or until now.
@@ -99,15 +123,16 @@ impl<'a> Three<'a> {
         engine: &'a Engine,
         asked: &'a Merge,
         course: &Course<'a>,
+        eyes: &'a Eyes<'a>,
     ) -> VerbResult<Three<'a>> {
-        let view = |engine: &'a Engine, state| engine.states.view(state);
+        let view = |state| eyes.view(engine, state);
         match course {
             Course::Line { base, at } => Ok(Three {
                 engine,
                 origin: None,
-                base: view(engine, State::At(*base)),
-                ours: view(engine, State::Live),
-                theirs: view(engine, State::At(*at)),
+                base: view(State::At(*base)),
+                ours: view(State::Live),
+                theirs: view(State::At(*at)),
                 here: Recorded {
                     engine,
                     since: *base.min(at),
@@ -121,13 +146,14 @@ impl<'a> Three<'a> {
                     asked.what.clone(),
                 ],
                 asked,
+                eyes,
             }),
             Course::Kin {
                 kin,
                 into,
                 base,
                 theirs,
-            } => Three::between((*kin, *into), *base, (State::Live, *theirs), asked),
+            } => Three::between((*kin, *into), *base, (State::Live, *theirs), (asked, eyes)),
         }
     }
 
@@ -136,7 +162,7 @@ impl<'a> Three<'a> {
         (kin, into): (Kin<'a>, MergeInto),
         base: MergeBase,
         (ours, theirs): (State, State),
-        asked: &'a Merge,
+        (asked, eyes): (&'a Merge, &'a Eyes<'a>),
     ) -> VerbResult<Three<'a>> {
         let [(here, since_here), (there, since_there)] = sides(kin, into);
         let home = if base.of_branch {
@@ -151,10 +177,10 @@ impl<'a> Three<'a> {
         };
         Ok(Three {
             engine: here,
-            origin: (!kin.is_first(base)).then(|| kin.parent.states.view(origin)),
-            base: home.states.view(State::At(base.checkpoint)),
-            ours: here.states.view(ours),
-            theirs: there.states.view(theirs),
+            origin: (!kin.is_first(base)).then(|| eyes.view(kin.parent, origin)),
+            base: eyes.view(home, State::At(base.checkpoint)),
+            ours: eyes.view(here, ours),
+            theirs: eyes.view(there, theirs),
             here: Recorded {
                 engine: here,
                 since: since_here,
@@ -172,12 +198,17 @@ impl<'a> Three<'a> {
                 theirs_are,
             ],
             asked,
+            eyes,
         })
     }
 
     /// Merges, along what was recorded on either side.
     pub(super) fn prepare(&self, await_free: AwaitFree<'_>) -> VerbResult<Merging<'_>> {
         let failed = |errno| self.engine.checkpoints.failed(super::FAILED, errno);
+        self.eyes
+            .0
+            .iter()
+            .for_each(|(_, glance)| glance.look_anew());
         let here = self.here.touched().map_err(failed)?;
         let there = self.there.map(|there| there.touched());
         let there = there.transpose().map_err(failed)?;
@@ -404,6 +435,11 @@ impl Ready for Merging<'_> {
 
     fn touched(&self) -> &HashSet<Slot> {
         &self.touched
+    }
+
+    /// It may have lines of the live tree.
+    fn is_fixed(&self) -> bool {
+        false
     }
 }
 

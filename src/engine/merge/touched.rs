@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Merge;
 use super::common::Kin;
-use super::prepare::{Merging, Three};
+use super::prepare::{Eyes, Merging, Three};
 use crate::engine::Engine;
 use crate::engine::api::{Change, ChangeKind, TreePath, VerbResult};
 use crate::engine::branches::{Branch, changes_since};
@@ -37,7 +37,8 @@ pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<
     let asked = Merge::default();
     kin.changed(who).checkpoints.settle();
     let states = (State::At(at), State::Live);
-    let three = Three::between((kin, into), base, states, &asked)?;
+    let eyes = Eyes::of(kin);
+    let three = Three::between((kin, into), base, states, (&asked, &eyes))?;
     let mut changes = three.prepare(&|_| Ok(()))?.changes;
     changes.retain(|change| !(change.change == ChangeKind::Modified && change.kind == Kind::Dir));
     Ok(changes)
@@ -73,6 +74,8 @@ pub(in crate::engine) fn unmerged(
 fn would<T>(kin: Kin<'_>, of: impl FnOnce(&Merging<'_>) -> T) -> VerbResult<T> {
     let (base, asked) = (kin.base(State::Live, State::Live)?, Merge::default());
     let states = (State::Live, State::Live);
-    let three = Three::between((kin, MergeInto::Parent), base, states, &asked)?;
+    let eyes = Eyes::of(kin);
+    let into = MergeInto::Parent;
+    let three = Three::between((kin, into), base, states, (&asked, &eyes))?;
     Ok(of(&three.prepare(&|_| Ok(()))?))
 }

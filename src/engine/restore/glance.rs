@@ -14,7 +14,7 @@ use crate::history::present::{Present, Trail};
 use crate::history::touched::Touched;
 use crate::live::{At, Live};
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{AttrState, Child};
+use crate::store::record::{AttrState, Child, Place};
 use crate::sys::lock::Mutex;
 use crate::sys::{Kind, Stat, SysResult, Time, Xattrs};
 
@@ -24,7 +24,7 @@ const NAMES_AT_ONCE: usize = 64;
 const PARTS_FROM: usize = 3;
 
 /// See the module.
-pub(super) struct Glance<'a> {
+pub(in crate::engine) struct Glance<'a> {
     live: &'a Live,
     seen: Mutex<Seen>,
 }
@@ -50,11 +50,16 @@ impl Seen {
 }
 
 impl<'a> Glance<'a> {
-    pub(super) fn new(live: &'a Live) -> Glance<'a> {
+    pub(in crate::engine) fn new(live: &'a Live) -> Glance<'a> {
         Glance {
             live,
             seen: Mutex::default(),
         }
+    }
+
+    /// What was seen counts no more.
+    pub(in crate::engine) fn look_anew(&self) {
+        *self.seen.lock() = Seen::default();
     }
 
     /// Looks at all that was recorded. What cannot be seen so is looked at when it is asked for.
@@ -137,6 +142,10 @@ impl Present for Glance<'_> {
 
     fn ctime_of(&self, node: &Arc<Trail>, file: &File) -> SysResult<Time> {
         self.live.inodes.ctime_of(node, file)
+    }
+
+    fn place(&self, slot: Slot) -> Option<Place> {
+        self.live.inodes.place(slot)
     }
 
     fn renames(&self) -> Option<u64> {

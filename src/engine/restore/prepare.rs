@@ -41,6 +41,10 @@ pub(in crate::engine) trait Ready {
     fn want(&self) -> &dyn Want;
     /// Files whose content was recorded.
     fn touched(&self) -> &HashSet<Slot>;
+    /// What is made of it stays right whatever is changed before the freeze.
+    fn is_fixed(&self) -> bool {
+        true
+    }
 }
 
 /// What was found to be done.
@@ -170,7 +174,7 @@ impl<'a> Restorer<'a> {
                 return Ok((prepared, freeze, flushed));
             }
             // What is made from it meanwhile must not be newer.
-            if times == Times::Now {
+            if times == Times::Now || !prepared.is_fixed() {
                 stage.clear();
             }
         }

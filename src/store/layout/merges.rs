@@ -2,8 +2,8 @@
 //! both have in common, and which inodes are one.
 //!
 //! ```text
-//! .ckptfs/merges/ID        of the branch whose store has this id: text, written whole
-//! .ckptfs/merges/ID.same   pairs of inodes, appended: 56 bytes each
+//! .ckptfs/merges/ID        of the branch whose store has this id: text, written whole, in order (`in_order`)
+//! .ckptfs/merges/ID.same   pairs of inodes, appended, in order: 56 bytes each
 //!
 //!   ckptfs merges
 //!   version 1
@@ -14,17 +14,18 @@
 //! inode     u64 slot, i64 seconds, u32 nanoseconds of its birth (ffffffff: not known), u32 0
 //! ```
 //!
-//! A merge is written as `begun` before the operation that it is ends, and as `done` once that is
-//! durable. One that is `begun` counts if there is that operation: so a kill, or a power cut, leaves
-//! both or neither. Locking: none; the branch is claimed by whoever writes.
+//! A merge is written as `begun` before the operation that it is ends, and as `done` after that: what
+//! says so is not on the disk without it. One that is `begun` counts if there is that operation: so
+//! a kill, or a power cut, leaves both or neither. Locking: none; the branch is claimed by whoever
+//! writes.
 
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, OFlags};
+use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
-use super::super::at;
+use super::super::{at, in_order};
 use super::branches::{BranchEntry, MARK, Registry, read_entry};
 use super::{StoreId, open_trusted, own_dir};
 use crate::store::error::{StoreError, StoreResult};
@@ -205,25 +206,31 @@ impl Merges<'_> {
             return Ok(Vec::new());
         };
         let file = self.branch.to_string();
-        match at::read_small(&dir, &file, TEXT_BYTES_MAX) {
+        match in_order::read(&dir, &file, TEXT_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(StoreError::io("read", MERGES)(error)),
             Ok(bytes) => parse(&bytes).ok_or(StoreError::BadBranch { file }),
         }
     }
 
-    /// Writes all of them, with the newest last; durable on return.
+    /// Writes all of them, with the newest last; after a power cut they are there if what is done
+    /// after it is, and only with what was done before. Where they are synced for that, `before` is
+    /// called first.
     ///
     /// # Errors
-    /// Those of write(2), fsync(2) and rename(2).
-    pub fn write(&self, merges: &[MergeEntry]) -> StoreResult<()> {
+    /// Those of `before`, write(2), fsync(2) and rename(2).
+    pub fn write(
+        &self,
+        merges: &[MergeEntry],
+        before: &dyn Fn() -> io::Result<()>,
+    ) -> StoreResult<()> {
         let dir = self.made_dir()?;
         let newest = merges.len().saturating_sub(MERGES_MAX);
         let mut text = HEAD.to_owned();
         for merge in merges.iter().skip(newest) {
             text.push_str(&merge.line());
         }
-        at::write_whole(&dir, &self.branch.to_string(), text.as_bytes())
+        in_order::write(&dir, &self.branch.to_string(), text.as_bytes(), before)
             .map_err(StoreError::io("write", MERGES))
     }
 
@@ -232,8 +239,14 @@ impl Merges<'_> {
             return Ok(dir);
         }
         let dir = own_dir(self.store, MERGES)?;
-        at::sync_dir(self.store).map_err(StoreError::io("sync", MERGES))?;
+        if !in_order::is_kept(&dir) {
+            at::sync_dir(self.store).map_err(StoreError::io("sync", MERGES))?;
+        }
         Ok(dir)
+    }
+
+    fn same_name(&self) -> String {
+        format!("{}{SAME_SUFFIX}", self.branch)
     }
 
     /// The pairs of inodes that are one.
@@ -244,23 +257,19 @@ impl Merges<'_> {
         let Some(dir) = self.dir()? else {
             return Ok(Vec::new());
         };
-        let failed = || StoreError::io("read", MERGES);
-        let name = format!("{}{SAME_SUFFIX}", self.branch);
-        let file = match at::open_file(&dir, &name, OFlags::RDONLY) {
+        let limit = (PAIRS_MAX * PAIR_BYTES) as u64;
+        let bytes = match in_order::read(&dir, &self.same_name(), limit) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            file => file.map_err(failed())?,
+            bytes => bytes.map_err(StoreError::io("read", MERGES))?,
         };
-        let mut bytes = Vec::new();
-        file.take((PAIRS_MAX * PAIR_BYTES) as u64)
-            .read_to_end(&mut bytes)
-            .map_err(failed())?;
         Ok(bytes
             .chunks_exact(PAIR_BYTES)
             .filter_map(parse_pair)
             .collect())
     }
 
-    /// Adds pairs; durable on return. That of an inode that never came to be harms nobody.
+    /// Adds pairs, in order as [`Merges::write`]. That of an inode that never came to be harms
+    /// nobody.
     ///
     /// # Errors
     /// Those of write(2), fsync(2).
@@ -269,26 +278,28 @@ impl Merges<'_> {
             return Ok(());
         }
         let dir = self.made_dir()?;
-        let name = format!("{}{SAME_SUFFIX}", self.branch);
-        let add = || -> io::Result<()> {
-            let mut file = at::open_file(&dir, &name, OFlags::RDWR | OFlags::CREATE)?;
-            // What a kill has left in part is written over.
-            let whole = file.seek(SeekFrom::End(0))? / PAIR_BYTES as u64;
-            let room = (PAIRS_MAX as u64).saturating_sub(whole);
-            file.seek(SeekFrom::Start(whole * PAIR_BYTES as u64))?;
-            let mut bytes = Vec::with_capacity(pairs.len() * PAIR_BYTES);
-            for [one, other] in pairs.iter().take(usize::try_from(room).unwrap_or(0)) {
-                let begin = bytes.len();
-                bytes.extend_from_slice(&birth_bytes(one));
-                bytes.extend_from_slice(&birth_bytes(other));
-                let sum = sum(bytes.get(begin..).unwrap_or_default());
-                bytes.extend_from_slice(&sum);
-            }
-            file.write_all(&bytes)?;
-            file.sync_all()?;
-            at::sync_dir(&dir)
+        let mut bytes = Vec::with_capacity(pairs.len() * PAIR_BYTES);
+        for [one, other] in pairs {
+            let begin = bytes.len();
+            bytes.extend_from_slice(&birth_bytes(one));
+            bytes.extend_from_slice(&birth_bytes(other));
+            let sum = sum(bytes.get(begin..).unwrap_or_default());
+            bytes.extend_from_slice(&sum);
+        }
+        let limit = (PAIRS_MAX * PAIR_BYTES) as u64;
+        in_order::append(&dir, &self.same_name(), &bytes, (PAIR_BYTES, limit))
+            .map_err(StoreError::io("write", MERGES))
+    }
+
+    /// Sees to it that the pairs are read quickly.
+    ///
+    /// # Errors
+    /// Those of write(2), fsync(2).
+    pub fn fold_pairs(&self) -> StoreResult<()> {
+        let Some(dir) = self.dir()? else {
+            return Ok(());
         };
-        add().map_err(StoreError::io("write", MERGES))
+        in_order::fold(&dir, &self.same_name()).map_err(StoreError::io("write", MERGES))
     }
 
     /// The branch is gone for good.
@@ -299,10 +310,7 @@ impl Merges<'_> {
         let Some(dir) = self.dir()? else {
             return Ok(());
         };
-        for name in [
-            self.branch.to_string(),
-            format!("{}{SAME_SUFFIX}", self.branch),
-        ] {
+        for name in [self.branch.to_string(), self.same_name()] {
             match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(StoreError::io("remove", MERGES)(errno)),

@@ -1,11 +1,11 @@
-//! What a branch waits for the disk.
+//! What of a branch waits for the disk.
 
 use std::fs;
 use std::path::Path;
 
 use crate::common::mount::wait_until;
 use crate::common::strace::Strace;
-use crate::common::{Fs, Io, Rig, Variant, scratch, skip};
+use crate::common::{Fs, Io, MountOpts, Rig, Variant, scratch, skip};
 
 const SYNCS: &str = "fsync,fdatasync,syncfs,sync,sync_file_range,msync";
 /// Syncs of the whole process for a branch that is made, those behind the answer among them: of the
@@ -74,5 +74,56 @@ fn a_branch_is_made_and_dropped_without_a_sync() {
         let dropped = calls(&rig, "umount2", &log, drop).expect("strace has followed it before");
         let (waited, _) = syncs(&dropped, "umount2");
         assert_eq!(waited, 0, "whoever asked waits for the disk: {dropped:?}");
+    }
+}
+
+/// Files that are changed on one side.
+const CHANGED: usize = 60;
+
+fn append_all(dir: &Path) {
+    for number in 0..CHANGED {
+        let path = dir.join(format!("f{number}"));
+        let mut file = fs::File::options().append(true).open(path).unwrap();
+        std::io::Write::write_all(&mut file, b"more\n").unwrap();
+    }
+}
+
+/// What both have in common then was written with four syncs in the freeze, and with four behind
+/// it, before the answer.
+#[test]
+fn a_branch_is_merged_and_updated_without_a_sync() {
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
+    if let Some(reason) = variant.unavailable() {
+        return skip(&reason);
+    }
+    let rig = variant.start_with(MountOpts::new(variant.io), |dir| {
+        for number in 0..CHANGED {
+            fs::write(dir.join(format!("f{number}")), "1\n").unwrap();
+        }
+    });
+    rig.mount.ok(&["branch", "create", "--no-git", "fix"]);
+    let branch = rig.path().with_file_name("project@fix");
+    let dir = scratch();
+    // The first makes what the second finds. What comes together in many is synced once.
+    for round in 0..2 {
+        let rounds: [(&Path, &[&str]); 2] = [
+            (&branch, &["merge", "fix"]),
+            (rig.path(), &["branch", "update", "fix"]),
+        ];
+        for (changed, verb) in rounds {
+            append_all(changed);
+            let log = dir.path().join(format!("{}-{round}", verb.len()));
+            let merge = || drop(rig.mount.ok(verb));
+            let Some(made) = calls(&rig, "renameat2", &log, merge) else {
+                return skip("strace cannot follow the daemon");
+            };
+            let renames = made.iter().filter(|(_, name)| name == "renameat2");
+            assert!(renames.count() >= CHANGED, "{verb:?} changed too little");
+            let (waited, _) = syncs(&made, "renameat2");
+            assert_eq!(waited, 0, "{verb:?} waits for the disk: {made:?}");
+        }
     }
 }

@@ -294,7 +294,7 @@ fn an_update_that_is_killed_is_done_or_not(v: Variant) {
     let undo = format!("{} undo > /dev/null", env!("CARGO_BIN_EXE_ckptfs"));
     let mut random = Random::new(seed("calls of an update", 1));
     let [mut not, mut done] = [0; 2];
-    for kind in [Call::Write, Call::Rename, Call::Sync] {
+    for kind in [Call::Write, Call::Rename, Call::SetXattr] {
         rig.fault(Some(Plan::nth(0, Errno::EIO).only(kind)));
         update(&rig, &[]);
         let (calls, _) = rig.fault(None);

@@ -1,0 +1,321 @@
+//! Small files that reach the disk whole, and in the order in which they were written, without a
+//! sync.
+//!
+//! What a file holds is data, which a filesystem brings to the disk when it likes; its extended
+//! attributes are metadata, which comes there in order (see `journal::tail`). So bytes are put
+//! there too. Where that cannot be (no such attributes, no room for them, too many bytes; btrfs, where
+//! a file that somebody syncs comes to the disk ahead of what was done before) they are
+//! data alone, and synced.
+//!
+//! ```text
+//! FILE                      the bytes; which of them were not synced may be anything
+//!   user.ckptfs.OOOOOOOO    what is there from this offset (hexadecimal) on, whatever the data are: at most 1,960 bytes
+//! ```
+//! An attribute that leaves a gap counts for nothing.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{AtFlags, OFlags};
+use rustix::io::Errno;
+
+use super::at;
+use super::layout::XATTR_PREFIX;
+use crate::sys::fault::{self, Call};
+use crate::sys::{self, Xattrs};
+
+/// Bytes of an attribute: a whole number of pairs of `merges/ID.same`.
+const CHUNK_BYTES: usize = 35 * 56;
+/// Attributes of one file that are worth to be looked through.
+const CHUNKS_MAX: usize = 128;
+/// From so many on [`fold`] makes data of them.
+const FOLDED_FROM: usize = 64;
+
+/// A file, and what of it is in attributes.
+struct Held {
+    file: File,
+    attributes: Xattrs,
+}
+
+/// The content of a file; of more than `limit` bytes only the first.
+///
+/// # Errors
+/// Those of open(2), read(2), getxattr(2).
+pub(super) fn read(dir: impl AsFd, name: &str, limit: u64) -> io::Result<Vec<u8>> {
+    Held::open(dir, name, OFlags::RDONLY)?.bytes(limit)
+}
+
+/// Writes a file anew, in place of what has the name: whoever looks finds all of it or what was
+/// there before, also after a power cut, and then what was done before too. Where it must be synced
+/// for that `before` is called first, and it is durable on return.
+///
+/// # Errors
+/// Those of `before`, write(2), fsync(2), rename(2).
+pub(super) fn write(
+    dir: impl AsFd,
+    name: &str,
+    bytes: &[u8],
+    before: &dyn Fn() -> io::Result<()>,
+) -> io::Result<()> {
+    let (dir, unfinished) = (dir.as_fd(), format!("{name}.new"));
+    let remove = || match rustix::fs::unlinkat(dir, &unfinished, AtFlags::empty()) {
+        Err(errno) if errno != Errno::NOENT => Err(io::Error::from(errno)),
+        _ => Ok(()),
+    };
+    remove()?;
+    if may_put(dir, 0, bytes) {
+        let put = || {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+            put(&at::open_file(dir, &unfinished, flags)?, 0, bytes)?;
+            at::rename(dir, &unfinished, name)
+        };
+        if put().is_ok() {
+            return Ok(());
+        }
+        remove()?;
+    }
+    before()?;
+    at::write_whole(dir, name, bytes)
+}
+
+/// Adds bytes to the end of a file, in parts of so many, each at a multiple of that: what is there
+/// of another part is written over. As far as there is room for `limit`, and in order as by
+/// [`write`].
+///
+/// # Errors
+/// Those of write(2), fsync(2).
+pub(super) fn append(
+    dir: impl AsFd,
+    name: &str,
+    bytes: &[u8],
+    (part, limit): (usize, u64),
+) -> io::Result<()> {
+    let dir = dir.as_fd();
+    let held = Held::open(dir, name, OFlags::RDWR | OFlags::CREATE)?;
+    let end = held.end()? / part as u64 * part as u64;
+    let room = usize::try_from(limit.saturating_sub(end)).unwrap_or(usize::MAX);
+    let bytes = bytes.get(..room / part * part).unwrap_or(bytes);
+    let is_put = may_put(dir, held.attributes.len(), bytes) && put(&held.file, end, bytes).is_ok();
+    if is_put {
+        Ok(())
+    } else {
+        held.sync(dir, end, bytes)
+    }
+}
+
+/// Makes data of what is in attributes, if that is much.
+///
+/// # Errors
+/// Those of write(2), fsync(2), removexattr(2).
+pub(super) fn fold(dir: impl AsFd, name: &str) -> io::Result<()> {
+    let held = match Held::open(&dir, name, OFlags::RDWR) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        held => held?,
+    };
+    if held.attributes.len() < FOLDED_FROM {
+        return Ok(());
+    }
+    let end = held.end()?;
+    held.sync(dir.as_fd(), end, &[])
+}
+
+/// Metadata comes to the disk in the order in which it was made, whatever somebody syncs.
+pub(super) fn is_kept(dir: impl AsFd) -> bool {
+    sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) != "btrfs")
+}
+
+fn may_put(dir: BorrowedFd<'_>, there: usize, bytes: &[u8]) -> bool {
+    there + bytes.len().div_ceil(CHUNK_BYTES) <= CHUNKS_MAX && is_kept(dir)
+}
+
+/// Puts bytes into attributes, all or none, and into the data.
+fn put(file: &File, at: u64, bytes: &[u8]) -> sys::SysResult<()> {
+    let chunks = || (at..).step_by(CHUNK_BYTES).zip(bytes.chunks(CHUNK_BYTES));
+    let mut all = chunks();
+    let done = all
+        .try_for_each(|(at, chunk)| sys::set_file_xattr(file, &attribute(at), chunk))
+        .and_then(|()| sys::write_all_at(file, bytes, at));
+    if done.is_err() {
+        for (at, _) in chunks() {
+            let _ = sys::remove_file_xattr(file, &attribute(at));
+        }
+    }
+    done
+}
+
+fn attribute(at: u64) -> Vec<u8> {
+    [XATTR_PREFIX, format!("{at:08x}").as_bytes()].concat()
+}
+
+fn offset(attribute: &[u8]) -> Option<u64> {
+    let digits = attribute.strip_prefix(XATTR_PREFIX)?;
+    let text = std::str::from_utf8(digits).ok()?;
+    let at = u64::from(u32::from_str_radix(text, 16).ok()?);
+    (self::attribute(at) == attribute).then_some(at)
+}
+
+impl Held {
+    fn open(dir: impl AsFd, name: &str, flags: OFlags) -> io::Result<Held> {
+        let file = at::open_file(dir, name, flags)?;
+        let mut attributes = sys::all_xattrs(&file)?;
+        attributes.retain(|(name, _)| offset(name).is_some());
+        Ok(Held { file, attributes })
+    }
+
+    /// Calls with each piece in attributes, with where it begins, and says where all of it ends.
+    fn pieces<'a>(&'a self, len: u64, mut each: impl FnMut(u64, &'a [u8])) -> u64 {
+        let mut end = len;
+        // Sorted by name, and so by where they begin.
+        for (name, bytes) in &self.attributes {
+            if let Some(at) = offset(name).filter(|at| *at <= end) {
+                each(at, bytes);
+                end = end.max(at + bytes.len() as u64);
+            }
+        }
+        end
+    }
+
+    fn end(&self) -> io::Result<u64> {
+        Ok(self.pieces(self.file.metadata()?.len(), |_, _| {}))
+    }
+
+    fn bytes(&self, limit: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        fault::check(Call::Read)?;
+        (&self.file).take(limit).read_to_end(&mut bytes)?;
+        self.pieces(bytes.len() as u64, |at, piece| {
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            let over = bytes.len().saturating_sub(at).min(piece.len());
+            let (inside, behind) = piece.split_at(over);
+            if let Some(there) = bytes.get_mut(at..at.saturating_add(over)) {
+                there.copy_from_slice(inside);
+            }
+            bytes.extend_from_slice(behind);
+        });
+        bytes.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok(bytes)
+    }
+
+    /// Makes data of all that is in attributes, and of these bytes at the end; durable on return.
+    fn sync(&self, dir: BorrowedFd<'_>, end: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut written = Ok(());
+        let mut write = |at, bytes: &[u8]| {
+            if written.is_ok() {
+                written = sys::write_all_at(&self.file, bytes, at);
+            }
+        };
+        self.pieces(self.file.metadata()?.len(), &mut write);
+        write(end, bytes);
+        written?;
+        fault::check(Call::Sync)?;
+        self.file.sync_all()?;
+        at::sync_dir(dir)?;
+        let mut names = self.attributes.iter().map(|(name, _)| name);
+        Ok(names.try_for_each(|name| sys::remove_file_xattr(&self.file, name))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PART: usize = 56;
+    const ALL: (usize, u64) = (PART, 1 << 20);
+
+    fn parts(of: u8, count: usize) -> Vec<u8> {
+        vec![of; count * PART]
+    }
+
+    fn attributes(dir: &File, name: &str) -> usize {
+        Held::open(dir, name, OFlags::RDONLY)
+            .unwrap()
+            .attributes
+            .len()
+    }
+
+    /// A directory, and whether so many bytes go to attributes there: on ext4 there is room for
+    /// some, on tmpfs for all.
+    fn place(bytes: usize) -> (tempfile::TempDir, File, bool) {
+        let temporary = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let temporary = temporary.unwrap();
+        let dir = File::open(temporary.path()).unwrap();
+        write(&dir, "probe", &vec![1; bytes], &|| Ok(())).unwrap();
+        let puts = attributes(&dir, "probe") > 0;
+        (temporary, dir, puts)
+    }
+
+    #[test]
+    fn what_is_added_is_read_whether_it_is_in_attributes_or_folded() {
+        let (temporary, dir, puts) = place(FOLDED_FROM * CHUNK_BYTES);
+        let mut expected = Vec::new();
+        for of in 1..=80 {
+            let bytes = parts(of, 1 + usize::from(of) % 3 * 20);
+            append(&dir, "same", &bytes, ALL).unwrap();
+            expected.extend_from_slice(&bytes);
+            assert_eq!(read(&dir, "same", ALL.1).unwrap(), expected, "{of}");
+        }
+        assert_eq!(attributes(&dir, "same") > FOLDED_FROM, puts);
+        fold(&dir, "same").unwrap();
+        assert!(attributes(&dir, "same") == 0 || !puts);
+        assert_eq!(read(&dir, "same", ALL.1).unwrap(), expected);
+        append(&dir, "same", &parts(81, 1), (PART, expected.len() as u64)).unwrap();
+        assert_eq!(
+            read(&dir, "same", ALL.1).unwrap(),
+            expected,
+            "there is no room"
+        );
+        assert_eq!(read(&dir, "same", 100).unwrap(), expected[..100]);
+        // More than fits, and a part that a kill has left.
+        File::options()
+            .append(true)
+            .open(temporary.path().join("same"))
+            .unwrap()
+            .set_len(expected.len() as u64 + 5)
+            .unwrap();
+        let many = parts(82, CHUNKS_MAX * CHUNK_BYTES / PART + 1);
+        append(&dir, "same", &many, ALL).unwrap();
+        expected.extend(many);
+        assert_eq!(read(&dir, "same", ALL.1).unwrap(), expected);
+        assert_eq!(attributes(&dir, "same"), 0);
+    }
+
+    /// As a power cut leaves it while it is folded: what is in attributes counts.
+    #[test]
+    fn what_is_in_attributes_counts_and_a_gap_does_not() {
+        let (_temporary, dir, puts) = place(40 * PART);
+        if !puts {
+            return;
+        }
+        append(&dir, "same", &parts(1, 40), ALL).unwrap();
+        let file = Held::open(&dir, "same", OFlags::RDWR).unwrap().file;
+        sys::write_all_at(&file, &parts(9, 100), 0).unwrap();
+        let expected = [parts(1, 40), parts(9, 60)].concat();
+        assert_eq!(read(&dir, "same", ALL.1).unwrap(), expected);
+        for name in ["00100000", "ffffffff", "zz", "+0000001", "1"] {
+            let name = [XATTR_PREFIX, name.as_bytes()].concat();
+            sys::set_file_xattr(&file, &name, b"forged").unwrap();
+        }
+        assert_eq!(read(&dir, "same", ALL.1).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_written_anew_is_whole_and_waits_only_where_it_is_synced() {
+        let (temporary, dir, puts) = place(3000);
+        let (short, long) = (vec![b's'; 3000], vec![b'l'; CHUNKS_MAX * CHUNK_BYTES + 1]);
+        // What a kill has left.
+        std::fs::write(temporary.path().join("note.new"), "left").unwrap();
+        for (bytes, synced) in [(&short, !puts), (&long, true), (&short, !puts)] {
+            let waited = std::cell::Cell::new(false);
+            let before = || {
+                waited.set(true);
+                Ok(())
+            };
+            write(&dir, "note", bytes, &before).unwrap();
+            assert_eq!(
+                (&read(&dir, "note", 1 << 20).unwrap(), waited.get()),
+                (bytes, synced)
+            );
+        }
+    }
+}
