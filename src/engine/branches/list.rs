@@ -42,8 +42,8 @@ pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<Bran
             Err(error) => info.trouble = Some(error.message),
         }
         if asked.unmerged {
-            match unmerged(engine, &branch) {
-                Ok(paths) => info.unmerged = Some(paths.len() as u64),
+            match count_unmerged(engine, &branch) {
+                Ok(paths) => info.unmerged = Some(paths),
                 Err(error) => info.trouble = Some(error.message),
             }
         }
@@ -80,6 +80,26 @@ pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<
     let kin = Kin { parent, branch };
     let base = kin.base(State::Live, State::Live)?;
     Ok(Some(base).filter(|base| !kin.is_first(*base)))
+}
+
+/// How many paths of a branch nobody has merged. To find that out takes a merge that changes
+/// nothing: so what was found is good until something is changed in one of the two.
+fn count_unmerged(parent: &Engine, branch: &Branch) -> VerbResult<u64> {
+    let stir = |engine: &Engine| {
+        engine.checkpoints.settle();
+        engine.checkpoints.stir().ok()
+    };
+    let base = Kin { parent, branch }.base(State::Live, State::Live)?;
+    let now = stir(parent).zip(stir(&branch.engine));
+    let now = now.map(|(here, there)| (base, here, there));
+    if let (Some(now), Some((then, found))) = (&now, &*branch.unmerged.lock())
+        && now == then
+    {
+        return Ok(*found);
+    }
+    let found = unmerged(parent, branch)?.len() as u64;
+    *branch.unmerged.lock() = now.map(|now| (now, found));
+    Ok(found)
 }
 
 /// What a branch has changed since it and its parent were one.

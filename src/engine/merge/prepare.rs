@@ -52,6 +52,7 @@ pub(super) struct Three<'a> {
     there: Option<Recorded<'a>>,
     same: Same,
     labels: [String; 3],
+    into: MergeInto,
     asked: &'a Merge,
 }
 
@@ -120,6 +121,7 @@ impl<'a> Three<'a> {
                     format!("checkpoint {base}"),
                     asked.what.clone(),
                 ],
+                into: MergeInto::Parent,
                 asked,
             }),
             Course::Kin {
@@ -171,13 +173,14 @@ impl<'a> Three<'a> {
                 format!("checkpoint {}", base.checkpoint),
                 theirs_are,
             ],
+            into,
             asked,
         })
     }
 
     /// Merges, along what was recorded on either side.
     pub(super) fn prepare(&self, await_free: AwaitFree<'_>) -> VerbResult<Merging<'_>> {
-        let failed = |errno| self.engine.checkpoints.failed(super::FAILED, errno);
+        let failed = |errno| self.engine.checkpoints.failed(self.into.failed(), errno);
         let here = self.here.touched().map_err(failed)?;
         let there = self.there.map(|there| there.touched());
         let there = there.transpose().map_err(failed)?;
