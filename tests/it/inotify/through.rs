@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::support::{Watcher, sh};
-use crate::common::{Variant, for_each_variant};
+use crate::common::{MountOpts, Variant, for_each_variant};
 
 /// Every kind of change, in directories that are watched.
 const CHANGES: &str = "
@@ -15,9 +15,6 @@ f = open(\"new\", \"r+b\"); m = mmap.mmap(f.fileno(), 0); m[0] = 65; m.flush(); 
 ";
 
 fn events(root: &Path) -> Vec<String> {
-    // By a process of its own: a child that another test starts just now would hold a copy of our
-    // descriptor, and close it when somebody watches.
-    sh(root, "mkdir d; printf other > d/other");
     let mut watcher = Watcher::all_below(root);
     sh(root, CHANGES);
     fs::write(root.join("the-end"), "").unwrap();
@@ -25,12 +22,21 @@ fn events(root: &Path) -> Vec<String> {
     watcher.said
 }
 
+/// By a process of its own: a child that another test starts just now would hold a copy of our
+/// descriptor, and close it when somebody watches.
+fn fill(root: &Path) {
+    sh(root, "mkdir d; printf other > d/other");
+}
+
 fn the_same_events_as_on_a_plain_directory(v: Variant) {
-    let rig = v.start();
+    // A branch inherits what was there before.
+    let rig = v.start_with(MountOpts::new(v.io), fill);
     let plain = rig.image.dir("plain");
+    fill(&plain);
     let (expected, seen) = (events(&plain), events(rig.path()));
     assert!(expected.len() > 30, "{expected:#?}");
     assert_eq!(seen, expected);
 }
 
 for_each_variant! { all => the_same_events_as_on_a_plain_directory }
+for_each_variant! { branch => the_same_events_as_on_a_plain_directory }
