@@ -11,6 +11,7 @@ use crate::engine::bases::registry_failed;
 use crate::engine::compare::change;
 use crate::engine::error;
 use crate::engine::merge::{Kin, MergeBase, changed_by, unmerged};
+use crate::engine::restore::prepare::Seen;
 use crate::history::diff::{Difference, Differs};
 use crate::history::state::State;
 use crate::history::touched::Touched;
@@ -85,12 +86,12 @@ pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<
 /// How many paths of a branch nobody has merged. To find that out takes a merge that changes
 /// nothing: so what was found is good until something is changed in one of the two.
 fn count_unmerged(parent: &Engine, branch: &Branch) -> VerbResult<u64> {
-    let stir = |engine: &Engine| {
+    let seen = |engine: &Engine| {
         engine.checkpoints.settle();
-        engine.checkpoints.stir().ok()
+        Seen::of(engine).ok()
     };
     let base = Kin { parent, branch }.base(State::Live, State::Live)?;
-    let now = stir(parent).zip(stir(&branch.engine));
+    let now = seen(parent).zip(seen(&branch.engine));
     let now = now.map(|(here, there)| (base, here, there));
     if let (Some(now), Some((then, found))) = (&now, &*branch.unmerged.lock())
         && now == then

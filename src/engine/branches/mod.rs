@@ -34,7 +34,7 @@ use super::bases::registry_failed;
 use super::config::Config;
 use super::error::{self, Code, hinted};
 use super::merge::MergeBase;
-use super::quiesce::Stir;
+use super::restore::prepare::Seen;
 use super::word::word;
 use super::{Engine, error::error};
 use crate::history::base::Base;
@@ -62,13 +62,10 @@ pub struct Branch {
     pub since: CheckpointId,
     /// Where it is mounted.
     pub path: PathBuf,
-    /// How many of its paths nobody had merged when the two of them looked like this.
-    unmerged: Mutex<Option<(Seen, u64)>>,
+    /// How many of its paths nobody had merged when both had this in common, and the parent and the
+    /// branch looked like this.
+    unmerged: Mutex<Option<((MergeBase, Seen, Seen), u64)>>,
 }
-
-/// What both have in common, and what shows whether something was changed in the parent and in the
-/// branch.
-type Seen = (MergeBase, Stir, Stir);
 
 impl Branch {
     fn of(entry: &BranchEntry, engine: Arc<Engine>) -> Branch {

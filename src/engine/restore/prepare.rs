@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use super::super::Engine;
 use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
 use super::super::attribution::{Selection, Selector};
@@ -83,12 +84,25 @@ pub(in crate::engine) struct Frozen<'a> {
     pub(super) one_at_a_time: MutexGuard<'a, ()>,
 }
 
-/// What tells whether something has changed.
+/// What tells whether something has changed in a tree.
 #[derive(PartialEq, Eq)]
-struct Seen {
+pub(in crate::engine) struct Seen {
+    /// Changes that have begun, opens to write among them.
     changes: u64,
     recordings: u64,
+    /// Files that may be written to without a request.
     hot: Vec<(Slot, u64, Time, Time)>,
+}
+
+impl Seen {
+    /// What can be seen of this tree now.
+    pub(in crate::engine) fn of(engine: &Engine) -> SysResult<Seen> {
+        Ok(Seen {
+            changes: engine.live.locks.changes(),
+            recordings: engine.timeline().epochs.recordings(),
+            hot: engine.live.hot.state()?,
+        })
+    }
 }
 
 /// How often a restore is planned before the freeze, where others change things meanwhile.
@@ -272,21 +286,13 @@ impl<'a> Restorer<'a> {
         self.engine.live.hot.preflush();
         // Whatever has begun to change something has ended then.
         let _freeze = self.engine.live.busy.freeze()?;
-        self.seen()
-    }
-
-    fn seen(&self) -> SysResult<Seen> {
-        Ok(Seen {
-            changes: self.engine.live.locks.changes(),
-            recordings: self.timeline().epochs.recordings(),
-            hot: self.engine.live.hot.state()?,
-        })
+        Seen::of(self.engine)
     }
 
     /// In the freeze: nothing has changed since. Of files that may be mapped and written to it
     /// cannot be told what was stored when.
     fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
-        self.seen().is_ok_and(|now| now == *seen)
+        Seen::of(self.engine).is_ok_and(|now| now == *seen)
             && !self
                 .engine
                 .live

@@ -10,7 +10,7 @@ use crate::common::{MountOpts, Variant, for_each_variant};
 const CHANGES: &str = "
     echo a > new; echo b >> new; mkdir sub; echo c > d/f; chmod 600 d/f; touch d/f; ln d/f d/hard; ln -s f d/link; mkfifo d/pipe
     mv d/f d/g; mv d/g moved; mv moved d/hard2; truncate -s 100 new; setfattr -n user.a -v 1 new; rm d/hard; rmdir sub; mkdir e; mv e d/e; rmdir d/e
-    cp -a d/other d/copy; mv -f d/copy d/other; rm -r d; python3 -c 'import mmap,os
+    cp -a d/other d/copy; mv -f d/copy d/other; rm d/other d/link d/hard2 d/pipe; rmdir d; python3 -c 'import mmap,os
 f = open(\"new\", \"r+b\"); m = mmap.mmap(f.fileno(), 0); m[0] = 65; m.flush(); os.ftruncate(f.fileno(), 3)' || true
 ";
 
