@@ -78,11 +78,14 @@ pub struct Trees {
     closing: Mutex<Vec<Arc<Served>>>,
 }
 
+/// The engine of a branch, and who answers at its control socket.
+type Parts = (Arc<Engine>, Arc<OnceLock<Answers>>);
+
 /// A branch that is served.
 struct Served {
     name: String,
-    /// Its engine, and who answers at its control socket, until somebody ends it.
-    parts: Mutex<Option<(Arc<Engine>, Arc<OnceLock<Answers>>)>>,
+    /// Until somebody ends it.
+    parts: Mutex<Option<Parts>>,
     mount: PathBuf,
     /// The number of its connection, if it was seen.
     minor: Option<u32>,

@@ -62,10 +62,12 @@ pub struct Branch {
     pub since: CheckpointId,
     /// Where it is mounted.
     pub path: PathBuf,
-    /// How many of its paths nobody had merged when both had this in common, and the parent and the
-    /// branch looked like this.
-    unmerged: Mutex<Option<((MergeBase, Seen, Seen), u64)>>,
+    /// How many of its paths nobody had merged when it was last looked at.
+    unmerged: Mutex<Option<(Looked, u64)>>,
 }
+
+/// What a branch and its parent have in common, and what the parent and the branch look like.
+type Looked = (MergeBase, Seen, Seen);
 
 impl Branch {
     fn of(entry: &BranchEntry, engine: Arc<Engine>) -> Branch {
