@@ -11,7 +11,7 @@ use crate::engine::bases::registry_failed;
 use crate::engine::compare::change;
 use crate::engine::error;
 use crate::engine::merge::{Kin, MergeBase, changed_by, unmerged};
-use crate::engine::restore::prepare::Seen;
+use crate::engine::seen::Seen;
 use crate::history::diff::{Difference, Differs};
 use crate::history::state::State;
 use crate::history::touched::Touched;
@@ -88,7 +88,7 @@ pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<
 fn count_unmerged(parent: &Engine, branch: &Branch) -> VerbResult<u64> {
     let seen = |engine: &Engine| {
         engine.checkpoints.settle();
-        Seen::of(engine).ok()
+        Seen::of(&engine.live).ok()
     };
     let base = Kin { parent, branch }.base(State::Live, State::Live)?;
     let now = seen(parent).zip(seen(&branch.engine));

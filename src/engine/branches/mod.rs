@@ -34,7 +34,7 @@ use super::bases::registry_failed;
 use super::config::Config;
 use super::error::{self, Code, hinted};
 use super::merge::MergeBase;
-use super::restore::prepare::Seen;
+use super::seen::Seen;
 use super::word::word;
 use super::{Engine, error::error};
 use crate::history::base::Base;
