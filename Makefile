@@ -103,6 +103,7 @@ bench-absence: build ## What an unmount writes down and the next mount compares,
 	@benches/absence.sh $(ARGS)
 
 bench-branches: build ## Branches beside git worktree, cp --reflink, fork and a btrfs snapshot; as root: make bench-branches [ARGS="ROUNDS FILES..."]
+	@tests/deps.sh bench
 	@benches/branches.py $(ARGS)
 
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost

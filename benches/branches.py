@@ -24,6 +24,7 @@ MANY = 100_000
 PRESENT = 50
 TOUCHED = 60
 PER_DIR = 35
+SEARCH = "rg" if shutil.which("rg") else "grep -r"
 GIT = ["git", "-c", "user.name=b", "-c", "user.email=b@localhost", "-c", "gc.auto=0", "-c", "maintenance.auto=false"]
 
 
@@ -199,6 +200,8 @@ def reads(place, times, rounds):
         "read all": ["sh", "-c", "find . -path ./.git -prune -o -type f -print0 | xargs -0 -n 200 -P 2 cat | wc -c"],
         "find": ["find", ".", "-printf", "%s\n"],
     }
+    # A search as agents do it, by several threads.
+    jobs[SEARCH] = ["sh", "-c", f"{'rg -l' if SEARCH == 'rg' else 'grep -rl --exclude-dir=.git'} 'def first_writes' . | wc -l"]
     if place.git:
         jobs["git status"] = [*GIT, "--no-optional-locks", "status", "--porcelain"]
     last = place.ckptfs("checkpoint").stdout.strip()
@@ -274,7 +277,7 @@ def tell(place, times, taken):
         [[name, times.cell(f"{name} write, branch"), times.cell(f"{name} write, live"), times.ratio(f"{name} write, branch", f"{name} write, live")] for name in ["first", "second"]],
     )
     rows = []
-    for job in ["read all", "find", "git status"]:
+    for job in ["read all", "find", SEARCH, "git status"]:
         for kind in ["cold", "warm"]:
             of = [f"{job}, {kind}, {where}" for where in ["branch", "view", "live"]]
             rows.append([f"{job}, {kind}", *map(times.cell, of), times.ratio(of[0], of[1]), times.ratio(of[0], of[2])])

@@ -57,9 +57,12 @@ pub fn serve(point: &Path) {
         xattrs: Xattrs::All,
         readers: READERS,
     };
-    Session::mount(service, &config)
-        .and_then(Session::wait)
-        .expect("a filesystem in memory can be mounted");
+    let session = Session::mount(service, &config);
+    let (tell, ends) = std::sync::mpsc::channel();
+    session
+        .expect("a filesystem in memory can be mounted")
+        .at_end(move |served| drop(tell.send(served)));
+    ends.recv().expect("it ends").expect("it is served");
 }
 
 fn now() -> Time {

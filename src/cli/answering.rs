@@ -1,7 +1,6 @@
-//! Who answers for a tree: the thread of its session, and those of its control socket.
+//! Who answers for a tree: its session, and the threads of its control socket.
 
 use std::os::unix::net::UnixListener;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,10 @@ const BIND_WAIT: Duration = Duration::from_millis(300);
 const BIND_PAUSE: Duration = Duration::from_millis(10);
 /// How often it is tried to make the control socket of a mount that serves without one.
 const BIND_PERIOD: Duration = Duration::from_secs(1);
+/// Threads that wait for somebody at the control socket of a tree, and at that of a branch, of which
+/// there are many.
+const CONTROL_THREADS: usize = 2;
+const CONTROL_THREADS_OF_BRANCH: usize = 1;
 
 /// Why a tree is served no longer.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,62 +58,35 @@ pub fn bind(engine: &Engine) -> std::io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Starts what serves. Without a listener one is made as soon as there is room for it.
+/// Starts what serves, and has `tell_end` hear why it is to end, in a thread that should not be kept.
+/// Who answers is in `answers`: without a listener, as soon as there is room for one.
 pub fn start_threads(
     args: &Args,
     engine: &Arc<Engine>,
     listener: Option<UnixListener>,
     session: Session,
-    tell_end: &Sender<End>,
-) -> VerbResult<Arc<OnceLock<Answers>>> {
-    let tell_session = tell_end.clone();
-    let wait = move || {
-        if let Err(error) = session.wait() {
-            tracing::error!(%error, "the session failed");
-        }
-        let _ = tell_session.send(End::Session);
-    };
-    std::thread::Builder::new()
-        .name("session".into())
-        .spawn(wait)
-        .on("starting threads")?;
-    let tell_asked = tell_end.clone();
-    let leave = move || {
-        let _ = tell_asked.send(End::Asked);
-    };
+    answers: &Arc<OnceLock<Answers>>,
+    tell_end: impl Fn(End) + Send + Sync + 'static,
+) -> VerbResult<()> {
+    let tell_end = Arc::new(tell_end);
+    let tell_asked = Arc::clone(&tell_end);
+    let leave = move || tell_asked(End::Asked);
     let tree = sys::mount_source(&args.backing);
-    let answers = Arc::new(OnceLock::new());
+    let idle = match engine.branches().own_id() {
+        Some(_) => CONTROL_THREADS_OF_BRANCH,
+        None => CONTROL_THREADS,
+    };
+    let answerer = Arc::clone(engine) as Arc<dyn Answerer>;
     match listener {
-        Some(listener) => drop(
-            answers.set(
-                serve(
-                    listener,
-                    Arc::clone(engine) as Arc<dyn Answerer>,
-                    tree,
-                    leave,
-                )
-                .on("starting threads")?,
-            ),
-        ),
+        Some(listener) => {
+            let served = serve(listener, answerer, tree, idle, leave).on("starting threads")?;
+            drop(answers.set(served));
+        }
         None => {
-            let (engine, answers) = (Arc::clone(engine), Arc::clone(&answers));
+            let (engine, answers) = (Arc::clone(engine), Arc::clone(answers));
             let try_again = move || {
-                let served = loop {
-                    std::thread::sleep(BIND_PERIOD);
-                    match bind(&engine) {
-                        Err(cause) if lacks_room(&cause) => {}
-                        bound => {
-                            break bound.and_then(|listener| {
-                                serve(
-                                    listener,
-                                    Arc::clone(&engine) as Arc<dyn Answerer>,
-                                    tree,
-                                    leave,
-                                )
-                            });
-                        }
-                    }
-                };
+                let served =
+                    bind_late(&engine).and_then(|bound| serve(bound, answerer, tree, idle, leave));
                 match served {
                     Ok(served) => drop(answers.set(served)),
                     Err(error) => tracing::error!(%error, "the control socket cannot be made"),
@@ -122,7 +98,25 @@ pub fn start_threads(
                 .on("starting threads")?;
         }
     }
-    Ok(answers)
+    // After the others: whoever hears of the end ends them.
+    session.at_end(move |served| {
+        if let Err(error) = served {
+            tracing::error!(%error, "the session failed");
+        }
+        tell_end(End::Session);
+    });
+    Ok(())
+}
+
+/// Binds the control socket once there is room for it.
+fn bind_late(engine: &Engine) -> std::io::Result<UnixListener> {
+    loop {
+        std::thread::sleep(BIND_PERIOD);
+        match bind(engine) {
+            Err(cause) if lacks_room(&cause) => {}
+            bound => return bound,
+        }
+    }
 }
 
 pub fn lacks_room(cause: &std::io::Error) -> bool {

@@ -148,7 +148,9 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         // Whatever a verb does to a branch may ask its mount.
         Brancher::new(&engine).go_on();
     }
-    let started = start_threads(args, &engine, listener, session, &tell_end);
+    let answers = Arc::default();
+    let tell_end = move |end| drop(tell_end.send(end));
+    let started = start_threads(args, &engine, listener, session, &answers, tell_end);
     let below = if resumed {
         Vec::new()
     } else {
@@ -160,8 +162,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     if let Some(holding) = &holding {
         holding.let_go_of_rest();
     }
-    let announced =
-        started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
+    let announced = started.and_then(|()| announce(args, &engine, resumed, below));
     if let Some(link) = &link {
         link.serves();
     }
@@ -172,7 +173,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         end_branches(&engine, &trees, Ending::Forced);
     }
     engine.close();
-    if let Some(answers) = announced.as_ref().ok().and_then(|answers| answers.get()) {
+    if let Some(answers) = answers.get().filter(|_| announced.is_ok()) {
         answers.wait_given(ANSWERS_TIMEOUT);
     }
     remove_socket(&engine);
@@ -180,7 +181,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         link.end();
     }
     tracing::info!("the daemon ends");
-    announced.map(drop)
+    announced
 }
 
 /// What a worker hears of its holder: what is held of branches, and what is left of the tree.
@@ -230,6 +231,7 @@ fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbRes
     }
     sys::umask0();
     sys::raise_nofile();
+    sys::keep_no_large_blocks();
     std::env::set_current_dir("/").on("/")?;
     sys::on_terminate(on_signal)
         .on("waiting for signals")

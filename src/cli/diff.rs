@@ -111,7 +111,19 @@ fn print_patch(
         Tree::at(served, from.as_ref())?,
         Tree::at(served, to.as_ref())?,
     );
-    let left_out = patch::print(&mut context.out, &changes, &before, &after)?;
+    tell_patch(&changes, (&before, &after), context)
+}
+
+/// Prints what changed from one tree to another as a patch.
+///
+/// # Errors
+/// `incomplete`: something cannot be read. Those of writing.
+pub fn tell_patch(
+    changes: &[Change],
+    (before, after): (&Tree, &Tree),
+    context: &mut Context,
+) -> Outcome {
+    let left_out = patch::print(&mut context.out, changes, before, after)?;
     let name = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
     for path in &left_out.strange {
         context.out.warn(&format!(

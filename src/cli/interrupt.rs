@@ -75,19 +75,9 @@ impl Interrupt {
     /// # Errors
     /// Those of starting it.
     pub fn run(&self, command: &mut Command) -> io::Result<ExitStatus> {
-        sys::start_unblocked(command);
-        let mut child = command.spawn()?;
-        let process = i32::try_from(child.id()).unwrap_or(NOTHING);
-        self.meant_for.store(process, Ordering::SeqCst);
-        let signal = self.came.load(Ordering::SeqCst);
-        if signal > 0 && process > 0 {
-            let _ = sys::kill(process, signal);
-        }
-        let waited = sys::wait_ended(child.id());
-        // From here on its number may become another's.
-        self.meant_for.store(NOTHING, Ordering::SeqCst);
-        waited.map_err(io::Error::from)?;
-        child.wait()
+        run_to_end(command, &self.meant_for, NOTHING, |_| {
+            self.came.load(Ordering::SeqCst)
+        })
     }
 
     /// What was to be done is given up, if a signal came.
@@ -143,4 +133,31 @@ impl Interrupt {
             None => Ok(()),
         }
     }
+}
+
+/// Runs a command of the user's to its end. Its number is in `running` meanwhile, for whoever passes
+/// signals on to it, and then `nobody`. Once it is there, `came` tells of a signal that came before,
+/// by what was in its place; 0: none did.
+///
+/// # Errors
+/// Those of starting it and of waiting for it.
+pub fn run_to_end(
+    command: &mut Command,
+    running: &AtomicI32,
+    nobody: i32,
+    came: impl FnOnce(i32) -> i32,
+) -> io::Result<ExitStatus> {
+    sys::start_unblocked(command);
+    let mut child = command.spawn()?;
+    let process = i32::try_from(child.id()).unwrap_or(nobody);
+    let signal = came(running.swap(process, Ordering::SeqCst));
+    if signal > 0 && process > 0 {
+        // It may have ended just now.
+        let _ = sys::kill(process, signal);
+    }
+    let waited = sys::wait_ended(child.id());
+    // From here on its number may become another's.
+    running.store(nobody, Ordering::SeqCst);
+    waited.map_err(io::Error::from)?;
+    child.wait()
 }

@@ -10,7 +10,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::{Failure, On, Outcome, error, hinted, io_error, plain};
+use super::interrupt::run_to_end;
 use super::locate::Served;
 use super::output::Out;
 use super::progress::Spinner;
@@ -303,19 +304,8 @@ fn spawn_and_wait(
     let mut command = Command::new(program);
     command.args(arguments).current_dir(cwd);
     prepare(&mut command);
-    sys::start_unblocked(&mut command);
-    let mut child = command.spawn()?;
-    let pid = i32::try_from(child.id()).unwrap_or(0);
-    let came = running.swap(pid, Ordering::SeqCst);
-    if came < 0 && pid > 0 {
-        // While it was started.
-        let _ = sys::kill(pid, -came);
-    }
-    let waited = sys::wait_ended(child.id());
-    // From here on its number may become another's.
-    running.store(0, Ordering::SeqCst);
-    waited.map_err(io::Error::from)?;
-    child.wait()
+    // A signal that came while nobody ran is there as a negative number.
+    run_to_end(&mut command, running, 0, |before| -before)
 }
 
 impl Ended {

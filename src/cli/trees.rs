@@ -7,7 +7,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,7 @@ use crate::engine::{Config, Engine};
 use crate::fuse::Session;
 use crate::store::layout::StoreId;
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno, MountPoint};
+use crate::sys::{self, Errno, MountPoint, tasks};
 use crate::volumes::facts;
 
 /// How long the end of a branch is waited for, once its mount is gone.
@@ -79,8 +78,14 @@ pub struct Trees {
     closing: Mutex<Vec<Arc<Served>>>,
 }
 
+/// The engine of a branch, and who answers at its control socket.
+type Parts = (Arc<Engine>, Arc<OnceLock<Answers>>);
+
 /// A branch that is served.
 struct Served {
+    name: String,
+    /// Until somebody ends it.
+    parts: Mutex<Option<Parts>>,
     mount: PathBuf,
     /// The number of its connection, if it was seen.
     minor: Option<u32>,
@@ -179,20 +184,29 @@ impl Trees {
         }
     }
 
-    /// Waits for the end of a branch, and ends it.
-    fn see_out(
-        &self,
-        name: &str,
-        engine: Arc<Engine>,
-        answers: Arc<OnceLock<Answers>>,
-        ends: &Receiver<End>,
-        served: &Arc<Served>,
-    ) {
-        if let Ok(End::Asked) = ends.recv() {
+    /// Why a branch is to end: it is, by another thread. If its mount does not go in time, then
+    /// nevertheless.
+    fn hear_end(self: &Arc<Trees>, end: &End, served: &Arc<Served>) {
+        let pause = if *end == End::Asked {
             // Whoever still is in it gets ENOTCONN.
             served.abort();
-            let _ = ends.recv_timeout(END_TIMEOUT);
+            END_TIMEOUT
+        } else {
+            Duration::ZERO
+        };
+        let (trees, leaving) = (Arc::clone(self), Arc::clone(served));
+        if let Err(error) = tasks::once(pause, move || trees.see_out(&leaving)) {
+            tracing::warn!(%error, branch = served.name, "it ends in the thread of its session");
+            self.see_out(served);
         }
+    }
+
+    /// Ends a branch whose mount is gone, unless that was done.
+    fn see_out(&self, served: &Arc<Served>) {
+        let Some((engine, answers)) = served.parts.lock().take() else {
+            return;
+        };
+        let name = served.name.as_str();
         let left = served.left.load(Ordering::SeqCst);
         if left {
             self.closing.lock().push(Arc::clone(served));
@@ -308,30 +322,39 @@ impl Trees {
         let id = engine.branches().own_id();
         let left = id.zip(self.holding.as_ref());
         let left = left.and_then(|(id, holding)| holding.left.lock().remove(&id));
+        if let Some(parent) = self.parent.upgrade() {
+            engine.branches().set_parent(parent.mount_path());
+        }
         let goes_on = left.is_some();
         let (session, listener, minor) = self.begin(&args, engine, left)?;
         engine.set_caches(session.caches());
         if !fresh {
             Brancher::new(engine).go_on();
         }
+        let answers = Arc::default();
         let served = Arc::new(Served {
+            name: name.to_owned(),
+            parts: Mutex::new(Some((Arc::clone(engine), Arc::clone(&answers)))),
             mount: path.clone(),
             minor,
             left: AtomicBool::new(false),
             stage: Mutex::new(Stage::Served),
             changed: Condvar::default(),
         });
-        let (tell_end, ends) = channel();
-        let answers = start_threads(&args, engine, listener, session, &tell_end)?;
+        let (leaving, hears) = (Arc::downgrade(&served), me);
         self.served
             .lock()
             .insert(name.to_owned(), Arc::clone(&served));
-        let (tree, branch) = (Arc::clone(engine), name.to_owned());
-        let seen_out = move || me.see_out(&branch, tree, answers, &ends, &served);
-        std::thread::Builder::new()
-            .name("branch".into())
-            .spawn(seen_out)
-            .on("starting threads")?;
+        let tell_end = move |end| {
+            if let Some(served) = leaving.upgrade() {
+                hears.hear_end(&end, &served);
+            }
+        };
+        if let Err(error) = start_threads(&args, engine, listener, session, &answers, tell_end) {
+            served.parts.lock().take();
+            self.served.lock().remove(name);
+            return Err(error);
+        }
         if fresh {
             engine.tell_below(false, true);
         } else if goes_on {

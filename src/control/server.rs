@@ -1,8 +1,8 @@
 //! The daemon's side of the socket.
 //!
 //! Every thread waits in accept(2) itself and then serves the connection that it got, so that a
-//! request wakes one thread only. Two are kept waiting; the one that takes the last place starts
-//! another before it begins.
+//! request wakes one thread only. One or two are kept waiting; the one that takes the last place
+//! starts another before it begins.
 //!
 //! **Bounds.** A client that does nothing, or not what a client does, takes nothing from the
 //! others: a message that has begun must end within [`MESSAGE_TIMEOUT`], few long messages are read
@@ -34,9 +34,6 @@ use crate::sys::lock::Mutex;
 /// Connections served at once; one more takes the place of one that says nothing, or is told so and
 /// closed.
 pub const CONNECTIONS_MAX: usize = 64;
-
-/// Threads that wait for a connection, once everything is quiet.
-const IDLE_THREADS: usize = 2;
 
 /// A message that has begun must have ended after so long. Clients send one with one write.
 pub(super) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -78,6 +75,8 @@ struct Server {
     leave: Box<dyn Fn() + Send + Sync>,
     /// Threads in accept(2), or on their way there.
     waiting: AtomicUsize,
+    /// So many wait once everything is quiet.
+    idle: usize,
     /// Connections being served, by number.
     connections: Mutex<HashMap<u64, Connection>>,
     /// Connections that there ever were.
@@ -124,11 +123,13 @@ impl Answers {
 
 /// Serves `answerer` on `listener`, from threads of its own, until the process ends; returns at
 /// once. `leave` is called after the answer to an `unmount` that wants the daemon to end although
-/// the mount is in use. `tree`: which one it is, as the source of the mount names it.
+/// the mount is in use. `tree`: which one it is, as the source of the mount names it. `idle`: how many
+/// threads wait for a connection once everything is quiet, at least 1.
 pub fn serve(
     listener: UnixListener,
     answerer: Arc<dyn Answerer>,
     tree: String,
+    idle: usize,
     leave: impl Fn() + Send + Sync + 'static,
 ) -> io::Result<Answers> {
     let none = || AtomicUsize::new(0);
@@ -138,6 +139,7 @@ pub fn serve(
         tree,
         leave: Box::new(leave),
         waiting: none(),
+        idle,
         connections: Mutex::default(),
         accepted: AtomicU64::new(0),
         long: none(),
@@ -145,7 +147,7 @@ pub fn serve(
         ended: AtomicBool::new(false),
     };
     let server = Arc::new(server);
-    for _ in 0..IDLE_THREADS {
+    for _ in 0..idle {
         server.start_thread()?;
     }
     Ok(Answers(server))
@@ -184,7 +186,7 @@ impl Server {
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
             }
-            if self.waiting.fetch_add(1, Ordering::SeqCst) >= IDLE_THREADS {
+            if self.waiting.fetch_add(1, Ordering::SeqCst) >= self.idle {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
                 return;
             }

@@ -266,6 +266,7 @@ fn served(changes: usize) -> Served {
         UnixListener::bind(&path).expect("bind"),
         Arc::new(Fake { changes }),
         tree,
+        2,
         leave,
     )
     .expect("serve");

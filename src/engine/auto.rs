@@ -1,8 +1,8 @@
 //! Checkpoints that nobody asks for: at intervals, when it becomes quiet, and what becomes of those
 //! that the tripwire makes.
 //!
-//! One thread, which sleeps for good where nothing of it is asked for and no mark of the tripwire
-//! is to be decided upon. It holds no lock while it waits, and what it works on only for a round.
+//! Nothing is done where nothing of it is asked for and no mark of the tripwire is to be decided
+//! upon. What it works on is held only for a round.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,8 +24,8 @@ use crate::store::record::{Actor, Reason, Trigger};
 use crate::sys;
 use crate::sys::lock::Mutex;
 
-/// Nothing is to be done: the thread sleeps until it is woken, and looks at the clock nevertheless
-/// once in a while.
+/// Nothing is to be done: it sleeps until it is woken, and looks at the clock nevertheless once in a
+/// while.
 const ASLEEP: Duration = Duration::from_secs(3600);
 /// The shortest and the longest pause between two looks at whether it is quiet.
 const LOOK_MIN: Duration = Duration::from_millis(20);
@@ -44,7 +44,7 @@ struct Seen {
     interval: Option<Instant>,
 }
 
-/// Starts the thread, if there is anything for it to do.
+/// Begins, if there is anything to do.
 pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
     let nothing = AutoConfig {
         absence: automatic.serving.config.auto.absence,
@@ -54,16 +54,9 @@ pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
         return Ok(());
     }
     let weak = Arc::downgrade(automatic);
-    let work = move |thread: &Worker| {
-        let mut pause = Duration::ZERO;
-        while thread.wait(pause) {
-            let Some(automatic) = weak.upgrade() else {
-                return;
-            };
-            pause = automatic.auto_round();
-        }
-    };
-    automatic.thread.start("auto", work)
+    automatic.worker.start(Duration::ZERO, move |_| {
+        weak.upgrade().map(|automatic| automatic.auto_round())
+    })
 }
 
 /// The daemon itself, for the record.
@@ -84,7 +77,7 @@ pub(super) struct Automatic {
     states: Arc<States>,
     snapdir: Arc<Snapdir>,
     pub(super) checkpoints: Arc<Checkpoints>,
-    pub(super) thread: Arc<Worker>,
+    pub(super) worker: Arc<Worker>,
     seen: Mutex<Seen>,
     pub(super) tripwire: Option<Tripwire>,
 }
@@ -96,7 +89,7 @@ impl Automatic {
             serving: Arc::clone(&checkpoints.serving),
             states: Arc::clone(&checkpoints.states),
             snapdir: Arc::clone(&checkpoints.snapdir),
-            thread: Arc::default(),
+            worker: Arc::default(),
             seen: Mutex::default(),
             tripwire: checkpoints.serving.config.auto.tripwire.map(Tripwire::new),
             checkpoints,

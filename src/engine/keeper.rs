@@ -1,8 +1,8 @@
-//! The thread that thins out the history by itself, if the store's configuration says so
+//! What thins out the history by itself, if the store's configuration says so
 //! (`retention.auto`).
 //!
 //! It asks for a run as anybody else does, a part at a time, so it holds no lock for longer, and
-//! ends between two parts. It is no idle thread: one that holds a lock and is not run keeps
+//! ends between two parts. No idle thread does it: one that holds a lock and is not run keeps
 //! everybody waiting.
 
 use std::sync::Weak;
@@ -14,39 +14,53 @@ use super::retention::Retention;
 use super::worker::Worker;
 
 /// How often the configuration is looked at.
-const PERIOD: Duration = Duration::from_secs(2);
+pub(super) const PERIOD: Duration = Duration::from_secs(2);
 /// A mount is left alone at first for so long, at most.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Does so until the mount ends.
-pub(super) fn run(keeper: &Worker, collector: &Weak<Collector>) {
-    let (started, mut last) = (Instant::now(), None::<Instant>);
-    while keeper.wait(PERIOD) {
-        let Some(collector) = collector.upgrade() else {
-            return;
-        };
+
+/// Looks whether it is due.
+pub(super) struct Keeper {
+    collector: Weak<Collector>,
+    started: Instant,
+    last: Option<Instant>,
+}
+
+impl Keeper {
+    pub(super) fn new(collector: Weak<Collector>) -> Keeper {
+        Keeper {
+            collector,
+            started: Instant::now(),
+            last: None,
+        }
+    }
+
+    /// When to look again.
+    pub(super) fn round(&mut self, worker: &Worker) -> Option<Duration> {
+        let collector = self.collector.upgrade()?;
         let settings = collector.serving.settings();
         let Some(every) = settings.span("retention.auto") else {
-            continue;
+            return Some(PERIOD);
         };
-        let due = last.map_or_else(
-            || started.elapsed() >= every.min(SETTLE),
+        let due = self.last.map_or_else(
+            || self.started.elapsed() >= every.min(SETTLE),
             |last| last.elapsed() >= every,
         );
         if due {
-            thin_out(keeper, &collector, Retention::of(&settings));
-            last = Some(Instant::now());
+            thin_out(worker, &collector, Retention::of(&settings));
+            self.last = Some(Instant::now());
         }
+        Some(PERIOD)
     }
 }
 
-fn thin_out(keeper: &Worker, collector: &Collector, retention: Retention) {
+fn thin_out(worker: &Worker, collector: &Collector, retention: Retention) {
     let mut options = GcOptions {
         retention,
         dry_run: false,
         run: None,
         automatic: true,
     };
-    while !keeper.is_stopped() {
+    while !worker.is_stopped() {
         match collector.gc_for_a_while(&daemon(), &options) {
             Ok(report) if report.finished => {
                 if !report.gone.is_empty() {

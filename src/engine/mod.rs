@@ -56,6 +56,7 @@ pub mod requester;
 mod restore;
 pub mod retention;
 mod runs;
+mod seen;
 mod service;
 mod serving;
 pub mod settings;

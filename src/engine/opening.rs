@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::Engine;
 use super::absence::Absences;
@@ -21,8 +22,10 @@ use super::error::{self, Code};
 use super::files::Views;
 use super::find::Search;
 use super::gc::Collector;
+use super::keeper::{self, Keeper};
 use super::request::Caches;
 use super::serving::Serving;
+use super::syncer::{self, Syncer};
 use super::takeover::Takeover;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
@@ -221,17 +224,22 @@ impl Engine {
         Takeover::new(self).adopt_tree()
     }
 
-    /// Starts the threads that see to the store while it is served.
+    /// Begins what sees to the store while it is served.
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
         self.timeline().indexer.start()?;
-        let live = Arc::clone(&self.live);
-        self.syncer
-            .start("syncer", move |thread| super::syncer::run(thread, &live))?;
+        let (mut syncer, mut begun) = (Syncer::new(&self.live), false);
+        self.syncer.start(Duration::ZERO, move |_| {
+            if std::mem::replace(&mut begun, true) {
+                syncer.round();
+            }
+            syncer.make_ready();
+            Some(syncer::PERIOD)
+        })?;
         self.live.sealer.start(self.serving.config.seal)?;
         super::auto::start(&self.automatic)?;
-        let collector = Arc::downgrade(&self.collector);
-        let keep = move |thread: &_| super::keeper::run(thread, &collector);
-        self.keeper.start("keeper", keep)
+        let mut keeper = Keeper::new(Arc::downgrade(&self.collector));
+        self.keeper
+            .start(keeper::PERIOD, move |worker| keeper.round(worker))
     }
 
     /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it
@@ -250,7 +258,7 @@ impl Engine {
     /// when it returns.
     pub fn close(&self) {
         self.branches.close();
-        self.automatic.thread.stop("an automatic checkpoint");
+        self.automatic.worker.stop("an automatic checkpoint");
         self.keeper.stop("a part of gc");
         self.syncer.stop("a sync of the journal");
         self.live.sealer.stop();

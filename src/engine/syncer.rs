@@ -1,42 +1,64 @@
-//! The thread that puts the journal on disk once a second, if something was written, and sees to
-//! what the store keeps ready.
+//! What puts the journal on disk once a second, if something was written, and sees to what the store
+//! keeps ready.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::durable::Pace;
-use super::worker::Worker;
 use crate::history::timeline::Timeline;
 use crate::live::Live;
+use crate::store::Address;
 use crate::store::ids::Epoch;
 use crate::sys;
 
 /// Between two rounds.
-const PERIOD: Duration = Duration::from_secs(1);
-/// Does so until the mount ends.
-pub(super) fn run(syncer: &Worker, live: &Live) {
-    let (timeline, store) = (live.timeline(), live.timeline().store());
-    let (mut synced, mut epoch, mut pace) = (store.journal.position(), None, Pace::default());
-    loop {
-        make_layer(timeline, &mut epoch);
+pub(super) const PERIOD: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(super) struct Syncer {
+    live: Arc<Live>,
+    /// Up to where the journal is on disk.
+    synced: Address,
+    /// The epoch whose layer there is.
+    epoch: Option<Epoch>,
+    pace: Pace,
+}
+
+impl Syncer {
+    pub(super) fn new(live: &Arc<Live>) -> Syncer {
+        Syncer {
+            live: Arc::clone(live),
+            synced: live.timeline().store().journal.position(),
+            epoch: None,
+            pace: Pace::default(),
+        }
+    }
+
+    /// What is done first, at once, and after each round.
+    pub(super) fn make_ready(&mut self) {
+        let timeline = self.live.timeline();
+        make_layer(timeline, &mut self.epoch);
         // That of a branch is its parent's, who fills it.
+        let store = timeline.store();
         if !store.layout.is_branch() {
             store.reserve.refill();
         }
-        if !syncer.wait(PERIOD) {
-            return;
-        }
-        if live.nodes.take_shrunk() {
+    }
+
+    /// What is done once in a period.
+    pub(super) fn round(&mut self) {
+        if self.live.nodes.take_shrunk() {
             sys::release_memory();
         }
-        pace.sync_if_due(live);
-        let position = store.journal.position();
-        if position == synced || store.journal.is_latched() {
-            continue;
-        }
-        match store.journal.sync() {
-            Ok(()) => synced = position,
-            Err(error) => {
-                tracing::error!(%error, "the journal cannot be synced: the past can no longer be kept, changes to it will fail")
+        self.pace.sync_if_due(&self.live);
+        let journal = &self.live.timeline().store().journal;
+        let position = journal.position();
+        if position != self.synced && !journal.is_latched() {
+            match journal.sync() {
+                Ok(()) => self.synced = position,
+                Err(error) => {
+                    tracing::error!(%error, "the journal cannot be synced: the past can no longer be kept, changes to it will fail")
+                }
             }
         }
     }

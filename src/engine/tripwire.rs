@@ -419,7 +419,7 @@ impl Automatic {
             tracing::debug!(id = %too_many, "too many marks: the oldest stays, as an automatic checkpoint");
         }
         if made.is_some() {
-            self.thread.wake();
+            self.worker.wake();
         }
     }
 }

@@ -1,91 +1,58 @@
-//! A thread that sees to something for as long as a tree is served.
+//! What is seen to for as long as a tree is served, now and then ([`crate::sys::tasks`]).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::lock::Mutex;
+use crate::sys::tasks::{self, Task};
 
 /// The end of a mount waits so long for a round that is under way: a disk may not answer.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
-/// Starts, wakes and ends the thread.
+/// Starts, wakes and ends it.
 #[derive(Default)]
 pub(super) struct Worker {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    stop: bool,
-    running: bool,
-    woken: bool,
+    stopped: AtomicBool,
+    task: Mutex<Option<Task>>,
 }
 
 impl Worker {
-    /// Starts the thread. It is at its end when `work` is, and when that and all that it holds has
-    /// been let go of.
+    /// Has `round` done after this pause, and then after the pauses that it returns.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
     pub(super) fn start(
         self: &Arc<Worker>,
-        name: &str,
-        work: impl FnOnce(&Worker) + Send + 'static,
+        pause: Duration,
+        mut round: impl FnMut(&Worker) -> Option<Duration> + Send + 'static,
     ) -> std::io::Result<()> {
         let worker = Arc::clone(self);
-        self.state.lock().running = true;
-        let spawned = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || {
-                work(&worker);
-                worker.state.lock().running = false;
-                worker.changed.notify_all();
-            });
-        if spawned.is_err() {
-            self.state.lock().running = false;
-        }
-        spawned.map(drop)
+        let task = tasks::every(pause, move || round(&worker))?;
+        *self.task.lock() = Some(task);
+        Ok(())
     }
 
-    /// Has the thread look at once.
+    /// Has it looked at at once.
     pub(super) fn wake(&self) {
-        self.state.lock().woken = true;
-        self.changed.notify_all();
-    }
-
-    /// The thread shall end.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.state.lock().stop
-    }
-
-    /// Asks the thread to end and waits until it has, but not for ever. `what` it is at: that is
-    /// logged if it takes too long.
-    pub(super) fn stop(&self, what: &str) {
-        let mut state = self.state.lock();
-        state.stop = true;
-        self.changed.notify_all();
-        let until = Instant::now() + STOP_MAX;
-        while state.running {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                tracing::error!("{what} does not end");
-                return;
-            }
-            self.changed.wait_for(&mut state, left);
+        let task = *self.task.lock();
+        if let Some(task) = task {
+            task.wake();
         }
     }
 
-    /// Waits for so long, or until it is woken; `false`: the thread shall end.
-    pub(super) fn wait(&self, pause: Duration) -> bool {
-        let mut state = self.state.lock();
-        let until = Instant::now() + pause;
-        loop {
-            if state.stop {
-                return false;
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if std::mem::take(&mut state.woken) || left.is_zero() {
-                return true;
-            }
-            self.changed.wait_for(&mut state, left);
+    /// It shall end.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Ends it, and waits for a round that is under way, but not for ever. `what` it is at: that is
+    /// logged if it takes too long. All that it has was let go of then.
+    pub(super) fn stop(&self, what: &str) {
+        self.stopped.store(true, Ordering::Relaxed);
+        let task = self.task.lock().take();
+        if task.is_some_and(|task| !task.end(STOP_MAX)) {
+            tracing::error!("{what} does not end");
         }
     }
 }

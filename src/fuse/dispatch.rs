@@ -42,6 +42,9 @@ const WAITING_MAX: usize = 500;
 /// to share the CPU.
 const WATCHED: u32 = 64;
 
+/// A helper that has had nothing to do for so long ends.
+const LINGER: Duration = Duration::from_secs(1);
+
 /// How long helpers have to finish when the session has ended.
 const IDLE_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -70,18 +73,27 @@ impl Queue {
         self.more.notify_one();
     }
 
-    /// Waits for a job; `None`: no more come.
-    fn take(&self) -> Option<Job> {
+    /// Waits for a job; `None`: no more come, or none has come for long, of which `ends` is told
+    /// before one can.
+    fn take(&self, ends: impl FnOnce()) -> Option<Job> {
         let mut jobs = self.jobs.lock();
+        let until = Instant::now() + LINGER;
         loop {
             if let Some(job) = jobs.next.pop_front() {
                 return Some(job);
             }
-            if jobs.ended {
+            let left = until.saturating_duration_since(Instant::now());
+            if jobs.ended || left.is_zero() {
+                ends();
                 return None;
             }
-            self.more.wait(&mut jobs);
+            self.more.wait_for(&mut jobs, left);
         }
+    }
+
+    /// The next job, if there is one.
+    fn next(&self) -> Option<Job> {
+        self.jobs.lock().next.pop_front()
     }
 }
 
@@ -268,13 +280,18 @@ impl Relief for Pool {
 impl Helpers {
     fn give(self: &Arc<Self>, job: Job) {
         self.under_way.fetch_add(1, Ordering::SeqCst);
+        // In this order: a helper that ends for want of jobs is not counted any more when the job
+        // comes.
+        self.queue.put(job);
         self.make_if_needed();
-        if self.made.load(Ordering::Relaxed) > 0 {
-            return self.queue.put(job);
+        if self.made.load(Ordering::SeqCst) > 0 {
+            return;
         }
         // Without a single helper nobody would take it up.
-        job();
-        self.under_way.fetch_sub(1, Ordering::SeqCst);
+        if let Some(job) = self.queue.next() {
+            job();
+            self.under_way.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// There may be no more than this now.
@@ -295,7 +312,12 @@ impl Helpers {
         let pool = Arc::downgrade(self);
         let work = move || {
             wait::relieved_by(Arc::new(Pool(Weak::clone(&pool))));
-            while let Some(job) = queue.take() {
+            let ends = || {
+                if let Some(helpers) = pool.upgrade() {
+                    helpers.made.fetch_sub(1, Ordering::SeqCst);
+                }
+            };
+            while let Some(job) = queue.take(ends) {
                 job();
                 let Some(helpers) = pool.upgrade() else {
                     continue;

@@ -14,12 +14,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use fuser::{INodeNo, Notifier};
 
 use crate::engine::request::{Caches, NodeId, Stale};
 use crate::sys;
 use crate::sys::lock::Mutex;
+use crate::sys::tasks;
 
 /// Threads that are kept for the next call.
 const IDLE_MAX: usize = 2;
@@ -44,17 +46,12 @@ pub struct KernelCaches {
 
 impl KernelCaches {
     /// Those of the session with this `/dev/fuse`.
-    ///
-    /// # Errors
-    /// There can be no more threads.
-    pub fn new(notifier: Notifier, device: BorrowedFd<'_>) -> io::Result<Self> {
-        let device = device.as_raw_fd();
-        let first = start(device)?;
-        Ok(Self {
+    pub fn new(notifier: Notifier, device: BorrowedFd<'_>) -> Self {
+        Self {
             notifier: Mutex::new(Some(notifier)),
-            device,
-            idle: Mutex::new(vec![first]),
-        })
+            device: device.as_raw_fd(),
+            idle: Mutex::default(),
+        }
     }
 
     /// Lets go of the connection; later calls do nothing.
@@ -127,7 +124,17 @@ impl Caches for KernelCaches {
         let jobs = match idle.map_or_else(|| start(self.device), Ok) {
             Ok(jobs) => jobs,
             Err(error) => {
-                return tracing::error!(%error, "no thread to tell the kernel what to forget");
+                tracing::warn!(%error, "no thread for it: one that has the descriptors of all tells the kernel what to forget");
+                let (done, wait) = channel::<()>();
+                let tell = move || {
+                    what.iter().for_each(|stale| forget(&notifier, stale));
+                    drop((notifier, done));
+                };
+                if let Err(error) = tasks::once(Duration::ZERO, tell) {
+                    tracing::error!(%error, "the kernel is not told what to forget");
+                }
+                let _ = wait.recv();
+                return;
             }
         };
         let (done, wait) = channel();

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
 
 use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
 
@@ -84,10 +86,14 @@ impl MountConfig {
     }
 }
 
+/// What is done when a session has ended.
+type Then = Box<dyn FnOnce(io::Result<()>) + Send>;
+
 /// A mounted session. Dropping it unmounts, if nobody uses the mount, and does not wait for its
 /// threads.
 pub struct Session {
-    server: Option<JoinHandle<io::Result<()>>>,
+    /// Tells the thread that waits for its end.
+    then: Option<Sender<Then>>,
     device: Option<Arc<OwnedFd>>,
     caches: Arc<KernelCaches>,
     unmounter: Unmounter,
@@ -132,9 +138,10 @@ impl Session {
     fn prepared(mut session: fuser::Session<Adapter>, shared: &Device) -> io::Result<Session> {
         let device = Arc::new(session.as_fd().try_clone_to_owned()?);
         shared.set(&device);
-        let caches = Arc::new(KernelCaches::new(session.notifier(), session.as_fd())?);
+        let caches = Arc::new(KernelCaches::new(session.notifier(), session.as_fd()));
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));
-        let server = thread::Builder::new()
+        let (then, told) = channel::<Then>();
+        thread::Builder::new()
             .name("fuse-session".to_owned())
             .spawn(move || {
                 // Backing files are registered by the threads that it starts, and the kernel writes
@@ -142,10 +149,16 @@ impl Session {
                 // after this mount too. Without it the backing filesystem clears set-id bits by
                 // itself.
                 sys::give_up_set_id();
-                session.run()
+                let served = catch_unwind(AssertUnwindSafe(|| session.run()));
+                let served = served.unwrap_or_else(|_| {
+                    Err(io::Error::other("the thread of the session panicked"))
+                });
+                if let Ok(then) = told.recv() {
+                    then(served);
+                }
             })?;
         Ok(Session {
-            server: Some(server),
+            then: Some(then),
             device: Some(device),
             caches,
             unmounter,
@@ -168,22 +181,21 @@ impl Session {
         Arc::clone(&self.caches) as Arc<dyn Caches>
     }
 
-    /// Waits until the mount is gone, whoever unmounts it, and its threads have ended;
+    /// Has `then` called when the mount is gone, whoever unmounts it, and its threads have ended;
     /// `service.ended` has been called then. After a lazy unmount that is when the last open file
-    /// is closed.
-    ///
-    /// # Errors
-    /// A serving thread failed; the mount may still be there, with nobody to answer.
-    pub fn wait(mut self) -> io::Result<()> {
-        let Some(server) = self.server.take() else {
-            return Ok(());
+    /// is closed. It is told if a serving thread failed: the mount may still be there, with nobody
+    /// to answer. It must not take long, and has no right to set set-id bits
+    /// ([`sys::give_up_set_id`]).
+    pub fn at_end(mut self, then: impl FnOnce(io::Result<()>) + Send + 'static) {
+        let Some(tell) = self.then.take() else {
+            return;
         };
-        let result = server
-            .join()
-            .unwrap_or_else(|_| Err(io::Error::other("the thread of the session panicked")));
-        self.caches.close();
-        self.device = None;
-        result
+        let _ = tell.send(Box::new(move |served| {
+            self.caches.close();
+            self.device = None;
+            drop(self);
+            then(served);
+        }));
     }
 }
 

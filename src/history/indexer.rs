@@ -5,6 +5,7 @@
 //! the end of an epoch; one that was begun and not ended is applied again, to the same effect.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::absence::Absences;
@@ -44,6 +45,8 @@ pub struct Indexer {
     wake: Arc<Wake>,
     /// The checkpoints that the index may go down to, and up to where.
     compaction: Mutex<Option<Compaction>>,
+    /// What the last mount left was looked for.
+    resumed: AtomicBool,
     parts: Parts,
 }
 
@@ -65,6 +68,7 @@ impl Indexer {
             store,
             wake,
             compaction: Mutex::default(),
+            resumed: AtomicBool::new(false),
             parts,
         }
     }
@@ -79,7 +83,9 @@ impl Indexer {
             self,
             |indexer| &indexer.wake,
             |indexer| {
-                indexer.resume_compaction();
+                if !indexer.resumed.swap(true, Ordering::Relaxed) {
+                    indexer.resume_compaction();
+                }
                 while indexer.wake.wait() {
                     let indexed = if indexer.wake.lacks_room() {
                         Err(StoreError::IndexClosed)
@@ -91,9 +97,10 @@ impl Indexer {
                     if let Err(error) = indexed
                         && !indexer.index_failed(&error)
                     {
-                        break;
+                        return false;
                     }
                 }
+                true
             },
         )
     }

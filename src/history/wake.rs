@@ -1,16 +1,23 @@
 //! Waking a thread that works on closed epochs when the machine has nothing else to do, and ending
 //! it; and whether the index, which one of them fills, can be used.
+//!
+//! There is a thread while there is something to do, and a moment longer: a daemon serves many trees,
+//! most of which nobody changes.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::store::StoreError;
 use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::tasks;
 
 /// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or
 /// works on at once.
 const SETTLE: Duration = Duration::from_millis(300);
+
+/// A thread that has nothing to do ends after so long.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// A call of the index that has not returned after this long may be held up by others that want the
 /// processor: it is given its share.
@@ -34,8 +41,10 @@ struct Signals {
     stop: Option<Instant>,
     /// Those for whom it waits.
     held: u32,
-    /// The thread, while it runs.
+    /// The thread runs, or is being started.
     running: bool,
+    /// It has ended for good.
+    over: bool,
     thread: Option<i32>,
     /// Since when a call of the index has not returned.
     calling: Option<Instant>,
@@ -48,6 +57,13 @@ impl Signals {
     fn ends(&self) -> bool {
         self.stop
             .is_some_and(|asked| !self.hurry || asked.elapsed() > HURRY_STOP_MAX)
+    }
+
+    /// Whether a thread is to be started, which counts as running then.
+    fn needs_thread(&mut self) -> bool {
+        let needs = self.epoch_closed && !self.running && !self.over && self.stop.is_none();
+        self.running |= needs;
+        needs
     }
 }
 
@@ -64,13 +80,32 @@ pub(super) struct Trouble {
 pub struct Wake {
     signals: Mutex<Signals>,
     changed: Condvar,
+    /// Starts the thread.
+    starter: OnceLock<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl Wake {
     /// An epoch was closed.
     pub fn epoch_closed(&self) {
         self.signals.lock().epoch_closed = true;
-        self.changed.notify_all();
+        if let Err(error) = self.go_on() {
+            tracing::warn!(%error, "there is no thread for closed epochs; the next checkpoint tries again");
+        }
+    }
+
+    /// Wakes the thread, or has one started if that is needed, by another thread: to start one takes
+    /// longer than whoever closes an epoch should wait.
+    fn go_on(&self) -> std::io::Result<()> {
+        let Some(starter) = self.starter.get() else {
+            return Ok(());
+        };
+        if !self.signals.lock().needs_thread() {
+            self.changed.notify_all();
+            return Ok(());
+        }
+        let starter = Arc::clone(starter);
+        tasks::once(Duration::ZERO, move || starter())
+            .inspect_err(|_| self.signals.lock().running = false)
     }
 
     /// Until this is dropped the thread begins nothing, unless too much waits: what it does takes
@@ -215,8 +250,8 @@ impl Wake {
         {
             tracing::debug!(%errno, "a thread stays idle");
         }
-        signals.epoch_closed = true;
-        self.changed.notify_all();
+        drop(signals);
+        self.epoch_closed();
     }
 
     /// Nothing waits any more.
@@ -230,11 +265,16 @@ impl Wake {
         }
     }
 
-    /// Waits for work; `false`: the thread shall end.
+    /// Waits for work; `false`: the thread shall end, for good or until there is some.
     pub fn wait(&self) -> bool {
         let mut signals = self.signals.lock();
+        let until = Instant::now() + LINGER;
         while !signals.epoch_closed && signals.stop.is_none() {
-            self.changed.wait(&mut signals);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut signals, left);
         }
         if signals.stop.is_none() && !signals.hurry {
             self.changed.wait_for(&mut signals, SETTLE);
@@ -269,43 +309,69 @@ fn describe(error: &StoreError) -> String {
 }
 
 /// Tells whoever waits for it that the thread has ended, however it did.
-struct Ended<'a>(&'a Wake);
+struct Ended<'a> {
+    wake: &'a Wake,
+    /// Another may be started once there is something to do.
+    again: bool,
+}
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        let mut signals = self.0.signals.lock();
+        let mut signals = self.wake.signals.lock();
         (signals.running, signals.thread) = (false, None);
-        self.0.changed.notify_all();
+        signals.over |= !self.again;
+        let more = signals.epoch_closed;
+        drop(signals);
+        if more {
+            self.wake.epoch_closed();
+        }
+        self.wake.changed.notify_all();
     }
 }
 
 impl Wake {
-    /// Starts the thread, which has something to do at once; `work` goes on until it is asked to
-    /// end. `of` tells where in `holder` this is.
+    /// Starts the thread, which has something to do at once. `work` goes on for as long as
+    /// [`Wake::wait`] says so, and tells whether it may be begun again. `of` tells where in `holder`
+    /// this is.
     ///
     /// # Errors
     /// Those of starting a thread.
     pub fn start<T: Send + Sync + 'static>(
-        name: &str,
+        name: &'static str,
         holder: &Arc<T>,
         of: fn(&T) -> &Wake,
-        work: fn(&T),
+        work: fn(&T) -> bool,
     ) -> std::io::Result<()> {
-        let wake = of(holder);
-        wake.signals.lock().running = true;
-        wake.epoch_closed();
-        let worker = Arc::clone(holder);
-        let spawned = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || {
-                let wake = of(&worker);
-                let _ended = Ended(wake);
-                wake.begin();
-                work(&worker);
-            });
-        if spawned.is_err() {
-            drop(Ended(wake));
-        }
-        spawned.map(drop)
+        let (wake, weak) = (of(holder), Arc::downgrade(holder));
+        let starter = move || {
+            if let Some(holder) = weak.upgrade() {
+                run(name, &holder, of, work);
+            }
+        };
+        let _ = wake.starter.set(Arc::new(starter));
+        wake.signals.lock().epoch_closed = true;
+        wake.go_on()
+    }
+}
+
+fn run<T: Send + Sync + 'static>(
+    name: &str,
+    holder: &Arc<T>,
+    of: fn(&T) -> &Wake,
+    work: fn(&T) -> bool,
+) {
+    let worker = Arc::clone(holder);
+    let spawned = std::thread::Builder::new()
+        .name(name.into())
+        .spawn(move || {
+            let wake = of(&worker);
+            let mut ended = Ended { wake, again: false };
+            wake.begin();
+            ended.again = work(&worker);
+        });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, name, "a thread cannot be started; the next checkpoint tries again");
+        of(holder).signals.lock().running = false;
+        of(holder).changed.notify_all();
     }
 }

@@ -103,6 +103,8 @@ pub struct Sealer {
     eager: Arc<Eager>,
     idle: Arc<Idle>,
     sharing: Arc<Sharing>,
+    /// What its thread keeps until there is another.
+    known: Mutex<KnownBlocks>,
     /// It captures ahead too.
     full: AtomicBool,
     /// Every closed epoch below this one is hashed, as far as it can be.
@@ -129,6 +131,7 @@ impl Sealer {
             eager: Arc::clone(eager),
             idle: Arc::clone(idle),
             sharing: Arc::clone(sharing),
+            known: Mutex::default(),
             full: AtomicBool::new(false),
             done_below: Mutex::default(),
             objects: AtomicU64::new(0),
@@ -173,8 +176,8 @@ impl Sealer {
         }
     }
 
-    fn hash_until_stopped(&self) {
-        let (mut again, mut known) = (0, KnownBlocks::default());
+    fn hash_until_stopped(&self) -> bool {
+        let (mut again, mut known) = (0, std::mem::take(&mut *self.known.lock()));
         while self.wake.wait() {
             match self.hash_closed(&mut known) {
                 Ok(false) if again < AGAIN_MAX => {
@@ -191,6 +194,8 @@ impl Sealer {
                 }
             }
         }
+        *self.known.lock() = known;
+        true
     }
 
     /// Hashes all that closed epochs have and that is not hashed yet.

@@ -278,6 +278,11 @@ impl<T: Default> Default for RwLock<T> {
 pub struct Condvar(parking_lot::Condvar);
 
 impl Condvar {
+    /// Nobody waits for it.
+    pub const fn new() -> Condvar {
+        Condvar(parking_lot::Condvar::new())
+    }
+
     /// Waits to be notified.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         self.0.wait(&mut guard.guard);

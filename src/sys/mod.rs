@@ -14,8 +14,8 @@
 //! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]; only macOS's two for "not
 //! supported" become one); what a system does not have is `ENOSYS` or `EOPNOTSUPP`.
 //!
-//! **Locking.** None, and no state (the locks of the layers above are in [`lock`], with their
-//! order): every function may be called from any thread. What belongs to the calling thread only
+//! **Locking.** None, and no state but that of [`tasks`] (the locks of the layers above are in
+//! [`lock`], with their order): every function may be called from any thread. What belongs to the calling thread only
 //! ([`set_thread_idle`], [`give_up_set_id`], [`act_for`], [`act_as`]) or to the process ([`umask0`],
 //! `block_terminate`) says so.
 //!
@@ -39,6 +39,7 @@ mod pass;
 mod path;
 mod process;
 mod signal;
+pub mod tasks;
 mod types;
 mod users;
 pub mod wait;
@@ -88,16 +89,16 @@ pub use os::{
     can_share, chmod_fd, chown_fd, clone_file, clone_head, clone_to, copy_file_range,
     create_file_at, dedupe_range, device_at, dirty_pages, dirty_pages_before, drop_cached,
     extent_map, facts_of, fallocate, finish_writeback, fs_name, fusermount_unmount, getxattr,
-    give_up_set_id, has_our_rights, has_sys_admin, is_in_error, keep_descriptor, lease_free,
-    leave_descriptors, link_fd, list_dir, list_new_dir, listxattr, may_administer, message_pair,
-    mknod_at, mount_bind, mount_of, mount_overlay, mount_scratch, mounts, mounts_of_all,
-    open_beneath, open_path_at, own_memory, own_thread, peer_cred, private_mounts, process_facts,
-    process_name, process_session, process_starttime, read_dir, read_unlocked_at, receive_message,
-    release_memory, remove_file_xattr, removexattr, reopen, replace_descriptor, runs_of_thread,
-    same_ranges, send_message, set_file_xattr, set_thread_idle, set_thread_io_idle,
-    set_thread_normal, setxattr, shares_extents, start_writeback, stat_at, stat_fd, statfs_fd,
-    syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread,
-    watched, widen_pipe, wrap_number, write_in_place,
+    give_up_set_id, has_our_rights, has_sys_admin, is_in_error, keep_descriptor,
+    keep_no_large_blocks, lease_free, leave_descriptors, link_fd, list_dir, list_new_dir,
+    listxattr, may_administer, message_pair, mknod_at, mount_bind, mount_of, mount_overlay,
+    mount_scratch, mounts, mounts_of_all, open_beneath, open_path_at, own_memory, own_thread,
+    peer_cred, private_mounts, process_facts, process_name, process_session, process_starttime,
+    read_dir, read_unlocked_at, receive_message, release_memory, remove_file_xattr, removexattr,
+    reopen, replace_descriptor, runs_of_thread, same_ranges, send_message, set_file_xattr,
+    set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr, shares_extents,
+    start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, truncate_unshared, unmount,
+    utimens_fd, wait_readable, waits_of_thread, watched, widen_pipe, wrap_number, write_in_place,
 };
 pub use pass::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
 pub use path::{

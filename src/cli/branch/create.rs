@@ -145,7 +145,7 @@ fn make_in(
 
 /// Begins to tell git, and makes the file by which the branch is known to it.
 fn begin_git(
-    served: &Served,
+    served: &mut Served,
     dir: &NewDir,
     name: &str,
     how: &How,
@@ -156,6 +156,9 @@ fn begin_git(
     let begun = git::begin(&served.mount()?, view.as_deref(), &dir.path, name)
         .and_then(|begun| begun.map(|begun| begun.link(&dir.path)).transpose());
     match begun {
+        Err(_) if std::fs::symlink_metadata(dir.path.join(DOT_GIT)).is_ok() => {
+            Err(taken(served, dir, name))
+        }
         Err(error) if how.git => Err(error),
         Err(error) => {
             untold(&error, out);
@@ -163,6 +166,28 @@ fn begin_git(
         }
         begun => begun,
     }
+}
+
+/// Why the directory has a `.git` already: there is a branch of this name, or somebody else is making
+/// it, which the daemon tells; or it is somebody's directory.
+fn taken(served: &mut Served, dir: &NewDir, name: &str) -> VerbError {
+    let asked = CreateBranch {
+        name: name.to_owned(),
+        at: None,
+        path: dir.path.clone(),
+        git: false,
+        dry_run: true,
+    };
+    served.client.ask(asked).err().unwrap_or_else(|| {
+        hinted(
+            Code::NotEmpty,
+            format!(
+                "{} is not empty; somebody else may be making a branch {name} there",
+                dir.path.display()
+            ),
+            "name a directory that is not there yet: --path DIR",
+        )
+    })
 }
 
 fn untold(error: &VerbError, out: &Out) {

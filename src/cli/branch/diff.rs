@@ -1,10 +1,11 @@
 //! `ckptfs branch diff`.
 
 use super::super::context::Context;
-use super::super::error::{Outcome, hinted};
+use super::super::error::Outcome;
+use super::super::locate::{self, Served};
+use super::super::past::{Tree, state};
 use super::super::{changes, diff};
-use crate::engine::api::{Code, DiffBranch, VerbError};
-use crate::store::ids::CheckpointId;
+use crate::engine::api::{BranchInfo, DiffBranch, MergeBase};
 
 /// List what a branch has changed since it began, or was merged or updated last
 #[derive(Debug, clap::Args)]
@@ -18,16 +19,10 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let (mut served, branch) = super::mounted(&args.name, context)?;
+    let (served, branch) = super::mounted(&args.name, context)?;
     let since = match branch.merge_base {
         Some(base) if !base.of_branch => {
-            if args.patch {
-                return Err(no_patch(base.checkpoint).into());
-            }
-            let changes = served.client.ask(DiffBranch { name: args.name })?;
-            return context
-                .out
-                .answer(&changes, |out| changes::print(out, &changes));
+            return since_update(served, &branch, base, args.patch, context);
         }
         Some(base) => Some(base.checkpoint),
         None => branch.since,
@@ -37,13 +32,23 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     diff::run(diff::Args::since(since, args.patch), context)
 }
 
-/// The two are in two trees.
-fn no_patch(base: CheckpointId) -> VerbError {
-    hinted(
-        Code::NotExact,
-        format!(
-            "there is no patch of a branch that was updated to checkpoint {base} of its parent"
-        ),
-        format!("in the parent: diff -ru .snapshots/{base} BRANCH"),
-    )
+/// What differs from a checkpoint of the parent, as the parent tells it: the two are in two trees.
+fn since_update(
+    mut parent: Served,
+    branch: &BranchInfo,
+    base: MergeBase,
+    patch: bool,
+    context: &mut Context,
+) -> Outcome {
+    let name = branch.name.clone();
+    let changes = parent.client.ask(DiffBranch { name })?;
+    if !patch {
+        return context
+            .out
+            .answer(&changes, |out| changes::print(out, &changes));
+    }
+    let checkpoint = state(&mut parent, &base.checkpoint.to_string())?;
+    let before = Tree::at(&parent, checkpoint.as_ref())?;
+    let after = Tree::at(&locate::served(Some(&branch.path))?, None)?;
+    diff::tell_patch(&changes, (&before, &after), context)
 }

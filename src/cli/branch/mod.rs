@@ -14,14 +14,14 @@ mod update;
 use clap::Subcommand;
 
 use super::context::Context;
-use super::error::{Outcome, hinted};
+use super::error::{Outcome, error};
 use super::locate::{self, Served};
-use crate::engine::api::{BranchInfo, Code, ListBranches, VerbResult};
+use crate::engine::api::{BranchInfo, Code, DiffBranch, ListBranches, VerbResult};
 
 /// Branches: writable second trees that begin as a checkpoint of this one
 ///
 /// Each is a directory of its own, mounted by the daemon of its parent: every verb works in it as
-/// in any tree.
+/// in any tree. `ckptfs merge NAME` does in this tree what was done in one.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -30,10 +30,10 @@ pub struct Args {
 
 /// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
 macro_rules! verbs {
-    ($($verb:ident($module:ident),)*) => {
+    ($($(#[$more:meta])* $verb:ident($module:ident),)*) => {
         #[derive(Debug, Subcommand)]
         enum Verb {
-            $($verb($module::Args),)*
+            $($(#[$more])* $verb($module::Args),)*
         }
 
         pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -47,11 +47,13 @@ macro_rules! verbs {
 verbs! {
     Create(create),
     Run(run),
+    #[command(alias = "ls")]
     List(list),
     Diff(diff),
     Update(update),
     Conflicts(conflicts),
     Mount(mount),
+    #[command(aliases = ["rm", "delete"])]
     Drop(drop),
     Restore(restore),
 }
@@ -60,22 +62,12 @@ verbs! {
 pub fn mounted(name: &str, context: &Context) -> VerbResult<(Served, BranchInfo)> {
     let mut served = locate::served(context.dir())?;
     let all = served.client.ask(ListBranches::default())?;
-    let Some(found) = all.into_iter().find(|branch| branch.name == name) else {
-        return Err(hinted(
-            Code::UnknownBranch,
-            format!("there is no branch {name:?}"),
-            "`ckptfs branch list` tells of all",
-        ));
-    };
-    if !found.mounted {
-        return Err(hinted(
-            Code::NotMounted,
-            format!("the branch {name} is not mounted"),
-            format!(
-                "ckptfs branch mount {}",
-                crate::engine::word::word(&found.name)
-            ),
-        ));
+    let found = all.into_iter().find(|branch| branch.name == name);
+    if let Some(found) = found.filter(|branch| branch.mounted) {
+        return Ok((served, found));
     }
-    Ok((served, found))
+    // The daemon tells why it is not.
+    let name = name.to_owned();
+    let refused = served.client.ask(DiffBranch { name }).err();
+    Err(refused.unwrap_or_else(|| error(Code::Busy, "the branch is just being made or mounted")))
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::open::{open_dir, take_back};
 use super::verbs::{BranchInfo, CreateBranch};
-use super::{Branch, base_note, fresh};
+use super::{Branch, Claim, base_note, fresh};
 use crate::engine::Engine;
 use crate::engine::api::{CheckpointOptions, VerbResult};
 use crate::engine::bases::registry_failed;
@@ -36,7 +36,7 @@ pub(super) fn create(
     reason: Reason,
 ) -> VerbResult<BranchInfo> {
     let CreateBranch { name, path, .. } = asked;
-    let _claim = engine.branches.claim(name)?;
+    let _claim = claim(engine, name)?;
     engine.branches.host()?;
     let depth = room_for(engine, name)?;
     let given = asked
@@ -95,6 +95,21 @@ pub(super) fn create(
             }
             Err(error)
         }
+    }
+}
+
+/// Nobody else makes a branch of this name.
+fn claim<'a>(engine: &'a Engine, name: &str) -> VerbResult<Claim<'a>> {
+    match engine.branches.claim(name) {
+        Err(error) if error.code == Code::Busy => {
+            room_for(engine, name)?;
+            Err(hinted(
+                Code::BranchExists,
+                format!("somebody else is making a branch {name}"),
+                "give it another name",
+            ))
+        }
+        claim => claim,
     }
 }
 

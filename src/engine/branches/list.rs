@@ -11,6 +11,7 @@ use crate::engine::bases::registry_failed;
 use crate::engine::compare::change;
 use crate::engine::error;
 use crate::engine::merge::{Kin, MergeBase, changed_by, unmerged};
+use crate::engine::seen::Seen;
 use crate::history::diff::{Difference, Differs};
 use crate::history::state::State;
 use crate::history::touched::Touched;
@@ -42,8 +43,8 @@ pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<Bran
             Err(error) => info.trouble = Some(error.message),
         }
         if asked.unmerged {
-            match unmerged(engine, &branch) {
-                Ok(paths) => info.unmerged = Some(paths.len() as u64),
+            match count_unmerged(engine, &branch) {
+                Ok(paths) => info.unmerged = Some(paths),
                 Err(error) => info.trouble = Some(error.message),
             }
         }
@@ -80,6 +81,26 @@ pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<
     let kin = Kin { parent, branch };
     let base = kin.base(State::Live, State::Live)?;
     Ok(Some(base).filter(|base| !kin.is_first(*base)))
+}
+
+/// How many paths of a branch nobody has merged. To find that out takes a merge that changes
+/// nothing: so what was found is good until something is changed in one of the two.
+fn count_unmerged(parent: &Engine, branch: &Branch) -> VerbResult<u64> {
+    let seen = |engine: &Engine| {
+        engine.checkpoints.settle();
+        Seen::of(&engine.live).ok()
+    };
+    let base = Kin { parent, branch }.base(State::Live, State::Live)?;
+    let now = seen(parent).zip(seen(&branch.engine));
+    let now = now.map(|(here, there)| (base, here, there));
+    if let (Some(now), Some((then, found))) = (&now, &*branch.unmerged.lock())
+        && now == then
+    {
+        return Ok(*found);
+    }
+    let found = unmerged(parent, branch)?.len() as u64;
+    *branch.unmerged.lock() = now.map(|now| (now, found));
+    Ok(found)
 }
 
 /// What a branch has changed since it and its parent were one.

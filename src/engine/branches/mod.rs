@@ -33,6 +33,8 @@ use super::api::{VerbError, VerbResult};
 use super::bases::registry_failed;
 use super::config::Config;
 use super::error::{self, Code, hinted};
+use super::merge::MergeBase;
+use super::seen::Seen;
 use super::word::word;
 use super::{Engine, error::error};
 use crate::history::base::Base;
@@ -60,7 +62,12 @@ pub struct Branch {
     pub since: CheckpointId,
     /// Where it is mounted.
     pub path: PathBuf,
+    /// How many of its paths nobody had merged when it was last looked at.
+    unmerged: Mutex<Option<(Looked, u64)>>,
 }
+
+/// What a branch and its parent have in common, and what the parent and the branch look like.
+type Looked = (MergeBase, Seen, Seen);
 
 impl Branch {
     fn of(entry: &BranchEntry, engine: Arc<Engine>) -> Branch {
@@ -69,6 +76,7 @@ impl Branch {
             engine,
             base: entry.base,
             since: entry.since,
+            unmerged: Mutex::default(),
             path: entry.path.clone(),
         }
     }
@@ -160,6 +168,8 @@ pub enum Ending {
 pub struct Branches {
     /// What this tree is itself, if it is a branch.
     own: Option<BranchEntry>,
+    /// Where its parent is mounted, if it is served.
+    parent: OnceLock<PathBuf>,
     host: OnceLock<Arc<dyn Host>>,
     open: Mutex<BTreeMap<String, Arc<Branch>>>,
     claimed: Mutex<BTreeSet<String>>,
@@ -192,6 +202,11 @@ impl Branches {
         let _ = self.host.set(host);
     }
 
+    /// Sets where the tree is mounted that this one is a branch of.
+    pub fn set_parent(&self, at: &Path) {
+        let _ = self.parent.set(at.to_owned());
+    }
+
     /// The store of this tree, if it is a branch itself.
     pub fn own_id(&self) -> Option<StoreId> {
         self.own.as_ref().map(|own| own.id)
@@ -213,7 +228,7 @@ impl Branches {
             return Ok(Arc::clone(branch));
         }
         let known: Vec<String> = open.keys().cloned().collect();
-        Err(no_branch(name, &known))
+        Err(self.unknown(name, &known))
     }
 
     /// All that are open, by name.
@@ -238,6 +253,33 @@ impl Branches {
             branches: self,
             name: name.to_owned(),
         })
+    }
+
+    /// There is no branch of this name among those that are known.
+    fn unknown(&self, name: &str, known: &[String]) -> VerbError {
+        if self.own.as_ref().is_some_and(|own| own.name == name) {
+            let at = self.parent.get().map_or(Path::new("DIR"), PathBuf::as_path);
+            return hinted(
+                Code::UnknownBranch,
+                format!("this tree is the branch {name}, and has none of that name itself"),
+                format!(
+                    "ask the tree that it is a branch of, with: ckptfs -C {}",
+                    word(at.display())
+                ),
+            );
+        }
+        let hint = match error::nearest(name, known) {
+            Some(near) => format!("did you mean {near}? All are told by `ckptfs branch list`"),
+            None if known.is_empty() => {
+                "there is none yet: `ckptfs branch create NAME` makes one".to_owned()
+            }
+            None => "`ckptfs branch list` tells of all".to_owned(),
+        };
+        hinted(
+            Code::UnknownBranch,
+            format!("there is no branch {name:?}"),
+            hint,
+        )
     }
 
     /// Serves a branch, and has it in the table for as long as its mount is there.
@@ -284,12 +326,29 @@ impl<'a> Brancher<'a> {
         self.engine.timeline().store().layout.branches()
     }
 
+    /// A branch that is mounted.
+    ///
+    /// # Errors
+    /// `unknown-branch`, `not-mounted`.
+    pub fn mounted(&self, name: &str) -> VerbResult<Arc<Branch>> {
+        self.engine.branches.get(name).map_err(|unknown| {
+            if !matches!(self.registry().get(name), Ok(Some(_))) {
+                return unknown;
+            }
+            hinted(
+                Code::NotMounted,
+                format!("the branch {name} is not mounted"),
+                format!("ckptfs branch mount {}", word(name)),
+            )
+        })
+    }
+
     /// A branch as the registry has it, open or not.
     fn registered(&self, name: &str) -> VerbResult<BranchEntry> {
         if let Some(entry) = self.registry().get(name).map_err(registry_failed)? {
             return Ok(entry);
         }
-        Err(no_branch(name, &self.names()?))
+        Err(self.engine.branches.unknown(name, &self.names()?))
     }
 
     /// The names of the branches that are registered.
@@ -331,21 +390,6 @@ pub fn beside(tree: &Path, name: &str) -> VerbResult<PathBuf> {
     file.push("@");
     file.push(name);
     Ok(tree.with_file_name(file))
-}
-
-fn no_branch(name: &str, known: &[String]) -> VerbError {
-    let hint = match error::nearest(name, known) {
-        Some(near) => format!("did you mean {near}? All are told by `ckptfs branch list`"),
-        None if known.is_empty() => {
-            format!("make it: ckptfs branch create {}", word(name))
-        }
-        None => "`ckptfs branch list` tells of all".to_owned(),
-    };
-    hinted(
-        Code::UnknownBranch,
-        format!("there is no branch {name:?}"),
-        hint,
-    )
 }
 
 /// This directory is a branch's, and shows nothing without what it looks through to.

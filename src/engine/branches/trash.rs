@@ -6,7 +6,7 @@
 use super::list::changes;
 use super::open::{mount, open_branch, open_dir};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
-use super::{Branch, Brancher, Ending, internal, no_branch};
+use super::{Branch, Brancher, Ending, internal};
 use crate::engine::api::{TreePath, VerbError, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
@@ -224,7 +224,7 @@ pub(super) fn revive(engine: &Engine, by: &Actor, name: &str) -> VerbResult<Bran
         .into_iter()
         .filter(|entry| entry.name == name)
         .max_by_key(|entry| entry.made_ns);
-    let entry = last.ok_or_else(|| no_branch(name, &known))?;
+    let entry = last.ok_or_else(|| not_dropped(name, &known))?;
     bring_back(engine, by, None, &entry)?;
     Ok(BranchInfo {
         mounted: true,
@@ -268,4 +268,18 @@ fn already_there(entry: &BranchEntry, cause: StoreError) -> VerbError {
         ),
         _ => registry_failed(cause),
     }
+}
+
+fn not_dropped(name: &str, known: &[String]) -> VerbError {
+    let hint = match error::nearest(name, known) {
+        Some(near) => {
+            format!("did you mean {near}? All are told by `ckptfs branch list --dropped`")
+        }
+        None => "`ckptfs branch list --dropped` tells of all".to_owned(),
+    };
+    hinted(
+        Code::UnknownBranch,
+        format!("no branch {name:?} was dropped, or gc has emptied the trash since"),
+        hint,
+    )
 }

@@ -158,7 +158,7 @@ impl Verb for DiffBranch {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Change>> {
-        let branch = engine.branches.get(&self.name)?;
+        let branch = Brancher::new(engine).mounted(&self.name)?;
         let kin = Kin {
             parent: engine,
             branch: &branch,

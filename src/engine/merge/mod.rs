@@ -26,7 +26,7 @@ use self::prepare::{Eyes, Merging, Three};
 pub(super) use self::touched::{changed_by, clashes_of, unmerged};
 use super::Engine;
 use super::api::{CheckpointOptions, StateName, VerbError, VerbResult, microseconds};
-use super::branches::Branch;
+use super::branches::{Branch, Brancher};
 use super::hooks::around;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -40,7 +40,6 @@ use crate::store::layout::merges::MergeInto;
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::Errno;
 
-const FAILED: &str = "the merge failed";
 /// Versions of files are answered in parts of about so many bytes.
 const VERSIONS_BYTES: usize = 16 << 20;
 
@@ -72,6 +71,16 @@ struct Merger<'a> {
     engine: &'a Engine,
     requester: &'a Requester,
     asked: &'a Merge,
+}
+
+impl MergeInto {
+    /// What is said if such a merge fails.
+    fn failed(self) -> &'static str {
+        match self {
+            MergeInto::Parent => "the merge failed",
+            MergeInto::Branch => "the update failed",
+        }
+    }
 }
 
 impl Verb for Merge {
@@ -112,7 +121,7 @@ impl Verb for MergeVersions {
             let merging = three.prepare(&|_| Ok(()))?;
             merging
                 .versions(self.after.as_ref(), VERSIONS_BYTES)
-                .map_err(|errno| engine.checkpoints.failed(FAILED, errno))
+                .map_err(|errno| engine.checkpoints.failed(course.failed(), errno))
         })
     }
 }
@@ -143,9 +152,8 @@ impl<'a> Merger<'a> {
         if let Some(base) = &self.asked.base {
             return act(&self.line(base)?);
         }
-        let branches = self.engine.branches();
-        let _claim = branches.claim(&self.asked.what)?;
-        let branch = branches.get(&self.asked.what)?;
+        let _claim = self.engine.branches().claim(&self.asked.what)?;
+        let branch = Brancher::new(self.engine).mounted(&self.asked.what)?;
         act(&self.branch_into_parent(&branch)?)
     }
 
@@ -184,7 +192,7 @@ impl<'a> Merger<'a> {
         let restorer = Restorer::new(self.engine);
         let one_at_a_time = self.engine.checkpoints.wait_turn(self.requester)?;
         let prepare = |await_free: prepare::AwaitFree<'_>| three.prepare(await_free);
-        let (merging, frozen) = restorer.frozen(&asked, FAILED, prepare, one_at_a_time)?;
+        let (merging, frozen) = restorer.frozen(&asked, course.failed(), prepare, one_at_a_time)?;
         if merging.is_refused() {
             return Ok(answer(&merging, None));
         }
@@ -195,7 +203,7 @@ impl<'a> Merger<'a> {
         }
         let note = format!("before merging {}", self.asked.what);
         let (guard, applied, forgetting) =
-            restorer.behind_guard(frozen, (FAILED, &note), None, |stage, guard| {
+            restorer.behind_guard(frozen, (course.failed(), &note), None, |stage, guard| {
                 self.carry_out((&merging, course), stage, guard)
             })?;
         let (applied, taken_back) = match applied {
@@ -204,14 +212,19 @@ impl<'a> Merger<'a> {
         };
         restorer
             .told_after(merging.plan(), applied, forgetting)
-            .map_err(|why| self.failed(why, guard, taken_back))?;
+            .map_err(|why| self.failed(course, (why, taken_back), guard))?;
         if let Course::Kin { kin, .. } = course {
             kin.settle();
         }
         Ok(answer(&merging, Some(guard)))
     }
 
-    fn failed(&self, why: Errno, guard: CheckpointId, taken_back: bool) -> VerbError {
+    fn failed(
+        &self,
+        course: &Course<'_>,
+        (why, taken_back): (Errno, bool),
+        guard: CheckpointId,
+    ) -> VerbError {
         let hint = match taken_back {
             true => "everything is as it was before".to_owned(),
             false => {
@@ -220,7 +233,7 @@ impl<'a> Merger<'a> {
         };
         VerbError {
             hint: Some(hint),
-            ..self.engine.checkpoints.failed(FAILED, why)
+            ..self.engine.checkpoints.failed(course.failed(), why)
         }
     }
 
@@ -315,6 +328,15 @@ impl<'a> Course<'a> {
             Course::Line { .. } => Eyes::new([engine]),
             Course::Kin { kin, .. } => Eyes::of(*kin),
         }
+    }
+
+    /// What is said if it fails.
+    fn failed(&self) -> &'static str {
+        match self {
+            Course::Line { .. } => MergeInto::Parent,
+            Course::Kin { into, .. } => *into,
+        }
+        .failed()
     }
 
     /// Notes what both sides have in common from now on, if all of one came.

@@ -75,6 +75,7 @@ pub(super) struct Three<'a> {
     there: Option<Recorded<'a>>,
     same: Same,
     labels: [String; 3],
+    into: MergeInto,
     asked: &'a Merge,
     eyes: &'a Eyes<'a>,
 }
@@ -145,6 +146,7 @@ impl<'a> Three<'a> {
                     format!("checkpoint {base}"),
                     asked.what.clone(),
                 ],
+                into: MergeInto::Parent,
                 asked,
                 eyes,
             }),
@@ -197,6 +199,7 @@ impl<'a> Three<'a> {
                 format!("checkpoint {}", base.checkpoint),
                 theirs_are,
             ],
+            into,
             asked,
             eyes,
         })
@@ -204,7 +207,7 @@ impl<'a> Three<'a> {
 
     /// Merges, along what was recorded on either side.
     pub(super) fn prepare(&self, await_free: AwaitFree<'_>) -> VerbResult<Merging<'_>> {
-        let failed = |errno| self.engine.checkpoints.failed(super::FAILED, errno);
+        let failed = |errno| self.engine.checkpoints.failed(self.into.failed(), errno);
         self.eyes
             .0
             .iter()

@@ -5,7 +5,7 @@ use super::prepare::PARENT;
 use super::{Course, Kin, Merge, Merged, Merger, UpdateBranch};
 use crate::engine::Engine;
 use crate::engine::api::{StateName, VerbError, VerbResult};
-use crate::engine::branches::Branch;
+use crate::engine::branches::{Branch, Brancher};
 use crate::engine::error::{Code, hinted};
 use crate::engine::requester::Requester;
 use crate::engine::verb::Verb;
@@ -22,7 +22,7 @@ impl Verb for UpdateBranch {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Merged> {
         let _claim = engine.branches().claim(&self.name)?;
-        let branch = engine.branches().get(&self.name)?;
+        let branch = Brancher::new(engine).mounted(&self.name)?;
         let asked = Merge {
             what: PARENT.to_owned(),
             policy: self.policy,

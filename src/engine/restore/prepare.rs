@@ -7,6 +7,7 @@ use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
 use super::super::attribution::{Selection, Selector};
 use super::super::requester::Requester;
+use super::super::seen::Seen;
 use super::glance::Glance;
 use super::plan::{Plan, Which};
 use super::planner::Ground;
@@ -22,7 +23,7 @@ use crate::history::wake::Hold;
 use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::sys::lock::MutexGuard;
-use crate::sys::{self, SysResult, Time};
+use crate::sys::{self, SysResult};
 
 /// What is to be restored, as it was asked for.
 #[derive(Clone, Copy)]
@@ -85,14 +86,6 @@ pub(in crate::engine) struct Frozen<'a> {
     pub(super) stage: Stage<'a>,
     pub(super) _index_later: Hold<'a>,
     pub(super) one_at_a_time: MutexGuard<'a, ()>,
-}
-
-/// What tells whether something has changed.
-#[derive(PartialEq, Eq)]
-struct Seen {
-    changes: u64,
-    recordings: u64,
-    hot: Vec<(Slot, u64, Time, Time)>,
 }
 
 /// How often a restore is planned before the freeze, where others change things meanwhile.
@@ -276,21 +269,13 @@ impl<'a> Restorer<'a> {
         self.engine.live.hot.preflush();
         // Whatever has begun to change something has ended then.
         let _freeze = self.engine.live.busy.freeze()?;
-        self.seen()
-    }
-
-    fn seen(&self) -> SysResult<Seen> {
-        Ok(Seen {
-            changes: self.engine.live.locks.changes(),
-            recordings: self.timeline().epochs.recordings(),
-            hot: self.engine.live.hot.state()?,
-        })
+        Seen::of(&self.engine.live)
     }
 
     /// In the freeze: nothing has changed since. Of files that may be mapped and written to it
     /// cannot be told what was stored when.
     fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
-        self.seen().is_ok_and(|now| now == *seen)
+        Seen::of(&self.engine.live).is_ok_and(|now| now == *seen)
             && !self
                 .engine
                 .live

@@ -240,6 +240,19 @@ pub fn release_memory() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
+/// Gives every large block of memory (8 MiB) back to the system when it is freed, whatever was freed
+/// before (mallopt(3)); nothing where there is no such call. Without it the allocator keeps one such
+/// block for the next, and writes zeros over all of it where zeros are asked for: the buffer for
+/// requests of each session would be in memory whole.
+pub fn keep_no_large_blocks() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes two integers and may be called at any time.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 8 << 20);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 8 << 20);
+    }
+}
+
 /// Who is at the other end of a socket: user, group and process at the time of connect(2)
 /// (`SO_PEERCRED`).
 pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {

@@ -35,9 +35,9 @@ pub(super) use open::{WHITEOUT, after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use process::{
     act_as, act_for, awake, facts_of, give_up_set_id, has_our_rights, has_sys_admin,
-    may_administer, own_memory, own_thread, peer_cred, process_facts, process_name,
-    process_session, process_starttime, release_memory, runs_of_thread, set_thread_idle,
-    set_thread_io_idle, set_thread_normal, waits_of_thread,
+    keep_no_large_blocks, may_administer, own_memory, own_thread, peer_cred, process_facts,
+    process_name, process_session, process_starttime, release_memory, runs_of_thread,
+    set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
 };
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{

@@ -170,6 +170,9 @@ pub fn own_memory() -> SysResult<OwnMemory> {
 /// Nothing: the allocator here gives memory back by itself.
 pub fn release_memory() {}
 
+/// Nothing, as [`release_memory`].
+pub fn keep_no_large_blocks() {}
+
 /// Who is at the other end of a socket: user, group and process (getpeereid(3), `LOCAL_PEERPID`).
 pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
     let fd = stream.as_fd().as_raw_fd();

@@ -167,6 +167,14 @@ fn what_nobody_has_merged_is_told(v: Variant) {
         said.contains("unmerged one (2 changes), two (1 change);"),
         "{said}"
     );
+    // What was found is good for as long as nothing changes, and not longer.
+    fs::write(two.join("f"), "base").unwrap();
+    assert_eq!((unmerged("one"), unmerged("two")), (2.into(), 0.into()));
+    fs::write(two.join("f"), "2").unwrap();
+    fs::write(rig.path().join("f"), "1").unwrap();
+    assert_eq!((unmerged("one"), unmerged("two")), (1.into(), 1.into()));
+    fs::write(rig.path().join("f"), "base").unwrap();
+    assert_eq!((unmerged("one"), unmerged("two")), (2.into(), 1.into()));
     // What came here some other way is lost by nobody.
     fs::write(rig.path().join("new"), "1").unwrap();
     let would = rig.mount.json(&["branch", "drop", "-n", "one"]);

@@ -1,8 +1,9 @@
-//! Branches and git, and commands that run in a branch at the path of the project.
+//! Branches and git, commands that run in a branch at the path of the project, and what is asked of the
+//! wrong tree.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::support::{Ran, Sandbox};
 
@@ -245,6 +246,46 @@ fn a_branch_that_is_not_made_leaves_nothing_with_git() {
     assert_eq!(entries(&sandbox), ["one"]);
 }
 
+/// One of them makes it. The others were told `.git: File exists` besides, or that somebody works on
+/// it; one whose `.git` was there first could keep all of them from making it.
+#[test]
+fn several_make_one_branch_at_once() {
+    let sandbox = project();
+    for name in ["fix", "other", "third"] {
+        let tries: Vec<_> = (0..4)
+            .map(|_| {
+                let mut create = sandbox.hermetic(env!("CARGO_BIN_EXE_ckptfs"), "p");
+                create.args(["branch", "create", name]);
+                create.stdout(Stdio::piped()).stderr(Stdio::piped());
+                create.spawn().expect("spawn")
+            })
+            .collect();
+        let ended = tries.into_iter().map(|one| one.wait_with_output());
+        let ended: Vec<_> = ended.map(|ended| ended.expect("its end")).collect();
+        let made = ended.iter().filter(|ended| ended.status.success());
+        assert_eq!(made.count(), 1, "{ended:?}");
+        for lost in ended.iter().filter(|ended| !ended.status.success()) {
+            let said = String::from_utf8_lossy(&lost.stderr).into_owned();
+            let errors: Vec<&str> = said
+                .lines()
+                .filter(|line| line.starts_with("Error: ") || line.starts_with("Warning: "))
+                .collect();
+            assert!(
+                errors.len() == 1 && errors[0].contains(&format!("a branch {name}")),
+                "{said}"
+            );
+        }
+        git(&sandbox, &format!("p@{name}"), &["status"]);
+    }
+    // The first of them that git was told of may be one that was too late: then it is NAME1, as git
+    // has it.
+    let entries = entries(&sandbox);
+    for name in ["fix", "other", "third"] {
+        let of = entries.iter().filter(|entry| entry.starts_with(name));
+        assert_eq!(of.count(), 1, "{entries:?}");
+    }
+}
+
 #[test]
 fn a_command_runs_in_the_branch_at_the_project_s_path() {
     let sandbox = project();
@@ -325,4 +366,38 @@ fn a_directory_that_the_branch_has_not_cannot_be_started_from() {
         2,
         "nothing is mounted outside of the namespace: {mounts:?}"
     );
+}
+
+/// Who was in the branch `fix` and typed what is for its parent was told to make a branch `fix`.
+#[test]
+fn what_is_meant_for_the_parent_is_told_so() {
+    let sandbox = Sandbox::new();
+    sandbox.file("p/f", "f");
+    sandbox.ckptfs(&["mount", "p"]).ok();
+    sandbox.ckptfs_in("p", &["branch", "create", "fix"]).ok();
+    let itself = "Error: this tree is the branch fix, and has none of that name itself\nHint: ask the tree that it is a branch of, with: ckptfs -C [DIR]/p\n";
+    for asked in [
+        &["merge", "fix"][..],
+        &["branch", "update", "fix"],
+        &["branch", "diff", "fix"],
+        &["branch", "rm", "fix"],
+    ] {
+        sandbox.ckptfs_in("p@fix", asked).is(1, "", itself);
+    }
+    sandbox.ckptfs_in("p", &["umount", "../p@fix"]).ok();
+    let not_mounted = "Error: the branch fix is not mounted\nHint: ckptfs branch mount fix\n";
+    for asked in [
+        &["merge", "fix"][..],
+        &["branch", "update", "fix"],
+        &["branch", "diff", "fix"],
+    ] {
+        sandbox.ckptfs_in("p", asked).is(1, "", not_mounted);
+    }
+    let no_more = "Error: no branch \"fix\" was dropped, or gc has emptied the trash since\nHint: `ckptfs branch list --dropped` tells of all\n";
+    sandbox
+        .ckptfs_in("p", &["branch", "restore", "fix"])
+        .is(1, "", no_more);
+    let none = "Error: there is no branch \"fix\"\nHint: there is none yet: `ckptfs branch create NAME` makes one\n";
+    sandbox.ckptfs_in("p", &["branch", "drop", "fix"]).ok();
+    sandbox.ckptfs_in("p", &["merge", "fix"]).is(1, "", none);
 }

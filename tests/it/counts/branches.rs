@@ -1,4 +1,4 @@
-//! What of a branch waits for the disk.
+//! What a branch waits for the disk, and what it costs the daemon that nobody uses it.
 
 use std::fs;
 use std::path::Path;
@@ -13,6 +13,19 @@ const SYNCS: &str = "fsync,fdatasync,syncfs,sync,sync_file_range,msync";
 const MADE_MAX: usize = 24;
 /// Branches that are made and dropped in turn.
 const BRANCHES: usize = 4;
+
+/// Branches that nobody uses.
+const IDLE: usize = 20;
+/// Threads of one: those that read requests (two, on few CPUs), one that waits for their end, one for
+/// the control socket.
+const THREADS_MAX: usize = 4;
+/// Those of what is done now and then in all of them.
+const SHARED_MAX: usize = 3;
+/// Memory of one: a buffer of its session was in it whole, 16 MiB.
+const RSS_MAX: u64 = 2 << 20;
+/// Files that `status` may open for each, to know what it has in common with its parent: a merge opens
+/// more than twice as many.
+const OPENED_MAX: usize = 4;
 
 /// Calls that were made while `work` was done: thread and name.
 fn calls(rig: &Rig, more: &str, log: &Path, work: impl FnOnce()) -> Option<Vec<(u32, String)>> {
@@ -126,4 +139,56 @@ fn a_branch_is_merged_and_updated_without_a_sync() {
             assert_eq!(waited, 0, "{verb:?} waits for the disk: {made:?}");
         }
     }
+}
+
+/// Each had thirteen: its session's, and one for each thing that is done now and then. And `status`
+/// merged each of them, to tell what nobody has merged, although nothing had changed.
+#[test]
+fn branches_that_nobody_uses_cost_little() {
+    let variant = Variant {
+        fs: Fs::Xfs,
+        io: Io::Passthrough,
+    };
+    if let Some(reason) = variant.unavailable() {
+        return skip(&reason);
+    }
+    let opts = MountOpts {
+        extra: vec!["--readers=2".into()],
+        ..MountOpts::new(variant.io)
+    };
+    let (rig, dir) = (variant.start_with(opts, |_| {}), scratch());
+    fs::write(rig.path().join("f"), "parent").expect("write");
+    let tasks = format!("/proc/{}/task", rig.mount.pid());
+    let threads = || fs::read_dir(&tasks).expect("threads").count();
+    let rss = || {
+        let bytes = rig.mount.json(&["stats"])["rss_bytes"].as_u64();
+        bytes.expect("a number")
+    };
+    let (before, rss_before) = (threads(), rss());
+    for number in 0..IDLE {
+        let name = format!("b{number}");
+        rig.mount.ok(&["branch", "create", "--no-git", &name]);
+        let at = rig.path().with_file_name(format!("project@{name}"));
+        (0..3).for_each(|file| {
+            fs::write(at.join(format!("f{file}")), "in the branch").expect("write")
+        });
+    }
+    wait_until("the branches have few threads", 60, || {
+        threads() <= before + IDLE * THREADS_MAX + SHARED_MAX
+    });
+    let each = rss().saturating_sub(rss_before) / IDLE as u64;
+    assert!(each <= RSS_MAX, "{each} bytes of memory for each branch");
+    let status = |log: &str| {
+        let log = dir.path().join(log);
+        let status = || drop(rig.mount.ok(&["status"]));
+        calls(&rig, "openat,openat2", &log, status).map(|calls| calls.len())
+    };
+    let (Some(first), Some(second)) = (status("first"), status("second")) else {
+        return skip("strace cannot follow the daemon");
+    };
+    println!(
+        "{before} threads, then {}; {each} bytes for each branch; {first} files opened, then {second}",
+        threads()
+    );
+    assert!(second <= OPENED_MAX * IDLE, "{first}, then {second}");
 }

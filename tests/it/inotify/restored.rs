@@ -9,7 +9,7 @@ use rustix::fs::inotify::WatchFlags;
 
 use super::support::{CHANGES, Watcher, names, sh};
 use crate::common::mount::wait_until;
-use crate::common::{Rig, TreeOpts, Variant, assert_same_tree, for_each_variant};
+use crate::common::{MountOpts, Rig, TreeOpts, Variant, assert_same_tree, for_each_variant};
 
 const TREE: &str = "
     mkdir -p d/sub gone/deep keep old; echo 1 > d/modified; echo 2 > d/deleted; echo 3 > d/renamed; echo 4 > d/mode; ln -s a d/link; echo 5 > top
@@ -51,8 +51,8 @@ const EXPECTED: [&str; 26] = [
 ];
 
 fn start(v: Variant) -> (Rig, u64) {
-    let rig = v.start();
-    sh(rig.path(), TREE);
+    // A branch inherits it.
+    let rig = v.start_with(MountOpts::new(v.io), |dir| drop(sh(dir, TREE)));
     let id = rig.mount.checkpoint();
     (rig, id)
 }
@@ -260,3 +260,4 @@ fn look(root: &Path, expected: &[(String, Vec<String>)]) {
 
 for_each_variant! { xfs => only_what_is_watched_is_told, a_restore_that_nobody_watches_makes_no_request }
 for_each_variant! { two => every_kind_of_change_is_told, who_watches_a_file_is_told, nobody_meets_what_is_only_announced }
+for_each_variant! { branch => every_kind_of_change_is_told, who_watches_a_file_is_told, nobody_meets_what_is_only_announced }

@@ -22,6 +22,7 @@ for_each_variant! { one =>
     what_both_have_is_no_change_also_where_nothing_had_to_be_done,
     an_update_reads_what_was_touched,
     an_update_that_is_killed_is_done_or_not,
+    an_update_that_fails_is_called_one,
 }
 
 /// A tree with a branch `fix`; where that is.
@@ -70,6 +71,13 @@ fn what_the_parent_did_comes_into_the_branch(v: Variant) {
         "three\nseventeen\nnew\nm\nown\nmore\na\nb\nlarge\nmade\nmoved\nown\nsource\n600\n"
     );
     assert_eq!(diff(&rig), "M a\nA own\nR src -> source\n");
+    // There was no patch of a branch that was updated.
+    let patched = format!(
+        "cp -a project/.snapshots/{} copy; cd copy; git init -q; {} -C ../project branch diff -p fix | git apply --whitespace=nowarn; rm -rf .git; diff -r . ../project@fix; cd ..; rm -rf copy",
+        done["merged"],
+        env!("CARGO_BIN_EXE_ckptfs")
+    );
+    assert_eq!(sh(root.parent().unwrap(), &patched), "");
     let updated = tree(&branch);
     let undo = |verb| {
         sh(
@@ -330,4 +338,31 @@ fn an_update_that_is_killed_is_done_or_not(v: Variant) {
     }
     println!("{v:?}: not done {not}, done {done}");
     assert!(not > 0 && done > 0, "not done {not}, done {done}");
+}
+
+/// It said that the merge failed.
+fn an_update_that_fails_is_called_one(v: Variant) {
+    let (rig, branch) = branched(v, BASE);
+    run(rig.path(), PARENT);
+    let (before, mut failed) = (tree(&branch), 0);
+    for nth in 1..=6 {
+        rig.fault(Some(Plan::nth(nth, Errno::EIO).only(Call::Rename)));
+        let output = rig.mount.run(&["branch", "update", "fix"]);
+        rig.fault(None);
+        if output.status.success() {
+            sh(
+                &branch,
+                &format!("{} undo > /dev/null", env!("CARGO_BIN_EXE_ckptfs")),
+            );
+            continue;
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            said.contains("the update failed: Input/output error"),
+            "{said}"
+        );
+        same(&branch, &before);
+        failed += 1;
+    }
+    assert!(failed > 0, "no update failed");
 }
