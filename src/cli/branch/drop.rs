@@ -1,7 +1,7 @@
 //! `ckptfs branch drop`.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::super::context::Context;
 use super::super::error::Outcome;
@@ -107,13 +107,15 @@ pub fn recall_in_git(served: &Served, branch: &BranchInfo, out: &Out) {
 
 /// Has git forget the branch. The branch is dropped already: what cannot be done is only told.
 fn forget_in_git(served: &mut Served, branch: &BranchInfo, out: &Out) {
-    let trash = served.client.ask(ListBranches {
-        dropped: true,
-        ..ListBranches::default()
-    });
-    let forgotten = trash.and_then(|trash| {
-        let trash: Vec<PathBuf> = trash.into_iter().map(|branch| branch.path).collect();
-        git::forget(&served.mount()?, &branch.path, &branch.name, &trash)
+    let forgotten = served.mount().and_then(|mount| {
+        let trash = || {
+            let trash = served.client.ask(ListBranches {
+                dropped: true,
+                ..ListBranches::default()
+            })?;
+            Ok(trash.into_iter().map(|branch| branch.path).collect())
+        };
+        git::forget(&mount, &branch.path, &branch.name, trash)
     });
     match forgotten {
         Err(error) => out.warn(&error.message),

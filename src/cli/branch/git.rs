@@ -311,16 +311,16 @@ impl Drop for Begun {
 /// Takes what the repository of the tree at `project` knows of the branch `name`, which was at
 /// `branch`, out
 /// of its sight, as `git worktree prune` would; no branch of git's goes. [`recall`] brings it back
-/// as long as the branch is in the trash, where those are that were at `trash`: of others nothing
-/// is kept. `None` where it knew nothing.
+/// as long as the branch is in the trash: of those that were not where `trash` says, which is asked
+/// if something is kept, nothing is. `None` where it knew nothing.
 ///
 /// # Errors
-/// Those of reading and writing.
+/// Those of reading and writing, and of `trash`.
 pub fn forget(
     project: &Path,
     branch: &Path,
     name: &str,
-    trash: &[PathBuf],
+    trash: impl FnOnce() -> VerbResult<Vec<PathBuf>>,
 ) -> VerbResult<Option<Forgotten>> {
     let Some(repository) = repository::find(project)? else {
         return Ok(None);
@@ -335,9 +335,9 @@ pub fn forget(
     let lock = repository::line(&entry, LOCK).on(at.display())?;
     let locked = lock.is_some_and(|text| text != LOCK_TEXT.trim_ascii_end());
     let dropped = repository.names(DROPPED)?;
-    let freed = match dropped.len() > trash.len() {
-        true => no_more_in(&repository, trash)?,
-        false => Vec::new(),
+    let freed = match dropped.is_empty() {
+        true => Vec::new(),
+        false => no_more_in(&repository, &trash()?)?,
     };
     sys::act_as(repository.owner, || {
         let there = open_or_make(&common.dir, DROPPED)?;

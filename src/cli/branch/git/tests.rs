@@ -7,6 +7,15 @@ use std::process::{Command, Output};
 
 use super::*;
 
+fn forget(
+    project: &Path,
+    branch: &Path,
+    name: &str,
+    trash: &[PathBuf],
+) -> VerbResult<Option<Forgotten>> {
+    super::forget(project, branch, name, || Ok(trash.to_vec()))
+}
+
 /// A project in a directory of its own.
 struct Project {
     dir: tempfile::TempDir,
