@@ -139,8 +139,9 @@ impl Captures {
         if self.timeline.epochs.needs(&Key::Attr(dir.slot)) {
             let stat = self.inodes.base().shown(dir.slot, sys::stat_fd(fd)?);
             self.keep_attr(dir.slot, &stat, None, undo);
-            self.keep_homes(dir, undo);
         }
+        // Where it is may not have been known when its attributes were recorded.
+        self.keep_homes(dir, undo);
         Ok(())
     }
 

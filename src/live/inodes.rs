@@ -121,6 +121,8 @@ pub struct Inodes {
     /// Where inodes were found that are to be captured ahead and that the kernel may not know. A
     /// leaf.
     found_ahead: Mutex<HashMap<Slot, Place>>,
+    /// Where the directories are that a plan goes through, and that the kernel may not know. A leaf.
+    on_the_way: Mutex<HashMap<Slot, Place>>,
 }
 
 impl Inodes {
@@ -139,6 +141,7 @@ impl Inodes {
             through: tables.through.clone(),
             copies: AtomicU64::new(0),
             found_ahead: Mutex::default(),
+            on_the_way: Mutex::default(),
         })
     }
 
@@ -206,6 +209,8 @@ impl Inodes {
                 }
             }
             let found = self.found_ahead.lock().get(&at.slot).cloned();
+            places.extend(found.filter(|place| !places.contains(place)));
+            let found = self.on_the_way.lock().get(&at.slot).cloned();
             places.extend(found.filter(|place| !places.contains(place)));
         }
         (places, unknown)
@@ -485,6 +490,17 @@ impl Inodes {
                 .lock()
                 .learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok((slot, generation, stat))
+    }
+
+    /// Notes where directories are whose entries are to be changed, in the place of those that were
+    /// noted before. The caller holds the freeze lock and the tree for writing as long as they are.
+    pub fn remember_ways<'a>(&self, ways: impl Iterator<Item = &'a Arc<Trail>>) {
+        let found = ways.filter_map(|way| {
+            let up = way.up.as_ref()?;
+            Some((way.slot, place(up.slot, &way.name)))
+        });
+        let found = found.collect();
+        *self.on_the_way.lock() = found;
     }
 
     /// Those that were found to be captured ahead are captured.

@@ -123,9 +123,12 @@ pub trait States {
         self.plan()
             .found
             .extend(found.map(|place| (child.slot, place)));
-        if self.plan().contents.contains_key(&child.slot) {
+        if let Some(content) = self.plan().contents.get(&child.slot).copied() {
             self.plan().several.insert(child.slot);
-            return Ok(false);
+            // By the names that were looked at before it may have been nowhere.
+            if content != Content::New || !here {
+                return Ok(false);
+            }
         }
         let content = self.content(child, want, alive)?;
         self.plan().contents.insert(child.slot, content);

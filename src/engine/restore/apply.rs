@@ -66,7 +66,11 @@ pub(super) fn apply(
             engine.live.names.own_in(live)?;
         }
     }
-    let dirs = crate::tree::apply::apply(&plan.tree, &mut sink)?;
+    let inodes = &engine.live.inodes;
+    inodes.remember_ways(plan.tree.dirs.iter().filter_map(|dir| dir.live.as_ref()));
+    let dirs = crate::tree::apply::apply(&plan.tree, &mut sink);
+    inodes.remember_ways(std::iter::empty());
+    let dirs = dirs?;
     let here = |dir: &DirPlan| {
         dir.live
             .as_ref()

@@ -44,3 +44,25 @@ fn what_was_renamed_and_removed_comes_back_after_a_remount() {
         1 restore 18 8",
     );
 }
+
+/// The name that was left was only in the base: the inode was in no place that was looked at, so the
+/// restore made another one, with another number, at both names.
+#[test]
+fn a_link_comes_back_as_the_inode_of_one_that_only_the_base_has() {
+    runs(
+        "0 put d 0 482
+        0 link d f
+        0 branch
+        1 unlink d
+        1 restore 1 6",
+    );
+    runs(
+        "0 put e 0 715
+        0 branch
+        1 mkdir c 448
+        1 link e c/f
+        1 branch
+        2 unlink c/f
+        2 restore 11 11",
+    );
+}

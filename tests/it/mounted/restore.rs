@@ -22,6 +22,7 @@ for_each_variant! { xfs =>
     nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made,
     restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other,
     many_files_come_back_behind_few_records,
+    what_is_done_in_a_directory_that_only_a_restore_has_seen_is_a_change,
 }
 for_each_variant! { two => everything_comes_back_and_the_guard_undoes_it }
 for_each_variant! { one =>
@@ -517,4 +518,23 @@ fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
         "what came after the last restore is there"
     );
     assert_eq!(left.last().map_or(next, |last| last + 1), count);
+}
+
+/// The restore put a link in a directory that nobody had looked up since the mount, and recorded no
+/// place of it: no difference and no restore came by what was done there until the next checkpoint.
+fn what_is_done_in_a_directory_that_only_a_restore_has_seen_is_a_change(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(dir, "echo a > d; mkdir -p r/s; ln d r/s/g; echo b > r/s/b");
+    });
+    let root = rig.path();
+    let id = rig.mount.checkpoint();
+    sh(root, "rm d");
+    rig.mount.restore(id);
+    sh(root, "echo k > r/s/k; rm r/s/g");
+    assert_eq!(dirty(&rig.mount), ["D r/s/g", "A r/s/k"]);
+    rig.mount.restore(id);
+    let links = ["d", "r/s/g"].map(|name| ino(root.join(name)));
+    assert_eq!(links[0], links[1]);
+    assert_eq!(names(root.join("r/s")), ["b", "g"]);
+    same(root, &tree(&rig.view(id)));
 }
