@@ -113,7 +113,7 @@ fn kernel() -> (u32, u32) {
 /// Elsewhere each filesystem and each path once, and the other pairs with CKPTFS_LONG=1: `xfs` is XFS with passthrough, `two`
 /// adds btrfs without, `each` adds ext4 and tmpfs.
 /// `branch` is on a branch, which has inherited what was there before the mount, on XFS with passthrough and on btrfs without:
-/// `on_branch::NAME::xfs_passthrough`. CKPTFS_TEST_BRANCH=1 has all of them be on branches.
+/// `on_branch::NAME::xfs_passthrough`; `branch_xfs` has btrfs with CKPTFS_LONG=1. CKPTFS_TEST_BRANCH=1 has all of them be on branches.
 ///
 /// The test names read `a_view_keeps_the_old_bytes::xfs_passthrough`.
 macro_rules! for_each_variant {
@@ -136,8 +136,9 @@ macro_rules! for_each_variant {
         $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough }
         $crate::common::for_each_variant! { @test $body xfs_daemon Xfs Daemon }
     };
-    (@branch $body:ident $name:ident $fs:ident $io:ident) => {
+    (@branch $body:ident $name:ident $fs:ident $io:ident $(#[$when:meta])?) => {
         #[test]
+        $(#[$when])?
         fn $name() {
             use $crate::common::{Fs, Io, OnBranches, Variant, skip};
             let variant = Variant { fs: Fs::$fs, io: Io::$io };
@@ -180,6 +181,16 @@ macro_rules! for_each_variant {
             $(mod $body {
                 $crate::common::for_each_variant! { @branch $body xfs_passthrough Xfs Passthrough }
                 $crate::common::for_each_variant! { @branch $body btrfs_daemon Btrfs Daemon }
+            })+
+        }
+    };
+    (branch_xfs => $($body:ident),+ $(,)?) => {
+        mod on_branch {
+            use super::*;
+            $(mod $body {
+                $crate::common::for_each_variant! { @branch $body xfs_passthrough Xfs Passthrough }
+                $crate::common::for_each_variant! { @branch $body btrfs_daemon Btrfs Daemon
+                    #[ignore = "long: the other pairs of a filesystem and an I/O path"] }
             })+
         }
     };

@@ -39,4 +39,4 @@ fn the_same_events_as_on_a_plain_directory(v: Variant) {
 }
 
 for_each_variant! { each => the_same_events_as_on_a_plain_directory }
-for_each_variant! { branch => the_same_events_as_on_a_plain_directory }
+for_each_variant! { branch_xfs => the_same_events_as_on_a_plain_directory }

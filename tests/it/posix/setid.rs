@@ -13,6 +13,8 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, XattrFlags};
 
@@ -20,7 +22,7 @@ use super::map::Map;
 use crate::common::{Caller, Fs, Image, Io, Mount, MountOpts, Variant, caller, for_each_variant};
 
 for_each_variant! { two => every_row, a_holder_from_before }
-for_each_variant! { branch => every_row, a_holder_from_before }
+for_each_variant! { branch_xfs => every_row, a_holder_from_before }
 
 const OWNER: u32 = 4001;
 const GROUP: u32 = 4002;
@@ -369,12 +371,18 @@ fn dir_calls(place: &Place<'_>) -> Rows {
 /// chown(2) without an id comes as the request that goes before a write, which who has the file
 /// open may make; of one that nobody has open it is only for the owner.
 fn not_open(place: &Place<'_>) -> Rows {
-    let row = |caller: Caller| {
-        let name = format!("chown of nothing of 6777 by {}, not open", caller.name);
-        let path = place.root.join(&name);
+    let name = |caller: Caller| format!("chown of nothing of 6777 by {}, not open", caller.name);
+    for caller in CALLERS {
+        let path = place.root.join(name(caller));
         fs::write(&path, [b'.'; 4096]).expect("write");
         chown(&path, Some(OWNER), Some(GROUP)).expect("chown");
         fs::set_permissions(&path, Permissions::from_mode(0o6777)).expect("chmod");
+    }
+    // A mount hears of the last close when close(2) has returned.
+    thread::sleep(Duration::from_millis(300));
+    let row = |caller: Caller| {
+        let name = name(caller);
+        let path = place.root.join(&name);
         let left = place.left(&name, caller.does(|| chown(&path, None, None)));
         (name, left)
     };
