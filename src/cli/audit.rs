@@ -72,7 +72,7 @@ fn line(out: &Out, event: &AuditEvent) -> io::Result<Vec<u8>> {
         line.extend_from_slice(&out.name(&path.0));
     }
     if let Some(since) = &event.unserved_since {
-        write!(line, "  (nobody served it since {})", time::local(since))?;
+        write!(line, "  (not served since {})", time::local(since))?;
     }
     if !by.is_empty() {
         write!(

@@ -60,7 +60,7 @@ fn print(out: &mut Out, all: &ByProcess) -> io::Result<()> {
     }
     let unknown: Vec<_> = all.changes.iter().filter(|one| one.by.is_empty()).collect();
     if !unknown.is_empty() {
-        head(out, "by nobody who is known", "", unknown.len() as u64)?;
+        head(out, "by unknown processes", "", unknown.len() as u64)?;
         for one in unknown {
             let also = if one.others {
                 vec!["others".to_owned()]

@@ -81,9 +81,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         context.out.line(&made.id.to_string())?;
     }
     if made.quiesced == Some(false) {
-        context.out.warn(
-            "it never became quiet: something was being changed when the checkpoint was made",
-        );
+        context
+            .out
+            .warn("the tree never became quiet: it was being changed when the checkpoint was made");
     }
     if made.unchanged {
         let given = [

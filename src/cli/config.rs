@@ -359,7 +359,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
             );
             return Err(hinted(
                 Code::BadConfig,
-                format!("{} belongs into the store's file only", key.name),
+                format!("{} belongs in the store's file only", key.name),
                 hint,
             )
             .into());

@@ -128,7 +128,7 @@ fn add(
     let known = |root: &Path| {
         hinted(
             Code::SameProject,
-            format!("{} is there twice", root.display()),
+            format!("{} is named twice", root.display()),
             "name each project once",
         )
     };

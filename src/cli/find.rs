@@ -110,7 +110,7 @@ fn none(context: &Context) -> VerbResult<Failure> {
     }
     Err(hinted(
         Code::NotFound,
-        "no checkpoint is like that",
-        "all there are: ckptfs log",
+        "no checkpoint matches",
+        "to list all of them: ckptfs log",
     ))
 }

@@ -172,7 +172,7 @@ fn rule(rule: Rule) -> &'static str {
         Rule::Hourly => "keep-hourly",
         Rule::Daily => "keep-daily",
         Rule::Weekly => "keep-weekly",
-        Rule::NoRule => "no rule says that something goes",
+        Rule::NoRule => "no rule deletes anything",
     }
 }
 

@@ -141,7 +141,7 @@ pub fn hold(args: daemon::Args) -> Outcome {
         }
         if !holder.is_worth_it(&served) {
             tracing::error!(
-                "the daemon dies again and again: nobody takes over, the mount is dead (`ckptfs mount` repairs it)"
+                "the daemon keeps dying: no other takes over, and the mount is dead (`ckptfs mount` repairs it)"
             );
             return Err(Failure::No);
         }

@@ -97,7 +97,7 @@ pub fn named<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
 /// What it means that these have something of the directory below the mount.
 pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
     format!(
-        "what is done in the directory below the mount passes it by, and these have it open: {}",
+        "changes made in the directory under the mount bypass it, and these have it open: {}",
         named(holders)
     )
 }
@@ -133,7 +133,9 @@ pub fn warn_if_below(out: &Out) {
         .find(|mount| mount.id == seen && mount.is_ours())
     {
         let at = mount.at.display();
-        out.warn(&format!("the working directory is still the directory below the mount at {at}, where nothing is seen; enter the mount: cd ."));
+        out.warn(&format!(
+            "the working directory is still the one under the mount at {at}; enter the mount: cd ."
+        ));
     }
 }
 

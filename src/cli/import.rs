@@ -179,7 +179,7 @@ fn into(args: &Args, cwd: &Path) -> VerbResult<PathBuf> {
         }
         (None, _) => Err(hinted(
             Code::Usage,
-            "several directories are to be imported, and not said where to",
+            "there are several directories to import, and no destination",
             "name the tree: --into DIR2",
         )),
     }
@@ -197,7 +197,7 @@ fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
         Some(item) => Err(hinted(
             Code::BadDestination,
             format!(
-                "{} and {} are one in the other",
+                "one of {} and {} is inside the other",
                 item.path.display(),
                 into.display()
             ),
@@ -385,9 +385,7 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
         out.talk(&hashed(found, made.count.bytes));
     }
     if let Some(guard) = made.guard {
-        out.talk(&format!(
-            "what was in the tree before is checkpoint {guard}"
-        ));
+        out.talk(&format!("the previous state is checkpoint {guard}"));
     }
 }
 

@@ -127,7 +127,7 @@ impl Interrupt {
     pub fn end(&self, out: &Out) -> Outcome {
         match self.status() {
             Some(status) => {
-                out.talk("it had begun to change the tree when it was to be cancelled, and was finished; to take it back: ckptfs undo");
+                out.talk("it was already changing the tree when it was cancelled, so it was finished; to take it back: ckptfs undo");
                 Err(Failure::Status(status))
             }
             None => Ok(()),

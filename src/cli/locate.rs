@@ -270,7 +270,7 @@ pub fn not_served(located: &Located) -> VerbError {
                 None => (String::new(), String::new()),
             };
             let message = format!(
-                "what is at {root} belongs to another user{whose}, who is asked nothing and believed nothing"
+                "what is at {root} belongs to another user{whose}, whose daemon is not trusted"
             );
             hinted(
                 Code::NoPermission,
@@ -282,7 +282,10 @@ pub fn not_served(located: &Located) -> VerbError {
         }
         Located::Nothing { cwd } => hinted(
             Code::NotMounted,
-            format!("{} is in no directory that ckptfs serves", cwd.display()),
+            format!(
+                "{} is not inside a directory that ckptfs serves",
+                cwd.display()
+            ),
             "ckptfs mount DIR",
         ),
     }

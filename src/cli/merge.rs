@@ -21,11 +21,11 @@ use crate::engine::api::{
 };
 use crate::engine::word::word;
 
-/// Do in the tree what a branch did since it began, or was merged or updated last
+/// Merge what a branch changed since it began, or since it was last merged or updated
 ///
-/// Of each file by itself: what only one side changed is as that has it, what both changed is merged
-/// line by line. Where that cannot be nothing is changed, and the conflicts are listed. A checkpoint
-/// of what is there now is made first; `ckptfs undo` takes the merge back.
+/// Each file is merged by itself: what only one side changed is taken from that side, what both
+/// changed is merged line by line. If something conflicts, nothing is changed and the conflicts are
+/// listed. The current state is saved as a checkpoint first; `ckptfs undo` takes the merge back.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A branch; with --base a checkpoint: a number, a tag, or `latest`
@@ -127,7 +127,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         let dropped = drop_branch(&mut served, ask, &context.out)?;
         let name = &dropped.branch.name;
         context.out.talk(&format!(
-            "dropped {name}; until gc it can be brought back: ckptfs branch restore {}",
+            "dropped {name}; to bring it back, until gc frees it: ckptfs branch restore {}",
             word(name)
         ));
     }
@@ -277,9 +277,9 @@ fn summary(merged: &Merged) -> String {
         _ if merged.dry_run => format!("merge of {what} would make {count}"),
         _ if merged.refused => settle_by(&clash),
         Some(guard) => format!(
-            "merged {what}: {count} in {}; what was there before is checkpoint {guard}",
+            "merged {what}: {count} in {}; the previous state is checkpoint {guard}",
             time::duration(merged.duration_us)
         ),
-        None => format!("nothing to merge: everything of {what} is here"),
+        None => format!("nothing to merge: the tree has everything from {what}"),
     }
 }

@@ -24,7 +24,7 @@ use crate::volumes::options::Options;
 
 /// How long a daemon that was killed may take to be gone: the kernel may be writing for it.
 const DYING_MAX: Duration = Duration::from_secs(20);
-/// Mounts inside of a directory that are named.
+/// Mounts inside a directory that are named.
 const NESTED_SHOWN_MAX: usize = 5;
 
 /// Serve a directory, in place or at another mountpoint, from a daemon in the background
@@ -95,7 +95,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     if *repaired > 0 {
         context.out.talk(&format!(
-            "took away {repaired} dead mount{} first",
+            "removed {repaired} dead mount{} first",
             if *repaired == 1 { "" } else { "s" }
         ));
     }
@@ -234,14 +234,14 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
         return Err(hinted(
             Code::BadMountpoint,
             message,
-            "mount the directories that are to have checkpoints",
+            "mount the directories that you want checkpoints of",
         ));
     }
     check_unserved(backing, repaired)?;
     check_around(&mounts::all()?, backing, mountpoint)?;
     if mountpoint != backing && mountpoint.starts_with(backing) {
         let message = format!(
-            "the mountpoint {} is inside of {}: the tree would contain itself",
+            "the mountpoint {} is inside {}: the tree would contain itself",
             mountpoint.display(),
             backing.display()
         );
@@ -291,7 +291,7 @@ fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> Verb
         if let Some(mount) = mounts::containing(table, path).filter(|mount| mount.is_ours()) {
             let (path, at) = (path.display(), mount.at.display());
             let message = format!(
-                "{path} is inside of the mount at {at}, whose checkpoints have it: a restore there would change what is stored here"
+                "{path} is inside the mount at {at}, whose checkpoints have it: a restore there would change what is stored here"
             );
             return Err(hinted(
                 Code::AlreadyMounted,
@@ -306,7 +306,7 @@ fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> Verb
     {
         let at = nested.at.display();
         let message = format!(
-            "{at} is mounted inside of {}: it would be out of sight, and its own history with it",
+            "{at} is mounted inside {}: it would be out of sight, and its own history with it",
             backing.display()
         );
         return Err(hinted(
@@ -318,14 +318,14 @@ fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> Verb
     Ok(())
 }
 
-/// What is mounted inside of a directory.
+/// What is mounted inside a directory.
 fn nested<'a>(table: &'a [MountPoint], dir: &Path) -> impl Iterator<Item = &'a MountPoint> {
     table
         .iter()
         .filter(move |mount| mount.at != dir && mount.at.starts_with(dir))
 }
 
-/// Names what is mounted inside of the directory, and so is another filesystem that is not served.
+/// Names what is mounted inside the directory, and so is another filesystem that is not served.
 fn not_served(backing: &Path, mountpoint: &Path) -> VerbResult<Option<String>> {
     let table = mounts::all()?;
     let mut places: Vec<String> = nested(&table, backing)
@@ -352,7 +352,7 @@ fn not_served(backing: &Path, mountpoint: &Path) -> VerbResult<Option<String>> {
         ""
     };
     Ok((count > 0).then(|| {
-        format!("what is mounted inside of the directory is not served{hidden}: {first}{more}")
+        format!("what is mounted inside the directory is not served{hidden}: {first}{more}")
     }))
 }
 
@@ -360,14 +360,11 @@ fn not_served(backing: &Path, mountpoint: &Path) -> VerbResult<Option<String>> {
 pub fn check_store(backing: &Path) -> VerbResult<()> {
     let trusted = Store::of(backing).on(backing.join(STORE_NAME).display())?;
     if trusted.is_some_and(|store| keep::is_unfinished(store.dir())) {
-        let message = format!(
-            "an import into {} has not come to its end",
-            backing.display()
-        );
+        let message = format!("an import into {} was not finished", backing.display());
         return Err(hinted(
             Code::Unfinished,
             message,
-            "run the same ckptfs import again: it is finished then; or remove the directory",
+            "run the same ckptfs import again to finish it, or remove the directory",
         ));
     }
     let store = backing.join(STORE_NAME);
@@ -442,7 +439,7 @@ fn check_flags(serving: &Serving) -> VerbResult<()> {
         return Err(hinted(
             Code::NoPermission,
             message,
-            "leave the option away, or mount as root",
+            "leave the option out, or mount as root",
         ));
     }
     Ok(())
@@ -518,7 +515,7 @@ fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut C
     holders::warn(&below, out);
     let inside = std::env::current_dir().is_ok_and(|cwd| cwd.starts_with(mount));
     if inside {
-        out.warn("the working directory of this shell is still the directory below the mount; enter the mount: cd .");
+        out.warn("this shell is still in the directory under the mount; enter the mount: cd .");
     }
     Ok(())
 }

@@ -106,7 +106,7 @@ impl Found {
             ),
             Errno::EINVAL => hinted(
                 Code::NotAFile,
-                format!("{name} is no regular file"),
+                format!("{name} is not a regular file"),
                 format!("ckptfs stat {}", word(&name)),
             ),
             Errno::ENODATA => {

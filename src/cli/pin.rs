@@ -5,7 +5,7 @@ use super::error::Outcome;
 use super::locate;
 use crate::engine::api::{CheckpointInfo, PinCheckpoint, StateName};
 
-/// Pin a checkpoint: it is not deleted, by whomever, until it is unpinned
+/// Pin a checkpoint: nobody can delete it until it is unpinned
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`

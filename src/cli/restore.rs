@@ -18,10 +18,9 @@ use crate::engine::api::{
 };
 use crate::sys::Kind;
 
-/// Make the tree, or some paths of it, what it was
+/// Bring the tree, or some paths of it, back to an earlier state
 ///
-/// A checkpoint of what is there now is made first and named, so that a restore can be undone by
-/// another one.
+/// The current state is saved as a checkpoint first, so that a restore can be undone.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
@@ -30,8 +29,8 @@ pub struct Args {
     /// Only these, and what is below them; relative ones start at the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
-    /// Which time files get that are changed: `kept`, the one that they had, or `now`, so that what
-    /// is built from them is built again. `now` for paths and --only-by, `kept` for the whole tree,
+    /// The modification time of changed files: `kept`, the one that they had, or `now`, so that what
+    /// is built from them is rebuilt. `now` for paths and --only-by, `kept` for the whole tree,
     /// if not given
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
@@ -156,7 +155,7 @@ pub fn print(restored: &Restored, context: &mut Context) -> Outcome {
     for path in &restored.unknown {
         let path = String::from_utf8_lossy(&path.0);
         context.out.warn(&format!(
-            "what {path} was in checkpoint {} cannot be told: it stays as it is",
+            "what {path} was in checkpoint {} is not known: it is left as it is",
             restored.restored
         ));
     }
@@ -191,12 +190,12 @@ fn summary(restored: &Restored) -> String {
         _ if *dry_run => format!("restore of checkpoint {id} would make {count}"),
         Some(guard) => {
             format!(
-                "restored checkpoint {id}: {count} in {}; what was there before is checkpoint {guard}",
+                "restored checkpoint {id}: {count} in {}; the previous state is checkpoint {guard}",
                 time::duration(*duration_us)
             )
         }
         None if !unknown.is_empty() => {
-            format!("nothing was restored: what else there is, is as in checkpoint {id}")
+            format!("nothing was restored: everything else is as in checkpoint {id}")
         }
         None => format!("nothing to restore: everything is as in checkpoint {id}"),
     }

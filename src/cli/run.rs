@@ -48,7 +48,7 @@ const NOTE_COMMAND_CHARS_MAX: usize = 200;
 /// ckptfs itself could not do its part.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// When to restore the checkpoint afterwards; what was there is a checkpoint too
+    /// When to restore the checkpoint afterwards; the state that the command left is saved too
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     rollback: Rollback,
     /// Keep what a command did that succeeded, also with `--rollback always` or `ask`
@@ -146,7 +146,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     {
         return Err(hinted(
             Code::NoTerminal,
-            "there is nobody to ask: stdin or stderr is no terminal",
+            "cannot ask: stdin or stderr is not a terminal",
             "use --rollback on-failure or never",
         ));
     }
@@ -208,7 +208,7 @@ fn roll_back(served: &mut Served, id: CheckpointId, out: &Out) -> VerbResult<Opt
     super::restore::warn_of_holders(&served.root, &restored, out);
     let count = changes::count(restored.changes.len() as u64);
     let kept = restored.guard.map_or_else(String::new, |guard| {
-        format!("; what was there before is checkpoint {guard}")
+        format!("; the previous state is checkpoint {guard}")
     });
     let duration = time::duration(restored.duration_us);
     out.talk(&format!(

@@ -92,7 +92,7 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
     if trees.iter().any(|tree| path.starts_with(tree)) {
         return Err(hinted(
             Code::BadDirectory,
-            format!("{shown} is inside of the tree"),
+            format!("{shown} is inside the tree"),
             "name a directory outside of it",
         ));
     }

@@ -119,11 +119,10 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
         out.labelled("unmerged", &unmerged)?;
     }
     if status.shared.files > 0 {
-        let shared = format!(
-            "{} files, {}, share what others have since the mount",
-            status.shared.files,
-            size::human(status.shared.bytes)
-        );
+        let (files, bytes) = (status.shared.files, size::human(status.shared.bytes));
+        let s = if files == 1 { "" } else { "s" };
+        let shared =
+            format!("{files} file{s}, {bytes}, shared with identical files since the mount");
         out.labelled("same", &shared)?;
     }
     if let Some(absence) = &status.absence {

@@ -40,7 +40,7 @@ pub fn run(
     }
     if io::stdout().is_terminal() {
         return usage(
-            "a tar stream is nothing for a terminal",
+            "a tar stream is not written to a terminal",
             "ckptfs export ID - > FILE.tar, or | tar -x -C DIR --xattrs --xattrs-include='*'",
         );
     }
@@ -216,7 +216,7 @@ fn missing(refused: &[Refused], context: &Context) -> Outcome {
         0 => Ok(()),
         count => {
             let message =
-                format!("{count} paths are not in the stream, which is whole but for them");
+                format!("{count} paths are not in the stream, which is complete except for them");
             Err(Failure::Verb(hinted(
                 Code::Incomplete,
                 message,
@@ -230,7 +230,7 @@ fn broken(path: &[u8], cause: io::Error) -> VerbError {
     let cause = io_error(String::from_utf8_lossy(path), cause);
     hinted(
         Code::Incomplete,
-        format!("{}; the stream ends there and is not whole", cause.message),
+        format!("{}; the stream ends there and is incomplete", cause.message),
         "ckptfs status names what cannot be read",
     )
 }

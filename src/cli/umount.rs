@@ -179,7 +179,7 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
         Ended::Lazily => format!("{at} is unmounted; the daemon ends when the last open file is closed"),
         Ended::Elsewhere(pid, place) => {
             let place = place.display();
-            format!("{at} is unmounted here; process {pid} has it mounted too, at {place}, and the daemon goes on until nobody does")
+            format!("{at} is unmounted here; process {pid} has it mounted too, at {place}, and the daemon runs until that is unmounted too")
         }
     });
     if let Some(files) = not_kept {
@@ -211,7 +211,7 @@ fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&
             let at = mount.at.display();
             Err(hinted(
                 Code::NotMounted,
-                format!("{shown} is not a mount, but inside of one"),
+                format!("{shown} is not a mount, but inside one"),
                 format!("ckptfs umount {}", word(at)),
             ))
         }
@@ -232,7 +232,10 @@ fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint>
     containing.or_else(serving).ok_or_else(|| {
         hinted(
             Code::NotMounted,
-            format!("{} is in no directory that ckptfs serves", cwd.display()),
+            format!(
+                "{} is not inside a directory that ckptfs serves",
+                cwd.display()
+            ),
             "name the mount: ckptfs umount DIR",
         )
     })
@@ -355,7 +358,7 @@ fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
                 Code::Covered,
                 message,
                 format!(
-                    "take that away first (umount {}), then: ckptfs umount {}",
+                    "unmount that first (umount {}), then: ckptfs umount {}",
                     word(&at),
                     word(&at)
                 ),
@@ -375,7 +378,8 @@ fn not_theirs(mount: &MountPoint, owner: u32) -> VerbError {
             format!("user {owner}")
         },
     );
-    let hint = "only who mounted it and root may unmount it; ask them, or do it as root (sudo)";
+    let hint =
+        "only root and the user who mounted it may unmount it; ask them, or do it as root (sudo)";
     hinted(
         Code::NoPermission,
         format!("{at} was mounted by another user, {who}"),

@@ -66,7 +66,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
         out.json(&undone)?;
     } else {
         if undone.steps.is_empty() && undone.tree.is_none() {
-            out.talk("everything is so already");
+            out.talk("nothing to do: everything is like that already");
         }
         for step in &undone.steps {
             let mut line = match (&step.skipped, options.dry_run) {
@@ -82,7 +82,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
             out.bytes(&line)?;
             for path in &step.unknown {
                 out.warn(&format!(
-                    "what {} was cannot be told: it stays as it is",
+                    "what {} was is not known: it is left as it is",
                     String::from_utf8_lossy(&path.0)
                 ));
             }
@@ -116,7 +116,7 @@ fn remark(step: &UndoneStep) -> String {
     match (&step.skipped, step.guard) {
         (Some(why), _) => format!("; {why}"),
         (None, Some(guard)) => format!(
-            "; {}; what was there before is checkpoint {guard}",
+            "; {}; the previous state is checkpoint {guard}",
             changes::count(step.changes.unwrap_or(0))
         ),
         (None, None) => String::new(),

@@ -160,7 +160,7 @@ pub(super) fn index_failed(why: &str) -> VerbError {
     hinted(
         Code::IndexFailed,
         format!("the checkpoint was not made: the index failed ({why})"),
-        "nothing is lost: unmount and mount again, and the index is made anew",
+        "nothing is lost: unmount and mount again to rebuild the index",
     )
 }
 
@@ -209,7 +209,10 @@ pub(super) fn unknown_process(who: &str, known: &[String]) -> VerbError {
 pub(super) fn ambiguous_process(pid: u32, known: &[String]) -> VerbError {
     hinted(
         Code::AmbiguousProcess,
-        format!("process {pid} was {} different processes", known.len()),
+        format!(
+            "process id {pid} was used by {} different processes",
+            known.len()
+        ),
         format!("say which: {}", known.join(", ")),
     )
 }
@@ -273,7 +276,7 @@ pub(super) fn cannot_be_told(path: Option<&TreePath>, id: CheckpointId) -> VerbE
         .unwrap_or_default();
     hinted(
         Code::Io,
-        format!("what {path:?} was in checkpoint {id} cannot be told: it stays as it is"),
+        format!("what {path:?} was in checkpoint {id} is not known: it is left as it is"),
         "`ckptfs verify` says what is damaged, `ckptfs log PATH` which checkpoints know it",
     )
 }
@@ -315,7 +318,7 @@ pub(super) fn too_far(verb: &str, there: usize) -> VerbError {
 pub(super) fn undone_meanwhile(number: u64) -> VerbError {
     hinted(
         Code::Undone,
-        format!("operation {number} was undone by somebody else meanwhile"),
+        format!("operation {number} was undone by another process meanwhile"),
         "`ckptfs ops` says by whom",
     )
 }
@@ -385,7 +388,7 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
                     "{name:?} can mean more than one checkpoint: {}",
                     tags.join(", ")
                 ),
-                "write more of the tag, or a number",
+                "give more of the tag, or a number",
             )
         }
         Unselected::Beginning(tag) => not_exact(name, &tag),
@@ -411,7 +414,7 @@ pub fn not_exact(name: &str, tag: &str) -> VerbError {
     hinted(
         Code::NotExact,
         format!("{name:?} is only the beginning of the tag {tag:?}"),
-        "what restores or deletes wants the whole tag, or a number",
+        "restore and delete need the whole tag, or a number",
     )
 }
 
@@ -460,7 +463,7 @@ pub(super) fn pinned(id: CheckpointId, reason: &str) -> VerbError {
     hinted(
         Code::Pinned,
         format!("checkpoint {id} is pinned{because}"),
-        format!("if it may go after all: ckptfs unpin {id}"),
+        format!("to let it be deleted: ckptfs unpin {id}"),
     )
 }
 

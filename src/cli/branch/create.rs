@@ -182,7 +182,7 @@ fn taken(served: &mut Served, dir: &NewDir, name: &str) -> VerbError {
         hinted(
             Code::NotEmpty,
             format!(
-                "{} is not empty; somebody else may be making a branch {name} there",
+                "{} is not empty; another process may be making the branch {name} there",
                 dir.path.display()
             ),
             "name a directory that is not there yet: --path DIR",
@@ -240,7 +240,7 @@ impl NewDir {
             let at = mount.at.display();
             return Err(hinted(
                 Code::BadMountpoint,
-                format!("{shown} is inside of the mount at {at}, which cannot have another in it"),
+                format!("{shown} is inside the mount at {at}, which cannot have another in it"),
                 format!("name a place outside of {}: --path DIR", word(at)),
             ));
         }

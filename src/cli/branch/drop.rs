@@ -177,7 +177,7 @@ fn told(dropped: &DroppedBranch) -> Vec<String> {
     lines.extend((more > 0).then(|| format!("  and {more} more")));
     if !dropped.dry_run {
         lines.push(format!(
-            "until gc it can be brought back: ckptfs branch restore {}",
+            "to bring it back, until gc frees it: ckptfs branch restore {}",
             word(name)
         ));
     }

@@ -8,11 +8,11 @@ use super::super::restore::TimesArg;
 use super::super::{changes, locate, time};
 use crate::engine::api::{Merged, StateName, Times, UpdateBranch};
 
-/// Do in a branch what its parent did since it began, or was updated last
+/// Bring into a branch what its parent changed since the branch began, or was last updated
 ///
-/// As `ckptfs merge`, from the parent into the branch: --ours keeps what the branch has. A
-/// checkpoint of the branch is made first; `ckptfs undo` in the branch takes the update back. What
-/// the branch has changed since is told against what it was updated to.
+/// Like `ckptfs merge`, from the parent into the branch: --ours keeps what the branch has. The
+/// branch is saved as a checkpoint first; `ckptfs undo` in the branch takes the update back. From
+/// then on the branch's changes are those since what it was updated to.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch
@@ -65,9 +65,9 @@ fn summary(name: &str, merged: &Merged) -> String {
         _ if merged.dry_run => format!("update of {name} would make {count}"),
         _ if merged.refused => settle_by(&clash),
         (Some(guard), Some(at)) => format!(
-            "updated {name} to checkpoint {at}: {count} in {}; what was there before is its checkpoint {guard}",
+            "updated {name} to checkpoint {at}: {count} in {}; the branch's previous state is its checkpoint {guard}",
             time::duration(merged.duration_us)
         ),
-        _ => format!("nothing to update: {name} has everything of its parent"),
+        _ => format!("nothing to update: {name} has everything from its parent"),
     }
 }

@@ -104,7 +104,10 @@ impl Hearing {
 const HEARING: &str = "hearing from the holder";
 
 fn not_understood() -> VerbError {
-    error(Code::Internal, "the holder says what nobody understands")
+    error(
+        Code::Internal,
+        "the holder sent something that cannot be understood",
+    )
 }
 
 /// In a worker: takes the socket that is its stdin, and hears what there is to do.

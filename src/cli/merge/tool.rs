@@ -226,7 +226,7 @@ fn result(place: &Path) -> Result<Vec<u8>, String> {
     let cannot = |cause: io::Error| format!("its result cannot be read: {cause}");
     // Nobody else can have put something else there.
     if !fs::symlink_metadata(place).map_err(cannot)?.is_file() {
-        return Err("its result is no regular file".to_owned());
+        return Err("its result is not a regular file".to_owned());
     }
     let mut content = Vec::new();
     let file = File::open(place).map_err(cannot)?;

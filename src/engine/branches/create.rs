@@ -105,7 +105,7 @@ fn claim<'a>(engine: &'a Engine, name: &str) -> VerbResult<Claim<'a>> {
             room_for(engine, name)?;
             Err(hinted(
                 Code::BranchExists,
-                format!("somebody else is making a branch {name}"),
+                format!("another process is making the branch {name}"),
                 "give it another name",
             ))
         }

@@ -245,7 +245,7 @@ impl Branches {
         if !self.claimed.lock().insert(name.to_owned()) {
             return Err(hinted(
                 Code::Busy,
-                format!("somebody else works on the branch {name}"),
+                format!("another process is working on the branch {name}"),
                 "try again when that is done",
             ));
         }

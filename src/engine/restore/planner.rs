@@ -54,7 +54,7 @@ pub(super) struct Planner<'a> {
     pub(super) roots: HashSet<Place>,
     /// The paths alone are restored, not what is below them.
     pub(super) exact: bool,
-    /// Directories of the live tree, and whether they are inside of what is restored.
+    /// Directories of the live tree, and whether they are inside what is restored.
     pub(super) inside: RefCell<HashMap<Slot, bool>>,
     /// What stays as it is, and where that is in the live tree.
     pub(super) spared: Spared,

@@ -79,7 +79,7 @@ pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
                 word(&name)
             );
             return Err(wrong(
-                format!("{name} belongs into the store's file only"),
+                format!("{name} belongs in the store's file only"),
                 Some(hint),
             ));
         }

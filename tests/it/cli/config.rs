@@ -180,7 +180,7 @@ fn a_user_s_file_cannot_make_a_daemon_do_things() {
         refused.code == 1
             && refused
                 .err()
-                .contains("tripwire.count belongs into the store's file only"),
+                .contains("tripwire.count belongs in the store's file only"),
         "{refused:?}"
     );
     sandbox.file(".config/ckptfs/config.toml", "[tripwire]\ncount = 0\n");

@@ -201,7 +201,7 @@ fn what_is_asked_for_is_found() {
     sandbox.ckptfs_in("p", &["find", "--tag", "no"]).is(
         1,
         "",
-        "Error: no checkpoint is like that\nHint: all there are: ckptfs log\n",
+        "Error: no checkpoint matches\nHint: to list all of them: ckptfs log\n",
     );
     let wrong = sandbox.ckptfs_in("p", &["find", "--since", "whenever"]);
     assert!(
@@ -357,7 +357,7 @@ fn past_files_and_directories_are_read_by_state_and_path() {
             "{args:?}: {ran:?}"
         );
     };
-    refused(&["cat", "4:out"], "4:out is no regular file");
+    refused(&["cat", "4:out"], "4:out is not a regular file");
     refused(&["cat", "4:in/deep/b.txt"], "leads over a symbolic link");
     refused(&["cat", "4:sub"], "4:sub is a directory");
     refused(&["cat", "4:none"], "4:none does not exist");

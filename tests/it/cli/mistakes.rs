@@ -225,7 +225,7 @@ fn undo_to_an_operation_makes_the_tree_what_it_was_then() {
 fn what_restores_or_deletes_wants_the_whole_tag() {
     let sandbox = edited();
     run(&sandbox, &["tag", "1", "release-1"]).ok();
-    let refused = "Error: \"rel\" is only the beginning of the tag \"release-1\"\nHint: what restores or deletes wants the whole tag, or a number\n";
+    let refused = "Error: \"rel\" is only the beginning of the tag \"release-1\"\nHint: restore and delete need the whole tag, or a number\n";
     for verb in [
         &["restore", "rel"][..],
         &["restore", "rel", "a.txt"],

@@ -59,7 +59,7 @@ fn the_story_of_a_project() {
         "{restored}"
     );
     assert!(
-        restored.ends_with("what was there before is checkpoint 3\n"),
+        restored.ends_with("the previous state is checkpoint 3\n"),
         "{restored}"
     );
     assert_eq!(

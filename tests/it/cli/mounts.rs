@@ -24,13 +24,13 @@ fn mounting_twice_is_refused() {
         "",
         &format!("Error: [DIR]/p is already mounted\n{hint}"),
     );
-    let inside = "Error: [DIR]/p/src is inside of the mount at [DIR]/p, whose checkpoints have it: a restore there would change what is stored here\nHint: unmount it first: ckptfs umount [DIR]/p\n";
+    let inside = "Error: [DIR]/p/src is inside the mount at [DIR]/p, whose checkpoints have it: a restore there would change what is stored here\nHint: unmount it first: ckptfs umount [DIR]/p\n";
     sandbox.ckptfs(&["mount", "p/src"]).is(1, "", inside);
     let ran = sandbox.ckptfs(&["umount", "p/src"]);
     ran.is(
         1,
         "",
-        "Error: p/src is not a mount, but inside of one\nHint: ckptfs umount [DIR]/p\n",
+        "Error: p/src is not a mount, but inside one\nHint: ckptfs umount [DIR]/p\n",
     );
     assert_eq!(sandbox.mounts().len(), 1);
 }

@@ -22,7 +22,7 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
         .ckptfs_in("p", &["pin", "v1", "--reason", "the audit"])
         .is(0, "checkpoint 1 is pinned: the audit\n", "");
     let refused = || {
-        let says = "Error: checkpoint 1 is pinned (the audit)\nHint: if it may go after all: ckptfs unpin 1\n";
+        let says = "Error: checkpoint 1 is pinned (the audit)\nHint: to let it be deleted: ckptfs unpin 1\n";
         sandbox.ckptfs_in("p", &["delete", "1"]).is(1, "", says);
         assert!(
             std::fs::remove_dir(sandbox.path.join("p/.snapshots/1")).is_err(),
@@ -65,7 +65,7 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
     sandbox.ckptfs_in("p", &["find", "--pinned"]).is(
         1,
         "",
-        "Error: no checkpoint is like that\nHint: all there are: ckptfs log\n",
+        "Error: no checkpoint matches\nHint: to list all of them: ckptfs log\n",
     );
     assert!(
         sandbox

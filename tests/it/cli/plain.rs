@@ -153,14 +153,14 @@ fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
         sandbox.ckptfs(verb).is(
             1,
             "",
-            "Error: [DIR] is in no directory that ckptfs serves\nHint: ckptfs mount DIR\n",
+            "Error: [DIR] is not inside a directory that ckptfs serves\nHint: ckptfs mount DIR\n",
         );
     }
     let hint = "Hint: name the mount: ckptfs umount DIR\n";
     sandbox.ckptfs(&["umount"]).is(
         1,
         "",
-        &format!("Error: [DIR] is in no directory that ckptfs serves\n{hint}"),
+        &format!("Error: [DIR] is not inside a directory that ckptfs serves\n{hint}"),
     );
     sandbox
         .ckptfs(&["umount", "out"])
@@ -173,7 +173,7 @@ fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
 #[test]
 fn errors_are_one_line_of_json_on_stderr_if_asked() {
     let ran = Sandbox::new().ckptfs(&["status", "--json"]);
-    let expected = r#"{"error":{"code":"not-mounted","message":"[DIR] is in no directory that ckptfs serves","hint":"ckptfs mount DIR"}}"#;
+    let expected = r#"{"error":{"code":"not-mounted","message":"[DIR] is not inside a directory that ckptfs serves","hint":"ckptfs mount DIR"}}"#;
     ran.is(1, "", &format!("{expected}\n"));
 }
 
@@ -219,7 +219,7 @@ fn a_bad_directory_is_named() {
 fn a_mountpoint_inside_of_the_tree_is_refused() {
     let sandbox = Sandbox::new();
     sandbox.file("p/sub/file", "");
-    let message = "the mountpoint [DIR]/p/sub is inside of [DIR]/p: the tree would contain itself";
+    let message = "the mountpoint [DIR]/p/sub is inside [DIR]/p: the tree would contain itself";
     let hint = "mount it in place: ckptfs mount [DIR]/p";
     sandbox.ckptfs(&["mount", "p", "p/sub"]).is(
         1,

@@ -47,7 +47,7 @@ fn a_command_s_changes_are_shown_and_kept_or_taken_back() {
     assert_eq!(ran.err(), shown);
     let ran = shell(&["--rollback", "on-failure"], "rm new; exit 9");
     let said = "-2  D src/new\n1 change, 0 bytes more, 2 bytes less\nWarning: everything that has changed since checkpoint 2 is taken back, whoever changed it\n\
-                rolled back to checkpoint 2: 1 change; what was there before is checkpoint 3\n";
+                rolled back to checkpoint 2: 1 change; the previous state is checkpoint 3\n";
     assert_eq!((ran.code, without_time(&ran.err()).as_str()), (9, said));
     assert!(sandbox.path.join("p/src/new").exists());
     assert_eq!(shell(&["--rollback", "on-failure"], "rm new").code, 0);
@@ -159,12 +159,12 @@ fn what_cannot_be_run_has_its_own_status() {
     sandbox.ckptfs_in("", &["run", "--", "true"]).is(
         125,
         "",
-        "Error: [DIR] is in no directory that ckptfs serves\nHint: ckptfs mount DIR\n",
+        "Error: [DIR] is not inside a directory that ckptfs serves\nHint: ckptfs mount DIR\n",
     );
     sandbox.ckptfs_in("p", &["run", "--rollback", "ask", "--", "true"]).is(
         125,
         "",
-        "Error: there is nobody to ask: stdin or stderr is no terminal\nHint: use --rollback on-failure or never\n",
+        "Error: cannot ask: stdin or stderr is not a terminal\nHint: use --rollback on-failure or never\n",
     );
     assert_eq!(sandbox.ckptfs_in("p", &["run"]).code, 2);
     assert_eq!(

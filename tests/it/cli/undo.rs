@@ -67,7 +67,7 @@ fn a_restore_is_undone_and_done_again() {
     sandbox.file("p/a.txt", "after the restore\n");
     sandbox.does(&["undo"]).is(
         0,
-        "undone: 3 restore 1 (before: 3); 1 change; what was there before is checkpoint 4\n",
+        "undone: 3 restore 1 (before: 3); 1 change; the previous state is checkpoint 4\n",
         "",
     );
     assert_eq!(
@@ -80,7 +80,7 @@ fn a_restore_is_undone_and_done_again() {
     );
     sandbox.does(&["redo"]).is(
         0,
-        "done again: 3 restore 1 (before: 3); 1 change; what was there before is checkpoint 5\n",
+        "done again: 3 restore 1 (before: 3); 1 change; the previous state is checkpoint 5\n",
         "",
     );
     assert_eq!(sandbox.content(), "after the restore\n");

@@ -103,7 +103,7 @@ fn the_sealer_shares_what_is_known(v: Variant) {
     assert!(status["shared"]["files"].as_u64() > Some(5), "{status}");
     let told = rig.mount.ok(&["status"]);
     assert!(
-        told.contains("share what others have since the mount"),
+        told.contains("shared with identical files since the mount"),
         "{told}"
     );
     if v.fs.has_reflink() {

@@ -91,7 +91,7 @@ fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
         dirty.len() == 2 && dirty.contains(&inside) && deeper.len() > PATH_MAX,
         "{dirty:?}"
     );
-    // In a view the path is longer by `.snapshots/ID/`: from inside of it.
+    // In a view the path is longer by `.snapshots/ID/`: from inside it.
     let id_text = id.to_string();
     succeeds(
         rig.mount

@@ -136,8 +136,8 @@ fn a_tool_that_does_not_do_it_changes_nothing(v: Variant) {
     nothing("echo x > %A; exit 255", "the tool failed on \"f\"");
     nothing("echo x > %A; kill -9 $$", "signal: 9");
     nothing("rm %A", "its result cannot be read");
-    nothing("ln -sf /etc/passwd %A", "its result is no regular file");
-    nothing("rm %A; mkfifo %A", "its result is no regular file");
+    nothing("ln -sf /etc/passwd %A", "its result is not a regular file");
+    nothing("rm %A; mkfifo %A", "its result is not a regular file");
     nothing("truncate -s 9M %A", "its result has more than");
     refused(&merge(&rig, "true", &[]), 1, "does not say %A");
     refused(

@@ -223,7 +223,7 @@ fn a_directory_in_a_mount_is_refused_by_whatever_name() {
         succeeds(&mut tool("umount", &[&bound]), 20);
         outputs
             .iter()
-            .for_each(|output| refused(output, 1, "is inside of the mount", "ckptfs umount"));
+            .for_each(|output| refused(output, 1, "is inside the mount", "ckptfs umount"));
         assert!(
             names(&inner).is_empty() && names(&other).is_empty(),
             "nothing was made"
