@@ -18,6 +18,13 @@ pub struct Args {
     files: Vec<OsString>,
 }
 
+impl Args {
+    /// One file.
+    pub fn of(file: OsString) -> Args {
+        Args { files: vec![file] }
+    }
+}
+
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     for text in &args.files {
         let found = past::find(context.dir(), text)?;

@@ -17,6 +17,19 @@ pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     Ok(())
 }
 
+/// A change is at or below one of these paths, or came from there.
+pub fn is_below(change: &Change, paths: &[TreePath]) -> bool {
+    let below = |path: &TreePath, top: &TreePath| {
+        top.0.is_empty()
+            || path
+                .0
+                .strip_prefix(top.0.as_slice())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+    };
+    let is_below = |path: &TreePath| paths.iter().any(|top| below(path, top));
+    is_below(&change.path) || change.from.as_ref().is_some_and(is_below)
+}
+
 /// The letter and the path; of a rename both paths.
 pub fn line(out: &Out, change: &Change) -> Vec<u8> {
     let letter = out.paint(

@@ -1,15 +1,17 @@
 //! `ckptfs diff`.
 
 use std::io;
+use std::path::PathBuf;
 
 use super::by::{self, By};
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
 use super::output::{Out, Role};
 use super::past::{Tree, state};
+use super::tree_path::in_tree;
 use super::{changes, locate, patch};
 use crate::engine::api::{
-    Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath,
+    Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath, VerbResult,
 };
 use crate::sys::Errno;
 
@@ -18,12 +20,15 @@ use crate::sys::Errno;
 /// One line per path: A added, M modified, D deleted, R renamed, T of another kind.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The older state: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
-    #[arg(value_name = "A")]
+    /// The older state: a number, a tag, `latest~2`, `@{10min ago}`
+    #[arg(value_name = "A", default_value = "latest")]
     from: String,
     /// The newer state; the tree as it is now (`live`) if not given
     #[arg(value_name = "B")]
     to: Option<String>,
+    /// Only what is at or below these paths; relative ones start at the working directory
+    #[arg(value_name = "PATHS", last = true, conflicts_with = "by")]
+    paths: Vec<PathBuf>,
     /// Add the sizes of files, and how much came and went
     #[arg(long, conflicts_with_all = ["name_only", "nul", "patch", "json"])]
     stat: bool,
@@ -47,6 +52,7 @@ impl Args {
         Args {
             from,
             to: None,
+            paths: Vec::new(),
             stat: false,
             patch,
             name_only: false,
@@ -65,20 +71,27 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         })?;
         return by::tell(&mut context.out, &all);
     }
+    let paths: Vec<TreePath> = args
+        .paths
+        .iter()
+        .map(|path| in_tree(&served.root, &served.cwd, path))
+        .collect::<VerbResult<_>>()?;
+    let asked = |change: &Change| paths.is_empty() || changes::is_below(change, &paths);
     if args.patch {
         // By number: what a time or `latest` means may be another checkpoint by now.
         let states = [Some(&args.from), args.to.as_ref()]
             .map(|name| name.map_or(Ok(None), |name| state(&mut served, name)));
         let [from, to] = states;
-        return print_patch(&mut served, &from?, &to?, context);
+        return print_patch(&mut served, (&from?, &to?), asked, context);
     }
     let (from, to) = (StateName(args.from), args.to.map(StateName));
     let out = &mut context.out;
-    let changes = served.client.ask(Compare {
+    let mut changes = served.client.ask(Compare {
         from,
         to,
         sizes: out.json || args.stat,
     })?;
+    changes.retain(asked);
     match (out.json, args.stat, args.name_only, args.nul) {
         (true, ..) => out.json(&changes)?,
         (_, true, ..) => print_stat(out, &changes)?,
@@ -91,8 +104,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 fn print_patch(
     served: &mut locate::Served,
-    from: &Option<CheckpointInfo>,
-    to: &Option<CheckpointInfo>,
+    (from, to): (&Option<CheckpointInfo>, &Option<CheckpointInfo>),
+    asked: impl Fn(&Change) -> bool,
     context: &mut Context,
 ) -> Outcome {
     let name = |state: &Option<CheckpointInfo>| {
@@ -102,11 +115,12 @@ fn print_patch(
                 .map_or("live".into(), |checkpoint| checkpoint.id.to_string()),
         )
     };
-    let changes = served.client.ask(Compare {
+    let mut changes = served.client.ask(Compare {
         from: name(from),
         to: Some(name(to)),
         sizes: false,
     })?;
+    changes.retain(asked);
     let (before, after) = (
         Tree::at(served, from.as_ref())?,
         Tree::at(served, to.as_ref())?,

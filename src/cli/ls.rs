@@ -26,6 +26,17 @@ pub struct Args {
     nul: bool,
 }
 
+impl Args {
+    /// A directory, its names alone.
+    pub fn of(path: OsString) -> Args {
+        Args {
+            path,
+            long: false,
+            nul: false,
+        }
+    }
+}
+
 /// One name, as `--json` prints it.
 #[derive(Serialize)]
 struct Listed {

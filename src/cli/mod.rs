@@ -26,6 +26,7 @@ mod delete;
 mod diff;
 mod doctor;
 mod du;
+mod earlier;
 mod error;
 mod export;
 mod find;
@@ -143,8 +144,10 @@ macro_rules! verbs {
 
 verbs! {
     Mount(mount),
+    #[command(visible_alias = "unmount")]
     Umount(umount),
     Checkpoint(checkpoint),
+    #[command(visible_alias = "st")]
     Status(status),
     Log(log),
     Find(find),
@@ -158,6 +161,7 @@ verbs! {
     Stat(stat),
     Show(show),
     Diff(diff),
+    #[command(visible_alias = "rollback")]
     Restore(restore),
     Merge(merge),
     Run(run),

@@ -10,12 +10,9 @@ use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::output::Out;
-use super::tree_path::in_tree;
-use super::{changes, locate, replaced, time};
+use super::{changes, earlier, locate, replaced, time};
 use crate::engine::api::attribution::OnlyBy;
-use crate::engine::api::{
-    Change, ChangeKind, RestoreOptions, Restored, StateName, Times, TreePath, VerbResult,
-};
+use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times};
 use crate::sys::Kind;
 
 /// Bring the tree, or some paths of it, back to an earlier state
@@ -23,7 +20,8 @@ use crate::sys::Kind;
 /// The current state is saved as a checkpoint first, so that a restore can be undone.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`
+    /// A number, a tag, or `latest`; `ID:PATH`; or a path, of which the newest checkpoint is meant
+    /// in which it differs from the tree
     #[arg(value_name = "ID", required_unless_present = "only_by")]
     id: Option<String>,
     /// Only these, and what is below them; relative ones start at the working directory
@@ -80,13 +78,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         };
         return only_by(&mut served, options, context);
     }
-    let paths: Vec<TreePath> = args
-        .paths
-        .iter()
-        .map(|path| in_tree(&served.root, &served.cwd, path))
-        .collect::<VerbResult<_>>()?;
+    let (to, paths) = earlier::meant(&mut served, &args.id.unwrap_or_default(), &args.paths)?;
     let options = RestoreOptions {
-        to: StateName(args.id.unwrap_or_default()),
+        to,
         paths,
         dry_run: args.dry_run,
         times,

@@ -1,31 +1,51 @@
 //! `ckptfs show`.
 
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 
 use super::by;
 use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
-use super::{locate, size, time};
-use crate::engine::api::{CheckpointInfo, ShowCheckpoint, StateName};
+use super::{cat, locate, ls, past, size, time};
+use crate::engine::api::{CheckpointInfo, Code, ShowCheckpoint, StateName};
 use crate::store::record::Reason;
+use crate::sys::Kind;
 
-/// Show one checkpoint
+/// Show a checkpoint, or a file or directory as it was
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`
-    #[arg(value_name = "ID")]
-    id: String,
+    /// A number, a tag, or `latest`; with `:PATH` what was there: the content of a file, the names
+    /// in a directory
+    #[arg(value_name = "ID[:PATH]", default_value = "latest")]
+    id: OsString,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut source = locate::history(context.dir())?;
-    let checkpoint = source.ask(ShowCheckpoint {
-        state: StateName(args.id),
-    })?;
+    let state = StateName(args.id.to_string_lossy().into_owned());
+    let checkpoint = match source.ask(ShowCheckpoint { state }) {
+        Err(unknown)
+            if unknown.code == Code::UnknownCheckpoint && args.id.as_bytes().contains(&b':') =>
+        {
+            return print_past(args.id, context);
+        }
+        checkpoint => checkpoint?,
+    };
     context
         .out
         .answer(&checkpoint, |out| print(out, &checkpoint))
+}
+
+/// A file or a directory as it was.
+fn print_past(text: OsString, context: &mut Context) -> Outcome {
+    let found = past::find(context.dir(), &text)?;
+    match found.tree.stat(&found.path).map(|stat| stat.kind) {
+        Ok(Kind::Dir) => ls::run(ls::Args::of(text), context),
+        Ok(_) => cat::run(cat::Args::of(text), context),
+        Err(cause) => Err(found.failed(cause).into()),
+    }
 }
 
 /// What there is to say of every checkpoint, in a line each.

@@ -546,3 +546,44 @@ fn sizes_are_told(sandbox: &Sandbox) {
         )
     );
 }
+
+/// Without a checkpoint: `restore PATH` takes the newest version that is another, `restore ID:PATH`
+/// that one; `diff` and `show` take the newest checkpoint, and paths.
+#[test]
+fn what_is_not_said_is_the_newest() {
+    let sandbox = three();
+    sandbox.file("p/a.txt", "gone wrong\n");
+    sandbox.file("p/sub/new", "");
+    let verb = |arguments: &[&str]| sandbox.ckptfs_in("p", arguments);
+    verb(&["diff"]).is(0, "M a.txt\nA sub/new\n", "");
+    verb(&["diff", "--", "sub"]).is(0, "A sub/new\n", "");
+    verb(&["diff", "1", "3", "--", "sub", "nothing"]).is(0, "M sub/deep/b.txt\n", "");
+    assert!(
+        verb(&["diff", "-p", "--", "a.txt"])
+            .ok()
+            .out()
+            .contains("+gone wrong\n")
+    );
+    assert!(verb(&["show"]).ok().out().contains("v2"));
+    verb(&["show", "v1:a.txt"]).is(0, "one\n", "");
+    verb(&["show", "1:sub"]).is(0, "deep\n", "");
+    // Of what is in the newest as it is, the version before; of what is not, the newest.
+    let restored = |arguments: &[&str], file: &str, content: &str| {
+        verb(arguments).ok();
+        let path = sandbox.path.join("p").join(file);
+        assert_eq!(
+            fs::read_to_string(path).expect("a file"),
+            content,
+            "{arguments:?}"
+        );
+    };
+    restored(&["restore", "a.txt"], "a.txt", "one\ntwo\n");
+    restored(&["restore", "sub/deep/b.txt"], "sub/deep/b.txt", "b\n");
+    restored(&["rollback", "1:a.txt"], "a.txt", "one\n");
+    fs::remove_dir_all(sandbox.path.join("p/sub")).expect("rm");
+    restored(&["restore", "sub", "a.txt"], "sub/deep/b.txt", "b\n");
+    sandbox.file("p/young", "");
+    verb(&["checkpoint"]).ok();
+    let refused = verb(&["restore", "sub/deep/none"]);
+    refused.is(1, "", "Error: there is no checkpoint \"sub/deep/none\"\nHint: `ckptfs log` lists all checkpoints\n");
+}

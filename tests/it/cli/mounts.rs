@@ -63,7 +63,7 @@ fn a_mount_whose_daemon_died_is_named_and_repaired() {
     assert!(doctor.contains("warn  stale mounts"), "{doctor}");
     let ran = sandbox.ckptfs(&["mount", "p"]).ok();
     assert!(
-        ran.err().starts_with("took away 1 dead mount first\n"),
+        ran.err().starts_with("removed 1 dead mount first\n"),
         "{}",
         ran.err()
     );

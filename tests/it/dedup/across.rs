@@ -118,7 +118,7 @@ fn refused_twice(rig: &Rig) {
         .run(&["dedup", "--with", rig.path().to_str().unwrap()]);
     assert!(
         !refused.status.success()
-            && String::from_utf8_lossy(&refused.stderr).contains("is there twice")
+            && String::from_utf8_lossy(&refused.stderr).contains("is named twice")
     );
 }
 
