@@ -120,7 +120,8 @@ impl CopyUp {
         };
         let trail = at_place(dir.slot).step(name, child.slot);
         if through.is_inherited(child.slot) {
-            return self.own_all(At::from(&trail), holds);
+            // It may come to another of its names, which the kernel knows too.
+            self.own_all(At::from(&trail), holds)?;
         }
         if !self.inodes.base().is_left(dir, name)? {
             return Ok(());

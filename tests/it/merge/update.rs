@@ -23,6 +23,7 @@ for_each_variant! { one =>
     an_update_reads_what_was_touched,
     an_update_that_is_killed_is_done_or_not,
     an_update_that_fails_is_called_one,
+    the_name_that_goes_is_the_one_that_the_parent_removed,
 }
 
 /// A tree with a branch `fix`; where that is.
@@ -365,4 +366,14 @@ fn an_update_that_fails_is_called_one(v: Variant) {
         failed += 1;
     }
     assert!(failed > 0, "no update failed");
+}
+
+/// The kernel knew both names of the file, so it was copied up at the other one, and the update
+/// failed with ENOENT.
+fn the_name_that_goes_is_the_one_that_the_parent_removed(v: Variant) {
+    let (rig, branch) = branched(v, "mkdir e; echo t > t; ln t e/t; ln -s t l; ln -P l e/l");
+    tree(&branch);
+    run(rig.path(), "rm e/t e/l");
+    update(&rig, &[]);
+    same(&branch, &tree(rig.path()));
 }
