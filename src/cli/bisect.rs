@@ -287,7 +287,7 @@ fn tell(row: &[CheckpointInfo], search: &Search, steps: &[Step], context: &mut C
             steps,
         })?;
     } else if let Some(first_bad) = first_bad {
-        super::log::print_checkpoints(std::slice::from_ref(first_bad), out)?;
+        super::listing::print_checkpoints(std::slice::from_ref(first_bad), out)?;
         let before = search.good;
         if let Some(before) = row.get(before) {
             out.talk(&format!(
@@ -297,7 +297,7 @@ fn tell(row: &[CheckpointInfo], search: &Search, steps: &[Step], context: &mut C
         }
     } else {
         let all: Vec<CheckpointInfo> = candidates.into_iter().cloned().collect();
-        super::log::print_checkpoints(&all, out)?;
+        super::listing::print_checkpoints(&all, out)?;
         out.talk("the test could not tell: the first bad one is one of these");
     }
     if first_bad.is_some() {

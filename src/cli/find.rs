@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
+use super::listing::print_checkpoints;
 use super::locate;
-use super::log::print_checkpoints;
 use super::tree_path::in_tree;
 use crate::engine::api::{Code, Query, VerbResult};
 use crate::sys;
@@ -15,6 +15,24 @@ use crate::sys;
 /// Everything that is given must hold. Exit status 1 if there is none.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    #[command(flatten)]
+    pub filters: Filters,
+    /// At most so many
+    #[arg(
+        short = 'n',
+        long = "max-count",
+        visible_alias = "limit",
+        value_name = "COUNT"
+    )]
+    pub max_count: Option<usize>,
+    /// They changed this, or something below it; relative to the working directory
+    #[arg(value_name = "PATH")]
+    pub path: Option<PathBuf>,
+}
+
+/// Which checkpoints are listed.
+#[derive(Debug, Default, PartialEq, clap::Args)]
+pub struct Filters {
     /// They have a tag like this; `*` stands for anything
     #[arg(short, long, value_name = "TAG")]
     tag: Option<String>,
@@ -36,17 +54,6 @@ pub struct Args {
     /// They are pinned
     #[arg(long)]
     pinned: bool,
-    /// At most so many
-    #[arg(
-        short = 'n',
-        long = "max-count",
-        visible_alias = "limit",
-        value_name = "COUNT"
-    )]
-    max_count: Option<usize>,
-    /// They changed this, or something below it; relative to the working directory
-    #[arg(value_name = "PATH")]
-    path: Option<PathBuf>,
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
@@ -64,23 +71,24 @@ fn user(name: &str) -> VerbResult<u32> {
         hinted(
             Code::UnknownUser,
             format!("there is no user {name:?}"),
-            "a number will do too: ckptfs find --author 1000",
+            "a number will do too: ckptfs log --author 1000",
         )
     };
     sys::user_id(name).ok_or_else(unknown)
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let filters = args.filters;
     let mut query = Query {
-        tag: args.tag,
-        note: args.note,
-        labels: args.labels,
-        since: args.since,
-        until: args.until,
+        tag: filters.tag,
+        note: filters.note,
+        labels: filters.labels,
+        since: filters.since,
+        until: filters.until,
         limit: args.max_count,
-        pinned: args.pinned,
+        pinned: filters.pinned,
         counted: true,
-        uid: args.author.as_deref().map(user).transpose()?,
+        uid: filters.author.as_deref().map(user).transpose()?,
         ..Query::default()
     };
     let found = match &args.path {

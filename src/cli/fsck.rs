@@ -29,6 +29,18 @@ pub struct Args {
     dry_run: bool,
 }
 
+impl Args {
+    /// Repairs what was found.
+    pub fn repair(deep: bool, dry_run: bool) -> Args {
+        Args {
+            deep,
+            repair: true,
+            rebuild_index: false,
+            dry_run,
+        }
+    }
+}
+
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let root = match locate::locate(locate::start(context.dir())?)? {
         Located::Store { root, .. } => root,

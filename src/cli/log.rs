@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use super::context::Context;
-use super::error::Outcome;
+use super::error::{Outcome, hinted};
 use super::graph::Graph;
+use super::listing::{Printer, remarks};
 use super::output::{Out, Role, width};
 use super::tree_path::in_tree;
-use super::{changes, locate, time};
+use super::{find, locate, time};
 use crate::control::History;
 use crate::engine::api::{
-    CheckpointInfo, ListVersions, Query, ShowCheckpoint, StateName, VersionInfo, VersionKind,
+    Code, ListVersions, Query, ShowCheckpoint, StateName, VersionInfo, VersionKind,
 };
-use crate::store::record::Reason;
 
 /// Checkpoints that are asked for at once.
 const PAGE: usize = 256;
@@ -41,9 +41,30 @@ pub struct Args {
     /// directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
+    #[command(flatten)]
+    filters: find::Filters,
+    /// They changed this, or something below it; relative to the working directory
+    #[arg(long, value_name = "PATH")]
+    changed: Option<PathBuf>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    if args.filters != find::Filters::default() || args.changed.is_some() {
+        if args.before.is_some() || args.graph || args.deleted || args.path.is_some() {
+            return Err(hinted(
+                Code::Usage,
+                "--before, --graph, --deleted and PATH are for a list of all checkpoints",
+                "leave them out, or the filters (--author, --since, --tag, --changed, ...)",
+            )
+            .into());
+        }
+        let found = find::Args {
+            filters: args.filters,
+            max_count: args.max_count,
+            path: args.changed,
+        };
+        return find::run(found, context);
+    }
     if let Some(path) = &args.path {
         return versions(path, args.max_count.unwrap_or(usize::MAX), context);
     }
@@ -69,15 +90,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return Ok(context.out.json(&source.ask(query)?)?);
     }
     let graph = args.graph.then(Graph::default);
-    let printed = print_by_page(
-        &mut source,
-        query,
-        Printer {
-            graph,
-            ..Printer::default()
-        },
-        &mut context.out,
-    )?;
+    let printed = print_by_page(&mut source, query, Printer::new(graph), &mut context.out)?;
     if printed == 0 && !args.deleted && before.is_none() {
         context
             .out
@@ -108,40 +121,6 @@ fn print_by_page(
         out.flush()?;
     }
     Ok(printed)
-}
-
-/// Prints one line for each checkpoint.
-pub fn print_checkpoints(checkpoints: &[CheckpointInfo], out: &mut Out) -> Outcome {
-    Printer::default().print(checkpoints, out)
-}
-
-/// Prints one line for each checkpoint, in columns as wide as they had to be so far.
-#[derive(Default)]
-struct Printer {
-    graph: Option<Graph>,
-    id_width: usize,
-    count_width: usize,
-}
-
-impl Printer {
-    fn print(&mut self, checkpoints: &[CheckpointInfo], out: &mut Out) -> Outcome {
-        for checkpoint in checkpoints {
-            self.id_width = self.id_width.max(checkpoint.id.to_string().len());
-            self.count_width = self.count_width.max(count(checkpoint).len());
-        }
-        for checkpoint in checkpoints {
-            let mut line = line(out, checkpoint, self.id_width, self.count_width);
-            if let Some(graph) = &mut self.graph {
-                let (above, before) = graph.next(checkpoint.id, checkpoint.parent);
-                for joins in above {
-                    out.line(&joins)?;
-                }
-                line.insert_str(0, &before);
-            }
-            out.line(&line)?;
-        }
-        Ok(())
-    }
 }
 
 fn versions(path: &Path, max: usize, context: &mut Context) -> Outcome {
@@ -195,69 +174,4 @@ fn letter(change: VersionKind) -> (&'static str, Role) {
         VersionKind::TypeChanged => ("T", Role::Notice),
         VersionKind::Unknown => ("?", Role::Bad),
     }
-}
-
-/// As many as `diff` tells; as the operations counted them, if it would take long to compare.
-fn count(checkpoint: &CheckpointInfo) -> String {
-    match checkpoint.changes {
-        Some(exact) => changes::count(exact),
-        None => changes::count(checkpoint.dirty),
-    }
-}
-
-fn line(out: &Out, checkpoint: &CheckpointInfo, id_width: usize, count_width: usize) -> String {
-    let id = out.paint(
-        Role::Id,
-        &format!("{:>id_width$}", checkpoint.id.to_string()),
-    );
-    let created = time::local(&checkpoint.created);
-    format!(
-        "{id}  {created}  {:>count_width$}{}",
-        count(checkpoint),
-        remarks(out, checkpoint)
-    )
-}
-
-/// Tags, what it guards, and the note's first line.
-fn remarks(out: &Out, checkpoint: &CheckpointInfo) -> String {
-    let mut line = String::new();
-    if !checkpoint.tags.is_empty() {
-        let tags = checkpoint.tags.join(", ");
-        line.push_str(&format!(
-            "  {}",
-            out.paint(Role::Tag, &format!("[{}]", out.text(&tags)))
-        ));
-    }
-    if let Reason::Guard { restored } = checkpoint.reason {
-        let what = if restored == checkpoint.id {
-            "  (before a merge)".to_owned()
-        } else {
-            format!("  (before the restore of {restored})")
-        };
-        line.push_str(&out.paint(Role::Faint, &what));
-    }
-    if let Reason::Auto { trigger } = checkpoint.reason {
-        line.push_str(&out.paint(Role::Faint, &format!("  (auto:{})", trigger.name())));
-    }
-    match checkpoint.pinned.as_deref() {
-        Some("") => line.push_str(&out.paint(Role::Notice, "  (pinned)")),
-        Some(reason) => line.push_str(&out.paint(
-            Role::Notice,
-            &format!(
-                "  (pinned: {})",
-                out.text(reason.lines().next().unwrap_or_default())
-            ),
-        )),
-        None => {}
-    }
-    if checkpoint.has_dropped {
-        line.push_str(&out.paint(Role::Faint, "  (some dropped)"));
-    }
-    if !checkpoint.atomic {
-        line.push_str(&out.paint(Role::Bad, "  (not atomic)"));
-    }
-    if let Some(first) = checkpoint.note.lines().next() {
-        line.push_str(&format!("  {}", out.text(first)));
-    }
-    line
 }

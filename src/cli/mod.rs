@@ -42,6 +42,7 @@ mod hook;
 mod import;
 mod interrupt;
 mod launch;
+mod listing;
 mod locate;
 mod log;
 mod logging;
@@ -89,9 +90,61 @@ use self::error::{Failure, Outcome};
 use self::logging::log_to_stderr;
 use self::output::{Color, Out};
 
+/// What `ckptfs --help` prints: clap has no groups of verbs.
+const HELP: &str = "\
+{about}
+
+Usage: {usage}
+
+Start
+  mount       Serve a directory with checkpoints, from a daemon in the background
+  umount      Unmount; an ordinary directory is left, with the history beside it
+  checkpoint  Freeze the state of the tree; prints the new checkpoint's number
+  status      Show what is mounted and what changed since the newest checkpoint
+
+Look
+  log         List checkpoints, or every version of one path, newest first
+  show        Show a checkpoint, or a file or directory as it was
+  diff        List what changed between two states, or print it as a patch
+  bisect      Find the first checkpoint in which a test fails
+  du          Show what space each checkpoint takes
+
+Go back
+  restore     Bring the tree, or some paths of it, back to an earlier state
+  undo        Undo the last operations: checkpoints, restores, merges, deletions, tags
+  redo        Do again what was undone last
+  run         Run a command under the protection of a checkpoint, or in the past
+
+Branches
+  branch      Writable second trees that begin as a checkpoint of this one
+  merge       Merge what a branch changed
+  fork        Make an independent writable tree out of a checkpoint
+
+Keep
+  tag         Name checkpoints, remove, rename or list their tags
+  pin         Keep a checkpoint from being deleted
+  delete      Delete a checkpoint
+  gc          Thin out the history by rules, and free what no checkpoint needs
+  dedup       Make versions with the same content share their space
+  ops         List what was done to the history: what `undo` undoes
+
+Elsewhere
+  export      Copy a checkpoint to a directory, or as a tar stream to stdout
+  import      Bring existing directories, and series of snapshots, into a tree
+
+Administration
+  verify      Look for damage in the history, and repair it
+  doctor      Tell what this machine and a directory can do
+  config      Show and change the configuration
+  completion  Print a shell's completions
+  help        Print this, or the help of a verb
+
+Options:
+{options}{after-help}";
+
 /// A filesystem that gives a directory instant checkpoints.
 #[derive(Debug, Parser)]
-#[command(name = "ckptfs", version, max_term_width = 100)]
+#[command(name = "ckptfs", version, max_term_width = 100, help_template = HELP)]
 #[command(
     after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
     Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found."
@@ -150,14 +203,21 @@ verbs! {
     #[command(visible_alias = "st")]
     Status(status),
     Log(log),
+    #[command(hide = true)]
     Find(find),
     Tag(tag),
+    #[command(hide = true)]
     Untag(untag),
+    #[command(hide = true)]
     Rename(rename),
     Pin(pin),
+    #[command(hide = true)]
     Unpin(unpin),
+    #[command(hide = true)]
     Ls(ls),
+    #[command(hide = true)]
     Cat(cat),
+    #[command(hide = true)]
     Stat(stat),
     Show(show),
     Diff(diff),
@@ -178,12 +238,17 @@ verbs! {
     Fork(fork),
     Import(import),
     Verify(verify),
+    #[command(hide = true)]
     Volumes(volumes),
     #[cfg(feature = "csi")]
+    #[command(hide = true)]
     Csi(csi),
+    #[command(hide = true)]
     Fsck(fsck),
+    #[command(hide = true)]
     Audit(audit),
     Doctor(doctor),
+    #[command(hide = true)]
     Stats(stats),
     Config(config),
     Completion(completion),
@@ -198,10 +263,16 @@ pub fn main() -> ExitCode {
     if !daemon {
         log_to_stderr(if is_driver(&verb) { Some("info") } else { None });
     }
+    let now = verb.is_now();
     let mut context = Context {
         dir: global.change_dir,
         out: Out::new(global.json, global.color),
     };
+    if let Some(now) = now.filter(|_| context.out.talks_to_terminal()) {
+        context
+            .out
+            .talk(&format!("this verb is now `ckptfs {now}`"));
+    }
     // These say it in their own way, or act on no tree.
     if !matches!(
         verb,
@@ -217,6 +288,23 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(&context.out),
+    }
+}
+
+impl Verb {
+    /// What is to be typed in place of a verb that only this release still has.
+    fn is_now(&self) -> Option<&'static str> {
+        Some(match self {
+            Verb::Untag(_) => "tag -d TAG",
+            Verb::Rename(_) => "tag -m OLD NEW",
+            Verb::Unpin(_) => "pin -d ID",
+            Verb::Find(_) => "log --tag, --note, --author, --since, --changed PATH",
+            Verb::Ls(_) | Verb::Cat(_) => "show ID:PATH",
+            Verb::Audit(_) => "ops --all",
+            Verb::Fsck(_) => "verify --repair",
+            Verb::Stats(_) => "status -v",
+            _ => return None,
+        })
     }
 }
 
@@ -238,5 +326,13 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_has_every_verb_that_is_not_hidden() {
+        for verb in super::Cli::command().get_subcommands() {
+            let is_told = super::HELP.contains(&format!("\n  {} ", verb.get_name()));
+            assert_eq!(is_told, !verb.is_hide_set(), "{}", verb.get_name());
+        }
     }
 }

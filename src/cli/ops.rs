@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role, width};
-use super::{locate, time};
+use super::{audit, locate, time};
 use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
 
 /// Operations that are listed unless told otherwise.
@@ -20,9 +20,15 @@ pub struct Args {
     /// Only those before this one
     #[arg(long, value_name = "OP")]
     before: Option<u64>,
+    /// Everything that was done, oldest first, and by whom: checkpoints, restores, mounts, ...
+    #[arg(long, conflicts_with_all = ["max_count", "before"])]
+    all: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    if args.all {
+        return audit::run(audit::Args {}, context);
+    }
     let mut served = locate::served(context.dir())?;
     let operations = served.client.ask(ListOperations {
         before: args.before,

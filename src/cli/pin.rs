@@ -2,15 +2,19 @@
 
 use super::context::Context;
 use super::error::Outcome;
+use super::listing::print_checkpoints;
 use super::locate;
-use crate::engine::api::{CheckpointInfo, PinCheckpoint, StateName};
+use crate::engine::api::{CheckpointInfo, PinCheckpoint, Query, StateName};
 
-/// Pin a checkpoint: nobody can delete it until it is unpinned
+/// Pin a checkpoint: nobody can delete it until it is unpinned; without arguments list them
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
     #[arg(value_name = "ID")]
-    id: String,
+    id: Option<String>,
+    /// Unpin it
+    #[arg(short, long, requires = "id", conflicts_with = "reason")]
+    delete: bool,
     /// Why, for whoever wants to delete it
     #[arg(
         short,
@@ -23,16 +27,35 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut served = locate::served(context.dir())?;
-    let pinned = served.client.ask(PinCheckpoint {
-        state: StateName(args.id),
-        reason: Some(args.reason),
+    match args.id {
+        Some(id) => pin(id, (!args.delete).then_some(args.reason), context),
+        None => list(context),
+    }
+}
+
+/// Every checkpoint that is pinned.
+fn list(context: &mut Context) -> Outcome {
+    let pinned = locate::history(context.dir())?.ask(Query {
+        pinned: true,
+        counted: true,
+        ..Query::default()
     })?;
+    match context.out.json {
+        true => Ok(context.out.json(&pinned)?),
+        false => print_checkpoints(&pinned, &mut context.out),
+    }
+}
+
+/// Pins a checkpoint, for a reason, or unpins it.
+pub fn pin(id: String, reason: Option<String>, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let state = StateName(id);
+    let pinned = served.client.ask(PinCheckpoint { state, reason })?;
     print(&pinned, context)
 }
 
 /// Prints whether a checkpoint is pinned now.
-pub fn print(checkpoint: &CheckpointInfo, context: &mut Context) -> Outcome {
+fn print(checkpoint: &CheckpointInfo, context: &mut Context) -> Outcome {
     let now = match checkpoint.pinned.as_deref() {
         None => "is not pinned".to_owned(),
         Some("") => "is pinned".to_owned(),

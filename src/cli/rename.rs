@@ -2,8 +2,7 @@
 
 use super::context::Context;
 use super::error::Outcome;
-use super::{locate, tag};
-use crate::engine::api::{ChangeTags, Retag, StateName};
+use super::tag;
 
 /// Give a tag another name
 #[derive(Debug, clap::Args)]
@@ -20,15 +19,5 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut served = locate::served(context.dir())?;
-    let retag = Retag {
-        add: vec![args.new],
-        remove: vec![args.old.clone()],
-        force: args.force,
-    };
-    let renamed = served.client.ask(ChangeTags {
-        state: StateName(args.old),
-        retag,
-    })?;
-    tag::print(&renamed, context)
+    tag::rename(args.old, args.new, args.force, context)
 }

@@ -27,7 +27,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     context.out.answer(&stats, |out| print(&stats, out))
 }
 
-fn print(stats: &Stats, out: &mut Out) -> io::Result<()> {
+/// Prints them, a line each.
+pub fn print(stats: &Stats, out: &mut Out) -> io::Result<()> {
     let daemon = &stats.daemon;
     let total: u64 = stats.requests.values().sum();
     let lines = [

@@ -7,9 +7,9 @@ use super::changes;
 use super::context::Context;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
-use super::{locate, size, time};
+use super::{locate, size, stats, time};
 use crate::engine::api::{
-    BranchInfo, CompareByProcess, DaemonInfo, GetStatus, ListBranches, Status,
+    BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, Stats, Status,
 };
 
 /// Branches that are named.
@@ -21,6 +21,9 @@ pub struct Args {
     /// Say who changed what
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
+    /// Also what the daemon has done and holds: requests by kind, memory, open files
+    #[arg(short, long, conflicts_with = "by")]
+    verbose: bool,
 }
 
 /// What `--json` prints.
@@ -33,6 +36,8 @@ struct Shown<'a> {
     /// Its branches.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     branches: &'a [BranchInfo],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stats: Option<Stats>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -49,15 +54,23 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         unmerged: true,
         ..ListBranches::default()
     })?;
+    let stats = args
+        .verbose
+        .then(|| served.client.ask(GetStats))
+        .transpose()?;
     let below = below(&status);
     if context.out.json {
         return Ok(context.out.json(&Shown {
             status: &status,
             below: &below,
             branches: &branches,
+            stats,
         })?);
     }
     print(&status, &branches, context)?;
+    if let Some(stats) = &stats {
+        stats::print(stats, &mut context.out)?;
+    }
     holders::warn(&below, &context.out);
     Ok(())
 }

@@ -1,27 +1,53 @@
 //! `ckptfs tag`.
 
 use super::context::Context;
-use super::error::Outcome;
+use super::error::{Outcome, hinted};
+use super::listing::print_checkpoints;
 use super::locate;
-use crate::engine::api::{ChangeTags, CheckpointInfo, Retag, StateName};
+use crate::engine::api::{ChangeTags, CheckpointInfo, Code, Query, Retag, StateName};
+use crate::engine::word::word;
 
-/// Give a checkpoint names
+/// Give a checkpoint tags, remove or rename one; without arguments list them
 ///
 /// A tag stands for its checkpoint wherever a number does, and is a name in .snapshots.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
     #[arg(value_name = "ID")]
-    id: String,
+    id: Option<String>,
     /// The names
-    #[arg(value_name = "TAG", required = true)]
+    #[arg(value_name = "TAG")]
     tags: Vec<String>,
+    /// Take the tags (all arguments) from their checkpoints, which stay
+    #[arg(short, long, conflicts_with_all = ["rename", "force"])]
+    delete: bool,
+    /// Rename the tag: -m OLD NEW
+    #[arg(short = 'm', long)]
+    rename: bool,
     /// Take them from whichever checkpoints have them
     #[arg(short, long)]
     force: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let Some(id) = args.id else {
+        return list(context);
+    };
+    if args.delete {
+        return remove(std::iter::once(id).chain(args.tags).collect(), context);
+    }
+    match args.tags.as_slice() {
+        [] => {
+            let hint = format!("ckptfs tag {0} TAG; it has: ckptfs show {0}", word(&id));
+            return Err(hinted(Code::Usage, "no tag is given", hint).into());
+        }
+        [new] if args.rename => return rename(id, new.clone(), args.force, context),
+        _ if args.rename => {
+            let hint = "ckptfs tag -m OLD NEW";
+            return Err(hinted(Code::Usage, "a tag has one new name", hint).into());
+        }
+        _ => {}
+    }
     let mut served = locate::served(context.dir())?;
     let retag = Retag {
         add: args.tags,
@@ -29,14 +55,55 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         force: args.force,
     };
     let tagged = served.client.ask(ChangeTags {
-        state: StateName(args.id),
+        state: StateName(id),
         retag,
     })?;
     print(&tagged, context)
 }
 
+/// Every checkpoint that has tags.
+fn list(context: &mut Context) -> Outcome {
+    let tagged = locate::history(context.dir())?.ask(Query {
+        tag: Some("*".to_owned()),
+        counted: true,
+        ..Query::default()
+    })?;
+    match context.out.json {
+        true => Ok(context.out.json(&tagged)?),
+        false => print_checkpoints(&tagged, &mut context.out),
+    }
+}
+
+/// Takes tags from their checkpoints.
+pub fn remove(tags: Vec<String>, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    for tag in tags {
+        let retag = Retag {
+            remove: vec![tag.clone()],
+            ..Retag::default()
+        };
+        let state = StateName(tag);
+        let untagged = served.client.ask(ChangeTags { state, retag })?;
+        print(&untagged, context)?;
+    }
+    Ok(())
+}
+
+/// Gives a tag another name.
+pub fn rename(old: String, new: String, force: bool, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let retag = Retag {
+        add: vec![new],
+        remove: vec![old.clone()],
+        force,
+    };
+    let state = StateName(old);
+    let renamed = served.client.ask(ChangeTags { state, retag })?;
+    print(&renamed, context)
+}
+
 /// Prints a checkpoint and the tags that it has now.
-pub fn print(tagged: &CheckpointInfo, context: &mut Context) -> Outcome {
+fn print(tagged: &CheckpointInfo, context: &mut Context) -> Outcome {
     let tags = if tagged.tags.is_empty() {
         "has no tag".to_owned()
     } else {

@@ -2,8 +2,7 @@
 
 use super::context::Context;
 use super::error::Outcome;
-use super::{locate, pin};
-use crate::engine::api::{PinCheckpoint, StateName};
+use super::pin;
 
 /// Unpin a checkpoint: it can be deleted again
 #[derive(Debug, clap::Args)]
@@ -14,10 +13,5 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut served = locate::served(context.dir())?;
-    let unpinned = served.client.ask(PinCheckpoint {
-        state: StateName(args.id),
-        reason: None,
-    })?;
-    pin::print(&unpinned, context)
+    pin::pin(args.id, None, context)
 }

@@ -2,8 +2,7 @@
 
 use super::context::Context;
 use super::error::Outcome;
-use super::{locate, tag};
-use crate::engine::api::{ChangeTags, Retag, StateName};
+use super::tag;
 
 /// Take tags from their checkpoints, which stay
 #[derive(Debug, clap::Args)]
@@ -14,17 +13,5 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut served = locate::served(context.dir())?;
-    for tag in args.tags {
-        let retag = Retag {
-            remove: vec![tag.clone()],
-            ..Retag::default()
-        };
-        let untagged = served.client.ask(ChangeTags {
-            state: StateName(tag),
-            retag,
-        })?;
-        tag::print(&untagged, context)?;
-    }
-    Ok(())
+    tag::remove(args.tags, context)
 }

@@ -3,9 +3,9 @@
 use super::context::Context;
 use super::error;
 use super::error::{Failure, Outcome};
-use super::findings;
 use super::locate::{self, Located};
 use super::progress::Bar;
+use super::{findings, fsck};
 use crate::engine::api::{StateName, VerbResult, Verified, VerifyOptions};
 use crate::engine::check::{CheckOptions, StoreCheck};
 use crate::sys;
@@ -20,9 +20,19 @@ pub struct Args {
     /// Read every byte of them, and compare it with the hash that the sealer took
     #[arg(long)]
     deep: bool,
+    /// Repair the store of a directory that is not mounted, as far as that is safe: make the index
+    /// anew, save a torn end, set damaged objects aside. Nothing is destroyed
+    #[arg(long, conflicts_with = "id")]
+    repair: bool,
+    /// With --repair: only tell what would be repaired
+    #[arg(short = 'n', long, requires = "repair")]
+    dry_run: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    if args.repair {
+        return fsck::run(fsck::Args::repair(args.deep, args.dry_run), context);
+    }
     let state = args.id.map(StateName);
     let what = if args.deep {
         "reading every version"

@@ -81,7 +81,7 @@ pub(super) fn write(
 
 /// Adds bytes to the end of a file, in parts of so many, each at a multiple of that: what is there
 /// of another part is written over. As far as there is room for `limit`, and in order as by
-/// [`write`].
+/// [`write()`].
 ///
 /// # Errors
 /// Those of write(2), fsync(2).

@@ -547,6 +547,39 @@ fn sizes_are_told(sandbox: &Sandbox) {
     );
 }
 
+/// Verbs that have taken in others answer as those did.
+#[test]
+fn few_verbs_do_what_many_did() {
+    let sandbox = three();
+    let verb = |arguments: &[&str]| sandbox.ckptfs_in("p", arguments).ok().out();
+    let same = |new: &[&str], old: &[&str]| assert_eq!(verb(new), verb(old), "{new:?}");
+    same(&["log", "--tag", "v*"], &["find", "--tag", "v*"]);
+    same(&["log", "--changed", "sub"], &["find", "sub"]);
+    same(
+        &["log", "--label", "ticket=17", "-n", "1"],
+        &["find", "--label", "ticket=17"],
+    );
+    same(&["show", "1:a.txt"], &["cat", "1:a.txt"]);
+    same(&["ops", "--all"], &["audit"]);
+    same(&["tag"], &["log", "--tag", "*"]);
+    verb(&["tag", "2", "x", "y"]);
+    assert_eq!(
+        verb(&["tag", "-m", "x", "z"]),
+        "checkpoint 2 is tagged y, z\n"
+    );
+    assert_eq!(
+        verb(&["tag", "-d", "y", "z"]).lines().last(),
+        Some("checkpoint 2 has no tag")
+    );
+    verb(&["pin", "2", "-r", "why"]);
+    assert!(verb(&["pin"]).contains("(pinned: why)"));
+    assert_eq!(verb(&["pin", "-d", "2"]), "checkpoint 2 is not pinned\n");
+    assert!(verb(&["status", "-v"]).contains("requests"));
+    assert_eq!(sandbox.ckptfs_in("p", &["tag", "2"]).code, 1);
+    sandbox.ckptfs(&["umount", "p"]).ok();
+    assert!(verb(&["verify", "--repair"]).contains("nothing is damaged"));
+}
+
 /// Without a checkpoint: `restore PATH` takes the newest version that is another, `restore ID:PATH`
 /// that one; `diff` and `show` take the newest checkpoint, and paths.
 #[test]

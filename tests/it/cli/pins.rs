@@ -107,5 +107,5 @@ fn a_checkpoint_is_found_by_its_author() {
     sandbox.ckptfs(&["mount", "p"]).ok();
     assert_eq!(found(&uid), 2);
     let unknown = sandbox.ckptfs_in("p", &["find", "--author", "no such user"]);
-    unknown.is(1, "", "Error: there is no user \"no such user\"\nHint: a number will do too: ckptfs find --author 1000\n");
+    unknown.is(1, "", "Error: there is no user \"no such user\"\nHint: a number will do too: ckptfs log --author 1000\n");
 }
