@@ -6,6 +6,7 @@
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb
 //! needs it.
 
+mod agent;
 mod answering;
 mod audit;
 mod bisect;
@@ -58,6 +59,7 @@ mod redo;
 mod rename;
 mod replaced;
 mod restore;
+mod rewind;
 mod run;
 mod run_at;
 mod serving;
@@ -81,7 +83,7 @@ mod volumes;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use self::context::Context;
 use self::error::{Failure, Outcome};
@@ -159,6 +161,7 @@ verbs! {
     Show(show),
     Diff(diff),
     Restore(restore),
+    Rewind(rewind),
     Merge(merge),
     Run(run),
     Bisect(bisect),
@@ -182,6 +185,7 @@ verbs! {
     Doctor(doctor),
     Stats(stats),
     Config(config),
+    Agent(agent),
     Completion(completion),
     #[command(hide = true)]
     Daemon(daemon),
@@ -189,6 +193,9 @@ verbs! {
 
 /// Runs the program with the process's arguments.
 pub fn main() -> ExitCode {
+    if agent::is_hook() {
+        return agent::main();
+    }
     let Cli { global, verb } = Cli::parse();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
@@ -201,7 +208,7 @@ pub fn main() -> ExitCode {
     // These say it in their own way, or act on no tree.
     if !matches!(
         verb,
-        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_)
+        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_) | Verb::Agent(_)
     ) {
         holders::warn_if_below(&context.out);
     }
@@ -214,6 +221,11 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(&context.out),
     }
+}
+
+/// Whether this program has a verb.
+fn has_verb(name: &str) -> bool {
+    Cli::command().find_subcommand(name).is_some()
 }
 
 fn is_driver(verb: &Verb) -> bool {
