@@ -2,7 +2,7 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 27] = [
+const VERBS: [&str; 28] = [
     "mount",
     "umount",
     "checkpoint",
@@ -13,6 +13,7 @@ const VERBS: [&str; 27] = [
     "show",
     "diff",
     "restore",
+    "rewind",
     "merge",
     "delete",
     "pin",
