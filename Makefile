@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -106,6 +106,9 @@ bench-branches: build ## Branches beside git worktree, cp --reflink, fork and a 
 	@tests/deps.sh bench
 	@benches/branches.py $(ARGS)
 
+bench-hooks: build ## How long the hooks of agents take, alone and beside 50 others; as root: make bench-hooks [ARGS="ROUNDS AGENTS FILES"]
+	@benches/hooks.py $(ARGS)
+
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
 	cargo bench --bench store --bench history
 
@@ -125,10 +128,12 @@ install: build ## Install the binary, mount.ckptfs and the systemd units
 	ln -sfn $(PREFIX)/lib/ckptfs/mount.ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs
 	install -d $(DESTDIR)$(UNITDIR)
 	for unit in $(UNITS); do sed 's|@PREFIX@|$(PREFIX)|g' mount/$$unit >$(DESTDIR)$(UNITDIR)/$$unit || exit 1; done
+	install -d $(DESTDIR)$(PREFIX)/share/ckptfs
+	cp -R mount/claude-plugin $(DESTDIR)$(PREFIX)/share/ckptfs/
 
 uninstall: ## Remove what `make install` installed
 	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
-	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs
+	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs $(DESTDIR)$(PREFIX)/share/ckptfs/claude-plugin
 
 image: ## Build the container image from a static binary, without a registry: docker/README.md
 	docker/image.sh "$$(docker/static.sh)" $(IMAGE)

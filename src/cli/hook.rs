@@ -110,7 +110,7 @@ fn hook(message: Message) -> Hook {
 }
 
 /// What a tool works on: a command, a file, or whatever its first text is.
-fn subject(input: &Value) -> Option<String> {
+pub fn subject(input: &Value) -> Option<String> {
     let known = [
         "command",
         "file_path",
@@ -130,7 +130,7 @@ fn subject(input: &Value) -> Option<String> {
 }
 
 /// The first characters, white space drawn together.
-fn one_line(text: &str, chars: usize) -> String {
+pub fn one_line(text: &str, chars: usize) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
     match line.char_indices().nth(chars) {

@@ -138,6 +138,14 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
     locate_once(&cwd)
 }
 
+/// As [`locate`], but where another user controls what is found nobody is waited for.
+pub fn at_once(cwd: &Path) -> VerbResult<Located> {
+    match locate_once(cwd)? {
+        found @ (Located::Served(_) | Located::Foreign { .. }) => Ok(found),
+        _ => locate(cwd.to_owned()),
+    }
+}
+
 fn locate_once(cwd: &Path) -> VerbResult<Located> {
     for dir in cwd.ancestors() {
         let root = dir.to_owned();

@@ -6,6 +6,7 @@
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb
 //! needs it.
 
+mod agent;
 mod answering;
 mod audit;
 mod bisect;
@@ -60,6 +61,7 @@ mod redo;
 mod rename;
 mod replaced;
 mod restore;
+mod rewind;
 mod run;
 mod run_at;
 mod serving;
@@ -83,7 +85,7 @@ mod volumes;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use self::context::Context;
 use self::error::{Failure, Outcome};
@@ -113,6 +115,7 @@ Go back
   restore     Bring the tree, or some paths of it, back to an earlier state
   undo        Undo the last operations: checkpoints, restores, merges, deletions, tags
   redo        Do again what was undone last
+  rewind      Take back what an agent did since a prompt, and nothing that others did
   run         Run a command under the protection of a checkpoint, or in the past
 
 Branches
@@ -127,6 +130,9 @@ Keep
   gc          Thin out the history by rules, and free what no checkpoint needs
   dedup       Make versions with the same content share their space
   ops         List what was done to the history: what `undo` undoes
+
+Agents
+  agent       Have coding agents tell ckptfs of their prompts and tools
 
 Elsewhere
   export      Copy a checkpoint to a directory, or as a tar stream to stdout
@@ -223,6 +229,7 @@ verbs! {
     Diff(diff),
     #[command(visible_alias = "rollback")]
     Restore(restore),
+    Rewind(rewind),
     Merge(merge),
     Run(run),
     Bisect(bisect),
@@ -251,6 +258,7 @@ verbs! {
     #[command(hide = true)]
     Stats(stats),
     Config(config),
+    Agent(agent),
     Completion(completion),
     #[command(hide = true)]
     Daemon(daemon),
@@ -258,6 +266,9 @@ verbs! {
 
 /// Runs the program with the process's arguments.
 pub fn main() -> ExitCode {
+    if agent::is_hook() {
+        return agent::main();
+    }
     let Cli { global, verb } = Cli::parse();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
@@ -276,7 +287,7 @@ pub fn main() -> ExitCode {
     // These say it in their own way, or act on no tree.
     if !matches!(
         verb,
-        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_)
+        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_) | Verb::Agent(_)
     ) {
         holders::warn_if_below(&context.out);
     }
@@ -306,6 +317,11 @@ impl Verb {
             _ => return None,
         })
     }
+}
+
+/// Whether this program has a verb.
+fn has_verb(name: &str) -> bool {
+    Cli::command().find_subcommand(name).is_some()
 }
 
 fn is_driver(verb: &Verb) -> bool {

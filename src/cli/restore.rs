@@ -73,6 +73,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             to: args.id.map(StateName),
             who,
             also_shared: args.also_shared,
+            past_rewinds: false,
             dry_run: args.dry_run,
             times,
         };
@@ -118,7 +119,7 @@ pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
 
 /// Something stays as it is because it could not be told what it was: that is not what was asked
 /// for.
-fn told(restored: &Restored) -> Outcome {
+pub fn told(restored: &Restored) -> Outcome {
     if restored.unknown.is_empty() {
         Ok(())
     } else {
@@ -146,26 +147,31 @@ fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) 
 
 pub fn print(restored: &Restored, context: &mut Context) -> Outcome {
     changes::print(&mut context.out, &restored.changes)?;
+    warn(restored, &context.out);
+    let summary = summary(restored);
+    Ok(context.out.line(&summary)?)
+}
+
+/// Tells on stderr what a restore leaves as it is, or makes another file of.
+pub fn warn(restored: &Restored, out: &Out) {
     for path in &restored.unknown {
         let path = String::from_utf8_lossy(&path.0);
-        context.out.warn(&format!(
+        out.warn(&format!(
             "what {path} was in checkpoint {} is not known: it is left as it is",
             restored.restored
         ));
     }
     for path in &restored.dropped {
         let path = String::from_utf8_lossy(&path.0).into_owned();
-        context.out.warn(&format!(
+        out.warn(&format!(
             "{path} stays as it is: a tier has dropped something of it from checkpoint {}",
             restored.restored
         ));
     }
     for path in &restored.split {
         let path = String::from_utf8_lossy(&path.0).into_owned();
-        context.out.warn(&format!("{path} was one file with others that were not restored (hard links); it is a file of its own now"));
+        out.warn(&format!("{path} was one file with others that were not restored (hard links); it is a file of its own now"));
     }
-    let summary = summary(restored);
-    Ok(context.out.line(&summary)?)
 }
 
 fn summary(restored: &Restored) -> String {

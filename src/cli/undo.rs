@@ -7,7 +7,9 @@ use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::{changes, locate, ops};
+use crate::engine::api::attribution::UNDO_PROCESS;
 use crate::engine::api::{UndoOptions, UndoWalk, UndoneStep};
+use crate::sys;
 
 /// Undo the last operations on the history: checkpoints, restores, deletions, tags, pins
 ///
@@ -53,6 +55,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Walks, and prints each step; `done` is the word for it.
 pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) -> Outcome {
+    if done == "undone" {
+        sys::name_process(UNDO_PROCESS);
+    }
     let mut served = locate::served(context.dir())?;
     let interrupt = Interrupt::gives_up(&served.client)?;
     let what = if done == "undone" {

@@ -9,7 +9,8 @@ use self::choice::choose;
 pub(super) use self::choice::{Selection, Selector};
 use super::Engine;
 use super::api::attribution::{
-    ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, SharedPath,
+    ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, REWIND_PROCESS, SharedPath,
+    UNDO_PROCESS,
 };
 use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
 use super::checkpoint::Checkpoints;
@@ -36,6 +37,23 @@ pub(super) struct Told {
     pub(super) writers: Writers,
 }
 
+impl Told {
+    /// What was put back is whose it was before it was taken away.
+    fn look_past_rewinds(&mut self) {
+        let Told {
+            paired,
+            unpaired,
+            writers,
+        } = self;
+        for (differs, set) in paired.iter_mut().chain(unpaired) {
+            let put_back = !set.is_empty() && set.iter().all(|by| is_rewind(writers, *by));
+            if let Some(new) = differs.new.as_ref().filter(|_| put_back) {
+                set.extend(writers.ever(new));
+            }
+        }
+    }
+}
+
 pub(super) fn process_info(process: &Process) -> ProcessInfo {
     ProcessInfo {
         pid: process.pid,
@@ -51,12 +69,14 @@ pub(super) fn process_info(process: &Process) -> ProcessInfo {
 }
 
 impl States {
-    /// What differs between two states, and who changed it.
+    /// What differs between two states, and who changed it. `times`: a file of another time
+    /// differs.
     pub(super) fn told(
         &self,
         older: CheckpointId,
         newer: State,
         touched: &Touched,
+        times: bool,
     ) -> SysResult<Told> {
         let upto = newer.checkpoint();
         let writers = self.timeline().writers(older, upto)?;
@@ -64,7 +84,7 @@ impl States {
             from: self.view(State::At(older)),
             to: self.view(newer),
             touched,
-            times: true,
+            times,
         };
         let mut tries = 0;
         let unpaired = loop {
@@ -90,6 +110,22 @@ impl States {
         })
     }
 
+    /// What differs now, as a selected restore looks at it.
+    fn told_for(
+        &self,
+        target: CheckpointId,
+        touched: &Touched,
+        options: &OnlyBy,
+    ) -> SysResult<Told> {
+        // What was put back has the time of that.
+        let times = !options.past_rewinds;
+        let mut told = self.told(target, State::Live, touched, times)?;
+        if options.past_rewinds {
+            told.look_past_rewinds();
+        }
+        Ok(told)
+    }
+
     /// What a selected restore is to do: the paths, what a person is told of them, and what stays
     /// although the writer changed it.
     pub(super) fn selection(
@@ -100,7 +136,7 @@ impl States {
         selector: &Selector,
     ) -> VerbResult<Selection> {
         let failed = error::failed("the restore failed");
-        let told = self.told(target, State::Live, touched).map_err(failed)?;
+        let told = self.told_for(target, touched, options).map_err(failed)?;
         let mut meant: HashSet<usize> = told
             .writers
             .processes
@@ -117,16 +153,18 @@ impl States {
         {
             return Err(several(*pid, &told, &meant));
         }
-        if matches!(selector, Selector::Pid(_) | Selector::Started(..)) {
+        if matches!(
+            selector,
+            Selector::Pid(_) | Selector::Started(..) | Selector::Several(_)
+        ) {
             told.writers.add_children(&mut meant);
         }
         let is_meant = |writer: &Writer| matches!(writer, Writer::One(at) if meant.contains(at));
+        let counts = |writer: &Writer| {
+            !(is_meant(writer) || options.past_rewinds && is_rewind(&told.writers, *writer))
+        };
         let chosen = choose(&told.unpaired, |_, set| {
-            if options.also_shared {
-                set.iter().any(is_meant)
-            } else {
-                !set.is_empty() && set.iter().all(is_meant)
-            }
+            set.iter().any(is_meant) && (options.also_shared || !set.iter().any(counts))
         });
         let mut shared = Vec::new();
         let mut changes = Vec::new();
@@ -162,7 +200,7 @@ impl States {
         touched: &Touched,
         names: &[Vec<u8>],
     ) -> SysResult<Selection> {
-        let told = self.told(target, State::Live, touched)?;
+        let told = self.told(target, State::Live, touched, true)?;
         let names: HashSet<&[u8]> = names.iter().map(Vec::as_slice).collect();
         let chosen = choose(&told.unpaired, |differs, _| {
             names.contains(differs.path.as_slice())
@@ -210,7 +248,10 @@ impl Engine {
             return Ok(ByProcess::default());
         }
         let touched = self.states.touched(older, upto).map_err(failed)?;
-        let told = self.states.told(older, newer, &touched).map_err(failed)?;
+        let told = self
+            .states
+            .told(older, newer, &touched, true)
+            .map_err(failed)?;
         let mut listed = listed(
             &told.writers,
             told.paired
@@ -308,6 +349,21 @@ fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
         .collect();
     known.sort();
     error::ambiguous_process(pid, &known)
+}
+
+/// A verb that only puts back what somebody changed, or takes that back again: a path that it
+/// touched has nobody else's work in it.
+fn is_rewind(writers: &Writers, writer: Writer) -> bool {
+    let Writer::One(at) = writer else {
+        return false;
+    };
+    writers.processes.get(at).is_some_and(|known| {
+        !known.names.is_empty()
+            && known
+                .names
+                .iter()
+                .all(|name| [REWIND_PROCESS, UNDO_PROCESS].contains(&name.as_str()))
+    })
 }
 
 /// A process as a person is told of it.

@@ -374,6 +374,16 @@ impl Writers {
         found
     }
 
+    /// Who ever changed what this name leads to in this stretch, also before it was put back: of the
+    /// name itself, or else of the nearest directory above it of which that is known.
+    pub fn ever(&self, trail: &Arc<Trail>) -> Set {
+        let above = std::iter::successors(Some(trail), |at| at.up.as_ref());
+        above
+            .map(|at| self.by_name(at, |named| &named.all))
+            .find(|found| !found.is_empty())
+            .unwrap_or_default()
+    }
+
     fn by_name<'a>(&'a self, trail: &Trail, pick: impl Fn(&'a NameWho) -> &'a Set) -> Set {
         let named = trail
             .up

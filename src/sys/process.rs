@@ -19,6 +19,18 @@ pub fn umask0() {
     rustix::process::umask(rustix::fs::Mode::empty());
 }
 
+/// Gives this process a name of at most 15 bytes, by which others know what it is for (prctl(2),
+/// `PR_SET_NAME` of its first thread). To be called there; elsewhere it has no effect.
+pub fn name_process(name: &str) {
+    #[cfg(target_os = "linux")]
+    if let Ok(name) = std::ffi::CString::new(name) {
+        // It is only a name.
+        let _ = rustix::thread::set_name(&name);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = name;
+}
+
 /// Raises the soft limit of open descriptors to the hard one, and gives what it is then.
 pub fn raise_nofile() -> u64 {
     let limit = rustix::process::getrlimit(Resource::Nofile);

@@ -3,6 +3,7 @@
 
 mod common;
 
+mod agents;
 mod apps;
 mod bounds;
 mod branch;

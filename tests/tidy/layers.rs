@@ -21,7 +21,7 @@ const LAYERS: [&[&str]; 10] = [
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 19] = [
+const HOMES: [(&str, &[&str]); 20] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -30,6 +30,7 @@ const HOMES: [(&str, &[&str]); 19] = [
     ("clap", &["src/cli", "src/main.rs"]),
     ("clap_complete", &["src/cli", "src/main.rs"]),
     ("indicatif", &["src/cli", "src/main.rs"]),
+    ("jsonc_parser", &["src/cli/agent"]),
     ("toml_edit", &["src/engine"]),
     ("globset", &["src/engine"]),
     ("strsim", &["src/engine"]),

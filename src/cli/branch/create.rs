@@ -33,7 +33,7 @@ pub struct Args {
 }
 
 /// How a branch is made.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct How {
     /// Begin as this checkpoint: a number, a tag, `latest`
     #[arg(long, value_name = "ID")]

@@ -52,15 +52,25 @@ pub struct ByProcess {
     pub changes: Vec<ChangeBy>,
 }
 
+/// What the process of `ckptfs rewind` is called: see [`OnlyBy::past_rewinds`].
+pub const REWIND_PROCESS: &str = "ckptfs-rewind";
+/// What that of `ckptfs undo` is called.
+pub const UNDO_PROCESS: &str = "ckptfs-undo";
+
 /// Which changes are to be taken back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnlyBy {
     /// What is to be restored; the newest checkpoint if not given.
     pub to: Option<StateName>,
-    /// Whose: a process id, the path of a control group, or a name.
+    /// Whose: a process id, several as `PID@START` with commas between them, the path of a control
+    /// group, or a name.
     pub who: String,
     /// Also what others have changed too.
     pub also_shared: bool,
+    /// What `ckptfs rewind` and `ckptfs undo` did to a path does not make it another's: one that
+    /// they put back is the writer's still.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub past_rewinds: bool,
     /// Only tell what would change.
     pub dry_run: bool,
     /// As of a restore of some paths.

@@ -16,20 +16,31 @@ pub(in crate::engine) enum Selector {
     Pid(u32),
     /// One of several that had the number: when it started.
     Started(u32, u64),
+    /// Several, as one.
+    Several(Vec<(u32, u64)>),
     Session(u32),
     Cgroup(String),
     Name(String),
 }
 
 impl Selector {
-    /// A number is a process, what begins with `/` a control group, anything else a name; `pid:`,
+    /// A number is a process, `PID@START` with commas between are several, what begins with `/` a control group, anything else a name; `pid:`,
     /// `session:`, `cgroup:` and `name:` say so.
     pub(in crate::engine) fn parse(text: &str) -> Option<Selector> {
         let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
+        let started = |text: &str| {
+            let (pid, start) = text.split_once('@')?;
+            Some((number(pid)?, start.parse().ok()?))
+        };
         let pid = |text: &str| match text.split_once('@') {
-            Some((pid, start)) => Some(Selector::Started(number(pid)?, start.parse().ok()?)),
+            Some(_) => started(text).map(|(pid, start)| Selector::Started(pid, start)),
             None => number(text).map(Selector::Pid),
         };
+        if text.contains(',')
+            && let Some(all) = text.split(',').map(started).collect()
+        {
+            return Some(Selector::Several(all));
+        }
         match text.split_once(':') {
             Some(("pid", rest)) => return pid(rest),
             Some(("session", rest)) => return number(rest).map(Selector::Session),
@@ -62,6 +73,7 @@ impl Selector {
             Selector::Started(pid, start) => {
                 (known.process.pid, known.process.start) == (*pid, *start)
             }
+            Selector::Several(all) => all.contains(&(known.process.pid, known.process.start)),
             Selector::Session(session) => known.process.session == *session,
             Selector::Cgroup(of) => known.cgroups.iter().any(|group| within(group, of)),
             Selector::Name(name) => known.names.contains(name),

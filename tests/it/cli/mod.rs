@@ -12,6 +12,6 @@ mod patches;
 mod pins;
 mod plain;
 mod run;
-mod support;
+pub mod support;
 mod undo;
 mod undo_walks;

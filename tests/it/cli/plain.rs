@@ -5,7 +5,7 @@ use super::support::Sandbox;
 /// Verbs that this release has still under their old names.
 const OLD: [&str; 4] = ["stats", "unpin", "fsck", "audit"];
 
-const VERBS: [&str; 27] = [
+const VERBS: [&str; 28] = [
     "mount",
     "umount",
     "checkpoint",
@@ -16,6 +16,7 @@ const VERBS: [&str; 27] = [
     "show",
     "diff",
     "restore",
+    "rewind",
     "merge",
     "delete",
     "pin",

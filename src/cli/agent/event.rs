@@ -1,0 +1,268 @@
+//! What an agent says of an event, in whichever format.
+//!
+//! The names of events and fields of Claude Code, Codex, Gemini CLI, Cursor and of our plugin for
+//! opencode do not clash, so the event's name alone says what it is. Fields that are not known are
+//! skipped, and one that is of another kind than expected counts as absent.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use super::super::error::error;
+use super::super::hook::{one_line, subject};
+use crate::engine::api::{Code, VerbResult};
+
+/// Characters of a prompt's first line, or of what a tool does, that are kept.
+const SUBJECT_CHARS_MAX: usize = 200;
+/// Characters of a label's value that are kept.
+const LABEL_CHARS_MAX: usize = 100;
+
+/// What an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Somebody has given the agent a prompt.
+    Prompt,
+    /// A tool is about to run.
+    Before,
+    /// A tool has run.
+    After,
+    /// The agent has ended its turn.
+    Stop,
+    /// A second tree is wanted.
+    WorktreeCreate,
+    /// It is not wanted any more.
+    WorktreeRemove,
+    /// Nothing that is acted on.
+    Other,
+}
+
+/// The names of tools that run commands.
+const SHELLS: [&str; 7] = [
+    "Bash",
+    "PowerShell",
+    "bash",
+    "Shell",
+    "run_shell_command",
+    "shell",
+    "exec_command",
+];
+
+/// An event.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Event {
+    #[serde(rename = "hook_event_name", deserialize_with = "text")]
+    name: Option<String>,
+    #[serde(rename = "session_id", deserialize_with = "text")]
+    pub session: Option<String>,
+    #[serde(deserialize_with = "text")]
+    conversation_id: Option<String>,
+    #[serde(deserialize_with = "text")]
+    prompt: Option<String>,
+    #[serde(deserialize_with = "text")]
+    prompt_id: Option<String>,
+    #[serde(deserialize_with = "text")]
+    turn_id: Option<String>,
+    #[serde(deserialize_with = "text")]
+    generation_id: Option<String>,
+    #[serde(rename = "tool_name", deserialize_with = "text")]
+    tool: Option<String>,
+    tool_input: Option<Value>,
+    #[serde(rename = "tool_use_id", deserialize_with = "text")]
+    pub tool_use: Option<String>,
+    #[serde(deserialize_with = "text")]
+    cwd: Option<String>,
+    #[serde(deserialize_with = "texts")]
+    workspace_roots: Vec<String>,
+    #[serde(rename = "name", deserialize_with = "text")]
+    worktree: Option<String>,
+    #[serde(deserialize_with = "text")]
+    worktree_name: Option<String>,
+    #[serde(deserialize_with = "text")]
+    worktree_path: Option<String>,
+}
+
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    Ok(value
+        .as_str()
+        .filter(|text| !text.is_empty())
+        .map(str::to_owned))
+}
+
+fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    let all = value.as_array().into_iter().flatten();
+    Ok(all.filter_map(Value::as_str).map(str::to_owned).collect())
+}
+
+impl Event {
+    /// Reads an event. What comes behind the object is not looked at, so nobody need close the
+    /// stream.
+    ///
+    /// # Errors
+    /// `bad-hook`: it is no JSON object.
+    pub fn read(said: &[u8]) -> VerbResult<Event> {
+        let first = said.trim_ascii_start().first();
+        if first.is_some_and(|first| *first != b'{') {
+            return Err(error(
+                Code::BadHook,
+                "stdin is no event: it is no JSON object",
+            ));
+        }
+        let mut all = serde_json::Deserializer::from_slice(said).into_iter::<Event>();
+        let event = all
+            .next()
+            .ok_or_else(|| error(Code::BadHook, "nothing came on stdin"))?;
+        let mut event =
+            event.map_err(|cause| error(Code::BadHook, format!("stdin is no event: {cause}")))?;
+        event.session = event.session.or(event.conversation_id.take());
+        Ok(event)
+    }
+
+    /// What it is.
+    pub fn what(&self) -> What {
+        match self.name.as_deref().unwrap_or_default() {
+            "UserPromptSubmit" | "BeforeAgent" | "beforeSubmitPrompt" => What::Prompt,
+            "PreToolUse" | "BeforeTool" | "preToolUse" | "beforeShellExecution" => What::Before,
+            "PostToolUse" | "PostToolUseFailure" | "AfterTool" | "postToolUse" => What::After,
+            "Stop" | "AfterAgent" | "stop" => What::Stop,
+            "WorktreeCreate" => What::WorktreeCreate,
+            "WorktreeRemove" => What::WorktreeRemove,
+            _ => What::Other,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+
+    /// The tool runs commands.
+    pub fn is_command(&self) -> bool {
+        self.tool
+            .as_deref()
+            .is_some_and(|tool| SHELLS.contains(&tool))
+    }
+
+    /// What the second tree is to be called.
+    pub fn worktree_name(&self) -> Option<&str> {
+        self.worktree.as_deref().or(self.worktree_name.as_deref())
+    }
+
+    /// Where the second tree is.
+    pub fn worktree_path(&self) -> Option<&Path> {
+        self.worktree_path.as_deref().map(Path::new)
+    }
+
+    /// The prompt's id; where the agent gives none, the time in milliseconds.
+    pub fn prompt_id(&self) -> String {
+        let told = [&self.prompt_id, &self.turn_id, &self.generation_id];
+        let told = told.into_iter().flatten().next();
+        told.map_or_else(
+            || {
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                now.unwrap_or_default().as_millis().to_string()
+            },
+            |id| one_line(id, LABEL_CHARS_MAX),
+        )
+    }
+
+    /// The directories and files that it is about, the most telling first.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let input = |key: &str| self.tool_input.as_ref()?.get(key)?.as_str();
+        let file = ["file_path", "notebook_path", "path", "filePath"]
+            .into_iter()
+            .find_map(input);
+        let cwd = self.cwd.as_deref().map(PathBuf::from);
+        let here = || std::env::current_dir().unwrap_or_default();
+        let base = cwd.clone().unwrap_or_else(here);
+        // A file may be one that is yet to be made.
+        let file = file.map(|file| base.join(file));
+        let roots = self.workspace_roots.iter().map(PathBuf::from);
+        file.into_iter()
+            .chain(cwd)
+            .chain(roots)
+            .chain([here()])
+            .filter(|path| path.is_absolute())
+            .collect()
+    }
+
+    /// The note of a checkpoint for it.
+    pub fn note(&self, agent: Option<&str>, process: Option<&str>) -> String {
+        let prompt = (self.what() == What::Prompt).then(|| self.prompt_id());
+        let mut note = self.first_line();
+        let labels = [
+            ("event", self.name.as_deref()),
+            ("tool", self.tool.as_deref()),
+            ("agent", agent),
+            ("session", self.session.as_deref()),
+            ("prompt", prompt.as_deref()),
+            ("process", process),
+        ];
+        let mut separator = "\n\n";
+        for (key, value) in labels {
+            let value = value.map(|value| one_line(value, LABEL_CHARS_MAX));
+            if let Some(value) = value.filter(|value| !value.is_empty()) {
+                note.push_str(&format!("{separator}{key}: {value}"));
+                separator = "\n";
+            }
+        }
+        note
+    }
+
+    /// A prompt's own first line; of another event its name, its tool and what that does.
+    fn first_line(&self) -> String {
+        if self.what() == What::Prompt {
+            let lines = self.prompt.iter().flat_map(|prompt| prompt.lines());
+            let first = lines.map(|line| one_line(line, SUBJECT_CHARS_MAX));
+            return first
+                .into_iter()
+                .find(|line| !line.is_empty())
+                .unwrap_or_else(|| "a prompt".to_owned());
+        }
+        let tool = self.tool.as_deref().map(|tool| format!(" {tool}"));
+        let head = format!("{}{}", self.name(), tool.unwrap_or_default());
+        let what = self.tool_input.as_ref().and_then(subject);
+        match what.map(|what| one_line(&what, SUBJECT_CHARS_MAX)) {
+            Some(what) if !what.is_empty() => format!("{head}: {what}"),
+            _ => head,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_another_kind_are_absent_and_what_follows_is_not_read() {
+        let said = br#"{"hook_event_name":"Stop","session_id":7,"cwd":null,"workspace_roots":{},"tool_input":[1],"new":{}} and more"#;
+        let event = Event::read(said).expect("an event");
+        assert_eq!((event.what(), event.session.as_deref()), (What::Stop, None));
+        for bad in [
+            "",
+            " ",
+            "[1]",
+            "{",
+            "no",
+            "{\"session_id\":\"a\",\"session_id\":\"b\"}",
+        ] {
+            let code = Event::read(bad.as_bytes()).expect_err(bad).code;
+            assert_eq!(code, Code::BadHook, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_s_note_is_its_first_line_and_labels() {
+        let said = br#"{"hook_event_name":"UserPromptSubmit","session_id":"s1","prompt_id":"p1","prompt":"\n  Fix the\tlogin \nsession: no"}"#;
+        let note = Event::read(said)
+            .expect("an event")
+            .note(Some("claude-code"), Some("7@9"));
+        assert_eq!(
+            note,
+            "Fix the login\n\nevent: UserPromptSubmit\nagent: claude-code\nsession: s1\nprompt: p1\nprocess: 7@9"
+        );
+    }
+}

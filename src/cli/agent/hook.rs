@@ -1,0 +1,202 @@
+//! `ckptfs agent hook`: one event of an agent.
+//!
+//! It is in the way of everything that the agent does, so it asks the daemon once, and it never
+//! ends with status 2, which agents take for "forbidden". stdout is the agent's: what its format
+//! knows is printed there, or nothing.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IsTerminal, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::super::context::Context;
+use super::super::error::{On, Outcome, error};
+use super::super::locate::Served;
+use super::event::{Event, What};
+use super::place::Place;
+use super::{before, labels, place, process, summary, worktree};
+use crate::engine::api::attribution::OnlyBy;
+use crate::engine::api::{Change, ChangeKind, CheckpointOptions, Code, StateName, VerbResult};
+use crate::store::ids::CheckpointId;
+use crate::sys::Kind;
+
+/// An event is not longer: it may have a file in it that is written, or read.
+const INPUT_BYTES_MAX: u64 = 64 << 20;
+/// Whoever says nothing for so long says nothing.
+const INPUT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Read an agent's event on stdin and act on it: this is what the hooks call
+///
+/// Prints nothing, or what the agent's format knows. Never ends with status 2, which would forbid
+/// the agent what it is about to do.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Which agent calls; it becomes a label of the checkpoint
+    #[arg(long, value_name = "NAME")]
+    agent: Option<String>,
+}
+
+impl Args {
+    /// The arguments behind `agent hook`. Whatever is not known is left out.
+    pub fn of(arguments: impl Iterator<Item = OsString>) -> Args {
+        let (mut agent, mut is_next) = (None, false);
+        for argument in arguments {
+            let text = argument.to_string_lossy();
+            if std::mem::take(&mut is_next) {
+                agent = Some(text.into_owned());
+            } else if let Some(name) = text.strip_prefix("--agent=") {
+                agent = Some(name.to_owned());
+            } else {
+                is_next = text == "--agent";
+            }
+        }
+        Args { agent }
+    }
+}
+
+pub fn run(args: &Args, context: &mut Context) -> Outcome {
+    let event = Event::read(&input()?)?;
+    match event.what() {
+        What::Other => return Ok(()),
+        What::WorktreeCreate => return worktree::create(&event, context),
+        What::WorktreeRemove => return worktree::remove(&event, context),
+        What::After if !event.is_command() => return Ok(()),
+        What::Prompt | What::Before | What::After | What::Stop => {}
+    }
+    match place::of(&event)? {
+        None => Ok(()),
+        Some(Place::Served(mut served)) => act(args, &event, &mut served, context),
+        Some(Place::Mount(root)) => {
+            if event.what() == What::Prompt {
+                let session = event.session.as_deref().unwrap_or("unknown");
+                let process = process::agent();
+                let name = labels::dir_name(session, process.as_deref(), &event.prompt_id());
+                let at = root.join(".snapshots").join(name);
+                std::fs::create_dir(&at).on(at.display())?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Acts on an event in a tree whose daemon answers this user.
+fn act(args: &Args, event: &Event, served: &mut Served, context: &mut Context) -> Outcome {
+    let what = event.what();
+    if what == What::After {
+        return after(event, served, context);
+    }
+    let process = process::agent();
+    let made = served.client.ask(CheckpointOptions {
+        note: event.note(args.agent.as_deref(), process.as_deref()),
+        if_changed: what != What::Prompt,
+        ..CheckpointOptions::default()
+    })?;
+    if what == What::Before && event.is_command() {
+        before::remember(event, made.id);
+    } else if what == What::Stop {
+        before::forget(event);
+    }
+    Ok(())
+}
+
+/// A command has run: tells the agent what that changed, if it may not have meant to.
+fn after(event: &Event, served: &mut Served, context: &mut Context) -> Outcome {
+    let (Some(id), Some(process)) = (before::recall(event), process::agent()) else {
+        return Ok(());
+    };
+    let changes = changes_by(id, process, served)?;
+    let Some(told) = summary::of(&changes) else {
+        return Ok(());
+    };
+    let told = format!(
+        "{told}. The tree before it is checkpoint {id}: `ckptfs diff {id}` compares, `ckptfs restore {id} PATH` brings back."
+    );
+    let answer = if event.name() == "postToolUse" {
+        json!({ "additional_context": told })
+    } else {
+        json!({ "hookSpecificOutput": { "hookEventName": event.name(), "additionalContext": told } })
+    };
+    Ok(context.out.json(&answer)?)
+}
+
+/// What a process and its children changed since a checkpoint, as a restore would take it back.
+fn changes_by(id: CheckpointId, who: String, served: &mut Served) -> VerbResult<Vec<Change>> {
+    let asked = served.client.ask(OnlyBy {
+        to: Some(StateName(id.to_string())),
+        who,
+        also_shared: true,
+        dry_run: true,
+        ..OnlyBy::default()
+    });
+    let found = match asked {
+        // Nobody has changed anything, or the checkpoint is gone.
+        Err(why) if [Code::UnknownProcess, Code::UnknownCheckpoint].contains(&why.code) => {
+            return Ok(Vec::new());
+        }
+        found => found?,
+    };
+    let mut changes = found.restored.changes;
+    // What cannot be taken back without something of others was changed all the same.
+    changes.extend(found.shared.into_iter().map(|shared| {
+        let path = served.root.join(OsStr::from_bytes(&shared.path.0));
+        let is_there = path.symlink_metadata().is_ok();
+        let how = if is_there {
+            ChangeKind::Modified
+        } else {
+            ChangeKind::Added
+        };
+        Change::new(shared.path.0, how, Kind::File)
+    }));
+    Ok(changes)
+}
+
+/// What is said on stdin, up to its end or to the end of the time.
+fn input() -> VerbResult<Vec<u8>> {
+    if io::stdin().is_terminal() {
+        return Err(error(
+            Code::BadHook,
+            "an agent's event is read on stdin, which is a terminal",
+        ));
+    }
+    let (sender, receiver) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("stdin".into())
+        .spawn(move || {
+            let mut said = Vec::new();
+            let read = io::stdin()
+                .lock()
+                .take(INPUT_BYTES_MAX)
+                .read_to_end(&mut said);
+            // Nobody waits any more if the time is over.
+            let _ = sender.send(read.map(|_| said));
+        })
+        .on("a thread")?;
+    receiver
+        .recv_timeout(INPUT_TIMEOUT)
+        .map_err(|_| {
+            error(
+                Code::BadHook,
+                format!("stdin had not ended after {} s", INPUT_TIMEOUT.as_secs()),
+            )
+        })?
+        .on("stdin")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agent_s_name_is_found_and_the_rest_left_out() {
+        let agent = |all: &[&str]| Args::of(all.iter().map(OsString::from)).agent;
+        assert_eq!(
+            agent(&["--new", "-x", "--agent", "codex", "y"]).as_deref(),
+            Some("codex")
+        );
+        assert_eq!(agent(&["--agent=gemini"]).as_deref(), Some("gemini"));
+        assert_eq!((agent(&[]), agent(&["--agent"])), (None, None));
+    }
+}

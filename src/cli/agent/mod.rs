@@ -1,0 +1,75 @@
+//! `ckptfs agent`: what coding agents call around what they do, and how they are told to
+//! (docs/adr/0034-agents.md).
+
+mod before;
+mod event;
+mod files;
+mod hook;
+mod install;
+pub mod labels;
+mod place;
+pub mod process;
+mod settings;
+mod summary;
+mod table;
+mod worktree;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use super::context::Context;
+use super::error::{Failure, Outcome};
+use super::output::{Color, Out};
+
+/// Coding agents: have one make checkpoints by itself, so that `ckptfs rewind` can take back what
+/// it did
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Add hooks and a skill to an agent's settings; everything else in them stays
+    Install(install::Args),
+    /// Remove from an agent's settings what `install` added
+    Uninstall(install::Args),
+    /// Tell which agents have the hooks
+    Status(install::StatusArgs),
+    /// Read an agent's event on stdin and act on it: this is what the hooks call
+    Hook(hook::Args),
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    match args.verb {
+        Verb::Install(args) => install::run(&args, install::Way::Install, context),
+        Verb::Uninstall(args) => install::run(&args, install::Way::Uninstall, context),
+        Verb::Status(args) => install::status(&args, context),
+        Verb::Hook(args) => hook::run(&args, context),
+    }
+}
+
+/// Whether this process was started as a hook, and not for help.
+pub fn is_hook() -> bool {
+    let mut arguments = std::env::args_os().skip(1);
+    arguments.by_ref().take(2).eq(["agent", "hook"])
+        && arguments.all(|argument| argument != "--help" && argument != "-h")
+}
+
+/// Runs the program as a hook: without reading the whole command line, which takes as long as the
+/// rest, and so that nothing that is wrong with it ends with status 2, which would forbid the agent
+/// what it is about to do.
+pub fn main() -> ExitCode {
+    let mut context = Context {
+        dir: None,
+        out: Out::new(false, Color::Never),
+    };
+    let args = hook::Args::of(std::env::args_os().skip(3));
+    let done = hook::run(&args, &mut context);
+    match done.and_then(|()| context.out.flush().map_err(Failure::Output)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(&context.out),
+    }
+}

@@ -1,0 +1,58 @@
+//! Which tree an event is about: the one that the file of the event is in, or the directory that
+//! the agent works in.
+
+use std::path::{Path, PathBuf};
+
+use super::super::locate::{self, Located, Served};
+use super::super::mounts;
+use super::event::Event;
+use crate::engine::api::VerbResult;
+
+/// Where checkpoints can be made.
+pub enum Place {
+    /// By asking the daemon.
+    Served(Box<Served>),
+    /// By mkdir(2) in `.snapshots` of the mount at this path, which another user controls.
+    Mount(PathBuf),
+}
+
+/// The tree of an event; `None` if no directory of the event is in one.
+///
+/// # Errors
+/// Those of looking for a daemon.
+pub fn of(event: &Event) -> VerbResult<Option<Place>> {
+    let mut seen: Vec<PathBuf> = Vec::new();
+    for path in event.paths() {
+        let Some(dir) = existing(&path).filter(|dir| !seen.contains(dir)) else {
+            continue;
+        };
+        if let Some(place) = at(&dir)? {
+            return Ok(Some(place));
+        }
+        seen.push(dir);
+    }
+    Ok(None)
+}
+
+/// The tree that an existing directory is in.
+///
+/// # Errors
+/// Those of looking for a daemon.
+pub fn at(dir: &Path) -> VerbResult<Option<Place>> {
+    Ok(match locate::at_once(dir)? {
+        Located::Served(served) => Some(Place::Served(Box::new(served))),
+        // A directory that only looks like a mount of ours is asked for nothing.
+        Located::Foreign { root, .. } => {
+            let table = mounts::all()?;
+            let ours = mounts::top(&table, &root).is_some_and(|mount| mount.says_ours());
+            ours.then_some(Place::Mount(root))
+        }
+        Located::Store { .. } | Located::Stale { .. } | Located::Nothing { .. } => None,
+    })
+}
+
+/// The nearest directory at or above a path that exists, without links.
+pub fn existing(path: &Path) -> Option<PathBuf> {
+    let real = |dir: &Path| dir.canonicalize().ok().filter(|real| real.is_dir());
+    path.ancestors().find_map(real)
+}

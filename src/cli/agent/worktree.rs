@@ -1,0 +1,173 @@
+//! Second trees for isolated agents: branches, where the project is served. Claude Code has the
+//! hook do this *instead* of doing it itself, so elsewhere it is done as Claude Code does it, with
+//! git.
+//!
+//! Of `WorktreeCreate` the last line on stdout is the absolute path of the new tree, and nothing
+//! else is on stdout.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::super::branch::create::{How, make};
+use super::super::branch::drop::drop_branch;
+use super::super::context::Context;
+use super::super::error::{On, Outcome, error};
+use super::super::locate::Served;
+use super::event::Event;
+use super::place::{self, Place};
+use crate::engine::api::{Code, DropBranch, ListBranches, VerbResult};
+
+/// Characters of a name that are taken.
+const NAME_CHARS_MAX: usize = 60;
+
+/// Makes a branch of the name that is asked for, or finds the one that there is.
+///
+/// # Errors
+/// Those of `branch create`, and of git where nothing is served.
+pub fn create(event: &Event, context: &mut Context) -> Outcome {
+    let name = event
+        .worktree_name()
+        .and_then(branch_name)
+        .ok_or_else(|| error(Code::BadHook, "the event has no name for the second tree"))?;
+    let dirs = project(event);
+    let path = match dirs.iter().find_map(|dir| served(dir)) {
+        Some(mut served) => branch(&mut served, &name, context)?,
+        None => git_worktree(&dirs, &name)?,
+    };
+    context.out.bytes(path.as_os_str().as_encoded_bytes())?;
+    Ok(context.out.bytes(b"\n")?)
+}
+
+/// Drops the branch at the path that is told. It goes to the trash, with what it has changed.
+///
+/// # Errors
+/// Those of `branch drop`, and of git where that is no branch.
+pub fn remove(event: &Event, context: &mut Context) -> Outcome {
+    let Some(path) = event.worktree_path() else {
+        return Err(error(Code::BadHook, "the event has no path of a second tree").into());
+    };
+    let mut dirs = project(event);
+    // `TREE@NAME` lies beside the tree.
+    let beside = path.to_str().and_then(|text| text.rsplit_once('@'));
+    dirs.extend(beside.map(|(tree, _)| PathBuf::from(tree)));
+    for dir in dirs {
+        let Some(mut served) = served(&dir) else {
+            continue;
+        };
+        let all = served.client.ask(ListBranches::default())?;
+        if let Some(branch) = all.into_iter().find(|branch| branch.path == path) {
+            let ask = DropBranch {
+                name: branch.name,
+                force: false,
+                dry_run: false,
+            };
+            drop_branch(&mut served, ask, &context.out)?;
+            return Ok(());
+        }
+    }
+    if path.join(".git").is_file() {
+        // Without --force git keeps one that has changes.
+        git(path, &["worktree", "remove", "."])?;
+    }
+    Ok(())
+}
+
+/// Where the project may be. The working directory may be anywhere when a second tree is removed.
+fn project(event: &Event) -> Vec<PathBuf> {
+    let told = std::env::var_os("CLAUDE_PROJECT_DIR").map(PathBuf::from);
+    told.into_iter().chain(event.paths()).collect()
+}
+
+/// The daemon of the tree that a directory is in, if it answers this user.
+fn served(dir: &Path) -> Option<Box<Served>> {
+    match place::at(&place::existing(dir)?) {
+        Ok(Some(Place::Served(served))) => Some(served),
+        _ => None,
+    }
+}
+
+fn branch(served: &mut Served, name: &str, context: &Context) -> VerbResult<PathBuf> {
+    match make(served, name, &How::default(), false, &context.out) {
+        Ok(made) => Ok(made.branch.path),
+        // A session that is gone on with asks for the one that it had.
+        Err(why) if why.code == Code::BranchExists => {
+            let all = served.client.ask(ListBranches::default())?;
+            let known = all.into_iter().find(|branch| branch.name == name);
+            known.map(|branch| branch.path).ok_or(why)
+        }
+        Err(why) => Err(why),
+    }
+}
+
+/// A name that a branch can have.
+fn branch_name(wanted: &str) -> Option<String> {
+    let safe = |c: char| {
+        if c.is_ascii_alphanumeric() || "._-".contains(c) {
+            c
+        } else {
+            '-'
+        }
+    };
+    let name: String = wanted.chars().map(safe).take(NAME_CHARS_MAX).collect();
+    let name = name.trim_matches(['.', '-']).to_owned();
+    (!name.is_empty()).then_some(name)
+}
+
+/// What Claude Code does without a hook: a worktree in `.claude/worktrees` of the repository.
+fn git_worktree(dirs: &[PathBuf], name: &str) -> VerbResult<PathBuf> {
+    let top = dirs
+        .iter()
+        .filter_map(|dir| place::existing(dir))
+        .find_map(|dir| git(&dir, &["rev-parse", "--show-toplevel"]).ok());
+    let Some(top) = top.map(PathBuf::from) else {
+        return Err(error(
+            Code::NotMounted,
+            "the project is neither served by ckptfs nor a git repository: there is nothing to make a second tree of",
+        ));
+    };
+    let path = top.join(".claude/worktrees").join(name);
+    if path.join(".git").is_file() {
+        return Ok(path);
+    }
+    let (at, branch) = (path.display().to_string(), format!("worktree-{name}"));
+    git(&top, &["worktree", "add", "-q", "-b", &branch, &at])
+        // The branch may be there from before.
+        .or_else(|_| git(&top, &["worktree", "add", "-q", &at, &branch]))?;
+    Ok(path)
+}
+
+/// Runs git; what it says on stderr is for people.
+fn git(dir: &Path, arguments: &[&str]) -> VerbResult<String> {
+    let ran = Command::new("git")
+        .arg("-C")
+        .arg(dir)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .on("git")?;
+    if ran.status.success() {
+        return Ok(String::from_utf8_lossy(&ran.stdout).trim_end().to_owned());
+    }
+    let what = arguments.first().copied().unwrap_or_default();
+    Err(error(
+        Code::ToolFailed,
+        format!("git {what} in {} failed", dir.display()),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::branch_name;
+
+    #[test]
+    fn any_name_becomes_one_of_a_branch() {
+        assert_eq!(
+            branch_name("bold-oak-a3f2").as_deref(),
+            Some("bold-oak-a3f2")
+        );
+        assert_eq!(branch_name("-fix/ä b.").as_deref(), Some("fix---b"));
+        assert_eq!(branch_name("../.."), None);
+        assert_eq!(branch_name(""), None);
+    }
+}

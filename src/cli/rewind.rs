@@ -1,0 +1,385 @@
+//! `ckptfs rewind`: to before a prompt of a coding agent.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use serde::Serialize;
+
+use super::agent::labels::{self, Prompt};
+use super::agent::process;
+use super::by;
+use super::changes;
+use super::context::Context;
+use super::error::{Failure, Outcome, hinted};
+use super::interrupt::Interrupt;
+use super::locate::{self, Served};
+use super::output::{Out, Role, can_ask, width};
+use super::{restore, time};
+use crate::engine::api::attribution::{OnlyBy, REWIND_PROCESS, RestoredOnly};
+use crate::engine::api::{Code, RestoreOptions, Restored, StateName, VerbError, VerbResult};
+use crate::engine::verbs::ListCheckpoints;
+use crate::engine::word::word;
+use crate::sys;
+
+/// Prompts that a list shows.
+const LISTED_MAX: usize = 50;
+/// Characters of a session's name in a list.
+const SESSION_CHARS: usize = 8;
+const USAGE_STATUS: u8 = 2;
+
+/// Take back what a coding agent did since a prompt
+///
+/// Only what the agent's own processes changed goes back; what others did meanwhile stays. It is
+/// one operation, which `ckptfs undo` takes back. Without arguments the prompts are listed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Before which prompt: the number that the list has, the beginning of its id, or -1 for the
+    /// session's last, -2 for the one before
+    #[arg(value_name = "PROMPT", allow_negative_numbers = true)]
+    prompt: Option<String>,
+    /// The session that is meant; without PROMPT all that it did is taken back
+    #[arg(long, value_name = "SESSION")]
+    session: Option<String>,
+    /// What goes back: what the session changed, or the whole tree
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHOSE",
+        default_value_t = CodeOf::Session,
+        hide_default_value = true
+    )]
+    code_of: CodeOf,
+    /// Only list what would change
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// `--code-of`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum CodeOf {
+    /// What the session's processes changed
+    Session,
+    /// Everything, whoever changed it
+    All,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Rewound<'a> {
+    prompt: &'a Prompt,
+    #[serde(flatten)]
+    done: &'a RestoredOnly,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    // Whoever looks for what the session changed does not take this for somebody else's work.
+    sys::name_process(REWIND_PROCESS);
+    let mut served = locate::served(context.dir())?;
+    let all = served.client.ask(ListCheckpoints)?;
+    let prompts: Vec<Prompt> = all.iter().filter_map(labels::prompt).collect();
+    if prompts.is_empty() {
+        return Err(hinted(
+            Code::UnknownCheckpoint,
+            "no prompt of an agent is known here",
+            "have an agent tell of its prompts: ckptfs agent install claude-code",
+        )
+        .into());
+    }
+    let prompt = chosen(&args, &prompts, context)?.clone();
+    let who = match args.code_of {
+        CodeOf::All => None,
+        CodeOf::Session => Some(processes(&prompt, &prompts, &context.out)?),
+    };
+    let planned = ask(&mut served, &prompt, who.as_deref(), None)?;
+    let nothing = planned.restored.changes.is_empty();
+    if !context.out.json {
+        by::warn_shared(&context.out, &planned);
+        changes::print(&mut context.out, &planned.restored.changes)?;
+    }
+    if args.dry_run || nothing {
+        return tell(&prompt, &planned, context);
+    }
+    context.out.flush()?;
+    let count = changes::count(planned.restored.changes.len() as u64);
+    let question = format!("Make {count}, to before \"{}\"?", prompt.text);
+    context.out.go_on(
+        args.yes || context.out.json,
+        &question,
+        "nothing was changed",
+    )?;
+    let interrupt = Interrupt::gives_up(&served.client)?;
+    let done = ask(
+        &mut served,
+        &prompt,
+        who.as_deref(),
+        Some((&interrupt, &context.out)),
+    )?;
+    restore::warn(&done.restored, &context.out);
+    restore::warn_of_holders(&served.root, &done.restored, &context.out);
+    tell(&prompt, &done, context)?;
+    interrupt.end(&context.out)?;
+    restore::told(&done.restored)
+}
+
+/// Asks the daemon for it, or what it would be.
+fn ask(
+    served: &mut Served,
+    prompt: &Prompt,
+    who: Option<&str>,
+    to_do: Option<(&Interrupt, &Out)>,
+) -> Result<RestoredOnly, Failure> {
+    let to = StateName(prompt.checkpoint.to_string());
+    let Some(who) = who else {
+        let options = RestoreOptions {
+            to,
+            paths: Vec::new(),
+            dry_run: to_do.is_none(),
+            times: None,
+        };
+        let restored = match to_do {
+            Some((interrupt, out)) => {
+                interrupt.ask(&mut served.client, options, "rewinding", out)?
+            }
+            None => served.client.ask(options)?,
+        };
+        return Ok(only(restored));
+    };
+    let options = OnlyBy {
+        to: Some(to),
+        who: who.to_owned(),
+        past_rewinds: true,
+        dry_run: to_do.is_none(),
+        ..OnlyBy::default()
+    };
+    match to_do {
+        Some((interrupt, out)) => interrupt.ask(&mut served.client, options, "rewinding", out),
+        None => match served.client.ask(options) {
+            // It has changed nothing.
+            Err(why) if why.code == Code::UnknownProcess => Ok(only(Restored {
+                restored: crate::store::ids::CheckpointId(prompt.checkpoint),
+                guard: None,
+                changes: Vec::new(),
+                unknown: Vec::new(),
+                dropped: Vec::new(),
+                split: Vec::new(),
+                dry_run: true,
+                duration_us: 0,
+            })),
+            planned => Ok(planned?),
+        },
+    }
+}
+
+fn only(restored: Restored) -> RestoredOnly {
+    RestoredOnly {
+        restored,
+        shared: Vec::new(),
+    }
+}
+
+/// Tells what came of it, or would.
+fn tell(prompt: &Prompt, done: &RestoredOnly, context: &mut Context) -> Outcome {
+    let restored = &done.restored;
+    let count = changes::count(restored.changes.len() as u64);
+    context.out.answer(&Rewound { prompt, done }, |out| {
+        let line = match restored.guard {
+            Some(guard) => format!(
+                "rewound to before \"{}\": {count}; the previous state is checkpoint {guard}, and `ckptfs undo` takes this back",
+                prompt.text
+            ),
+            None if restored.changes.is_empty() => "nothing to take back".to_owned(),
+            None => format!("to before \"{}\" would be {count}", prompt.text),
+        };
+        out.text_line(&line)
+    })
+}
+
+/// The prompt that is meant.
+fn chosen<'a>(
+    args: &Args,
+    prompts: &'a [Prompt],
+    context: &mut Context,
+) -> Result<&'a Prompt, Failure> {
+    let session = match &args.session {
+        Some(session) => Some(named_session(session, prompts)?),
+        None => None,
+    };
+    let Some(text) = &args.prompt else {
+        let Some(session) = session else {
+            return listed(prompts, context);
+        };
+        // The newest is first.
+        let first = prompts.iter().rfind(|prompt| prompt.session == session);
+        return first.ok_or_else(|| unknown(&session).into());
+    };
+    if let Some(back) = text.strip_prefix('-') {
+        let session = match session {
+            Some(session) => session,
+            None => meant_session(prompts)?,
+        };
+        let back: usize = back.parse().unwrap_or(0);
+        let mut of_session = prompts.iter().filter(|prompt| prompt.session == session);
+        let found = back.checked_sub(1).and_then(|back| of_session.nth(back));
+        return found.ok_or_else(|| unknown(text).into());
+    }
+    let of_session = |prompt: &&Prompt| session.as_ref().is_none_or(|of| prompt.session == *of);
+    let by_number = |prompt: &&Prompt| text.parse() == Ok(prompt.checkpoint);
+    let by_id = |prompt: &&Prompt| !text.is_empty() && prompt.prompt.starts_with(text.as_str());
+    let mut those = prompts.iter().filter(of_session);
+    let found = those.clone().find(by_number).or_else(|| those.find(by_id));
+    found.ok_or_else(|| unknown(text).into())
+}
+
+fn unknown(text: &str) -> VerbError {
+    hinted(
+        Code::UnknownCheckpoint,
+        format!("no prompt {text:?} is known"),
+        "these are known: ckptfs rewind",
+    )
+}
+
+/// The session of this name, or the only one that begins so.
+fn named_session(name: &str, prompts: &[Prompt]) -> VerbResult<String> {
+    let known = sessions(prompts);
+    let begins: Vec<&String> = known
+        .iter()
+        .filter(|known| known.starts_with(name))
+        .collect();
+    let whole = known.iter().find(|known| *known == name);
+    match (whole, begins.as_slice()) {
+        (Some(whole), _) => Ok(whole.clone()),
+        (None, [only]) => Ok((*only).clone()),
+        _ => Err(hinted(
+            Code::UnknownCheckpoint,
+            format!("no prompt of a session {name:?} is known, or several sessions begin so"),
+            format!("sessions: {}", known.join(", ")),
+        )),
+    }
+}
+
+/// The sessions of which prompts are known, the newest first.
+fn sessions(prompts: &[Prompt]) -> Vec<String> {
+    let mut known: Vec<String> = Vec::new();
+    for prompt in prompts {
+        if !known.contains(&prompt.session) {
+            known.push(prompt.session.clone());
+        }
+    }
+    known
+}
+
+/// Whose last prompts are counted where no session is named: the one that this is called from, or
+/// the only one.
+fn meant_session(prompts: &[Prompt]) -> VerbResult<String> {
+    let ancestors = process::ancestors();
+    let own = prompts.iter().find(|prompt| {
+        let process = prompt.process.as_ref();
+        process.is_some_and(|process| ancestors.contains(process))
+    });
+    if let Some(own) = own {
+        return Ok(own.session.clone());
+    }
+    let known = sessions(prompts);
+    match known.as_slice() {
+        [only] => Ok(only.clone()),
+        [first, ..] => Err(hinted(
+            Code::Usage,
+            format!("there are {} sessions: {}", known.len(), known.join(", ")),
+            format!("say which: ckptfs rewind -1 --session {}", word(first)),
+        )),
+        [] => Err(unknown("-1")),
+    }
+}
+
+/// Lists the prompts, and has a person choose one.
+fn listed<'a>(prompts: &'a [Prompt], context: &mut Context) -> Result<&'a Prompt, Failure> {
+    let shown: Vec<&Prompt> = prompts.iter().take(LISTED_MAX).collect();
+    context.out.answer(&shown, |out| print(out, &shown))?;
+    context.out.flush()?;
+    if prompts.len() > shown.len() {
+        let more = prompts.len() - shown.len();
+        context.out.talk(&format!("and {more} older ones"));
+    }
+    if context.out.json || !can_ask() {
+        context.out.talk("say which: `ckptfs rewind NUMBER`, with a number from the first column; `ckptfs rewind -1` for the session's last prompt");
+        return Err(Failure::Status(USAGE_STATUS));
+    }
+    let answer = asked("Rewind to before which (number, nothing for none)?")?;
+    if answer.is_empty() {
+        context.out.talk("nothing was changed");
+        return Err(Failure::No);
+    }
+    let found = prompts
+        .iter()
+        .find(|prompt| answer.parse() == Ok(prompt.checkpoint));
+    found.ok_or_else(|| unknown(&answer).into())
+}
+
+fn asked(question: &str) -> io::Result<String> {
+    use io::Write;
+    write!(io::stderr(), "{question} ")?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(answer.trim().to_owned())
+}
+
+fn print(out: &mut Out, prompts: &[&Prompt]) -> io::Result<()> {
+    let ids = width(prompts, |prompt| prompt.checkpoint.to_string());
+    for prompt in prompts {
+        let id = out.paint(Role::Id, &format!("{:>ids$}", prompt.checkpoint));
+        let session: String = prompt.session.chars().take(SESSION_CHARS).collect();
+        let agent = prompt.agent.as_deref().unwrap_or("agent");
+        let whose = out.text(&format!("{agent} {session}")).into_owned();
+        let text = out.text(&prompt.text).into_owned();
+        let line = format!(
+            "{id}  {}  {}  {text}",
+            time::local(&prompt.created),
+            out.paint(Role::Faint, &whose)
+        );
+        out.line(&line)?;
+    }
+    Ok(())
+}
+
+/// The processes that the session has had since the prompt.
+fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<String> {
+    let since = || {
+        prompts
+            .iter()
+            .filter(|one| one.checkpoint >= prompt.checkpoint)
+    };
+    let own: BTreeSet<&str> = since()
+        .filter(|one| one.session == prompt.session)
+        .filter_map(|one| one.process.as_deref())
+        .collect();
+    if own.is_empty() {
+        return Err(hinted(
+            Code::UnknownProcess,
+            format!(
+                "which process session {:?} was is not known",
+                prompt.session
+            ),
+            format!(
+                "to restore the whole tree: ckptfs rewind --code-of all {}",
+                word(prompt.checkpoint)
+            ),
+        ));
+    }
+    let others: BTreeSet<&str> = since()
+        .filter(|one| one.session != prompt.session)
+        .filter(|one| one.process.as_deref().is_some_and(|one| own.contains(one)))
+        .map(|one| one.session.as_str())
+        .collect();
+    if !others.is_empty() {
+        let others: Vec<&str> = others.into_iter().collect();
+        out.warn(&format!(
+            "session {} ran in the same process: what it changed since goes back too",
+            others.join(", ")
+        ));
+    }
+    let own: Vec<&str> = own.into_iter().collect();
+    Ok(own.join(","))
+}
