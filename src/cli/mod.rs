@@ -45,6 +45,9 @@ mod locate;
 mod log;
 mod logging;
 mod ls;
+mod man;
+#[cfg(feature = "mcp")]
+mod mcp;
 mod merge;
 mod mount;
 mod mounts;
@@ -177,6 +180,8 @@ verbs! {
     Volumes(volumes),
     #[cfg(feature = "csi")]
     Csi(csi),
+    #[cfg(feature = "mcp")]
+    Mcp(mcp),
     Fsck(fsck),
     Audit(audit),
     Doctor(doctor),
@@ -184,11 +189,16 @@ verbs! {
     Config(config),
     Completion(completion),
     #[command(hide = true)]
+    Man(man),
+    #[command(hide = true)]
     Daemon(daemon),
 }
 
 /// Runs the program with the process's arguments.
 pub fn main() -> ExitCode {
+    if completion::answered() {
+        return ExitCode::SUCCESS;
+    }
     let Cli { global, verb } = Cli::parse();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
@@ -201,7 +211,7 @@ pub fn main() -> ExitCode {
     // These say it in their own way, or act on no tree.
     if !matches!(
         verb,
-        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_)
+        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_) | Verb::Man(_)
     ) {
         holders::warn_if_below(&context.out);
     }

@@ -7,7 +7,7 @@ use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
 pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
-pub use self::tree_path::{TreePath, host_path};
+pub use self::tree_path::{TreePath, host_path, is_among};
 pub use super::branches::radar::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 pub use super::branches::verbs::{
     BranchInfo, CreateBranch, DiffBranch, DropBranch, DroppedBranch, FreeBranch, ListBranches,

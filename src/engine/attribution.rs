@@ -121,8 +121,10 @@ impl States {
             told.writers.add_children(&mut meant);
         }
         let is_meant = |writer: &Writer| matches!(writer, Writer::One(at) if meant.contains(at));
-        let chosen = choose(&told.unpaired, |_, set| {
-            if options.also_shared {
+        let chosen = choose(&told.unpaired, |differs, set| {
+            if !options.takes(&differs.path) {
+                false
+            } else if options.also_shared {
                 set.iter().any(is_meant)
             } else {
                 !set.is_empty() && set.iter().all(is_meant)
@@ -139,7 +141,9 @@ impl States {
             let path = differs.path.clone();
             if chosen.contains(&path) && from.as_ref().is_none_or(|from| chosen.contains(from)) {
                 changes.push(change(differs, true));
-            } else if set.iter().any(is_meant) {
+            } else if set.iter().any(is_meant)
+                && (options.takes(&path) || from.is_some_and(|from| options.takes(&from)))
+            {
                 let others: Vec<String> = set
                     .iter()
                     .filter(|writer| !is_meant(writer))

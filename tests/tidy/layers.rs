@@ -21,7 +21,7 @@ const LAYERS: [&[&str]; 10] = [
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 19] = [
+const HOMES: [(&str, &[&str]); 21] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -29,6 +29,7 @@ const HOMES: [(&str, &[&str]); 19] = [
     ("parking_lot", &["src/sys"]),
     ("clap", &["src/cli", "src/main.rs"]),
     ("clap_complete", &["src/cli", "src/main.rs"]),
+    ("clap_mangen", &["src/cli"]),
     ("indicatif", &["src/cli", "src/main.rs"]),
     ("toml_edit", &["src/engine"]),
     ("globset", &["src/engine"]),
@@ -37,7 +38,8 @@ const HOMES: [(&str, &[&str]); 19] = [
     ("prost", &["src/csi"]),
     ("prost_types", &["src/csi"]),
     ("protox", &["src/csi/build.rs"]),
-    ("tokio", &["src/csi", "src/volumes"]),
+    ("rmcp", &["src/cli/mcp"]),
+    ("tokio", &["src/csi", "src/volumes", "src/cli/mcp"]),
     ("tonic", &["src/csi"]),
     ("tonic_prost_build", &["src/csi/build.rs"]),
     ("unsafe", &["src/sys"]),

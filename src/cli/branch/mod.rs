@@ -1,7 +1,7 @@
 //! `ckptfs branch`: a file for each of its verbs.
 
-mod conflicts;
-mod create;
+pub mod conflicts;
+pub mod create;
 mod diff;
 pub mod drop;
 mod git;

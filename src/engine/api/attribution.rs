@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Restored, StateName, TreePath};
+use super::{Change, Restored, StateName, TreePath, is_among};
 
 /// A process that changed something.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +59,9 @@ pub struct OnlyBy {
     pub to: Option<StateName>,
     /// Whose: a process id, the path of a control group, or a name.
     pub who: String,
+    /// Only what is at or below these paths; empty: everything.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<TreePath>,
     /// Also what others have changed too.
     pub also_shared: bool,
     /// Only tell what would change.
@@ -66,6 +69,13 @@ pub struct OnlyBy {
     /// As of a restore of some paths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<super::Times>,
+}
+
+impl OnlyBy {
+    /// Whether a path is among those that were asked for.
+    pub fn takes(&self, path: &[u8]) -> bool {
+        is_among(path, &self.paths)
+    }
 }
 
 /// A path that stays although the process changed it.

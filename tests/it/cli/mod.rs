@@ -12,6 +12,7 @@ mod patches;
 mod pins;
 mod plain;
 mod run;
+mod shells;
 mod support;
 mod undo;
 mod undo_walks;

@@ -2,7 +2,7 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 27] = [
+const VERBS: [&str; 28] = [
     "mount",
     "umount",
     "checkpoint",
@@ -29,6 +29,7 @@ const VERBS: [&str; 27] = [
     "fsck",
     "audit",
     "doctor",
+    "mcp",
     "completion",
 ];
 
@@ -252,7 +253,7 @@ fn completions_are_made_for_every_shell() {
     ] {
         let ran = sandbox.ckptfs(&["completion", shell]).ok();
         assert!(
-            ran.out().contains(said) && ran.out().contains("checkpoint"),
+            ran.out().contains(said) && ran.out().contains("CKPTFS_COMPLETE"),
             "{shell}"
         );
     }

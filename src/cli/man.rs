@@ -1,0 +1,21 @@
+//! `ckptfs man`: the manual, for `make install` and packages.
+
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+
+use super::error::{On, Outcome};
+use super::{Cli, Context};
+
+/// Write the manual to a directory: ckptfs.1, and a page for each verb
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The directory, which is made if it is not there
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+}
+
+pub fn run(args: Args, _: &mut Context) -> Outcome {
+    std::fs::create_dir_all(&args.dir).on(args.dir.display())?;
+    Ok(clap_mangen::generate_to(Cli::command(), &args.dir).on(args.dir.display())?)
+}
