@@ -49,6 +49,7 @@ mod man;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod merge;
+mod metrics;
 mod mount;
 mod mounts;
 mod ops;
@@ -57,6 +58,7 @@ mod past;
 mod patch;
 mod pin;
 mod progress;
+mod prompt;
 mod redo;
 mod rename;
 mod replaced;
@@ -186,6 +188,7 @@ verbs! {
     Audit(audit),
     Doctor(doctor),
     Stats(stats),
+    Prompt(prompt),
     Config(config),
     Completion(completion),
     #[command(hide = true)]
@@ -211,7 +214,12 @@ pub fn main() -> ExitCode {
     // These say it in their own way, or act on no tree.
     if !matches!(
         verb,
-        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_) | Verb::Man(_)
+        Verb::Mount(_)
+            | Verb::Umount(_)
+            | Verb::Daemon(_)
+            | Verb::Completion(_)
+            | Verb::Man(_)
+            | Verb::Prompt(_)
     ) {
         holders::warn_if_below(&context.out);
     }

@@ -7,9 +7,9 @@ use super::changes;
 use super::context::Context;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
-use super::{locate, size, time};
+use super::{locate, metrics, size, time};
 use crate::engine::api::{
-    BranchInfo, CompareByProcess, DaemonInfo, GetStatus, ListBranches, Status,
+    BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, Status,
 };
 
 /// Branches that are named.
@@ -21,6 +21,9 @@ pub struct Args {
     /// Say who changed what
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
+    /// Print the daemon's numbers in the text format of Prometheus
+    #[arg(long, conflicts_with_all = ["by", "json"])]
+    metrics: bool,
 }
 
 /// What `--json` prints.
@@ -45,6 +48,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return by::tell(&mut context.out, &all);
     }
     let status = served.client.ask(GetStatus)?;
+    if args.metrics {
+        let stats = served.client.ask(GetStats)?;
+        return Ok(context
+            .out
+            .bytes(metrics::text(&status, &stats).as_bytes())?);
+    }
     let branches = served.client.ask(ListBranches {
         unmerged: true,
         ..ListBranches::default()

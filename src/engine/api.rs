@@ -17,6 +17,7 @@ pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
+pub use super::glance::{Glance, Glanced};
 pub use super::merge::{
     ConflictKind, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeSide,
     MergeVersion, MergeVersions, Merged, UpdateBranch,

@@ -11,6 +11,7 @@ mod mounts;
 mod patches;
 mod pins;
 mod plain;
+mod prompt;
 mod run;
 mod shells;
 mod support;

@@ -2,12 +2,13 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 28] = [
+const VERBS: [&str; 29] = [
     "mount",
     "umount",
     "checkpoint",
     "status",
     "stats",
+    "prompt",
     "config",
     "log",
     "show",
@@ -245,7 +246,7 @@ fn a_store_that_is_no_directory_is_refused_and_left_alone() {
 fn completions_are_made_for_every_shell() {
     let sandbox = Sandbox::new();
     for (shell, said) in [
-        ("bash", "complete -F"),
+        ("bash", "-F _ckptfs ckptfs"),
         ("zsh", "#compdef ckptfs"),
         ("fish", "complete -c ckptfs"),
         ("elvish", "edit:"),
