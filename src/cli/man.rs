@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::CommandFactory;
-
+use super::Context;
 use super::error::{On, Outcome};
-use super::{Cli, Context};
 
 /// Write the manual to a directory: ckptfs.1, and a page for each verb
 #[derive(Debug, clap::Args)]
@@ -17,5 +15,5 @@ pub struct Args {
 
 pub fn run(args: Args, _: &mut Context) -> Outcome {
     std::fs::create_dir_all(&args.dir).on(args.dir.display())?;
-    Ok(clap_mangen::generate_to(Cli::command(), &args.dir).on(args.dir.display())?)
+    Ok(clap_mangen::generate_to(super::command(), &args.dir).on(args.dir.display())?)
 }

@@ -15,6 +15,7 @@ mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
+mod concepts;
 mod config;
 mod context;
 mod copies;
@@ -27,6 +28,7 @@ mod diff;
 mod doctor;
 mod du;
 mod error;
+mod examples;
 mod export;
 mod find;
 mod findings;
@@ -86,7 +88,7 @@ mod volumes;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::context::Context;
 use self::error::{Failure, Outcome};
@@ -96,10 +98,9 @@ use self::output::{Color, Out};
 /// A filesystem that gives a directory instant checkpoints.
 #[derive(Debug, Parser)]
 #[command(name = "ckptfs", version, max_term_width = 100)]
-#[command(
-    after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
-    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found."
-)]
+#[command(after_help = "The words in a page: ckptfs help concepts\n\
+    Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
+    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found.")]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -192,6 +193,8 @@ verbs! {
     Config(config),
     Completion(completion),
     #[command(hide = true)]
+    Concepts(concepts),
+    #[command(hide = true)]
     Man(man),
     #[command(hide = true)]
     Daemon(daemon),
@@ -202,7 +205,7 @@ pub fn main() -> ExitCode {
     if completion::answered() {
         return ExitCode::SUCCESS;
     }
-    let Cli { global, verb } = Cli::parse();
+    let Cli { global, verb } = parsed();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
         log_to_stderr(if is_driver(&verb) { Some("info") } else { None });
@@ -234,6 +237,18 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// The command line as it is shown.
+fn command() -> clap::Command {
+    examples::with_examples(Cli::command())
+}
+
+/// What was typed; a mistake, or a question for help, ends the process.
+fn parsed() -> Cli {
+    let mut command = command();
+    let matches = command.get_matches_mut();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+}
+
 fn is_driver(verb: &Verb) -> bool {
     match verb {
         Verb::Volumes(args) => args.is_driver(),
@@ -247,10 +262,8 @@ fn is_driver(verb: &Verb) -> bool {
 mod fuzz;
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        super::command().debug_assert();
     }
 }

@@ -2,6 +2,7 @@
 
 mod branch_git;
 mod config;
+mod examples;
 mod guide;
 mod history;
 mod log_counts;
