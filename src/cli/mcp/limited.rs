@@ -46,6 +46,8 @@ impl<R: AsyncRead + Unpin> AsyncRead for Limited<R> {
             None => self.line.saturating_add(read.len()),
         };
         Poll::Ready(if self.line > self.line_max {
+            // A read that fails has read nothing.
+            buffer.set_filled(before);
             Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "a message is too long",

