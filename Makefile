@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -121,7 +121,7 @@ deny: ## Check dependencies: licences, sources, bans, known vulnerabilities (ins
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh
 
-install: build ## Install the binary, mount.ckptfs and the systemd units
+install: build share-files ## Install the binary, mount.ckptfs, the systemd units, the manual and completions
 	install -D -m 755 target/release/ckptfs $(DESTDIR)$(PREFIX)/bin/ckptfs
 	install -D -m 755 mount/mount.ckptfs $(DESTDIR)$(PREFIX)/lib/ckptfs/mount.ckptfs
 	install -d $(DESTDIR)$(SBINDIR)
@@ -130,10 +130,24 @@ install: build ## Install the binary, mount.ckptfs and the systemd units
 	for unit in $(UNITS); do sed 's|@PREFIX@|$(PREFIX)|g' mount/$$unit >$(DESTDIR)$(UNITDIR)/$$unit || exit 1; done
 	install -d $(DESTDIR)$(PREFIX)/share/ckptfs
 	cp -R mount/claude-plugin $(DESTDIR)$(PREFIX)/share/ckptfs/
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 target/share/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -D -m 644 target/share/bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ckptfs
+	install -D -m 644 target/share/zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ckptfs
+	install -D -m 644 target/share/fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ckptfs.fish
+
+# The manual and completions, which the program itself writes: BIN can be another build of it.
+BIN ?= target/release/ckptfs
+share-files:
+	rm -rf target/share
+	$(BIN) man target/share/man
+	for shell in bash zsh fish; do $(BIN) completion $$shell >target/share/$$shell || exit 1; done
 
 uninstall: ## Remove what `make install` installed
 	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
 	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs $(DESTDIR)$(PREFIX)/share/ckptfs/claude-plugin
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/ckptfs.1 $(DESTDIR)$(PREFIX)/share/man/man1/ckptfs-*.1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ckptfs
+	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ckptfs $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ckptfs.fish
 
 image: ## Build the container image from a static binary, without a registry: docker/README.md
 	docker/image.sh "$$(docker/static.sh)" $(IMAGE)
@@ -141,7 +155,7 @@ image: ## Build the container image from a static binary, without a registry: do
 plugin: ## Make the managed Docker plugin from a static binary: docker/README.md
 	docker/plugin.sh "$$(docker/static.sh)" $(PLUGIN)
 
-deb: build deb-files ## Build the Debian package: target/debian/ (needs `cargo install cargo-deb`)
+deb: build deb-files share-files ## Build the Debian package: target/debian/ (needs `cargo install cargo-deb`)
 	cargo deb --no-build --strip
 
 # What the package has besides the binary, as it is to lie in /usr.

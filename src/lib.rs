@@ -31,7 +31,12 @@
 // Who uses an item of a lower layer may be left out of the build: only the whole of it shows what
 // nobody uses.
 #![cfg_attr(
-    not(all(feature = "csi", debug_assertions, target_os = "linux")),
+    not(all(
+        feature = "csi",
+        feature = "mcp",
+        debug_assertions,
+        target_os = "linux"
+    )),
     allow(dead_code, unused_imports)
 )]
 

@@ -41,6 +41,22 @@ install_csi_sanity() {
     echo "tools: csi-sanity cannot be had from the module proxy (see above); its test is skipped" >&2
 }
 
+# Programs of others that our output is for, in an environment of their own: a client of the Model Context Protocol, and a parser of Prometheus' format.
+PYTHON_PACKAGES=(mcp==2.3.0 mcp-types==2.3.0 jsonschema==4.26.0 prometheus-client==0.26.0)
+
+install_python() {
+    local dir=$ROOT/python stamp=$ROOT/python/packages
+    [ "$(cat "$stamp" 2>/dev/null)" != "${PYTHON_PACKAGES[*]}" ] || return 0
+    rm -rf "$dir"
+    echo "tools: installing ${PYTHON_PACKAGES[*]}"
+    if python3 -m venv "$dir" && timeout -k 5 180 "$dir/bin/python3" -m pip install -q --disable-pip-version-check --retries 2 "${PYTHON_PACKAGES[@]}"; then
+        echo "${PYTHON_PACKAGES[*]}" >"$stamp"
+    else
+        rm -rf "$dir"
+        echo "tools: the Python packages cannot be had (see above); their tests are skipped" >&2
+    fi
+}
+
 main() {
     local -a wanted
     mapfile -t wanted < <(missing)
@@ -61,5 +77,6 @@ main() {
 }
 
 main
+install_python
 # Last, and within five minutes: the others do not wait for it.
 install_csi_sanity

@@ -146,6 +146,14 @@ pub fn at_once(cwd: &Path) -> VerbResult<Located> {
     }
 }
 
+/// The daemon of the tree that contains `cwd`, if it is there now: nothing is waited for.
+pub fn served_at_once(cwd: &Path) -> VerbResult<Option<Served>> {
+    Ok(match locate_once(cwd)? {
+        Located::Served(served) => Some(served),
+        _ => None,
+    })
+}
+
 fn locate_once(cwd: &Path) -> VerbResult<Located> {
     for dir in cwd.ancestors() {
         let root = dir.to_owned();

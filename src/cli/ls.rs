@@ -95,7 +95,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     out.answer(&listed, |out| print(&listed, out))
 }
 
-fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
+/// What is in a directory, sorted.
+pub fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
     let dir = found.tree.open_dir(&found.path)?;
     // The store is no part of the tree.
     let ours =
@@ -109,7 +110,8 @@ fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-fn below(dir: &TreePath, name: &[u8]) -> TreePath {
+/// A name in a directory.
+pub fn below(dir: &TreePath, name: &[u8]) -> TreePath {
     let mut path = dir.0.clone();
     if !path.is_empty() {
         path.push(b'/');

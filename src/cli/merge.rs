@@ -224,7 +224,7 @@ pub fn print_merged(merged: &Merged, context: &mut Context) -> Outcome {
 }
 
 /// What clashes, for people.
-fn why(conflict: &MergeConflict) -> String {
+pub fn why(conflict: &MergeConflict) -> String {
     let by = |removed: &str| match conflict.by {
         Some(MergeSide::Ours) => format!("{removed} here"),
         _ => format!("{removed} there"),

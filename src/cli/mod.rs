@@ -16,6 +16,7 @@ mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
+mod concepts;
 mod config;
 mod context;
 mod copies;
@@ -29,6 +30,7 @@ mod doctor;
 mod du;
 mod earlier;
 mod error;
+mod examples;
 mod export;
 mod find;
 mod findings;
@@ -48,7 +50,11 @@ mod locate;
 mod log;
 mod logging;
 mod ls;
+mod man;
+#[cfg(feature = "mcp")]
+mod mcp;
 mod merge;
+mod metrics;
 mod mount;
 mod mounts;
 mod ops;
@@ -57,6 +63,7 @@ mod past;
 mod patch;
 mod pin;
 mod progress;
+mod prompt;
 mod redo;
 mod rename;
 mod replaced;
@@ -85,7 +92,7 @@ mod volumes;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::context::Context;
 use self::error::{Failure, Outcome};
@@ -133,6 +140,7 @@ Keep
 
 Agents
   agent       Have coding agents tell ckptfs of their prompts and tools
+  mcp         Serve the verbs as tools of an agent (Model Context Protocol)
 
 Elsewhere
   export      Copy a checkpoint to a directory, or as a tar stream to stdout
@@ -142,6 +150,7 @@ Administration
   verify      Look for damage in the history, and repair it
   doctor      Tell what this machine and a directory can do
   config      Show and change the configuration
+  prompt      Print a few bytes for a shell's prompt
   completion  Print a shell's completions
   help        Print this, or the help of a verb
 
@@ -151,10 +160,9 @@ Options:
 /// A filesystem that gives a directory instant checkpoints.
 #[derive(Debug, Parser)]
 #[command(name = "ckptfs", version, max_term_width = 100, help_template = HELP)]
-#[command(
-    after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
-    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found."
-)]
+#[command(after_help = "The words in a page: ckptfs help concepts\n\
+    Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
+    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found.")]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -250,6 +258,8 @@ verbs! {
     #[cfg(feature = "csi")]
     #[command(hide = true)]
     Csi(csi),
+    #[cfg(feature = "mcp")]
+    Mcp(mcp),
     #[command(hide = true)]
     Fsck(fsck),
     #[command(hide = true)]
@@ -257,9 +267,14 @@ verbs! {
     Doctor(doctor),
     #[command(hide = true)]
     Stats(stats),
+    Prompt(prompt),
     Config(config),
     Agent(agent),
     Completion(completion),
+    #[command(hide = true)]
+    Concepts(concepts),
+    #[command(hide = true)]
+    Man(man),
     #[command(hide = true)]
     Daemon(daemon),
 }
@@ -269,7 +284,10 @@ pub fn main() -> ExitCode {
     if agent::is_hook() {
         return agent::main();
     }
-    let Cli { global, verb } = Cli::parse();
+    if completion::answered() {
+        return ExitCode::SUCCESS;
+    }
+    let Cli { global, verb } = parsed();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
         log_to_stderr(if is_driver(&verb) { Some("info") } else { None });
@@ -287,7 +305,13 @@ pub fn main() -> ExitCode {
     // These say it in their own way, or act on no tree.
     if !matches!(
         verb,
-        Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_) | Verb::Agent(_)
+        Verb::Mount(_)
+            | Verb::Umount(_)
+            | Verb::Daemon(_)
+            | Verb::Completion(_)
+            | Verb::Man(_)
+            | Verb::Prompt(_)
+            | Verb::Agent(_)
     ) {
         holders::warn_if_below(&context.out);
     }
@@ -324,6 +348,18 @@ fn has_verb(name: &str) -> bool {
     Cli::command().find_subcommand(name).is_some()
 }
 
+/// The command line as it is shown.
+fn command() -> clap::Command {
+    examples::with_examples(Cli::command())
+}
+
+/// What was typed; a mistake, or a question for help, ends the process.
+fn parsed() -> Cli {
+    let mut command = command();
+    let matches = command.get_matches_mut();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+}
+
 fn is_driver(verb: &Verb) -> bool {
     match verb {
         Verb::Volumes(args) => args.is_driver(),
@@ -337,16 +373,14 @@ fn is_driver(verb: &Verb) -> bool {
 mod fuzz;
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        super::command().debug_assert();
     }
 
     #[test]
     fn the_help_has_every_verb_that_is_not_hidden() {
-        for verb in super::Cli::command().get_subcommands() {
+        for verb in super::command().get_subcommands() {
             let is_told = super::HELP.contains(&format!("\n  {} ", verb.get_name()));
             assert_eq!(is_told, !verb.is_hide_set(), "{}", verb.get_name());
         }

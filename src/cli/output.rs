@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::error::{Failure, Outcome};
+use crate::sys::lock::Mutex;
 
 /// Labels stand before what they are of, so wide.
 const LABEL_WIDTH: usize = 8;
@@ -54,10 +55,37 @@ impl Role {
     }
 }
 
-/// Standard output, and how to talk on standard error.
+/// Where data goes.
+#[derive(Debug)]
+enum Sink {
+    Stdout(BufWriter<Stdout>),
+    Memory { bytes: Vec<u8>, bytes_max: usize },
+}
+
+impl Write for Sink {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        match self {
+            Sink::Stdout(stdout) => stdout.write(data),
+            Sink::Memory { bytes, bytes_max } => {
+                let room = bytes_max.saturating_sub(bytes.len()).min(data.len());
+                bytes.extend_from_slice(data.get(..room).unwrap_or_default());
+                Ok(room)
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Sink::Stdout(stdout) => stdout.flush(),
+            Sink::Memory { .. } => Ok(()),
+        }
+    }
+}
+
+/// Standard output, and how to talk on standard error; or a place in memory for both.
 #[derive(Debug)]
 pub struct Out {
-    writer: BufWriter<Stdout>,
+    writer: Sink,
     /// Data is printed as JSON.
     pub json: bool,
     /// stdout is a terminal.
@@ -65,9 +93,39 @@ pub struct Out {
     color: bool,
     talk_terminal: bool,
     talk_color: bool,
+    /// What was said, where nothing goes to stderr.
+    said: Option<Mutex<Vec<String>>>,
 }
 
 impl Out {
+    /// Nothing is printed: [`Out::kept`] tells what would have been. Data beyond `bytes_max` fails
+    /// with `WriteZero`.
+    pub fn to_memory(bytes_max: usize) -> Out {
+        Out {
+            writer: Sink::Memory {
+                bytes: Vec::new(),
+                bytes_max,
+            },
+            json: false,
+            terminal: false,
+            color: false,
+            talk_terminal: false,
+            talk_color: false,
+            said: Some(Mutex::default()),
+        }
+    }
+
+    /// The data of one that prints nothing, and what it said for a person.
+    pub fn kept(self) -> (Vec<u8>, Vec<String>) {
+        let data = match self.writer {
+            Sink::Stdout(_) => Vec::new(),
+            Sink::Memory { bytes, .. } => bytes,
+        };
+        let said = self.said.map(|said| std::mem::take(&mut *said.lock()));
+        let said = said.unwrap_or_default();
+        (data, said)
+    }
+
     /// The process's stdout.
     pub fn new(json: bool, color: Color) -> Out {
         let terminal = io::stdout().is_terminal();
@@ -80,12 +138,13 @@ impl Out {
             }
         };
         Out {
-            writer: BufWriter::new(io::stdout()),
+            writer: Sink::Stdout(BufWriter::new(io::stdout())),
             json,
             terminal,
             color: colored(terminal),
             talk_terminal,
             talk_color: colored(talk_terminal),
+            said: None,
         }
     }
 
@@ -209,7 +268,9 @@ impl Out {
 
     /// Says something on stderr; not with `--json`, whose users read data only.
     pub fn talk(&self, text: &str) {
-        if !self.json {
+        if let Some(said) = &self.said {
+            said.lock().push(text.to_owned());
+        } else if !self.json {
             // Whoever closed stderr does not want to be told.
             let _ = writeln!(io::stderr(), "{}", self.talk_text(text));
         }
@@ -217,7 +278,9 @@ impl Out {
 
     /// Warns on stderr.
     pub fn warn(&self, text: &str) {
-        if !self.json {
+        if let Some(said) = &self.said {
+            said.lock().push(text.to_owned());
+        } else if !self.json {
             let _ = writeln!(
                 io::stderr(),
                 "{} {}",
@@ -297,7 +360,17 @@ pub fn escape(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::escape;
+    use super::{Out, escape};
+
+    #[test]
+    fn what_is_kept_in_memory_has_an_end() {
+        let mut out = Out::to_memory(5);
+        out.bytes(b"abc").expect("room");
+        let full = out.bytes(b"defg").expect_err("no room");
+        assert_eq!(full.kind(), std::io::ErrorKind::WriteZero);
+        out.warn("careful");
+        assert_eq!(out.kept(), (b"abcde".to_vec(), vec!["careful".to_owned()]));
+    }
 
     #[test]
     fn what_a_terminal_obeys_is_escaped_and_the_rest_is_not() {

@@ -72,6 +72,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         let options = OnlyBy {
             to: args.id.map(StateName),
             who,
+            paths: Vec::new(),
             also_shared: args.also_shared,
             past_rewinds: false,
             dry_run: args.dry_run,

@@ -48,9 +48,9 @@ fn print_past(text: OsString, context: &mut Context) -> Outcome {
     }
 }
 
-/// What there is to say of every checkpoint, in a line each.
-fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] {
-    let reason = match &checkpoint.reason {
+/// Why it was made.
+pub fn reason(checkpoint: &CheckpointInfo) -> String {
+    match &checkpoint.reason {
         // The base of a branch.
         Reason::Directory { name } if name.contains('/') => format!("mkdir {name}"),
         Reason::Directory { name } => format!("mkdir .snapshots/{name}"),
@@ -61,7 +61,12 @@ fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] 
             "made before a merge".to_owned()
         }
         Reason::Guard { restored } => format!("made before the restore of {restored}"),
-    };
+    }
+}
+
+/// What there is to say of every checkpoint, in a line each.
+fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] {
+    let reason = reason(checkpoint);
     let atomic = if checkpoint.atomic {
         "yes"
     } else {

@@ -7,7 +7,7 @@ use super::changes;
 use super::context::Context;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
-use super::{locate, size, stats, time};
+use super::{locate, metrics, size, stats, time};
 use crate::engine::api::{
     BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, Stats, Status,
 };
@@ -24,6 +24,9 @@ pub struct Args {
     /// Also what the daemon has done and holds: requests by kind, memory, open files
     #[arg(short, long, conflicts_with = "by")]
     verbose: bool,
+    /// Print the daemon's numbers in the text format of Prometheus
+    #[arg(long, conflicts_with_all = ["by", "json"])]
+    metrics: bool,
 }
 
 /// What `--json` prints.
@@ -50,6 +53,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return by::tell(&mut context.out, &all);
     }
     let status = served.client.ask(GetStatus)?;
+    if args.metrics {
+        let stats = served.client.ask(GetStats)?;
+        return Ok(context
+            .out
+            .bytes(metrics::text(&status, &stats).as_bytes())?);
+    }
     let branches = served.client.ask(ListBranches {
         unmerged: true,
         ..ListBranches::default()

@@ -6,9 +6,11 @@ use super::branch::drop::tell_git;
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
+use super::locate::Served;
+use super::output::Out;
 use super::{changes, locate, ops};
 use crate::engine::api::attribution::UNDO_PROCESS;
-use crate::engine::api::{UndoOptions, UndoWalk, UndoneStep};
+use crate::engine::api::{UndoOptions, UndoWalk, Undone, UndoneStep};
 use crate::sys;
 
 /// Undo the last operations on the history: checkpoints, restores, deletions, tags, pins
@@ -93,16 +95,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
             }
         }
     }
-    let moved: BTreeSet<&str> = undone
-        .steps
-        .iter()
-        .filter(|step| step.by_operation.is_some())
-        .flat_map(|step| [Some(&step.operation), step.original.as_ref()])
-        .filter_map(|operation| operation?.branch.as_deref())
-        .collect();
-    if !moved.is_empty() {
-        tell_git(&mut served, &moved, &context.out);
-    }
+    tell_git_of(&mut served, &undone, &context.out);
     if let Some(restored) = undone.tree.filter(|_| !context.out.json) {
         super::restore::print(&restored, context)?;
     }
@@ -117,7 +110,22 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
     }
 }
 
-fn remark(step: &UndoneStep) -> String {
+/// Has git follow what was done to branches.
+pub fn tell_git_of(served: &mut Served, undone: &Undone, out: &Out) {
+    let moved: BTreeSet<&str> = undone
+        .steps
+        .iter()
+        .filter(|step| step.by_operation.is_some())
+        .flat_map(|step| [Some(&step.operation), step.original.as_ref()])
+        .filter_map(|operation| operation?.branch.as_deref())
+        .collect();
+    if !moved.is_empty() {
+        tell_git(served, &moved, out);
+    }
+}
+
+/// What came of a step, behind its name.
+pub fn remark(step: &UndoneStep) -> String {
     match (&step.skipped, step.guard) {
         (Some(why), _) => format!("; {why}"),
         (None, Some(guard)) => format!(

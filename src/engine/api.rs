@@ -7,7 +7,7 @@ use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
 pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
-pub use self::tree_path::{TreePath, host_path};
+pub use self::tree_path::{TreePath, host_path, is_among};
 pub use super::branches::radar::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 pub use super::branches::verbs::{
     BranchInfo, CreateBranch, DiffBranch, DropBranch, DroppedBranch, FreeBranch, ListBranches,
@@ -17,6 +17,7 @@ pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::error::{Code, VerbError, VerbResult, error, hinted, io_error, not_exact, plain};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
+pub use super::glance::{Glance, Glanced};
 pub use super::merge::{
     ConflictKind, Merge, MergeAnswer, MergeBase, MergeConflict, MergePolicy, MergeSide,
     MergeVersion, MergeVersions, Merged, UpdateBranch,

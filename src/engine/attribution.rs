@@ -163,8 +163,10 @@ impl States {
         let counts = |writer: &Writer| {
             !(is_meant(writer) || options.past_rewinds && is_rewind(&told.writers, *writer))
         };
-        let chosen = choose(&told.unpaired, |_, set| {
-            set.iter().any(is_meant) && (options.also_shared || !set.iter().any(counts))
+        let chosen = choose(&told.unpaired, |differs, set| {
+            options.takes(&differs.path)
+                && set.iter().any(is_meant)
+                && (options.also_shared || !set.iter().any(counts))
         });
         let mut shared = Vec::new();
         let mut changes = Vec::new();
@@ -177,7 +179,9 @@ impl States {
             let path = differs.path.clone();
             if chosen.contains(&path) && from.as_ref().is_none_or(|from| chosen.contains(from)) {
                 changes.push(change(differs, true));
-            } else if set.iter().any(is_meant) {
+            } else if set.iter().any(is_meant)
+                && (options.takes(&path) || from.is_some_and(|from| options.takes(&from)))
+            {
                 let others: Vec<String> = set
                     .iter()
                     .filter(|writer| !is_meant(writer))

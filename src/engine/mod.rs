@@ -40,6 +40,7 @@ pub mod export;
 mod files;
 mod find;
 pub mod gc;
+mod glance;
 pub mod hooks;
 pub mod import;
 mod keeper;

@@ -17,6 +17,7 @@ use super::branches::verbs::{
 use super::dedup::{DedupOptions, DedupReport};
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
+use super::glance::Glance;
 use super::import::{ImportAsk, ImportPart};
 use super::merge::{Merge, MergeVersions, UpdateBranch};
 use super::offline::Offline;
@@ -62,6 +63,7 @@ macro_rules! verbs {
 verbs! {
     Checkpoint(CheckpointOptions),
     Status(GetStatus),
+    Glance(Glance),
     Stats(GetStats),
     Log(ListCheckpoints),
     Show(ShowCheckpoint),

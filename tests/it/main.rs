@@ -28,6 +28,8 @@ mod import;
 mod inotify;
 mod integrity;
 mod limits;
+#[cfg(feature = "mcp")]
+mod mcp;
 mod merge;
 mod model;
 mod mounted;

@@ -21,7 +21,7 @@ const LAYERS: [&[&str]; 10] = [
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 20] = [
+const HOMES: [(&str, &[&str]); 22] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -29,6 +29,7 @@ const HOMES: [(&str, &[&str]); 20] = [
     ("parking_lot", &["src/sys"]),
     ("clap", &["src/cli", "src/main.rs"]),
     ("clap_complete", &["src/cli", "src/main.rs"]),
+    ("clap_mangen", &["src/cli"]),
     ("indicatif", &["src/cli", "src/main.rs"]),
     ("jsonc_parser", &["src/cli/agent"]),
     ("toml_edit", &["src/engine"]),
@@ -38,7 +39,8 @@ const HOMES: [(&str, &[&str]); 20] = [
     ("prost", &["src/csi"]),
     ("prost_types", &["src/csi"]),
     ("protox", &["src/csi/build.rs"]),
-    ("tokio", &["src/csi", "src/volumes"]),
+    ("rmcp", &["src/cli/mcp"]),
+    ("tokio", &["src/csi", "src/volumes", "src/cli/mcp"]),
     ("tonic", &["src/csi"]),
     ("tonic_prost_build", &["src/csi/build.rs"]),
     ("unsafe", &["src/sys"]),

@@ -87,7 +87,7 @@ fn line(conflict: &Conflict, out: &Out) -> Vec<u8> {
 }
 
 /// Who clashes, and in what.
-fn clash(clash: &Clash) -> String {
+pub fn clash(clash: &Clash) -> String {
     let ours = clash.ours.as_deref().unwrap_or("this tree");
     let what = serde_json::to_value(clash.conflict.what);
     let what = what.ok().and_then(|what| what.as_str().map(str::to_owned));

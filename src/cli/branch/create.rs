@@ -50,6 +50,18 @@ pub struct How {
     no_git: bool,
 }
 
+impl How {
+    /// Beside the tree, from a checkpoint or from the tree as it is; git is told where it can be.
+    pub fn beside(at: Option<String>) -> How {
+        How {
+            at,
+            path: None,
+            git: false,
+            no_git: false,
+        }
+    }
+}
+
 /// A branch that was made, and what git knows of it.
 #[derive(Debug, Serialize)]
 pub struct Made {

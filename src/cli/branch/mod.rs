@@ -1,6 +1,6 @@
 //! `ckptfs branch`: a file for each of its verbs.
 
-mod conflicts;
+pub mod conflicts;
 pub mod create;
 mod diff;
 pub mod drop;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Restored, StateName, TreePath};
+use super::{Change, Restored, StateName, TreePath, is_among};
 
 /// A process that changed something.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +65,9 @@ pub struct OnlyBy {
     /// Whose: a process id, several as `PID@START` with commas between them, the path of a control
     /// group, or a name.
     pub who: String,
+    /// Only what is at or below these paths; empty: everything.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<TreePath>,
     /// Also what others have changed too.
     pub also_shared: bool,
     /// What `ckptfs rewind` and `ckptfs undo` did to a path does not make it another's: one that
@@ -76,6 +79,13 @@ pub struct OnlyBy {
     /// As of a restore of some paths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<super::Times>,
+}
+
+impl OnlyBy {
+    /// Whether a path is among those that were asked for.
+    pub fn takes(&self, path: &[u8]) -> bool {
+        is_among(path, &self.paths)
+    }
 }
 
 /// A path that stays although the process changed it.

@@ -7,6 +7,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TreePath(pub Vec<u8>);
 
+/// Whether a path is at or below one of these; all are where there are none.
+pub fn is_among(path: &[u8], above: &[TreePath]) -> bool {
+    let is_below = |above: &TreePath| {
+        path.strip_prefix(above.0.as_slice())
+            .is_some_and(|rest| rest.is_empty() || above.0.is_empty() || rest.starts_with(b"/"))
+    };
+    above.is_empty() || above.iter().any(is_below)
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum PathText {

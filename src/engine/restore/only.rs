@@ -41,7 +41,8 @@ impl Restorer<'_> {
     ) -> VerbResult<RestoredOnly> {
         let started = Instant::now();
         let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
-        let unknown = self.unknown_in(target).map_err(failed)?;
+        let mut unknown = self.unknown_in(target).map_err(failed)?;
+        unknown.retain(|path| options.takes(&path.0));
         let done = |guard, changes, shared, spared: Spared| RestoredOnly {
             restored: Restored {
                 guard,

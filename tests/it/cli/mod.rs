@@ -2,6 +2,7 @@
 
 mod branch_git;
 mod config;
+mod examples;
 mod guide;
 mod history;
 mod log_counts;
@@ -11,7 +12,9 @@ mod mounts;
 mod patches;
 mod pins;
 mod plain;
+mod prompt;
 mod run;
+mod shells;
 pub mod support;
 mod undo;
 mod undo_walks;

@@ -5,12 +5,13 @@ use super::support::Sandbox;
 /// Verbs that this release has still under their old names.
 const OLD: [&str; 4] = ["stats", "unpin", "fsck", "audit"];
 
-const VERBS: [&str; 28] = [
+const VERBS: [&str; 30] = [
     "mount",
     "umount",
     "checkpoint",
     "status",
     "stats",
+    "prompt",
     "config",
     "log",
     "show",
@@ -33,6 +34,7 @@ const VERBS: [&str; 28] = [
     "fsck",
     "audit",
     "doctor",
+    "mcp",
     "completion",
 ];
 
@@ -82,7 +84,8 @@ fn the_reference_has_every_verb_with_every_flag_and_no_other() {
             .next()
             .and_then(|section| section.split("\n## ").next())
             .expect("a section");
-        let mut wanted = flags(&sandbox.ckptfs(&[verb, "--help"]).ok().out());
+        let help = sandbox.ckptfs(&[verb, "--help"]).ok().out();
+        let mut wanted = flags(help.split("\nExamples:").next().expect("help"));
         wanted.retain(|flag| !global.contains(flag));
         let table = section
             .lines()
@@ -249,15 +252,15 @@ fn a_store_that_is_no_directory_is_refused_and_left_alone() {
 fn completions_are_made_for_every_shell() {
     let sandbox = Sandbox::new();
     for (shell, said) in [
-        ("bash", "complete -F"),
+        ("bash", "-F _ckptfs ckptfs"),
         ("zsh", "#compdef ckptfs"),
-        ("fish", "complete -c ckptfs"),
+        ("fish", "--command ckptfs"),
         ("elvish", "edit:"),
         ("powershell", "Register-"),
     ] {
         let ran = sandbox.ckptfs(&["completion", shell]).ok();
         assert!(
-            ran.out().contains(said) && ran.out().contains("checkpoint"),
+            ran.out().contains(said) && ran.out().contains("CKPTFS_COMPLETE"),
             "{shell}"
         );
     }

@@ -104,7 +104,11 @@ END
 #[test]
 fn every_file_of_the_debian_package_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    succeeds(tool("make", &["-s", "deb-files"]).current_dir(root), 60);
+    let program = concat!("BIN=", env!("CARGO_BIN_EXE_ckptfs"));
+    succeeds(
+        tool("make", &["-s", "deb-files", "share-files", program]).current_dir(root),
+        60,
+    );
     let manifest: toml_edit::DocumentMut = fs::read_to_string(root.join("Cargo.toml"))
         .expect("the manifest")
         .parse()

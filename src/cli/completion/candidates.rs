@@ -1,0 +1,231 @@
+//! What only a tree can tell: checkpoints, tags, branches, and paths of the past.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command, CommandFactory};
+use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter};
+
+use super::super::output::escape;
+use super::super::past::{self, Tree};
+use super::super::tree_path::in_tree;
+use super::super::{Cli, locate, ls};
+use crate::engine::api::{ListBranches, Query, VerbResult};
+use crate::sys::Kind;
+
+/// Whoever types does not wait longer.
+const LIMIT: Duration = Duration::from_millis(1500);
+/// So many checkpoints are looked at, the newest.
+const CHECKPOINTS_MAX: usize = 200;
+/// So many names of a directory are offered.
+const NAMES_MAX: usize = 2000;
+
+/// The command line, with what each value can be.
+pub fn with_candidates(command: Command) -> Command {
+    let verb = command.get_name().to_owned();
+    command
+        .mut_args(|arg| match completer(&verb, &arg) {
+            Some(completer) => arg.add(completer),
+            None => arg,
+        })
+        .mut_subcommands(with_candidates)
+}
+
+/// Who completes a value, by what it is called.
+fn completer(verb: &str, arg: &Arg) -> Option<ArgValueCompleter> {
+    let name = arg.get_value_names()?.first()?.as_str();
+    let of = |find: fn(&[u8]) -> VerbResult<Vec<Offer>>| {
+        Some(ArgValueCompleter::new(move |typed: &OsStr| {
+            in_time(typed, find)
+        }))
+    };
+    match (verb, name) {
+        (_, "ID" | "GOOD" | "BAD") => of(states),
+        (_, "A" | "B") => of(states_and_live),
+        (_, "ID:PATH") => of(past_paths),
+        ("untag" | "find", "TAG") | ("rename", "OLD") => of(tags),
+        ("merge", "WHAT") | ("diff" | "drop" | "update" | "mount" | "run", "NAME") => of(branches),
+        ("restore", "NAME") => of(dropped),
+        ("restore" | "log" | "find" | "merge", "PATH" | "PATHS") => of(paths),
+        (_, "DIR") => Some(ArgValueCompleter::new(PathCompleter::dir())),
+        _ => None,
+    }
+}
+
+/// A value, and what is said of it.
+type Offer = (Vec<u8>, String);
+
+/// Those that begin as what was typed does, if they are known in time: a daemon that hangs must not
+/// hang a shell.
+fn in_time(typed: &OsStr, find: fn(&[u8]) -> VerbResult<Vec<Offer>>) -> Vec<CompletionCandidate> {
+    let (tell, told) = mpsc::channel();
+    let begin = typed.as_bytes().to_vec();
+    let looking = begin.clone();
+    let ask = move || {
+        // Who asks no more has gone on.
+        let _ = tell.send(find(&looking));
+    };
+    if std::thread::Builder::new().spawn(ask).is_err() {
+        return Vec::new();
+    }
+    let found = told.recv_timeout(LIMIT).ok().and_then(Result::ok);
+    let offered =
+        |(value, _): &Offer| value.starts_with(&begin) && !value.iter().any(u8::is_ascii_control);
+    let candidate = |(value, said): Offer| {
+        let said = (!said.is_empty()).then(|| escape(said.as_bytes()).into());
+        CompletionCandidate::new(OsString::from_vec(value)).help(said)
+    };
+    found
+        .unwrap_or_default()
+        .into_iter()
+        .filter(offered)
+        .map(candidate)
+        .collect()
+}
+
+/// What stands before the word that is completed, as far as it is understood.
+fn typed() -> Option<ArgMatches> {
+    let words = std::env::args_os().skip_while(|word| word != "--").skip(1);
+    let mut words: Vec<OsString> = words.collect();
+    words.pop();
+    Cli::command()
+        .ignore_errors(true)
+        .try_get_matches_from(words)
+        .ok()
+}
+
+/// The directory of `-C`.
+fn dir() -> Option<PathBuf> {
+    let typed = typed()?;
+    let of = |matches: &ArgMatches| {
+        matches
+            .try_get_one::<PathBuf>("change_dir")
+            .ok()
+            .flatten()
+            .cloned()
+    };
+    of(&typed).or_else(|| of(typed.subcommand()?.1))
+}
+
+fn tags(_: &[u8]) -> VerbResult<Vec<Offer>> {
+    Ok(checkpoints()?.0)
+}
+
+/// Tags, and numbers.
+fn checkpoints() -> VerbResult<(Vec<Offer>, Vec<Offer>)> {
+    let found = locate::history(dir().as_deref())?.ask(Query {
+        limit: Some(CHECKPOINTS_MAX),
+        ..Query::default()
+    })?;
+    let (mut tags, mut numbers) = (Vec::new(), Vec::new());
+    for checkpoint in found {
+        let said = checkpoint.note.lines().next().unwrap_or_default();
+        for tag in &checkpoint.tags {
+            let of = format!("checkpoint {}  {said}", checkpoint.id);
+            tags.push((tag.clone().into_bytes(), of.trim_end().to_owned()));
+        }
+        let said = format!("{}  {said}", super::super::time::local(&checkpoint.created));
+        let number = checkpoint.id.to_string().into_bytes();
+        numbers.push((number, said.trim_end().to_owned()));
+    }
+    Ok((tags, numbers))
+}
+
+fn states(_: &[u8]) -> VerbResult<Vec<Offer>> {
+    let (mut all, numbers) = checkpoints()?;
+    all.push((
+        b"latest".to_vec(),
+        "the newest that was asked for".to_owned(),
+    ));
+    all.extend(numbers);
+    Ok(all)
+}
+
+fn states_and_live(begin: &[u8]) -> VerbResult<Vec<Offer>> {
+    let mut all = states(begin)?;
+    all.push((b"live".to_vec(), "the tree as it is now".to_owned()));
+    Ok(all)
+}
+
+fn branches(_: &[u8]) -> VerbResult<Vec<Offer>> {
+    branches_of(ListBranches::default())
+}
+
+fn dropped(_: &[u8]) -> VerbResult<Vec<Offer>> {
+    branches_of(ListBranches {
+        dropped: true,
+        ..ListBranches::default()
+    })
+}
+
+fn branches_of(list: ListBranches) -> VerbResult<Vec<Offer>> {
+    let all = locate::history(dir().as_deref())?.ask(list)?;
+    let one = |branch: crate::engine::api::BranchInfo| {
+        (branch.name.into_bytes(), branch.path.display().to_string())
+    };
+    Ok(all.into_iter().map(one).collect())
+}
+
+/// `ID:PATH`: first the state, and then a directory of it.
+fn past_paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
+    let Some(colon) = begin.iter().position(|byte| *byte == b':') else {
+        let with_colon = |(mut state, said): Offer| {
+            state.push(b':');
+            (state, said)
+        };
+        return Ok(states(begin)?.into_iter().map(with_colon).collect());
+    };
+    let slash = begin.iter().rposition(|byte| *byte == b'/');
+    let place = slash.filter(|slash| *slash > colon).unwrap_or(colon);
+    let prefix = begin.get(..=place).unwrap_or_default();
+    let found = past::find(dir().as_deref(), OsStr::from_bytes(prefix))?;
+    Ok(names(&found, prefix).into_iter().collect())
+}
+
+/// Paths that can be restored, or have a history: those of the checkpoint that was named, or the
+/// newest, and those that are there now.
+fn paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
+    let id = typed().and_then(|typed| {
+        let (_, verb) = typed.subcommand()?;
+        verb.try_get_one::<String>("id").ok().flatten().cloned()
+    });
+    let mut served = locate::served(dir().as_deref())?;
+    let place = begin.iter().rposition(|byte| *byte == b'/');
+    let prefix = place
+        .and_then(|place| begin.get(..=place))
+        .unwrap_or_default();
+    let path = in_tree(
+        &served.root,
+        &served.cwd,
+        OsStr::from_bytes(if prefix.is_empty() { b"." } else { prefix }).as_ref(),
+    )?;
+    let past = past::state(&mut served, id.as_deref().unwrap_or("latest")).ok();
+    let mut all = BTreeSet::new();
+    for state in [past.flatten(), None] {
+        let found = past::Found {
+            tree: Tree::at(&served, state.as_ref())?,
+            path: path.clone(),
+            checkpoint: state,
+        };
+        all.extend(names(&found, prefix));
+    }
+    Ok(all.into_iter().collect())
+}
+
+/// What is in a directory, each behind `prefix`; nothing if it is none.
+fn names(found: &past::Found, prefix: &[u8]) -> BTreeSet<Offer> {
+    let names = ls::names(found).unwrap_or_default();
+    let one = |name: Vec<u8>| {
+        let is_dir = found
+            .tree
+            .stat(&ls::below(&found.path, &name))
+            .is_ok_and(|stat| stat.kind == Kind::Dir);
+        let end: &[u8] = if is_dir { b"/" } else { b"" };
+        ([prefix, &name, end].concat(), String::new())
+    };
+    names.into_iter().take(NAMES_MAX).map(one).collect()
+}

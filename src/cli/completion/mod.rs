@@ -1,0 +1,130 @@
+//! `ckptfs completion`, and what a shell asks while somebody types.
+//!
+//! The shell runs `ckptfs` with [`VARIABLE`] set and the words that were typed; `clap_complete`
+//! knows the verbs and flags, and [`candidates`] what only a tree can tell: checkpoints, tags,
+//! branches, and paths of the past.
+
+mod candidates;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+
+use clap::CommandFactory;
+use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells};
+use clap_complete::{CompleteEnv, Shell};
+
+use super::error::{Outcome, io_error};
+use super::{Cli, Context};
+
+/// Set by a shell that asks, to its name.
+const VARIABLE: &str = "CKPTFS_COMPLETE";
+const PROGRAM: &str = "ckptfs";
+
+/// Print a shell's completions: `source <(ckptfs completion bash)`
+///
+/// Verbs and flags are completed, and checkpoints, tags, branches and paths of the past of the tree
+/// that one is in.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// For which shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// The shells, two of them with scripts of our own.
+const SHELLS: Shells<'static> = Shells(&[&OwnBash, &Elvish, &Fish, &Powershell, &OwnZsh]);
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut script = Vec::new();
+    if let Some(shell) = SHELLS.completer(&args.shell.to_string()) {
+        shell
+            .write_registration(VARIABLE, PROGRAM, PROGRAM, PROGRAM, &mut script)
+            .map_err(|cause| io_error("the completions", cause))?;
+    }
+    Ok(context.out.bytes(&script)?)
+}
+
+/// Answers a shell that asks; whether one did. Nothing was printed before.
+pub fn answered() -> bool {
+    if std::env::var_os(VARIABLE).is_none() {
+        return false;
+    }
+    let asked = CompleteEnv::with_factory(|| candidates::with_candidates(Cli::command()))
+        .var(VARIABLE)
+        .bin(PROGRAM)
+        .completer(PROGRAM)
+        .shells(SHELLS)
+        .try_complete(std::env::args_os(), std::env::current_dir().ok().as_deref());
+    // A shell that is told nothing completes nothing.
+    asked.unwrap_or(true)
+}
+
+/// Bash, which takes `ID:PATH` for three words, and has a name inserted as it is given.
+struct OwnBash;
+
+impl EnvCompleter for OwnBash {
+    fn name(&self) -> &'static str {
+        "bash"
+    }
+
+    fn is(&self, name: &str) -> bool {
+        name == "bash"
+    }
+
+    fn write_registration(
+        &self,
+        _: &str,
+        _: &str,
+        _: &str,
+        _: &str,
+        to: &mut dyn Write,
+    ) -> io::Result<()> {
+        to.write_all(include_bytes!("completion.bash"))
+    }
+
+    fn write_complete(
+        &self,
+        command: &mut clap::Command,
+        words: Vec<OsString>,
+        dir: Option<&Path>,
+        to: &mut dyn Write,
+    ) -> io::Result<()> {
+        Bash.write_complete(command, words, dir, to)
+    }
+}
+
+/// Zsh, where a word that goes on (`ID:`, `DIR/`) is to have no space behind it.
+struct OwnZsh;
+
+impl EnvCompleter for OwnZsh {
+    fn name(&self) -> &'static str {
+        "zsh"
+    }
+
+    fn is(&self, name: &str) -> bool {
+        name == "zsh"
+    }
+
+    fn write_registration(
+        &self,
+        _: &str,
+        _: &str,
+        _: &str,
+        _: &str,
+        to: &mut dyn Write,
+    ) -> io::Result<()> {
+        to.write_all(include_bytes!("completion.zsh"))
+    }
+
+    fn write_complete(
+        &self,
+        command: &mut clap::Command,
+        words: Vec<OsString>,
+        dir: Option<&Path>,
+        to: &mut dyn Write,
+    ) -> io::Result<()> {
+        // A line each: the value, and behind a tab what it is.
+        Fish.write_complete(command, words, dir, to)
+    }
+}

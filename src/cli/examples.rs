@@ -1,0 +1,395 @@
+//! Two examples for each verb, at the end of its help. A test runs them
+//! (`tests/it/cli/examples.rs`).
+
+use std::fmt::Write;
+
+use clap::Command;
+
+/// A command line, and what it does.
+type Example = (&'static str, &'static str);
+
+/// By the verbs' names. `~/project` is mounted, and is the working directory.
+const EXAMPLES: &[(&str, [Example; 2])] = &[
+    (
+        "mount",
+        [
+            ("ckptfs mount ~/other", "Serve a directory in place"),
+            (
+                "ckptfs mount ~/other --auto-every 15min",
+                "With a checkpoint every 15 minutes in which something changes",
+            ),
+        ],
+    ),
+    (
+        "umount",
+        [
+            (
+                "ckptfs umount ~/project",
+                "An ordinary directory again; its history stays",
+            ),
+            (
+                "ckptfs umount --lazy ~/project",
+                "Although somebody still uses it",
+            ),
+        ],
+    ),
+    (
+        "checkpoint",
+        [
+            (
+                "ckptfs checkpoint -m \"before the refactor\" --tag before",
+                "With a note and a name",
+            ),
+            (
+                "ckptfs checkpoint --if-changed",
+                "Only if something has changed",
+            ),
+        ],
+    ),
+    (
+        "status",
+        [
+            (
+                "ckptfs status",
+                "What has changed since the newest checkpoint",
+            ),
+            ("ckptfs status --by process", "Who changed it"),
+        ],
+    ),
+    (
+        "log",
+        [
+            ("ckptfs log -n 5", "The five newest checkpoints"),
+            ("ckptfs log src/main.rs", "Every version of a file"),
+        ],
+    ),
+    (
+        "tag",
+        [
+            ("ckptfs tag 2 works", "Give checkpoint 2 a name"),
+            (
+                "ckptfs tag latest tested reviewed",
+                "Give the newest one two",
+            ),
+        ],
+    ),
+    (
+        "pin",
+        [
+            ("ckptfs pin v1", "Nobody deletes it, and gc keeps it"),
+            (
+                "ckptfs pin v1 --reason \"sent to the customer\"",
+                "And says why",
+            ),
+        ],
+    ),
+    (
+        "show",
+        [
+            (
+                "ckptfs show latest",
+                "The newest checkpoint that somebody asked for",
+            ),
+            ("ckptfs show v1", "The one with this tag"),
+        ],
+    ),
+    (
+        "diff",
+        [
+            ("ckptfs diff v1", "What changed since v1"),
+            (
+                "ckptfs diff --patch v1 v2",
+                "From v1 to v2, as git would show it",
+            ),
+        ],
+    ),
+    (
+        "restore",
+        [
+            ("ckptfs restore v1 src", "Only src becomes what it was"),
+            (
+                "ckptfs restore --dry-run v1",
+                "What a restore of everything would change",
+            ),
+        ],
+    ),
+    (
+        "rewind",
+        [
+            (
+                "ckptfs rewind -1 --dry-run",
+                "What would go back to before the last prompt",
+            ),
+            (
+                "ckptfs rewind -1 --yes",
+                "Take back what the agent did since, and nothing else",
+            ),
+        ],
+    ),
+    (
+        "agent",
+        [
+            (
+                "ckptfs agent install claude-code --dry-run",
+                "What would be added to its settings",
+            ),
+            ("ckptfs agent status", "Where hooks are installed"),
+        ],
+    ),
+    (
+        "merge",
+        [
+            (
+                "ckptfs merge --dry-run fix-login",
+                "What would change, and what clashes",
+            ),
+            (
+                "ckptfs merge fix-login --drop",
+                "Bring the branch back, and drop it",
+            ),
+        ],
+    ),
+    (
+        "run",
+        [
+            (
+                "ckptfs run --rollback on-failure -- sh build.sh",
+                "Take back what a build did if it fails",
+            ),
+            (
+                "ckptfs run --at v1 -- cat README",
+                "Run a command in the past",
+            ),
+        ],
+    ),
+    (
+        "bisect",
+        [
+            (
+                "ckptfs bisect v1 v2 -- sh test.sh",
+                "Find the checkpoint that broke a test",
+            ),
+            (
+                "ckptfs bisect --log steps.json v1 v2 -- grep -q works README",
+                "And write each step down",
+            ),
+        ],
+    ),
+    (
+        "branch",
+        [
+            (
+                "ckptfs branch create try-it",
+                "A second tree at ~/project@try-it",
+            ),
+            (
+                "ckptfs branch list",
+                "Which there are, and what each has changed",
+            ),
+        ],
+    ),
+    (
+        "delete",
+        [
+            (
+                "ckptfs delete v1",
+                "Hide it until gc frees it; undo brings it back",
+            ),
+            ("ckptfs delete --now 2", "Free what only it needs, for good"),
+        ],
+    ),
+    (
+        "du",
+        [
+            ("ckptfs du", "What each checkpoint takes"),
+            ("ckptfs du v1", "What this one does"),
+        ],
+    ),
+    (
+        "gc",
+        [
+            (
+                "ckptfs gc --keep-last 10 --dry-run",
+                "What would go, and how much comes free",
+            ),
+            (
+                "ckptfs gc --keep-within 30d --yes",
+                "Keep what is not older than 30 days",
+            ),
+        ],
+    ),
+    (
+        "dedup",
+        [
+            ("ckptfs dedup --dry-run", "What would be shared"),
+            (
+                "ckptfs dedup --verbose",
+                "Share it, and list what was left out",
+            ),
+        ],
+    ),
+    (
+        "ops",
+        [
+            ("ckptfs ops", "What was done to the history"),
+            ("ckptfs ops -n 3", "The last three operations"),
+        ],
+    ),
+    (
+        "undo",
+        [
+            ("ckptfs undo", "Take back the last operation"),
+            ("ckptfs undo --dry-run", "Which that is"),
+        ],
+    ),
+    (
+        "redo",
+        [
+            ("ckptfs redo", "Do again what was undone"),
+            ("ckptfs redo --dry-run", "What that is"),
+        ],
+    ),
+    (
+        "export",
+        [
+            (
+                "ckptfs export latest ~/backup",
+                "A copy; the next export only brings what changed",
+            ),
+            ("ckptfs export v1 - > ~/v1.tar", "A tar file"),
+        ],
+    ),
+    (
+        "fork",
+        [
+            (
+                "ckptfs fork v1 ~/v1",
+                "An independent tree that begins as v1",
+            ),
+            (
+                "ckptfs fork --mount latest ~/copy",
+                "With a history of its own",
+            ),
+        ],
+    ),
+    (
+        "import",
+        [
+            (
+                "ckptfs import ~/other --into ~/new",
+                "A directory becomes a checkpoint of a tree",
+            ),
+            (
+                "ckptfs import --dry-run ~/other --into ~/new",
+                "What would be brought in",
+            ),
+        ],
+    ),
+    (
+        "verify",
+        [
+            (
+                "ckptfs verify",
+                "Is every version there that a checkpoint shows?",
+            ),
+            (
+                "ckptfs verify --deep v1",
+                "And is every byte of v1 what it was?",
+            ),
+        ],
+    ),
+    (
+        "volumes",
+        [
+            (
+                "ckptfs volumes create pgdata -o keep=4h:1d:2w",
+                "A volume for containers that thins out its own history",
+            ),
+            ("ckptfs volumes ls", "Which there are"),
+        ],
+    ),
+    (
+        "csi",
+        [
+            (
+                "ckptfs csi --node-id node-1",
+                "Serve volumes to the kubelet of this node",
+            ),
+            (
+                "ckptfs csi --node-id node-1 --endpoint unix:///run/csi.sock",
+                "On another socket",
+            ),
+        ],
+    ),
+    (
+        "mcp",
+        [
+            (
+                "ckptfs mcp",
+                "As an agent starts it, in the tree that it works on",
+            ),
+            (
+                "ckptfs -C ~/project mcp",
+                "For another tree than that of the working directory",
+            ),
+        ],
+    ),
+    (
+        "doctor",
+        [
+            (
+                "ckptfs doctor",
+                "What this machine and this directory can do",
+            ),
+            ("ckptfs doctor ~/project", "And another directory"),
+        ],
+    ),
+    (
+        "prompt",
+        [
+            ("ckptfs prompt", "Such as 12*"),
+            ("PS1='$(ckptfs prompt) \\w \\$ '", "In the prompt of bash"),
+        ],
+    ),
+    (
+        "config",
+        [
+            (
+                "ckptfs config set retention.keep-last 20",
+                "Write a setting to the store's file",
+            ),
+            (
+                "ckptfs config show --all",
+                "Every setting, and what it is for",
+            ),
+        ],
+    ),
+    (
+        "completion",
+        [
+            ("source <(ckptfs completion bash)", "In ~/.bashrc"),
+            (
+                "ckptfs completion fish > ~/.config/fish/completions/ckptfs.fish",
+                "For fish",
+            ),
+        ],
+    ),
+];
+
+/// Each verb with its examples.
+pub fn with_examples(command: Command) -> Command {
+    command.mut_subcommands(|verb| match examples(verb.get_name()) {
+        Some(text) => verb.after_help(text),
+        None => verb,
+    })
+}
+
+fn examples(verb: &str) -> Option<String> {
+    let (_, examples) = EXAMPLES.iter().find(|(name, _)| *name == verb)?;
+    let mut text = "Examples:".to_owned();
+    for (command, what) in examples {
+        // A string takes everything.
+        let _ = write!(text, "\n  {command}\n      {what}");
+    }
+    Some(text)
+}

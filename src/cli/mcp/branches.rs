@@ -1,0 +1,103 @@
+//! The tools for branches.
+
+use super::super::branch::conflicts::clash;
+use super::super::branch::create::{How, make};
+use super::super::branch::drop::drop_branch;
+use super::super::merge::why;
+use super::super::output::Out;
+use super::answers::{
+    BranchMade, Branches, Changes, Conflict, Conflicts, Dropped, Kept, Merged, name, names,
+    warnings,
+};
+use super::{Seat, asked, paths_of};
+use crate::engine::api::{self, DropBranch, ListBranches, ListConflicts, Merge, VerbResult};
+
+pub fn create(seat: &Seat, asked: asked::BranchCreate) -> VerbResult<BranchMade> {
+    let mut served = seat.served()?;
+    let out = Out::to_memory(0);
+    let how = How::beside(asked.at);
+    let made = make(&mut served, &asked.name, &how, asked.dry_run, &out)?;
+    Ok(BranchMade {
+        branch: (&made.branch).into(),
+        warnings: warnings(out.kept().1),
+        dry_run: asked.dry_run,
+    })
+}
+
+pub fn list(seat: &Seat) -> VerbResult<Branches> {
+    let all = seat.served()?.client.ask(ListBranches {
+        counted: true,
+        unmerged: true,
+        ..ListBranches::default()
+    })?;
+    Ok(Branches {
+        branches: all.iter().map(Into::into).collect(),
+    })
+}
+
+pub fn conflicts(seat: &Seat, asked: asked::BranchConflicts) -> VerbResult<Conflicts> {
+    let limit = asked::limit(asked.limit);
+    let all = seat
+        .served()?
+        .client
+        .ask(ListConflicts { check: asked.check })?;
+    let one = |conflict: &api::Conflict| Conflict {
+        path: name(&conflict.path),
+        branches: conflict.branches.clone(),
+        this_tree: conflict.parent,
+        clashes: conflict
+            .clashes
+            .as_ref()
+            .map(|clashes| clashes.iter().map(clash).collect()),
+    };
+    Ok(Conflicts {
+        conflicts: all.iter().take(limit).map(one).collect(),
+        conflicts_left_out: all.len().saturating_sub(limit) as u64,
+    })
+}
+
+pub fn merge(seat: &Seat, asked: asked::BranchMerge) -> VerbResult<Merged> {
+    let limit = asked::limit(asked.limit);
+    let mut served = seat.served()?;
+    let paths = paths_of(&served, &asked.paths)?;
+    let merged = served.client.ask(Merge {
+        what: asked.name,
+        paths,
+        policy: asked.conflicts.map(Into::into),
+        dry_run: asked.dry_run,
+        ..Merge::default()
+    })?;
+    let open: Vec<Kept> = merged
+        .conflicts
+        .iter()
+        .map(|conflict| Kept {
+            path: name(&conflict.path),
+            why: why(conflict),
+        })
+        .collect();
+    Ok(Merged {
+        refused: merged.refused,
+        guard: merged.guard.map(|guard| guard.0),
+        changed: Changes::first(&merged.changes, limit),
+        conflicts_left_out: open.len().saturating_sub(limit) as u64,
+        conflicts: open.into_iter().take(limit).collect(),
+        dry_run: merged.dry_run,
+    })
+}
+
+pub fn drop(seat: &Seat, asked: asked::BranchDrop) -> VerbResult<Dropped> {
+    let mut served = seat.served()?;
+    let out = Out::to_memory(0);
+    let ask = DropBranch {
+        name: asked.name,
+        force: false,
+        dry_run: asked.dry_run,
+    };
+    let dropped = drop_branch(&mut served, ask, &out)?;
+    Ok(Dropped {
+        branch: (&dropped.branch).into(),
+        unmerged: names(&dropped.unmerged, asked::LIMIT),
+        warnings: warnings(out.kept().1),
+        dry_run: dropped.dry_run,
+    })
+}

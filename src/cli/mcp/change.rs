@@ -1,0 +1,186 @@
+//! The tools that change something: `checkpoint`, `restore`, `undo`.
+
+use super::super::error::{hinted, io_error};
+use super::super::output::{Out, escape};
+use super::super::restore::warn_of_holders;
+use super::super::undo::{remark, tell_git_of};
+use super::super::{locate, ops};
+use super::answers::{Changes, Kept, Made, Restored, Step, Undone, name, warnings};
+use super::{Seat, asked, paths_of, state_or_latest};
+use crate::engine::api::attribution::{OnlyBy, RestoredOnly, SharedPath};
+use crate::engine::api::{
+    self, CheckpointOptions, Code, RestoreOptions, StateName, TreePath, UndoOptions, UndoWalk,
+    UndoneStep, VerbResult,
+};
+
+pub fn checkpoint(seat: &Seat, asked: asked::Checkpoint) -> VerbResult<Made> {
+    let made = seat.served()?.client.ask(CheckpointOptions {
+        note: asked.message,
+        tags: asked.tags,
+        if_changed: asked.if_changed,
+        ..CheckpointOptions::default()
+    })?;
+    Ok(Made {
+        made: !made.unchanged,
+        checkpoint: (&made).into(),
+    })
+}
+
+pub fn restore(seat: &Seat, asked: asked::Restore) -> VerbResult<Restored> {
+    let mut served = seat.served()?;
+    let paths = paths_of(&served, &asked.paths)?;
+    let limit = asked::limit(asked.limit);
+    let to = asked.to.map(StateName);
+    let done = if asked.only_by_me {
+        let only = OnlyBy {
+            to,
+            who: seat.me()?,
+            paths,
+            also_shared: false,
+            past_rewinds: false,
+            dry_run: asked.dry_run,
+            times: None,
+        };
+        mine(&mut served, only)?
+    } else {
+        if to.is_none() && paths.is_empty() {
+            return Err(hinted(
+                Code::Usage,
+                "the whole tree is only restored to a checkpoint that is named",
+                "say which with `to`: a number, a tag, or \"latest\"",
+            ));
+        }
+        let options = RestoreOptions {
+            to: state_or_latest(to.map(|to| to.0)),
+            paths,
+            dry_run: asked.dry_run,
+            times: None,
+        };
+        let restored = served.client.ask(options)?;
+        RestoredOnly {
+            restored,
+            shared: Vec::new(),
+        }
+    };
+    let out = Out::to_memory(0);
+    warn_of_holders(&served.root, &done.restored, &out);
+    Ok(told(&done, out.kept().1, limit))
+}
+
+/// Takes back what the agent changed.
+///
+/// # Errors
+/// `unknown-process`: it has changed nothing; the hint is what an agent can do.
+fn mine(served: &mut locate::Served, only: OnlyBy) -> VerbResult<RestoredOnly> {
+    served.client.ask(only).map_err(|why| {
+        if why.code != Code::UnknownProcess {
+            return why;
+        }
+        let hint = why.hint.unwrap_or_default();
+        hinted(
+            Code::UnknownProcess,
+            "nothing that differs from that checkpoint was changed by you, which is the process that started this server and its children",
+            format!("{hint}; with only_by_me: false and `paths` their changes are taken back"),
+        )
+    })
+}
+
+fn told(done: &RestoredOnly, said: Vec<String>, limit: usize) -> Restored {
+    let api::Restored {
+        restored,
+        guard,
+        changes,
+        unknown,
+        dropped,
+        split,
+        dry_run,
+        duration_us: _,
+    } = &done.restored;
+    let because = |why: &'static str| {
+        move |path: &TreePath| Kept {
+            path: name(path),
+            why: why.to_owned(),
+        }
+    };
+    let all: Vec<Kept> = done
+        .shared
+        .iter()
+        .map(shared)
+        .chain(unknown.iter().map(because(
+            "it was changed while nothing was mounted, and nobody knows what it was",
+        )))
+        .chain(dropped.iter().map(because(
+            "its old content was dropped by a tier of the configuration",
+        )))
+        .collect();
+    let split = split.iter().map(|path| {
+        format!(
+            "{} was one file with others that were not restored (hard links); it is a file of its own now",
+            name(path)
+        )
+    });
+    Restored {
+        restored: restored.0,
+        guard: guard.map(|guard| guard.0),
+        changed: Changes::first(changes, limit),
+        kept_left_out: all.len().saturating_sub(limit) as u64,
+        kept: all.into_iter().take(limit).collect(),
+        warnings: warnings(said.into_iter().chain(split).collect()),
+        dry_run: *dry_run,
+    }
+}
+
+fn shared(shared: &SharedPath) -> Kept {
+    let why = if shared.by.is_empty() {
+        "something that others changed would go or come with it".to_owned()
+    } else {
+        format!("{} changed it too", escape(shared.by.join(", ").as_bytes()))
+    };
+    Kept {
+        path: name(&shared.path),
+        why,
+    }
+}
+
+pub fn undo(seat: &Seat, asked: asked::Undo) -> VerbResult<Undone> {
+    if !(1..=100).contains(&asked.count) {
+        return Err(hinted(
+            Code::Usage,
+            "count is from 1 to 100",
+            "ckptfs ops lists the operations",
+        ));
+    }
+    let mut served = seat.served()?;
+    let undone = served.client.ask(UndoOptions {
+        walk: UndoWalk::Undo(asked.count as usize),
+        skip: false,
+        force: false,
+        dry_run: asked.dry_run,
+    })?;
+    let out = Out::to_memory(0);
+    tell_git_of(&mut served, &undone, &out);
+    Ok(Undone {
+        steps: undone
+            .steps
+            .iter()
+            .map(|one| step(&out, one))
+            .collect::<VerbResult<_>>()?,
+        stopped: undone.stopped.map(|why| match why.hint {
+            Some(hint) => format!("{}; {hint}", why.message),
+            None => why.message,
+        }),
+        warnings: warnings(out.kept().1),
+        dry_run: undone.dry_run,
+    })
+}
+
+fn step(out: &Out, step: &UndoneStep) -> VerbResult<Step> {
+    let of = step.original.as_ref().unwrap_or(&step.operation);
+    let mut what = ops::what(out, of).map_err(|cause| io_error("the answer", cause))?;
+    what.extend_from_slice(remark(step).as_bytes());
+    Ok(Step {
+        operation: of.number,
+        what: escape(&what),
+        guard: step.guard.map(|guard| guard.0),
+    })
+}

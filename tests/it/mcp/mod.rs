@@ -1,0 +1,145 @@
+//! `ckptfs mcp` with the client of the Python package `mcp` (tests/tools.sh), and with a client that
+//! keeps to no protocol.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::common::command::wait_limited;
+use crate::common::{Variant, for_each_variant, run_limited, skip};
+
+/// Seconds for all that the agent does.
+const AGENT_SECONDS: u64 = 120;
+const EXIT_LIMIT: Duration = Duration::from_secs(20);
+
+fn python() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/python/bin/python3")
+}
+
+fn an_agent_uses_every_tool(v: Variant) {
+    if !python().exists() {
+        skip("there is no client: tests/tools.sh could not install the Python package mcp");
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/mcp/client.py");
+    // As agents of today and of tomorrow shake hands.
+    for mode in ["legacy", "auto"] {
+        let rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
+            fs::create_dir(dir.join("src")).unwrap();
+            fs::write(dir.join("src/a"), "one\n").unwrap();
+            fs::write(dir.join("gone"), "it was here\n").unwrap();
+            fs::write(dir.join("binary"), [0, 1, 2, 255]).unwrap();
+            let lines = (0..600_000).map(|line| format!("this is line {line}\n"));
+            fs::write(dir.join("large"), lines.collect::<String>()).unwrap();
+        });
+        let mut agent = Command::new(python());
+        agent
+            .args([script.as_os_str(), env!("CARGO_BIN_EXE_ckptfs").as_ref()])
+            .arg(mode)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .current_dir(rig.path());
+        let ran = run_limited(&mut agent, AGENT_SECONDS);
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success(), "{mode}: {said}");
+    }
+}
+
+/// Sends lines, ends stdin, and gives what came on stdout, line by line.
+fn talk(dir: &Path, sent: &[u8]) -> (i32, Vec<Value>) {
+    let mut server = Command::new(env!("CARGO_BIN_EXE_ckptfs"))
+        .args(["mcp"])
+        .env("CKPTFS_LOG", "trace")
+        .current_dir(dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut stdin = server.stdin.take().expect("piped");
+    let stdout = server.stdout.take().expect("piped");
+    let sent = sent.to_vec();
+    let sender = std::thread::spawn(move || {
+        // It may have given up on us.
+        let _ = stdin.write_all(&sent);
+        std::thread::sleep(Duration::from_millis(500));
+    });
+    let reader = std::thread::spawn(move || std::io::read_to_string(stdout).expect("UTF-8"));
+    let Some(status) = wait_limited(&mut server, EXIT_LIMIT) else {
+        let _ = server.kill();
+        panic!("it does not end when stdin does");
+    };
+    sender.join().expect("sent");
+    let said = reader.join().expect("read");
+    let lines = said.lines().map(|line| {
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("stdout has {line:?}: {error}"))
+    });
+    (status.code().expect("it ended by itself"), lines.collect())
+}
+
+fn line(value: &Value) -> Vec<u8> {
+    format!("{value}\n").into_bytes()
+}
+
+/// Log lines on, and garbage between the messages: stdout has answers and nothing else.
+fn stdout_has_the_protocol_and_nothing_else(v: Variant) {
+    let rig = v.start();
+    rig.mount.checkpoint();
+    let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}});
+    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    let call = |id: u64, tool: &str, arguments: Value| {
+        line(
+            &json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}),
+        )
+    };
+    let sent = [
+        line(&hello),
+        line(&ready),
+        call(2, "status", json!({})),
+        b"\x1b[31mno json\n\xff\xfe\n{}\n[]\n\n".to_vec(),
+        call(3, "no_such_tool", json!({})),
+        call(4, "delete", json!({"checkpoint": "1"})),
+        call(5, "undo", json!({"count": -1})),
+        call(6, "branch_create", json!({"name": "x\u{1b}[31m"})),
+        call(7, "log", json!([])),
+        call(8, "log", json!({"limit": 1})),
+    ]
+    .concat();
+    let (status, lines) = talk(rig.path(), &sent);
+    assert_eq!(status, 0);
+    assert!(
+        lines.iter().all(|line| line["jsonrpc"] == "2.0"),
+        "{lines:?}"
+    );
+    let answer = |id: u64| {
+        lines
+            .iter()
+            .find(|line| line["id"] == id)
+            .unwrap_or_else(|| panic!("no answer to {id} in {lines:?}"))
+    };
+    assert_eq!(answer(2)["result"]["structuredContent"]["checkpoints"], 1);
+    for refused in [3, 4] {
+        assert!(answer(refused)["error"].is_object(), "{lines:?}");
+    }
+    for failed in [5, 6] {
+        assert_eq!(answer(failed)["result"]["isError"], true, "{lines:?}");
+    }
+    assert_eq!(answer(8)["result"]["structuredContent"]["more"], false);
+
+    // A message that never ends is given up, and so is whoever sends it.
+    let endless = [line(&hello), line(&ready), vec![b' '; 6 << 20]].concat();
+    let (_, lines) = talk(rig.path(), &endless);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    // Nothing at all is no failure.
+    assert_eq!(talk(rig.path(), b""), (0, Vec::new()));
+}
+
+for_each_variant! {
+    xfs => an_agent_uses_every_tool
+}
+for_each_variant! {
+    one => stdout_has_the_protocol_and_nothing_else
+}
