@@ -56,12 +56,12 @@ fn world() -> Sandbox {
     verb(&["branch", "create", "fix-login", "--no-git"]);
     sandbox.file("project@fix-login/login", "fixed\n");
     sandbox.file("project/notes", "to do\n");
-    verb(&["restore", "v1", "README"]);
-    verb(&["restore", "v1", "src"]);
-    verb(&["undo"]);
     let mut shell = sandbox.hermetic("bash", "project");
     shell.args(["-c", PROMPT]);
     sandbox.run(shell).ok();
+    verb(&["restore", "v1", "README"]);
+    verb(&["restore", "v1", "src"]);
+    verb(&["undo"]);
     sandbox
 }
 

@@ -32,11 +32,7 @@ fn every_verb_has_a_page_of_the_manual() {
     let sandbox = Sandbox::new();
     let pages = pages(&sandbox);
     let overview = sandbox.ckptfs(&["--help"]).ok().out();
-    let verbs = overview
-        .split("\nCommands:\n")
-        .nth(1)
-        .and_then(|rest| rest.split("\n\n").next())
-        .expect("the verbs");
+    let verbs = overview.split("\nOptions:\n").next().expect("the verbs");
     let verbs: Vec<&str> = verbs
         .lines()
         .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
