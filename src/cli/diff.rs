@@ -11,7 +11,8 @@ use super::past::{Tree, state};
 use super::tree_path::in_tree;
 use super::{changes, locate, patch};
 use crate::engine::api::{
-    Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath, VerbResult,
+    Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath, VerbError,
+    VerbResult,
 };
 use crate::sys::Errno;
 
@@ -47,6 +48,19 @@ pub struct Args {
 }
 
 impl Args {
+    /// `diff PATH`: what is no state and is there is a path.
+    fn take_for_paths(&mut self, served: &mut locate::Served) {
+        let is_unknown = |unknown: VerbError| unknown.code == Code::UnknownCheckpoint;
+        let is_path = self.paths.is_empty()
+            && served.cwd.join(&self.from).symlink_metadata().is_ok()
+            && state(served, &self.from).is_err_and(is_unknown);
+        if is_path {
+            let from = std::mem::replace(&mut self.from, "latest".to_owned());
+            let words = std::iter::once(from).chain(self.to.take());
+            self.paths = words.map(PathBuf::from).collect();
+        }
+    }
+
     /// What changed since a checkpoint; as a patch, or one line for each path.
     pub fn since(from: String, patch: bool) -> Args {
         Args {
@@ -62,8 +76,9 @@ impl Args {
     }
 }
 
-pub fn run(args: Args, context: &mut Context) -> Outcome {
+pub fn run(mut args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
+    args.take_for_paths(&mut served);
     if args.by == Some(By::Process) {
         let all = served.client.ask(CompareByProcess {
             from: Some(StateName(args.from)),

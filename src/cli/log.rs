@@ -41,6 +41,9 @@ pub struct Args {
     /// directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
+    /// A line for each checkpoint, which is so without it too
+    #[arg(long)]
+    oneline: bool,
     #[command(flatten)]
     filters: find::Filters,
     /// They changed this, or something below it; relative to the working directory

@@ -29,6 +29,7 @@ mod diff;
 mod doctor;
 mod du;
 mod earlier;
+mod elsewhere;
 mod error;
 mod examples;
 mod export;
@@ -354,7 +355,9 @@ fn command() -> clap::Command {
 /// What was typed; a mistake, or a question for help, ends the process.
 fn parsed() -> Cli {
     let mut command = command();
-    let matches = command.get_matches_mut();
+    let matches = command
+        .try_get_matches_from_mut(std::env::args_os())
+        .unwrap_or_else(|error| elsewhere::end(error));
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
 }
 

@@ -7,7 +7,7 @@ use super::super::{locate, size};
 use crate::engine::api::{BranchInfo, ListBranches};
 
 /// List the branches: name, base, how many paths each has changed, its own space, where it is
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct Args {
     /// Those that were dropped and can be brought back instead
     #[arg(long)]

@@ -25,7 +25,7 @@ use crate::engine::api::{BranchInfo, Code, DiffBranch, ListBranches, VerbResult}
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: Option<Verb>,
 }
 
 /// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
@@ -38,7 +38,8 @@ macro_rules! verbs {
 
         pub fn run(args: Args, context: &mut Context) -> Outcome {
             match args.verb {
-                $(Verb::$verb(args) => $module::run(args, context),)*
+                $(Some(Verb::$verb(args)) => $module::run(args, context),)*
+                None => list::run(list::Args::default(), context),
             }
         }
     };

@@ -590,6 +590,12 @@ fn what_is_not_said_is_the_newest() {
     let verb = |arguments: &[&str]| sandbox.ckptfs_in("p", arguments);
     verb(&["diff"]).is(0, "M a.txt\nA sub/new\n", "");
     verb(&["diff", "--", "sub"]).is(0, "A sub/new\n", "");
+    verb(&["diff", "a.txt"]).is(0, "M a.txt\n", "");
+    verb(&["diff", "a.tx"]).is(
+        1,
+        "",
+        "Error: there is no checkpoint \"a.tx\"\nHint: `ckptfs log` lists all checkpoints\n",
+    );
     verb(&["diff", "1", "3", "--", "sub", "nothing"]).is(0, "M sub/deep/b.txt\n", "");
     assert!(
         verb(&["diff", "-p", "--", "a.txt"])

@@ -111,10 +111,14 @@ fn flags(text: &str) -> Vec<String> {
 #[test]
 fn a_wrong_command_line_is_status_2_and_says_what_is_wrong() {
     let sandbox = Sandbox::new();
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (&[], "Usage: ckptfs"),
         (&["chekpoint"], "'checkpoint'"),
         (&["fly"], "unrecognized subcommand 'fly'"),
+        (
+            &["commit", "-m", "x"],
+            "Hint: here it is: ckptfs checkpoint -m NOTE\n",
+        ),
         (&["mount"], "<DIR>"),
         (&["delete"], "<ID>"),
         (&["checkpoint", "--tagg", "v1"], "'--tag'"),
