@@ -222,7 +222,7 @@ impl Eager {
             kind: stat.kind,
         };
         // So that it is found again.
-        self.inodes.remember(dir, name, child.slot);
+        self.inodes.found.remember(dir, name, child.slot);
         Ok(child)
     }
 

@@ -118,11 +118,46 @@ pub struct Inodes {
     through: Option<Arc<Through>>,
     /// Files that were made aside to be read.
     copies: AtomicU64,
-    /// Where inodes were found that are to be captured ahead and that the kernel may not know. A
-    /// leaf.
-    found_ahead: Mutex<HashMap<Slot, Place>>,
-    /// Where the directories are that a plan goes through, and that the kernel may not know. A leaf.
+    /// Where inodes were found that the kernel may not know.
+    pub found: PlacesFound,
+}
+
+/// Where inodes were found that the kernel may not know. Its mutexes are leaves.
+#[derive(Default)]
+pub struct PlacesFound {
+    /// Those that are to be captured ahead.
+    ahead: Mutex<HashMap<Slot, Place>>,
+    /// Directories that a plan goes through.
     on_the_way: Mutex<HashMap<Slot, Place>>,
+}
+
+impl PlacesFound {
+    /// Notes where an inode is that is to be captured ahead.
+    pub(super) fn remember(&self, dir: Slot, name: &Name, slot: Slot) {
+        self.ahead.lock().insert(slot, place(dir, name));
+    }
+
+    /// Those that were found to be captured ahead are captured.
+    pub(super) fn forget(&self) {
+        self.ahead.lock().clear();
+    }
+
+    /// Notes where directories are whose entries are to be changed, in the place of those that were
+    /// noted before. The caller holds the freeze lock and the tree for writing as long as they are.
+    pub fn remember_ways<'a>(&self, ways: impl Iterator<Item = &'a Arc<Trail>>) {
+        let found = ways.filter_map(|way| {
+            let up = way.up.as_ref()?;
+            Some((way.slot, place(up.slot, &way.name)))
+        });
+        let found = found.collect();
+        *self.on_the_way.lock() = found;
+    }
+
+    fn places(&self, slot: Slot) -> impl Iterator<Item = Place> {
+        let all = [&self.ahead, &self.on_the_way];
+        all.into_iter()
+            .filter_map(move |found| found.lock().get(&slot).cloned())
+    }
 }
 
 impl Inodes {
@@ -140,8 +175,7 @@ impl Inodes {
             reflink: tables.reflink,
             through: tables.through.clone(),
             copies: AtomicU64::new(0),
-            found_ahead: Mutex::default(),
-            on_the_way: Mutex::default(),
+            found: PlacesFound::default(),
         })
     }
 
@@ -208,10 +242,11 @@ impl Inodes {
                     places.push(place);
                 }
             }
-            let found = self.found_ahead.lock().get(&at.slot).cloned();
-            places.extend(found.filter(|place| !places.contains(place)));
-            let found = self.on_the_way.lock().get(&at.slot).cloned();
-            places.extend(found.filter(|place| !places.contains(place)));
+            for found in self.found.places(at.slot) {
+                if !places.contains(&found) {
+                    places.push(found);
+                }
+            }
         }
         (places, unknown)
     }
@@ -490,27 +525,6 @@ impl Inodes {
                 .lock()
                 .learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok((slot, generation, stat))
-    }
-
-    /// Notes where directories are whose entries are to be changed, in the place of those that were
-    /// noted before. The caller holds the freeze lock and the tree for writing as long as they are.
-    pub fn remember_ways<'a>(&self, ways: impl Iterator<Item = &'a Arc<Trail>>) {
-        let found = ways.filter_map(|way| {
-            let up = way.up.as_ref()?;
-            Some((way.slot, place(up.slot, &way.name)))
-        });
-        let found = found.collect();
-        *self.on_the_way.lock() = found;
-    }
-
-    /// Those that were found to be captured ahead are captured.
-    pub(super) fn forget_found(&self) {
-        self.found_ahead.lock().clear();
-    }
-
-    /// Notes where an inode is, if the kernel knows it not.
-    pub(super) fn remember(&self, dir: Slot, name: &Name, slot: Slot) {
-        self.found_ahead.lock().insert(slot, place(dir, name));
     }
 }
 

@@ -304,7 +304,7 @@ impl Recovery {
         // Its places are to be found when it is captured.
         let mut at = trail;
         while let Some(up) = &at.up {
-            self.inodes.remember(up.slot, &at.name, at.slot);
+            self.inodes.found.remember(up.slot, &at.name, at.slot);
             at = up;
         }
         let file = Arc::new(file);

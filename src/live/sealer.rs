@@ -235,7 +235,7 @@ impl Sealer {
             self.wake.pause(AHEAD_PAUSE);
             !self.wake.stopping()
         });
-        self.inodes.forget_found();
+        self.inodes.found.forget();
         // Whoever waits for its end has made it normal, and it stays so.
         if !self.wake.stopping() && sys::set_thread_idle().is_ok() && self.wake.stopping() {
             let _ = sys::set_thread_normal(sys::own_thread());

@@ -67,9 +67,11 @@ pub(super) fn apply(
         }
     }
     let inodes = &engine.live.inodes;
-    inodes.remember_ways(plan.tree.dirs.iter().filter_map(|dir| dir.live.as_ref()));
+    inodes
+        .found
+        .remember_ways(plan.tree.dirs.iter().filter_map(|dir| dir.live.as_ref()));
     let dirs = crate::tree::apply::apply(&plan.tree, &mut sink);
-    inodes.remember_ways(std::iter::empty());
+    inodes.found.remember_ways(std::iter::empty());
     let dirs = dirs?;
     let here = |dir: &DirPlan| {
         dir.live

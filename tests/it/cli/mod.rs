@@ -18,3 +18,4 @@ mod shells;
 pub mod support;
 mod undo;
 mod undo_walks;
+mod verbs;

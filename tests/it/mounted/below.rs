@@ -284,7 +284,7 @@ fn mounts_inside_are_refused_or_named() {
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
             !output.status.success()
-                && told.contains("inner is mounted inside of")
+                && told.contains("inner is mounted inside")
                 && told.contains("ckptfs umount"),
             "{told}"
         );

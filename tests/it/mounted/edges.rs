@@ -194,7 +194,7 @@ fn what_is_done_and_who_may_is_said() {
     assert!(
         !output.status.success()
             && said.contains("was mounted by another user")
-            && said.contains("root may unmount it"),
+            && said.contains("the user who mounted it may unmount it"),
         "{said}"
     );
     rig.mount.umount();

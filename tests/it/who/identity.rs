@@ -78,7 +78,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
         !refused.status.success()
-            && said.contains("was 2 different processes")
+            && said.contains("was used by 2 different processes")
             && said.contains("(second)"),
         "{said}"
     );
