@@ -167,7 +167,7 @@ fn a_mount_without_a_worker_that_lives_is_given_up(v: Variant) {
     rig.mount.remount();
     assert_eq!(fs::read(&path).unwrap(), b"kept");
     let log = fs::read_to_string(rig.path().join(".ckptfs/daemon.log")).unwrap();
-    assert!(log.contains("nobody takes over"), "{log}");
+    assert!(log.contains("no other takes over"), "{log}");
 }
 
 fn children(of: u32) -> Vec<u32> {
