@@ -189,6 +189,7 @@ fn xfs_passthrough() {
 }
 
 #[test]
+#[ignore = "long: make soak"]
 fn btrfs_daemon() {
     nothing_leaks(Fs::Btrfs, Io::Daemon);
 }
