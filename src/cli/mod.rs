@@ -93,6 +93,7 @@ mod volumes;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::context::Context;
@@ -352,13 +353,19 @@ fn command() -> clap::Command {
     examples::with_examples(Cli::command())
 }
 
-/// What was typed; a mistake, or a question for help, ends the process.
+/// What was typed; a mistake, or a question for help, ends the process. The examples are added
+/// only for help: the start of a program is part of what a checkpoint costs.
 fn parsed() -> Cli {
-    let mut command = command();
-    let matches = command
-        .try_get_matches_from_mut(std::env::args_os())
-        .unwrap_or_else(|error| elsewhere::end(error));
-    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+    let typed = |mut command: clap::Command| {
+        let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+        Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    };
+    let is_help = |error: &clap::Error| error.kind() == ErrorKind::DisplayHelp;
+    match typed(Cli::command()) {
+        Err(error) if is_help(&error) => typed(command()),
+        typed => typed,
+    }
+    .unwrap_or_else(|error| elsewhere::end(error))
 }
 
 fn is_driver(verb: &Verb) -> bool {

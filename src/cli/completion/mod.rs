@@ -33,7 +33,7 @@ pub struct Args {
 }
 
 /// The shells, two of them with scripts of our own.
-const SHELLS: Shells<'static> = Shells(&[&OwnBash, &Elvish, &Fish, &Powershell, &OwnZsh]);
+const SHELLS: Shells<'static> = Shells(&[&BASH, &Elvish, &Fish, &Powershell, &ZSH]);
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut script = Vec::new();
@@ -61,49 +61,35 @@ pub fn answered() -> bool {
 }
 
 /// Bash, which takes `ID:PATH` for three words, and has a name inserted as it is given.
-struct OwnBash;
+const BASH: Own = Own {
+    name: "bash",
+    script: include_bytes!("completion.bash"),
+    answers: &Bash,
+};
 
-impl EnvCompleter for OwnBash {
-    fn name(&self) -> &'static str {
-        "bash"
-    }
+/// Zsh, where a word that goes on (`ID:`, `DIR/`) is to have no space behind it. A line each: the
+/// value, and behind a tab what it is.
+const ZSH: Own = Own {
+    name: "zsh",
+    script: include_bytes!("completion.zsh"),
+    answers: &Fish,
+};
 
-    fn is(&self, name: &str) -> bool {
-        name == "bash"
-    }
-
-    fn write_registration(
-        &self,
-        _: &str,
-        _: &str,
-        _: &str,
-        _: &str,
-        to: &mut dyn Write,
-    ) -> io::Result<()> {
-        to.write_all(include_bytes!("completion.bash"))
-    }
-
-    fn write_complete(
-        &self,
-        command: &mut clap::Command,
-        words: Vec<OsString>,
-        dir: Option<&Path>,
-        to: &mut dyn Write,
-    ) -> io::Result<()> {
-        Bash.write_complete(command, words, dir, to)
-    }
+/// A shell with a script of our own.
+struct Own {
+    name: &'static str,
+    script: &'static [u8],
+    /// The shell whose form the answers have.
+    answers: &'static dyn EnvCompleter,
 }
 
-/// Zsh, where a word that goes on (`ID:`, `DIR/`) is to have no space behind it.
-struct OwnZsh;
-
-impl EnvCompleter for OwnZsh {
+impl EnvCompleter for Own {
     fn name(&self) -> &'static str {
-        "zsh"
+        self.name
     }
 
     fn is(&self, name: &str) -> bool {
-        name == "zsh"
+        name == self.name
     }
 
     fn write_registration(
@@ -114,7 +100,7 @@ impl EnvCompleter for OwnZsh {
         _: &str,
         to: &mut dyn Write,
     ) -> io::Result<()> {
-        to.write_all(include_bytes!("completion.zsh"))
+        to.write_all(self.script)
     }
 
     fn write_complete(
@@ -124,7 +110,6 @@ impl EnvCompleter for OwnZsh {
         dir: Option<&Path>,
         to: &mut dyn Write,
     ) -> io::Result<()> {
-        // A line each: the value, and behind a tab what it is.
-        Fish.write_complete(command, words, dir, to)
+        self.answers.write_complete(command, words, dir, to)
     }
 }
