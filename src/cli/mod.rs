@@ -284,6 +284,9 @@ pub fn main() -> ExitCode {
     if agent::is_hook() {
         return agent::main();
     }
+    if prompt::is_plain() {
+        return prompt::main();
+    }
     if completion::answered() {
         return ExitCode::SUCCESS;
     }

@@ -1,11 +1,13 @@
 //! `ckptfs prompt`.
 
+use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use super::context::Context;
 use super::error::Outcome;
 use super::locate;
+use super::output::{Color, Out};
 use crate::engine::api::{Glance, Glanced, VerbResult};
 
 /// Nobody waits longer for a prompt.
@@ -17,6 +19,23 @@ const LIMIT: Duration = Duration::from_millis(200);
 /// is always 0. For bash: PS1='$(ckptfs prompt) \w \$ '
 #[derive(Debug, clap::Args)]
 pub struct Args {}
+
+/// Whether nothing but the prompt was asked for.
+pub fn is_plain() -> bool {
+    std::env::args_os().skip(1).eq(["prompt"])
+}
+
+/// Runs the program for a prompt alone, without reading the whole command line, which takes longer
+/// than the question.
+pub fn main() -> ExitCode {
+    let mut context = Context {
+        dir: None,
+        out: Out::new(false, Color::Auto),
+    };
+    // A shell goes on whatever becomes of its prompt.
+    let _ = run(Args {}, &mut context).and_then(|()| Ok(context.out.flush()?));
+    ExitCode::SUCCESS
+}
 
 pub fn run(_: Args, context: &mut Context) -> Outcome {
     let dir = context.dir().map(ToOwned::to_owned);
