@@ -12,7 +12,7 @@ if [ "$(id -u)" != 0 ]; then SUDO=(sudo); fi
 # command:package; the first list is needed, the second makes more tests possible.
 NEEDED=(cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs losetup:util-linux
     setfacl:acl setfattr:attr rsync:rsync)
-USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-ng:stress-ng modprobe:kmod man:man-db groff:groff-base zsh:zsh fish:fish)
+USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-ng:stress-ng modprobe:kmod man:man-db groff:groff-base zsh:zsh fish:fish tmux:tmux)
 # Container engines and what is run in them; installed, never started.
 USEFUL+=(dockerd:docker.io podman:podman tini:tini busybox:busybox-static curl:curl docker-compose:docker-compose pg_createcluster:postgresql)
 # Go makes csi-sanity (tests/tools.sh), unless another one is there; the manifests for Kubernetes are YAML.

@@ -163,6 +163,13 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
+        "browse",
+        [
+            ("ckptfs browse", "Look through the checkpoints"),
+            ("ckptfs browse src/main.rs", "The versions of one file"),
+        ],
+    ),
+    (
         "bisect",
         [
             (

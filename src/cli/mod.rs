@@ -11,6 +11,8 @@ mod answering;
 mod audit;
 mod bisect;
 mod branch;
+#[cfg(feature = "browse")]
+mod browse;
 mod by;
 mod cat;
 mod changes;
@@ -117,6 +119,7 @@ Look
   log         List checkpoints, or every version of one path, newest first
   show        Show a checkpoint, or a file or directory as it was
   diff        List what changed between two states, or print it as a patch
+  browse      Look through the history on the whole terminal, and go back
   bisect      Find the first checkpoint in which a test fails
   du          Show what space each checkpoint takes
 
@@ -237,6 +240,8 @@ verbs! {
     Stat(stat),
     Show(show),
     Diff(diff),
+    #[cfg(feature = "browse")]
+    Browse(browse),
     #[command(visible_alias = "rollback")]
     Restore(restore),
     Rewind(rewind),

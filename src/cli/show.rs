@@ -101,7 +101,8 @@ fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] 
     ]
 }
 
-fn print(out: &mut Out, checkpoint: &CheckpointInfo) -> io::Result<()> {
+/// Everything there is to say of a checkpoint.
+pub fn print(out: &mut Out, checkpoint: &CheckpointInfo) -> io::Result<()> {
     for (label, value) in lines(out, checkpoint) {
         let label = out.paint(Role::Faint, &format!("{label:<10}"));
         out.line(format!("{label} {value}").trim_end())?;

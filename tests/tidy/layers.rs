@@ -21,7 +21,7 @@ const LAYERS: [&[&str]; 10] = [
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 22] = [
+const HOMES: [(&str, &[&str]); 23] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -39,6 +39,7 @@ const HOMES: [(&str, &[&str]); 22] = [
     ("prost", &["src/csi"]),
     ("prost_types", &["src/csi"]),
     ("protox", &["src/csi/build.rs"]),
+    ("ratatui", &["src/cli/browse"]),
     ("rmcp", &["src/cli/mcp"]),
     ("tokio", &["src/csi", "src/volumes", "src/cli/mcp"]),
     ("tonic", &["src/csi"]),

@@ -3,6 +3,8 @@
 //! To drop one waits for no disk: a power cut within the next second may bring it back, whole. It
 //! is unmounted, and then out of sight; its engine is closed behind the answer, in the trash.
 
+use std::collections::BTreeSet;
+
 use super::list::changes;
 use super::open::{mount, open_branch, open_dir};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
@@ -45,8 +47,13 @@ pub(super) fn drop_branch(
         info.changed = Some(all.len() as u64);
         changed.extend(all.into_iter().map(|change| change.path).take(TOLD_MAX));
         check_childless(name, &Brancher::new(&branch.engine).names()?)?;
-        // That it is not known keeps nobody from dropping it.
-        if let Ok(paths) = unmerged(engine, branch) {
+        // What changed nothing leaves nothing to merge. That it is not known keeps nobody from
+        // dropping it.
+        let paths = match info.changed {
+            Some(0) => Ok(BTreeSet::new()),
+            _ => unmerged(engine, branch),
+        };
+        if let Ok(paths) = paths {
             info.unmerged = Some(paths.len() as u64);
             left.extend(paths.into_iter().take(TOLD_MAX));
         }

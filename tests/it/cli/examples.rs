@@ -2,8 +2,8 @@
 
 use super::support::Sandbox;
 
-/// What serves until somebody ends it.
-const NOT_RUN: [&str; 1] = ["csi"];
+/// What serves until somebody ends it, and what takes a terminal (`browse.rs` has one).
+const NOT_RUN: [&str; 2] = ["csi", "browse"];
 /// A prompt of an agent, and what that does then.
 const PROMPT: &str = r#"echo '{"hook_event_name":"UserPromptSubmit","session_id":"s","prompt_id":"p","prompt":"Go"}' | ckptfs agent hook --agent claude-code
     echo done > done"#;

@@ -1,6 +1,7 @@
 //! The real program: what it prints, where, and how it exits.
 
 mod branch_git;
+mod browse;
 mod config;
 mod examples;
 mod guide;

@@ -1,0 +1,186 @@
+//! `ckptfs browse`, in a terminal that tmux keeps.
+
+use std::time::{Duration, Instant};
+
+use super::support::Sandbox;
+use crate::common::command::has;
+use crate::common::skip;
+
+/// A terminal of 120 columns and 32 lines in which a program runs.
+struct Terminal<'s> {
+    sandbox: &'s Sandbox,
+}
+
+impl Terminal<'_> {
+    fn start<'s>(sandbox: &'s Sandbox, command: &str) -> Terminal<'s> {
+        let terminal = Terminal { sandbox };
+        let size = ["-x", "120", "-y", "32"];
+        terminal.tmux(&[&["new-session", "-d"], &size[..], &[command]].concat());
+        terminal
+    }
+
+    fn tmux(&self, words: &[&str]) -> String {
+        let mut command = self.sandbox.hermetic("tmux", "");
+        command
+            .env("TMUX_TMPDIR", &self.sandbox.path)
+            .args(["-L", "test", "-f", "/dev/null"])
+            .args(words);
+        self.sandbox.run(command).out()
+    }
+
+    /// Types keys. What comes at once behind an Escape would be a key with Alt.
+    fn keys(&self, keys: &[&str]) -> &Self {
+        for part in keys.split_inclusive(|key| *key == "Escape") {
+            self.tmux(&[&["send-keys"], part].concat());
+            if part.ends_with(&["Escape"]) {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        self
+    }
+
+    /// Waits until all of this is on the screen, which it gives.
+    #[track_caller]
+    fn shows(&self, wanted: &[&str]) -> String {
+        let began = Instant::now();
+        loop {
+            let screen = self.tmux(&["capture-pane", "-p"]);
+            if wanted.iter().all(|text| screen.contains(text)) {
+                return screen;
+            }
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "{wanted:?} is not on the screen:\n{screen}"
+            );
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+}
+
+impl Drop for Terminal<'_> {
+    fn drop(&mut self) {
+        self.tmux(&["kill-server"]);
+    }
+}
+
+/// Three checkpoints: `kept` and `src/a`; `src/a` changed and `gone` there; `gone` gone.
+fn mounted() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.file("p/kept", "kept\n");
+    sandbox.file("p/src/a", "one\n");
+    sandbox.ckptfs(&["mount", "p"]).ok();
+    let checkpoint = |note: &str| {
+        sandbox.ckptfs(&["-C", "p", "checkpoint", "-m", note]).ok();
+    };
+    checkpoint("first");
+    sandbox.file("p/src/a", "two\n");
+    sandbox.file("p/gone", "gone\n");
+    checkpoint("second");
+    std::fs::remove_file(sandbox.path.join("p/gone")).expect("unlink");
+    checkpoint("third");
+    sandbox
+}
+
+fn content(sandbox: &Sandbox, path: &str) -> Option<String> {
+    std::fs::read_to_string(sandbox.path.join(path)).ok()
+}
+
+#[test]
+fn what_each_checkpoint_changed_is_seen_and_a_file_comes_back() {
+    if !has("tmux") {
+        skip("there is no tmux");
+        return;
+    }
+    let sandbox = mounted();
+    let terminal = Terminal::start(&sandbox, "ckptfs -C p browse");
+    terminal.shows(&["live", "third", "second", "first", "0 changes"]);
+    // Two down: the second checkpoint, what it changed, and how.
+    terminal
+        .keys(&["j", "j"])
+        .shows(&["2 changes", "A gone", "M src/a", "asked for", "second"]);
+    terminal.keys(&["Enter", "j"]).shows(&["-one", "+two"]);
+    // All files of it; a directory, a file.
+    terminal.keys(&["t"]).shows(&["src/", "kept", "gone"]);
+    terminal.keys(&["Enter"]).shows(&["2 /src", "two"]);
+    // Back, the first checkpoint, and its version of the file.
+    terminal.keys(&["Escape", "t"]).shows(&["M src/a"]);
+    terminal
+        .keys(&["v"])
+        .shows(&["Versions of gone", "added", "deleted"]);
+    terminal
+        .keys(&["Escape"])
+        .shows(&["1 Checkpoints", "third"]);
+    // `gone` comes back from the second: asked first, then done, then undone.
+    terminal.keys(&["g", "j", "j"]).shows(&["A gone"]);
+    terminal.keys(&["Enter"]).shows(&["+gone"]);
+    terminal
+        .keys(&["r"])
+        .shows(&["ckptfs restore 2 -- gone", "A gone", "y: do it"]);
+    assert_eq!(content(&sandbox, "p/gone"), None);
+    terminal
+        .keys(&["y"])
+        .shows(&["restored checkpoint 2: 1 change"]);
+    assert_eq!(content(&sandbox, "p/gone").as_deref(), Some("gone\n"));
+    terminal
+        .keys(&["Escape", "z"])
+        .shows(&["ckptfs undo", "y: do it"]);
+    terminal
+        .keys(&["y"])
+        .shows(&["the previous state is checkpoint 5"]);
+    assert_eq!(content(&sandbox, "p/gone"), None);
+    terminal.keys(&["Escape", "q"]);
+    drop(terminal);
+    sandbox.ckptfs(&["umount", "p"]).ok();
+}
+
+#[test]
+fn a_branch_and_a_tag_are_made_and_what_is_hostile_is_shown_harmless() {
+    if !has("tmux") {
+        skip("there is no tmux");
+        return;
+    }
+    let sandbox = mounted();
+    sandbox.file(
+        "p/\u{1b}]0;evil\u{7}\u{202e}name",
+        "\u{1b}[2J\u{1b}[31mred\n",
+    );
+    sandbox
+        .ckptfs(&["-C", "p", "checkpoint", "-m", "fourth\u{1b}[31m"])
+        .ok();
+    let terminal = Terminal::start(&sandbox, "ckptfs -C p browse");
+    terminal
+        .keys(&["j"])
+        .shows(&["fourth\\x1b[31m", "\\x1b]0;evil\\x07\\u{202e}name"]);
+    terminal.keys(&["Enter"]).shows(&["+\\x1b[2J\\x1b[31mred"]);
+    terminal.keys(&["1", "j", "j", "T"]).shows(&["tag"]);
+    terminal.keys(&["-l", "good"]);
+    terminal.keys(&["Enter"]).shows(&["[good]"]);
+    terminal.keys(&["b"]).shows(&["name of the branch"]);
+    terminal.keys(&["-l", "try"]);
+    terminal.keys(&["Enter"]).shows(&["p@try"]);
+    assert_eq!(content(&sandbox, "p@try/gone").as_deref(), Some("gone\n"));
+    // An error says what is wrong, and the screen stays.
+    terminal
+        .keys(&["Escape", "b"])
+        .shows(&["name of the branch"]);
+    terminal.keys(&["-l", "try"]);
+    terminal.keys(&["Enter"]).shows(&["Error:"]);
+    terminal
+        .keys(&["Escape", "?"])
+        .shows(&["quit", "versions of the selected file"]);
+    drop(terminal);
+    sandbox.ckptfs(&["umount", "p"]).ok();
+}
+
+#[test]
+fn without_a_terminal_it_says_what_to_type() {
+    let sandbox = mounted();
+    let ran = sandbox.ckptfs(&["-C", "p", "browse"]);
+    assert_eq!(ran.code, 1, "{}", ran.err());
+    assert!(
+        ran.err().contains("browse needs a terminal"),
+        "{}",
+        ran.err()
+    );
+    sandbox.ckptfs(&["umount", "p"]).ok();
+}
