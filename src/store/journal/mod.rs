@@ -90,6 +90,8 @@ use crate::sys::{self, Errno};
 const HEADROOM: u32 = 64 << 10;
 /// The same, of the journal of a branch: there may be many, and each is to be small.
 const BRANCH_HEADROOM: u32 = 16 << 10;
+/// Bytes of the first segment of a branch, which grows.
+const BRANCH_FIRST: u32 = 2 * BRANCH_HEADROOM;
 /// The encoding buffer is given back when an append made it larger than this.
 const BUFFER_KEPT_MAX: usize = 1 << 20;
 impl Address {
@@ -200,7 +202,7 @@ impl Journal {
         let noted = layout.noted_end().and_then(|(_, last)| last);
         let first = opening::First {
             bytes: if layout.is_branch() {
-                segment_bytes.min(segment::PREALLOCATED_MIN)
+                segment_bytes.min(BRANCH_FIRST)
             } else {
                 segment_bytes
             },

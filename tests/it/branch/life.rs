@@ -2,15 +2,16 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use super::support::{create, inside, is_mounted, listed, place, refused, verb};
-use crate::common::command::succeeds;
+use crate::common::command::{TOOL_SECONDS, succeeds};
 use crate::common::mount::VERB_SECONDS;
-use crate::common::{Variant, fails, for_each_variant, tool};
+use crate::common::{Fs, MountOpts, Variant, fails, for_each_variant, skip, tool};
 
 for_each_variant! { one =>
     a_branch_is_a_tree_of_its_own, it_comes_back_with_its_parent, a_dropped_branch_comes_back_until_gc,
-    what_nobody_has_merged_is_told,
+    what_nobody_has_merged_is_told, it_takes_little,
     a_base_is_held, a_branch_of_a_branch, the_daemon_is_killed, everything_is_killed
 }
 
@@ -289,4 +290,38 @@ fn everything_is_killed(v: Variant) {
     rig.mount.remount();
     assert_eq!(fs::read(place(&rig, "one").join("f")).unwrap(), b"1");
     assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\n");
+}
+
+/// Bytes and inodes that are taken on the filesystem at `dir`.
+fn taken(dir: &Path) -> (u64, u64) {
+    succeeds(tool("sync", &["-f"]).arg(dir), TOOL_SECONDS);
+    let stat = rustix::fs::statvfs(dir).unwrap();
+    (
+        (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+        stat.f_files - stat.f_ffree,
+    )
+}
+
+fn it_takes_little(v: Variant) {
+    if v.fs != Fs::Xfs {
+        return skip("only XFS counts what is taken to the block, and inodes");
+    }
+    let git = |dir: &Path, arguments: &[&str]| {
+        let mut git = tool("git", &["-c", "user.name=t", "-c", "user.email=t@example.org"]);
+        succeeds(git.arg("-C").arg(dir).args(arguments), TOOL_SECONDS);
+    };
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        git(dir, &["init", "-q"]);
+        for number in 0..300 {
+            fs::write(dir.join(format!("f{number}")), format!("{number}")).unwrap();
+        }
+        git(dir, &["add", "."]);
+        git(dir, &["commit", "-q", "-m", "all"]);
+    });
+    create(&rig, "first");
+    let before = taken(rig.image.path());
+    create(&rig, "second");
+    let after = taken(rig.image.path());
+    let (bytes, inodes) = (after.0 - before.0, after.1 - before.1);
+    assert!(bytes < 100_000 && inodes < 50, "{bytes} bytes, {inodes} inodes");
 }
