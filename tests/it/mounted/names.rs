@@ -41,7 +41,7 @@ fn time(rig: &Rig, id: u64) -> String {
 }
 
 fn times(rig: &Rig) -> Vec<String> {
-    let mut all = names(&dir(rig));
+    let mut all = names(dir(rig));
     all.retain(|name| name.starts_with("@GMT-"));
     all
 }
@@ -97,7 +97,7 @@ fn each_checkpoint_has_its_time_for_a_name(v: Variant) {
     rig.mount.umount();
     let project = rig.image.path().join("project");
     let plain = crate::common::Mount::start(&project, &MountOpts::new(v.io));
-    assert_eq!(names(&project.join(".snapshots")), ["1", "2", "latest"]);
+    assert_eq!(names(project.join(".snapshots")), ["1", "2", "latest"]);
     assert_eq!(errno(fs::metadata(dir(&rig).join(&a))), libc::ENOENT);
     plain.ok(&["config", "set", "mount.snapdir-names", "gmt"]);
     drop(plain);
@@ -153,7 +153,7 @@ fn a_time_is_nobody_s_to_give(v: Variant) {
         errno(fs::rename(rig.path().join("mine"), &other)),
         libc::EROFS
     );
-    assert_eq!(names(&dir(&rig)), ["1", name.as_str(), "latest"]);
+    assert_eq!(names(dir(&rig)), ["1", name.as_str(), "latest"]);
     // What only looks like one is a tag as any other.
     for odd in ["@GMT-2001.2.3-4.5.6", "@GMT-2001.02.30-04.05.06", "@GMT-x"] {
         fs::create_dir(dir(&rig).join(odd)).unwrap();
