@@ -8,7 +8,8 @@ use jiff::tz::TimeZone;
 /// As `shadow:format` is unless told otherwise; in UTC.
 const FORM: &str = "@GMT-%Y.%m.%d-%H.%M.%S";
 
-/// The name of a second since 1970. `None` before 1970, and after the year 9999.
+/// The name of a second since 1970. `None` before 1970, and from the last day of
+/// the year 9999 on.
 pub(super) fn name(second: i64) -> Option<String> {
     let time = Timestamp::from_second(second).ok()?;
     (second >= 0).then(|| time.strftime(FORM).to_string())
@@ -28,7 +29,7 @@ mod tests {
     #[test]
     fn a_name_leads_to_its_second_and_no_other_does() {
         assert_eq!(name(0).as_deref(), Some("@GMT-1970.01.01-00.00.00"));
-        let last = 253_402_300_799 - 7 * 3600;
+        let last = Timestamp::MAX.as_second();
         for at in [0, 1, 951_782_400, 1_732_650_000, last] {
             assert_eq!(name(at).and_then(|name| second(&name)), Some(at));
         }
