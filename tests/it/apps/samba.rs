@@ -8,12 +8,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use super::support::{missing, variants};
+use super::support::{missing, output, variants};
 use crate::common::command::wait_limited;
 use crate::common::mount::wait_until;
-use crate::common::{MountOpts, Rig, Variant, run_limited, scratch, skip, succeeds, tool};
+use crate::common::{
+    MountOpts, Rig, RunDir, Variant, process, run_limited, scratch, skip, succeeds, tool,
+};
 
 variants! { previous_versions_of_a_share_and_of_one_below => xfs_passthrough, btrfs_daemon }
+
+/// Why it cannot run here, if so.
+fn unavailable() -> Option<String> {
+    let has_module = || {
+        let built = output(Path::new("/"), "smbd", &["-b"]);
+        let find = |line: &str| line.trim().strip_prefix("MODULESDIR: ").map(PathBuf::from);
+        let dir = built.lines().find_map(find);
+        dir.is_some_and(|dir| dir.join("vfs/shadow_copy2.so").exists())
+    };
+    let none = || (!has_module()).then(|| "Samba has no shadow_copy2".to_owned());
+    missing(&["smbd", "smbclient"]).or_else(none)
+}
 
 /// What a share needs is in `[global]`: the module, and nothing said to it. The rest keeps this
 /// server away from others.
@@ -69,6 +83,9 @@ impl Samba {
             .stderr(Stdio::null())
             .spawn()
             .expect("smbd starts");
+        // It ends even if this process is killed.
+        let start = process::start_of(server.id()).expect("it runs");
+        RunDir::get().note_daemon(server.id(), start);
         let samba = Samba { server, port, dir };
         wait_until("smbd answers", 30, || {
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
@@ -157,7 +174,7 @@ fn story(rig: &Rig) -> Vec<String> {
 }
 
 fn previous_versions_of_a_share_and_of_one_below(v: Variant) {
-    if let Some(why) = missing(&["smbd", "smbclient"]) {
+    if let Some(why) = unavailable() {
         return skip(&why);
     }
     let rig = v.start_with(MountOpts::new(v.io).arg("--snapdir-names=gmt"), |_| {});

@@ -90,6 +90,16 @@ fn each_checkpoint_has_its_time_for_a_name(v: Variant) {
     let inside = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held));
     assert_eq!(get(Path::new(&inside).join("f")), "0");
     drop(held);
+    // A branch of it is mounted alike.
+    rig.mount.ok(&["branch", "create", "b", "--at", "1"]);
+    let branch = rig.mount.path().with_file_name("project@b");
+    fs::create_dir(branch.join(".snapshots/made")).unwrap();
+    let of_branch = names(branch.join(".snapshots"));
+    assert!(
+        of_branch.iter().any(|name| name.starts_with("@GMT-")),
+        "{of_branch:?}"
+    );
+    rig.mount.ok(&["branch", "drop", "b"]);
     rig.mount.umount();
     rig.mount.remount();
     look(&rig);
