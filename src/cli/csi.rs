@@ -1,4 +1,4 @@
-//! `ckptfs csi`: the driver for Kubernetes.
+//! `ckptfs serve csi`: the driver for Kubernetes.
 
 use std::path::PathBuf;
 

@@ -26,7 +26,7 @@ use super::error::{On, Outcome, hinted, plain};
 use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
 use super::logging::log_to_stderr;
-use super::serving::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
+use super::serving::{Io, OthersIo, Seal, Serving, Snapdir, SnapdirNames, Writes};
 use super::trees::{Holding, Trees};
 use super::{holder, holders, mounts, serving};
 use crate::control::SOCKET_NAME;
@@ -314,6 +314,7 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
             .map_or(io == IoChoice::Passthrough, |who| who == OthersIo::Kernel),
         strict_writes: args.serving.writes == Some(Writes::Daemon),
         snapdir_visible: args.serving.snapdir == Some(Snapdir::Visible),
+        snapdir_times: args.serving.snapdir_names == Some(SnapdirNames::Gmt),
         succession: None,
         seal: match args.serving.seal.unwrap_or_default() {
             Seal::Off => HashMode::Off,

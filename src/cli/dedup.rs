@@ -1,4 +1,4 @@
-//! `ckptfs dedup`.
+//! `ckptfs gc --dedup`, which was `ckptfs dedup`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -26,7 +26,18 @@ use crate::transfer::dedup::{self, Got, Holder, Plain};
 pub struct Args {
     /// Only tell what would be shared
     #[arg(short = 'n', long)]
-    dry_run: bool,
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub sharing: Sharing,
+    /// List every file that was left out
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// What is to share.
+#[derive(Clone, Debug, clap::Args)]
+#[group(id = "sharing")]
+pub struct Sharing {
     /// The live files too
     #[arg(long)]
     live: bool,
@@ -40,9 +51,6 @@ pub struct Args {
     /// Leave out what is smaller: "64K"
     #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0", hide_default_value = true)]
     min_size: u64,
-    /// List every file that was left out
-    #[arg(short, long)]
-    verbose: bool,
 }
 
 /// What came of one project.
@@ -69,23 +77,24 @@ struct Answer<'a> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let (dry_run, live, threads, keep) = (
-        args.dry_run,
-        args.live,
-        usize::from(args.threads),
-        !args.with.is_empty(),
-    );
+    let Sharing {
+        live,
+        ref with,
+        threads,
+        min_size,
+    } = args.sharing;
+    let (dry_run, keep) = (args.dry_run, !with.is_empty());
     let options = DedupOptions {
         dry_run,
         live,
-        threads,
+        threads: usize::from(threads),
         keep,
-        min_size: args.min_size,
+        min_size,
         ..DedupOptions::default()
     };
     let first = locate::served(context.dir())?;
     let (mut served, mut plain) = (vec![first], Vec::new());
-    for dir in &args.with {
+    for dir in with {
         add(dir, &options, &mut served, &mut plain)?;
     }
     let mut projects = Vec::new();
@@ -380,7 +389,7 @@ fn done(args: &Args) -> (&'static str, &'static str) {
 
 fn print_one(report: &DedupReport, args: &Args, out: &mut Out) -> Outcome {
     let (done, free) = done(args);
-    let live = if args.live {
+    let live = if args.sharing.live {
         format!(" and {} live", files(report.live))
     } else {
         String::new()

@@ -220,18 +220,8 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
                 "What would go, and how much comes free",
             ),
             (
-                "ckptfs gc --keep-within 30d --yes",
-                "Keep what is not older than 30 days",
-            ),
-        ],
-    ),
-    (
-        "dedup",
-        [
-            ("ckptfs dedup --dry-run", "What would be shared"),
-            (
-                "ckptfs dedup --verbose",
-                "Share it, and list what was left out",
+                "ckptfs gc --dedup",
+                "Have versions with the same content share their space",
             ),
         ],
     ),
@@ -316,15 +306,15 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
-        "csi",
+        "serve",
         [
             (
-                "ckptfs csi --node-id node-1",
-                "Serve volumes to the kubelet of this node",
+                "ckptfs serve volumes",
+                "To Docker and Podman, where they look for plugins",
             ),
             (
-                "ckptfs csi --node-id node-1 --endpoint unix:///run/csi.sock",
-                "On another socket",
+                "ckptfs serve csi --node-id node-1",
+                "To the kubelet of this node",
             ),
         ],
     ),

@@ -5,7 +5,7 @@ use super::error::{Outcome, hinted};
 use super::freeing::freeing;
 use super::output::{Out, Role, can_ask};
 use super::progress::Bar;
-use super::{config, size};
+use super::{config, dedup, size};
 use crate::control::History;
 use crate::engine::api::{Code, GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
@@ -18,6 +18,7 @@ use crate::store::ids::CheckpointId;
 /// without any rule all stay that were not deleted. Pinned and tagged ones and the newest stay
 /// whatever the rules are. Works without a mount too.
 #[derive(Debug, clap::Args)]
+#[command(mut_group("sharing", |sharing| sharing.requires("dedup")))]
 pub struct Args {
     /// Only tell what would go, and how many bytes would come free
     #[arg(short = 'n', long)]
@@ -43,7 +44,14 @@ pub struct Args {
     /// Drop nothing of the tiers in the configuration
     #[arg(long)]
     no_tiers: bool,
-    /// Say of each checkpoint that stays which rule keeps it
+    /// Delete nothing: make versions with the same content share their space; no byte, time or
+    /// checkpoint changes
+    #[arg(long, conflicts_with_all = ["keep_last", "keep_within", "keep_hourly", "keep_daily", "keep_weekly", "max_size", "no_tiers"])]
+    dedup: bool,
+    #[command(flatten)]
+    sharing: dedup::Sharing,
+    /// Say of each checkpoint that stays which rule keeps it; with --dedup list every file that was
+    /// left out
     #[arg(short, long)]
     verbose: bool,
     /// Do not ask; without a terminal nothing is asked anyway
@@ -52,6 +60,20 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    if args.dedup {
+        let Args {
+            dry_run,
+            sharing,
+            verbose,
+            ..
+        } = args;
+        let asked = dedup::Args {
+            dry_run,
+            sharing,
+            verbose,
+        };
+        return dedup::run(asked, context);
+    }
     let retention = retention(&args, context)?;
     let mut history = freeing(context.dir())?;
     let ask = !args.yes && can_ask();

@@ -57,7 +57,6 @@ mod man;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod merge;
-mod metrics;
 mod mount;
 mod mounts;
 mod ops;
@@ -74,6 +73,7 @@ mod restore;
 mod rewind;
 mod run;
 mod run_at;
+mod serve;
 mod serving;
 mod show;
 mod size;
@@ -139,8 +139,7 @@ Keep
   tag         Name checkpoints, remove, rename or list their tags
   pin         Keep a checkpoint from being deleted
   delete      Delete a checkpoint
-  gc          Thin out the history by rules, and free what no checkpoint needs
-  dedup       Make versions with the same content share their space
+  gc          Thin out the history by rules, and free what no checkpoint needs; share what is twice
   ops         List what was done to the history: what `undo` undoes
 
 Agents
@@ -155,6 +154,7 @@ Administration
   verify      Look for damage in the history, and repair it
   doctor      Tell what this machine and a directory can do
   config      Show and change the configuration
+  serve       Serve container volumes to Docker, Podman or Kubernetes
   prompt      Print a few bytes for a shell's prompt
   completion  Print a shell's completions
   help        Print this, or the help of a verb
@@ -252,6 +252,7 @@ verbs! {
     Delete(delete),
     Du(du),
     Gc(gc),
+    #[command(hide = true)]
     Dedup(dedup),
     Ops(ops),
     Undo(undo),
@@ -260,8 +261,10 @@ verbs! {
     Fork(fork),
     Import(import),
     Verify(verify),
+    Serve(serve),
     Volumes(volumes),
     #[cfg(feature = "csi")]
+    #[command(hide = true)]
     Csi(csi),
     #[cfg(feature = "mcp")]
     Mcp(mcp),
@@ -346,6 +349,10 @@ impl Verb {
             Verb::Audit(_) => "ops --all",
             Verb::Fsck(_) => "verify --repair",
             Verb::Stats(_) => "status -v",
+            Verb::Dedup(_) => "gc --dedup",
+            Verb::Volumes(args) if args.is_driver() => "serve volumes",
+            #[cfg(feature = "csi")]
+            Verb::Csi(_) => "serve csi",
             _ => return None,
         })
     }
@@ -378,6 +385,7 @@ fn parsed() -> Cli {
 
 fn is_driver(verb: &Verb) -> bool {
     match verb {
+        Verb::Serve(_) => true,
         Verb::Volumes(args) => args.is_driver(),
         #[cfg(feature = "csi")]
         Verb::Csi(_) => true,
@@ -395,11 +403,11 @@ mod tests {
     }
 
     #[test]
-    fn the_help_has_every_verb_but_hidden_ones_and_drivers() {
+    fn the_help_has_every_verb_but_hidden_ones_and_volumes() {
         for verb in super::command().get_subcommands() {
             let name = verb.get_name();
             let is_told = super::HELP.contains(&format!("\n  {name} "));
-            let is_for_people = !verb.is_hide_set() && !["volumes", "csi"].contains(&name);
+            let is_for_people = !verb.is_hide_set() && name != "volumes";
             assert_eq!(is_told, is_for_people, "{name}");
         }
     }

@@ -49,6 +49,10 @@ pub struct Serving {
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW")]
     pub snapdir: Option<Snapdir>,
+    /// What .snapshots calls a checkpoint: its number and tags; with `gmt` also @GMT-2026.02.03-04.05.06,
+    /// its time, as Samba's shadow_copy2 wants it
+    #[arg(long, value_enum, value_name = "WHICH")]
+    pub snapdir_names: Option<SnapdirNames>,
     /// What is done ahead of need when the machine is idle: `hash` lets a deep `verify` find every
     /// changed bit of what was captured
     #[arg(long, value_enum, value_name = "WHAT")]
@@ -225,6 +229,16 @@ pub enum Snapdir {
     Visible,
 }
 
+/// `--snapdir-names`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SnapdirNames {
+    /// Its number and tags
+    #[default]
+    Plain,
+    /// And its time
+    Gmt,
+}
+
 /// `--seal`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Seal {
@@ -266,6 +280,7 @@ impl Serving {
         arguments.extend(option("writes", self.writes.as_ref()));
         arguments.extend(option("xattrs", self.xattrs.as_ref()));
         arguments.extend(option("snapdir", self.snapdir.as_ref()));
+        arguments.extend(option("snapdir-names", self.snapdir_names.as_ref()));
         arguments.extend(option("seal", self.seal.as_ref()));
         arguments.extend(
             self.readers
@@ -377,6 +392,9 @@ impl Serving {
             writes: self.writes.or_else(|| word(settings, "mount.writes")),
             xattrs: self.xattrs.or_else(|| word(settings, "mount.xattrs")),
             snapdir: self.snapdir.or_else(|| word(settings, "mount.snapdir")),
+            snapdir_names: self
+                .snapdir_names
+                .or_else(|| word(settings, "mount.snapdir-names")),
             seal: self.seal.or_else(|| word(settings, "mount.seal")),
             snapdir_mode: self
                 .snapdir_mode

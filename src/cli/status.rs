@@ -7,10 +7,11 @@ use super::changes;
 use super::context::Context;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
-use super::{locate, metrics, size, stats, time};
+use super::{locate, size, stats, time};
 use crate::engine::api::{
     BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, Stats, Status,
 };
+use crate::engine::metrics;
 
 /// Branches that are named.
 const BRANCHES_SHOWN_MAX: usize = 10;
@@ -55,9 +56,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let status = served.client.ask(GetStatus)?;
     if args.metrics {
         let stats = served.client.ask(GetStats)?;
-        return Ok(context
-            .out
-            .bytes(metrics::text(&status, &stats).as_bytes())?);
+        let volume = None;
+        let tree = metrics::Tree {
+            volume,
+            status,
+            stats,
+        };
+        return Ok(context.out.bytes(metrics::text(&[tree]).as_bytes())?);
     }
     let branches = served.client.ask(ListBranches {
         unmerged: true,

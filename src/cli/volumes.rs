@@ -26,7 +26,7 @@ const SOCKET: &str = "/run/docker/plugins/ckptfs.sock";
 /// Names the pool for every verb.
 pub const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
 
-/// Container volumes: a driver for Docker and Podman, and what there is to do with its volumes
+/// Container volumes: what there is to do with them beside the driver (`ckptfs serve volumes`)
 ///
 /// Any other verb acts on a volume with --volume NAME, while containers use it.
 #[derive(Debug, clap::Args)]
@@ -40,7 +40,8 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Answer container engines, until a signal ends it; mounted volumes stay mounted
+    /// As `ckptfs serve volumes`
+    #[command(hide = true)]
     Serve(Serve),
     /// List the volumes
     Ls {
@@ -97,6 +98,16 @@ struct Serve {
     on_remove: Removal,
 }
 
+/// The volume driver.
+#[derive(Debug, clap::Args)]
+pub struct Driver {
+    #[command(flatten)]
+    serve: Serve,
+    /// The directory that has the volumes
+    #[arg(long, value_name = "DIR", env = ROOT_VARIABLE, default_value = ROOT)]
+    root: PathBuf,
+}
+
 /// How a driver has its pool.
 #[derive(Debug, clap::Args)]
 pub struct PoolArgs {
@@ -147,7 +158,7 @@ impl Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let root = args.root;
     match args.what {
-        What::Serve(serve) => driver(serve, &root, context),
+        What::Serve(serve) => drive(Driver { serve, root }, context),
         What::Ls { trash: false } => list(&pool(&root)?, context),
         What::Ls { trash: true } => list_trash(&pool(&root)?, context),
         What::Recover { name } => recover(&pool(&root)?, &name, context),
@@ -193,12 +204,15 @@ fn pool(root: &Path) -> VerbResult<Pool> {
     Pool::open(root, None, Arc::new(Lent))
 }
 
-fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
+/// Answers container engines until a signal ends it.
+pub fn drive(driver: Driver, context: &mut Context) -> Outcome {
+    let Driver { serve: args, root } = driver;
+
     let on_remove = match args.on_remove {
         Removal::Trash => OnRemove::Trash,
         Removal::Delete => OnRemove::Delete,
     };
-    let pool = args.pool.open(root)?.with_on_remove(on_remove);
+    let pool = args.pool.open(&root)?.with_on_remove(on_remove);
     let socket = std::path::absolute(&args.socket).on(args.socket.display())?;
     let shown = pool.registry().root().display().to_string();
     let out = &context.out;

@@ -44,6 +44,8 @@ pub struct Config {
     pub strict_writes: bool,
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
+    /// `.snapshots` has each checkpoint by its time too (`--snapdir-names=gmt`).
+    pub snapdir_times: bool,
     /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
     pub succession: Option<Succession>,
     /// What is done ahead of need, when the machine is idle (`--seal`).
@@ -70,6 +72,7 @@ impl Config {
             io_for_all: false,
             strict_writes: false,
             snapdir_visible: false,
+            snapdir_times: false,
             succession: None,
             seal: HashMode::Off,
             snapdir_mode: None,
@@ -120,6 +123,7 @@ pub(super) struct Served {
     pub(super) io_for_all: bool,
     pub(super) strict_writes: bool,
     pub(super) snapdir_visible: bool,
+    pub(super) snapdir_times: bool,
     pub(super) seal: HashMode,
     pub(super) snapdir_mode: Option<u32>,
     pub(super) auto: AutoConfig,
@@ -157,6 +161,7 @@ impl Served {
             io_for_all: config.io_for_all,
             strict_writes: config.strict_writes,
             snapdir_visible: config.snapdir_visible,
+            snapdir_times: config.snapdir_times,
             seal: config.seal,
             snapdir_mode: config.snapdir_mode,
             auto: config.auto,

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use super::api::CheckpointInfo;
 use super::files::Views;
-use super::past::{Past, PastNode};
+use super::gmt;
+use super::past::{Door, Past, PastNode};
 use super::request::{Entry, Listed, Looked, NodeId};
 use super::serving::Serving;
 use crate::history::present::Trail;
 use crate::live::Live;
-use crate::store::ids::{CheckpointId, Slot};
+use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Reason};
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, Stat, SysResult};
@@ -31,6 +32,17 @@ pub(super) fn store_link() -> NodeId {
 }
 /// `.branches`.
 pub(super) const BRANCHES: NodeId = NodeId(CONTROL | 2);
+/// `.zfs`: what programs that know ZFS look for. It has one name, `snapshot`, a link to
+/// `.snapshots`, which is so the same directory: the kernel has one name for each directory.
+pub(super) const ZFS: NodeId = NodeId(CONTROL | 3);
+/// `.zfs/snapshot`.
+pub(super) const ZFS_LINK: NodeId = NodeId(CONTROL | 4);
+/// Name of that directory, where the tree has nothing else of that name.
+pub(super) const ZFS_NAME: &[u8] = b".zfs";
+/// The name in it.
+pub(super) const ZFS_LINK_NAME: &[u8] = b"snapshot";
+/// Where that leads.
+const ZFS_LINK_TARGET: &[u8] = b"../.snapshots";
 /// Name of the directory of branches, where the tree has nothing else of that name.
 pub(super) const BRANCHES_NAME: &[u8] = b".branches";
 /// Name of the snapshot directory.
@@ -91,10 +103,21 @@ fn link_node(name: &str, target: CheckpointId) -> NodeId {
     NodeId(CONTROL | 1 << 60 | (u64::from_le_bytes(low) >> 8))
 }
 
-/// Offsets in `.snapshots`: dots, numbers, `latest`, tags. Each comes from the name, so it stays
-/// right while checkpoints come and go.
+/// Offsets in `.snapshots`: dots, numbers, `latest`, tags, times. Each comes from the name, so it
+/// stays right while checkpoints come and go.
 const AFTER_DOTS: u64 = 2;
 const LATEST: u64 = 1 << 61;
+const AFTER_TAGS: u64 = LATEST + (1 << 60) + 1;
+
+fn listed(name: String, node: NodeId, kind: Kind, next: u64) -> Listed {
+    Listed {
+        name: name.into_bytes(),
+        node,
+        kind,
+        slot: node.0,
+        next,
+    }
+}
 
 /// `.snapshots`, the links in it, and the names that are ours.
 pub(super) struct Snapdir {
@@ -155,6 +178,7 @@ impl Snapdir {
         {
             caches.forget_attributes(SNAPDIR);
             caches.forget_attributes(BRANCHES);
+            caches.forget_attributes(ZFS);
         }
     }
 
@@ -174,6 +198,13 @@ impl Snapdir {
     pub(super) fn control_stat(&self, node: NodeId) -> SysResult<Stat> {
         match node {
             SNAPDIR => self.snapdir_stat(),
+            // What is in there is nobody's to change.
+            ZFS => self.snapdir_stat().map(|dir| Stat {
+                ino: ZFS.0,
+                mode: dir.mode & 0o555,
+                nlink: 2,
+                ..dir
+            }),
             _ => self.link_stat(node, &self.control_link(node)?),
         }
     }
@@ -189,8 +220,11 @@ impl Snapdir {
             )
             .into_bytes());
         }
-        if node == SNAPDIR {
+        if node == SNAPDIR || node == ZFS {
             return Err(Errno::EINVAL);
+        }
+        if node == ZFS_LINK {
+            return Ok(ZFS_LINK_TARGET.to_vec());
         }
         self.links
             .0
@@ -200,34 +234,61 @@ impl Snapdir {
             .ok_or(Errno::ESTALE)
     }
 
-    /// A name of ours in the root directory.
-    pub(super) fn lookup_reserved(&self, name: &[u8]) -> SysResult<Looked> {
-        let node = if name == SNAPDIR_NAME {
-            SNAPDIR
-        } else {
-            store_link()
-        };
-        let ttl = if node == SNAPDIR {
-            super::request::FOR_EVER
-        } else {
-            Duration::ZERO
-        };
+    /// A control node; the kernel remembers neither its name nor its attributes.
+    fn control_entry(&self, node: NodeId) -> SysResult<Looked> {
         Ok(Looked::Found(Entry {
             node,
             generation: 0,
             stat: self.control_stat(node)?,
-            ttl,
+            ttl: Duration::ZERO,
+        }))
+    }
+
+    /// Whether a name in the root directory leads to `.zfs`: the tree has no entry of that name
+    /// itself.
+    pub(super) fn is_zfs(&self, parent: NodeId, name: &[u8]) -> bool {
+        let own = || {
+            let inodes = &self.live.inodes;
+            inodes.kind_at(Slot::ROOT, &Name::new(ZFS_NAME)) != Err(Errno::ENOENT)
+        };
+        parent == NodeId(Slot::ROOT.0) && name == ZFS_NAME && !own()
+    }
+
+    /// What `.zfs` leads to from the root directory.
+    pub(super) fn zfs(&self) -> SysResult<Looked> {
+        self.control_entry(ZFS)
+    }
+
+    /// A name in `.snapshots` or `.zfs`.
+    pub(super) fn lookup_control(&self, dir: NodeId, name: &[u8]) -> SysResult<Looked> {
+        match (dir, name) {
+            (ZFS, ZFS_LINK_NAME) => self.control_entry(ZFS_LINK),
+            (ZFS, _) => Ok(Looked::Absent(Duration::ZERO)),
+            _ => self.lookup_snapshot(name),
+        }
+    }
+
+    /// A name of ours in the root directory.
+    pub(super) fn lookup_reserved(&self, name: &[u8]) -> SysResult<Looked> {
+        if name != SNAPDIR_NAME {
+            return self.control_entry(store_link());
+        }
+        Ok(Looked::Found(Entry {
+            node: SNAPDIR,
+            generation: 0,
+            stat: self.control_stat(SNAPDIR)?,
+            ttl: super::request::FOR_EVER,
         }))
     }
 
     /// A name in `.snapshots`: a number is a view, a tag a link to its number, or a view if it was
-    /// made by mkdir(2).
-    pub(super) fn lookup_snapshot(&self, name: &[u8]) -> SysResult<Looked> {
+    /// made by mkdir(2); then a time is a view.
+    fn lookup_snapshot(&self, name: &[u8]) -> SysResult<Looked> {
         let Ok(name) = std::str::from_utf8(name) else {
             return Ok(Looked::Absent(Duration::ZERO));
         };
         if let Some(id) = self.number(name) {
-            return self.view_root(id, false, 1);
+            return self.view_root(id, Door::Number, 1);
         }
         let id = if name == "latest" {
             self.timeline().catalogue.latest()
@@ -235,19 +296,32 @@ impl Snapdir {
             self.timeline().catalogue.tagged(name)
         };
         let Some(id) = id else {
-            return Ok(Looked::Absent(Duration::ZERO));
+            let Some(id) = self.timed(name) else {
+                return Ok(Looked::Absent(Duration::ZERO));
+            };
+            let ttl = Duration::ZERO;
+            return Ok(match self.view_root(id, Door::Time, 1)? {
+                Looked::Found(entry) => Looked::Found(Entry { ttl, ..entry }),
+                absent @ Looked::Absent(_) => absent,
+            });
         };
         if self.timeline().catalogue.is_directory(id, name) {
-            return self.view_root(id, true, 1);
+            return self.view_root(id, Door::Made, 1);
         }
         let node = link_node(name, id);
         self.links.learn(node, id);
-        Ok(Looked::Found(Entry {
-            node,
-            generation: 0,
-            stat: self.control_stat(node)?,
-            ttl: Duration::ZERO,
-        }))
+        self.control_entry(node)
+    }
+
+    /// The second that a name in `.snapshots` is of, where checkpoints are there by their times.
+    pub(super) fn second(&self, name: &str) -> Option<i64> {
+        gmt::second(name).filter(|_| self.serving.config.snapdir_times)
+    }
+
+    /// The checkpoint that a time names, where they have such names: the newest of that second. So
+    /// the kernel may not remember it.
+    fn timed(&self, name: &str) -> Option<CheckpointId> {
+        self.timeline().catalogue.of_second(self.second(name)?)
     }
 
     /// A checkpoint's number as it is written: without leading zeros.
@@ -261,11 +335,11 @@ impl Snapdir {
     pub(super) fn view_root(
         &self,
         id: CheckpointId,
-        named: bool,
+        door: Door,
         lookups: u64,
     ) -> SysResult<Looked> {
         let past = &self.views.past;
-        let node = past.learn(id, named, ROOT, Trail::root(), lookups)?;
+        let node = past.learn(id, door, ROOT, Trail::root(), lookups)?;
         Ok(Looked::Found(self.views.past_entry(&node)?))
     }
 
@@ -279,8 +353,8 @@ impl Snapdir {
         let Some(caches) = self.serving.caches.get() else {
             return;
         };
-        for named in [false, true] {
-            caches.forget_attributes(Past::number(checkpoint.id, named, ROOT));
+        for door in Door::ALL {
+            caches.forget_attributes(Past::number(checkpoint.id, door, ROOT));
         }
         let mut names = vec![checkpoint.id.to_string()];
         if let Reason::Directory { name } = &checkpoint.reason {
@@ -300,17 +374,10 @@ impl Snapdir {
         }
     }
 
-    /// So many names of `.snapshots` after `offset`: dots, numbers, `latest`, tags. Costs what it
+    /// So many names of `.snapshots` after `offset`: dots, numbers, `latest`, tags, times. Costs what it
     /// gives, not what there is.
     pub(super) fn list_snapshots(&self, offset: u64, count: usize) -> Vec<Listed> {
-        let view = |id: CheckpointId, named: bool| Past::number(id, named, ROOT);
-        let listed = |name: String, node: NodeId, kind: Kind, next: u64| Listed {
-            name: name.into_bytes(),
-            node,
-            kind,
-            slot: node.0,
-            next,
-        };
+        let view = |id: CheckpointId, door: Door| Past::number(id, door, ROOT);
         let link = |name: &str, id: CheckpointId, next: u64| {
             listed(name.to_owned(), link_node(name, id), Kind::Symlink, next)
         };
@@ -326,7 +393,7 @@ impl Snapdir {
             names.extend(numbers.into_iter().map(|id| {
                 listed(
                     id.to_string(),
-                    view(id, false),
+                    view(id, Door::Number),
                     Kind::Dir,
                     AFTER_DOTS.saturating_add(id.0).min(LATEST - 1),
                 )
@@ -339,9 +406,21 @@ impl Snapdir {
             let tags = catalogue.tags_after(offset.saturating_sub(LATEST), count);
             names.extend(tags.into_iter().map(|tagged| {
                 match (tagged.is_directory, LATEST + tagged.place) {
-                    (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),
+                    (true, next) => {
+                        listed(tagged.tag, view(tagged.id, Door::Made), Kind::Dir, next)
+                    }
                     (false, next) => link(&tagged.tag, tagged.id, next),
                 }
+            }));
+        }
+        if names.len() < count && self.serving.config.snapdir_times {
+            let catalogue = &self.timeline().catalogue;
+            // One more than the second: from 0 on all are to come.
+            let after = i64::try_from(offset.saturating_sub(AFTER_TAGS)).unwrap_or(i64::MAX) - 1;
+            let timed = catalogue.seconds_after(after, gmt::name, count);
+            names.extend(timed.into_iter().map(|(second, name, id)| {
+                let next = AFTER_TAGS.saturating_add_signed(second) + 1;
+                listed(name, view(id, Door::Time), Kind::Dir, next)
             }));
         }
         names.retain(|listed| listed.next > offset);

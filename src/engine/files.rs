@@ -117,9 +117,7 @@ impl Views {
         child: Child,
         trail: Arc<crate::history::present::Trail>,
     ) -> SysResult<Entry> {
-        let node = self
-            .past
-            .learn(dir.checkpoint, dir.named, child, trail, 1)?;
+        let node = self.past.learn(dir.checkpoint, dir.door, child, trail, 1)?;
         self.past_entry(&node)
             .inspect_err(|_| self.past.forget(node.id, 1))
     }
@@ -156,7 +154,7 @@ impl Views {
         };
         let node = self
             .past
-            .learn(left.checkpoint, left.named, left.child, trail, 0)?;
+            .learn(left.checkpoint, left.door, left.child, trail, 0)?;
         self.past.no_longer_left(id);
         Ok(node)
     }

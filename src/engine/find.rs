@@ -17,6 +17,7 @@ use crate::history::select::parse_time;
 use crate::history::state::State;
 use crate::history::versions::{Asked, Became, Version};
 use crate::store::ids::CheckpointId;
+use crate::store::journal::codec::TAGS_MAX;
 use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};
 use crate::sys::{Errno, Kind, SysResult};
@@ -290,6 +291,9 @@ impl Checkpoints {
         }
         tags.sort();
         tags.dedup();
+        if tags.len() > TAGS_MAX {
+            return Err(error::too_many_tags(tags.len()));
+        }
         if tags != checkpoint.tags {
             self.give_tags(by, id, tags)?;
         }

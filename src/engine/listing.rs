@@ -121,7 +121,7 @@ impl Views {
             names.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
             let dot = |name: &[u8]| (name.to_vec(), dir.id, Kind::Dir, dir.id.0);
             let children = names.into_iter().map(|(name, child)| {
-                let node = Past::number(dir.checkpoint, dir.named, child);
+                let node = Past::number(dir.checkpoint, dir.door, child);
                 (name.as_bytes().to_vec(), node, child.kind, child.slot.0)
             });
             let all = [dot(b"."), dot(b"..")].into_iter().chain(children).zip(1..);

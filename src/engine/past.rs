@@ -22,14 +22,29 @@ pub(super) const PAST: u64 = 1 << 62;
 /// Set in the number of every handle of a past file.
 pub(super) const PAST_HANDLE: u64 = 1 << 63;
 
+/// By which kind of name a view was entered: it is the same view, but has other inodes by each, for
+/// the kernel has one name for a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Door {
+    /// The checkpoint's number.
+    Number,
+    /// The directory that `mkdir .snapshots/NAME` made.
+    Made,
+    /// Its time (`--snapdir-names=gmt`).
+    Time,
+}
+
+impl Door {
+    /// Each; its place is its number, in the numbers of nodes and in a ledger.
+    pub(super) const ALL: [Door; 3] = [Door::Number, Door::Made, Door::Time];
+}
+
 /// An inode of a view.
 #[derive(Clone, Debug)]
 pub(super) struct PastNode {
     pub(super) id: NodeId,
     pub(super) checkpoint: CheckpointId,
-    /// The view was entered by a directory that `mkdir .snapshots/NAME` made: the same view, but
-    /// other inodes than below the number.
-    pub(super) named: bool,
+    pub(super) door: Door,
     pub(super) child: Child,
     pub(super) trail: Arc<Trail>,
 }
@@ -40,7 +55,7 @@ pub(super) struct PastHandle {
     pub(super) content: OpenContent,
 }
 
-/// Rows of a ledger that tell of nodes: number, checkpoint, named, slot, kind, slot of the
+/// Rows of a ledger that tell of nodes: number, checkpoint, door, slot, kind, slot of the
 /// directory that it was found in.
 const LEFT_NODE: u64 = 3;
 
@@ -55,13 +70,13 @@ struct Known {
     lookups: u64,
     row: Option<RowId>,
     kind: Kind,
-    named: bool,
+    door: Door,
 }
 
 impl Known {
     fn new(
         checkpoint: CheckpointId,
-        named: bool,
+        door: Door,
         child: Child,
         trail: Arc<Trail>,
         row: Option<RowId>,
@@ -78,7 +93,7 @@ impl Known {
             lookups: 0,
             row,
             kind: child.kind,
-            named,
+            door,
         }
     }
 
@@ -90,7 +105,7 @@ impl Known {
         PastNode {
             id,
             checkpoint: self.checkpoint,
-            named: self.named,
+            door: self.door,
             child: Child {
                 slot: self.slot,
                 kind: self.kind,
@@ -105,7 +120,7 @@ impl Known {
 pub(super) struct Left {
     row: RowId,
     pub(super) checkpoint: CheckpointId,
-    pub(super) named: bool,
+    pub(super) door: Door,
     pub(super) child: Child,
     /// The directory that it was found in.
     pub(super) up: NodeId,
@@ -124,11 +139,11 @@ pub(super) struct Past {
 
 impl Past {
     /// The number of an inode of a view.
-    pub(super) fn number(checkpoint: CheckpointId, named: bool, child: Child) -> NodeId {
+    pub(super) fn number(checkpoint: CheckpointId, door: Door, child: Child) -> NodeId {
         let mut hasher = blake3::Hasher::new();
         hasher
             .update(&checkpoint.0.to_le_bytes())
-            .update(&[u8::from(named)])
+            .update(&[door as u8])
             .update(&child.slot.0.to_le_bytes());
         let bytes = hasher.finalize();
         let mut low = [0_u8; 8];
@@ -144,21 +159,21 @@ impl Past {
     pub(super) fn learn(
         &self,
         checkpoint: CheckpointId,
-        named: bool,
+        door: Door,
         child: Child,
         trail: Arc<Trail>,
         lookups: u64,
     ) -> SysResult<PastNode> {
-        let id = Past::number(checkpoint, named, child);
+        let id = Past::number(checkpoint, door, child);
         let mut nodes = self.nodes.lock();
         let known = nodes.entry(id).or_insert_with(|| {
             let row = self.ledger.get().and_then(|ledger| {
-                ledger.put(LEFT_NODE, row_of(id, checkpoint, named, child, &trail))
+                ledger.put(LEFT_NODE, row_of(id, checkpoint, door, child, &trail))
             });
-            Known::new(checkpoint, named, child, trail, row)
+            Known::new(checkpoint, door, child, trail, row)
         });
         let node = known.node(id);
-        if node.checkpoint != checkpoint || node.child != child || node.named != named {
+        if node.checkpoint != checkpoint || node.child != child || node.door != door {
             return Err(Errno::EIO);
         }
         known.lookups += lookups;
@@ -174,25 +189,22 @@ impl Past {
             .into_iter()
             .filter(|row| row.kind == LEFT_NODE)
         {
-            let [id, checkpoint, named, slot, kind, up, _] = row.words;
-            let Some(kind) = KINDS
-                .get(usize::try_from(kind).unwrap_or(usize::MAX))
-                .copied()
-            else {
+            let [id, checkpoint, door, slot, kind, up, _] = row.words;
+            let (Some(door), Some(kind)) = (one_of(&Door::ALL, door), one_of(&KINDS, kind)) else {
                 continue;
             };
-            let (checkpoint, named) = (CheckpointId(checkpoint), named != 0);
+            let checkpoint = CheckpointId(checkpoint);
             let dir = Child {
                 slot: Slot(up),
                 kind: Kind::Dir,
             };
-            let up = Past::number(checkpoint, named, dir);
+            let up = Past::number(checkpoint, door, dir);
             left.insert(
                 NodeId(id),
                 Left {
                     row: row.id,
                     checkpoint,
-                    named,
+                    door,
                     child: Child {
                         slot: Slot(slot),
                         kind,
@@ -284,6 +296,11 @@ impl Past {
     }
 }
 
+/// What has this number in a ledger.
+fn one_of<T: Copy>(all: &[T], number: u64) -> Option<T> {
+    all.get(usize::try_from(number).ok()?).copied()
+}
+
 /// Kinds by their number in a ledger.
 const KINDS: [Kind; 7] = [
     Kind::File,
@@ -298,7 +315,7 @@ const KINDS: [Kind; 7] = [
 fn row_of(
     id: NodeId,
     checkpoint: CheckpointId,
-    named: bool,
+    door: Door,
     child: Child,
     trail: &Trail,
 ) -> [u64; ROW_WORDS] {
@@ -307,15 +324,7 @@ fn row_of(
         .position(|kind| *kind == child.kind)
         .unwrap_or(0) as u64;
     let up = trail.up.as_ref().map_or(0, |up| up.slot.0);
-    [
-        id.0,
-        checkpoint.0,
-        u64::from(named),
-        child.slot.0,
-        kind,
-        up,
-        0,
-    ]
+    [id.0, checkpoint.0, door as u64, child.slot.0, kind, up, 0]
 }
 
 impl PastNode {

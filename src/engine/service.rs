@@ -14,7 +14,7 @@ use self::nodes::{
 use super::Engine;
 use super::announce::{self, is_dummy};
 use super::branches::dir::BranchDir;
-use super::control::{BRANCHES, CONTROL, SNAPDIR};
+use super::control::{BRANCHES, CONTROL, SNAPDIR, ZFS};
 use super::counts::RequestCounts;
 use super::files::Open;
 use super::past::{PAST, PAST_HANDLE};
@@ -504,7 +504,7 @@ impl Service for Engine {
         }
         match self.node(node)? {
             Node::Live(slot) => self.live.attrs.get_xattr(slot, name),
-            Node::Control(SNAPDIR | BRANCHES) => self.snapdir.snapdir_xattr(name),
+            Node::Control(SNAPDIR | BRANCHES | ZFS) => self.snapdir.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let mut xattrs = past_xattrs(self, &past)?.into_iter();

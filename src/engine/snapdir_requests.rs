@@ -6,6 +6,7 @@ use super::api::CheckpointOptions;
 use super::branches::dir::BranchDir;
 use super::checkpoint::check_tag;
 use super::control::SNAPDIR;
+use super::past::Door;
 use super::request::{Caller, Entry, Looked, NodeId};
 use crate::store::record::Reason;
 use crate::sys::{Errno, SysResult};
@@ -33,13 +34,17 @@ impl Engine {
     fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| error.code.errno())?;
+        if self.snapdir.second(name).is_some() {
+            // It would be another time's.
+            return Err(Errno::EINVAL);
+        }
         if caller.again
             && let Some(id) = self
                 .timeline()
                 .catalogue
                 .tagged(name)
                 .filter(|id| self.timeline().catalogue.is_directory(*id, name))
-            && let Looked::Found(entry) = self.snapdir.view_root(id, true, 1)?
+            && let Looked::Found(entry) = self.snapdir.view_root(id, Door::Made, 1)?
         {
             return Ok(entry);
         }
@@ -59,7 +64,7 @@ impl Engine {
                 },
             )
             .map_err(|error| error.code.errno())?;
-        match self.snapdir.view_root(made.id, true, 1)? {
+        match self.snapdir.view_root(made.id, Door::Made, 1)? {
             Looked::Found(entry) => Ok(entry),
             Looked::Absent(_) => Err(Errno::EIO),
         }
@@ -73,7 +78,12 @@ impl Engine {
             .catalogue
             .tagged(name)
             .filter(|id| self.timeline().catalogue.is_directory(*id, name));
-        let id = self.snapdir.number(name).or(tagged).ok_or(Errno::ENOENT)?;
+        let id = self.snapdir.number(name).or(tagged);
+        let id = id.ok_or(match self.snapdir.second(name) {
+            // Several checkpoints may have it in turn: which one is to go is told by its number.
+            Some(_) => Errno::EPERM,
+            None => Errno::ENOENT,
+        })?;
         self.checkpoints
             .delete_checkpoint(&caller.actor(), id)
             .map(drop)

@@ -22,8 +22,15 @@ pub(super) struct Checkpoints {
     /// Where they come from.
     lineage: Lineage,
     tags: Tags,
+    /// Those that can be seen, by the second since 1970 that each shows.
+    seconds: BTreeSet<(i64, CheckpointId)>,
     /// How often the last one went.
     emptied: u64,
+}
+
+/// The second since 1970 that a checkpoint shows.
+fn second(kept: &Kept) -> i64 {
+    kept.state_ns().div_euclid(1_000_000_000)
 }
 
 impl Checkpoints {
@@ -122,15 +129,41 @@ impl Checkpoints {
         })
     }
 
+    /// The newest of those that show a second since 1970.
+    pub(super) fn of_second(&self, second: i64) -> Option<CheckpointId> {
+        let all = (second, CheckpointId(0))..=(second, CheckpointId(u64::MAX));
+        self.seconds.range(all).next_back().map(|(_, id)| *id)
+    }
+
+    /// The seconds after one that are shown, each with the newest checkpoint that shows it.
+    pub(super) fn seconds_after(
+        &self,
+        second: i64,
+    ) -> impl Iterator<Item = (i64, CheckpointId)> + '_ {
+        let mut at = Some(second);
+        std::iter::from_fn(move || {
+            let from = (at?.checked_add(1)?, CheckpointId(0));
+            at = self.seconds.range(from..).next().map(|(next, _)| *next);
+            Some((at?, self.of_second(at?)?))
+        })
+    }
+
+    /// It has these tags and this time no more.
+    fn unname(&mut self, kept: &Kept) {
+        self.tags.take(kept.id, &kept.tags);
+        self.seconds.remove(&(second(kept), kept.id));
+    }
+
     pub(super) fn put(&mut self, kept: Kept, address: Address) {
         if kept.hidden {
             self.hidden.insert(kept.id, (kept, address));
             return;
         }
-        if let Some((before, _)) = self.seen.get(&kept.id) {
-            self.tags.take(kept.id, &before.tags);
+        if let Some((before, _)) = self.seen.remove(&kept.id) {
+            self.unname(&before);
         }
         self.tags.give(kept.id, &kept.tags);
+        self.seconds.insert((second(&kept), kept.id));
         self.seen.insert(kept.id, (kept, address));
     }
 
@@ -152,7 +185,7 @@ impl Checkpoints {
 
     fn remove(&mut self, id: CheckpointId) {
         if let Some((kept, _)) = self.seen.remove(&id) {
-            self.tags.take(id, &kept.tags);
+            self.unname(&kept);
         }
         self.hidden.remove(&id);
         self.emptied += u64::from(self.is_empty());
@@ -186,7 +219,7 @@ impl Checkpoints {
             self.hidden.remove(&id)
         };
         if let Some((kept, address)) = known {
-            self.tags.take(id, &kept.tags);
+            self.unname(&kept);
             self.put(Kept { hidden, ..kept }, address);
         }
     }

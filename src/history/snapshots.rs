@@ -68,6 +68,26 @@ impl Catalogue {
             .collect()
     }
 
+    /// The newest checkpoint of the tree as it was in this second since 1970.
+    pub fn of_second(&self, second: i64) -> Option<CheckpointId> {
+        self.read().of_second(second)
+    }
+
+    /// At most so many seconds after this one, in their order, that there are checkpoints of and
+    /// that have a name which is no tag, each with the newest.
+    pub fn seconds_after(
+        &self,
+        second: i64,
+        name: impl Fn(i64) -> Option<String>,
+        count: usize,
+    ) -> Vec<(i64, String, CheckpointId)> {
+        let checkpoints = self.read();
+        let is_free = |name: &String| checkpoints.tags().get(name).is_none();
+        let seconds = checkpoints.seconds_after(second);
+        let named = seconds.filter_map(|(at, id)| Some((at, name(at).filter(is_free)?, id)));
+        named.take(count).collect()
+    }
+
     /// Whether mkdir(2) made a checkpoint under this name, and it has it still.
     pub fn is_directory(&self, id: CheckpointId, tag: &str) -> bool {
         let checkpoints = self.read();

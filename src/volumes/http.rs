@@ -39,7 +39,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// After a connection that could not be had.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
 /// What engines expect.
-const TYPE: &str = "application/vnd.docker.plugins.v1.1+json";
+pub const TYPE: &str = "application/vnd.docker.plugins.v1.1+json";
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,11 +52,13 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// An answer: a status and JSON.
+/// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// Such as 200.
     pub status: u16,
+    /// What the body is.
+    pub kind: &'static str,
     /// The body.
     pub body: Vec<u8>,
 }
@@ -150,11 +152,11 @@ async fn answered(
         path: head.uri.path().to_owned(),
         body,
     };
-    let Response { status, body } =
+    let Response { status, kind, body } =
         tokio::task::spawn_blocking(move || answer(&request, asker)).await?;
     Ok(hyper::Response::builder()
         .status(status)
-        .header(CONTENT_TYPE, TYPE)
+        .header(CONTENT_TYPE, kind)
         .body(body.into())?)
 }
 
@@ -180,6 +182,7 @@ mod tests {
         let server = std::thread::spawn(move || {
             let answer = |request: &Request, _| Response {
                 status: 200,
+                kind: TYPE,
                 body: [request.path.as_bytes(), b" ", &request.body].concat(),
             };
             theirs.set_nonblocking(true).unwrap();
@@ -271,6 +274,7 @@ mod tests {
                     }
                     Response {
                         status: 200,
+                        kind: TYPE,
                         body: if request.path == "/big" {
                             big.clone()
                         } else {

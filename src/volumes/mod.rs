@@ -36,6 +36,7 @@ mod fill;
 mod history;
 pub mod http;
 mod image;
+mod metrics;
 mod mounts;
 pub mod name;
 pub mod options;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::asker::Asker;
 use super::error::{error, hinted};
 use super::facts;
-use super::http::{Request, Response};
+use super::http::{self, Request, Response};
 use super::name::{self, Named};
 use super::pool::Pool;
 use super::record::Record;
@@ -57,7 +57,10 @@ struct Told {
 /// Answers a request; `asker` is the process that made it, if that is known.
 pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response {
     if request.method != "POST" {
-        return response(405, &json!({"Err": "every call is POST"}));
+        return response(
+            405,
+            &json!({"Err": "every call is POST, but for GET /metrics"}),
+        );
     }
     let asked = match request.body.trim_ascii() {
         [] => Ok(Asked::default()),
@@ -90,7 +93,11 @@ pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response 
 fn response(status: u16, value: &Value) -> Response {
     let mut body = value.to_string().into_bytes();
     body.push(b'\n');
-    Response { status, body }
+    Response {
+        status,
+        kind: http::TYPE,
+        body,
+    }
 }
 
 fn said(error: &VerbError) -> String {

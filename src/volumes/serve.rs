@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::error::{On, error, hinted, io_error};
 use super::http::Request;
 use super::pool::Pool;
-use super::{facts, http, image, protocol};
+use super::{facts, http, image, metrics, protocol};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys;
 
@@ -145,7 +145,14 @@ pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResul
         http::CONNECTIONS_MAX,
         async move |listener, ended| {
             told(&warnings);
-            let answer = move |request: &Request, asker| protocol::answer(&served, request, asker);
+            let collector = metrics::Collector::default();
+            let answer = move |request: &Request, asker| {
+                if metrics::are_asked(request) {
+                    collector.answer(&served)
+                } else {
+                    protocol::answer(&served, request, asker)
+                }
+            };
             http::serve(listener, async { drop(ended.await) }, Arc::new(answer)).await;
             Ok(())
         },

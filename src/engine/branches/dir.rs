@@ -22,7 +22,9 @@ use super::{Branch, check_name};
 use crate::engine::Engine;
 use crate::engine::api::{VerbError, VerbResult};
 use crate::engine::bases::registry_failed;
-use crate::engine::control::{BRANCHES, BRANCHES_NAME, CONTROL, SNAPDIR, SNAPDIR_NAME};
+use crate::engine::control::{
+    BRANCHES, BRANCHES_NAME, CONTROL, SNAPDIR, SNAPDIR_NAME, ZFS, ZFS_LINK, ZFS_LINK_NAME,
+};
 use crate::engine::error::{self, Code};
 use crate::engine::request::{Caller, Entry, Listed, Looked, Names, NodeId};
 use crate::engine::requester::Requester;
@@ -163,7 +165,7 @@ impl<'a> BranchDir<'a> {
     /// A name in a control directory.
     pub(in crate::engine) fn lookup(&self, dir: NodeId, name: &[u8]) -> SysResult<Looked> {
         if dir != BRANCHES && dir.0 & BELOW == 0 {
-            return self.engine.snapdir.lookup_snapshot(name);
+            return self.engine.snapdir.lookup_control(dir, name);
         }
         let node = if dir == BRANCHES {
             self.shown_named(name)?.map(|shown| shown.node())
@@ -256,6 +258,11 @@ impl<'a> BranchDir<'a> {
     pub(in crate::engine) fn list(&self, node: NodeId, offset: u64) -> SysResult<Names> {
         if node == SNAPDIR {
             return Ok(self.engine.snapdir.list_control(offset));
+        }
+        if node == ZFS {
+            let link = listed(ZFS_LINK_NAME, ZFS_LINK, Kind::Symlink, AFTER_DOTS + 1);
+            let above = NodeId(Slot::ROOT.0);
+            return Ok(names((ZFS, above), vec![link], offset));
         }
         if node == BRANCHES {
             let rest = self.all_shown()?.into_iter().map(|shown| {

@@ -116,7 +116,10 @@ impl Engine {
     /// The live directory in which a name is to be changed; our own names are not for anybody.
     pub(super) fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
         let slot = self.writable(parent)?;
-        if is_reserved(parent, name) || BranchDir::of(self).is_its_name(parent, name) {
+        if is_reserved(parent, name)
+            || BranchDir::of(self).is_its_name(parent, name)
+            || self.snapdir.is_zfs(parent, name)
+        {
             return Err(Errno::EPERM);
         }
         Ok((slot, name_of(name)?))
@@ -232,6 +235,9 @@ impl Engine {
         }
         if BranchDir::of(self).is_its_name(parent, name) {
             return BranchDir::of(self).top();
+        }
+        if self.snapdir.is_zfs(parent, name) {
+            return self.snapdir.zfs();
         }
         match self.node(parent)? {
             Node::Control(dir) => BranchDir::of(self).lookup(dir, name),

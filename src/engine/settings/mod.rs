@@ -117,6 +117,7 @@ pub const KEYS: &[Key] = keys! {
     "mount.writes", Kind::Word(&["auto", "daemon"]), Both: "mount --writes";
     "mount.xattrs", Kind::Word(&["all", "user", "off"]), Both: "mount --xattrs";
     "mount.snapdir", Kind::Word(&["hidden", "visible"]), Both: "mount --snapdir";
+    "mount.snapdir-names", Kind::Word(&["plain", "gmt"]), Both: "mount --snapdir-names";
     "mount.snapdir-mode", Kind::Mode, Both: "mount --snapdir-mode";
     "mount.seal", Kind::Word(&["off", "hash", "full"]), Both: "mount --seal";
     "mount.readers", Kind::Count, Both: "mount --readers";

@@ -5,5 +5,6 @@ mod branches;
 mod build;
 mod files;
 mod git;
+mod samba;
 mod sqlite;
 mod support;

@@ -3,7 +3,7 @@
 use super::support::Sandbox;
 
 /// What serves until somebody ends it, and what takes a terminal (`browse.rs` has one).
-const NOT_RUN: [&str; 2] = ["csi", "browse"];
+const NOT_RUN: [&str; 2] = ["serve", "browse"];
 /// A prompt of an agent, and what that does then.
 const PROMPT: &str = r#"echo '{"hook_event_name":"UserPromptSubmit","session_id":"s","prompt_id":"p","prompt":"Go"}' | ckptfs agent hook --agent claude-code
     echo done > done"#;
@@ -20,7 +20,7 @@ fn verbs(sandbox: &Sandbox) -> Vec<String> {
         .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next())
         .filter(|verb| *verb != "help")
-        .chain(["volumes", "csi"])
+        .chain(["volumes"])
         .map(str::to_owned)
         .collect()
 }

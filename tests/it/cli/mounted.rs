@@ -347,6 +347,27 @@ fn paths_to_restore_start_at_the_working_directory() {
     );
 }
 
+/// It said "Argument list too long", and the log that the store had failed.
+#[test]
+fn more_tags_than_a_checkpoint_can_have_are_refused_as_what_they_are() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint", "--tag", "t0"]).ok();
+    let tags: Vec<String> = (0..65).map(|number| format!("t{number}")).collect();
+    let tag = |tags: &[String]| {
+        let tags = tags.iter().map(String::as_str);
+        sandbox.ckptfs_in(
+            "p",
+            &["tag", "1"].into_iter().chain(tags).collect::<Vec<_>>(),
+        )
+    };
+    tag(&tags[..64]).ok();
+    let ran = tag(&tags);
+    let said = "Error: 65 tags are too many for one checkpoint\n";
+    assert_eq!((ran.code, ran.err().as_str()), (1, said));
+    let log = sandbox.ckptfs_in("p", &["log", "--json"]).ok().json();
+    assert_eq!(log[0]["tags"].as_array().map(Vec::len), Some(64));
+}
+
 #[test]
 fn unknown_ids_and_bad_tags_are_explained() {
     let sandbox = mounted();

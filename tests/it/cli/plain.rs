@@ -134,6 +134,73 @@ fn a_wrong_command_line_is_status_2_and_says_what_is_wrong() {
     }
 }
 
+/// What is typed on a terminal, which is told on it.
+fn on_a_terminal(sandbox: &Sandbox, command: &str) -> String {
+    let mut script = sandbox.hermetic("script", "");
+    script.args(["-qec", command, "/dev/null"]);
+    sandbox.run(script).out()
+}
+
+#[test]
+fn old_forms_work_and_say_on_a_terminal_what_they_are_now() {
+    let sandbox = Sandbox::new();
+    sandbox.file("p/f", "x");
+    sandbox.ckptfs(&["mount", "p"]).ok();
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    let (old, new) = (["dedup", "--json"], ["gc", "--dedup", "--json"]);
+    let answer = |args: &[&str]| sandbox.ckptfs_in("p", args).ok().json()["shared"].clone();
+    assert_eq!(answer(&old), answer(&new));
+    assert_eq!(
+        sandbox.ckptfs_in("p", &["dedup"]).ok().err(),
+        "",
+        "no terminal is told nothing"
+    );
+    for (typed, now) in [
+        ("ckptfs -C p dedup", "gc --dedup"),
+        ("ckptfs -C p audit", "ops --all"),
+        // They end at once: what is named is no pool.
+        (
+            "ckptfs volumes --root /proc/none serve || true",
+            "serve volumes",
+        ),
+        (
+            "ckptfs csi --node-id n --root /proc/none || true",
+            "serve csi",
+        ),
+    ] {
+        let said = on_a_terminal(&sandbox, typed);
+        assert!(
+            said.contains(&format!("this verb is now `ckptfs {now}`")),
+            "{typed}: {said}"
+        );
+    }
+    for typed in [
+        "ckptfs -C p gc --dedup",
+        "ckptfs volumes --root /proc/none ls || true",
+        "ckptfs serve volumes --root /proc/none || true",
+    ] {
+        let said = on_a_terminal(&sandbox, typed);
+        assert!(!said.contains("this verb is now"), "{typed}: {said}");
+    }
+    // What is for --dedup goes with it alone, and the rules of gc do not.
+    for wrong in [
+        &["gc", "--live"][..],
+        &["gc", "--with", "x"],
+        &["gc", "--threads", "2"],
+        &["gc", "--min-size", "1"],
+        &["gc", "--dedup", "--keep-last", "1"],
+    ] {
+        let ran = sandbox.ckptfs_in("p", wrong);
+        assert_eq!(
+            (ran.code, ran.out().as_str()),
+            (2, ""),
+            "{wrong:?}: {}",
+            ran.err()
+        );
+    }
+    sandbox.ckptfs(&["umount", "p"]).ok();
+}
+
 #[test]
 fn version_is_data() {
     let version = concat!("ckptfs ", env!("CARGO_PKG_VERSION"), "\n");

@@ -46,7 +46,7 @@ fn every_verb_has_a_page_of_the_manual() {
     for page in [
         "ckptfs.1",
         "ckptfs-branch-create.1",
-        "ckptfs-volumes-serve.1",
+        "ckptfs-serve-volumes.1",
     ] {
         assert!(pages.contains(&page.to_owned()), "{page} in {pages:?}");
     }

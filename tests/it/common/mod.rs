@@ -28,6 +28,7 @@ pub mod mount_opts;
 pub mod page;
 pub mod pool;
 pub mod process;
+pub mod prometheus;
 pub mod random;
 pub mod run_dir;
 pub mod sample;

@@ -116,6 +116,11 @@ impl Pool {
         self.driver = Some(driver);
     }
 
+    /// The process of the driver.
+    pub fn driver_pid(&self) -> u32 {
+        self.driver.as_ref().expect("it runs").id()
+    }
+
     /// Kills the driver as a crash would.
     pub fn kill(&mut self) {
         let mut driver = self.driver.take().expect("it runs");
@@ -125,7 +130,7 @@ impl Pool {
 
     /// Kills the driver, with others still calling it.
     pub fn kill_under(&self) {
-        process::kill(self.driver.as_ref().expect("it runs").id());
+        process::kill(self.driver_pid());
     }
 
     /// Ends the driver in order; its exit status.

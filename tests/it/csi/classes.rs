@@ -258,7 +258,7 @@ fn the_driver_says_who_it_is_and_is_alone() {
         Some(true)
     );
     let other = format!("unix://{}", rig.disk().join("other.sock").display());
-    let refused = rig.refused(&["csi", "--endpoint", &other, "--node-id", "n"]);
+    let refused = rig.refused(&["serve", "csi", "--endpoint", &other, "--node-id", "n"]);
     assert!(
         refused.contains("another driver serves the pool"),
         "{refused}"
@@ -270,7 +270,7 @@ fn the_driver_says_who_it_is_and_is_alone() {
         ),
         (["--endpoint", &other, "--node-id", "a b"], "letters"),
     ] {
-        let refused = rig.refused(&[&["csi"], &arguments[..]].concat());
+        let refused = rig.refused(&[&["serve", "csi"], &arguments[..]].concat());
         assert!(refused.contains(said), "{refused}");
     }
 }

@@ -111,7 +111,7 @@ fn the_manifests_fit_together() {
     );
     assert_sockets(pod);
     let usage = crate::common::run_limited(
-        tool(env!("CARGO_BIN_EXE_ckptfs"), &["csi", "--help"]).env("NO_COLOR", "1"),
+        tool(env!("CARGO_BIN_EXE_ckptfs"), &["serve", "csi", "--help"]).env("NO_COLOR", "1"),
         SECONDS,
     );
     assert!(

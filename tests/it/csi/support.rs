@@ -127,7 +127,7 @@ impl Rig {
     /// Starts a driver, and waits until it answers.
     pub fn serve(&mut self) {
         let endpoint = format!("unix://{}", self.socket.display());
-        let command = self.ckptfs(&["csi", "--endpoint", &endpoint, "--node-id", NODE]);
+        let command = self.ckptfs(&["serve", "csi", "--endpoint", &endpoint, "--node-id", NODE]);
         self.pool.serve(command, |_| true);
     }
 

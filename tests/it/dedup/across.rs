@@ -73,7 +73,7 @@ fn projects_share_what_they_have_in_common(v: Variant) {
     );
     let with = [&dir, &unserved, &plain].map(|dir| format!("--with={}", dir.display()));
     let dedup = |dry: &[&str]| {
-        let mut arguments = vec!["dedup", "--live"];
+        let mut arguments = vec!["gc", "--dedup", "--live"];
         arguments.extend(dry);
         arguments.extend(with.iter().map(String::as_str));
         rig.mount.json(&arguments)
@@ -115,7 +115,7 @@ fn projects_share_what_they_have_in_common(v: Variant) {
 fn refused_twice(rig: &Rig) {
     let refused = rig
         .mount
-        .run(&["dedup", "--with", rig.path().to_str().unwrap()]);
+        .run(&["gc", "--dedup", "--with", rig.path().to_str().unwrap()]);
     assert!(
         !refused.status.success()
             && String::from_utf8_lossy(&refused.stderr).contains("is named twice")

@@ -34,7 +34,7 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
                 }),
             })
             .unwrap();
-        let output = rig.mount.run(&["dedup"]);
+        let output = rig.mount.run(&["gc", "--dedup"]);
         assert!(
             !output.status.success(),
             "nobody was killed at {call:?} {nth}"
@@ -44,7 +44,7 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
         assert_eq!(trees(&rig.mount), before, "after {call:?} {nth}");
         assert_whole(&rig.mount);
     }
-    let done = rig.mount.json(&["dedup"]);
+    let done = rig.mount.json(&["gc", "--dedup"]);
     assert!(done["shared"]["files"].as_u64() > Some(0), "{done}");
     if v.fs.has_reflink() {
         assert_eq!(apart(rig.path()), 0);

@@ -48,18 +48,18 @@ fn live_files_share_and_no_time_changes(v: Variant) {
     rig.mount.checkpoint();
     rewrite(&root.join("c"), &noise(LARGE, 1));
     let (before, was, dirty) = (tree_of(&root), times(&root), rig.mount.dirty());
-    let done = rig.mount.json(&["dedup", "--live"]);
+    let done = rig.mount.json(&["gc", "--dedup", "--live"]);
     // `c` has a version with what it holds still; one of the files is the source.
     assert!(done["shared"]["files"].as_u64() >= Some(3), "{done}");
     assert_eq!(
         (tree_of(&root), times(&root), rig.mount.dirty()),
         (before.clone(), was.clone(), dirty)
     );
-    let again = rig.mount.json(&["dedup", "--live"]);
+    let again = rig.mount.json(&["gc", "--dedup", "--live"]);
     assert_eq!(again["shared"]["files"], 0, "{again}");
     // Once they are not as new as a coarse clock's tick, what they hold is known.
     wait_until("what live files hold is known", 60, || {
-        rig.mount.json(&["dedup", "--live"])["projects"][0]["hashed"]["files"] == 0
+        rig.mount.json(&["gc", "--dedup", "--live"])["projects"][0]["hashed"]["files"] == 0
     });
     let status = rig.mount.status_json();
     assert!(status["shared"]["files"].as_u64() >= Some(3), "{status}");
@@ -116,7 +116,7 @@ fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
         scope.spawn(|| write(1));
         let _stop = Stop(&stop);
         for _ in 0..ROUNDS {
-            let done = rig.mount.json(&["dedup", "--live"]);
+            let done = rig.mount.json(&["gc", "--dedup", "--live"]);
             shared += done["shared"]["files"].as_u64().unwrap();
             let guards: Vec<_> = held.iter().map(|held| held.lock().unwrap()).collect();
             let id = rig.mount.checkpoint();
@@ -130,7 +130,7 @@ fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
     });
     println!("{v:?}: {shared} files came to share meanwhile");
     assert!(shared > 0);
-    rig.mount.ok(&["dedup", "--live"]);
+    rig.mount.ok(&["gc", "--dedup", "--live"]);
     for (id, files) in &shown {
         for (number, seed) in files {
             assert!(

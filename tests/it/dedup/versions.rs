@@ -20,11 +20,11 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
     let mut rig = tell(v, "off");
     let (before, was, dirty) = (trees(&rig.mount), places(rig.path()), rig.mount.dirty());
     assert!(apart(rig.path()) > 5, "nothing is there twice");
-    let plan = rig.mount.json(&["dedup", "--dry-run"]);
+    let plan = rig.mount.json(&["gc", "--dedup", "--dry-run"]);
     assert!(plan["shared"]["files"].as_u64() > Some(5), "{plan}");
     assert_eq!(places(rig.path()), was, "only to tell changes nothing");
     let space = free(rig.image.path());
-    let done = rig.mount.json(&["dedup"]);
+    let done = rig.mount.json(&["gc", "--dedup"]);
     assert_eq!(
         (&done["shared"], &done["freed_bytes"]),
         (&plan["shared"], &plan["freed_bytes"]),
@@ -64,7 +64,7 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
         (before.clone(), dirty.clone())
     );
     assert_whole(&rig.mount);
-    let again = rig.mount.json(&["dedup"]);
+    let again = rig.mount.json(&["gc", "--dedup"]);
     assert_eq!(
         (
             &again["shared"]["files"],
@@ -84,7 +84,7 @@ fn the_same_without_an_index(rig: &mut Rig, again: &Value) {
     assert_eq!(status, 0, "{found}");
     fs::remove_dir_all(rig.path().join(".ckptfs/index")).unwrap();
     rig.mount.remount();
-    let rebuilt = rig.mount.json(&["dedup"]);
+    let rebuilt = rig.mount.json(&["gc", "--dedup"]);
     for what in ["captured", "hashed", "unique", "already", "shared", "left"] {
         assert_eq!(
             rebuilt["projects"][0][what], again["projects"][0][what],
@@ -109,7 +109,7 @@ fn the_sealer_shares_what_is_known(v: Variant) {
     if v.fs.has_reflink() {
         assert_eq!(apart(rig.path()), 0);
     }
-    let done = rig.mount.json(&["dedup"]);
+    let done = rig.mount.json(&["gc", "--dedup"]);
     assert_eq!(
         (
             &done["shared"]["files"],
@@ -125,7 +125,7 @@ fn the_sealer_shares_what_is_known(v: Variant) {
 /// What versions share comes free with the last of them, and `du` and `gc` say so.
 fn what_comes_free_after_it_is_told_right(v: Variant) {
     let rig = tell(v, "off");
-    rig.mount.ok(&["dedup"]);
+    rig.mount.ok(&["gc", "--dedup"]);
     // Nothing of the live tree is shared with a version.
     let kept = trees(&rig.mount);
     let space = free(rig.image.path());
@@ -157,7 +157,7 @@ fn what_comes_free_after_it_is_told_right(v: Variant) {
     let id = rig.mount.checkpoint();
     rewrite(&rig.path().join("again"), b"other");
     rig.mount.checkpoint();
-    rig.mount.ok(&["dedup"]);
+    rig.mount.ok(&["gc", "--dedup"]);
     assert_eq!(
         fs::read(rig.view(id).join("again")).unwrap(),
         crate::common::space::noise(super::story::LARGE, 100)

@@ -125,7 +125,7 @@ dk_kill() {
 
 # The volume driver, until vol_stop or vol_kill.
 vol_start() {
-    setsid ckptfs volumes serve "$@" >>"$W/driver.log" 2>&1 </dev/null &
+    setsid ckptfs serve volumes "$@" >>"$W/driver.log" 2>&1 </dev/null &
     echo $! >"$W/driver.pid"
     until_true 60 vol_answers_or_is_gone
     vol_answers || { tail -n 40 "$W/driver.log" >&2; return 1; }

@@ -85,10 +85,10 @@ fn mount_helper(arguments: &[&str]) -> String {
 fn mount_options_become_arguments() {
     assert_eq!(mount_helper(&["/data", "/mnt"]), "mount /data /mnt");
     assert_eq!(mount_helper(&["/data", "/data", "-o", "rw"]), "mount /data");
-    let options = "rw,suid,noauto,_netdev,x-systemd.automount,io=daemon,snapdir=visible,writes=daemon,snapdir-mode=700";
+    let options = "rw,suid,noauto,_netdev,x-systemd.automount,io=daemon,snapdir=visible,snapdir-names=gmt,writes=daemon,snapdir-mode=700";
     assert_eq!(
         mount_helper(&["/data", "/mnt", "-n", "-v", "-o", options]),
-        "mount /data /mnt -o suid --io daemon --snapdir visible --writes daemon --snapdir-mode 700"
+        "mount /data /mnt -o suid --io daemon --snapdir visible --snapdir-names gmt --writes daemon --snapdir-mode 700"
     );
     assert_eq!(mount_helper(&["-o", "rw", "-f", "/data", "/mnt"]), "");
     assert_eq!(

@@ -100,7 +100,7 @@ const VERBS: [&[&str]; 14] = [
     &["run", "--at", "latest", "touch", "COPY"],
     &["run", "--rollback", "always", "touch", "COPY"],
     &["gc", "--keep-last", "1"],
-    &["dedup"],
+    &["gc", "--dedup"],
 ];
 
 /// No verb asks the server above, makes something, or shows what the server says.

@@ -123,6 +123,11 @@ fn the_snapshot_directory_has_the_mode_that_was_asked_for(v: Variant) {
     );
     nobody_may_not(&format!("cat {}/f", then.display()));
     nobody_may_not(&format!("ls {}/.snapshots", rig.path().display()));
+    // By its other name too.
+    let zfs = format!("{}/.zfs", rig.path().display());
+    for script in [format!("ls {zfs}"), format!("cat {zfs}/snapshot/{id}/f")] {
+        nobody_may_not(&script);
+    }
     rig.mount.umount();
     for wrong in ["8", "4755", "rwx", "", "-1"] {
         let opts = MountOpts::new(v.io).arg(&format!("--snapdir-mode={wrong}"));
@@ -144,11 +149,19 @@ fn the_snapshot_directory_follows_the_root_directory(v: Variant) {
     put(root.join("f"), "1");
     rig.mount.checkpoint();
     let list = format!("ls {}", snapshots.display());
+    let zfs = format!("ls {}/.zfs {0}/.zfs/snapshot/1", root.display());
     nobody_may(&list);
+    assert_eq!(
+        nobody_may(&format!("cat {}/.zfs/snapshot/1/f", root.display())),
+        "1"
+    );
+    nobody_may_not(&format!("mkdir {}/.zfs/snapshot/mine", root.display()));
     mode(root, 0o700);
     nobody_may_not(&list);
+    nobody_may_not(&zfs);
     mode(root, 0o755);
     nobody_may(&list);
+    nobody_may(&zfs);
     // Where everybody may write but delete only what is theirs, nobody deletes a checkpoint of the
     // owner's.
     mode(root, 0o1777);
@@ -161,6 +174,7 @@ fn the_snapshot_directory_follows_the_root_directory(v: Variant) {
     sh(root, "setfacl -m u:1234:rwx,g::---,m::rwx .");
     nobody_may_not(&format!("ls {}", root.display()));
     nobody_may_not(&list);
+    nobody_may_not(&zfs);
     nobody_may_not(&format!("mkdir {}/again", snapshots.display()));
 }
 

@@ -8,6 +8,7 @@ mod durable;
 mod edges;
 mod handles;
 mod inputs;
+mod names;
 mod overlay;
 mod posix;
 mod posix_names;

@@ -5,6 +5,7 @@ mod support;
 
 mod branches;
 mod cli;
+mod metrics;
 mod names;
 mod options;
 mod survival;

@@ -50,7 +50,7 @@ impl Rig {
     /// Starts a driver, and waits until it answers.
     pub fn serve(&mut self, arguments: &[&str]) {
         let socket = self.socket.to_str().expect("text").to_owned();
-        let mut command = self.ckptfs(&["volumes", "serve", "--socket", &socket]);
+        let mut command = self.ckptfs(&["serve", "volumes", "--socket", &socket]);
         command.args(arguments);
         self.0
             .serve(command, |socket| UnixStream::connect(socket).is_ok());

@@ -140,7 +140,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     }
     let mut rig = Rig::start();
     let socket = rig.socket.to_str().unwrap().to_owned();
-    let second = rig.refused(&["volumes", "serve", "--socket", &socket]);
+    let second = rig.refused(&["serve", "volumes", "--socket", &socket]);
     assert!(
         second.contains("another driver serves the pool"),
         "{second}"
@@ -168,7 +168,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
         "an engine that is restarted with its driver finds its containers running"
     );
     fs::write(&rig.socket, "mine").unwrap();
-    let file = rig.refused(&["volumes", "serve", "--socket", &socket]);
+    let file = rig.refused(&["serve", "volumes", "--socket", &socket]);
     assert!(
         file.contains("and no socket") && fs::read(&rig.socket).unwrap() == b"mine",
         "{file}"
@@ -197,7 +197,7 @@ fn a_socket_of_the_service_manager_is_used_and_left() {
         "sh",
         &[
             "-c",
-            "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" volumes serve --socket /nowhere/at.all",
+            "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" serve volumes --socket /nowhere/at.all",
             program,
         ],
     );

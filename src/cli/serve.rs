@@ -1,0 +1,36 @@
+//! `ckptfs serve`: the drivers of container volumes.
+
+use clap::Subcommand;
+
+use super::context::Context;
+#[cfg(feature = "csi")]
+use super::csi;
+use super::error::Outcome;
+use super::volumes;
+
+/// Serve container volumes to Docker, Podman or Kubernetes, until a signal ends it
+///
+/// Mounted volumes stay mounted. Any other verb acts on a volume with --volume NAME, while
+/// containers use it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// The volume driver of Docker and Podman
+    Volumes(volumes::Driver),
+    /// The CSI driver, for Kubernetes: snapshots are checkpoints, ready at once
+    #[cfg(feature = "csi")]
+    Csi(csi::Args),
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    match args.what {
+        What::Volumes(driver) => volumes::drive(driver, context),
+        #[cfg(feature = "csi")]
+        What::Csi(args) => csi::run(args, context),
+    }
+}
