@@ -3,6 +3,7 @@
 use std::io;
 
 use super::error::{Failure, Outcome};
+use super::listing;
 use super::output::{Out, Role};
 use crate::engine::api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
 use crate::engine::word::word;
@@ -15,6 +16,34 @@ pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
         out.bytes(&line)?;
     }
     Ok(())
+}
+
+/// `--all` of the verbs that list what they change.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Listed {
+    /// List every path, also those for which the terminal has no line
+    #[arg(long)]
+    all: bool,
+}
+
+impl Listed {
+    /// Prints one line per change, on a terminal no more than fit on it.
+    pub fn print(self, out: &mut Out, changes: &[Change]) -> io::Result<()> {
+        print_fitting(out, changes, 1, (!self.all).then_some("--all"))
+    }
+}
+
+/// Prints one line per change, on a terminal no more than fit on it beside `other` lines, where
+/// there is an option that shows all of them.
+pub fn print_fitting(
+    out: &mut Out,
+    changes: &[Change],
+    other: usize,
+    option: Option<&str>,
+) -> io::Result<()> {
+    let (shown, more) = listing::fitting(out, changes, other, option);
+    print(out, shown)?;
+    more.map_or(Ok(()), |more| out.line(&more))
 }
 
 /// A change is at or below one of these paths, or came from there.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::by::{self, By};
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
+use super::hunks::Style;
 use super::output::{Out, Role};
 use super::past::{Tree, state};
 use super::tree_path::in_tree;
@@ -36,6 +37,9 @@ pub struct Args {
     /// Print a patch that `git apply` takes
     #[arg(short, long, conflicts_with_all = ["name_only", "nul", "json"])]
     patch: bool,
+    /// Print a patch for people, in which the words that went and came stand as [-went-]{+came+}
+    #[arg(long, conflicts_with_all = ["stat", "name_only", "nul", "json", "by"])]
+    word_diff: bool,
     /// Print the paths alone
     #[arg(long, conflicts_with = "json")]
     name_only: bool,
@@ -62,13 +66,14 @@ impl Args {
     }
 
     /// What changed since a checkpoint; as a patch, or one line for each path.
-    pub fn since(from: String, patch: bool) -> Args {
+    pub fn since(from: String, patch: bool, word_diff: bool) -> Args {
         Args {
             from,
             to: None,
             paths: Vec::new(),
             stat: false,
             patch,
+            word_diff,
             name_only: false,
             nul: false,
             by: None,
@@ -77,6 +82,9 @@ impl Args {
 }
 
 pub fn run(mut args: Args, context: &mut Context) -> Outcome {
+    if !args.nul {
+        context.out.page();
+    }
     let mut served = locate::served(context.dir())?;
     args.take_for_paths(&mut served);
     if args.by == Some(By::Process) {
@@ -92,12 +100,15 @@ pub fn run(mut args: Args, context: &mut Context) -> Outcome {
         .map(|path| in_tree(&served.root, &served.cwd, path))
         .collect::<VerbResult<_>>()?;
     let asked = |change: &Change| paths.is_empty() || changes::is_below(change, &paths);
-    if args.patch {
+    if args.patch || args.word_diff {
         // By number: what a time or `latest` means may be another checkpoint by now.
         let states = [Some(&args.from), args.to.as_ref()]
             .map(|name| name.map_or(Ok(None), |name| state(&mut served, name)));
         let [from, to] = states;
-        return print_patch(&mut served, (&from?, &to?), asked, context);
+        let style = Style {
+            words: args.word_diff,
+        };
+        return print_patch(&mut served, (&from?, &to?), asked, style, context);
     }
     let (from, to) = (StateName(args.from), args.to.map(StateName));
     let out = &mut context.out;
@@ -121,6 +132,7 @@ fn print_patch(
     served: &mut locate::Served,
     (from, to): (&Option<CheckpointInfo>, &Option<CheckpointInfo>),
     asked: impl Fn(&Change) -> bool,
+    style: Style,
     context: &mut Context,
 ) -> Outcome {
     let name = |state: &Option<CheckpointInfo>| {
@@ -140,7 +152,7 @@ fn print_patch(
         Tree::at(served, from.as_ref())?,
         Tree::at(served, to.as_ref())?,
     );
-    tell_patch(&changes, (&before, &after), context)
+    tell_patch(&changes, (&before, &after), style, context)
 }
 
 /// Prints what changed from one tree to another as a patch.
@@ -149,10 +161,11 @@ fn print_patch(
 /// `incomplete`: something cannot be read. Those of writing.
 pub fn tell_patch(
     changes: &[Change],
-    (before, after): (&Tree, &Tree),
+    trees: (&Tree, &Tree),
+    style: Style,
     context: &mut Context,
 ) -> Outcome {
-    let left_out = patch::print(&mut context.out, changes, before, after)?;
+    let left_out = patch::print(&mut context.out, changes, trees, style)?;
     let name = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
     for path in &left_out.strange {
         context.out.warn(&format!(

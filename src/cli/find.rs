@@ -78,6 +78,7 @@ fn user(name: &str) -> VerbResult<u32> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     let filters = args.filters;
     let mut query = Query {
         tag: filters.tag,

@@ -5,7 +5,7 @@ use super::error::{Outcome, hinted};
 use super::freeing::freeing;
 use super::output::{Out, Role, can_ask};
 use super::progress::Bar;
-use super::{config, size};
+use super::{config, listing, size};
 use crate::control::History;
 use crate::engine::api::{Code, GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
@@ -181,7 +181,9 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
     if out.json {
         return Ok(out.json(report)?);
     }
-    for gone in &report.gone {
+    let option = (!args.verbose).then_some("-v");
+    let (shown, more) = listing::fitting(out, &report.gone, 4, option);
+    for gone in shown {
         let why = match gone.why {
             GcWhy::Deleted => "it was deleted",
             GcWhy::NoRule => "no rule keeps it",
@@ -190,6 +192,9 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
         let sign = out.paint(Role::Bad, if report.dry_run { "would go" } else { "gone" });
         let id = out.paint(Role::Id, &gone.id.to_string());
         out.line(&format!("{sign} {id}  {}  {why}", size::human(gone.bytes)))?;
+    }
+    if let Some(more) = more {
+        out.line(&more)?;
     }
     if args.verbose {
         for kept in &report.kept {

@@ -20,7 +20,7 @@ use crate::engine::verbs::Request;
 use crate::sys;
 
 /// Added to the number of a signal; the status of a program that died of one, in a shell.
-const SIGNAL_STATUS: i32 = 128;
+pub const SIGNAL_STATUS: i32 = 128;
 const CANCELLED: &str = "cancelled: nothing was changed";
 
 /// What a signal is for: nothing is done now.

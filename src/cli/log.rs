@@ -52,6 +52,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     if args.filters != find::Filters::default() || args.changed.is_some() {
         if args.before.is_some() || args.graph || args.deleted || args.path.is_some() {
             return Err(hinted(

@@ -8,13 +8,14 @@ use std::path::PathBuf;
 
 use self::tool::Tool;
 use super::branch::drop::drop_branch;
+use super::changes::{self, Listed};
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::locate::Served;
 use super::restore::TimesArg;
 use super::tree_path::in_tree;
-use super::{changes, locate, time};
+use super::{locate, time};
 use crate::engine::api::{
     ConflictKind, DropBranch, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, Merged,
     StateName, Times, TreePath, VerbResult,
@@ -50,6 +51,8 @@ pub struct Args {
     /// Only list what would change, and what clashes
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: Listed,
 }
 
 /// What comes of conflicts.
@@ -107,13 +110,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     };
     let interrupt = Interrupt::gives_up(&served.client)?;
     if let Some(command) = &args.policy.tool {
-        let Some(answers) = answered(command, &ask, &mut served, &interrupt, context)? else {
+        let Some(answers) = answered(command, &ask, (&mut served, &interrupt), args.listed, context)? else {
             return Ok(());
         };
         ask.answers = answers;
     }
     let merged = interrupt.ask(&mut served.client, ask, "merging", &context.out)?;
-    tell(&merged, context)?;
+    tell(&merged, args.listed, context)?;
     interrupt.end(&context.out)?;
     if merged.refused {
         return Err(Failure::No);
@@ -134,11 +137,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-fn tell(merged: &Merged, context: &mut Context) -> Outcome {
+fn tell(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
     if context.out.json {
         Ok(context.out.json(merged)?)
     } else {
-        print_merged(merged, context)?;
+        print_merged(merged, listed, context)?;
         Ok(context.out.line(&summary(merged))?)
     }
 }
@@ -151,8 +154,8 @@ fn tell(merged: &Merged, context: &mut Context) -> Outcome {
 fn answered(
     command: &OsStr,
     ask: &Merge,
-    served: &mut Served,
-    interrupt: &Interrupt,
+    (served, interrupt): (&mut Served, &Interrupt),
+    listed: Listed,
     context: &mut Context,
 ) -> Outcome<Option<Vec<MergeAnswer>>> {
     let dry = Merge {
@@ -169,7 +172,7 @@ fn answered(
     would.refused = would.conflicts.iter().any(|conflict| !conflict.tool);
     if would.refused || ask.dry_run {
         would.dry_run = ask.dry_run;
-        tell(&would, context)?;
+        tell(&would, listed, context)?;
         return if would.refused {
             Err(Failure::No)
         } else {
@@ -192,7 +195,7 @@ fn answered(
     }
     if settled.len() < versions.len() {
         (would.refused, would.dry_run) = (true, false);
-        tell(&would, context)?;
+        tell(&would, listed, context)?;
         return Err(Failure::No);
     }
     // What has changed meanwhile is told before anything is done, and a daemon that took over found.
@@ -205,9 +208,9 @@ fn answered(
 }
 
 /// What changed or would, and what clashes, a line each.
-pub fn print_merged(merged: &Merged, context: &mut Context) -> Outcome {
+pub fn print_merged(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
     if !merged.refused || merged.dry_run {
-        changes::print(&mut context.out, &merged.changes)?;
+        listed.print(&mut context.out, &merged.changes)?;
     }
     for conflict in &merged.conflicts {
         let mut line = b"! ".to_vec();

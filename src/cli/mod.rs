@@ -43,6 +43,7 @@ mod graph;
 mod holder;
 mod holders;
 mod hook;
+mod hunks;
 mod import;
 mod interrupt;
 mod launch;
@@ -60,6 +61,7 @@ mod mount;
 mod mounts;
 mod ops;
 mod output;
+mod pager;
 mod past;
 mod patch;
 mod pin;
@@ -193,6 +195,9 @@ struct Global {
     /// Color the output
     #[arg(long, value_enum, value_name = "WHEN", default_value_t, global = true)]
     color: Color,
+    /// Print on the terminal itself, through no pager (CKPTFS_PAGER, PAGER, less)
+    #[arg(long, global = true)]
+    no_pager: bool,
 }
 
 /// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
@@ -298,7 +303,7 @@ pub fn main() -> ExitCode {
     let now = verb.is_now();
     let mut context = Context {
         dir: global.change_dir,
-        out: Out::new(global.json, global.color),
+        out: Out::new(global.json, global.color).with_pager(!global.no_pager),
     };
     if let Some(now) = now.filter(|_| context.out.talks_to_terminal()) {
         context
@@ -323,6 +328,7 @@ pub fn main() -> ExitCode {
         None => run(verb, &mut context),
     };
     let result = result.and_then(|()| context.out.flush().map_err(Failure::Output));
+    context.out.end_page();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(&context.out),

@@ -26,6 +26,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     if args.all {
         return audit::run(audit::Args {}, context);
     }

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::error::Outcome;
-use super::undo;
+use super::{changes, undo};
 use crate::engine::api::{UndoOptions, UndoWalk};
 
 /// Do again what was undone last
@@ -17,6 +17,8 @@ pub struct Args {
     /// Only tell what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -26,5 +28,5 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         force: false,
         dry_run: args.dry_run,
     };
-    undo::walk_and_tell(options, "done again", context)
+    undo::walk_and_tell(options, "done again", args.listed, context)
 }

@@ -35,6 +35,8 @@ pub struct Args {
     /// Only list what would change
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
     /// Take back only what this process changed since (the newest checkpoint if no ID is given): a
     /// process id, session:PID for all of its session, the path of a control group (/...), or a
     /// name; what others changed too stays, and is named
@@ -78,7 +80,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             dry_run: args.dry_run,
             times,
         };
-        return only_by(&mut served, options, context);
+        return only_by(&mut served, options, args.listed, context);
     }
     let (to, paths) = earlier::meant(&mut served, &args.id.unwrap_or_default(), &args.paths)?;
     let options = RestoreOptions {
@@ -92,7 +94,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if context.out.json {
         context.out.json(&restored)?;
     } else {
-        print(&restored, context)?;
+        print(&restored, args.listed, context)?;
     }
     warn_of_holders(&served.root, &restored, &context.out);
     interrupt.end(&context.out)?;
@@ -128,7 +130,12 @@ pub fn told(restored: &Restored) -> Outcome {
     }
 }
 
-fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) -> Outcome {
+fn only_by(
+    served: &mut locate::Served,
+    options: OnlyBy,
+    listed: changes::Listed,
+    context: &mut Context,
+) -> Outcome {
     let interrupt = Interrupt::gives_up(&served.client)?;
     let restored = interrupt.ask(&mut served.client, options, "restoring", &context.out)?;
     if context.out.json {
@@ -140,14 +147,14 @@ fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) 
     if restored.restored.changes.is_empty() && !restored.restored.dry_run {
         context.out.line("nothing to take back")?;
     } else {
-        print(&restored.restored, context)?;
+        print(&restored.restored, listed, context)?;
     }
     warn_of_holders(&served.root, &restored.restored, &context.out);
     interrupt.end(&context.out)
 }
 
-pub fn print(restored: &Restored, context: &mut Context) -> Outcome {
-    changes::print(&mut context.out, &restored.changes)?;
+pub fn print(restored: &Restored, listed: changes::Listed, context: &mut Context) -> Outcome {
+    listed.print(&mut context.out, &restored.changes)?;
     warn(restored, &context.out);
     let summary = summary(restored);
     Ok(context.out.line(&summary)?)

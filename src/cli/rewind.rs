@@ -52,6 +52,8 @@ pub struct Args {
     /// Only list what would change
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
     /// Do not ask
     #[arg(short, long)]
     yes: bool,
@@ -97,7 +99,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let nothing = planned.restored.changes.is_empty();
     if !context.out.json {
         by::warn_shared(&context.out, &planned);
-        changes::print(&mut context.out, &planned.restored.changes)?;
+        args.listed
+            .print(&mut context.out, &planned.restored.changes)?;
     }
     if args.dry_run || nothing {
         return tell(&prompt, &planned, context);

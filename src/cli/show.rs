@@ -23,6 +23,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     let mut source = locate::history(context.dir())?;
     let state = StateName(args.id.to_string_lossy().into_owned());
     let checkpoint = match source.ask(ShowCheckpoint { state }) {

@@ -1,5 +1,7 @@
 //! `ckptfs status`.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use super::by::{self, By};
@@ -7,9 +9,11 @@ use super::changes;
 use super::context::Context;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
+use super::tree_path::in_tree;
 use super::{locate, metrics, size, stats, time};
 use crate::engine::api::{
     BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, Stats, Status,
+    TreePath, VerbResult,
 };
 
 /// Branches that are named.
@@ -18,6 +22,9 @@ const BRANCHES_SHOWN_MAX: usize = 10;
 /// Show what is mounted and what differs from the newest checkpoint
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Only what is at or below these paths; relative ones start at the working directory
+    #[arg(value_name = "PATHS", conflicts_with_all = ["by", "metrics"])]
+    paths: Vec<PathBuf>,
     /// Say who changed what
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
@@ -52,7 +59,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         })?;
         return by::tell(&mut context.out, &all);
     }
-    let status = served.client.ask(GetStatus)?;
+    let paths: Vec<TreePath> = args
+        .paths
+        .iter()
+        .map(|path| in_tree(&served.root, &served.cwd, path))
+        .collect::<VerbResult<_>>()?;
+    let mut status = served.client.ask(GetStatus)?;
+    if !paths.is_empty() {
+        status
+            .dirty
+            .retain(|change| changes::is_below(change, &paths));
+    }
     if args.metrics {
         let stats = served.client.ask(GetStats)?;
         return Ok(context
@@ -76,7 +93,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             stats,
         })?);
     }
-    print(&status, &branches, context)?;
+    if args.verbose {
+        context.out.page();
+    }
+    let mut lines = 0;
+    if paths.is_empty() {
+        lines = print(&status, &branches, context)?;
+    }
+    print_changes(&status, !paths.is_empty(), (args.verbose, lines), context)?;
     if let Some(stats) = &stats {
         stats::print(stats, &mut context.out)?;
     }
@@ -100,14 +124,15 @@ fn below(status: &Status) -> Vec<Holder> {
     tree.users(&daemon, holders::QUICK).holders
 }
 
-fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Outcome {
+/// What is mounted, and how. Gives the lines that this took.
+fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Outcome<usize> {
     let out = &mut context.out;
     let latest = match status.latest {
         Some(latest) => format!("latest checkpoint {latest} of {}", status.checkpoints),
         None => "no checkpoint yet".into(),
     };
     let daemon = &status.daemon;
-    let lines = [
+    let mut lines = vec![
         ("mount", path(&status.mount)),
         (
             "backing",
@@ -131,36 +156,49 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
         ),
         ("epoch", format!("{}, {latest}", status.epoch)),
     ];
-    for (label, value) in lines {
-        out.labelled(label, &value)?;
-    }
     if !branches.is_empty() {
-        out.labelled("branches", &named(branches))?;
+        lines.push(("branches", named(branches)));
     }
     if let Some(unmerged) = unmerged(branches) {
-        out.labelled("unmerged", &unmerged)?;
+        lines.push(("unmerged", unmerged));
     }
     if status.shared.files > 0 {
         let (files, bytes) = (status.shared.files, size::human(status.shared.bytes));
         let s = if files == 1 { "" } else { "s" };
         let shared =
             format!("{files} file{s}, {bytes}, shared with identical files since the mount");
-        out.labelled("same", &shared)?;
+        lines.push(("same", shared));
     }
     if let Some(absence) = &status.absence {
-        out.labelled("absence", &changes::absence(absence))?;
+        lines.push(("absence", changes::absence(absence)));
     }
+    for (label, value) in &lines {
+        out.labelled(label, value)?;
+    }
+    Ok(lines.len())
+}
+
+/// What changed since the newest checkpoint, or what of that is below the paths that were asked
+/// for.
+fn print_changes(
+    status: &Status,
+    of_paths: bool,
+    (all, lines): (bool, usize),
+    context: &mut Context,
+) -> Outcome {
+    let out = &mut context.out;
+    let there = if of_paths { " there" } else { "" };
     match status.base {
         Some(latest) if status.dirty.is_empty() => {
-            out.line(&format!("nothing changed since checkpoint {latest}"))?
+            out.line(&format!("nothing changed{there} since checkpoint {latest}"))?
         }
         Some(latest) => out.line(&format!(
-            "{} since checkpoint {latest}:",
+            "{}{there} since checkpoint {latest}:",
             changes::count(status.dirty.len() as u64)
         ))?,
         None => out.line("make the first checkpoint: ckptfs checkpoint")?,
     }
-    changes::print(out, &status.dirty)?;
+    changes::print_fitting(out, &status.dirty, lines + 1, (!all).then_some("-v"))?;
     for warning in &status.warnings {
         out.warn(warning);
     }

@@ -37,6 +37,8 @@ pub struct Args {
     /// Only tell what would be undone
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -51,12 +53,18 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             dry_run: args.dry_run,
         },
         "undone",
+        args.listed,
         context,
     )
 }
 
 /// Walks, and prints each step; `done` is the word for it.
-pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) -> Outcome {
+pub fn walk_and_tell(
+    options: UndoOptions,
+    done: &str,
+    listed: changes::Listed,
+    context: &mut Context,
+) -> Outcome {
     if done == "undone" {
         sys::name_process(UNDO_PROCESS);
     }
@@ -97,7 +105,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
     }
     tell_git_of(&mut served, &undone, &context.out);
     if let Some(restored) = undone.tree.filter(|_| !context.out.json) {
-        super::restore::print(&restored, context)?;
+        super::restore::print(&restored, listed, context)?;
     }
     match undone.stopped {
         None => interrupt.end(&context.out),

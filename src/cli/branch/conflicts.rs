@@ -42,6 +42,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if args.watch {
         return watch(args.exec.as_deref(), context);
     }
+    context.out.page();
     let mut served = locate::served(context.dir())?;
     let all = served.client.ask(ListConflicts { check: args.check })?;
     context.out.answer(&all, |out| {

@@ -15,6 +15,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     let all = locate::history(context.dir())?.ask(ListBranches {
         dropped: args.dropped,
         counted: true,

@@ -30,6 +30,8 @@ pub struct Args {
     /// Only list what would change, and what clashes
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -46,7 +48,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if context.out.json {
         context.out.json(&merged)?;
     } else {
-        print_merged(&merged, context)?;
+        print_merged(&merged, args.listed, context)?;
         context.out.line(&summary(&args.name, &merged))?;
     }
     interrupt.end(&context.out)?;
