@@ -53,8 +53,14 @@ fn print(out: &mut Out, chunk: &[u8]) -> io::Result<()> {
         return out.bytes(chunk);
     }
     for line in chunk.split_inclusive(|byte| *byte == b'\n') {
-        let end = if line.ends_with(b"\n") { &b"\n"[..] } else { b"" };
-        let shown = out.content(line.strip_suffix(b"\n").unwrap_or(line)).into_owned();
+        let end = if line.ends_with(b"\n") {
+            &b"\n"[..]
+        } else {
+            b""
+        };
+        let shown = out
+            .content(line.strip_suffix(b"\n").unwrap_or(line))
+            .into_owned();
         out.bytes(&[&shown, end].concat())?;
     }
     Ok(())

@@ -123,7 +123,7 @@ fn export(args: &Args, dest: PathBuf, served: Served, context: &mut Context) -> 
     let marked = mark.write(&dir).on(dest.display())?;
     let writer = Writer::new(dir.try_clone().on(dest.display())?, planned.before);
     writer.prepare().on(dest.display())?;
-    let bar = Bar::count(&context.out, "exporting");
+    let bar = Bar::files(&context.out, "exporting");
     let handed = planned
         .begun
         .hand_over(&writer, copies::threads(from), &bar);
@@ -238,7 +238,7 @@ fn dry_run(args: &Args, dest: &Path, served: Served, context: &mut Context) -> O
     };
     let planned = Planned::of(args, dest, &there, served)?;
     let (checkpoint, from) = (planned.checkpoint, planned.from);
-    let bar = Bar::count(&context.out, "counting");
+    let bar = Bar::files(&context.out, "counting");
     let counted = Counted::default();
     let handed = planned
         .begun
@@ -270,7 +270,7 @@ fn check(args: &Args, dest: &Path, served: Served, context: &mut Context) -> Out
     let dir = sys::open_root(dest).on(dest.display())?;
     let begun = Begun::begin(served, &args.id, None)?;
     let checkpoint = begun.part.checkpoint;
-    let bar = Bar::count(&context.out, "comparing");
+    let bar = Bar::files(&context.out, "comparing");
     let checker = Checker::new(dir);
     let handed = begun.hand_over(&checker, copies::threads(None), &bar);
     bar.stop();

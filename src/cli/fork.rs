@@ -126,7 +126,7 @@ pub fn fork(
     let forked = begun.part.checkpoint;
     let writer = Writer::new(dir, Before::Nothing);
     writer.prepare().on(dest.display())?;
-    let bar = Bar::count(out, "forking");
+    let bar = Bar::files(out, "forking");
     let handed = begun.hand_over(&writer, copies::threads(None), &bar);
     bar.stop();
     let mut refused = handed?;

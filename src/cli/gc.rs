@@ -43,7 +43,7 @@ pub struct Args {
     /// Drop nothing of the tiers in the configuration
     #[arg(long)]
     no_tiers: bool,
-    /// Say of each checkpoint that stays which rule keeps it
+    /// List every checkpoint that goes, and say of each that stays which rule keeps it
     #[arg(short, long)]
     verbose: bool,
     /// Do not ask; without a terminal nothing is asked anyway

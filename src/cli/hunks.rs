@@ -73,6 +73,13 @@ fn line(patch: &mut Vec<u8>, tag: ChangeTag, parts: &[(bool, &[u8])], out: &Out)
         ChangeTag::Insert => ("+", Some(Role::Good), Some(Role::GoodPart)),
     };
     patch.extend(out.painted(role, sign.as_bytes()));
+    let is_other = |(is_emphasised, text): &(bool, &[u8])| *is_emphasised || *text == b"\n";
+    // Emphasis on all of a line says nothing.
+    let strong = if parts.iter().all(is_other) {
+        role
+    } else {
+        strong
+    };
     for (is_emphasised, text) in parts {
         let text = text.strip_suffix(b"\n").unwrap_or(text);
         let role = if *is_emphasised { strong } else { role };
@@ -181,7 +188,13 @@ mod tests {
 
     fn worded(old: &str, new: &str) -> String {
         let (mut patch, out) = (Vec::new(), Out::to_memory(0));
-        print(&mut patch, old.as_bytes(), new.as_bytes(), Style { words: true }, &out);
+        print(
+            &mut patch,
+            old.as_bytes(),
+            new.as_bytes(),
+            Style { words: true },
+            &out,
+        );
         String::from_utf8(patch).expect("text")
     }
 
@@ -190,8 +203,16 @@ mod tests {
     fn words_are_marked_as_git_marks_them() {
         let told = [
             ("a b c\nx y\n", "a c\nx q y\n", "a[-b-] c\nx {+q+} y\n"),
-            ("one two three\n", "one 2 drei\nmore\n", "one [-two three-]{+2 drei+}\n{+more+}\n"),
-            ("one two three\nzz\nlast", "more\nlast", "[-one two three-]\n[-zz-]{+more+}\nlast\n"),
+            (
+                "one two three\n",
+                "one 2 drei\nmore\n",
+                "one [-two three-]{+2 drei+}\n{+more+}\n",
+            ),
+            (
+                "one two three\nzz\nlast",
+                "more\nlast",
+                "[-one two three-]\n[-zz-]{+more+}\nlast\n",
+            ),
         ];
         for (old, new, expected) in told {
             let patch = worded(old, new);
@@ -204,7 +225,13 @@ mod tests {
     #[test]
     fn a_carriage_return_alone_ends_no_line() {
         let (mut patch, out) = (Vec::new(), Out::to_memory(0));
-        print(&mut patch, b"a\rb\nc\r", b"a\rc\nc\r", Style::default(), &out);
+        print(
+            &mut patch,
+            b"a\rb\nc\r",
+            b"a\rc\nc\r",
+            Style::default(),
+            &out,
+        );
         assert_eq!(
             String::from_utf8(patch).expect("text"),
             "@@ -1,2 +1,2 @@\n-a\rb\n+a\rc\n c\r\n\\ No newline at end of file\n"

@@ -110,7 +110,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     };
     let interrupt = Interrupt::gives_up(&served.client)?;
     if let Some(command) = &args.policy.tool {
-        let Some(answers) = answered(command, &ask, (&mut served, &interrupt), args.listed, context)? else {
+        let Some(answers) = answered(
+            command,
+            &ask,
+            (&mut served, &interrupt),
+            args.listed,
+            context,
+        )?
+        else {
             return Ok(());
         };
         ask.answers = answers;

@@ -178,7 +178,7 @@ struct Cli {
 #[derive(Debug, Args)]
 struct Global {
     /// Act as if started in DIR
-    #[arg(short = 'C', value_name = "DIR", global = true)]
+    #[arg(short = 'C', value_name = "DIR", global = true, display_order = 900)]
     change_dir: Option<PathBuf>,
     /// Act on this container volume, as with -C and the place where it is mounted; it is mounted
     /// meanwhile if it is not
@@ -186,17 +186,25 @@ struct Global {
         long,
         value_name = "NAME",
         global = true,
+        display_order = 901,
         conflicts_with = "change_dir"
     )]
     volume: Option<String>,
     /// Print JSON: data on stdout, an error as one line on stderr
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 902)]
     json: bool,
     /// Color the output
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t, global = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value_t,
+        global = true,
+        display_order = 903
+    )]
     color: Color,
     /// Print on the terminal itself, through no pager (CKPTFS_PAGER, PAGER, less)
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 904)]
     no_pager: bool,
 }
 
@@ -374,7 +382,7 @@ fn parsed() -> Cli {
         Err(error) if is_help(&error) => typed(command()),
         typed => typed,
     }
-    .unwrap_or_else(|error| elsewhere::end(error))
+    .unwrap_or_else(|error| elsewhere::end(error, Cli::command()))
 }
 
 fn is_driver(verb: &Verb) -> bool {

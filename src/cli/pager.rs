@@ -112,7 +112,10 @@ impl Write for Pager {
 }
 
 fn start(command: &OsString) -> io::Result<(Child, ChildStdin)> {
-    let needs_shell = command.as_bytes().iter().any(|byte| OF_SHELL.contains(byte));
+    let needs_shell = command
+        .as_bytes()
+        .iter()
+        .any(|byte| OF_SHELL.contains(byte));
     let mut pager = if needs_shell {
         let mut shell = Command::new(SHELL);
         shell.arg("-c").arg(command);

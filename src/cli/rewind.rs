@@ -6,7 +6,7 @@ use std::io;
 use serde::Serialize;
 
 use super::agent::labels::{self, Prompt};
-use super::agent::process;
+use super::agent::{self, process};
 use super::by;
 use super::changes;
 use super::context::Context;
@@ -83,12 +83,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let all = served.client.ask(ListCheckpoints)?;
     let prompts: Vec<Prompt> = all.iter().filter_map(labels::prompt).collect();
     if prompts.is_empty() {
-        return Err(hinted(
-            Code::UnknownCheckpoint,
-            "no prompt of an agent is known here",
-            "have an agent tell of its prompts: ckptfs agent install claude-code",
-        )
-        .into());
+        return Err(no_prompt(&agent::install::installed(context, &served.root)).into());
     }
     let prompt = chosen(&args, &prompts, context)?.clone();
     let who = match args.code_of {
@@ -125,6 +120,22 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     tell(&prompt, &done, context)?;
     interrupt.end(&context.out)?;
     restore::told(&done.restored)
+}
+
+/// There is nothing to rewind to.
+fn no_prompt(installed: &[&str]) -> VerbError {
+    match installed {
+        [] => hinted(
+            Code::UnknownCheckpoint,
+            "no prompt of an agent is known here",
+            "have an agent tell ckptfs of its prompts: ckptfs agent install claude-code",
+        ),
+        agents => hinted(
+            Code::UnknownCheckpoint,
+            format!("no prompt has come yet from {}", agents.join(" or ")),
+            "the hooks are installed: each prompt from now on can be rewound to. An agent that was running before has to be restarted",
+        ),
+    }
 }
 
 /// Asks the daemon for it, or what it would be.

@@ -50,7 +50,7 @@ pub fn run(
     let view = Tree::at(&served, Some(&checkpoint))?;
     let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
     sys::widen_pipe(io::stdout());
-    let bar = Bar::count(&context.out, "exporting");
+    let bar = Bar::files(&context.out, "exporting");
     let mut told = Tar::new(io::stdout().lock(), view);
     let refused = held::hand_on(begun.ahead(), |entry, content| {
         let refused = told.entry(entry, &content);

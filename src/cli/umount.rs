@@ -1,5 +1,6 @@
 //! `ckptfs umount`.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use super::context::Context;
 use super::error::{Outcome, error, hinted};
 use super::holders::{self, Found, Tree, Use};
 use super::locate::Located;
+use super::progress::Spinner;
 use super::tree_path::{beyond_links, normal};
 use super::{locate, mounts};
 use crate::control::Client;
@@ -113,9 +115,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     // Our own working directory must not be what keeps the mount busy.
     let shell = std::env::current_dir();
     std::env::set_current_dir("/").map_err(|cause| super::error::io_error("/", cause))?;
+    // The daemon may keep content that only the tree has, as much as it is told to.
+    let spinner = Spinner::start(&context.out, "unmounting");
+    let warnings = RefCell::new(Vec::<String>::new());
     let ended = take_away(mount, args.lazy, args.keep.map(Keep::from), &|warning| {
-        context.out.warn(warning)
-    })?;
+        warnings.borrow_mut().push(warning.to_owned());
+    });
+    spinner.stop();
+    for warning in warnings.into_inner() {
+        context.out.warn(&warning);
+    }
+    let ended = ended?;
     tell(mount, &ended, context)?;
     if shell.is_ok_and(|shell| shell.starts_with(&mount.at)) {
         context

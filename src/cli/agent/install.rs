@@ -177,6 +177,18 @@ pub fn status(args: &StatusArgs, context: &mut Context) -> Outcome {
     })
 }
 
+/// The agents that have the hooks, in the working directory, in the one that is mounted, or for
+/// this user.
+pub fn installed(context: &Context, mount: &Path) -> Vec<&'static str> {
+    let mounted = Ok(Scope::Project(mount.to_owned()));
+    let scopes = [scope(false, context), mounted, scope(true, context)];
+    let has = |agent: &Agent| {
+        let mut scopes = scopes.iter().flatten();
+        scopes.any(|scope| state(*agent, scope, "").state != "not installed")
+    };
+    ALL.into_iter().filter(has).map(Agent::name).collect()
+}
+
 fn state(agent: Agent, scope: &Scope, name: &'static str) -> State {
     let command = command(agent);
     let settings = agent.settings(scope, &command, None);

@@ -5,7 +5,7 @@ mod before;
 mod event;
 mod files;
 mod hook;
-mod install;
+pub mod install;
 pub mod labels;
 mod place;
 pub mod process;

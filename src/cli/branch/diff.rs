@@ -33,7 +33,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     };
     let since = since.map_or_else(|| "1".to_owned(), |since| since.to_string());
     context.dir = Some(branch.path);
-    diff::run(diff::Args::since(since, args.patch, args.word_diff), context)
+    diff::run(
+        diff::Args::since(since, args.patch, args.word_diff),
+        context,
+    )
 }
 
 /// What differs from a checkpoint of the parent, as the parent tells it: the two are in two trees.
