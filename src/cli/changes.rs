@@ -6,7 +6,7 @@ use super::error::{Failure, Outcome};
 use super::listing;
 use super::output::{Out, Role};
 use crate::engine::api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
-use crate::engine::word::word;
+use crate::engine::word::{self, word};
 
 /// Prints one line per change: the letter and the path; of a rename both paths.
 pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
@@ -131,7 +131,7 @@ pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
     for change in unknown {
         let why = change.why.unwrap_or(Why::Unreadable).words();
         out.warn(&format!(
-            "how {} differs cannot be told: {why}",
+            "cannot tell how {} differs: {why}",
             String::from_utf8_lossy(path(&change.path))
         ));
     }
@@ -140,11 +140,7 @@ pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
 
 /// "1 change", "2 changes".
 pub fn count(count: u64) -> String {
-    if count == 1 {
-        "1 change".into()
-    } else {
-        format!("{count} changes")
-    }
+    word::count(count, "change")
 }
 
 /// The root of the tree has an empty path, and a person needs something to see.

@@ -83,7 +83,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if made.quiesced == Some(false) {
         context
             .out
-            .warn("the tree never became quiet: it was being changed when the checkpoint was made");
+            .warn("the tree was never idle: it was being changed when the checkpoint was made");
     }
     if made.unchanged {
         let given = [
@@ -95,7 +95,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             String::new()
         } else {
             format!(
-                ", which stays as it is: it did not get {}",
+                ", which is left as it is: it was not given {}",
                 given.join(" and ")
             )
         };
@@ -104,7 +104,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             made.id
         ));
     } else if !made.atomic {
-        context.out.warn("files written all the time were not all captured at one instant (mount with --writes=daemon for that)");
+        context.out.warn("not atomic: files that were being written were captured one after the other (mount with --writes=daemon to avoid that)");
     }
     Ok(())
 }

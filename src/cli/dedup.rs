@@ -306,14 +306,16 @@ fn whole(client: &mut Client, mut options: DedupOptions, out: &Out) -> VerbResul
 fn why(why: LeftWhy) -> &'static str {
     match why {
         LeftWhy::TooSmall => "smaller than --min-size",
-        LeftWhy::Differs => "changed meanwhile, or never held what its hash says",
-        LeftWhy::Gone => "gone meanwhile",
+        LeftWhy::Differs => "changed meanwhile, or does not match its hash",
+        LeftWhy::Gone => "removed meanwhile",
         LeftWhy::NotPermitted => "not permitted",
         LeftWhy::Unreadable => "cannot be read",
         LeftWhy::OtherFilesystem => "on another filesystem",
-        LeftWhy::NoReflink => "the filesystem cannot share it",
+        LeftWhy::NoReflink => "not supported by the filesystem",
         LeftWhy::InUse => "open for writing",
-        LeftWhy::TooManyLinks => "what it equals has all the names that it can have",
+        LeftWhy::TooManyLinks => {
+            "the identical file has as many hard links as the filesystem allows"
+        }
     }
 }
 
@@ -372,9 +374,9 @@ fn print(projects: &[Project], args: &Args, context: &mut Context) -> Outcome {
 /// What is done, and what comes free with it.
 fn done(args: &Args) -> (&'static str, &'static str) {
     if args.dry_run {
-        ("would be shared", "would come free")
+        ("would be shared", "would be freed")
     } else {
-        ("shared", "came free")
+        ("shared", "freed")
     }
 }
 
@@ -391,12 +393,12 @@ fn print_one(report: &DedupReport, args: &Args, out: &mut Out) -> Outcome {
         files(report.hashed)
     ))?;
     out.line(&format!(
-        "{} shared already; {} have a content of their own",
+        "{} already shared; {} with unique content",
         files(report.already),
         files(report.unique)
     ))?;
     let links = if report.linked.files > 0 {
-        format!(" ({} as names of one file)", report.linked.files)
+        format!(" ({} as hard links)", report.linked.files)
     } else {
         String::new()
     };
@@ -412,7 +414,7 @@ fn print_one(report: &DedupReport, args: &Args, out: &mut Out) -> Outcome {
 fn print_across(got: &Got, args: &Args, out: &mut Out) -> Outcome {
     let (done, free) = done(args);
     let line = format!(
-        "{done} with the others: {} of {} in common; {} {free}",
+        "{done} with the other projects: {} of {} in common; {} {free}",
         files(got.shared),
         files(got.common),
         size::human(got.freed_bytes)
@@ -428,7 +430,7 @@ fn print_left(
     out: &mut Out,
 ) -> Outcome {
     for (left, count) in counts {
-        out.line(&format!("left out: {count}, {}", why(*left)))?;
+        out.line(&format!("skipped: {count}, {}", why(*left)))?;
     }
     for left in left_out.iter().filter(|_| args.verbose) {
         let error = left

@@ -15,6 +15,7 @@ use crate::engine::api::{
     Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath, VerbError,
     VerbResult,
 };
+use crate::engine::word::count as plural;
 use crate::sys::Errno;
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
@@ -169,13 +170,13 @@ pub fn tell_patch(
     let name = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
     for path in &left_out.strange {
         context.out.warn(&format!(
-            "{} is in no patch: git knows files and symbolic links only",
+            "{} is not in the patch: git tracks only files and symbolic links",
             name(path)
         ));
     }
     for (path, errno) in &left_out.unread {
         let why = if *errno == Errno::ENODATA {
-            "its content was dropped by a tier".to_owned()
+            "its content was dropped by a retention rule".to_owned()
         } else {
             errno.to_string()
         };
@@ -186,10 +187,13 @@ pub fn tell_patch(
     match left_out.unread.len() {
         0 => Ok(()),
         count => {
-            let hint = "ckptfs diff without --patch names all that differs";
+            let hint = "ckptfs diff without --patch lists everything that differs";
             Err(Failure::Verb(hinted(
                 Code::Incomplete,
-                format!("the patch lacks {count} paths that cannot be read"),
+                format!(
+                    "the patch lacks {} that cannot be read",
+                    plural(count, "path")
+                ),
                 hint,
             )))
         }
@@ -217,8 +221,10 @@ pub fn sum(changes: &[Change]) -> String {
         less += old.saturating_sub(new);
     }
     format!(
-        "{}, {more} bytes more, {less} bytes less",
-        changes::count(changes.len() as u64)
+        "{}, {} more, {} less",
+        changes::count(changes.len() as u64),
+        plural(more, "byte"),
+        plural(less, "byte")
     )
 }
 

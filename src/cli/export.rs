@@ -12,6 +12,7 @@ use super::error::{Failure, On, Outcome, hinted, io_error};
 use super::locate::Served;
 use super::progress::Bar;
 use crate::engine::api::{Code, TreePath, VerbResult, host_path};
+use crate::engine::word::count as plural;
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::Counted;
@@ -170,11 +171,11 @@ fn tell(answer: Answer, marked: bool, context: &mut Context) -> Outcome {
         ))?;
     }
     if !marked {
-        out.warn("the filesystem there keeps no extended attributes: a later export cannot go on from this one, and wants an empty directory");
+        out.warn("the filesystem there has no extended attributes: a later export cannot continue from this one, and needs an empty directory");
     }
     answer.copied.report(
         out,
-        "what could be copied is there; run the same command again once the cause is gone",
+        "everything else was copied; run the same command again once the cause is fixed",
     )
 }
 
@@ -189,7 +190,10 @@ impl There {
         let mark = Mark::read(dir).map_err(|cause| match cause {
             Errno::EINVAL => hinted(
                 Code::NotEmpty,
-                format!("the mark of {} is of another version", dest.display()),
+                format!(
+                    "the marker file of {} was written by another version of ckptfs",
+                    dest.display()
+                ),
                 "export to another directory",
             ),
             cause => io_error(dest.display(), cause),
@@ -303,6 +307,9 @@ fn check(args: &Args, dest: &Path, served: Served, context: &mut Context) -> Out
         return Ok(());
     }
     context.out.flush()?;
-    context.out.talk(&format!("{} paths are not as in checkpoint {checkpoint}; ckptfs export --full {checkpoint} DEST puts them right", wrong.len()));
+    context.out.talk(&format!(
+        "different from checkpoint {checkpoint}: {}; to fix that: ckptfs export --full {checkpoint} DEST",
+        plural(wrong.len(), "path")
+    ));
     Err(Failure::No)
 }

@@ -71,7 +71,7 @@ fn user(name: &str) -> VerbResult<u32> {
         hinted(
             Code::UnknownUser,
             format!("there is no user {name:?}"),
-            "a number will do too: ckptfs log --author 1000",
+            "a number works too: ckptfs log --author 1000",
         )
     };
     sys::user_id(name).ok_or_else(unknown)

@@ -103,7 +103,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     ))?;
     copied.report(
         out,
-        "remove the directory, and run the same command again once the cause is gone",
+        "remove the directory, and run the same command again once the cause is fixed",
     )
 }
 

@@ -103,7 +103,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return Ok(());
     }
     if !args.repair && left.iter().any(|finding| finding.repair.is_some()) {
-        context.out.talk("some of it can be repaired: ckptfs fsck --repair (what it would do: --repair --dry-run)");
+        context
+            .out
+            .talk("some of it can be repaired: ckptfs fsck --repair (add --dry-run to see how)");
     }
     Err(Failure::Damage)
 }

@@ -9,6 +9,7 @@ use super::{config, listing, size};
 use crate::control::History;
 use crate::engine::api::{Code, GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
+use crate::engine::word::count;
 use crate::store::ids::CheckpointId;
 
 /// Thin out the history by rules, and free what no checkpoint needs; what is freed cannot be
@@ -19,7 +20,7 @@ use crate::store::ids::CheckpointId;
 /// whatever the rules are. Works without a mount too.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only tell what would go, and how many bytes would come free
+    /// Only tell what would go, and how many bytes would be freed
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Keep so many of the newest
@@ -69,7 +70,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             return print(&plan, &args, context);
         }
         let of_kept = if dropped > 0 {
-            format!(", drop the content of {dropped} versions from others")
+            format!(
+                ", drop the content of {} from others",
+                count(dropped, "version")
+            )
         } else {
             String::new()
         };
@@ -209,8 +213,8 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
     if report.leftovers > 0 {
         let verb = if report.dry_run { "would go: " } else { "" };
         out.line(&format!(
-            "{verb}{} versions that no checkpoint needed any more  {}",
-            report.leftovers,
+            "{verb}{}  {}",
+            count(report.leftovers, "unneeded version"),
             size::human(report.leftover_bytes)
         ))?;
     }
@@ -225,14 +229,14 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
             "dropped"
         };
         let linked = if tier.linked > 0 {
-            format!("; {} stay, for they have several names", tier.linked)
+            format!("; {} kept because of hard links", tier.linked)
         } else {
             String::new()
         };
         let paths = tier.paths.join(", ");
         let line = format!(
-            "{verb}: {} versions in {}  {}{linked}",
-            tier.versions,
+            "{verb}: {} in {}  {}{linked}",
+            count(tier.versions, "version"),
             out.text(&paths),
             size::human(tier.bytes)
         );
@@ -251,9 +255,9 @@ fn summary(report: &GcReport) -> String {
         "deleted"
     };
     let freed = if report.dry_run {
-        "would come free"
+        "would be freed"
     } else {
-        "came free"
+        "freed"
     };
     format!(
         "{} {done}, {} kept; {} {freed}, the history takes {}",
@@ -267,12 +271,12 @@ fn summary(report: &GcReport) -> String {
 fn warn(report: &GcReport, out: &Out) {
     if report.over_bytes > 0 {
         let over = size::human(report.over_bytes);
-        out.warn(&format!("the history is {over} larger than it may be: the rest is pinned, tagged or the newest (ckptfs du tells what takes it)"));
+        out.warn(&format!("the history is {over} over its limit: the rest is pinned, tagged or the newest (ckptfs du shows what takes the space)"));
     }
     if !report.changed.is_empty() {
         let ids: Vec<String> = report.changed.iter().map(CheckpointId::to_string).collect();
         out.warn(&format!(
-            "pinned, tagged or brought back meanwhile, and kept: {}",
+            "pinned, tagged or brought back meanwhile, so kept: {}",
             ids.join(", ")
         ));
     }

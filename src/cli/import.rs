@@ -20,7 +20,7 @@ use super::size::human;
 use super::tree_path::beyond_links;
 use super::{locate, time};
 use crate::engine::api::{Code, Query, VerbResult, host_path};
-use crate::engine::word::word;
+use crate::engine::word::{count as plural, word};
 use crate::sys;
 use crate::transfer::import::contents::Found;
 
@@ -197,11 +197,11 @@ fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
         Some(item) => Err(hinted(
             Code::BadDestination,
             format!(
-                "one of {} and {} is inside the other",
+                "{} and {} must not be inside each other",
                 item.path.display(),
                 into.display()
             ),
-            "name a tree beside it: --into DIR2; to give a directory a history where it is: ckptfs mount",
+            "name a tree beside it: --into DIR2; to give a directory a history win ckptfs this is: ckptfs mount",
         )),
         None => Ok(()),
     }
@@ -259,8 +259,8 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
         };
         if !answer.known.is_empty() {
             out.talk(&format!(
-                "{} snapshots are in the tree already",
-                answer.known.len()
+                "{} already in the tree",
+                plural(answer.known.len(), "snapshot")
             ));
         }
         out.talk(&format!(
@@ -279,10 +279,10 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
     }
     if missed > 0 {
         let hint =
-            "what could be imported is there; run the same command again once the cause is gone";
+            "everything else was imported; run the same command again once the cause is fixed";
         return Err(Failure::Verb(hinted(
             Code::Incomplete,
-            format!("{missed} paths could not be imported"),
+            format!("{} could not be imported", plural(missed, "path")),
             hint,
         )));
     }
@@ -292,17 +292,14 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
 /// What was taken for what.
 fn counted(items: &[Item]) -> String {
     let series = items.iter().filter(|item| item.snapshot.is_some()).count();
-    let some = |count: usize, one: &str| {
-        if count == 1 {
-            format!("1 {one}")
-        } else {
-            format!("{count} {one}s")
-        }
-    };
     match (series, items.len() - series) {
-        (0, trees) => some(trees, "tree"),
-        (series, 0) => some(series, "snapshot"),
-        (series, trees) => format!("{} and {}", some(trees, "tree"), some(series, "snapshot")),
+        (0, trees) => plural(trees, "tree"),
+        (series, 0) => plural(series, "snapshot"),
+        (series, trees) => format!(
+            "{} and {}",
+            plural(trees, "tree"),
+            plural(series, "snapshot")
+        ),
     }
 }
 
@@ -336,13 +333,14 @@ fn hashed(found: &Found, bytes: u64) -> String {
     let unshared = match found.unshared_files {
         0 => String::new(),
         files => format!(
-            "; {files} of the same content were copied, for they cannot share ({})",
+            "; {} with known content copied, because they cannot be shared ({})",
+            plural(files, "file"),
             human(found.unshared_bytes)
         ),
     };
     format!(
-        "{} files hashed: {} new contents ({}), {} files the same as others here ({}), {} as others known before ({}); {}.{} % of the bytes were there{unshared}",
-        found.hashed_files,
+        "{} hashed: {} with new content ({}), {} identical to others here ({}), {} identical to known ones ({}); {}.{} % of the bytes were already there{unshared}",
+        plural(found.hashed_files, "file"),
         found.new_contents,
         human(found.new_bytes),
         found.duplicate_files,
@@ -359,10 +357,15 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
     let out = &context.out;
     let count = made.count;
     let mut said = format!(
-        "{} files, {} directories, {} others, {}",
-        count.files,
+        "{}, {} {}, {}, {}",
+        plural(count.files, "file"),
         count.dirs,
-        count.others,
+        if count.dirs == 1 {
+            "directory"
+        } else {
+            "directories"
+        },
+        plural(count.others, "other"),
         human(count.bytes)
     );
     if !dry_run && !made.unchanged {
@@ -394,14 +397,14 @@ fn warn(made: &Made, context: &Context) {
     let out = &context.out;
     if made.owners_lost > 0 {
         out.warn(&format!(
-            "the owners of {} could not be kept: only root can set them",
-            made.owners_lost
+            "the owner of {} could not be kept: only root can set it",
+            plural(made.owners_lost, "file")
         ));
     }
     if made.xattrs_lost > 0 {
         out.warn(&format!(
-            "{} extended attributes could not be set there",
-            made.xattrs_lost
+            "{} could not be set there",
+            plural(made.xattrs_lost, "extended attribute")
         ));
     }
     for left in made.left_out.iter().take(LEFT_TOLD_MAX) {

@@ -127,7 +127,7 @@ impl Interrupt {
     pub fn end(&self, out: &Out) -> Outcome {
         match self.status() {
             Some(status) => {
-                out.talk("it was already changing the tree when it was cancelled, so it was finished; to take it back: ckptfs undo");
+                out.talk("the tree was already being changed, so the operation was finished; to take it back: ckptfs undo");
                 Err(Failure::Status(status))
             }
             None => Ok(()),

@@ -57,8 +57,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         if args.before.is_some() || args.graph || args.deleted || args.path.is_some() {
             return Err(hinted(
                 Code::Usage,
-                "--before, --graph, --deleted and PATH are for a list of all checkpoints",
-                "leave them out, or the filters (--author, --since, --tag, --changed, ...)",
+                "--before, --graph, --deleted and PATH cannot be combined with filters",
+                "leave them out, or leave out the filters (--author, --since, --tag, --changed, ...)",
             )
             .into());
         }

@@ -223,7 +223,7 @@ pub fn print_merged(merged: &Merged, listed: Listed, context: &mut Context) -> O
         let mut line = b"! ".to_vec();
         line.extend_from_slice(&context.out.name(&conflict.path.0));
         let settled = match conflict.settled && !merged.refused {
-            _ if conflict.tool => " (the tool's)",
+            _ if conflict.tool => " (left to the tool)",
             true => " (settled)",
             false => "",
         };
@@ -250,7 +250,7 @@ pub fn why(conflict: &MergeConflict) -> String {
                 "here"
             }
         ),
-        ConflictKind::Name => "something else here and there".to_owned(),
+        ConflictKind::Name => "different things have this name here and there".to_owned(),
         ConflictKind::Directory => format!("its directory was {}", by("removed")),
         ConflictKind::Cycle => "directories moved into each other".to_owned(),
         ConflictKind::Content => "content changed here and there".to_owned(),
@@ -274,7 +274,9 @@ pub fn clashes(merged: &Merged) -> String {
 
 /// How to go on where there are so many conflicts.
 pub fn settle_by(clash: &str) -> String {
-    format!("nothing was changed: {clash}; say --ours, --theirs, --markers, --keep-both or --tool")
+    format!(
+        "nothing was changed: {clash}; resolve with --ours, --theirs, --markers, --keep-both or --tool"
+    )
 }
 
 fn summary(merged: &Merged) -> String {

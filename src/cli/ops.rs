@@ -40,7 +40,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return Ok(out.json(&operations)?);
     }
     if operations.is_empty() {
-        out.talk("nothing was done yet");
+        out.talk("no operations yet");
     }
     let width = width(&operations, |operation| operation.number.to_string());
     for operation in &operations {
@@ -51,7 +51,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         && let Some(oldest) = operations.last().filter(|oldest| oldest.number > 1)
     {
         out.talk(&format!(
-            "older ones: ckptfs ops --before {}",
+            "for for older ones: ckptfs ops --before {}",
             oldest.number
         ));
     }
@@ -71,7 +71,7 @@ fn line(out: &Out, operation: &OperationInfo, width: usize) -> io::Result<Vec<u8
             "{}",
             out.paint(Role::Faint, &format!("  (undone by {by})"))
         )?,
-        (true, Some(_)) => write!(line, "{}", out.paint(Role::Faint, "  (done again)"))?,
+        (true, Some(_)) => write!(line, "{}", out.paint(Role::Faint, "  (redone)"))?,
         (_, None) => {}
     }
     if let Some(why) = &operation.obstacle {

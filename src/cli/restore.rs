@@ -116,7 +116,9 @@ pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
         return;
     }
     for holder in replaced::holders(root, &files) {
-        out.warn(&format!("{holder} as it was before: what it writes there goes nowhere; have it open its files again"));
+        out.warn(&format!(
+            "{holder}, in its old version: what it writes there is lost until it reopens its files"
+        ));
     }
 }
 
@@ -165,20 +167,20 @@ pub fn warn(restored: &Restored, out: &Out) {
     for path in &restored.unknown {
         let path = String::from_utf8_lossy(&path.0);
         out.warn(&format!(
-            "what {path} was in checkpoint {} is not known: it is left as it is",
+            "the state of {path} in checkpoint {} is not known: it is left as it is",
             restored.restored
         ));
     }
     for path in &restored.dropped {
         let path = String::from_utf8_lossy(&path.0).into_owned();
         out.warn(&format!(
-            "{path} stays as it is: a tier has dropped something of it from checkpoint {}",
+            "{path} is left as it is: a retention rule has dropped content of it from checkpoint {}",
             restored.restored
         ));
     }
     for path in &restored.split {
         let path = String::from_utf8_lossy(&path.0).into_owned();
-        out.warn(&format!("{path} was one file with others that were not restored (hard links); it is a file of its own now"));
+        out.warn(&format!("{path} is no longer a hard link to names that were not restored: it is a separate file now"));
     }
 }
 
@@ -203,8 +205,8 @@ fn summary(restored: &Restored) -> String {
             )
         }
         None if !unknown.is_empty() => {
-            format!("nothing was restored: everything else is as in checkpoint {id}")
+            format!("nothing was restored: everything else is the same as in checkpoint {id}")
         }
-        None => format!("nothing to restore: everything is as in checkpoint {id}"),
+        None => format!("nothing to restore: everything is the same as in checkpoint {id}"),
     }
 }

@@ -102,7 +102,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     context.out.flush()?;
     let count = changes::count(planned.restored.changes.len() as u64);
-    let question = format!("Make {count}, to before \"{}\"?", prompt.text);
+    let question = format!("Rewind to before \"{}\" ({count})?", prompt.text);
     context.out.go_on(
         args.yes || context.out.json,
         &question,
@@ -201,11 +201,11 @@ fn tell(prompt: &Prompt, done: &RestoredOnly, context: &mut Context) -> Outcome 
     context.out.answer(&Rewound { prompt, done }, |out| {
         let line = match restored.guard {
             Some(guard) => format!(
-                "rewound to before \"{}\": {count}; the previous state is checkpoint {guard}, and `ckptfs undo` takes this back",
+                "rewound to before \"{}\": {count}; the previous state is checkpoint {guard}; to take this back: ckptfs undo",
                 prompt.text
             ),
             None if restored.changes.is_empty() => "nothing to take back".to_owned(),
-            None => format!("to before \"{}\" would be {count}", prompt.text),
+            None => format!("rewinding to before \"{}\" would make {count}", prompt.text),
         };
         out.text_line(&line)
     })
@@ -250,8 +250,8 @@ fn chosen<'a>(
 fn unknown(text: &str) -> VerbError {
     hinted(
         Code::UnknownCheckpoint,
-        format!("no prompt {text:?} is known"),
-        "these are known: ckptfs rewind",
+        format!("there is no prompt {text:?}"),
+        "to list them: ckptfs rewind",
     )
 }
 
@@ -268,7 +268,7 @@ fn named_session(name: &str, prompts: &[Prompt]) -> VerbResult<String> {
         (None, [only]) => Ok((*only).clone()),
         _ => Err(hinted(
             Code::UnknownCheckpoint,
-            format!("no prompt of a session {name:?} is known, or several sessions begin so"),
+            format!("no session {name:?} is known, or several sessions begin with it"),
             format!("sessions: {}", known.join(", ")),
         )),
     }
@@ -302,7 +302,7 @@ fn meant_session(prompts: &[Prompt]) -> VerbResult<String> {
         [first, ..] => Err(hinted(
             Code::Usage,
             format!("there are {} sessions: {}", known.len(), known.join(", ")),
-            format!("say which: ckptfs rewind -1 --session {}", word(first)),
+            format!("choose one: ckptfs rewind -1 --session {}", word(first)),
         )),
         [] => Err(unknown("-1")),
     }
@@ -318,10 +318,10 @@ fn listed<'a>(prompts: &'a [Prompt], context: &mut Context) -> Result<&'a Prompt
         context.out.talk(&format!("and {more} older ones"));
     }
     if context.out.json || !can_ask() {
-        context.out.talk("say which: `ckptfs rewind NUMBER`, with a number from the first column; `ckptfs rewind -1` for the session's last prompt");
+        context.out.talk("choose one: `ckptfs rewind NUMBER`, with a number from the first column, or `ckptfs rewind -1` for the session's last prompt");
         return Err(Failure::Status(USAGE_STATUS));
     }
-    let answer = asked("Rewind to before which (number, nothing for none)?")?;
+    let answer = asked("Rewind to before which one (number; Enter for none)?")?;
     if answer.is_empty() {
         context.out.talk("nothing was changed");
         return Err(Failure::No);
@@ -372,10 +372,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
     if own.is_empty() {
         return Err(hinted(
             Code::UnknownProcess,
-            format!(
-                "which process session {:?} was is not known",
-                prompt.session
-            ),
+            format!("the process of session {:?} is not known", prompt.session),
             format!(
                 "to restore the whole tree: ckptfs rewind --code-of all {}",
                 word(prompt.checkpoint)
@@ -390,7 +387,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
     if !others.is_empty() {
         let others: Vec<&str> = others.into_iter().collect();
         out.warn(&format!(
-            "session {} ran in the same process: what it changed since goes back too",
+            "session {} ran in the same process: its changes since are taken back too",
             others.join(", ")
         ));
     }

@@ -194,7 +194,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
 /// Restores the checkpoint, and says what became of that; the checkpoint of what was there.
 fn roll_back(served: &mut Served, id: CheckpointId, out: &Out) -> VerbResult<Option<CheckpointId>> {
     out.warn(&format!(
-        "everything that has changed since checkpoint {id} is taken back, whoever changed it"
+        "everything changed since checkpoint {id} is taken back, no matter who changed it"
     ));
     let spinner = Spinner::start(out, "rolling back");
     let answer = served.client.ask(RestoreOptions {
@@ -336,7 +336,7 @@ impl Ended {
                 .unwrap_or_default();
             context
                 .out
-                .warn(&format!("{program} was not run: {}", plain(cause)));
+                .warn(&format!("{program} could not be run: {}", plain(cause)));
         }
         self.code()
     }

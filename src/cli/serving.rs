@@ -248,7 +248,7 @@ impl Serving {
         let found = command
             .try_get_matches_from(std::iter::empty::<OsString>())
             .and_then(|found| Serving::from_arg_matches(&found));
-        found.map_err(|cause| hinted(Code::BadValue, cause.to_string(), "correct the variable"))
+        found.map_err(|cause| hinted(Code::BadValue, cause.to_string(), "fix the variable"))
     }
 
     /// The arguments that give this again.
@@ -341,7 +341,7 @@ impl Serving {
             hinted(
                 Code::BadConfig,
                 what,
-                "ckptfs config show --origin tells where it is set",
+                "ckptfs config show --origin shows where it is set",
             )
         };
         let readers = settings.number("mount.readers");

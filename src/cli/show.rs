@@ -10,6 +10,7 @@ use super::error::Outcome;
 use super::output::{Out, Role};
 use super::{cat, locate, ls, past, size, time};
 use crate::engine::api::{CheckpointInfo, Code, ShowCheckpoint, StateName};
+use crate::engine::word::count;
 use crate::store::record::Reason;
 use crate::sys::Kind;
 
@@ -71,7 +72,7 @@ fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] 
     let atomic = if checkpoint.atomic {
         "yes"
     } else {
-        "no: files written all the time were captured one after the other"
+        "no: files that were being written were captured one after the other"
     };
     let pinned = match checkpoint.pinned.as_deref() {
         None => "no".to_owned(),
@@ -109,9 +110,9 @@ fn print(out: &mut Out, checkpoint: &CheckpointInfo) -> io::Result<()> {
     }
     if let Some(dropped) = &checkpoint.dropped {
         let line = format!(
-            "{} {} files ({}) of which a tier has dropped the content, in",
+            "{} content of {} ({}), by a retention rule, in",
             out.paint(Role::Faint, "dropped   "),
-            dropped.files,
+            count(dropped.files, "file"),
             size::human(dropped.bytes)
         );
         out.line(&line)?;

@@ -15,6 +15,7 @@ use crate::engine::api::{
     BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, Stats, Status,
     TreePath, VerbResult,
 };
+use crate::engine::word::count;
 
 /// Branches that are named.
 const BRANCHES_SHOWN_MAX: usize = 10;
@@ -128,7 +129,10 @@ fn below(status: &Status) -> Vec<Holder> {
 fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Outcome<usize> {
     let out = &mut context.out;
     let latest = match status.latest {
-        Some(latest) => format!("latest checkpoint {latest} of {}", status.checkpoints),
+        Some(latest) => format!(
+            "{}, latest {latest}",
+            count(status.checkpoints, "checkpoint")
+        ),
         None => "no checkpoint yet".into(),
     };
     let daemon = &status.daemon;
@@ -154,7 +158,7 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
                 takeovers(daemon)
             ),
         ),
-        ("epoch", format!("{}, {latest}", status.epoch)),
+        ("history", latest),
     ];
     if !branches.is_empty() {
         lines.push(("branches", named(branches)));
@@ -164,9 +168,10 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
     }
     if status.shared.files > 0 {
         let (files, bytes) = (status.shared.files, size::human(status.shared.bytes));
-        let s = if files == 1 { "" } else { "s" };
-        let shared =
-            format!("{files} file{s}, {bytes}, shared with identical files since the mount");
+        let shared = format!(
+            "{}, {bytes}, shared with identical files since the mount",
+            count(files, "file")
+        );
         lines.push(("same", shared));
     }
     if let Some(absence) = &status.absence {
@@ -223,7 +228,7 @@ fn unmerged(branches: &[BranchInfo]) -> Option<String> {
     } else {
         String::new()
     };
-    (!named.is_empty()).then(|| format!("{}{rest}; ckptfs merge NAME", shown.join(", ")))
+    (!named.is_empty()).then(|| format!("{}{rest} (ckptfs merge NAME)", shown.join(", ")))
 }
 
 /// What is in them is told by `branch list`, which counts it.
@@ -239,17 +244,14 @@ fn named(branches: &[BranchInfo]) -> String {
     } else {
         String::new()
     };
-    format!(
-        "{}{rest}; what each has: ckptfs branch list",
-        names.join(", ")
-    )
+    format!("{}{rest} (ckptfs branch list)", names.join(", "))
 }
 
 fn takeovers(daemon: &DaemonInfo) -> String {
     match &daemon.taken_over {
         Some(last) => format!(
-            "; took over from one that died {} times, last {}",
-            daemon.takeovers,
+            "; restarted {} after a crash, last {}",
+            count(daemon.takeovers, "time"),
             time::local(last)
         ),
         None => String::new(),

@@ -38,13 +38,16 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     match args.tags.as_slice() {
         [] => {
-            let hint = format!("ckptfs tag {0} TAG; it has: ckptfs show {0}", word(&id));
+            let hint = format!(
+                "to add one: ckptfs tag {0} TAG; to see those it has: ckptfs show {0}",
+                word(&id)
+            );
             return Err(hinted(Code::Usage, "no tag is given", hint).into());
         }
         [new] if args.rename => return rename(id, new.clone(), args.force, context),
         _ if args.rename => {
             let hint = "ckptfs tag -m OLD NEW";
-            return Err(hinted(Code::Usage, "a tag has one new name", hint).into());
+            return Err(hinted(Code::Usage, "a tag can have only one new name", hint).into());
         }
         _ => {}
     }

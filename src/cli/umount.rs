@@ -16,7 +16,7 @@ use super::{locate, mounts};
 use crate::control::Client;
 use crate::engine::Keep;
 use crate::engine::api::{Code, Unmount, VerbError, VerbResult, host_path};
-use crate::engine::word::word;
+use crate::engine::word::{count, word};
 use crate::store::layout::branches::branches_of;
 use crate::store::layout::noted_unkept;
 use crate::sys::{self, MountPoint};
@@ -130,7 +130,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if shell.is_ok_and(|shell| shell.starts_with(&mount.at)) {
         context
             .out
-            .talk("this shell is still in what was the mount; enter the ordinary directory: cd .");
+            .talk("this shell is still in the old mount; to enter the plain directory: cd .");
     }
     Ok(())
 }
@@ -186,7 +186,7 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
     let at = mount.at.display();
     context.out.talk(&match ended {
         Ended::All => format!("{at} is unmounted"),
-        Ended::Lazily => format!("{at} is unmounted; the daemon ends when the last open file is closed"),
+        Ended::Lazily => format!("{at} is unmounted; the daemon exits when the last open file is closed"),
         Ended::Elsewhere(pid, place) => {
             let place = place.display();
             format!("{at} is unmounted here; process {pid} has it mounted too, at {place}, and the daemon runs until that is unmounted too")
@@ -194,7 +194,8 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
     });
     if let Some(files) = not_kept {
         context.out.talk(&format!(
-            "the content of {files} files is not kept: where they are changed while nothing is mounted, checkpoints lose it; to keep all: ckptfs umount --keep all"
+            "the content of {} is not saved: if changed while nothing is mounted, checkpoints lose it; to save all: ckptfs umount --keep all",
+            count(files, "file")
         ));
     }
     Ok(())
@@ -221,7 +222,7 @@ fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&
             let at = mount.at.display();
             Err(hinted(
                 Code::NotMounted,
-                format!("{shown} is not a mount, but inside one"),
+                format!("{shown} is inside a mount, but is not one"),
                 format!("ckptfs umount {}", word(at)),
             ))
         }
@@ -243,7 +244,7 @@ fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint>
         hinted(
             Code::NotMounted,
             format!(
-                "{} is not inside a directory that ckptfs serves",
+                "{} is not inside a directory mounted by ckptfs",
                 cwd.display()
             ),
             "name the mount: ckptfs umount DIR",
@@ -363,7 +364,7 @@ fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
                 top.owner
                     .map_or(String::new(), |owner| format!(", of user {owner}")),
             );
-            let message = format!("{at} is covered: another filesystem{who} is mounted over it");
+            let message = format!("{at} is hidden: another filesystem{who} is mounted over it");
             Err(hinted(
                 Code::Covered,
                 message,
@@ -415,13 +416,13 @@ fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended
         }
     }
     let message = format!(
-        "the directory is unmounted, but the daemon has not ended within {} s",
+        "the directory is unmounted, but the daemon has not exited within {} s",
         END_TIMEOUT.as_secs()
     );
     Err(hinted(
         Code::DaemonBusy,
         message,
-        "it may still be writing its store; .ckptfs/daemon.log may say more",
+        "it may still be writing to the store; see .ckptfs/daemon.log",
     ))
 }
 

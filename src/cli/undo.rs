@@ -81,11 +81,11 @@ pub fn walk_and_tell(
         out.json(&undone)?;
     } else {
         if undone.steps.is_empty() && undone.tree.is_none() {
-            out.talk("nothing to do: everything is like that already");
+            out.talk("nothing to do: the tree is already in that state");
         }
         for step in &undone.steps {
             let mut line = match (&step.skipped, options.dry_run) {
-                (Some(_), _) => b"left out: ".to_vec(),
+                (Some(_), _) => b"skipped: ".to_vec(),
                 (None, true) => format!("would be {done}: ").into_bytes(),
                 (None, false) => format!("{done}: ").into_bytes(),
             };
@@ -97,7 +97,7 @@ pub fn walk_and_tell(
             out.bytes(&line)?;
             for path in &step.unknown {
                 out.warn(&format!(
-                    "what {} was is not known: it is left as it is",
+                    "the earlier state of {} is not known: it is left as it is",
                     String::from_utf8_lossy(&path.0)
                 ));
             }

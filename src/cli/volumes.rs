@@ -13,7 +13,7 @@ use super::launch::Starter;
 use super::output::{Color, Out, Role};
 use super::{fork, locate, mount, size, umount};
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::word::word;
+use crate::engine::word::{count, word};
 use crate::store::ids::CheckpointId;
 use crate::volumes::options::{OPTIONS, OnRemove, Options};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
@@ -181,7 +181,7 @@ impl Verbs for Lent {
             false,
             &quiet,
         )?;
-        match copied.report(&quiet, "try again once the cause is gone") {
+        match copied.report(&quiet, "try again once the cause is fixed") {
             Err(Failure::Verb(error)) => Err(error),
             _ => Ok(()),
         }
@@ -294,7 +294,7 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
     let out = &mut context.out;
     let trash = pool.keeps(&record)?;
     let how = if trash {
-        "set aside in the trash"
+        "moved to the trash"
     } else {
         "deleted"
     };
@@ -303,13 +303,17 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
     if dry_run {
         return out.answer(&told, |out| {
             out.line(&format!(
-                "volume {name} with {checkpoints} checkpoints would be {how}"
+                "volume {name} with {} would be {how}",
+                count(checkpoints, "checkpoint")
             ))
         });
     }
     out.go_on(
         yes,
-        &format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on?"),
+        &format!(
+            "volume {name} with {} will be {how}. Go on?",
+            count(checkpoints, "checkpoint")
+        ),
         "nothing was removed",
     )?;
     if let Some(gone) = pool.remove(name)? {

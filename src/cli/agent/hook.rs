@@ -158,7 +158,7 @@ fn input() -> VerbResult<Vec<u8>> {
     if io::stdin().is_terminal() {
         return Err(error(
             Code::BadHook,
-            "an agent's event is read on stdin, which is a terminal",
+            "an agent's event is read from stdin, which is a terminal here",
         ));
     }
     let (sender, receiver) = mpsc::channel();
@@ -179,7 +179,7 @@ fn input() -> VerbResult<Vec<u8>> {
         .map_err(|_| {
             error(
                 Code::BadHook,
-                format!("stdin had not ended after {} s", INPUT_TIMEOUT.as_secs()),
+                format!("stdin was still open after {} s", INPUT_TIMEOUT.as_secs()),
             )
         })?
         .on("stdin")

@@ -26,7 +26,7 @@ const SHELL: &str = "/bin/sh";
 /// what each has recorded since its base; what was renamed here and edited there is one file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Tell of each two what would clash in a merge, and what comes together
+    /// Tell of each two what would clash in a merge, and what merges cleanly
     #[arg(long)]
     check: bool,
     /// Stay, and print each that appears, changes or goes as a line of JSON
@@ -78,7 +78,7 @@ fn line(conflict: &Conflict, out: &Out) -> Vec<u8> {
     if let Some(clashes) = &conflict.clashes {
         let told: Vec<String> = clashes.iter().map(clash).collect();
         let told = match &told[..] {
-            [] => "comes together".to_owned(),
+            [] => "merges cleanly".to_owned(),
             told => told.join(", "),
         };
         line.extend_from_slice(format!("\t{told}").as_bytes());

@@ -70,5 +70,6 @@ pub fn mounted(name: &str, context: &Context) -> VerbResult<(Served, BranchInfo)
     // The daemon tells why it is not.
     let name = name.to_owned();
     let refused = served.client.ask(DiffBranch { name }).err();
-    Err(refused.unwrap_or_else(|| error(Code::Busy, "the branch is just being made or mounted")))
+    Err(refused
+        .unwrap_or_else(|| error(Code::Busy, "the branch is being made or mounted right now")))
 }

@@ -126,7 +126,7 @@ fn patch_of(
     };
     let strange = left_out.strange.iter().map(|path| {
         format!(
-            "{} is in no patch: git knows files and symbolic links only",
+            "{} is not in the patch: git tracks only files and symbolic links",
             name(path)
         )
     });

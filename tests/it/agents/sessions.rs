@@ -230,7 +230,7 @@ fn prompts_are_listed_and_named_in_several_ways(v: Variant) {
     for (arguments, said) in [
         (
             &["rewind", "-1"] as &[&str],
-            "say which: ckptfs rewind -1 --session session-b",
+            "choose one: ckptfs rewind -1 --session session-b",
         ),
         (
             &["rewind", "-9", "--session", "session-a"],

@@ -255,7 +255,7 @@ fn a_branch_of_a_branch(v: Variant) {
         ninth.arg(&dir).args(["branch", "create", "d"]),
         VERB_SECONDS,
     );
-    assert!(said.contains("8 deep at most"), "{said}");
+    assert!(said.contains("at most 8 deep"), "{said}");
     rig.mount.umount();
 }
 

@@ -120,7 +120,7 @@ fn what_would_clash_is_told(v: Variant) {
     let text = rig.mount.ok(&["branch", "conflicts", "--check"]);
     assert_eq!(
         text,
-        "a\tone, two\tcomes together\n\
+        "a\tone, two\tmerges cleanly\n\
          c\tone, two, this tree\tone and this tree clash (content), two and this tree clash (content), two and one clash (content)\n\
          d/f\tone (as moved), two, this tree (deleted)\tone and this tree clash (removed), two and this tree clash (removed)\n"
     );

@@ -246,7 +246,7 @@ fn a_wrong_command_line_is_json_too_where_that_is_asked_for() {
         (
             &["--json", "commit"],
             "unrecognized subcommand 'commit'",
-            "here it is: ckptfs checkpoint -m NOTE",
+            "in ckptfs this is: ckptfs checkpoint -m NOTE",
         ),
         (
             &["log", "--json", "-n", "x"],

@@ -254,7 +254,7 @@ fn a_line_that_was_left_is_reached_by_its_operations() {
 fn what_cannot_be_undone_says_why_and_can_be_left_out() {
     let sandbox = three();
     sandbox.does(&["delete", "--now", "2"]).ok();
-    let says = "Error: operation 3 cannot be undone: checkpoint 2 was freed\nHint: what was done before it can be undone: ckptfs undo --skip\n";
+    let says = "Error: operation 3 cannot be undone: checkpoint 2 was freed\nHint: to undo the one before it: ckptfs undo --skip\n";
     sandbox.does(&["undo"]).is(1, "", says);
     sandbox.does(&["pin", "1", "-r", "mine"]).ok();
     // The pin is an operation itself; past it, the checkpoint can be undone.

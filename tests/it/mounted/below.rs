@@ -308,7 +308,7 @@ fn mounts_inside_are_refused_or_named() {
         "{told}"
     );
     assert!(
-        told.contains("is not served, and cannot be reached until it is unmounted")
+        told.contains("is not served, and cannot be reached until this mount ends")
             && told.contains("outer/tmpfs"),
         "{told}"
     );

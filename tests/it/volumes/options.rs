@@ -39,7 +39,7 @@ fn an_option_that_is_not_known_is_refused_with_the_nearest() {
     rig.create("v", json!({"mode": "0700"}));
     assert!(
         rig.error("Create", &json!({"Name": "v", "Opts": {}}))
-            .contains("is there already, with other options")
+            .contains("already exists, with other options")
     );
 }
 

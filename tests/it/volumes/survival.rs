@@ -142,7 +142,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     let socket = rig.socket.to_str().unwrap().to_owned();
     let second = rig.refused(&["volumes", "serve", "--socket", &socket]);
     assert!(
-        second.contains("another driver serves the pool"),
+        second.contains("another driver is serving the pool"),
         "{second}"
     );
     rig.done("List", &json!({}));
