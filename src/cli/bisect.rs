@@ -26,21 +26,21 @@ const BAD_STATUS_MAX: u8 = 127;
 
 /// Find the first checkpoint in which a test fails
 ///
-/// Runs TEST in the tree as it was at one checkpoint after the other, everything included that was
-/// there, ignored and untracked files too. Exit status 0 of TEST is good, 125 cannot tell,
-/// everything else up to 127 is bad, and what is above ends the search. Its output goes to stderr.
+/// Runs TEST in the tree as it was at one checkpoint after another, with all files that were there,
+/// ignored and untracked ones too. Exit status 0 of TEST means good, 125 cannot tell, anything else
+/// up to 127 bad; a higher one ends the search. Its output goes to stderr.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A checkpoint in which TEST succeeds
     #[arg(value_name = "GOOD")]
     good: String,
-    /// A later one in which it fails
+    /// A later checkpoint in which it fails
     #[arg(value_name = "BAD")]
     bad: String,
-    /// Append what was tried to this file, a line of JSON each
+    /// Append each step to this file, as a line of JSON
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// The test, and what belongs to it
+    /// The test and its arguments
     #[arg(
         value_name = "TEST",
         required = true,

@@ -21,7 +21,7 @@ pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
 /// `--all` of the verbs that list what they change.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Listed {
-    /// List every path, also those for which the terminal has no line
+    /// List every path, even if the list does not fit on the terminal
     #[arg(long)]
     all: bool,
 }

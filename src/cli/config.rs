@@ -29,7 +29,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show what is set, the store's before the user's
+    /// Show the settings, the store's before the user's
     Show {
         /// Say which line of which file has it
         #[arg(long)]
@@ -43,7 +43,7 @@ enum What {
         /// Such as retention.keep-last
         key: String,
     },
-    /// Set a key in the store's file, or in the user's; the rest of the file stays as it is
+    /// Set a key in the store's file, or the user's, and change nothing else in it
     Set {
         /// Such as retention.keep-last
         key: String,
@@ -53,7 +53,7 @@ enum What {
         #[arg(long)]
         user: bool,
     },
-    /// Say what is wrong with the files, if anything is
+    /// Check the files for mistakes
     Check,
 }
 

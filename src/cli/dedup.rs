@@ -18,29 +18,29 @@ use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy, drop_ke
 use crate::sys::{self, Errno, SysResult};
 use crate::transfer::dedup::{self, Got, Holder, Plain};
 
-/// Make versions with the same content share their space; no byte, time or checkpoint changes
+/// Make versions with the same content share their space; no checkpoint changes
 ///
-/// The kernel compares before it shares. Where files cannot share extents, versions become names of
-/// one file. It can be interrupted at any time: what is shared stays so, and the next run goes on.
+/// The kernel compares before it shares. Where files cannot share extents, versions become hard
+/// links. It can be interrupted at any time; the next run continues.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only tell what would be shared
+    /// Only show what would be shared
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// The live files too
+    /// Also the live files
     #[arg(long)]
     live: bool,
-    /// And with what is in DIR: another project, mounted or not, or any directory of the same
+    /// Also with what is in DIR: another project, mounted or not, or any directory on the same
     /// filesystem; may be repeated
     #[arg(long, value_name = "DIR")]
     with: Vec<PathBuf>,
-    /// Hash with so many threads
+    /// Number of threads to hash with
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
-    /// Leave out what is smaller: "64K"
+    /// Skip files smaller than this: "64K"
     #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0", hide_default_value = true)]
     min_size: u64,
-    /// List every file that was left out
+    /// List every file that was skipped
     #[arg(short, long)]
     verbose: bool,
 }

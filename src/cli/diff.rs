@@ -20,28 +20,28 @@ use crate::sys::Errno;
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
 ///
-/// One line per path: A added, M modified, D deleted, R renamed, T of another kind.
+/// One line per path: A added, M modified, D deleted, R renamed, T type changed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The older state: a number, a tag, `latest~2`, `@{10min ago}`
     #[arg(value_name = "A", default_value = "latest")]
     from: String,
-    /// The newer state; the tree as it is now (`live`) if not given
+    /// The newer state; by default the tree as it is now (`live`)
     #[arg(value_name = "B")]
     to: Option<String>,
-    /// Only what is at or below these paths; relative ones start at the working directory
+    /// Only these paths, and what is below them; relative to the working directory
     #[arg(value_name = "PATHS", last = true, conflicts_with = "by")]
     paths: Vec<PathBuf>,
-    /// Add the sizes of files, and how much came and went
+    /// Add the sizes of files, and how much was added and removed
     #[arg(long, conflicts_with_all = ["name_only", "nul", "patch", "json"])]
     stat: bool,
     /// Print a patch that `git apply` takes
     #[arg(short, long, conflicts_with_all = ["name_only", "nul", "json"])]
     patch: bool,
-    /// Print a patch for people, in which the words that went and came stand as [-went-]{+came+}
+    /// Print a patch for people, with changes word by word: [-removed-]{+added+}
     #[arg(long, conflicts_with_all = ["stat", "name_only", "nul", "json", "by"])]
     word_diff: bool,
-    /// Print the paths alone
+    /// Print only the paths
     #[arg(long, conflicts_with = "json")]
     name_only: bool,
     /// End each field with NUL and escape nothing

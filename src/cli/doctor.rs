@@ -17,12 +17,12 @@ use crate::engine::word::word;
 use crate::sys::host;
 use crate::sys::{self, Errno, Open, SysResult};
 
-/// Tell what this machine, and a directory, can do, and what each missing thing costs
+/// Show what this machine and a directory support, and what each missing thing costs
 ///
 /// Exit status 1 if DIR could not be mounted.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The directory to look at; the working directory if not given
+    /// The directory to look at; by default the working directory
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
 }

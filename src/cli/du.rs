@@ -7,14 +7,14 @@ use super::progress::Bar;
 use super::{locate, size};
 use crate::engine::api::{DuOptions, DuReport, StateName, VerbResult};
 
-/// Show what space each checkpoint takes: its own, which would be freed if only it went, and what
-/// it shares
+/// Show what space each checkpoint takes: what deleting just this one would free, and what it
+/// shares
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`: only this checkpoint; all if not given
+    /// A number, a tag, or `latest`: only this checkpoint; by default all
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// Print numbers of bytes
+    /// Print sizes in bytes
     #[arg(short, long)]
     bytes: bool,
 }

@@ -22,9 +22,9 @@ use crate::transfer::write::{Before, Writer};
 
 /// Copy a checkpoint to a directory elsewhere, or as a tar stream to stdout (`-`)
 ///
-/// Files share their data with the history where the filesystem can do that. If DEST holds an
-/// earlier export of the same tree, only what changed since is touched; one that was interrupted is
-/// finished.
+/// Files share their data with the history (reflinks) where the filesystem supports it. If DEST
+/// holds an earlier export of the same tree, only what changed since is updated; an interrupted one
+/// is finished.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
@@ -34,19 +34,19 @@ pub struct Args {
     /// stdout
     #[arg(value_name = "DEST")]
     dest: PathBuf,
-    /// Only tell what would be done
+    /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Compare everything with what is there, and not only what changed since the earlier export
+    /// Compare everything with what is there, not only what changed since the earlier export
     #[arg(long, conflicts_with = "check")]
     full: bool,
-    /// Change nothing, and list what is not as it should be, byte by byte
+    /// Change nothing; compare byte by byte, and list what differs
     #[arg(long, conflicts_with = "dry_run")]
     check: bool,
     /// Return only when everything is on disk
     #[arg(long, conflicts_with_all = ["check", "dry_run"])]
     sync: bool,
-    /// Leave files out whose content a tier has dropped; without it an export that lacks them fails
+    /// Leave out files whose content a retention rule has dropped; by default the export fails then
     #[arg(long)]
     without_dropped: bool,
 }

@@ -12,42 +12,41 @@ use crate::engine::settings::{self, Value, parse_value};
 use crate::engine::word::count;
 use crate::store::ids::CheckpointId;
 
-/// Thin out the history by rules, and free what no checkpoint needs; what is freed cannot be
-/// brought back
+/// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone
 ///
-/// A checkpoint stays that one of the rules keeps, on the command line or in the configuration;
-/// without any rule all stay that were not deleted. Pinned and tagged ones and the newest stay
-/// whatever the rules are. Works without a mount too.
+/// A checkpoint stays if any rule keeps it, on the command line or in the configuration; without
+/// rules, all that were not deleted stay. Pinned and tagged ones and the newest always stay. Works
+/// without a mount too.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only tell what would go, and how many bytes would be freed
+    /// Only show what would be deleted, and how many bytes would be freed
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Keep so many of the newest
+    /// Keep this many of the newest
     #[arg(long, value_name = "N")]
     keep_last: Option<String>,
-    /// Keep what is not older: "30d", "1h 30m"
+    /// Keep checkpoints no older than this: "30d", "1h 30m"
     #[arg(long, value_name = "D")]
     keep_within: Option<String>,
-    /// Keep one for each of so many hours that have one
+    /// Keep one per hour, for this many hours that have one
     #[arg(long, value_name = "N")]
     keep_hourly: Option<String>,
-    /// Keep one for each of so many days that have one
+    /// Keep one per day, for this many days that have one
     #[arg(long, value_name = "N")]
     keep_daily: Option<String>,
-    /// Keep one for each of so many weeks that have one
+    /// Keep one per week, for this many weeks that have one
     #[arg(long, value_name = "N")]
     keep_weekly: Option<String>,
     /// Free the oldest until the history takes no more than this: "10G"
     #[arg(long, value_name = "BYTES")]
     max_size: Option<String>,
-    /// Drop nothing of the tiers in the configuration
+    /// Do not apply the [[tiers]] of the configuration
     #[arg(long)]
     no_tiers: bool,
-    /// List every checkpoint that goes, and say of each that stays which rule keeps it
+    /// List every checkpoint, with the rule that keeps it, or why it goes
     #[arg(short, long)]
     verbose: bool,
-    /// Do not ask; without a terminal nothing is asked anyway
+    /// Do not ask (without a terminal, nothing is asked)
     #[arg(short, long)]
     yes: bool,
 }

@@ -31,40 +31,38 @@ const LEFT_TOLD_MAX: usize = 20;
 
 /// Bring existing directories, and series of snapshots, into a tree with a history
 ///
-/// Each DIR becomes a checkpoint, in the order given; of a series each snapshot does, the oldest
-/// first: snapper's (`.snapshots/N/snapshot`), or one directory beside the other as rsync makes
-/// them. What is imported is only read. The tree may be there already: then only what differs is
-/// touched, and it becomes equal to the last DIR.
+/// Each DIR becomes a checkpoint, in the order given. Of a series of snapshots each becomes one,
+/// the oldest first: snapper's (`.snapshots/N/snapshot`), or sibling directories as rsync makes
+/// them. The sources are only read. If the tree already exists, only what differs is changed, and
+/// it becomes equal to the last DIR.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A directory that is to be imported, or the directory that snapshots are in
+    /// A directory to import, or a directory of snapshots
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
-    /// The tree: a new one, or one that is there, mounted or not; DIR with `-history` behind its
-    /// name if not given
+    /// The tree: a new or an existing one, mounted or not; by default DIR with `-history` appended
     #[arg(long, value_name = "DIR2")]
     into: Option<PathBuf>,
-    /// Give the (last) checkpoint this tag
+    /// Tag the (last) checkpoint
     #[arg(long, value_name = "NAME")]
     tag: Option<String>,
-    /// Hash every file that is brought in: files with the same content share their data from then
-    /// on
+    /// Hash every imported file: files with the same content then share their data
     #[arg(long)]
     hash: bool,
-    /// With --hash: share with the files of this tree too, which was imported with --hash, or is
-    /// hashed now; on the same filesystem
+    /// With --hash: also share with the files of this tree, on the same filesystem; it is hashed
+    /// now unless it was imported with --hash
     #[arg(long, value_name = "TREE", requires = "hash", num_args = 1..)]
     with: Vec<PathBuf>,
-    /// How many threads read and write; as many as there are cores if not given, but at most 4
+    /// How many threads read and write; by default as many as there are cores, but at most 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
-    /// Each DIR holds a series of snapshots, whatever it looks like
+    /// Treat each DIR as a series of snapshots, whatever it looks like
     #[arg(long, conflicts_with = "tree")]
     series: bool,
-    /// Each DIR is one tree, whatever it looks like
+    /// Treat each DIR as one tree, whatever it looks like
     #[arg(long)]
     tree: bool,
-    /// Only tell what would be done
+    /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
 }

@@ -24,31 +24,31 @@ use crate::engine::word::word;
 
 /// Merge what a branch changed since it began, or since it was last merged or updated
 ///
-/// Each file is merged by itself: what only one side changed is taken from that side, what both
-/// changed is merged line by line. If something conflicts, nothing is changed and the conflicts are
-/// listed. The current state is saved as a checkpoint first; `ckptfs undo` takes the merge back.
+/// What only one side changed is taken from that side; what both changed is merged line by line. If
+/// something conflicts, nothing is changed and the conflicts are listed. The current state is saved
+/// as a checkpoint first; `ckptfs undo` takes the merge back.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A branch; with --base a checkpoint: a number, a tag, or `latest`
     #[arg(value_name = "WHAT")]
     what: String,
-    /// Only these, and what is below them; relative ones start at the working directory
+    /// Only these paths, and what is below them; relative to the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
-    /// Merge what was done in this tree from checkpoint ID to checkpoint WHAT, on another line of
-    /// its history
+    /// Merge what was changed from checkpoint ID to checkpoint WHAT, on another line of this tree's
+    /// history
     #[arg(long, value_name = "ID")]
     base: Option<String>,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// Which time files get that are changed: `now`, if not given, so that what is built from them
-    /// is built again, or `kept`, the one that they have there
+    /// The modification time of changed files: `now` (the default), so that what is built from them
+    /// is rebuilt, or `kept`, as it is there
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
-    /// Drop the branch once it is merged; `ckptfs branch restore` brings it back until gc
+    /// Drop the branch after merging; `ckptfs branch restore` brings it back, until gc
     #[arg(long, conflicts_with_all = ["base", "paths", "dry_run"])]
     drop: bool,
-    /// Only list what would change, and what clashes
+    /// Only list what would change, and the conflicts
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
@@ -59,22 +59,22 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 pub struct PolicyArgs {
-    /// What both changed stays as it is here
+    /// Where both changed something, keep what is here
     #[arg(long)]
     ours: bool,
-    /// What both changed becomes what it is there, removed if it was removed
+    /// Where both changed something, take what is there, even a removal
     #[arg(long)]
     theirs: bool,
-    /// Lines that both changed are there in both versions, marked as git marks them
+    /// Where both changed lines, keep both versions, with git's conflict markers
     #[arg(long)]
     markers: bool,
-    /// What is there comes as NAME.WHAT beside what is here
+    /// Keep what is here, and put what is there beside it, as NAME.WHAT
     #[arg(long)]
     keep_both: bool,
-    /// Have CMD merge the content of files that both changed, as git has a merge driver do it: %O,
-    /// %A, %B are files with what was there before, what is here, and what is there; the result is
-    /// left in %A; %P is the path, %L how long a marker is, %S, %X, %Y what the three are called.
-    /// Exit status 0: merged; 1 to 127: lines still clash; else it failed
+    /// Have CMD merge the content of files that both changed, like git's merge drivers: %O, %A, %B
+    /// are files with the base, what is here, and what is there; the result is left in %A; %P is
+    /// the path, %L the length of a marker, %S, %X, %Y the names of the three. Exit status 0:
+    /// merged; 1 to 127: conflicts remain; otherwise it failed
     #[arg(long, value_name = "CMD")]
     tool: Option<OsString>,
 }

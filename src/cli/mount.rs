@@ -35,21 +35,21 @@ pub struct Args {
     /// The directory to serve; its history is kept in DIR/.ckptfs
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Where to mount it; over DIR itself if not given
+    /// Where to mount it; over DIR itself by default
     #[arg(value_name = "MOUNTPOINT")]
     mountpoint: Option<PathBuf>,
     #[command(flatten)]
     serving: Serving,
-    /// A daemon that dies leaves a dead mount; else another takes over, and programs go on
+    /// If the daemon dies, leave a dead mount; by default another takes over, and programs continue
     #[arg(long)]
     no_holder: bool,
     /// Stay in the foreground; log to stderr
     #[arg(long)]
     foreground: bool,
-    /// Let other users in (permissions are checked all the same); the default where it is permitted
+    /// Let other users in (permissions still apply); the default where this is allowed
     #[arg(long, overrides_with = "no_allow_other")]
     allow_other: bool,
-    /// Let nobody else in, not even root
+    /// Let no other user in, not even root
     #[arg(long)]
     no_allow_other: bool,
 }

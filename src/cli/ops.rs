@@ -11,16 +11,16 @@ use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
 /// Operations that are listed unless told otherwise.
 const LISTED: usize = 50;
 
-/// List what was done to the history, newest first: what `undo` undoes
+/// List the operations on the history, newest first: what `undo` undoes
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// At most so many
+    /// List at most this many
     #[arg(short = 'n', long = "max-count", visible_alias = "limit", value_name = "COUNT", default_value_t = LISTED)]
     max_count: usize,
     /// Only those before this one
     #[arg(long, value_name = "OP")]
     before: Option<u64>,
-    /// Everything that was done, oldest first, and by whom: checkpoints, restores, mounts, ...
+    /// List everything that was done, and by whom, oldest first: checkpoints, restores, mounts, ...
     #[arg(long, conflicts_with_all = ["max_count", "before"])]
     all: bool,
 }

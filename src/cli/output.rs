@@ -16,7 +16,7 @@ const LABEL_WIDTH: usize = 8;
 /// When to color.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Color {
-    /// On a terminal, unless NO_COLOR is set
+    /// If stdout is a terminal, unless NO_COLOR is set
     #[default]
     Auto,
     /// Always

@@ -20,16 +20,16 @@ use crate::sys::Kind;
 /// The current state is saved as a checkpoint first, so that a restore can be undone.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`; `ID:PATH`; or a path, of which the newest checkpoint is meant
-    /// in which it differs from the tree
+    /// A number, a tag, or `latest`; `ID:PATH`; or just a path: its newest version that differs
+    /// from the tree
     #[arg(value_name = "ID", required_unless_present = "only_by")]
     id: Option<String>,
-    /// Only these, and what is below them; relative ones start at the working directory
+    /// Only these paths, and what is below them; relative to the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
-    /// The modification time of changed files: `kept`, the one that they had, or `now`, so that what
-    /// is built from them is rebuilt. `now` for paths and --only-by, `kept` for the whole tree,
-    /// if not given
+    /// The modification time of changed files: `kept`, as it was then, or `now`, so that what is
+    /// built from them is rebuilt. By default `now` for paths and --only-by, `kept` for the whole
+    /// tree
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
     /// Only list what would change
@@ -37,16 +37,16 @@ pub struct Args {
     dry_run: bool,
     #[command(flatten)]
     listed: changes::Listed,
-    /// Take back only what this process changed since (the newest checkpoint if no ID is given): a
-    /// process id, session:PID for all of its session, the path of a control group (/...), or a
-    /// name; what others changed too stays, and is named
+    /// Take back only what this process changed since ID (by default since the newest checkpoint):
+    /// a process id, session:PID for its whole session, the path of a control group (/...), or a
+    /// name. What others changed too is left alone, and named
     #[arg(
         long,
         value_name = "PID|session:PID|CGROUP|NAME",
         conflicts_with = "paths"
     )]
     only_by: Option<String>,
-    /// With --only-by: also what others changed too
+    /// With --only-by: also take back what others changed too
     #[arg(long, requires = "only_by")]
     also_shared: bool,
 }

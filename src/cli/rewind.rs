@@ -29,18 +29,18 @@ const USAGE_STATUS: u8 = 2;
 
 /// Take back what a coding agent did since a prompt
 ///
-/// Only what the agent's own processes changed goes back; what others did meanwhile stays. It is
-/// one operation, which `ckptfs undo` takes back. Without arguments the prompts are listed.
+/// Only what the agent's own processes changed is taken back; what others did meanwhile stays. It
+/// is one operation, which `ckptfs undo` takes back. Without arguments the prompts are listed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Before which prompt: the number that the list has, the beginning of its id, or -1 for the
+    /// Before which prompt: its number in the list, the beginning of its id, or -1 for the
     /// session's last, -2 for the one before
     #[arg(value_name = "PROMPT", allow_negative_numbers = true)]
     prompt: Option<String>,
-    /// The session that is meant; without PROMPT all that it did is taken back
+    /// Which session; without PROMPT everything it did is taken back
     #[arg(long, value_name = "SESSION")]
     session: Option<String>,
-    /// What goes back: what the session changed, or the whole tree
+    /// What is taken back: what the session changed, or the whole tree
     #[arg(
         long,
         value_enum,
@@ -64,7 +64,7 @@ pub struct Args {
 enum CodeOf {
     /// What the session's processes changed
     Session,
-    /// Everything, whoever changed it
+    /// Everything, no matter who changed it
     All,
 }
 

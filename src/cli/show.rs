@@ -17,8 +17,8 @@ use crate::sys::Kind;
 /// Show a checkpoint, or a file or directory as it was
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`; with `:PATH` what was there: the content of a file, the names
-    /// in a directory
+    /// A number, a tag, or `latest`; with `:PATH` the content of that file, or the names in that
+    /// directory
     #[arg(value_name = "ID[:PATH]", default_value = "latest")]
     id: OsString,
 }

@@ -23,16 +23,17 @@ const BRANCHES_SHOWN_MAX: usize = 10;
 /// Show what is mounted and what differs from the newest checkpoint
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only what is at or below these paths; relative ones start at the working directory
+    /// Only these paths, and what is below them; relative to the working directory
     #[arg(value_name = "PATHS", conflicts_with_all = ["by", "metrics"])]
     paths: Vec<PathBuf>,
     /// Say who changed what
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
-    /// Also what the daemon has done and holds: requests by kind, memory, open files
+    /// List every change, and what the daemon has done and holds: requests by kind, memory, open
+    /// files
     #[arg(short, long, conflicts_with = "by")]
     verbose: bool,
-    /// Print the daemon's numbers in the text format of Prometheus
+    /// Print the daemon's metrics in the text format of Prometheus
     #[arg(long, conflicts_with_all = ["by", "json"])]
     metrics: bool,
 }

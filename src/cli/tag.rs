@@ -9,7 +9,7 @@ use crate::engine::word::word;
 
 /// Give a checkpoint tags, remove or rename one; without arguments list them
 ///
-/// A tag stands for its checkpoint wherever a number does, and is a name in .snapshots.
+/// A tag can be used wherever a checkpoint's number can, and is a name in .snapshots.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
@@ -18,13 +18,13 @@ pub struct Args {
     /// The names
     #[arg(value_name = "TAG")]
     tags: Vec<String>,
-    /// Take the tags (all arguments) from their checkpoints, which stay
+    /// Remove these tags (all arguments); their checkpoints stay
     #[arg(short, long, conflicts_with_all = ["rename", "force"])]
     delete: bool,
     /// Rename the tag: -m OLD NEW
     #[arg(short = 'm', long)]
     rename: bool,
-    /// Take them from whichever checkpoints have them
+    /// Move tags that other checkpoints have
     #[arg(short, long)]
     force: bool,
 }

@@ -33,20 +33,19 @@ const LAZY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Unmount; an ordinary directory is left, with the history beside it
 ///
-/// Returns when the daemon has ended. Where only the shells that this was called from are in the
-/// mount, it goes nevertheless.
+/// Returns when the daemon has exited. Shells that this was called from do not keep the mount busy.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The mount, or the directory that it serves; the one that contains the working directory if
-    /// not given
+    /// The mount, or the directory that is mounted; by default the one that contains the working
+    /// directory
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Take it away although it is in use; the daemon ends when the last open file is closed
+    /// Unmount although it is in use; the daemon exits when the last open file is closed
     #[arg(short, long)]
     lazy: bool,
-    /// How much content to keep that only the tree has and a checkpoint shows, for it may be
-    /// changed while nothing is mounted; without it what the setting umount.keep says, or as much
-    /// as two seconds give
+    /// How much content to save against changes while nothing is mounted: what checkpoints share
+    /// with the live files; by default as the setting umount.keep says, or as much as fits in two
+    /// seconds
     #[arg(long, value_enum, value_name = "HOW")]
     keep: Option<KeepWord>,
 }
@@ -58,7 +57,7 @@ enum KeepWord {
     Some,
     /// Nothing
     None,
-    /// Everything, as long as that takes
+    /// Everything, however long it takes
     All,
 }
 

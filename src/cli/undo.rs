@@ -13,28 +13,27 @@ use crate::engine::api::attribution::UNDO_PROCESS;
 use crate::engine::api::{UndoOptions, UndoWalk, Undone, UndoneStep};
 use crate::sys;
 
-/// Undo the last operations on the history: checkpoints, restores, deletions, tags, pins
+/// Undo the last operations: restores, merges, deletions, tags, pins
 ///
-/// Nothing is destroyed: what was in the tree before a restore is undone is a checkpoint, and
-/// `ckptfs redo` does it all again. A checkpoint whose making is undone is deleted, and comes back
-/// with its number, tags and note.
+/// Nothing is destroyed: before a restore is undone, the tree is saved as a checkpoint, and `ckptfs
+/// redo` does it all again. A checkpoint is undone only with --force: it is hidden, and `redo`
+/// brings it back with its number, tags and note.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// So many operations, the newest first
+    /// How many operations, the newest first
     #[arg(value_name = "COUNT", default_value_t = 1, conflicts_with = "to", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Back to how everything was right after this operation, also along a line that was left; 0:
+    /// Go back to how everything was right after this operation, even on an abandoned line; 0:
     /// before the first
     #[arg(long, value_name = "OP")]
     to: Option<u64>,
-    /// Leave out what cannot be undone any more
+    /// Skip what can no longer be undone
     #[arg(long)]
     skip: bool,
-    /// Also a checkpoint that was asked for, which is hidden then, and although files were removed
-    /// since
+    /// Also hide checkpoints that were made on request, and ignore that files were removed since
     #[arg(long)]
     force: bool,
-    /// Only tell what would be undone
+    /// Only show what would be undone
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
@@ -73,7 +72,7 @@ pub fn walk_and_tell(
     let what = if done == "undone" {
         "undoing"
     } else {
-        "doing again"
+        "redoing"
     };
     let undone = interrupt.ask(&mut served.client, options, what, &context.out)?;
     let out = &mut context.out;

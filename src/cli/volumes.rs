@@ -26,21 +26,21 @@ const SOCKET: &str = "/run/docker/plugins/ckptfs.sock";
 /// Names the pool for every verb.
 pub const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
 
-/// Container volumes: a driver for Docker and Podman, and what there is to do with its volumes
+/// Container volumes: the driver for Docker and Podman, and the management of its volumes
 ///
 /// Any other verb acts on a volume with --volume NAME, while containers use it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
     what: What,
-    /// The directory that has the volumes
+    /// The directory that holds the volumes
     #[arg(long, value_name = "DIR", env = ROOT_VARIABLE, default_value = ROOT, global = true)]
     root: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Answer container engines, until a signal ends it; mounted volumes stay mounted
+    /// Serve container engines until a signal ends it; mounted volumes stay mounted
     Serve(Serve),
     /// List the volumes
     Ls {
@@ -57,7 +57,7 @@ enum What {
         #[arg(short, value_name = "OPTION[=VALUE]")]
         options: Vec<String>,
     },
-    /// Remove a volume that nobody uses, with its history
+    /// Remove an unused volume, with its history
     Rm {
         /// The volume
         name: String,
@@ -68,7 +68,7 @@ enum What {
         #[arg(short, long)]
         yes: bool,
     },
-    /// Make a volume again out of what is in the trash, with its history
+    /// Recover a volume from the trash, with its history
     Recover {
         /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
         name: String,
@@ -78,7 +78,7 @@ enum What {
         /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
         name: String,
     },
-    /// Tell what is known of a volume
+    /// Show the details of a volume
     Inspect {
         /// The volume, VOLUME@CHECKPOINT or VOLUME@branch/NAME
         name: String,
@@ -100,13 +100,13 @@ struct Serve {
 /// How a driver has its pool.
 #[derive(Debug, clap::Args)]
 pub struct PoolArgs {
-    /// Where volumes are mounted; in the pool if not given
+    /// Where volumes are mounted; by default in the pool
     #[arg(long, value_name = "DIR")]
     mounts: Option<PathBuf>,
     /// Keep the pool in a filesystem of its own (XFS), in this file
     #[arg(long, value_name = "FILE")]
     pool_image: Option<PathBuf>,
-    /// How large to make that file, if it is not there; it takes the space that is used
+    /// The size of that file, if it does not exist yet; it is sparse
     #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "pool_image")]
     pool_size: Option<u64>,
 }

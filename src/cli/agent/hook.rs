@@ -28,7 +28,7 @@ const INPUT_BYTES_MAX: u64 = 64 << 20;
 /// Whoever says nothing for so long says nothing.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Read an agent's event on stdin and act on it: this is what the hooks call
+/// Read an agent's event from stdin and act on it: this is what the hooks call
 ///
 /// Prints nothing, or what the agent's format knows. Never ends with status 2, which would forbid
 /// the agent what it is about to do.

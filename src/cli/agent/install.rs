@@ -25,7 +25,7 @@ pub struct Args {
     /// The agent
     #[arg(value_name = "AGENT", value_enum)]
     agent: Agent,
-    /// In the settings of this directory, for everybody who works in it; if neither is given
+    /// In the settings of this directory, for everybody who works in it (the default)
     #[arg(long, conflicts_with = "user")]
     project: bool,
     /// In your own settings, for every directory

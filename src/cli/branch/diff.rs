@@ -7,7 +7,7 @@ use super::super::past::{Tree, state};
 use super::super::{changes, diff, hunks::Style};
 use crate::engine::api::{BranchInfo, DiffBranch, MergeBase};
 
-/// List what a branch has changed since it began, or was merged or updated last
+/// List what a branch has changed since it began, or was last merged or updated
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch
@@ -16,7 +16,7 @@ pub struct Args {
     /// Print a patch that `git apply` takes
     #[arg(short, long, conflicts_with = "json")]
     patch: bool,
-    /// Print a patch for people, in which the words that went and came stand as [-went-]{+came+}
+    /// Print a patch for people, with changes word by word: [-removed-]{+added+}
     #[arg(long, conflicts_with = "json")]
     word_diff: bool,
 }

@@ -29,8 +29,8 @@ const PATHS_MAX: usize = 1000;
 
 /// Serve the tools of an agent on stdin and stdout (Model Context Protocol)
 ///
-/// An agent starts it, and asks it for checkpoints, differences, past files, restores and branches of
-/// the tree of the working directory, or of DIR of -C. It ends when stdin does.
+/// An agent starts it, and uses it for checkpoints, diffs, past files, restores and branches of the
+/// tree that contains the working directory, or DIR of -C. It exits at the end of stdin.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 

@@ -171,8 +171,8 @@ fn hostile_settings_are_refused() {
         move |dir: &Path| fs::write(dir.join(file), content).expect("a file")
     };
     is_refused(&text("{ no"), "is not JSON");
-    is_refused(&text("[1]"), "its content is no object");
-    is_refused(&text("{\"hooks\": 1}"), "is no object");
+    is_refused(&text("[1]"), "its content is not an object");
+    is_refused(&text("{\"hooks\": 1}"), "is not an object");
     is_refused(
         &|dir| fs::write(dir.join(file), [0xff, 0xfe]).expect("a file"),
         "not UTF-8",

@@ -164,7 +164,7 @@ fn what_nobody_has_merged_is_told(v: Variant) {
     assert_eq!((unmerged("one"), unmerged("two")), (2.into(), 1.into()));
     let said = told();
     assert!(
-        said.contains("unmerged one (2 changes), two (1 change);"),
+        said.contains("unmerged one (2 changes), two (1 change) ("),
         "{said}"
     );
     // What was found is good for as long as nothing changes, and not longer.

@@ -189,7 +189,7 @@ fn a_user_s_file_cannot_make_a_daemon_do_things() {
         refused.code == 1
             && refused
                 .err()
-                .contains("[DIR]/.config/ckptfs/config.toml:2: tripwire.count belongs"),
+                .contains("[DIR]/.config/ckptfs/config.toml:2: tripwire.count can only be set"),
         "{refused:?}"
     );
     fs::remove_file(sandbox.path.join(".config/ckptfs/config.toml")).expect("remove");

@@ -94,7 +94,7 @@ fn a_checkpoint_is_found_by_whatever_names_it() {
         "there are only 2 checkpoints before \"latest\"",
     );
     refused("@{1h ago}", 1, "no checkpoint is as old as");
-    refused("@{soon}", 1, "\"soon\" is no time");
+    refused("@{soon}", 1, "\"soon\" is not a time");
     refused("realease", 1, "did you mean \"release\"?");
     // Without a daemon too.
     sandbox.ckptfs(&["umount", "p"]).ok();
@@ -205,7 +205,7 @@ fn what_is_asked_for_is_found() {
     );
     let wrong = sandbox.ckptfs_in("p", &["find", "--since", "whenever"]);
     assert!(
-        wrong.code == 1 && wrong.err().contains("\"whenever\" is no time"),
+        wrong.code == 1 && wrong.err().contains("\"whenever\" is not a time"),
         "{wrong:?}"
     );
     sandbox.ckptfs(&["umount", "p"]).ok();

@@ -541,7 +541,7 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     assert!(
         restored
             .err()
-            .contains("modules/y was one file with others")
+            .contains("modules/y is no longer a hard link to names")
             && !restored.err().contains("modules/x"),
         "{}",
         restored.err()
@@ -571,7 +571,7 @@ fn who_holds_replaced_files_open_is_named() {
     holder.kill().expect("kill");
     holder.wait().expect("wait");
     let says = format!(
-        "Warning: sleep (pid {}) has [DIR]/p/a.txt open as it was before",
+        "Warning: sleep (pid {}) has [DIR]/p/a.txt open, in its old version",
         holder.id()
     );
     assert!(

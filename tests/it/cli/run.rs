@@ -149,7 +149,7 @@ fn what_cannot_be_run_has_its_own_status() {
         (ran.code, ran.err().lines().next()),
         (
             127,
-            Some("Warning: ./no-such-command was not run: No such file or directory")
+            Some("Warning: ./no-such-command could not be run: No such file or directory")
         )
     );
     assert_eq!(
