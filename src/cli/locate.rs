@@ -286,7 +286,7 @@ pub fn not_served(located: &Located) -> VerbError {
                 None => (String::new(), String::new()),
             };
             let message =
-                format!("{root} is mounted by another user{whose}, whose daemon is not trusted");
+                format!("{root} belongs to another user{whose}, whose daemon is not trusted");
             hinted(
                 Code::NoPermission,
                 message,

@@ -188,7 +188,7 @@ fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
     }
 }
 
-/// The patch of one path.
+/// The patch of one path; nothing, where all that changed is what git does not know: times, owners.
 fn text(
     (before, after): (&TreePath, &TreePath),
     old: Option<&Side>,
@@ -196,6 +196,13 @@ fn text(
     style: Style,
     out: &Out,
 ) -> Vec<u8> {
+    let is_same = |(old, new): (&Side, &Side)| {
+        let is_read = old.content.is_some() && old.content == new.content;
+        is_read && old.mode == new.mode && before == after
+    };
+    if old.zip(new).is_some_and(is_same) {
+        return Vec::new();
+    }
     let (a, b) = (quoted(b"a/", &before.0), quoted(b"b/", &after.0));
     let mut patch = Vec::new();
     let mut line = |parts: &[&[u8]]| {
@@ -291,6 +298,14 @@ mod tests {
         let patch = patch_of("a b", Some(&a), &b);
         let expected = "diff --git a/a b b/a b\nold mode 100644\nnew mode 100755\n--- a/a b\t\n+++ b/a b\t\n@@ -1,2 +1,2 @@\n 1\n-2\n+3\n\\ No newline at end of file\n";
         assert_eq!(String::from_utf8(patch).unwrap(), expected);
+    }
+
+    /// A file that was restored has another time: it was a header with nothing below it.
+    #[test]
+    fn what_git_sees_no_change_of_is_not_in_the_patch() {
+        let same = side("100644", "1\n");
+        assert!(patch_of("f", Some(&same), &side("100644", "1\n")).is_empty());
+        assert!(!patch_of("f", Some(&same), &side("100755", "1\n")).is_empty());
     }
 
     #[test]

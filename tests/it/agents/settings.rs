@@ -72,7 +72,7 @@ fn from_nothing_to_installed_and_back_to_nothing() {
         let before = tree_of(&dir);
         let again = agent(&sandbox, &["install", name]).ok();
         assert!(
-            again.out().is_empty() && again.err().contains("installed already"),
+            again.out().is_empty() && again.err().contains("already installed"),
             "{}",
             again.err()
         );
@@ -187,11 +187,11 @@ fn hostile_settings_are_refused() {
     );
     is_refused(
         &|dir| drop(sh(dir, &format!("mkfifo {file}"))),
-        "no ordinary file",
+        "not a regular file",
     );
     is_refused(
         &|dir| drop(sh(dir, &format!("mkdir {file}"))),
-        "no ordinary file",
+        "not a regular file",
     );
     is_refused(
         &|dir| symlink("/dev/zero", dir.join(file)).expect("a link"),
@@ -199,11 +199,11 @@ fn hostile_settings_are_refused() {
     );
     is_refused(
         &|dir| symlink("nowhere", dir.join(file)).expect("a link"),
-        "leads nowhere",
+        "dangling",
     );
     is_refused(
         &|dir| symlink(file, dir.join(file)).expect("a link"),
-        "leads nowhere",
+        "dangling",
     );
     is_refused(
         &|dir| {

@@ -139,7 +139,7 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     rig.mount.ok(&["gc"]);
     refused(&rig, &["branch", "restore", "one"], "unknown-branch");
     let (done, said) = verb(&rig, &["undo"]);
-    assert!(!done && said.contains("not there any more"), "{said}");
+    assert!(!done && said.contains("no longer exists"), "{said}");
     let left = fs::read_dir(rig.path().join(".ckptfs/dropped")).unwrap();
     assert_eq!(left.count(), 0, "the trash is empty");
     rig.mount.ok(&["delete", "1"]);

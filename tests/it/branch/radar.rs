@@ -261,7 +261,7 @@ fn conflicts_are_told_as_they_come_and_go(v: Variant) {
     let (status, said) = watch.ended();
     assert_eq!(status, Some(1), "{said}");
     assert!(
-        said.contains("not mounted any more") || said.contains("the daemon ended"),
+        said.contains("no longer mounted") || said.contains("the daemon ended"),
         "{said}"
     );
 }

@@ -179,7 +179,7 @@ fn said(mount: &Mount) {
     let told = String::from_utf8_lossy(&cat.stderr).into_owned();
     assert!(
         !cat.status.success()
-            && told.contains("dropped by a tier")
+            && told.contains("dropped by a retention rule")
             && told.contains("ckptfs show 1"),
         "{told}"
     );

@@ -43,7 +43,7 @@ $ckptfs umount project 2>&1 | sed "s#$home/##"
 
 # What a filesystem says that somebody else answers for.
 as $ckptfs mount --allow-other special 2>&1 | sed "s#$home/##"
-$ckptfs import --tree "$home/special" --into "$home/../rootcopy" 2>&1 | grep -o 'is a filesystem mounted by user [0-9]*\|null: .*\|[0-9]* paths\\? could not.*'
+$ckptfs import --tree "$home/special" --into "$home/../rootcopy" 2>&1 | grep -o 'is a filesystem mounted by user [0-9]*\|null: .*\|[0-9]* paths* could not.*'
 stat -c '%n %a %u' ../rootcopy/roots
 getcap ../rootcopy/capped
 ls ../rootcopy

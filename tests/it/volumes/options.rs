@@ -91,7 +91,7 @@ fn a_size_is_kept_to() {
     let rig = Rig::start();
     assert!(
         rig.error("Create", &json!({"Name": "v", "Opts": {"size": "10M"}}))
-            .contains("from 300M")
+            .contains("at least 300M")
     );
     rig.create("v", json!({"size": "300M"}));
     rig.create("other", json!({}));

@@ -170,7 +170,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     fs::write(&rig.socket, "mine").unwrap();
     let file = rig.refused(&["volumes", "serve", "--socket", &socket]);
     assert!(
-        file.contains("and no socket") && fs::read(&rig.socket).unwrap() == b"mine",
+        file.contains("and is not a socket") && fs::read(&rig.socket).unwrap() == b"mine",
         "{file}"
     );
     fs::remove_file(&rig.socket).unwrap();
