@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
+.PHONY: help deps build check test test-posix test-crash soak demo picture demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,9 @@ soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and li
 
 demo: deps build ## The main job on real input: make demo [DIR=~/project]
 	@benches/demo.sh run $(if $(DIR),"$(DIR)")
+
+picture: build ## The picture of the README, from a real run
+	TMPDIR=$${TMPDIR:-/var/tmp} docs/demo.py
 
 demo-branches: deps build ## Four branches, edited at once, merged, in conflict, undone: make demo-branches [DIR=~/project]
 	@benches/demo.sh branches $(if $(DIR),"$(DIR)")

@@ -13,6 +13,7 @@ use crate::engine::api::{AuditEvent, AuditKind, ListAudit};
 pub struct Args {}
 
 pub fn run(_: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     let events = locate::history(context.dir())?.ask(ListAudit)?;
     context.out.answer(&events, |out| {
         events.iter().try_for_each(|event| {

@@ -26,21 +26,21 @@ const BAD_STATUS_MAX: u8 = 127;
 
 /// Find the first checkpoint in which a test fails
 ///
-/// Runs TEST in the tree as it was at one checkpoint after the other, everything included that was
-/// there, ignored and untracked files too. Exit status 0 of TEST is good, 125 cannot tell,
-/// everything else up to 127 is bad, and what is above ends the search. Its output goes to stderr.
+/// Runs TEST in the tree as it was at one checkpoint after another, with all files that were there,
+/// ignored and untracked ones too. Exit status 0 of TEST means good, 125 cannot tell, anything else
+/// up to 127 bad; a higher one ends the search. Its output goes to stderr.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A checkpoint in which TEST succeeds
     #[arg(value_name = "GOOD")]
     good: String,
-    /// A later one in which it fails
+    /// A later checkpoint in which it fails
     #[arg(value_name = "BAD")]
     bad: String,
-    /// Append what was tried to this file, a line of JSON each
+    /// Append each step to this file, as a line of JSON
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// The test, and what belongs to it
+    /// The test and its arguments
     #[arg(
         value_name = "TEST",
         required = true,
@@ -181,13 +181,13 @@ fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
     let (id, is) = (
         step.id,
         if step.result == Verdict::Skip {
-            "cannot be told"
+            "cannot be tested"
         } else {
             word(step.result)
         },
     );
     let message = format!(
-        "{said:?} (checkpoint {id}) was said to be {}, but is {is}: the test ended with status {} there",
+        "{said:?} (checkpoint {id}) was said to be {}, but is {is}: the test exited with status {} there",
         word(wanted),
         step.status
     );
@@ -214,7 +214,7 @@ fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInf
         return Err(hinted(
             Code::BadRange,
             message,
-            "name the good one first; to find what repaired something, let TEST fail where it is repaired",
+            "name the good one first; to find what fixed something, let TEST fail where it is fixed",
         ));
     }
     let mut row = served.client.ask(Query::default())?;
@@ -256,13 +256,13 @@ fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Ste
         1..=BAD_STATUS_MAX => Verdict::Bad,
         _ => {
             let message = format!(
-                "{} ended with status {status} in checkpoint {id}: the search ends",
+                "{} exited with status {status} in checkpoint {id}, which ends the search",
                 shown(&args.test)
             );
             return Err(hinted(
                 Code::TestAborted,
                 message,
-                "up to 127 is bad, 125 cannot tell, 0 is good",
+                "0 means good, 125 cannot tell, anything else up to 127 means bad",
             )
             .into());
         }
@@ -298,7 +298,7 @@ fn tell(row: &[CheckpointInfo], search: &Search, steps: &[Step], context: &mut C
     } else {
         let all: Vec<CheckpointInfo> = candidates.into_iter().cloned().collect();
         super::listing::print_checkpoints(&all, out)?;
-        out.talk("the test could not tell: the first bad one is one of these");
+        out.talk("the test could not tell which of these is the first bad one");
     }
     if first_bad.is_some() {
         Ok(())

@@ -102,11 +102,11 @@ pub fn warn_shared(out: &Out, restored: &RestoredOnly) {
     for shared in &restored.shared {
         let path = String::from_utf8_lossy(&shared.path.0).into_owned();
         let why = if shared.by.is_empty() {
-            "something that others changed would go or come with it".to_owned()
+            "it cannot be taken back without changes of others".to_owned()
         } else {
             format!("{} changed it too", shared.by.join(", "))
         };
-        out.warn(&format!("{path} stays as it is: {why}"));
+        out.warn(&format!("{path} is left as it is: {why}"));
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 
 use super::context::Context;
 use super::error::{Outcome, io_error};
+use super::output::Out;
 use super::past;
 
 /// How much is read at once.
@@ -26,6 +27,7 @@ impl Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     for text in &args.files {
         let found = past::find(context.dir(), text)?;
         let mut file = found
@@ -36,11 +38,30 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         loop {
             match file.read(&mut chunk) {
                 Ok(0) => break,
-                Ok(count) => context.out.bytes(chunk.get(..count).unwrap_or_default())?,
+                Ok(count) => print(&mut context.out, chunk.get(..count).unwrap_or_default())?,
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
                 Err(cause) => return Err(io_error(text.to_string_lossy(), cause).into()),
             }
         }
+    }
+    Ok(())
+}
+
+/// Prints a chunk of a file: byte for byte, but harmless on a terminal.
+fn print(out: &mut Out, chunk: &[u8]) -> io::Result<()> {
+    if !out.terminal {
+        return out.bytes(chunk);
+    }
+    for line in chunk.split_inclusive(|byte| *byte == b'\n') {
+        let end = if line.ends_with(b"\n") {
+            &b"\n"[..]
+        } else {
+            b""
+        };
+        let shown = out
+            .content(line.strip_suffix(b"\n").unwrap_or(line))
+            .into_owned();
+        out.bytes(&[&shown, end].concat())?;
     }
     Ok(())
 }

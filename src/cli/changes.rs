@@ -3,9 +3,10 @@
 use std::io;
 
 use super::error::{Failure, Outcome};
+use super::listing;
 use super::output::{Out, Role};
 use crate::engine::api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
-use crate::engine::word::word;
+use crate::engine::word::{self, word};
 
 /// Prints one line per change: the letter and the path; of a rename both paths.
 pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
@@ -15,6 +16,34 @@ pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
         out.bytes(&line)?;
     }
     Ok(())
+}
+
+/// `--all` of the verbs that list what they change.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Listed {
+    /// List every path, even if the list does not fit on the terminal
+    #[arg(long)]
+    all: bool,
+}
+
+impl Listed {
+    /// Prints one line per change, on a terminal no more than fit on it.
+    pub fn print(self, out: &mut Out, changes: &[Change]) -> io::Result<()> {
+        print_fitting(out, changes, 1, (!self.all).then_some("--all"))
+    }
+}
+
+/// Prints one line per change, on a terminal no more than fit on it beside `other` lines, where
+/// there is an option that shows all of them.
+pub fn print_fitting(
+    out: &mut Out,
+    changes: &[Change],
+    other: usize,
+    option: Option<&str>,
+) -> io::Result<()> {
+    let (shown, more) = listing::fitting(out, changes, other, option);
+    print(out, shown)?;
+    more.map_or(Ok(()), |more| out.line(&more))
 }
 
 /// A change is at or below one of these paths, or came from there.
@@ -102,7 +131,7 @@ pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
     for change in unknown {
         let why = change.why.unwrap_or(Why::Unreadable).words();
         out.warn(&format!(
-            "how {} differs cannot be told: {why}",
+            "cannot tell how {} differs: {why}",
             String::from_utf8_lossy(path(&change.path))
         ));
     }
@@ -111,11 +140,7 @@ pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
 
 /// "1 change", "2 changes".
 pub fn count(count: u64) -> String {
-    if count == 1 {
-        "1 change".into()
-    } else {
-        format!("{count} changes")
-    }
+    word::count(count, "change")
 }
 
 /// The root of the tree has an empty path, and a person needs something to see.

@@ -16,7 +16,7 @@ const NOTE_BYTES_MAX: u64 = 64 << 10;
 /// Freeze the state of the tree; prints the new checkpoint's number
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What to remember about it
+    /// A note to remember it by
     #[arg(
         short,
         long = "message",
@@ -25,20 +25,19 @@ pub struct Args {
         hide_default_value = true
     )]
     message: String,
-    /// Take the note from this file; `-`: from stdin
+    /// Read the note from this file (`-`: stdin)
     #[arg(short = 'F', long, value_name = "FILE", conflicts_with_all = ["message", "from_hook"])]
     file: Option<PathBuf>,
-    /// A name for it; can be repeated
+    /// A name for it; may be repeated
     #[arg(short, long = "tag", value_name = "TAG")]
     tag: Vec<String>,
-    /// Make none if nothing has changed since the newest one, whose number is printed then
+    /// Do nothing if nothing has changed since the newest one, and print its number
     #[arg(long)]
     if_changed: bool,
-    /// Read the JSON of an agent's hook on stdin: it becomes the note, and tells the directory.
-    /// Prints nothing
+    /// Read the JSON of an agent's hook from stdin, for the note and the directory; print nothing
     #[arg(long, conflicts_with = "message")]
     from_hook: bool,
-    /// Wait so long for an instant at which nothing is being changed, and say whether there was one
+    /// Wait this long for a moment in which nothing is being changed, and say whether there was one
     #[arg(long, value_name = "TIME", value_parser = time::span)]
     quiesce: Option<Duration>,
     /// Sync the tree and the store first, so that it survives a power cut
@@ -83,7 +82,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if made.quiesced == Some(false) {
         context
             .out
-            .warn("the tree never became quiet: it was being changed when the checkpoint was made");
+            .warn("the tree was never idle: it was being changed when the checkpoint was made");
     }
     if made.unchanged {
         let given = [
@@ -95,7 +94,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             String::new()
         } else {
             format!(
-                ", which stays as it is: it did not get {}",
+                ", which is left as it is: it was not given {}",
                 given.join(" and ")
             )
         };
@@ -104,7 +103,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             made.id
         ));
     } else if !made.atomic {
-        context.out.warn("files written all the time were not all captured at one instant (mount with --writes=daemon for that)");
+        context.out.warn("not atomic: files that were being written were captured one after the other (mount with --writes=daemon to avoid that)");
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show what is set, the store's before the user's
+    /// Show the settings, the store's before the user's
     Show {
         /// Say which line of which file has it
         #[arg(long)]
@@ -43,7 +43,7 @@ enum What {
         /// Such as retention.keep-last
         key: String,
     },
-    /// Set a key in the store's file, or in the user's; the rest of the file stays as it is
+    /// Set a key in the store's file, or the user's, and change nothing else in it
     Set {
         /// Such as retention.keep-last
         key: String,
@@ -53,7 +53,7 @@ enum What {
         #[arg(long)]
         user: bool,
     },
-    /// Say what is wrong with the files, if anything is
+    /// Check the files for mistakes
     Check,
 }
 
@@ -186,7 +186,7 @@ fn read_text(path: &Path) -> VerbResult<Option<String>> {
             return Err(hinted(
                 Code::BadConfig,
                 format!(
-                    "{} is no file of at most {FILE_BYTES_MAX} bytes",
+                    "{} is not a regular file of at most {FILE_BYTES_MAX} bytes",
                     path.display()
                 ),
                 "remove it",
@@ -206,7 +206,7 @@ fn bad(path: &Path, error: &ConfigError) -> VerbError {
     let hint = error
         .hint
         .clone()
-        .unwrap_or_else(|| "correct the file; `ckptfs config show --all` lists every key".into());
+        .unwrap_or_else(|| "fix the file; `ckptfs config show --all` lists every key".into());
     hinted(Code::BadConfig, format!("{at}: {}", error.message), hint)
 }
 
@@ -215,8 +215,8 @@ fn known(name: &str) -> VerbResult<&'static Key> {
         if name == TIERS || name.starts_with("tiers.") {
             return hinted(
                 Code::UnknownKey,
-                "tiers are tables, not keys",
-                "write [[tiers]] into the file; `ckptfs config show` has them",
+                "tiers are tables and cannot be set as keys",
+                "add [[tiers]] to the file; `ckptfs config show` prints them",
             );
         }
         let hint = match settings::nearest(name) {
@@ -317,7 +317,7 @@ fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
 }
 
 /// What tiers are for.
-const TIERS_ABOUT: &str = "of these paths everything is kept for so long; then `ckptfs gc` drops what they held from older checkpoints";
+const TIERS_ABOUT: &str = "all versions of these paths are kept for this long; then `ckptfs gc` drops their content from older checkpoints";
 
 /// As it stands in a file.
 fn written(key: &Key, value: &Value) -> String {
@@ -354,12 +354,12 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
     if user {
         if key.files == Files::Store {
             let hint = format!(
-                "the daemon acts by it: ckptfs config set {} VALUE, in the directory",
+                "it is the daemon's setting: run ckptfs config set {} VALUE in the directory",
                 key.name
             );
             return Err(hinted(
                 Code::BadConfig,
-                format!("{} belongs in the store's file only", key.name),
+                format!("{} can only be set in the store's file", key.name),
                 hint,
             )
             .into());
@@ -383,7 +383,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
             return Err(hinted(
                 Code::NotMounted,
                 "there is no store here",
-                "ckptfs mount DIR makes one; --user sets it for all of yours",
+                "ckptfs mount DIR makes one; --user sets it for all your trees",
             )
             .into());
         };
@@ -395,9 +395,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
         Some(value) => context
             .out
             .talk(&format!("{} = {}", key.name, written(key, &value))),
-        None => context
-            .out
-            .talk(&format!("{} is not set any more", key.name)),
+        None => context.out.talk(&format!("{} is no longer set", key.name)),
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use super::{launch, time};
 use crate::control::Client;
 use crate::engine::api::{Code, StateName, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};
+use crate::engine::word::count;
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::write::Writer;
@@ -139,8 +140,8 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
     match sys::flock_exclusive(&lock) {
         Ok(false) => Err(hinted(
             Code::Busy,
-            format!("another export writes to {}", dest.display()),
-            "wait until it has ended",
+            format!("another export is writing to {}", dest.display()),
+            "wait until it has finished",
         )),
         // A filesystem without locks has none to offer.
         _ => Ok(dir),
@@ -184,7 +185,7 @@ pub struct Copied {
 
 /// What to do about content that is not kept any more.
 const DROPPED_HINT: &str =
-    "a tier has dropped the content of some files: --without-dropped leaves them out";
+    "a retention rule has dropped the content of some files; --without-dropped leaves them out";
 
 /// Takes out of what was refused what is refused because a tier has dropped its content, if that is
 /// to be left out.
@@ -201,7 +202,7 @@ pub fn without_dropped(refused: Vec<Refused>, leave_out: bool) -> (Vec<Refused>,
 pub fn warn_dropped(out: &Out, dropped: &[TreePath]) {
     for path in dropped.iter().take(REFUSED_TOLD_MAX) {
         out.warn(&format!(
-            "{} is left out: a tier has dropped its content",
+            "{} is left out: a retention rule has dropped its content",
             String::from_utf8_lossy(&path.0)
         ));
     }
@@ -242,9 +243,9 @@ impl Copied {
     /// In words, how it was done.
     pub fn how(&self, duration_us: u64) -> String {
         let files = match (self.cloned, self.copied) {
-            (cloned, 0) => format!("{cloned} files share their data"),
-            (0, copied) => format!("{copied} files copied"),
-            (cloned, copied) => format!("{cloned} files share their data, {copied} copied"),
+            (cloned, 0) => format!("{} reflinked", count(cloned, "file")),
+            (0, copied) => format!("{} copied", count(copied, "file")),
+            (cloned, copied) => format!("{} reflinked, {copied} copied", count(cloned, "file")),
         };
         format!(
             "{} made, {files}, {} removed, in {}",
@@ -261,14 +262,14 @@ impl Copied {
     pub fn report(&self, out: &Out, hint: &str) -> Outcome {
         if self.owners_lost > 0 {
             out.warn(&format!(
-                "the owners of {} could not be kept: only root can set them",
-                self.owners_lost
+                "the owner of {} could not be kept: only root can set it",
+                count(self.owners_lost, "file")
             ));
         }
         if self.xattrs_lost > 0 {
             out.warn(&format!(
-                "{} extended attributes could not be set there",
-                self.xattrs_lost
+                "{} could not be set there",
+                count(self.xattrs_lost, "extended attribute")
             ));
         }
         warn_dropped(out, &self.dropped);
@@ -288,7 +289,7 @@ impl Copied {
             [] => Ok(()),
             all => Err(Failure::Verb(hinted(
                 Code::Incomplete,
-                format!("{} paths could not be copied", all.len()),
+                format!("{} could not be copied", count(all.len(), "path")),
                 hint,
             ))),
         }
@@ -300,7 +301,7 @@ pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
     hinted(
         Code::NotEmpty,
         format!(
-            "{} is not empty, and not an export of this tree",
+            "{} is not empty, and is not an export of this tree",
             dest.display()
         ),
         hint,

@@ -18,10 +18,10 @@ pub struct Args {
     /// The socket to answer on, unless the service manager hands one over
     #[arg(long, value_name = "unix:///PATH", default_value = "unix:///var/lib/kubelet/plugins/csi.ckptfs/csi.sock", value_parser = socket)]
     endpoint: PathBuf,
-    /// What this node is called: its name in Kubernetes
+    /// The name of this node in Kubernetes
     #[arg(long, value_name = "ID", value_parser = node)]
     node_id: String,
-    /// The directory that has the volumes
+    /// The directory that holds the volumes
     #[arg(long, value_name = "DIR", env = volumes::ROOT_VARIABLE, default_value = volumes::ROOT)]
     root: PathBuf,
     #[command(flatten)]

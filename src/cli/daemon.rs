@@ -453,7 +453,7 @@ fn wait_end(args: &Args, engine: &Engine, ends: &Receiver<End>) -> Ending {
                     let _ = ends.recv_timeout(SESSION_END_TIMEOUT);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the mount is in use; it is taken away nevertheless");
+                    tracing::warn!(%error, "the mount is in use; it is detached anyway");
                     detach(args);
                 }
             }
@@ -475,13 +475,16 @@ fn detach(args: &Args) {
 pub fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     let at = args.mountpoint.display();
     let doctor = format!(
-        "what is missing here: ckptfs doctor {}",
+        "to see what is missing: ckptfs doctor {}",
         word(args.backing.display())
     );
     match cause.kind() {
         std::io::ErrorKind::NotFound => hinted(
             Code::NoFuse,
-            format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)),
+            format!(
+                "{at} cannot be mounted: FUSE is not available ({})",
+                plain(cause)
+            ),
             doctor,
         ),
         std::io::ErrorKind::PermissionDenied => hinted(

@@ -18,18 +18,18 @@ use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy, drop_ke
 use crate::sys::{self, Errno, SysResult};
 use crate::transfer::dedup::{self, Got, Holder, Plain};
 
-/// Make versions with the same content share their space; no byte, time or checkpoint changes
+/// Make versions with the same content share their space; no checkpoint changes
 ///
-/// The kernel compares before it shares. Where files cannot share extents, versions become names of
-/// one file. It can be interrupted at any time: what is shared stays so, and the next run goes on.
+/// The kernel compares before it shares. Where files cannot share extents, versions become hard
+/// links. It can be interrupted at any time; the next run continues.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only tell what would be shared
+    /// Only show what would be shared
     #[arg(short = 'n', long)]
     pub dry_run: bool,
     #[command(flatten)]
     pub sharing: Sharing,
-    /// List every file that was left out
+    /// List every file that was skipped
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -38,17 +38,17 @@ pub struct Args {
 #[derive(Clone, Debug, clap::Args)]
 #[group(id = "sharing")]
 pub struct Sharing {
-    /// The live files too
+    /// Also the live files
     #[arg(long)]
     live: bool,
-    /// And with what is in DIR: another project, mounted or not, or any directory of the same
+    /// Also with what is in DIR: another project, mounted or not, or any directory on the same
     /// filesystem; may be repeated
     #[arg(long, value_name = "DIR")]
     with: Vec<PathBuf>,
-    /// Hash with so many threads
+    /// Number of threads to hash with
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
-    /// Leave out what is smaller: "64K"
+    /// Skip files smaller than this: "64K"
     #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0", hide_default_value = true)]
     min_size: u64,
 }
@@ -315,14 +315,16 @@ fn whole(client: &mut Client, mut options: DedupOptions, out: &Out) -> VerbResul
 fn why(why: LeftWhy) -> &'static str {
     match why {
         LeftWhy::TooSmall => "smaller than --min-size",
-        LeftWhy::Differs => "changed meanwhile, or never held what its hash says",
-        LeftWhy::Gone => "gone meanwhile",
+        LeftWhy::Differs => "changed meanwhile, or does not match its hash",
+        LeftWhy::Gone => "removed meanwhile",
         LeftWhy::NotPermitted => "not permitted",
         LeftWhy::Unreadable => "cannot be read",
         LeftWhy::OtherFilesystem => "on another filesystem",
-        LeftWhy::NoReflink => "the filesystem cannot share it",
+        LeftWhy::NoReflink => "not supported by the filesystem",
         LeftWhy::InUse => "open for writing",
-        LeftWhy::TooManyLinks => "what it equals has all the names that it can have",
+        LeftWhy::TooManyLinks => {
+            "the identical file has as many hard links as the filesystem allows"
+        }
     }
 }
 
@@ -381,9 +383,9 @@ fn print(projects: &[Project], args: &Args, context: &mut Context) -> Outcome {
 /// What is done, and what comes free with it.
 fn done(args: &Args) -> (&'static str, &'static str) {
     if args.dry_run {
-        ("would be shared", "would come free")
+        ("would be shared", "would be freed")
     } else {
-        ("shared", "came free")
+        ("shared", "freed")
     }
 }
 
@@ -400,12 +402,12 @@ fn print_one(report: &DedupReport, args: &Args, out: &mut Out) -> Outcome {
         files(report.hashed)
     ))?;
     out.line(&format!(
-        "{} shared already; {} have a content of their own",
+        "{} already shared; {} with unique content",
         files(report.already),
         files(report.unique)
     ))?;
     let links = if report.linked.files > 0 {
-        format!(" ({} as names of one file)", report.linked.files)
+        format!(" ({} as hard links)", report.linked.files)
     } else {
         String::new()
     };
@@ -421,7 +423,7 @@ fn print_one(report: &DedupReport, args: &Args, out: &mut Out) -> Outcome {
 fn print_across(got: &Got, args: &Args, out: &mut Out) -> Outcome {
     let (done, free) = done(args);
     let line = format!(
-        "{done} with the others: {} of {} in common; {} {free}",
+        "{done} with the other projects: {} of {} in common; {} {free}",
         files(got.shared),
         files(got.common),
         size::human(got.freed_bytes)
@@ -437,7 +439,7 @@ fn print_left(
     out: &mut Out,
 ) -> Outcome {
     for (left, count) in counts {
-        out.line(&format!("left out: {count}, {}", why(*left)))?;
+        out.line(&format!("skipped: {count}, {}", why(*left)))?;
     }
     for left in left_out.iter().filter(|_| args.verbose) {
         let error = left

@@ -10,23 +10,22 @@ use super::{changes, time};
 use crate::control::History;
 use crate::engine::api::{CheckpointInfo, Delete, Query, StateName, VerbResult};
 
-/// Delete a checkpoint; `ckptfs undo` brings it back, as long as it was not freed
+/// Delete a checkpoint; `ckptfs undo` brings it back until it is freed
 ///
-/// What only it needs takes space until it is freed: by `ckptfs gc`, or at once with --now. Works
-/// without a mount too.
+/// Its space is freed by `ckptfs gc`, or at once with --now. Works without a mount too.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
     #[arg(value_name = "ID")]
     id: String,
-    /// Free what only it needs at once; this cannot be undone. Also of a checkpoint that is deleted
-    /// already, by its number
+    /// Free its space at once; this cannot be undone. Also works for a checkpoint that is already
+    /// deleted, by its number
     #[arg(long)]
     now: bool,
-    /// Only tell what would be deleted
+    /// Only show what would be deleted
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Do not ask; without a terminal nothing is asked anyway
+    /// Do not ask (without a terminal, nothing is asked)
     #[arg(short, long)]
     yes: bool,
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::by::{self, By};
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
+use super::hunks::Style;
 use super::output::{Out, Role};
 use super::past::{Tree, state};
 use super::tree_path::in_tree;
@@ -14,29 +15,33 @@ use crate::engine::api::{
     Change, CheckpointInfo, Code, Compare, CompareByProcess, StateName, TreePath, VerbError,
     VerbResult,
 };
+use crate::engine::word::count as plural;
 use crate::sys::Errno;
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
 ///
-/// One line per path: A added, M modified, D deleted, R renamed, T of another kind.
+/// One line per path: A added, M modified, D deleted, R renamed, T type changed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The older state: a number, a tag, `latest~2`, `@{10min ago}`
     #[arg(value_name = "A", default_value = "latest")]
     from: String,
-    /// The newer state; the tree as it is now (`live`) if not given
+    /// The newer state; by default the tree as it is now (`live`)
     #[arg(value_name = "B")]
     to: Option<String>,
-    /// Only what is at or below these paths; relative ones start at the working directory
+    /// Only these paths, and what is below them; relative to the working directory
     #[arg(value_name = "PATHS", last = true, conflicts_with = "by")]
     paths: Vec<PathBuf>,
-    /// Add the sizes of files, and how much came and went
+    /// Add the sizes of files, and how much was added and removed
     #[arg(long, conflicts_with_all = ["name_only", "nul", "patch", "json"])]
     stat: bool,
     /// Print a patch that `git apply` takes
     #[arg(short, long, conflicts_with_all = ["name_only", "nul", "json"])]
     patch: bool,
-    /// Print the paths alone
+    /// Print a patch for people, with changes word by word: [-removed-]{+added+}
+    #[arg(long, conflicts_with_all = ["stat", "name_only", "nul", "json", "by"])]
+    word_diff: bool,
+    /// Print only the paths
     #[arg(long, conflicts_with = "json")]
     name_only: bool,
     /// End each field with NUL and escape nothing
@@ -62,13 +67,14 @@ impl Args {
     }
 
     /// What changed since a checkpoint; as a patch, or one line for each path.
-    pub fn since(from: String, patch: bool) -> Args {
+    pub fn since(from: String, patch: bool, word_diff: bool) -> Args {
         Args {
             from,
             to: None,
             paths: Vec::new(),
             stat: false,
             patch,
+            word_diff,
             name_only: false,
             nul: false,
             by: None,
@@ -77,6 +83,9 @@ impl Args {
 }
 
 pub fn run(mut args: Args, context: &mut Context) -> Outcome {
+    if !args.nul {
+        context.out.page();
+    }
     let mut served = locate::served(context.dir())?;
     args.take_for_paths(&mut served);
     if args.by == Some(By::Process) {
@@ -92,12 +101,15 @@ pub fn run(mut args: Args, context: &mut Context) -> Outcome {
         .map(|path| in_tree(&served.root, &served.cwd, path))
         .collect::<VerbResult<_>>()?;
     let asked = |change: &Change| paths.is_empty() || changes::is_below(change, &paths);
-    if args.patch {
+    if args.patch || args.word_diff {
         // By number: what a time or `latest` means may be another checkpoint by now.
         let states = [Some(&args.from), args.to.as_ref()]
             .map(|name| name.map_or(Ok(None), |name| state(&mut served, name)));
         let [from, to] = states;
-        return print_patch(&mut served, (&from?, &to?), asked, context);
+        let style = Style {
+            words: args.word_diff,
+        };
+        return print_patch(&mut served, (&from?, &to?), asked, style, context);
     }
     let (from, to) = (StateName(args.from), args.to.map(StateName));
     let out = &mut context.out;
@@ -121,6 +133,7 @@ fn print_patch(
     served: &mut locate::Served,
     (from, to): (&Option<CheckpointInfo>, &Option<CheckpointInfo>),
     asked: impl Fn(&Change) -> bool,
+    style: Style,
     context: &mut Context,
 ) -> Outcome {
     let name = |state: &Option<CheckpointInfo>| {
@@ -140,7 +153,7 @@ fn print_patch(
         Tree::at(served, from.as_ref())?,
         Tree::at(served, to.as_ref())?,
     );
-    tell_patch(&changes, (&before, &after), context)
+    tell_patch(&changes, (&before, &after), style, context)
 }
 
 /// Prints what changed from one tree to another as a patch.
@@ -149,20 +162,21 @@ fn print_patch(
 /// `incomplete`: something cannot be read. Those of writing.
 pub fn tell_patch(
     changes: &[Change],
-    (before, after): (&Tree, &Tree),
+    trees: (&Tree, &Tree),
+    style: Style,
     context: &mut Context,
 ) -> Outcome {
-    let left_out = patch::print(&mut context.out, changes, before, after)?;
+    let left_out = patch::print(&mut context.out, changes, trees, style)?;
     let name = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
     for path in &left_out.strange {
         context.out.warn(&format!(
-            "{} is in no patch: git knows files and symbolic links only",
+            "{} is not in the patch: git tracks only files and symbolic links",
             name(path)
         ));
     }
     for (path, errno) in &left_out.unread {
         let why = if *errno == Errno::ENODATA {
-            "its content was dropped by a tier".to_owned()
+            "its content was dropped by a retention rule".to_owned()
         } else {
             errno.to_string()
         };
@@ -173,10 +187,13 @@ pub fn tell_patch(
     match left_out.unread.len() {
         0 => Ok(()),
         count => {
-            let hint = "ckptfs diff without --patch names all that differs";
+            let hint = "ckptfs diff without --patch lists everything that differs";
             Err(Failure::Verb(hinted(
                 Code::Incomplete,
-                format!("the patch lacks {count} paths that cannot be read"),
+                format!(
+                    "the patch lacks {} that cannot be read",
+                    plural(count, "path")
+                ),
                 hint,
             )))
         }
@@ -204,8 +221,10 @@ pub fn sum(changes: &[Change]) -> String {
         less += old.saturating_sub(new);
     }
     format!(
-        "{}, {more} bytes more, {less} bytes less",
-        changes::count(changes.len() as u64)
+        "{}, {} more, {} less",
+        changes::count(changes.len() as u64),
+        plural(more, "byte"),
+        plural(less, "byte")
     )
 }
 

@@ -17,12 +17,12 @@ use crate::engine::word::word;
 use crate::sys::host;
 use crate::sys::{self, Errno, Open, SysResult};
 
-/// Tell what this machine, and a directory, can do, and what each missing thing costs
+/// Show what this machine and a directory support, and what each missing thing costs
 ///
 /// Exit status 1 if DIR could not be mounted.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The directory to look at; the working directory if not given
+    /// The directory to look at; by default the working directory
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -183,8 +183,12 @@ fn open(directory: &Path) -> Result<OwnedFd, Finding> {
         Ok(found) if !found.is_dir() => {
             bad(format!("{shown} is not a directory"), "name a directory")
         }
-        Ok(_) => sys::open_root(directory)
-            .or_else(|cause| bad(io_error(shown, cause).message, "be its owner, or root")),
+        Ok(_) => sys::open_root(directory).or_else(|cause| {
+            bad(
+                io_error(shown, cause).message,
+                "act as its owner, or as root",
+            )
+        }),
     }
 }
 
@@ -204,17 +208,17 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
         Ok(name) => warn(
             "filesystem",
             name,
-            "reflinks are known from xfs, btrfs and apfs; the next line says what was tried",
+            "reflinks are expected on xfs, btrfs and apfs only; the next line shows what was tried",
             None,
         ),
         Err(cause) => fail("filesystem", plain(&cause.into()), "use a local filesystem"),
     });
     findings.push(match probe_reflink(place) {
-        Ok(()) => ok("reflink", "works here"),
+        Ok(()) => ok("reflink", "works"),
         Err(Errno::EACCES | Errno::EPERM | Errno::EROFS) => fail(
             "reflink",
-            "no permission to write here: no history can be kept",
-            "be the owner of the directory, or root",
+            "no permission to write: no history can be kept",
+            "act as the owner of the directory, or as root",
         ),
         Err(Errno::ENOSPC | Errno::EDQUOT) => fail("reflink", "no space left", "free some space"),
         Err(cause) => warn(
@@ -229,9 +233,8 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
     findings
 }
 
-const STALE_COST: &str =
-    "nothing in it can be reached, and it cannot be looked at before it is repaired";
-const XATTRS: &str = "served; where neither access lists nor capabilities are used, mount --xattrs=off saves two of nine requests of an unpacked file, and one of each first write";
+const STALE_COST: &str = "nothing in it can be accessed before it is repaired";
+const XATTRS: &str = "supported; if you use neither ACLs nor capabilities, mount --xattrs=off saves two of nine requests per unpacked file, and one per first write";
 const REFLINK_COST: &str = "a changed file is copied once per checkpoint: time and space grow with the size of what changes";
 
 /// Whether the directory is served already.
@@ -256,11 +259,11 @@ fn store_place(directory: &Path) -> Finding {
         std::fs::metadata(directory),
     ) {
         (Err(_), _) => ok("store", "none yet"),
-        (Ok(found), _) if found.is_symlink() => ok("store", "served by a daemon"),
+        (Ok(found), _) if found.is_symlink() => ok("store", "a daemon is running"),
         (Ok(found), _) if !found.is_dir() => fail(
             "store",
             format!("{} is not a directory", store.display()),
-            "move it away",
+            "move it out of the way",
         ),
         (Ok(found), Ok(root)) if found.dev() != root.dev() => fail(
             "store",
@@ -293,7 +296,7 @@ fn about_machine(reflink: bool) -> Vec<Finding> {
         Some(_) => warn(
             "kernel",
             format!("Linux {release}"),
-            "before 6.13 two changes within one clock tick can leave the same time on a file: no passthrough, for the kernel's own writes could not be told",
+            "before 6.13, two changes within one clock tick can leave the same time on a file, so the kernel's own writes could be missed: no passthrough",
             None,
         ),
         None => ok("kernel", if release.is_empty() { std::env::consts::OS.to_owned() } else { release }),
@@ -356,27 +359,26 @@ fn helper_version() -> Option<String> {
 }
 
 fn passthrough(kernel: Option<(u32, u32)>, reflink: bool) -> Finding {
-    const COST: &str = "the daemon does reads and writes: each first read of a page, and each write, is a request to it";
+    const COST: &str = "the daemon reads and writes files: each first read of a page, and each write, is a request to it";
     match kernel {
         _ if !reflink => warn(
             "passthrough",
-            "not without reflink: a mount here has the I/O of the daemon, and captures are copies",
+            "not without reflink: the daemon does all I/O, and captures are copies",
             COST,
             None,
         ),
-        Some(version) if version >= EXACT_TIMES_KERNEL && sys::has_sys_admin() => ok(
-            "passthrough",
-            "the kernel can read and write files by itself",
-        ),
+        Some(version) if version >= EXACT_TIMES_KERNEL && sys::has_sys_admin() => {
+            ok("passthrough", "the kernel reads and writes files by itself")
+        }
         Some(version) if version >= EXACT_TIMES_KERNEL => warn(
             "passthrough",
-            "not without CAP_SYS_ADMIN",
+            "needs CAP_SYS_ADMIN",
             COST,
-            Some("mount as root to have it"),
+            Some("mount as root"),
         ),
         _ => warn(
             "passthrough",
-            "not with this kernel (Linux 6.13 has what it needs)",
+            "needs a newer kernel (Linux 6.13)",
             COST,
             None,
         ),
@@ -400,7 +402,7 @@ fn privileges() -> Vec<Finding> {
                 "user {uid}; {} is not set-uid root and cannot mount for it",
                 path.display()
             ),
-            "reinstall fuse3 with its permissions, or be root",
+            "reinstall the package fuse3, or mount as root",
         ),
         None if uid == 0 => fail(
             "privileges",
@@ -410,15 +412,15 @@ fn privileges() -> Vec<Finding> {
         None => fail(
             "privileges",
             format!("user {uid}, and there is no fusermount3"),
-            "install the package fuse3, or be root",
+            "install the package fuse3, or mount as root",
         ),
     });
     if !mount::user_allow_other() {
         findings.push(warn(
             "allow_other",
-            "ordinary users may not let others into their mounts",
+            "unprivileged users may not let others into their mounts",
             "root, other users and containers of other users cannot enter the mount",
-            Some("root can permit it: echo user_allow_other >> /etc/fuse.conf"),
+            Some("root can allow it: echo user_allow_other >> /etc/fuse.conf"),
         ));
     }
     findings
@@ -456,14 +458,14 @@ fn stale() -> Finding {
             warn(
                 "stale mounts",
                 dead.join(", "),
-                "nothing in them can be reached before they are repaired",
+                "nothing in them can be accessed before they are repaired",
                 hint.as_deref(),
             )
         }
         Err(error) => warn(
             "stale mounts",
             error.message,
-            "dead mounts cannot be found",
+            "cannot look for dead mounts",
             None,
         ),
     }

@@ -7,14 +7,14 @@ use super::progress::Bar;
 use super::{locate, size};
 use crate::engine::api::{DuOptions, DuReport, StateName, VerbResult};
 
-/// Show what space each checkpoint takes: its own, which would come free if only it went, and what
-/// it shares
+/// Show what space each checkpoint takes: what deleting just this one would free, and what it
+/// shares
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`: only this checkpoint; all if not given
+    /// A number, a tag, or `latest`: only this checkpoint; by default all
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// Print numbers of bytes
+    /// Print sizes in bytes
     #[arg(short, long)]
     bytes: bool,
 }
@@ -65,18 +65,18 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         ))?;
     }
     out.line(&format!(
-        "the history takes {} that nothing else holds",
+        "the history alone takes {}",
         size(report.history_bytes)
     ))?;
     if report.outside_bytes > 0 {
         out.line(&format!(
-            "{} more it shares with live files, or with others outside",
+            "another {} is shared with live files, or with files elsewhere",
             size(report.outside_bytes)
         ))?;
     }
     if report.unneeded_bytes > 0 {
         out.line(&format!(
-            "{} of it no checkpoint needs any more: ckptfs gc",
+            "{} of it is no longer needed by any checkpoint (ckptfs gc frees it)",
             size(report.unneeded_bytes)
         ))?;
     }

@@ -98,7 +98,7 @@ fn newest_other(served: &mut Served, paths: &[TreePath]) -> VerbResult<Found> {
 fn no_other(path: &str) -> VerbError {
     hinted(
         Code::UnknownPath,
-        format!("no checkpoint has another version of {path:?}"),
-        format!("its versions: ckptfs log {}", word(path)),
+        format!("no checkpoint has a different version of {path:?}"),
+        format!("to list to list its versions: ckptfs log {}", word(path)),
     )
 }

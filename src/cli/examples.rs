@@ -16,7 +16,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
             ("ckptfs mount ~/other", "Serve a directory in place"),
             (
                 "ckptfs mount ~/other --auto-every 15min",
-                "With a checkpoint every 15 minutes in which something changes",
+                "With a checkpoint every 15 minutes, if something changed",
             ),
         ],
     ),
@@ -25,11 +25,11 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         [
             (
                 "ckptfs umount ~/project",
-                "An ordinary directory again; its history stays",
+                "A plain directory again; its history stays",
             ),
             (
                 "ckptfs umount --lazy ~/project",
-                "Although somebody still uses it",
+                "Even though it is still in use",
             ),
         ],
     ),
@@ -79,7 +79,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
             ("ckptfs pin v1", "Nobody deletes it, and gc keeps it"),
             (
                 "ckptfs pin v1 --reason \"sent to the customer\"",
-                "And says why",
+                "With a reason",
             ),
         ],
     ),
@@ -106,7 +106,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
     (
         "restore",
         [
-            ("ckptfs restore v1 src", "Only src becomes what it was"),
+            ("ckptfs restore v1 src", "Restore only src"),
             (
                 "ckptfs restore --dry-run v1",
                 "What a restore of everything would change",
@@ -118,7 +118,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         [
             (
                 "ckptfs rewind -1 --dry-run",
-                "What would go back to before the last prompt",
+                "What a rewind to before the last prompt would change",
             ),
             (
                 "ckptfs rewind -1 --yes",
@@ -178,7 +178,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
             ),
             (
                 "ckptfs bisect --log steps.json v1 v2 -- grep -q works README",
-                "And write each step down",
+                "And log each step",
             ),
         ],
     ),
@@ -189,10 +189,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
                 "ckptfs branch create try-it",
                 "A second tree at ~/project@try-it",
             ),
-            (
-                "ckptfs branch list",
-                "Which there are, and what each has changed",
-            ),
+            ("ckptfs branch list", "List them, and what each has changed"),
         ],
     ),
     (
@@ -209,7 +206,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         "du",
         [
             ("ckptfs du", "What each checkpoint takes"),
-            ("ckptfs du v1", "What this one does"),
+            ("ckptfs du v1", "Only what v1 takes"),
         ],
     ),
     (
@@ -236,14 +233,14 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         "undo",
         [
             ("ckptfs undo", "Take back the last operation"),
-            ("ckptfs undo --dry-run", "Which that is"),
+            ("ckptfs undo --dry-run", "Show which one that is"),
         ],
     ),
     (
         "redo",
         [
             ("ckptfs redo", "Do again what was undone"),
-            ("ckptfs redo --dry-run", "What that is"),
+            ("ckptfs redo --dry-run", "Show what that is"),
         ],
     ),
     (
@@ -251,7 +248,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         [
             (
                 "ckptfs export latest ~/backup",
-                "A copy; the next export only brings what changed",
+                "A copy; the next export copies only what changed",
             ),
             ("ckptfs export v1 - > ~/v1.tar", "A tar file"),
         ],
@@ -285,13 +282,10 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
     (
         "verify",
         [
-            (
-                "ckptfs verify",
-                "Is every version there that a checkpoint shows?",
-            ),
+            ("ckptfs verify", "Check that no version is missing"),
             (
                 "ckptfs verify --deep v1",
-                "And is every byte of v1 what it was?",
+                "And does every byte of v1 match its hash?",
             ),
         ],
     ),
@@ -302,7 +296,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
                 "ckptfs volumes create pgdata -o keep=4h:1d:2w",
                 "A volume for containers that thins out its own history",
             ),
-            ("ckptfs volumes ls", "Which there are"),
+            ("ckptfs volumes ls", "List them"),
         ],
     ),
     (

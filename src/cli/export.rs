@@ -12,6 +12,7 @@ use super::error::{Failure, On, Outcome, hinted, io_error};
 use super::locate::Served;
 use super::progress::Bar;
 use crate::engine::api::{Code, TreePath, VerbResult, host_path};
+use crate::engine::word::count as plural;
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::Counted;
@@ -21,9 +22,9 @@ use crate::transfer::write::{Before, Writer};
 
 /// Copy a checkpoint to a directory elsewhere, or as a tar stream to stdout (`-`)
 ///
-/// Files share their data with the history where the filesystem can do that. If DEST holds an
-/// earlier export of the same tree, only what changed since is touched; one that was interrupted is
-/// finished.
+/// Files share their data with the history (reflinks) where the filesystem supports it. If DEST
+/// holds an earlier export of the same tree, only what changed since is updated; an interrupted one
+/// is finished.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
@@ -33,19 +34,19 @@ pub struct Args {
     /// stdout
     #[arg(value_name = "DEST")]
     dest: PathBuf,
-    /// Only tell what would be done
+    /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Compare everything with what is there, and not only what changed since the earlier export
+    /// Compare everything with what is there, not only what changed since the earlier export
     #[arg(long, conflicts_with = "check")]
     full: bool,
-    /// Change nothing, and list what is not as it should be, byte by byte
+    /// Change nothing; compare byte by byte, and list what differs
     #[arg(long, conflicts_with = "dry_run")]
     check: bool,
     /// Return only when everything is on disk
     #[arg(long, conflicts_with_all = ["check", "dry_run"])]
     sync: bool,
-    /// Leave files out whose content a tier has dropped; without it an export that lacks them fails
+    /// Leave out files whose content a retention rule has dropped; by default the export fails then
     #[arg(long)]
     without_dropped: bool,
 }
@@ -123,7 +124,7 @@ fn export(args: &Args, dest: PathBuf, served: Served, context: &mut Context) -> 
     let marked = mark.write(&dir).on(dest.display())?;
     let writer = Writer::new(dir.try_clone().on(dest.display())?, planned.before);
     writer.prepare().on(dest.display())?;
-    let bar = Bar::count(&context.out, "exporting");
+    let bar = Bar::files(&context.out, "exporting");
     let handed = planned
         .begun
         .hand_over(&writer, copies::threads(from), &bar);
@@ -170,11 +171,11 @@ fn tell(answer: Answer, marked: bool, context: &mut Context) -> Outcome {
         ))?;
     }
     if !marked {
-        out.warn("the filesystem there keeps no extended attributes: a later export cannot go on from this one, and wants an empty directory");
+        out.warn("the filesystem there has no extended attributes: a later export cannot continue from this one, and needs an empty directory");
     }
     answer.copied.report(
         out,
-        "what could be copied is there; run the same command again once the cause is gone",
+        "everything else was copied; run the same command again once the cause is fixed",
     )
 }
 
@@ -189,7 +190,10 @@ impl There {
         let mark = Mark::read(dir).map_err(|cause| match cause {
             Errno::EINVAL => hinted(
                 Code::NotEmpty,
-                format!("the mark of {} is of another version", dest.display()),
+                format!(
+                    "the marker file of {} was written by another version of ckptfs",
+                    dest.display()
+                ),
                 "export to another directory",
             ),
             cause => io_error(dest.display(), cause),
@@ -238,7 +242,7 @@ fn dry_run(args: &Args, dest: &Path, served: Served, context: &mut Context) -> O
     };
     let planned = Planned::of(args, dest, &there, served)?;
     let (checkpoint, from) = (planned.checkpoint, planned.from);
-    let bar = Bar::count(&context.out, "counting");
+    let bar = Bar::files(&context.out, "counting");
     let counted = Counted::default();
     let handed = planned
         .begun
@@ -270,7 +274,7 @@ fn check(args: &Args, dest: &Path, served: Served, context: &mut Context) -> Out
     let dir = sys::open_root(dest).on(dest.display())?;
     let begun = Begun::begin(served, &args.id, None)?;
     let checkpoint = begun.part.checkpoint;
-    let bar = Bar::count(&context.out, "comparing");
+    let bar = Bar::files(&context.out, "comparing");
     let checker = Checker::new(dir);
     let handed = begun.hand_over(&checker, copies::threads(None), &bar);
     bar.stop();
@@ -303,6 +307,9 @@ fn check(args: &Args, dest: &Path, served: Served, context: &mut Context) -> Out
         return Ok(());
     }
     context.out.flush()?;
-    context.out.talk(&format!("{} paths are not as in checkpoint {checkpoint}; ckptfs export --full {checkpoint} DEST puts them right", wrong.len()));
+    context.out.talk(&format!(
+        "different from checkpoint {checkpoint}: {}; to fix that: ckptfs export --full {checkpoint} DEST",
+        plural(wrong.len(), "path")
+    ));
     Err(Failure::No)
 }

@@ -12,12 +12,12 @@ use crate::sys;
 
 /// Find checkpoints by tag, note, label, author, time, or what they changed; newest first
 ///
-/// Everything that is given must hold. Exit status 1 if there is none.
+/// All conditions must hold. Exit status 1 if none is found.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     pub filters: Filters,
-    /// At most so many
+    /// List at most this many
     #[arg(
         short = 'n',
         long = "max-count",
@@ -25,7 +25,7 @@ pub struct Args {
         value_name = "COUNT"
     )]
     pub max_count: Option<usize>,
-    /// They changed this, or something below it; relative to the working directory
+    /// That changed this path, or something below it; relative to the working directory
     #[arg(value_name = "PATH")]
     pub path: Option<PathBuf>,
 }
@@ -33,25 +33,25 @@ pub struct Args {
 /// Which checkpoints are listed.
 #[derive(Debug, Default, PartialEq, clap::Args)]
 pub struct Filters {
-    /// They have a tag like this; `*` stands for anything
+    /// With a tag like this; `*` matches anything
     #[arg(short, long, value_name = "TAG")]
     tag: Option<String>,
-    /// Their note contains this, in whatever case
+    /// With this in their note, ignoring case
     #[arg(long, value_name = "TEXT")]
     note: Option<String>,
-    /// Their note has the line `KEY: VALUE`; can be repeated
+    /// With the line `KEY: VALUE` in their note; may be repeated
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
     /// Made then or later: `2h`, `10min ago`, `yesterday`, `2026-11-21 10:00`, RFC 3339
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Made then or before
+    /// Made then or earlier
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// This user asked for them: a name or a number
+    /// Made by this user: a name or a number
     #[arg(long, value_name = "USER")]
     author: Option<String>,
-    /// They are pinned
+    /// Only pinned ones
     #[arg(long)]
     pinned: bool,
 }
@@ -71,13 +71,14 @@ fn user(name: &str) -> VerbResult<u32> {
         hinted(
             Code::UnknownUser,
             format!("there is no user {name:?}"),
-            "a number will do too: ckptfs log --author 1000",
+            "a number works too: ckptfs log --author 1000",
         )
     };
     sys::user_id(name).ok_or_else(unknown)
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     let filters = args.filters;
     let mut query = Query {
         tag: filters.tag,

@@ -6,6 +6,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::output::Role;
 use crate::engine::api::{Damage, Verified};
+use crate::engine::word::count;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -68,22 +69,23 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
         out.text_line(done)?;
     }
     let read = if deep {
-        format!("{bytes} bytes read")
+        format!("{} read", count(*bytes, "byte"))
     } else {
-        "not read (--deep reads them)".to_owned()
+        "not read (--deep does)".to_owned()
     };
     let hashes = if deep && *unhashed > 0 {
-        format!("; {unhashed} have no hash yet to be compared with")
+        format!("; {unhashed} not hashed yet")
     } else {
         String::new()
     };
     let verdict = match findings.len() {
-        0 => "nothing is damaged".to_owned(),
-        1 => "1 finding".to_owned(),
-        count => format!("{count} findings"),
+        0 => "no damage found".to_owned(),
+        many => count(many, "finding"),
     };
     out.talk(&format!(
-        "{verdict}: {frames} records of the journal, {versions} versions, {read}{hashes}"
+        "{verdict}: {}, {}, {read}{hashes}",
+        count(*frames, "journal record"),
+        count(*versions, "version")
     ));
     Ok(())
 }

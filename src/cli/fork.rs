@@ -18,8 +18,7 @@ use crate::transfer::write::{Before, Writer};
 
 /// Make an independent writable tree out of a checkpoint
 ///
-/// Files share their data with the history where the filesystem can do that, until one side is
-/// changed.
+/// Files share their data with the history (reflinks) where the filesystem supports it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
@@ -28,13 +27,13 @@ pub struct Args {
     /// A directory that does not exist or is empty
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Mount it at once, with a history of its own
+    /// Also mount it, with a history of its own
     #[arg(long)]
     mount: bool,
-    /// Only tell what would be done
+    /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Leave files out whose content a tier has dropped; without it a fork that lacks them fails
+    /// Leave out files whose content a retention rule has dropped; by default the fork fails then
     #[arg(long)]
     without_dropped: bool,
 }
@@ -103,7 +102,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     ))?;
     copied.report(
         out,
-        "remove the directory, and run the same command again once the cause is gone",
+        "remove the directory, and run the same command again once the cause is fixed",
     )
 }
 
@@ -126,7 +125,7 @@ pub fn fork(
     let forked = begun.part.checkpoint;
     let writer = Writer::new(dir, Before::Nothing);
     writer.prepare().on(dest.display())?;
-    let bar = Bar::count(out, "forking");
+    let bar = Bar::files(out, "forking");
     let handed = begun.hand_over(&writer, copies::threads(None), &bar);
     bar.stop();
     let mut refused = handed?;

@@ -14,17 +14,17 @@ use crate::sys;
 /// Check the store of a directory that is not mounted, and repair what can be repaired safely
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Read every byte of every version, and compare it with the hash that the sealer took
+    /// Read every byte of every version, and compare with the recorded hashes
     #[arg(long)]
     deep: bool,
-    /// Do what is safe: make the index anew, save a torn end, set damaged objects aside. Nothing is
-    /// destroyed
+    /// Repair what is safe to repair: rebuild the index, cut off a torn end, set damaged objects
+    /// aside. Nothing is destroyed
     #[arg(long)]
     repair: bool,
-    /// Make the index from the journal, whatever was found
+    /// Rebuild the index from the journal, whatever was found
     #[arg(long)]
     rebuild_index: bool,
-    /// Only tell what would be repaired
+    /// Only show what would be repaired
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
@@ -103,7 +103,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return Ok(());
     }
     if !args.repair && left.iter().any(|finding| finding.repair.is_some()) {
-        context.out.talk("some of it can be repaired: ckptfs fsck --repair (what it would do: --repair --dry-run)");
+        context
+            .out
+            .talk("some of it can be repaired: ckptfs fsck --repair (add --dry-run to see how)");
     }
     Err(Failure::Damage)
 }

@@ -5,56 +5,55 @@ use super::error::{Outcome, hinted};
 use super::freeing::freeing;
 use super::output::{Out, Role, can_ask};
 use super::progress::Bar;
-use super::{config, dedup, size};
+use super::{config, dedup, listing, size};
 use crate::control::History;
 use crate::engine::api::{Code, GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
+use crate::engine::word::count;
 use crate::store::ids::CheckpointId;
 
-/// Thin out the history by rules, and free what no checkpoint needs; what is freed cannot be
-/// brought back
+/// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone
 ///
-/// A checkpoint stays that one of the rules keeps, on the command line or in the configuration;
-/// without any rule all stay that were not deleted. Pinned and tagged ones and the newest stay
-/// whatever the rules are. Works without a mount too.
+/// A checkpoint stays if any rule keeps it, on the command line or in the configuration; without
+/// rules, all that were not deleted stay. Pinned and tagged ones and the newest always stay. Works
+/// without a mount too.
 #[derive(Debug, clap::Args)]
 #[command(mut_group("sharing", |sharing| sharing.requires("dedup")))]
 pub struct Args {
-    /// Only tell what would go, and how many bytes would come free
+    /// Only show what would be deleted, and how many bytes would be freed
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Keep so many of the newest
+    /// Keep this many of the newest
     #[arg(long, value_name = "N")]
     keep_last: Option<String>,
-    /// Keep what is not older: "30d", "1h 30m"
+    /// Keep checkpoints no older than this: "30d", "1h 30m"
     #[arg(long, value_name = "D")]
     keep_within: Option<String>,
-    /// Keep one for each of so many hours that have one
+    /// Keep one per hour, for this many hours that have one
     #[arg(long, value_name = "N")]
     keep_hourly: Option<String>,
-    /// Keep one for each of so many days that have one
+    /// Keep one per day, for this many days that have one
     #[arg(long, value_name = "N")]
     keep_daily: Option<String>,
-    /// Keep one for each of so many weeks that have one
+    /// Keep one per week, for this many weeks that have one
     #[arg(long, value_name = "N")]
     keep_weekly: Option<String>,
     /// Free the oldest until the history takes no more than this: "10G"
     #[arg(long, value_name = "BYTES")]
     max_size: Option<String>,
-    /// Drop nothing of the tiers in the configuration
+    /// Do not apply the [[tiers]] of the configuration
     #[arg(long)]
     no_tiers: bool,
-    /// Delete nothing: make versions with the same content share their space; no byte, time or
-    /// checkpoint changes
+    /// Delete nothing: make versions with the same content share their space
     #[arg(long, conflicts_with_all = ["keep_last", "keep_within", "keep_hourly", "keep_daily", "keep_weekly", "max_size", "no_tiers"])]
     dedup: bool,
     #[command(flatten)]
     sharing: dedup::Sharing,
-    /// Say of each checkpoint that stays which rule keeps it; with --dedup list every file that was
-    /// left out
+    /// List every checkpoint, with the rule that keeps it, or why it goes; with --dedup every file
+    /// that was skipped
     #[arg(short, long)]
     verbose: bool,
-    /// Do not ask; without a terminal nothing is asked anyway
+    /// Do not ask (without a terminal, nothing is asked)
     #[arg(short, long)]
     yes: bool,
 }
@@ -91,7 +90,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             return print(&plan, &args, context);
         }
         let of_kept = if dropped > 0 {
-            format!(", drop the content of {dropped} versions from others")
+            format!(
+                ", drop the content of {} from others",
+                count(dropped, "version")
+            )
         } else {
             String::new()
         };
@@ -203,7 +205,9 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
     if out.json {
         return Ok(out.json(report)?);
     }
-    for gone in &report.gone {
+    let option = (!args.verbose).then_some("-v");
+    let (shown, more) = listing::fitting(out, &report.gone, 4, option);
+    for gone in shown {
         let why = match gone.why {
             GcWhy::Deleted => "it was deleted",
             GcWhy::NoRule => "no rule keeps it",
@@ -212,6 +216,9 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
         let sign = out.paint(Role::Bad, if report.dry_run { "would go" } else { "gone" });
         let id = out.paint(Role::Id, &gone.id.to_string());
         out.line(&format!("{sign} {id}  {}  {why}", size::human(gone.bytes)))?;
+    }
+    if let Some(more) = more {
+        out.line(&more)?;
     }
     if args.verbose {
         for kept in &report.kept {
@@ -226,8 +233,8 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
     if report.leftovers > 0 {
         let verb = if report.dry_run { "would go: " } else { "" };
         out.line(&format!(
-            "{verb}{} versions that no checkpoint needed any more  {}",
-            report.leftovers,
+            "{verb}{}  {}",
+            count(report.leftovers, "unneeded version"),
             size::human(report.leftover_bytes)
         ))?;
     }
@@ -242,14 +249,14 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
             "dropped"
         };
         let linked = if tier.linked > 0 {
-            format!("; {} stay, for they have several names", tier.linked)
+            format!("; {} kept because of hard links", tier.linked)
         } else {
             String::new()
         };
         let paths = tier.paths.join(", ");
         let line = format!(
-            "{verb}: {} versions in {}  {}{linked}",
-            tier.versions,
+            "{verb}: {} in {}  {}{linked}",
+            count(tier.versions, "version"),
             out.text(&paths),
             size::human(tier.bytes)
         );
@@ -268,9 +275,9 @@ fn summary(report: &GcReport) -> String {
         "deleted"
     };
     let freed = if report.dry_run {
-        "would come free"
+        "would be freed"
     } else {
-        "came free"
+        "freed"
     };
     format!(
         "{} {done}, {} kept; {} {freed}, the history takes {}",
@@ -284,12 +291,12 @@ fn summary(report: &GcReport) -> String {
 fn warn(report: &GcReport, out: &Out) {
     if report.over_bytes > 0 {
         let over = size::human(report.over_bytes);
-        out.warn(&format!("the history is {over} larger than it may be: the rest is pinned, tagged or the newest (ckptfs du tells what takes it)"));
+        out.warn(&format!("the history is {over} over its limit: the rest is pinned, tagged or the newest (ckptfs du shows what takes the space)"));
     }
     if !report.changed.is_empty() {
         let ids: Vec<String> = report.changed.iter().map(CheckpointId::to_string).collect();
         out.warn(&format!(
-            "pinned, tagged or brought back meanwhile, and kept: {}",
+            "pinned, tagged or brought back meanwhile, so kept: {}",
             ids.join(", ")
         ));
     }

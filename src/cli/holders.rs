@@ -97,7 +97,7 @@ pub fn named<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
 /// What it means that these have something of the directory below the mount.
 pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
     format!(
-        "changes made in the directory under the mount bypass it, and these have it open: {}",
+        "these have the directory under the mount open, and what they change there bypasses the mount: {}",
         named(holders)
     )
 }
@@ -134,7 +134,7 @@ pub fn warn_if_below(out: &Out) {
     {
         let at = mount.at.display();
         out.warn(&format!(
-            "the working directory is still the one under the mount at {at}; enter the mount: cd ."
+            "the working directory is still the one under the mount at {at}; to enter the mount: cd ."
         ));
     }
 }

@@ -60,7 +60,7 @@ pub fn read(input: impl Read) -> VerbResult<Hook> {
     let message: Message = serde_json::from_slice(&text).map_err(|cause| {
         error(
             Code::BadHook,
-            format!("stdin is no hook's message: {cause}"),
+            format!("stdin does not hold a hook's message: {cause}"),
         )
     })?;
     Ok(hook(message))

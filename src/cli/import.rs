@@ -20,7 +20,7 @@ use super::size::human;
 use super::tree_path::beyond_links;
 use super::{locate, time};
 use crate::engine::api::{Code, Query, VerbResult, host_path};
-use crate::engine::word::word;
+use crate::engine::word::{count as plural, word};
 use crate::sys;
 use crate::transfer::import::contents::Found;
 
@@ -31,40 +31,38 @@ const LEFT_TOLD_MAX: usize = 20;
 
 /// Bring existing directories, and series of snapshots, into a tree with a history
 ///
-/// Each DIR becomes a checkpoint, in the order given; of a series each snapshot does, the oldest
-/// first: snapper's (`.snapshots/N/snapshot`), or one directory beside the other as rsync makes
-/// them. What is imported is only read. The tree may be there already: then only what differs is
-/// touched, and it becomes equal to the last DIR.
+/// Each DIR becomes a checkpoint, in the order given. Of a series of snapshots each becomes one,
+/// the oldest first: snapper's (`.snapshots/N/snapshot`), or sibling directories as rsync makes
+/// them. The sources are only read. If the tree already exists, only what differs is changed, and
+/// it becomes equal to the last DIR.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A directory that is to be imported, or the directory that snapshots are in
+    /// A directory to import, or a directory of snapshots
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
-    /// The tree: a new one, or one that is there, mounted or not; DIR with `-history` behind its
-    /// name if not given
+    /// The tree: a new or an existing one, mounted or not; by default DIR with `-history` appended
     #[arg(long, value_name = "DIR2")]
     into: Option<PathBuf>,
-    /// Give the (last) checkpoint this tag
+    /// Tag the (last) checkpoint
     #[arg(long, value_name = "NAME")]
     tag: Option<String>,
-    /// Hash every file that is brought in: files with the same content share their data from then
-    /// on
+    /// Hash every imported file: files with the same content then share their data
     #[arg(long)]
     hash: bool,
-    /// With --hash: share with the files of this tree too, which was imported with --hash, or is
-    /// hashed now; on the same filesystem
+    /// With --hash: also share with the files of this tree, on the same filesystem; it is hashed
+    /// now unless it was imported with --hash
     #[arg(long, value_name = "TREE", requires = "hash", num_args = 1..)]
     with: Vec<PathBuf>,
-    /// How many threads read and write; as many as there are cores if not given, but at most 4
+    /// How many threads read and write; by default as many as there are cores, but at most 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
-    /// Each DIR holds a series of snapshots, whatever it looks like
+    /// Treat each DIR as a series of snapshots, whatever it looks like
     #[arg(long, conflicts_with = "tree")]
     series: bool,
-    /// Each DIR is one tree, whatever it looks like
+    /// Treat each DIR as one tree, whatever it looks like
     #[arg(long)]
     tree: bool,
-    /// Only tell what would be done
+    /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
@@ -197,11 +195,11 @@ fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
         Some(item) => Err(hinted(
             Code::BadDestination,
             format!(
-                "one of {} and {} is inside the other",
+                "{} and {} must not be inside each other",
                 item.path.display(),
                 into.display()
             ),
-            "name a tree beside it: --into DIR2; to give a directory a history where it is: ckptfs mount",
+            "name a tree beside it: --into DIR2; to give a directory a history win ckptfs this is: ckptfs mount",
         )),
         None => Ok(()),
     }
@@ -259,8 +257,8 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
         };
         if !answer.known.is_empty() {
             out.talk(&format!(
-                "{} snapshots are in the tree already",
-                answer.known.len()
+                "{} already in the tree",
+                plural(answer.known.len(), "snapshot")
             ));
         }
         out.talk(&format!(
@@ -279,10 +277,10 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
     }
     if missed > 0 {
         let hint =
-            "what could be imported is there; run the same command again once the cause is gone";
+            "everything else was imported; run the same command again once the cause is fixed";
         return Err(Failure::Verb(hinted(
             Code::Incomplete,
-            format!("{missed} paths could not be imported"),
+            format!("{} could not be imported", plural(missed, "path")),
             hint,
         )));
     }
@@ -292,17 +290,14 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
 /// What was taken for what.
 fn counted(items: &[Item]) -> String {
     let series = items.iter().filter(|item| item.snapshot.is_some()).count();
-    let some = |count: usize, one: &str| {
-        if count == 1 {
-            format!("1 {one}")
-        } else {
-            format!("{count} {one}s")
-        }
-    };
     match (series, items.len() - series) {
-        (0, trees) => some(trees, "tree"),
-        (series, 0) => some(series, "snapshot"),
-        (series, trees) => format!("{} and {}", some(trees, "tree"), some(series, "snapshot")),
+        (0, trees) => plural(trees, "tree"),
+        (series, 0) => plural(series, "snapshot"),
+        (series, trees) => format!(
+            "{} and {}",
+            plural(trees, "tree"),
+            plural(series, "snapshot")
+        ),
     }
 }
 
@@ -336,13 +331,14 @@ fn hashed(found: &Found, bytes: u64) -> String {
     let unshared = match found.unshared_files {
         0 => String::new(),
         files => format!(
-            "; {files} of the same content were copied, for they cannot share ({})",
+            "; {} with known content copied, because they cannot be shared ({})",
+            plural(files, "file"),
             human(found.unshared_bytes)
         ),
     };
     format!(
-        "{} files hashed: {} new contents ({}), {} files the same as others here ({}), {} as others known before ({}); {}.{} % of the bytes were there{unshared}",
-        found.hashed_files,
+        "{} hashed: {} with new content ({}), {} identical to others here ({}), {} identical to known ones ({}); {}.{} % of the bytes were already there{unshared}",
+        plural(found.hashed_files, "file"),
         found.new_contents,
         human(found.new_bytes),
         found.duplicate_files,
@@ -359,10 +355,15 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
     let out = &context.out;
     let count = made.count;
     let mut said = format!(
-        "{} files, {} directories, {} others, {}",
-        count.files,
+        "{}, {} {}, {}, {}",
+        plural(count.files, "file"),
         count.dirs,
-        count.others,
+        if count.dirs == 1 {
+            "directory"
+        } else {
+            "directories"
+        },
+        plural(count.others, "other"),
         human(count.bytes)
     );
     if !dry_run && !made.unchanged {
@@ -394,14 +395,14 @@ fn warn(made: &Made, context: &Context) {
     let out = &context.out;
     if made.owners_lost > 0 {
         out.warn(&format!(
-            "the owners of {} could not be kept: only root can set them",
-            made.owners_lost
+            "the owner of {} could not be kept: only root can set it",
+            plural(made.owners_lost, "file")
         ));
     }
     if made.xattrs_lost > 0 {
         out.warn(&format!(
-            "{} extended attributes could not be set there",
-            made.xattrs_lost
+            "{} could not be set there",
+            plural(made.xattrs_lost, "extended attribute")
         ));
     }
     for left in made.left_out.iter().take(LEFT_TOLD_MAX) {

@@ -20,7 +20,7 @@ use crate::engine::verbs::Request;
 use crate::sys;
 
 /// Added to the number of a signal; the status of a program that died of one, in a shell.
-const SIGNAL_STATUS: i32 = 128;
+pub const SIGNAL_STATUS: i32 = 128;
 const CANCELLED: &str = "cancelled: nothing was changed";
 
 /// What a signal is for: nothing is done now.
@@ -127,7 +127,7 @@ impl Interrupt {
     pub fn end(&self, out: &Out) -> Outcome {
         match self.status() {
             Some(status) => {
-                out.talk("it was already changing the tree when it was cancelled, so it was finished; to take it back: ckptfs undo");
+                out.talk("the tree was already being changed, so the operation was finished; to take it back: ckptfs undo");
                 Err(Failure::Status(status))
             }
             None => Ok(()),

@@ -139,8 +139,8 @@ fn wait(child: &mut Child, pipe: UnixStream, starter: Starter) -> VerbResult<Rea
         .map_or_else(|cause| cause.to_string(), |status| status.to_string());
     Err(hinted(
         Code::DaemonLost,
-        format!("the daemon ended before it served ({end})"),
-        "CKPTFS_LOG=debug ckptfs mount ... says more",
+        format!("the daemon exited before the mount was ready ({end})"),
+        "for details: CKPTFS_LOG=debug ckptfs mount ...",
     ))
 }
 

@@ -1,4 +1,4 @@
-//! Lists of checkpoints, a line for each.
+//! Lists: of checkpoints, a line for each, and as long as the terminal is high.
 
 use super::error::Outcome;
 use super::graph::Graph;
@@ -6,6 +6,32 @@ use super::output::{Out, Role};
 use super::{changes, time};
 use crate::engine::api::CheckpointInfo;
 use crate::store::record::Reason;
+
+/// So many lines of a list are shown on however small a terminal.
+const SHOWN_MIN: usize = 8;
+
+/// What of a list fits on the terminal beside `other` lines, and the line that tells how many more
+/// there are and which option shows them. All of it where there is no option, or no terminal.
+pub fn fitting<'a, T>(
+    out: &Out,
+    all: &'a [T],
+    other: usize,
+    option: Option<&str>,
+) -> (&'a [T], Option<String>) {
+    let Some((rows, option)) = out.rows().zip(option) else {
+        return (all, None);
+    };
+    // With the line that is given, and that of the shell's prompt.
+    let room = rows.saturating_sub(other + 2).max(SHOWN_MIN);
+    // The line takes as much room as the only one that it would tell of.
+    match all.split_at_checked(room) {
+        Some((shown, rest)) if rest.len() > 1 => {
+            let more = format!("... and {} more ({option} shows them)", rest.len());
+            (shown, Some(out.paint(Role::Faint, &more)))
+        }
+        _ => (all, None),
+    }
+}
 
 /// Prints one line for each checkpoint.
 pub fn print_checkpoints(checkpoints: &[CheckpointInfo], out: &mut Out) -> Outcome {

@@ -46,7 +46,7 @@ impl Served {
             error(
                 Code::NotMounted,
                 format!(
-                    "{} is served, but not mounted in any place that is seen from here",
+                    "{} is a daemon is running, but its mount is not visible from here",
                     self.root.display()
                 ),
             )
@@ -273,7 +273,7 @@ pub fn not_served(located: &Located) -> VerbError {
             hinted(
                 Code::StaleMount,
                 format!("the daemon of the mount at {root} has died"),
-                format!("this repairs it: ckptfs mount {}", word(root)),
+                format!("to repair it: ckptfs mount {}", word(root)),
             )
         }
         Located::Foreign { root, owner } => {
@@ -285,21 +285,20 @@ pub fn not_served(located: &Located) -> VerbError {
                 ),
                 None => (String::new(), String::new()),
             };
-            let message = format!(
-                "what is at {root} belongs to another user{whose}, whose daemon is not trusted"
-            );
+            let message =
+                format!("{root} belongs to another user{whose}, whose daemon is not trusted");
             hinted(
                 Code::NoPermission,
                 message,
                 format!(
-                    "only the user who mounted it controls it{act}; or name the directory that is meant: -C DIR"
+                    "only the user who mounted it can control it{act}; to name another directory: -C DIR"
                 ),
             )
         }
         Located::Nothing { cwd } => hinted(
             Code::NotMounted,
             format!(
-                "{} is not inside a directory that ckptfs serves",
+                "{} is not inside a directory mounted by ckptfs",
                 cwd.display()
             ),
             "ckptfs mount DIR",

@@ -20,7 +20,7 @@ const PAGE: usize = 256;
 /// List the checkpoints, or every version of one path, newest first
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// At most so many
+    /// List at most this many
     #[arg(
         short = 'n',
         long = "max-count",
@@ -28,36 +28,37 @@ pub struct Args {
         value_name = "COUNT"
     )]
     max_count: Option<usize>,
-    /// Only those before this one: the next page
+    /// List only those before this one: the next page
     #[arg(long, value_name = "ID", conflicts_with = "path")]
     before: Option<String>,
-    /// Draw which checkpoint each comes from
+    /// Draw which checkpoint each one comes from
     #[arg(long, conflicts_with_all = ["path", "deleted"])]
     graph: bool,
-    /// Those that were deleted and can be brought back by `undo`, or freed for good
+    /// List those that were deleted, which `undo` can bring back until they are freed
     #[arg(long, conflicts_with = "path")]
     deleted: bool,
     /// List the versions of this file, or the checkpoints that changed something below this
     /// directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
-    /// A line for each checkpoint, which is so without it too
+    /// One line per checkpoint, which is the default
     #[arg(long)]
     oneline: bool,
     #[command(flatten)]
     filters: find::Filters,
-    /// They changed this, or something below it; relative to the working directory
+    /// That changed this path, or something below it; relative to the working directory
     #[arg(long, value_name = "PATH")]
     changed: Option<PathBuf>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     if args.filters != find::Filters::default() || args.changed.is_some() {
         if args.before.is_some() || args.graph || args.deleted || args.path.is_some() {
             return Err(hinted(
                 Code::Usage,
-                "--before, --graph, --deleted and PATH are for a list of all checkpoints",
-                "leave them out, or the filters (--author, --since, --tag, --changed, ...)",
+                "--before, --graph, --deleted and PATH cannot be combined with filters",
+                "leave them out, or leave out the filters (--author, --since, --tag, --changed, ...)",
             )
             .into());
         }

@@ -46,6 +46,9 @@ struct Listed {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    if !args.nul {
+        context.out.page();
+    }
     let found = past::find(context.dir(), &args.path)?;
     let kind = found
         .tree

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use clap::{Arg, Command};
+
 use super::Context;
 use super::error::{On, Outcome};
 
@@ -15,5 +17,36 @@ pub struct Args {
 
 pub fn run(args: Args, _: &mut Context) -> Outcome {
     std::fs::create_dir_all(&args.dir).on(args.dir.display())?;
-    Ok(clap_mangen::generate_to(super::command(), &args.dir).on(args.dir.display())?)
+    let mut command = super::command().disable_help_subcommand(true);
+    command.build();
+    let command = with_synopsis(command, "ckptfs");
+    Ok(clap_mangen::generate_to(command, &args.dir).on(args.dir.display())?)
+}
+
+/// A command whose page begins with how it is called, with the names of all values: clap_mangen
+/// leaves those of options out.
+fn with_synopsis(command: Command, name: &str) -> Command {
+    let shown = |arg: &&Arg| !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help";
+    let mut usage = name.to_owned();
+    for arg in command
+        .get_arguments()
+        .filter(|arg| !arg.is_positional())
+        .filter(shown)
+    {
+        usage.push_str(&if arg.is_required_set() {
+            format!(" {arg}")
+        } else {
+            format!(" [{arg}]")
+        });
+    }
+    for arg in command.get_positionals().filter(shown) {
+        usage.push_str(&format!(" {arg}"));
+    }
+    if command.has_subcommands() {
+        usage.push_str(" <COMMAND>");
+    }
+    command.override_usage(usage).mut_subcommands(|verb| {
+        let name = format!("{name} {}", verb.get_name());
+        with_synopsis(verb, &name)
+    })
 }

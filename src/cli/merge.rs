@@ -8,13 +8,14 @@ use std::path::PathBuf;
 
 use self::tool::Tool;
 use super::branch::drop::drop_branch;
+use super::changes::{self, Listed};
 use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::locate::Served;
 use super::restore::TimesArg;
 use super::tree_path::in_tree;
-use super::{changes, locate, time};
+use super::{locate, time};
 use crate::engine::api::{
     ConflictKind, DropBranch, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, Merged,
     StateName, Times, TreePath, VerbResult,
@@ -23,55 +24,57 @@ use crate::engine::word::word;
 
 /// Merge what a branch changed since it began, or since it was last merged or updated
 ///
-/// Each file is merged by itself: what only one side changed is taken from that side, what both
-/// changed is merged line by line. If something conflicts, nothing is changed and the conflicts are
-/// listed. The current state is saved as a checkpoint first; `ckptfs undo` takes the merge back.
+/// What only one side changed is taken from that side; what both changed is merged line by line. If
+/// something conflicts, nothing is changed and the conflicts are listed. The current state is saved
+/// as a checkpoint first; `ckptfs undo` takes the merge back.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A branch; with --base a checkpoint: a number, a tag, or `latest`
     #[arg(value_name = "WHAT")]
     what: String,
-    /// Only these, and what is below them; relative ones start at the working directory
+    /// Only these paths, and what is below them; relative to the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
-    /// Merge what was done in this tree from checkpoint ID to checkpoint WHAT, on another line of
-    /// its history
+    /// Merge what was changed from checkpoint ID to checkpoint WHAT, on another line of this tree's
+    /// history
     #[arg(long, value_name = "ID")]
     base: Option<String>,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// Which time files get that are changed: `now`, if not given, so that what is built from them
-    /// is built again, or `kept`, the one that they have there
+    /// The modification time of changed files: `now` (the default), so that what is built from them
+    /// is rebuilt, or `kept`, as it is there
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
-    /// Drop the branch once it is merged; `ckptfs branch restore` brings it back until gc
+    /// Drop the branch after merging; `ckptfs branch restore` brings it back, until gc
     #[arg(long, conflicts_with_all = ["base", "paths", "dry_run"])]
     drop: bool,
-    /// Only list what would change, and what clashes
+    /// Only list what would change, and the conflicts
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: Listed,
 }
 
 /// What comes of conflicts.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 pub struct PolicyArgs {
-    /// What both changed stays as it is here
+    /// Where both changed something, keep what is here
     #[arg(long)]
     ours: bool,
-    /// What both changed becomes what it is there, removed if it was removed
+    /// Where both changed something, take what is there, even a removal
     #[arg(long)]
     theirs: bool,
-    /// Lines that both changed are there in both versions, marked as git marks them
+    /// Where both changed lines, keep both versions, with git's conflict markers
     #[arg(long)]
     markers: bool,
-    /// What is there comes as NAME.WHAT beside what is here
+    /// Keep what is here, and put what is there beside it, as NAME.WHAT
     #[arg(long)]
     keep_both: bool,
-    /// Have CMD merge the content of files that both changed, as git has a merge driver do it: %O,
-    /// %A, %B are files with what was there before, what is here, and what is there; the result is
-    /// left in %A; %P is the path, %L how long a marker is, %S, %X, %Y what the three are called.
-    /// Exit status 0: merged; 1 to 127: lines still clash; else it failed
+    /// Have CMD merge the content of files that both changed, like git's merge drivers: %O, %A, %B
+    /// are files with the base, what is here, and what is there; the result is left in %A; %P is
+    /// the path, %L the length of a marker, %S, %X, %Y the names of the three. Exit status 0:
+    /// merged; 1 to 127: conflicts remain; otherwise it failed
     #[arg(long, value_name = "CMD")]
     tool: Option<OsString>,
 }
@@ -107,13 +110,20 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     };
     let interrupt = Interrupt::gives_up(&served.client)?;
     if let Some(command) = &args.policy.tool {
-        let Some(answers) = answered(command, &ask, &mut served, &interrupt, context)? else {
+        let Some(answers) = answered(
+            command,
+            &ask,
+            (&mut served, &interrupt),
+            args.listed,
+            context,
+        )?
+        else {
             return Ok(());
         };
         ask.answers = answers;
     }
     let merged = interrupt.ask(&mut served.client, ask, "merging", &context.out)?;
-    tell(&merged, context)?;
+    tell(&merged, args.listed, context)?;
     interrupt.end(&context.out)?;
     if merged.refused {
         return Err(Failure::No);
@@ -134,11 +144,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-fn tell(merged: &Merged, context: &mut Context) -> Outcome {
+fn tell(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
     if context.out.json {
         Ok(context.out.json(merged)?)
     } else {
-        print_merged(merged, context)?;
+        print_merged(merged, listed, context)?;
         Ok(context.out.line(&summary(merged))?)
     }
 }
@@ -151,8 +161,8 @@ fn tell(merged: &Merged, context: &mut Context) -> Outcome {
 fn answered(
     command: &OsStr,
     ask: &Merge,
-    served: &mut Served,
-    interrupt: &Interrupt,
+    (served, interrupt): (&mut Served, &Interrupt),
+    listed: Listed,
     context: &mut Context,
 ) -> Outcome<Option<Vec<MergeAnswer>>> {
     let dry = Merge {
@@ -169,7 +179,7 @@ fn answered(
     would.refused = would.conflicts.iter().any(|conflict| !conflict.tool);
     if would.refused || ask.dry_run {
         would.dry_run = ask.dry_run;
-        tell(&would, context)?;
+        tell(&would, listed, context)?;
         return if would.refused {
             Err(Failure::No)
         } else {
@@ -192,7 +202,7 @@ fn answered(
     }
     if settled.len() < versions.len() {
         (would.refused, would.dry_run) = (true, false);
-        tell(&would, context)?;
+        tell(&would, listed, context)?;
         return Err(Failure::No);
     }
     // What has changed meanwhile is told before anything is done, and a daemon that took over found.
@@ -205,15 +215,15 @@ fn answered(
 }
 
 /// What changed or would, and what clashes, a line each.
-pub fn print_merged(merged: &Merged, context: &mut Context) -> Outcome {
+pub fn print_merged(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
     if !merged.refused || merged.dry_run {
-        changes::print(&mut context.out, &merged.changes)?;
+        listed.print(&mut context.out, &merged.changes)?;
     }
     for conflict in &merged.conflicts {
         let mut line = b"! ".to_vec();
         line.extend_from_slice(&context.out.name(&conflict.path.0));
         let settled = match conflict.settled && !merged.refused {
-            _ if conflict.tool => " (the tool's)",
+            _ if conflict.tool => " (left to the tool)",
             true => " (settled)",
             false => "",
         };
@@ -240,7 +250,7 @@ pub fn why(conflict: &MergeConflict) -> String {
                 "here"
             }
         ),
-        ConflictKind::Name => "something else here and there".to_owned(),
+        ConflictKind::Name => "different things have this name here and there".to_owned(),
         ConflictKind::Directory => format!("its directory was {}", by("removed")),
         ConflictKind::Cycle => "directories moved into each other".to_owned(),
         ConflictKind::Content => "content changed here and there".to_owned(),
@@ -264,7 +274,9 @@ pub fn clashes(merged: &Merged) -> String {
 
 /// How to go on where there are so many conflicts.
 pub fn settle_by(clash: &str) -> String {
-    format!("nothing was changed: {clash}; say --ours, --theirs, --markers, --keep-both or --tool")
+    format!(
+        "nothing was changed: {clash}; resolve with --ours, --theirs, --markers, --keep-both or --tool"
+    )
 }
 
 fn summary(merged: &Merged) -> String {

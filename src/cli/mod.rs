@@ -45,6 +45,7 @@ mod graph;
 mod holder;
 mod holders;
 mod hook;
+mod hunks;
 mod import;
 mod interrupt;
 mod launch;
@@ -61,6 +62,7 @@ mod mount;
 mod mounts;
 mod ops;
 mod output;
+mod pager;
 mod past;
 mod patch;
 mod pin;
@@ -125,26 +127,26 @@ Look
 
 Go back
   restore     Bring the tree, or some paths of it, back to an earlier state
-  undo        Undo the last operations: checkpoints, restores, merges, deletions, tags
-  redo        Do again what was undone last
-  rewind      Take back what an agent did since a prompt, and nothing that others did
-  run         Run a command under the protection of a checkpoint, or in the past
+  undo        Undo the last operations: restores, merges, deletions, tags, pins
+  redo        Redo what was undone last
+  rewind      Take back what an agent did since a prompt, and nothing else
+  run         Run a command protected by a checkpoint, or in the past
 
 Branches
-  branch      Writable second trees that begin as a checkpoint of this one
+  branch      Writable second trees that start from a checkpoint of this one
   merge       Merge what a branch changed
-  fork        Make an independent writable tree out of a checkpoint
+  fork        Make an independent writable tree from a checkpoint
 
 Keep
   tag         Name checkpoints, remove, rename or list their tags
-  pin         Keep a checkpoint from being deleted
+  pin         Protect a checkpoint from being deleted
   delete      Delete a checkpoint
-  gc          Thin out the history by rules, and free what no checkpoint needs; share what is twice
-  ops         List what was done to the history: what `undo` undoes
+  gc          Thin out the history by rules, and free what no checkpoint needs
+  ops         List the operations on the history: what `undo` undoes
 
 Agents
-  agent       Have coding agents tell ckptfs of their prompts and tools
-  mcp         Serve the verbs as tools of an agent (Model Context Protocol)
+  agent       Have coding agents make checkpoints, for `rewind`
+  mcp         Serve the verbs as tools for an agent (Model Context Protocol)
 
 Elsewhere
   export      Copy a checkpoint to a directory, or as a tar stream to stdout
@@ -152,7 +154,7 @@ Elsewhere
 
 Administration
   verify      Look for damage in the history, and repair it
-  doctor      Tell what this machine and a directory can do
+  doctor      Show what this machine and a directory support
   config      Show and change the configuration
   serve       Serve container volumes to Docker, Podman or Kubernetes
   prompt      Print a few bytes for a shell's prompt
@@ -178,24 +180,34 @@ struct Cli {
 /// What every verb understands.
 #[derive(Debug, Args)]
 struct Global {
-    /// Act as if started in DIR
-    #[arg(short = 'C', value_name = "DIR", global = true)]
+    /// Run as if started in DIR
+    #[arg(short = 'C', value_name = "DIR", global = true, display_order = 900)]
     change_dir: Option<PathBuf>,
-    /// Act on this container volume, as with -C and the place where it is mounted; it is mounted
-    /// meanwhile if it is not
+    /// Act on this container volume, which is mounted for that if necessary
     #[arg(
         long,
         value_name = "NAME",
         global = true,
+        display_order = 901,
         conflicts_with = "change_dir"
     )]
     volume: Option<String>,
-    /// Print JSON: data on stdout, an error as one line on stderr
-    #[arg(long, global = true)]
+    /// Print JSON: data to stdout, an error as one line to stderr
+    #[arg(long, global = true, display_order = 902)]
     json: bool,
     /// Color the output
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t, global = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value_t,
+        global = true,
+        display_order = 903
+    )]
     color: Color,
+    /// Do not use a pager (CKPTFS_PAGER, PAGER, less)
+    #[arg(long, global = true, display_order = 904)]
+    no_pager: bool,
 }
 
 /// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
@@ -306,12 +318,12 @@ pub fn main() -> ExitCode {
     let now = verb.is_now();
     let mut context = Context {
         dir: global.change_dir,
-        out: Out::new(global.json, global.color),
+        out: Out::new(global.json, global.color).with_pager(!global.no_pager),
     };
     if let Some(now) = now.filter(|_| context.out.talks_to_terminal()) {
         context
             .out
-            .talk(&format!("this verb is now `ckptfs {now}`"));
+            .talk(&format!("this command is now `ckptfs {now}`"));
     }
     // These say it in their own way, or act on no tree.
     if !matches!(
@@ -331,6 +343,7 @@ pub fn main() -> ExitCode {
         None => run(verb, &mut context),
     };
     let result = result.and_then(|()| context.out.flush().map_err(Failure::Output));
+    context.out.end_page();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(&context.out),
@@ -380,7 +393,7 @@ fn parsed() -> Cli {
         Err(error) if is_help(&error) => typed(command()),
         typed => typed,
     }
-    .unwrap_or_else(|error| elsewhere::end(error))
+    .unwrap_or_else(|error| elsewhere::end(error, Cli::command()))
 }
 
 fn is_driver(verb: &Verb) -> bool {

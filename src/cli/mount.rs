@@ -35,21 +35,21 @@ pub struct Args {
     /// The directory to serve; its history is kept in DIR/.ckptfs
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Where to mount it; over DIR itself if not given
+    /// Where to mount it; over DIR itself by default
     #[arg(value_name = "MOUNTPOINT")]
     mountpoint: Option<PathBuf>,
     #[command(flatten)]
     serving: Serving,
-    /// A daemon that dies leaves a dead mount; else another takes over, and programs go on
+    /// If the daemon dies, leave a dead mount; by default another takes over, and programs continue
     #[arg(long)]
     no_holder: bool,
     /// Stay in the foreground; log to stderr
     #[arg(long)]
     foreground: bool,
-    /// Let other users in (permissions are checked all the same); the default where it is permitted
+    /// Let other users in (permissions still apply); the default where this is allowed
     #[arg(long, overrides_with = "no_allow_other")]
     allow_other: bool,
-    /// Let nobody else in, not even root
+    /// Let no other user in, not even root
     #[arg(long)]
     no_allow_other: bool,
 }
@@ -91,7 +91,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         not_served,
     } = &prepared;
     if has_old_mark(&daemon.backing) {
-        context.out.warn("this directory has the mark of an import that an older ckptfs has not finished: something may be missing in it");
+        context.out.warn("an import into this directory by an older ckptfs was not finished: something may be missing");
     }
     if *repaired > 0 {
         context.out.talk(&format!(
@@ -230,11 +230,11 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
 /// Refuses what cannot be mounted there because of what is mounted already.
 fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> VerbResult<()> {
     if [backing, mountpoint].contains(&Path::new("/")) {
-        let message = "/ cannot be mounted over: whatever runs would go on below the mount";
+        let message = "/ cannot be mounted: every running process would stay below the mount";
         return Err(hinted(
             Code::BadMountpoint,
             message,
-            "mount the directories that you want checkpoints of",
+            "mount just the directories that you want checkpoints of",
         ));
     }
     check_unserved(backing, repaired)?;
@@ -276,7 +276,7 @@ fn check_unserved(backing: &Path, repaired: &mut usize) -> VerbResult<()> {
                 Code::AlreadyMounted,
                 message,
                 format!(
-                    "what it is: ckptfs -C {0} status; end it: ckptfs umount {0}",
+                    "to see it: ckptfs -C {0} status; to end it: ckptfs umount {0}",
                     word(at)
                 ),
             ));
@@ -291,7 +291,7 @@ fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> Verb
         if let Some(mount) = mounts::containing(table, path).filter(|mount| mount.is_ours()) {
             let (path, at) = (path.display(), mount.at.display());
             let message = format!(
-                "{path} is inside the mount at {at}, whose checkpoints have it: a restore there would change what is stored here"
+                "{path} is inside the mount at {at}, whose checkpoints include it: a restore there would change the store here"
             );
             return Err(hinted(
                 Code::AlreadyMounted,
@@ -306,7 +306,7 @@ fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> Verb
     {
         let at = nested.at.display();
         let message = format!(
-            "{at} is mounted inside {}: it would be out of sight, and its own history with it",
+            "{at} is mounted inside {}: the mount would hide it, and its history",
             backing.display()
         );
         return Err(hinted(
@@ -347,12 +347,12 @@ fn not_served(backing: &Path, mountpoint: &Path) -> VerbResult<Option<String>> {
         String::new()
     };
     let hidden = if mountpoint == backing {
-        ", and cannot be reached until it is unmounted"
+        ", and cannot be reached until this mount ends"
     } else {
         ""
     };
     Ok((count > 0).then(|| {
-        format!("what is mounted inside the directory is not served{hidden}: {first}{more}")
+        format!("other filesystems mounted inside the directory are not part of it{hidden}: {first}{more}")
     }))
 }
 
@@ -374,7 +374,7 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
         Err(cause) => return Err(io_error(store.display(), cause)),
     };
     if !found.is_dir() {
-        let hint = "the history is kept under this name: move what is there away";
+        let hint = "the history is stored under this name: move it out of the way";
         return Err(hinted(
             Code::BadStore,
             format!("{} is not a directory", store.display()),
@@ -389,7 +389,7 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
             backing.display()
         );
         let hint = format!(
-            "versions are kept by reflink and rename, within one filesystem: unmount {}",
+            "versions are stored by reflink and rename, within one filesystem: unmount {}",
             store.display()
         );
         return Err(hinted(Code::StoreElsewhere, message, hint));
@@ -413,13 +413,13 @@ fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
     let real = path.canonicalize().on(path.display())?;
     if trees.iter().any(|tree| real.starts_with(tree)) {
         let message = format!(
-            "the directory of hooks {} is in the tree, where others may write",
+            "the hooks directory {} is inside the tree, where others may write",
             real.display()
         );
         return Err(hinted(
             Code::BadHooks,
             message,
-            "name a directory outside of it",
+            "choose a directory outside of it",
         ));
     }
     if !real.is_dir() {
@@ -435,7 +435,7 @@ fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
 /// the mount not be what was asked for.
 fn check_flags(serving: &Serving) -> VerbResult<()> {
     if (serving.dev() || serving.suid()) && sys::ids().0 != 0 {
-        let message = "only root may mount with device nodes (dev) or set-id bits (suid)";
+        let message = "only root may mount with the options dev or suid";
         return Err(hinted(
             Code::NoPermission,
             message,
@@ -451,8 +451,8 @@ fn allow_other(args: &Args) -> VerbResult<bool> {
     match (args.allow_other, args.no_allow_other) {
         (true, _) if !permitted => Err(hinted(
             Code::NoPermission,
-            "an ordinary user may not let others into a FUSE mount on this machine",
-            "root can permit it: echo user_allow_other >> /etc/fuse.conf",
+            "unprivileged users may not let others into a FUSE mount on this machine",
+            "root can allow it: echo user_allow_other >> /etc/fuse.conf",
         )),
         (true, _) => Ok(true),
         (false, true) => Ok(false),
@@ -515,7 +515,7 @@ fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut C
     holders::warn(&below, out);
     let inside = std::env::current_dir().is_ok_and(|cwd| cwd.starts_with(mount));
     if inside {
-        out.warn("this shell is still in the directory under the mount; enter the mount: cd .");
+        out.warn("this shell is still in the directory under the mount; to enter the mount: cd .");
     }
     Ok(())
 }

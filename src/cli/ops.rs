@@ -11,21 +11,22 @@ use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
 /// Operations that are listed unless told otherwise.
 const LISTED: usize = 50;
 
-/// List what was done to the history, newest first: what `undo` undoes
+/// List the operations on the history, newest first: what `undo` undoes
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// At most so many
+    /// List at most this many
     #[arg(short = 'n', long = "max-count", visible_alias = "limit", value_name = "COUNT", default_value_t = LISTED)]
     max_count: usize,
     /// Only those before this one
     #[arg(long, value_name = "OP")]
     before: Option<u64>,
-    /// Everything that was done, oldest first, and by whom: checkpoints, restores, mounts, ...
+    /// List everything that was done, and by whom, oldest first: checkpoints, restores, mounts, ...
     #[arg(long, conflicts_with_all = ["max_count", "before"])]
     all: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     if args.all {
         return audit::run(audit::Args {}, context);
     }
@@ -39,7 +40,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return Ok(out.json(&operations)?);
     }
     if operations.is_empty() {
-        out.talk("nothing was done yet");
+        out.talk("no operations yet");
     }
     let width = width(&operations, |operation| operation.number.to_string());
     for operation in &operations {
@@ -50,7 +51,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         && let Some(oldest) = operations.last().filter(|oldest| oldest.number > 1)
     {
         out.talk(&format!(
-            "older ones: ckptfs ops --before {}",
+            "for for older ones: ckptfs ops --before {}",
             oldest.number
         ));
     }
@@ -70,7 +71,7 @@ fn line(out: &Out, operation: &OperationInfo, width: usize) -> io::Result<Vec<u8
             "{}",
             out.paint(Role::Faint, &format!("  (undone by {by})"))
         )?,
-        (true, Some(_)) => write!(line, "{}", out.paint(Role::Faint, "  (done again)"))?,
+        (true, Some(_)) => write!(line, "{}", out.paint(Role::Faint, "  (redone)"))?,
         (_, None) => {}
     }
     if let Some(why) = &operation.obstacle {

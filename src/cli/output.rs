@@ -7,7 +7,8 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::error::{Failure, Outcome};
-use crate::sys::lock::Mutex;
+use super::pager::{self, Pager};
+use crate::sys::{self, lock::Mutex};
 
 /// Labels stand before what they are of, so wide.
 const LABEL_WIDTH: usize = 8;
@@ -15,7 +16,7 @@ const LABEL_WIDTH: usize = 8;
 /// When to color.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Color {
-    /// On a terminal, unless NO_COLOR is set
+    /// If stdout is a terminal, unless NO_COLOR is set
     #[default]
     Auto,
     /// Always
@@ -37,6 +38,11 @@ pub enum Role {
     Notice,
     /// Something gone, or wrong.
     Bad,
+    /// What is new, or gone, within a line.
+    GoodPart,
+    BadPart,
+    /// A heading.
+    Strong,
     /// Something beside the point.
     Faint,
 }
@@ -50,6 +56,9 @@ impl Role {
             Role::Good => "32",
             Role::Notice => "34",
             Role::Bad => "31",
+            Role::GoodPart => "32;7",
+            Role::BadPart => "31;7",
+            Role::Strong => "1",
             Role::Faint => "2",
         }
     }
@@ -59,6 +68,7 @@ impl Role {
 #[derive(Debug)]
 enum Sink {
     Stdout(BufWriter<Stdout>),
+    Pager(Pager),
     Memory { bytes: Vec<u8>, bytes_max: usize },
 }
 
@@ -66,6 +76,7 @@ impl Write for Sink {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         match self {
             Sink::Stdout(stdout) => stdout.write(data),
+            Sink::Pager(pager) => pager.write(data),
             Sink::Memory { bytes, bytes_max } => {
                 let room = bytes_max.saturating_sub(bytes.len()).min(data.len());
                 bytes.extend_from_slice(data.get(..room).unwrap_or_default());
@@ -77,6 +88,7 @@ impl Write for Sink {
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Sink::Stdout(stdout) => stdout.flush(),
+            Sink::Pager(pager) => pager.flush(),
             Sink::Memory { .. } => Ok(()),
         }
     }
@@ -95,6 +107,10 @@ pub struct Out {
     talk_color: bool,
     /// What was said, where nothing goes to stderr.
     said: Option<Mutex<Vec<String>>>,
+    /// Nobody asked for no pager.
+    may_page: bool,
+    /// What is said while a pager has the terminal.
+    held_back: Mutex<Vec<String>>,
 }
 
 impl Out {
@@ -112,13 +128,15 @@ impl Out {
             talk_terminal: false,
             talk_color: false,
             said: Some(Mutex::default()),
+            may_page: false,
+            held_back: Mutex::default(),
         }
     }
 
     /// The data of one that prints nothing, and what it said for a person.
     pub fn kept(self) -> (Vec<u8>, Vec<String>) {
         let data = match self.writer {
-            Sink::Stdout(_) => Vec::new(),
+            Sink::Stdout(_) | Sink::Pager(_) => Vec::new(),
             Sink::Memory { bytes, .. } => bytes,
         };
         let said = self.said.map(|said| std::mem::take(&mut *said.lock()));
@@ -145,6 +163,46 @@ impl Out {
             talk_terminal,
             talk_color: colored(talk_terminal),
             said: None,
+            may_page: false,
+            held_back: Mutex::default(),
+        }
+    }
+
+    /// With a pager for the verbs that ask for one ([`Out::page`]).
+    pub fn with_pager(self, may_page: bool) -> Out {
+        Out { may_page, ..self }
+    }
+
+    /// What is printed from now on goes through the user's pager, if it goes to a terminal. Not for
+    /// a verb that asks something.
+    pub fn page(&mut self) {
+        let is_direct = matches!(self.writer, Sink::Stdout(_));
+        let may = self.may_page && self.terminal && !self.json && is_direct;
+        if let Some(command) = may.then(pager::wanted).flatten() {
+            self.writer = Sink::Pager(Pager::new(command));
+        }
+    }
+
+    /// How many lines fit on the terminal that is printed on; `None`: on none, or through a pager.
+    pub fn rows(&self) -> Option<usize> {
+        let direct = self.terminal && matches!(self.writer, Sink::Stdout(_));
+        sys::terminal_rows(io::stdout()).filter(|_| direct)
+    }
+
+    /// Waits until the user has left the pager, and then says what was to be said meanwhile.
+    pub fn end_page(&mut self) {
+        if !matches!(self.writer, Sink::Pager(_)) {
+            return;
+        }
+        let stdout = Sink::Stdout(BufWriter::new(io::stdout()));
+        if let Sink::Pager(pager) = std::mem::replace(&mut self.writer, stdout) {
+            let missing = pager.end();
+            for line in std::mem::take(&mut *self.held_back.lock()) {
+                tell(&line);
+            }
+            if let Some(missing) = missing {
+                self.warn(&missing);
+            }
         }
     }
 
@@ -220,6 +278,28 @@ impl Out {
         }
     }
 
+    /// `bytes` in the color of a role, if they have one.
+    pub fn painted(&self, role: Option<Role>, bytes: &[u8]) -> Vec<u8> {
+        match role.filter(|_| self.color && !bytes.is_empty()) {
+            Some(role) => [b"\x1b[", role.sgr().as_bytes(), b"m", bytes, b"\x1b[0m"].concat(),
+            None => bytes.to_vec(),
+        }
+    }
+
+    /// stdout is colored.
+    pub fn has_color(&self) -> bool {
+        self.color
+    }
+
+    /// A piece of a file's line for stdout: as it is, but harmless on a terminal.
+    pub fn content<'a>(&self, text: &'a [u8]) -> Cow<'a, [u8]> {
+        if !self.terminal {
+            return Cow::Borrowed(text);
+        }
+        let cells: Vec<String> = text.split(|byte| *byte == b'\t').map(escape).collect();
+        Cow::Owned(cells.join("\t").into_bytes())
+    }
+
     /// A name or path for stdout: as it is, but harmless on a terminal.
     pub fn name<'a>(&self, name: &'a [u8]) -> Cow<'a, [u8]> {
         if self.terminal {
@@ -271,8 +351,17 @@ impl Out {
         if let Some(said) = &self.said {
             said.lock().push(text.to_owned());
         } else if !self.json {
-            // Whoever closed stderr does not want to be told.
-            let _ = writeln!(io::stderr(), "{}", self.talk_text(text));
+            self.say(self.talk_text(text).into_owned());
+        }
+    }
+
+    /// Tells a line at once, or after the pager that has the terminal.
+    fn say(&self, line: String) {
+        match &self.writer {
+            Sink::Pager(pager) if self.talk_terminal && pager.is_running() => {
+                self.held_back.lock().push(line);
+            }
+            _ => tell(&line),
         }
     }
 
@@ -281,14 +370,18 @@ impl Out {
         if let Some(said) = &self.said {
             said.lock().push(text.to_owned());
         } else if !self.json {
-            let _ = writeln!(
-                io::stderr(),
+            self.say(format!(
                 "{} {}",
                 self.talk_label("Warning:"),
                 self.talk_text(text)
-            );
+            ));
         }
     }
+}
+
+fn tell(line: &str) {
+    // Whoever closed stderr does not want to be told.
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// How wide a column is.

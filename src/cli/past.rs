@@ -92,12 +92,12 @@ impl Found {
             Errno::ENOENT | Errno::ENOTDIR => hinted(
                 Code::NotFound,
                 format!("{name} does not exist"),
-                format!("its versions: ckptfs log {}", word(&path)),
+                format!("to list to list its versions: ckptfs log {}", word(&path)),
             ),
             Errno::ELOOP => hinted(
                 Code::IsLink,
-                format!("{name} leads over a symbolic link"),
-                "ckptfs stat shows where a link leads",
+                format!("{name} goes through a symbolic link"),
+                "ckptfs stat shows where the link points",
             ),
             Errno::EISDIR => hinted(
                 Code::IsDirectory,
@@ -111,12 +111,12 @@ impl Found {
             ),
             Errno::ENODATA => {
                 let show = format!(
-                    "ckptfs show {state} tells what was dropped; ckptfs log {} lists the other versions",
+                    "ckptfs show {state} shows what was dropped; ckptfs log {} lists the other versions",
                     word(&path)
                 );
                 hinted(
                     Code::Dropped,
-                    format!("the content of {name} was dropped by a tier"),
+                    format!("the content of {name} was dropped by a retention rule"),
                     show,
                 )
             }

@@ -5,11 +5,9 @@
 
 use std::collections::HashSet;
 use std::io::{self, Read};
-use std::time::Duration;
 
-use similar::{Algorithm, TextDiff};
-
-use super::output::Out;
+use super::hunks::{self, Style};
+use super::output::{Out, Role};
 use super::past::Tree;
 use crate::engine::api::{Change, ChangeKind, TreePath};
 use crate::sys::{self, Errno, Kind, SysResult};
@@ -19,10 +17,6 @@ const TEXT_BYTES_MAX: u64 = 16 << 20;
 /// A NUL in so many bytes makes a file binary, as it does for git (`FIRST_FEW_BYTES` in its
 /// xdiff-interface.c).
 const LOOKED_AT_BYTES: usize = 8000;
-/// After so long the difference of one file is told coarsely.
-const DIFF_TIME_MAX: Duration = Duration::from_secs(5);
-/// Unchanged lines around a change.
-const CONTEXT_LINES: usize = 3;
 
 /// One side of a change.
 struct Side {
@@ -50,7 +44,12 @@ pub struct LeftOut {
 }
 
 /// Prints the patch from `from` to `to`. Returns the paths that are not in it.
-pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::Result<LeftOut> {
+pub fn print(
+    out: &mut Out,
+    changes: &[Change],
+    (from, to): (&Tree, &Tree),
+    style: Style,
+) -> io::Result<LeftOut> {
     let mut left_out = LeftOut::default();
     let told: HashSet<&[u8]> = changes
         .iter()
@@ -76,11 +75,15 @@ pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::R
             (Ok(None), Ok(None)) if change.kind == Kind::Dir => {}
             (Ok(Some(old)), Ok(Some(new))) if old.mode.get(..2) != new.mode.get(..2) => {
                 // Of another kind: git tells that as one going and one coming.
-                out.bytes(&text(before, &change.path, Some(&old), None))?;
-                out.bytes(&text(before, &change.path, None, Some(&new)))?;
+                let part = text((before, &change.path), Some(&old), None, style, out);
+                out.bytes(&part)?;
+                let part = text((before, &change.path), None, Some(&new), style, out);
+                out.bytes(&part)?;
             }
             (Ok(old), Ok(new)) if old.is_some() || new.is_some() => {
-                out.bytes(&text(before, &change.path, old.as_ref(), new.as_ref()))?
+                let paths = (before, &change.path);
+                let part = text(paths, old.as_ref(), new.as_ref(), style, out);
+                out.bytes(&part)?
             }
             (Err(errno), _) | (_, Err(errno)) => left_out.unread.push((change.path.clone(), errno)),
             (Ok(_), Ok(_)) if change.kind == Kind::Dir => {}
@@ -128,18 +131,16 @@ fn moved_along(
                 Ok(Kind::File | Kind::Symlink) => {
                     let (a, b) = (quoted(b"a/", &before), quoted(b"b/", &path.0));
                     let (from, to) = (quoted(b"", &before), quoted(b"", &path.0));
-                    let parts: [&[u8]; 9] = [
-                        b"diff --git ",
-                        &a,
-                        b" ",
-                        &b,
-                        b"\nsimilarity index 100%\nrename from ",
-                        &from,
-                        b"\nrename to ",
-                        &to,
-                        b"\n",
+                    let lines: [&[&[u8]]; 4] = [
+                        &[b"diff --git ", &a, b" ", &b],
+                        &[b"similarity index 100%"],
+                        &[b"rename from ", &from],
+                        &[b"rename to ", &to],
                     ];
-                    out.bytes(&parts.concat())?;
+                    for line in lines {
+                        let line = out.painted(Some(Role::Strong), &line.concat());
+                        out.bytes(&[&line[..], b"\n"].concat())?;
+                    }
                 }
                 Ok(_) => left_out.strange.push(path),
                 Err(errno) => left_out.unread.push((path, errno)),
@@ -187,14 +188,28 @@ fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
     }
 }
 
-/// The patch of one path.
-fn text(before: &TreePath, after: &TreePath, old: Option<&Side>, new: Option<&Side>) -> Vec<u8> {
+/// The patch of one path; nothing, where all that changed is what git does not know: times, owners.
+fn text(
+    (before, after): (&TreePath, &TreePath),
+    old: Option<&Side>,
+    new: Option<&Side>,
+    style: Style,
+    out: &Out,
+) -> Vec<u8> {
+    let is_same = |(old, new): (&Side, &Side)| {
+        let is_read = old.content.is_some() && old.content == new.content;
+        is_read && old.mode == new.mode && before == after
+    };
+    if old.zip(new).is_some_and(is_same) {
+        return Vec::new();
+    }
     let (a, b) = (quoted(b"a/", &before.0), quoted(b"b/", &after.0));
-    let mut patch = [b"diff --git ", &a[..], b" ", &b, b"\n"].concat();
+    let mut patch = Vec::new();
     let mut line = |parts: &[&[u8]]| {
-        parts.iter().for_each(|part| patch.extend_from_slice(part));
+        patch.extend(out.painted(Some(Role::Strong), &parts.concat()));
         patch.push(b'\n');
     };
+    line(&[b"diff --git ", &a, b" ", &b]);
     match (old, new) {
         (None, Some(new)) => line(&[b"new file mode ", new.mode.as_bytes()]),
         (Some(old), None) => line(&[b"deleted file mode ", old.mode.as_bytes()]),
@@ -217,7 +232,7 @@ fn text(before: &TreePath, after: &TreePath, old: Option<&Side>, new: Option<&Si
         line(&[b"Binary files ", &a, b" and ", &b, b" differ"]);
         return patch;
     }
-    let content = |side: Option<&Side>| {
+    let content = |side: Option<&'_ Side>| {
         side.and_then(|side| side.content.clone())
             .unwrap_or_default()
     };
@@ -225,10 +240,6 @@ fn text(before: &TreePath, after: &TreePath, old: Option<&Side>, new: Option<&Si
     if old == new {
         return patch;
     }
-    let diff = TextDiff::configure()
-        .algorithm(Algorithm::Myers)
-        .timeout(DIFF_TIME_MAX)
-        .diff_lines(&old[..], &new[..]);
     // git ends a name that has a space with a tab, so that it can tell where it ends.
     let end = |name: &[u8]| {
         if name.contains(&b' ') && !name.starts_with(b"\"") {
@@ -239,11 +250,7 @@ fn text(before: &TreePath, after: &TreePath, old: Option<&Side>, new: Option<&Si
     };
     line(&[b"--- ", &a, end(&a)]);
     line(&[b"+++ ", &b, end(&b)]);
-    // A buffer takes everything.
-    let _ = diff
-        .unified_diff()
-        .context_radius(CONTEXT_LINES)
-        .to_writer(&mut patch);
+    hunks::print(&mut patch, &old, &new, style, out);
     patch
 }
 
@@ -280,25 +287,30 @@ mod tests {
         }
     }
 
-    fn path(name: &str) -> TreePath {
-        TreePath(name.into())
+    fn patch_of(name: &str, old: Option<&Side>, new: &Side) -> Vec<u8> {
+        let (path, out) = (TreePath(name.into()), Out::to_memory(0));
+        text((&path, &path), old, Some(new), Style::default(), &out)
     }
 
     #[test]
     fn a_change_with_a_new_mode_and_no_newline_at_the_end() {
-        let patch = text(
-            &path("a b"),
-            &path("a b"),
-            Some(&side("100644", "1\n2\n")),
-            Some(&side("100755", "1\n3")),
-        );
+        let (a, b) = (side("100644", "1\n2\n"), side("100755", "1\n3"));
+        let patch = patch_of("a b", Some(&a), &b);
         let expected = "diff --git a/a b b/a b\nold mode 100644\nnew mode 100755\n--- a/a b\t\n+++ b/a b\t\n@@ -1,2 +1,2 @@\n 1\n-2\n+3\n\\ No newline at end of file\n";
         assert_eq!(String::from_utf8(patch).unwrap(), expected);
     }
 
+    /// A file that was restored has another time: it was a header with nothing below it.
+    #[test]
+    fn what_git_sees_no_change_of_is_not_in_the_patch() {
+        let same = side("100644", "1\n");
+        assert!(patch_of("f", Some(&same), &side("100644", "1\n")).is_empty());
+        assert!(!patch_of("f", Some(&same), &side("100755", "1\n")).is_empty());
+    }
+
     #[test]
     fn what_is_binary_is_named() {
-        let patch = text(&path("x"), &path("x"), None, Some(&side("100644", "a\0b")));
+        let patch = patch_of("x", None, &side("100644", "a\0b"));
         assert_eq!(
             String::from_utf8(patch).unwrap(),
             "diff --git a/x b/x\nnew file mode 100644\nBinary files /dev/null and b/x differ\n"

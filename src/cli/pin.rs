@@ -6,7 +6,7 @@ use super::listing::print_checkpoints;
 use super::locate;
 use crate::engine::api::{CheckpointInfo, PinCheckpoint, Query, StateName};
 
-/// Pin a checkpoint: nobody can delete it until it is unpinned; without arguments list them
+/// Pin a checkpoint, so that it cannot be deleted; without arguments list pinned ones
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
@@ -15,7 +15,7 @@ pub struct Args {
     /// Unpin it
     #[arg(short, long, requires = "id", conflicts_with = "reason")]
     delete: bool,
-    /// Why, for whoever wants to delete it
+    /// Why it is pinned, for whoever wants to delete it
     #[arg(
         short,
         long,

@@ -29,10 +29,8 @@ impl Spinner {
         let (stop, stopped) = channel();
         let show = move || {
             if stopped.recv_timeout(QUIET) == Err(RecvTimeoutError::Timeout) {
-                let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}")
-                    .unwrap_or_else(|_| ProgressStyle::default_spinner());
                 let bar = ProgressBar::new_spinner()
-                    .with_style(style)
+                    .with_style(style("{spinner} {msg} {elapsed}"))
                     .with_message(what)
                     .with_elapsed(QUIET);
                 bar.enable_steady_tick(TICK);
@@ -60,58 +58,53 @@ impl Spinner {
 }
 
 /// A bar on a terminal's stderr that shows how far something is, from [`QUIET`] after its start
-/// until it is stopped.
+/// until it is stopped: where nobody knows how much there is, only how much is done.
 #[derive(Debug)]
 pub struct Bar {
     bar: ProgressBar,
     started: Instant,
+    /// What is shown where the total is known.
+    whole: &'static str,
 }
+
+/// See [`Bar::whole`].
+const BYTES: &str = "{spinner} {msg} [{wide_bar}] {bytes} of {total_bytes} {eta}";
+const THINGS: &str = "{spinner} {msg} [{wide_bar}] {pos} of {len} {eta}";
+const FILES: &str = "{spinner} {msg} [{wide_bar}] {pos} of {len} {per_sec} {eta}";
+/// Where it is not.
+const COUNT: &str = "{spinner} {msg} {pos} {elapsed}";
 
 impl Bar {
     /// Starts; shows nothing without a terminal. `bytes`: that is the unit.
     pub fn start(out: &Out, what: &'static str, bytes: bool) -> Bar {
+        Bar::of(out, what, if bytes { BYTES } else { THINGS })
+    }
+
+    /// As [`Bar::start`], of files: with how many there are a second.
+    pub fn files(out: &Out, what: &'static str) -> Bar {
+        Bar::of(out, what, FILES)
+    }
+
+    fn of(out: &Out, what: &'static str, whole: &'static str) -> Bar {
         let bar = if out.talks_to_terminal() {
             ProgressBar::no_length()
         } else {
             ProgressBar::hidden()
         };
-        let count = if bytes {
-            "{bytes} of {total_bytes}"
-        } else {
-            "{pos} of {len}"
-        };
-        let template = format!("{{spinner}} {{msg}} [{{wide_bar}}] {count} {{eta}}");
-        let style = ProgressStyle::with_template(&template)
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
         Bar {
-            bar: bar.with_style(style).with_message(what),
+            bar: bar.with_style(style(COUNT)).with_message(what),
             started: Instant::now(),
+            whole,
         }
     }
 
-    /// As [`Bar::start`], of files: with how many there are a second.
-    pub fn files(out: &Out, what: &'static str) -> Bar {
-        let bar = Bar::start(out, what, false);
-        let template = "{spinner} {msg} [{wide_bar}] {pos} of {len} {per_sec} {eta}";
-        bar.bar.set_style(
-            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-        );
-        bar
-    }
-
-    /// As [`Bar::start`], where nobody knows how much there is.
-    pub fn count(out: &Out, what: &'static str) -> Bar {
-        let bar = Bar::start(out, what, false);
-        let style = ProgressStyle::with_template("{spinner} {msg} {pos} {elapsed}")
-            .unwrap_or_else(|_| ProgressStyle::default_spinner());
-        bar.bar.set_style(style);
-        bar
-    }
-
-    /// It is so far now.
+    /// It is so far now, of so much; 0: nobody knows of how much.
     pub fn at(&self, done: u64, total: u64) {
         if self.started.elapsed() >= QUIET {
-            self.bar.set_length(total);
+            if total > 0 && self.bar.length() != Some(total) {
+                self.bar.set_style(style(self.whole));
+                self.bar.set_length(total);
+            }
             self.bar.set_position(done);
         }
     }
@@ -120,4 +113,8 @@ impl Bar {
     pub fn stop(self) {
         self.bar.finish_and_clear();
     }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

@@ -13,7 +13,7 @@ use crate::engine::api::{Glance, Glanced, VerbResult};
 /// Nobody waits longer for a prompt.
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// Print the checkpoint that the tree comes from, and * if something has changed: for a shell's prompt
+/// Print the checkpoint the tree comes from, and * if something has changed: for a shell's prompt
 ///
 /// Prints nothing where no tree is mounted, or where its daemon does not answer at once. Exit status
 /// is always 0. For bash: PS1='$(ckptfs prompt) \w \$ '

@@ -2,21 +2,23 @@
 
 use super::context::Context;
 use super::error::Outcome;
-use super::undo;
+use super::{changes, undo};
 use crate::engine::api::{UndoOptions, UndoWalk};
 
-/// Do again what was undone last
+/// Redo what was undone last
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// So many operations
+    /// How many operations
     #[arg(value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Leave out what cannot be done again
+    /// Skip what cannot be redone
     #[arg(long)]
     skip: bool,
-    /// Only tell what would be done
+    /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -26,5 +28,5 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         force: false,
         dry_run: args.dry_run,
     };
-    undo::walk_and_tell(options, "done again", context)
+    undo::walk_and_tell(options, "redone", args.listed, context)
 }

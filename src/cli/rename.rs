@@ -4,7 +4,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::tag;
 
-/// Give a tag another name
+/// Rename a tag
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The tag
@@ -13,7 +13,7 @@ pub struct Args {
     /// Its new name
     #[arg(value_name = "NEW")]
     new: String,
-    /// Take the new name from the checkpoint that has it
+    /// Move the new name from the checkpoint that has it
     #[arg(short, long)]
     force: bool,
 }

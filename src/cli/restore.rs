@@ -20,31 +20,33 @@ use crate::sys::Kind;
 /// The current state is saved as a checkpoint first, so that a restore can be undone.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`; `ID:PATH`; or a path, of which the newest checkpoint is meant
-    /// in which it differs from the tree
+    /// A number, a tag, or `latest`; `ID:PATH`; or just a path: its newest version that differs
+    /// from the tree
     #[arg(value_name = "ID", required_unless_present = "only_by")]
     id: Option<String>,
-    /// Only these, and what is below them; relative ones start at the working directory
+    /// Only these paths, and what is below them; relative to the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
-    /// The modification time of changed files: `kept`, the one that they had, or `now`, so that what
-    /// is built from them is rebuilt. `now` for paths and --only-by, `kept` for the whole tree,
-    /// if not given
+    /// The modification time of changed files: `kept`, as it was then, or `now`, so that what is
+    /// built from them is rebuilt. By default `now` for paths and --only-by, `kept` for the whole
+    /// tree
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
     /// Only list what would change
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Take back only what this process changed since (the newest checkpoint if no ID is given): a
-    /// process id, session:PID for all of its session, the path of a control group (/...), or a
-    /// name; what others changed too stays, and is named
+    #[command(flatten)]
+    listed: changes::Listed,
+    /// Take back only what this process changed since ID (by default since the newest checkpoint):
+    /// a process id, session:PID for its whole session, the path of a control group (/...), or a
+    /// name. What others changed too is left alone, and named
     #[arg(
         long,
         value_name = "PID|session:PID|CGROUP|NAME",
         conflicts_with = "paths"
     )]
     only_by: Option<String>,
-    /// With --only-by: also what others changed too
+    /// With --only-by: also take back what others changed too
     #[arg(long, requires = "only_by")]
     also_shared: bool,
 }
@@ -78,7 +80,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             dry_run: args.dry_run,
             times,
         };
-        return only_by(&mut served, options, context);
+        return only_by(&mut served, options, args.listed, context);
     }
     let (to, paths) = earlier::meant(&mut served, &args.id.unwrap_or_default(), &args.paths)?;
     let options = RestoreOptions {
@@ -92,7 +94,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if context.out.json {
         context.out.json(&restored)?;
     } else {
-        print(&restored, context)?;
+        print(&restored, args.listed, context)?;
     }
     warn_of_holders(&served.root, &restored, &context.out);
     interrupt.end(&context.out)?;
@@ -114,7 +116,9 @@ pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
         return;
     }
     for holder in replaced::holders(root, &files) {
-        out.warn(&format!("{holder} as it was before: what it writes there goes nowhere; have it open its files again"));
+        out.warn(&format!(
+            "{holder}, in its old version: what it writes there is lost until it reopens its files"
+        ));
     }
 }
 
@@ -128,7 +132,12 @@ pub fn told(restored: &Restored) -> Outcome {
     }
 }
 
-fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) -> Outcome {
+fn only_by(
+    served: &mut locate::Served,
+    options: OnlyBy,
+    listed: changes::Listed,
+    context: &mut Context,
+) -> Outcome {
     let interrupt = Interrupt::gives_up(&served.client)?;
     let restored = interrupt.ask(&mut served.client, options, "restoring", &context.out)?;
     if context.out.json {
@@ -140,14 +149,14 @@ fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) 
     if restored.restored.changes.is_empty() && !restored.restored.dry_run {
         context.out.line("nothing to take back")?;
     } else {
-        print(&restored.restored, context)?;
+        print(&restored.restored, listed, context)?;
     }
     warn_of_holders(&served.root, &restored.restored, &context.out);
     interrupt.end(&context.out)
 }
 
-pub fn print(restored: &Restored, context: &mut Context) -> Outcome {
-    changes::print(&mut context.out, &restored.changes)?;
+pub fn print(restored: &Restored, listed: changes::Listed, context: &mut Context) -> Outcome {
+    listed.print(&mut context.out, &restored.changes)?;
     warn(restored, &context.out);
     let summary = summary(restored);
     Ok(context.out.line(&summary)?)
@@ -158,20 +167,20 @@ pub fn warn(restored: &Restored, out: &Out) {
     for path in &restored.unknown {
         let path = String::from_utf8_lossy(&path.0);
         out.warn(&format!(
-            "what {path} was in checkpoint {} is not known: it is left as it is",
+            "the state of {path} in checkpoint {} is not known: it is left as it is",
             restored.restored
         ));
     }
     for path in &restored.dropped {
         let path = String::from_utf8_lossy(&path.0).into_owned();
         out.warn(&format!(
-            "{path} stays as it is: a tier has dropped something of it from checkpoint {}",
+            "{path} is left as it is: a retention rule has dropped content of it from checkpoint {}",
             restored.restored
         ));
     }
     for path in &restored.split {
         let path = String::from_utf8_lossy(&path.0).into_owned();
-        out.warn(&format!("{path} was one file with others that were not restored (hard links); it is a file of its own now"));
+        out.warn(&format!("{path} is no longer a hard link to names that were not restored: it is a separate file now"));
     }
 }
 
@@ -196,8 +205,8 @@ fn summary(restored: &Restored) -> String {
             )
         }
         None if !unknown.is_empty() => {
-            format!("nothing was restored: everything else is as in checkpoint {id}")
+            format!("nothing was restored: everything else is the same as in checkpoint {id}")
         }
-        None => format!("nothing to restore: everything is as in checkpoint {id}"),
+        None => format!("nothing to restore: everything is the same as in checkpoint {id}"),
     }
 }

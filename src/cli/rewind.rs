@@ -6,7 +6,7 @@ use std::io;
 use serde::Serialize;
 
 use super::agent::labels::{self, Prompt};
-use super::agent::process;
+use super::agent::{self, process};
 use super::by;
 use super::changes;
 use super::context::Context;
@@ -29,18 +29,18 @@ const USAGE_STATUS: u8 = 2;
 
 /// Take back what a coding agent did since a prompt
 ///
-/// Only what the agent's own processes changed goes back; what others did meanwhile stays. It is
-/// one operation, which `ckptfs undo` takes back. Without arguments the prompts are listed.
+/// Only what the agent's own processes changed is taken back; what others did meanwhile stays. It
+/// is one operation, which `ckptfs undo` takes back. Without arguments the prompts are listed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Before which prompt: the number that the list has, the beginning of its id, or -1 for the
+    /// Before which prompt: its number in the list, the beginning of its id, or -1 for the
     /// session's last, -2 for the one before
     #[arg(value_name = "PROMPT", allow_negative_numbers = true)]
     prompt: Option<String>,
-    /// The session that is meant; without PROMPT all that it did is taken back
+    /// Which session; without PROMPT everything it did is taken back
     #[arg(long, value_name = "SESSION")]
     session: Option<String>,
-    /// What goes back: what the session changed, or the whole tree
+    /// What is taken back: what the session changed, or the whole tree
     #[arg(
         long,
         value_enum,
@@ -52,6 +52,8 @@ pub struct Args {
     /// Only list what would change
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
     /// Do not ask
     #[arg(short, long)]
     yes: bool,
@@ -62,7 +64,7 @@ pub struct Args {
 enum CodeOf {
     /// What the session's processes changed
     Session,
-    /// Everything, whoever changed it
+    /// Everything, no matter who changed it
     All,
 }
 
@@ -81,12 +83,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let all = served.client.ask(ListCheckpoints)?;
     let prompts: Vec<Prompt> = all.iter().filter_map(labels::prompt).collect();
     if prompts.is_empty() {
-        return Err(hinted(
-            Code::UnknownCheckpoint,
-            "no prompt of an agent is known here",
-            "have an agent tell of its prompts: ckptfs agent install claude-code",
-        )
-        .into());
+        return Err(no_prompt(&agent::install::installed(context, &served.root)).into());
     }
     let prompt = chosen(&args, &prompts, context)?.clone();
     let who = match args.code_of {
@@ -97,14 +94,15 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let nothing = planned.restored.changes.is_empty();
     if !context.out.json {
         by::warn_shared(&context.out, &planned);
-        changes::print(&mut context.out, &planned.restored.changes)?;
+        args.listed
+            .print(&mut context.out, &planned.restored.changes)?;
     }
     if args.dry_run || nothing {
         return tell(&prompt, &planned, context);
     }
     context.out.flush()?;
     let count = changes::count(planned.restored.changes.len() as u64);
-    let question = format!("Make {count}, to before \"{}\"?", prompt.text);
+    let question = format!("Rewind to before \"{}\" ({count})?", prompt.text);
     context.out.go_on(
         args.yes || context.out.json,
         &question,
@@ -122,6 +120,22 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     tell(&prompt, &done, context)?;
     interrupt.end(&context.out)?;
     restore::told(&done.restored)
+}
+
+/// There is nothing to rewind to.
+fn no_prompt(installed: &[&str]) -> VerbError {
+    match installed {
+        [] => hinted(
+            Code::UnknownCheckpoint,
+            "no prompt of an agent is known here",
+            "have an agent tell ckptfs of its prompts: ckptfs agent install claude-code",
+        ),
+        agents => hinted(
+            Code::UnknownCheckpoint,
+            format!("no prompt has come yet from {}", agents.join(" or ")),
+            "the hooks are installed: each prompt from now on can be rewound to. An agent that was running before has to be restarted",
+        ),
+    }
 }
 
 /// Asks the daemon for it, or what it would be.
@@ -187,11 +201,11 @@ fn tell(prompt: &Prompt, done: &RestoredOnly, context: &mut Context) -> Outcome 
     context.out.answer(&Rewound { prompt, done }, |out| {
         let line = match restored.guard {
             Some(guard) => format!(
-                "rewound to before \"{}\": {count}; the previous state is checkpoint {guard}, and `ckptfs undo` takes this back",
+                "rewound to before \"{}\": {count}; the previous state is checkpoint {guard}; to take this back: ckptfs undo",
                 prompt.text
             ),
             None if restored.changes.is_empty() => "nothing to take back".to_owned(),
-            None => format!("to before \"{}\" would be {count}", prompt.text),
+            None => format!("rewinding to before \"{}\" would make {count}", prompt.text),
         };
         out.text_line(&line)
     })
@@ -236,8 +250,8 @@ fn chosen<'a>(
 fn unknown(text: &str) -> VerbError {
     hinted(
         Code::UnknownCheckpoint,
-        format!("no prompt {text:?} is known"),
-        "these are known: ckptfs rewind",
+        format!("there is no prompt {text:?}"),
+        "to list them: ckptfs rewind",
     )
 }
 
@@ -254,7 +268,7 @@ fn named_session(name: &str, prompts: &[Prompt]) -> VerbResult<String> {
         (None, [only]) => Ok((*only).clone()),
         _ => Err(hinted(
             Code::UnknownCheckpoint,
-            format!("no prompt of a session {name:?} is known, or several sessions begin so"),
+            format!("no session {name:?} is known, or several sessions begin with it"),
             format!("sessions: {}", known.join(", ")),
         )),
     }
@@ -288,7 +302,7 @@ fn meant_session(prompts: &[Prompt]) -> VerbResult<String> {
         [first, ..] => Err(hinted(
             Code::Usage,
             format!("there are {} sessions: {}", known.len(), known.join(", ")),
-            format!("say which: ckptfs rewind -1 --session {}", word(first)),
+            format!("choose one: ckptfs rewind -1 --session {}", word(first)),
         )),
         [] => Err(unknown("-1")),
     }
@@ -304,10 +318,10 @@ fn listed<'a>(prompts: &'a [Prompt], context: &mut Context) -> Result<&'a Prompt
         context.out.talk(&format!("and {more} older ones"));
     }
     if context.out.json || !can_ask() {
-        context.out.talk("say which: `ckptfs rewind NUMBER`, with a number from the first column; `ckptfs rewind -1` for the session's last prompt");
+        context.out.talk("choose one: `ckptfs rewind NUMBER`, with a number from the first column, or `ckptfs rewind -1` for the session's last prompt");
         return Err(Failure::Status(USAGE_STATUS));
     }
-    let answer = asked("Rewind to before which (number, nothing for none)?")?;
+    let answer = asked("Rewind to before which one (number; Enter for none)?")?;
     if answer.is_empty() {
         context.out.talk("nothing was changed");
         return Err(Failure::No);
@@ -358,10 +372,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
     if own.is_empty() {
         return Err(hinted(
             Code::UnknownProcess,
-            format!(
-                "which process session {:?} was is not known",
-                prompt.session
-            ),
+            format!("the process of session {:?} is not known", prompt.session),
             format!(
                 "to restore the whole tree: ckptfs rewind --code-of all {}",
                 word(prompt.checkpoint)
@@ -376,7 +387,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
     if !others.is_empty() {
         let others: Vec<&str> = others.into_iter().collect();
         out.warn(&format!(
-            "session {} ran in the same process: what it changed since goes back too",
+            "session {} ran in the same process: its changes since are taken back too",
             others.join(", ")
         ));
     }

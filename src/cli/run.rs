@@ -43,35 +43,34 @@ const NOTE_COMMAND_CHARS_MAX: usize = 200;
 
 /// Run a command under the protection of a checkpoint, or in the tree as it was
 ///
-/// Makes a checkpoint, runs the command, shows on stderr what changed meanwhile, and keeps or takes
-/// back. The exit status is the command's, 128 and the signal's number if it died of one, 125 if
-/// ckptfs itself could not do its part.
+/// Makes a checkpoint, runs the command, shows on stderr what changed meanwhile, and keeps that or
+/// takes it back. The exit status is the command's, 128 plus the signal's number if it was killed
+/// by one, 125 if ckptfs itself failed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// When to restore the checkpoint afterwards; the state that the command left is saved too
+    /// When to restore the checkpoint afterwards; the state after the command is saved too
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     rollback: Rollback,
-    /// Keep what a command did that succeeded, also with `--rollback always` or `ask`
+    /// Keep what the command did if it succeeds, even with `--rollback always` or `ask`
     #[arg(long)]
     keep_on_success: bool,
-    /// What to remember about the checkpoint; the command if not given
+    /// A note for the checkpoint; by default the command
     #[arg(short, long = "message", value_name = "NOTE")]
     message: Option<String>,
-    /// Write the report there, as JSON
+    /// Write a report to this file, as JSON
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Run it where the tree is as it was at this checkpoint; whatever it changes there is thrown
-    /// away
+    /// Run it in the tree as it was at this checkpoint; whatever it changes there is discarded
     #[arg(long, value_name = "ID", conflicts_with_all = ["rollback", "keep_on_success", "message"])]
     at: Option<String>,
-    /// With --at: put what it changes into this new or empty directory (as an upper directory of
-    /// overlayfs)
+    /// With --at: save what it changes in this new or empty directory (an overlayfs upper
+    /// directory)
     #[arg(long, value_name = "DIR", requires = "at")]
     keep_changes: Option<PathBuf>,
     /// For `bisect`: what is not the test's own status ends the search
     #[arg(long, hide = true, requires = "at")]
     bisecting: bool,
-    /// The command, and what belongs to it
+    /// The command and its arguments
     #[arg(
         value_name = "CMD",
         required = true,
@@ -88,7 +87,7 @@ enum Rollback {
     OnFailure,
     /// Whatever comes
     Always,
-    /// As the person at the terminal says
+    /// Ask on the terminal
     Ask,
     /// Not at all: it is told how
     #[default]
@@ -194,7 +193,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
 /// Restores the checkpoint, and says what became of that; the checkpoint of what was there.
 fn roll_back(served: &mut Served, id: CheckpointId, out: &Out) -> VerbResult<Option<CheckpointId>> {
     out.warn(&format!(
-        "everything that has changed since checkpoint {id} is taken back, whoever changed it"
+        "everything changed since checkpoint {id} is taken back, no matter who changed it"
     ));
     let spinner = Spinner::start(out, "rolling back");
     let answer = served.client.ask(RestoreOptions {
@@ -336,7 +335,7 @@ impl Ended {
                 .unwrap_or_default();
             context
                 .out
-                .warn(&format!("{program} was not run: {}", plain(cause)));
+                .warn(&format!("{program} could not be run: {}", plain(cause)));
         }
         self.code()
     }

@@ -46,7 +46,7 @@ pub fn enter(
     let past = Past {
         work: kept.as_ref().map(|(_, work)| work.clone()),
     };
-    let user = own_mounts("the past cannot be shown to a command")?;
+    let user = own_mounts("cannot run a command in the past")?;
     // Opened in this namespace: what is of another cannot be shown in an overlay.
     let lower = Tree::at(served, Some(checkpoint))?.into_root();
     let was = sys::stat_fd(&lower).on(at.display())?;
@@ -93,7 +93,7 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
         return Err(hinted(
             Code::BadDirectory,
             format!("{shown} is inside the tree"),
-            "name a directory outside of it",
+            "choose a directory outside of it",
         ));
     }
     if !path.is_dir() {
@@ -124,15 +124,15 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
 pub fn own_mounts(cannot: &str) -> VerbResult<bool> {
     sys::private_mounts().map_err(|cause| {
         let hint = match cause {
-            Errno::ENOSYS => "it takes Linux",
+            Errno::ENOSYS => "this needs Linux",
             Errno::ENOSPC => "raise sysctl user.max_mnt_namespaces and user.max_user_namespaces",
             _ => {
-                "run it as root, or have user namespaces permitted: sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0"
+                "run it as root, or allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0"
             }
         };
         hinted(
             Code::NoNamespace,
-            format!("{cannot}: no mount namespace of its own can be had ({cause})"),
+            format!("{cannot}: a new mount namespace cannot be created ({cause})"),
             hint,
         )
     })
@@ -154,7 +154,7 @@ pub fn enter_again(cwd: &Path, at: &Path, how: &str) -> VerbResult<()> {
             Code::NoDirectory,
             message,
             format!(
-                "start from a directory that is there, such as {}",
+                "start from a directory that exists there, such as {}",
                 at.display()
             ),
         )
@@ -163,16 +163,16 @@ pub fn enter_again(cwd: &Path, at: &Path, how: &str) -> VerbResult<()> {
 
 fn no_overlay(at: &Path, cause: Errno) -> VerbError {
     let hint = match cause {
-        Errno::ENODEV => "load the kernel's module: modprobe overlay",
+        Errno::ENODEV => "load the kernel module: modprobe overlay",
         Errno::EINVAL => {
-            "the directory of --keep-changes must be on a filesystem that overlayfs can write to (ext4, xfs, btrfs, tmpfs); the kernel's log says more"
+            "the --keep-changes directory must be on a filesystem that overlayfs can write to (ext4, xfs, btrfs, tmpfs); the kernel log may say more"
         }
         _ => "run it as root",
     };
     hinted(
         Code::NoOverlay,
         format!(
-            "the past cannot be shown at {}: overlayfs cannot be mounted there ({cause})",
+            "cannot run a command in the past: overlayfs cannot be mounted at {} ({cause})",
             at.display()
         ),
         hint,

@@ -34,16 +34,16 @@ pub struct Serving {
     /// Who reads and writes files: the kernel by itself (passthrough), or the daemon
     #[arg(long, value_enum, value_name = "WHO")]
     pub io: Option<Io>,
-    /// Who does so for users other than root, the daemon's user and the owner of DIR, where the
-    /// kernel does it for these
+    /// Who does so for users other than root, the daemon's user and the owner of DIR, if the kernel
+    /// does it for these
     #[arg(long, value_enum, value_name = "WHO")]
     pub others_io: Option<OthersIo>,
-    /// Who writes files; with `daemon` writes wait during a checkpoint, so that every one is of one
-    /// instant
+    /// Who writes files; with `daemon`, writes wait during a checkpoint, so that every checkpoint
+    /// is atomic
     #[arg(long, value_enum, value_name = "WHO")]
     pub writes: Option<Writes>,
-    /// Which extended attributes are served; with `off` the kernel never asks for one, which makes
-    /// new files cheaper
+    /// Which extended attributes are supported; with `off` the kernel never asks for any, which
+    /// makes new files cheaper
     #[arg(long, value_enum, value_name = "WHICH")]
     pub xattrs: Option<Xattrs>,
     /// Whether .snapshots is listed in the root directory
@@ -53,12 +53,12 @@ pub struct Serving {
     /// its time, as Samba's shadow_copy2 wants it
     #[arg(long, value_enum, value_name = "WHICH")]
     pub snapdir_names: Option<SnapdirNames>,
-    /// What is done ahead of need when the machine is idle: `hash` lets a deep `verify` find every
-    /// changed bit of what was captured
+    /// What is done in idle time: `hash` lets a deep `verify` find every flipped bit of what was
+    /// captured
     #[arg(long, value_enum, value_name = "WHAT")]
     pub seal: Option<Seal>,
-    /// Permission bits of .snapshots (octal), and so who may see the past; those of the root
-    /// directory if not given
+    /// Permission bits of .snapshots (octal): who may see the past; those of the root directory by
+    /// default
     #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
     pub snapdir_mode: Option<u32>,
     /// How many threads read the kernel's requests [default: as many as there are CPUs, from 2 to
@@ -69,25 +69,24 @@ pub struct Serving {
     /// checkpoint; off: never [default: 25/1s]
     #[arg(long, value_name = "N/T", env = "CKPTFS_TRIPWIRE", value_parser = tripwire)]
     pub tripwire: Option<Tripwire>,
-    /// Make a checkpoint so often, if something has changed
+    /// Make a checkpoint this often, if something has changed
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub auto_every: Option<Duration>,
-    /// Make a checkpoint when something has changed, and then nothing was written for so long
+    /// Make a checkpoint when something has changed, and nothing was written since for this long
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub auto_quiet: Option<Duration>,
-    /// Whether what was changed while nothing was mounted is between two checkpoints of its own
-    /// [default: on]
+    /// Put changes made while nothing was mounted between two checkpoints of their own [default:
+    /// on]
     #[arg(long, value_enum, value_name = "WHETHER", env = ABSENCE_VARIABLE)]
     pub auto_absence: Option<Switch>,
     /// Run the commands pre-checkpoint, post-checkpoint, pre-restore and post-restore in this
     /// directory, as the user of the daemon
     #[arg(long, value_name = "DIR")]
     pub hooks: Option<PathBuf>,
-    /// A hook that takes longer is killed and has failed [default: 30s]
+    /// Kill a hook that takes longer; it counts as failed [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub hook_timeout: Option<Duration>,
-    /// Options of the mount as in mount(8), separated by commas; nodev, nosuid and exec unless told
-    /// otherwise
+    /// Mount options as in mount(8), separated by commas; nodev, nosuid and exec by default
     #[arg(short, value_enum, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountFlag>,
 }
@@ -99,17 +98,17 @@ pub enum MountFlag {
     Dev,
     /// Device nodes cannot be opened
     Nodev,
-    /// Set-id bits and file capabilities count (root only)
+    /// Set-id bits and file capabilities take effect (root only)
     Suid,
-    /// They do not
+    /// Set-id bits and file capabilities have no effect
     Nosuid,
     /// Programs can be run
     Exec,
-    /// They cannot
+    /// Programs cannot be run
     Noexec,
-    /// Nobody can write; checkpoints are made all the same
+    /// Nobody can write; checkpoints can still be made
     Ro,
-    /// Whoever may can
+    /// Writable, as permissions allow
     Rw,
 }
 
@@ -193,7 +192,7 @@ pub enum OthersIo {
     /// The daemon: nobody can keep a file locked
     #[default]
     Daemon,
-    /// The kernel, for who can open files is trusted
+    /// The kernel: whoever can open files is trusted
     Kernel,
 }
 
@@ -213,7 +212,7 @@ pub enum Xattrs {
     /// All
     #[default]
     All,
-    /// Those of programs: no access lists, capabilities and labels
+    /// Those of programs (user.*): no ACLs, capabilities or labels
     User,
     /// None
     Off,
@@ -222,7 +221,7 @@ pub enum Xattrs {
 /// `--snapdir`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Snapdir {
-    /// It is there and not listed
+    /// It exists, but is not listed
     #[default]
     Hidden,
     /// It is listed
@@ -247,8 +246,8 @@ pub enum Seal {
     /// Captured versions are hashed
     #[default]
     Hash,
-    /// And what changed in closed epochs is captured ahead, where files can share extents: changes
-    /// made while nothing is mounted do not touch its past
+    /// Files changed before a checkpoint are also captured ahead of time, where reflinks work, so
+    /// that changes made while nothing is mounted cannot affect their past
     Full,
 }
 
@@ -262,7 +261,7 @@ impl Serving {
         let found = command
             .try_get_matches_from(std::iter::empty::<OsString>())
             .and_then(|found| Serving::from_arg_matches(&found));
-        found.map_err(|cause| hinted(Code::BadValue, cause.to_string(), "correct the variable"))
+        found.map_err(|cause| hinted(Code::BadValue, cause.to_string(), "fix the variable"))
     }
 
     /// The arguments that give this again.
@@ -356,7 +355,7 @@ impl Serving {
             hinted(
                 Code::BadConfig,
                 what,
-                "ckptfs config show --origin tells where it is set",
+                "ckptfs config show --origin shows where it is set",
             )
         };
         let readers = settings.number("mount.readers");

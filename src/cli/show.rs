@@ -10,19 +10,21 @@ use super::error::Outcome;
 use super::output::{Out, Role};
 use super::{cat, locate, ls, past, size, time};
 use crate::engine::api::{CheckpointInfo, Code, ShowCheckpoint, StateName};
+use crate::engine::word::count;
 use crate::store::record::Reason;
 use crate::sys::Kind;
 
 /// Show a checkpoint, or a file or directory as it was
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`; with `:PATH` what was there: the content of a file, the names
-    /// in a directory
+    /// A number, a tag, or `latest`; with `:PATH` the content of that file, or the names in that
+    /// directory
     #[arg(value_name = "ID[:PATH]", default_value = "latest")]
     id: OsString,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     let mut source = locate::history(context.dir())?;
     let state = StateName(args.id.to_string_lossy().into_owned());
     let checkpoint = match source.ask(ShowCheckpoint { state }) {
@@ -70,7 +72,7 @@ fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] 
     let atomic = if checkpoint.atomic {
         "yes"
     } else {
-        "no: files written all the time were captured one after the other"
+        "no: files that were being written were captured one after the other"
     };
     let pinned = match checkpoint.pinned.as_deref() {
         None => "no".to_owned(),
@@ -109,9 +111,9 @@ pub fn print(out: &mut Out, checkpoint: &CheckpointInfo) -> io::Result<()> {
     }
     if let Some(dropped) = &checkpoint.dropped {
         let line = format!(
-            "{} {} files ({}) of which a tier has dropped the content, in",
+            "{} content of {} ({}), by a retention rule, in",
             out.paint(Role::Faint, "dropped   "),
-            dropped.files,
+            count(dropped.files, "file"),
             size::human(dropped.bytes)
         );
         out.line(&line)?;

@@ -12,8 +12,7 @@ use crate::engine::api::{GetStats, Stats};
 /// Show what the daemon has done and holds: requests by kind, memory, open files
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A directory in the mount, or the directory that it serves; the working directory if not
-    /// given
+    /// A directory in the mount, or the directory that is mounted; by default the working directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 }

@@ -1,5 +1,7 @@
 //! `ckptfs status`.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use super::by::{self, By};
@@ -7,11 +9,14 @@ use super::changes;
 use super::context::Context;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
+use super::tree_path::in_tree;
 use super::{locate, size, stats, time};
 use crate::engine::api::{
     BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, Stats, Status,
+    TreePath, VerbResult,
 };
 use crate::engine::metrics;
+use crate::engine::word::count;
 
 /// Branches that are named.
 const BRANCHES_SHOWN_MAX: usize = 10;
@@ -19,13 +24,17 @@ const BRANCHES_SHOWN_MAX: usize = 10;
 /// Show what is mounted and what differs from the newest checkpoint
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Only these paths, and what is below them; relative to the working directory
+    #[arg(value_name = "PATHS", conflicts_with_all = ["by", "metrics"])]
+    paths: Vec<PathBuf>,
     /// Say who changed what
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
-    /// Also what the daemon has done and holds: requests by kind, memory, open files
+    /// List every change, and what the daemon has done and holds: requests by kind, memory, open
+    /// files
     #[arg(short, long, conflicts_with = "by")]
     verbose: bool,
-    /// Print the daemon's numbers in the text format of Prometheus
+    /// Print the daemon's metrics in the text format of Prometheus
     #[arg(long, conflicts_with_all = ["by", "json"])]
     metrics: bool,
 }
@@ -53,7 +62,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         })?;
         return by::tell(&mut context.out, &all);
     }
-    let status = served.client.ask(GetStatus)?;
+    let paths: Vec<TreePath> = args
+        .paths
+        .iter()
+        .map(|path| in_tree(&served.root, &served.cwd, path))
+        .collect::<VerbResult<_>>()?;
+    let mut status = served.client.ask(GetStatus)?;
+    if !paths.is_empty() {
+        status
+            .dirty
+            .retain(|change| changes::is_below(change, &paths));
+    }
     if args.metrics {
         let stats = served.client.ask(GetStats)?;
         let volume = None;
@@ -81,7 +100,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             stats,
         })?);
     }
-    print(&status, &branches, context)?;
+    if args.verbose {
+        context.out.page();
+    }
+    let mut lines = 0;
+    if paths.is_empty() {
+        lines = print(&status, &branches, context)?;
+    }
+    print_changes(&status, !paths.is_empty(), (args.verbose, lines), context)?;
     if let Some(stats) = &stats {
         stats::print(stats, &mut context.out)?;
     }
@@ -105,14 +131,18 @@ fn below(status: &Status) -> Vec<Holder> {
     tree.users(&daemon, holders::QUICK).holders
 }
 
-fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Outcome {
+/// What is mounted, and how. Gives the lines that this took.
+fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Outcome<usize> {
     let out = &mut context.out;
     let latest = match status.latest {
-        Some(latest) => format!("latest checkpoint {latest} of {}", status.checkpoints),
+        Some(latest) => format!(
+            "{}, latest {latest}",
+            count(status.checkpoints, "checkpoint")
+        ),
         None => "no checkpoint yet".into(),
     };
     let daemon = &status.daemon;
-    let lines = [
+    let mut lines = vec![
         ("mount", path(&status.mount)),
         (
             "backing",
@@ -134,38 +164,52 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
                 takeovers(daemon)
             ),
         ),
-        ("epoch", format!("{}, {latest}", status.epoch)),
+        ("history", latest),
     ];
-    for (label, value) in lines {
-        out.labelled(label, &value)?;
-    }
     if !branches.is_empty() {
-        out.labelled("branches", &named(branches))?;
+        lines.push(("branches", named(branches)));
     }
     if let Some(unmerged) = unmerged(branches) {
-        out.labelled("unmerged", &unmerged)?;
+        lines.push(("unmerged", unmerged));
     }
     if status.shared.files > 0 {
         let (files, bytes) = (status.shared.files, size::human(status.shared.bytes));
-        let s = if files == 1 { "" } else { "s" };
-        let shared =
-            format!("{files} file{s}, {bytes}, shared with identical files since the mount");
-        out.labelled("same", &shared)?;
+        let shared = format!(
+            "{}, {bytes}, shared with identical files since the mount",
+            count(files, "file")
+        );
+        lines.push(("same", shared));
     }
     if let Some(absence) = &status.absence {
-        out.labelled("absence", &changes::absence(absence))?;
+        lines.push(("absence", changes::absence(absence)));
     }
+    for (label, value) in &lines {
+        out.labelled(label, value)?;
+    }
+    Ok(lines.len())
+}
+
+/// What changed since the newest checkpoint, or what of that is below the paths that were asked
+/// for.
+fn print_changes(
+    status: &Status,
+    of_paths: bool,
+    (all, lines): (bool, usize),
+    context: &mut Context,
+) -> Outcome {
+    let out = &mut context.out;
+    let there = if of_paths { " there" } else { "" };
     match status.base {
         Some(latest) if status.dirty.is_empty() => {
-            out.line(&format!("nothing changed since checkpoint {latest}"))?
+            out.line(&format!("nothing changed{there} since checkpoint {latest}"))?
         }
         Some(latest) => out.line(&format!(
-            "{} since checkpoint {latest}:",
+            "{}{there} since checkpoint {latest}:",
             changes::count(status.dirty.len() as u64)
         ))?,
         None => out.line("make the first checkpoint: ckptfs checkpoint")?,
     }
-    changes::print(out, &status.dirty)?;
+    changes::print_fitting(out, &status.dirty, lines + 1, (!all).then_some("-v"))?;
     for warning in &status.warnings {
         out.warn(warning);
     }
@@ -190,7 +234,7 @@ fn unmerged(branches: &[BranchInfo]) -> Option<String> {
     } else {
         String::new()
     };
-    (!named.is_empty()).then(|| format!("{}{rest}; ckptfs merge NAME", shown.join(", ")))
+    (!named.is_empty()).then(|| format!("{}{rest} (ckptfs merge NAME)", shown.join(", ")))
 }
 
 /// What is in them is told by `branch list`, which counts it.
@@ -206,17 +250,14 @@ fn named(branches: &[BranchInfo]) -> String {
     } else {
         String::new()
     };
-    format!(
-        "{}{rest}; what each has: ckptfs branch list",
-        names.join(", ")
-    )
+    format!("{}{rest} (ckptfs branch list)", names.join(", "))
 }
 
 fn takeovers(daemon: &DaemonInfo) -> String {
     match &daemon.taken_over {
         Some(last) => format!(
-            "; took over from one that died {} times, last {}",
-            daemon.takeovers,
+            "; restarted {} after a crash, last {}",
+            count(daemon.takeovers, "time"),
             time::local(last)
         ),
         None => String::new(),

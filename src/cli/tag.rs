@@ -9,7 +9,7 @@ use crate::engine::word::word;
 
 /// Give a checkpoint tags, remove or rename one; without arguments list them
 ///
-/// A tag stands for its checkpoint wherever a number does, and is a name in .snapshots.
+/// A tag can be used wherever a checkpoint's number can, and is a name in .snapshots.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
@@ -18,13 +18,13 @@ pub struct Args {
     /// The names
     #[arg(value_name = "TAG")]
     tags: Vec<String>,
-    /// Take the tags (all arguments) from their checkpoints, which stay
+    /// Remove these tags (all arguments); their checkpoints stay
     #[arg(short, long, conflicts_with_all = ["rename", "force"])]
     delete: bool,
     /// Rename the tag: -m OLD NEW
     #[arg(short = 'm', long)]
     rename: bool,
-    /// Take them from whichever checkpoints have them
+    /// Move tags that other checkpoints have
     #[arg(short, long)]
     force: bool,
 }
@@ -38,13 +38,16 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     match args.tags.as_slice() {
         [] => {
-            let hint = format!("ckptfs tag {0} TAG; it has: ckptfs show {0}", word(&id));
+            let hint = format!(
+                "to add one: ckptfs tag {0} TAG; to see those it has: ckptfs show {0}",
+                word(&id)
+            );
             return Err(hinted(Code::Usage, "no tag is given", hint).into());
         }
         [new] if args.rename => return rename(id, new.clone(), args.force, context),
         _ if args.rename => {
             let hint = "ckptfs tag -m OLD NEW";
-            return Err(hinted(Code::Usage, "a tag has one new name", hint).into());
+            return Err(hinted(Code::Usage, "a tag can have only one new name", hint).into());
         }
         _ => {}
     }

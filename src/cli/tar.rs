@@ -15,6 +15,7 @@ use super::past::Tree;
 use super::progress::Bar;
 use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError};
 use crate::engine::export::parts::{ExportEntry, Refused};
+use crate::engine::word::count as plural;
 use crate::sys::{self, Errno, Kind};
 use crate::transfer::held::{self, Content};
 use crate::transfer::tar::Stream;
@@ -34,8 +35,8 @@ pub fn run(
     let usage = |message: &str, hint: &str| Err(Failure::Verb(hinted(Code::Usage, message, hint)));
     if more || context.out.json {
         return usage(
-            "a tar stream is all that goes to stdout",
-            "leave the other flags out, or export to a directory",
+            "a tar stream to stdout cannot be combined with other flags",
+            "leave them out, or export to a directory",
         );
     }
     if io::stdout().is_terminal() {
@@ -50,7 +51,7 @@ pub fn run(
     let view = Tree::at(&served, Some(&checkpoint))?;
     let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
     sys::widen_pipe(io::stdout());
-    let bar = Bar::count(&context.out, "exporting");
+    let bar = Bar::files(&context.out, "exporting");
     let mut told = Tar::new(io::stdout().lock(), view);
     let refused = held::hand_on(begun.ahead(), |entry, content| {
         let refused = told.entry(entry, &content);
@@ -64,7 +65,8 @@ pub fn run(
     copies::warn_dropped(&context.out, &dropped);
     if sockets > 0 {
         context.out.warn(&format!(
-            "{sockets} sockets are left out: a tar stream cannot hold them"
+            "{} left out: a tar stream cannot hold them",
+            plural(sockets, "socket")
         ));
     }
     missing(&refused, context)
@@ -215,12 +217,14 @@ fn missing(refused: &[Refused], context: &Context) -> Outcome {
     match refused.len() {
         0 => Ok(()),
         count => {
-            let message =
-                format!("{count} paths are not in the stream, which is complete except for them");
+            let message = format!(
+                "the stream lacks {}, and is complete except for that",
+                plural(count, "path")
+            );
             Err(Failure::Verb(hinted(
                 Code::Incomplete,
                 message,
-                "ckptfs status and ckptfs verify name what cannot be told",
+                "ckptfs status and ckptfs verify show what cannot be read",
             )))
         }
     }
@@ -230,7 +234,7 @@ fn broken(path: &[u8], cause: io::Error) -> VerbError {
     let cause = io_error(String::from_utf8_lossy(path), cause);
     hinted(
         Code::Incomplete,
-        format!("{}; the stream ends there and is incomplete", cause.message),
+        format!("{}: the stream ends here and is incomplete", cause.message),
         "ckptfs status names what cannot be read",
     )
 }

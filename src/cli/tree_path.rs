@@ -30,7 +30,7 @@ pub fn in_tree(root: &Path, cwd: &Path, given: &Path) -> VerbResult<TreePath> {
                 given.display(),
                 root.display()
             ),
-            "name paths inside the mount; relative ones start at the working directory",
+            "name paths inside the mount; relative ones are taken from the working directory",
         )),
     }
 }

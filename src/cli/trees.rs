@@ -497,7 +497,7 @@ fn others(at: &Path) -> VerbResult<Vec<(u32, MountPoint)>> {
 fn refuse_used(name: &str, at: &Path, others: &[(u32, MountPoint)]) -> VerbResult<()> {
     let used = |by: String| {
         let message = format!("the branch {name} is in use: {by}");
-        hinted(Code::BranchInUse, message, "end what uses it first")
+        hinted(Code::BranchInUse, message, "stop what is using it first")
     };
     let is_use = |(pid, mount): &&(u32, MountPoint)| !facts::is_copy(at, true, *pid, &mount.at);
     if let Some((pid, mount)) = others.iter().find(is_use) {
@@ -519,7 +519,7 @@ fn refuse_used(name: &str, at: &Path, others: &[(u32, MountPoint)]) -> VerbResul
 fn ending(name: &str) -> VerbError {
     hinted(
         Code::DaemonBusy,
-        format!("the mount of the branch {name} has not ended yet"),
-        "somebody may have something of it open still: try again then",
+        format!("the branch {name} is still being unmounted"),
+        "something of it may still be open: try again later",
     )
 }

@@ -1,5 +1,6 @@
 //! `ckptfs umount`.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,13 @@ use super::context::Context;
 use super::error::{Outcome, error, hinted};
 use super::holders::{self, Found, Tree, Use};
 use super::locate::Located;
+use super::progress::Spinner;
 use super::tree_path::{beyond_links, normal};
 use super::{locate, mounts};
 use crate::control::Client;
 use crate::engine::Keep;
 use crate::engine::api::{Code, Unmount, VerbError, VerbResult, host_path};
-use crate::engine::word::word;
+use crate::engine::word::{count, word};
 use crate::store::layout::branches::branches_of;
 use crate::store::layout::noted_unkept;
 use crate::sys::{self, MountPoint};
@@ -31,20 +33,19 @@ const LAZY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Unmount; an ordinary directory is left, with the history beside it
 ///
-/// Returns when the daemon has ended. Where only the shells that this was called from are in the
-/// mount, it goes nevertheless.
+/// Returns when the daemon has exited. Shells that this was called from do not keep the mount busy.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The mount, or the directory that it serves; the one that contains the working directory if
-    /// not given
+    /// The mount, or the directory that is mounted; by default the one that contains the working
+    /// directory
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Take it away although it is in use; the daemon ends when the last open file is closed
+    /// Unmount although it is in use; the daemon exits when the last open file is closed
     #[arg(short, long)]
     lazy: bool,
-    /// How much content to keep that only the tree has and a checkpoint shows, for it may be
-    /// changed while nothing is mounted; without it what the setting umount.keep says, or as much
-    /// as two seconds give
+    /// How much content to save against changes while nothing is mounted: what checkpoints share
+    /// with the live files; by default as the setting umount.keep says, or as much as fits in two
+    /// seconds
     #[arg(long, value_enum, value_name = "HOW")]
     keep: Option<KeepWord>,
 }
@@ -56,7 +57,7 @@ enum KeepWord {
     Some,
     /// Nothing
     None,
-    /// Everything, as long as that takes
+    /// Everything, however long it takes
     All,
 }
 
@@ -113,14 +114,22 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     // Our own working directory must not be what keeps the mount busy.
     let shell = std::env::current_dir();
     std::env::set_current_dir("/").map_err(|cause| super::error::io_error("/", cause))?;
+    // The daemon may keep content that only the tree has, as much as it is told to.
+    let spinner = Spinner::start(&context.out, "unmounting");
+    let warnings = RefCell::new(Vec::<String>::new());
     let ended = take_away(mount, args.lazy, args.keep.map(Keep::from), &|warning| {
-        context.out.warn(warning)
-    })?;
+        warnings.borrow_mut().push(warning.to_owned());
+    });
+    spinner.stop();
+    for warning in warnings.into_inner() {
+        context.out.warn(&warning);
+    }
+    let ended = ended?;
     tell(mount, &ended, context)?;
     if shell.is_ok_and(|shell| shell.starts_with(&mount.at)) {
         context
             .out
-            .talk("this shell is still in what was the mount; enter the ordinary directory: cd .");
+            .talk("this shell is still in the old mount; to enter the plain directory: cd .");
     }
     Ok(())
 }
@@ -176,7 +185,7 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
     let at = mount.at.display();
     context.out.talk(&match ended {
         Ended::All => format!("{at} is unmounted"),
-        Ended::Lazily => format!("{at} is unmounted; the daemon ends when the last open file is closed"),
+        Ended::Lazily => format!("{at} is unmounted; the daemon exits when the last open file is closed"),
         Ended::Elsewhere(pid, place) => {
             let place = place.display();
             format!("{at} is unmounted here; process {pid} has it mounted too, at {place}, and the daemon runs until that is unmounted too")
@@ -184,7 +193,8 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
     });
     if let Some(files) = not_kept {
         context.out.talk(&format!(
-            "the content of {files} files is not kept: where they are changed while nothing is mounted, checkpoints lose it; to keep all: ckptfs umount --keep all"
+            "the content of {} is not saved: if changed while nothing is mounted, checkpoints lose it; to save all: ckptfs umount --keep all",
+            count(files, "file")
         ));
     }
     Ok(())
@@ -211,7 +221,7 @@ fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&
             let at = mount.at.display();
             Err(hinted(
                 Code::NotMounted,
-                format!("{shown} is not a mount, but inside one"),
+                format!("{shown} is inside a mount, but is not one"),
                 format!("ckptfs umount {}", word(at)),
             ))
         }
@@ -233,7 +243,7 @@ fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint>
         hinted(
             Code::NotMounted,
             format!(
-                "{} is not inside a directory that ckptfs serves",
+                "{} is not inside a directory mounted by ckptfs",
                 cwd.display()
             ),
             "name the mount: ckptfs umount DIR",
@@ -353,7 +363,7 @@ fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
                 top.owner
                     .map_or(String::new(), |owner| format!(", of user {owner}")),
             );
-            let message = format!("{at} is covered: another filesystem{who} is mounted over it");
+            let message = format!("{at} is hidden: another filesystem{who} is mounted over it");
             Err(hinted(
                 Code::Covered,
                 message,
@@ -405,13 +415,13 @@ fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended
         }
     }
     let message = format!(
-        "the directory is unmounted, but the daemon has not ended within {} s",
+        "the directory is unmounted, but the daemon has not exited within {} s",
         END_TIMEOUT.as_secs()
     );
     Err(hinted(
         Code::DaemonBusy,
         message,
-        "it may still be writing its store; .ckptfs/daemon.log may say more",
+        "it may still be writing to the store; see .ckptfs/daemon.log",
     ))
 }
 

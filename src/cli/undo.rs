@@ -13,30 +13,31 @@ use crate::engine::api::attribution::UNDO_PROCESS;
 use crate::engine::api::{UndoOptions, UndoWalk, Undone, UndoneStep};
 use crate::sys;
 
-/// Undo the last operations on the history: checkpoints, restores, deletions, tags, pins
+/// Undo the last operations: restores, merges, deletions, tags, pins
 ///
-/// Nothing is destroyed: what was in the tree before a restore is undone is a checkpoint, and
-/// `ckptfs redo` does it all again. A checkpoint whose making is undone is deleted, and comes back
-/// with its number, tags and note.
+/// Nothing is destroyed: before a restore is undone, the tree is saved as a checkpoint, and `ckptfs
+/// redo` does it all again. A checkpoint is undone only with --force: it is hidden, and `redo`
+/// brings it back with its number, tags and note.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// So many operations, the newest first
+    /// How many operations, the newest first
     #[arg(value_name = "COUNT", default_value_t = 1, conflicts_with = "to", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Back to how everything was right after this operation, also along a line that was left; 0:
+    /// Go back to how everything was right after this operation, even on an abandoned line; 0:
     /// before the first
     #[arg(long, value_name = "OP")]
     to: Option<u64>,
-    /// Leave out what cannot be undone any more
+    /// Skip what can no longer be undone
     #[arg(long)]
     skip: bool,
-    /// Also a checkpoint that was asked for, which is hidden then, and although files were removed
-    /// since
+    /// Also hide checkpoints that were made on request, and ignore that files were removed since
     #[arg(long)]
     force: bool,
-    /// Only tell what would be undone
+    /// Only show what would be undone
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -51,12 +52,18 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             dry_run: args.dry_run,
         },
         "undone",
+        args.listed,
         context,
     )
 }
 
 /// Walks, and prints each step; `done` is the word for it.
-pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) -> Outcome {
+pub fn walk_and_tell(
+    options: UndoOptions,
+    done: &str,
+    listed: changes::Listed,
+    context: &mut Context,
+) -> Outcome {
     if done == "undone" {
         sys::name_process(UNDO_PROCESS);
     }
@@ -65,7 +72,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
     let what = if done == "undone" {
         "undoing"
     } else {
-        "doing again"
+        "redoing"
     };
     let undone = interrupt.ask(&mut served.client, options, what, &context.out)?;
     let out = &mut context.out;
@@ -73,11 +80,11 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
         out.json(&undone)?;
     } else {
         if undone.steps.is_empty() && undone.tree.is_none() {
-            out.talk("nothing to do: everything is like that already");
+            out.talk("nothing to do: the tree is already in that state");
         }
         for step in &undone.steps {
             let mut line = match (&step.skipped, options.dry_run) {
-                (Some(_), _) => b"left out: ".to_vec(),
+                (Some(_), _) => b"skipped: ".to_vec(),
                 (None, true) => format!("would be {done}: ").into_bytes(),
                 (None, false) => format!("{done}: ").into_bytes(),
             };
@@ -89,7 +96,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
             out.bytes(&line)?;
             for path in &step.unknown {
                 out.warn(&format!(
-                    "what {} was is not known: it is left as it is",
+                    "the earlier state of {} is not known: it is left as it is",
                     String::from_utf8_lossy(&path.0)
                 ));
             }
@@ -97,7 +104,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
     }
     tell_git_of(&mut served, &undone, &context.out);
     if let Some(restored) = undone.tree.filter(|_| !context.out.json) {
-        super::restore::print(&restored, context)?;
+        super::restore::print(&restored, listed, context)?;
     }
     match undone.stopped {
         None => interrupt.end(&context.out),

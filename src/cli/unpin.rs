@@ -4,7 +4,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::pin;
 
-/// Unpin a checkpoint: it can be deleted again
+/// Unpin a checkpoint, so that it can be deleted again
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`

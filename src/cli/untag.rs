@@ -4,7 +4,7 @@ use super::context::Context;
 use super::error::Outcome;
 use super::tag;
 
-/// Take tags from their checkpoints, which stay
+/// Remove tags; their checkpoints stay
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The tags

@@ -10,21 +10,21 @@ use crate::engine::api::{StateName, VerbResult, Verified, VerifyOptions};
 use crate::engine::check::{CheckOptions, StoreCheck};
 use crate::sys;
 
-/// Look for damage in the history: the journal's chain, the index, and that every version is there;
+/// Look for damage in the history: check the journal, the index, and that every version is there;
 /// mounted or not
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`: only the versions that this checkpoint shows; all if not given
+    /// A number, a tag, or `latest`: only the versions of this checkpoint; by default all
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// Read every byte of them, and compare it with the hash that the sealer took
+    /// Read every byte of them, and compare with the recorded hashes
     #[arg(long)]
     deep: bool,
-    /// Repair the store of a directory that is not mounted, as far as that is safe: make the index
-    /// anew, save a torn end, set damaged objects aside. Nothing is destroyed
+    /// Repair the store of a directory that is not mounted, as far as that is safe: rebuild the
+    /// index, cut off a torn end, set damaged objects aside. Nothing is destroyed
     #[arg(long, conflicts_with = "id")]
     repair: bool,
-    /// With --repair: only tell what would be repaired
+    /// With --repair: only show what would be repaired
     #[arg(short = 'n', long, requires = "repair")]
     dry_run: bool,
 }

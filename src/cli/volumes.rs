@@ -13,7 +13,7 @@ use super::launch::Starter;
 use super::output::{Color, Out, Role};
 use super::{fork, locate, mount, size, umount};
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::word::word;
+use crate::engine::word::{count, word};
 use crate::store::ids::CheckpointId;
 use crate::volumes::options::{OPTIONS, OnRemove, Options};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
@@ -26,14 +26,14 @@ const SOCKET: &str = "/run/docker/plugins/ckptfs.sock";
 /// Names the pool for every verb.
 pub const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
 
-/// Container volumes: what there is to do with them beside the driver (`ckptfs serve volumes`)
+/// Container volumes: managing them (the driver is `ckptfs serve volumes`)
 ///
 /// Any other verb acts on a volume with --volume NAME, while containers use it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
     what: What,
-    /// The directory that has the volumes
+    /// The directory that holds the volumes
     #[arg(long, value_name = "DIR", env = ROOT_VARIABLE, default_value = ROOT, global = true)]
     root: PathBuf,
 }
@@ -58,7 +58,7 @@ enum What {
         #[arg(short, value_name = "OPTION[=VALUE]")]
         options: Vec<String>,
     },
-    /// Remove a volume that nobody uses, with its history
+    /// Remove an unused volume, with its history
     Rm {
         /// The volume
         name: String,
@@ -69,7 +69,7 @@ enum What {
         #[arg(short, long)]
         yes: bool,
     },
-    /// Make a volume again out of what is in the trash, with its history
+    /// Recover a volume from the trash, with its history
     Recover {
         /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
         name: String,
@@ -79,7 +79,7 @@ enum What {
         /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
         name: String,
     },
-    /// Tell what is known of a volume
+    /// Show the details of a volume
     Inspect {
         /// The volume, VOLUME@CHECKPOINT or VOLUME@branch/NAME
         name: String,
@@ -111,13 +111,13 @@ pub struct Driver {
 /// How a driver has its pool.
 #[derive(Debug, clap::Args)]
 pub struct PoolArgs {
-    /// Where volumes are mounted; in the pool if not given
+    /// Where volumes are mounted; by default in the pool
     #[arg(long, value_name = "DIR")]
     mounts: Option<PathBuf>,
     /// Keep the pool in a filesystem of its own (XFS), in this file
     #[arg(long, value_name = "FILE")]
     pool_image: Option<PathBuf>,
-    /// How large to make that file, if it is not there; it takes the space that is used
+    /// The size of that file, if it does not exist yet; it is sparse
     #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "pool_image")]
     pool_size: Option<u64>,
 }
@@ -192,7 +192,7 @@ impl Verbs for Lent {
             false,
             &quiet,
         )?;
-        match copied.report(&quiet, "try again once the cause is gone") {
+        match copied.report(&quiet, "try again once the cause is fixed") {
             Err(Failure::Verb(error)) => Err(error),
             _ => Ok(()),
         }
@@ -308,7 +308,7 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
     let out = &mut context.out;
     let trash = pool.keeps(&record)?;
     let how = if trash {
-        "set aside in the trash"
+        "moved to the trash"
     } else {
         "deleted"
     };
@@ -317,13 +317,17 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
     if dry_run {
         return out.answer(&told, |out| {
             out.line(&format!(
-                "volume {name} with {checkpoints} checkpoints would be {how}"
+                "volume {name} with {} would be {how}",
+                count(checkpoints, "checkpoint")
             ))
         });
     }
     out.go_on(
         yes,
-        &format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on?"),
+        &format!(
+            "volume {name} with {} will be {how}. Go on?",
+            count(checkpoints, "checkpoint")
+        ),
         "nothing was removed",
     )?;
     if let Some(gone) = pool.remove(name)? {

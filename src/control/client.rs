@@ -233,7 +233,7 @@ fn connect(store: &Store) -> io::Result<UnixStream> {
     } else {
         Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            format!("user {peer} listens there"),
+            format!("user {peer} is listening there"),
         ))
     }
 }
@@ -242,6 +242,6 @@ fn lost(error: &io::Error) -> VerbError {
     VerbError {
         code: Code::DaemonLost,
         message: format!("the daemon ended before it answered ({error})"),
-        hint: Some("whether it was done: ckptfs log; what was acknowledged is safe. If nobody took over, mount again: ckptfs mount DIR".into()),
+        hint: Some("to see whether it was done: ckptfs log. What was acknowledged is safe. If the mount is dead, mount again: ckptfs mount DIR".into()),
     }
 }

@@ -77,7 +77,10 @@ impl Call {
             Some(other) if other != tree => Err(VerbError {
                 code: Code::WrongTree,
                 message: "the daemon that was found there serves another directory".into(),
-                hint: Some("directories were moved meanwhile: try again, and name the directory that is meant with -C".into()),
+                hint: Some(
+                    "directories were moved meanwhile: try again, and name the directory with -C"
+                        .into(),
+                ),
             }),
             _ => Ok(self.request),
         }
@@ -100,7 +103,7 @@ pub fn decode_answer<T: DeserializeOwned>(frame: &[u8]) -> VerbResult<T> {
         Err(error) => match serde_json::from_slice::<AnyVersion>(frame) {
             Ok(any) if any.version != PROTOCOL => Err(version_mismatch(any.version, PROTOCOL)),
             _ => Err(protocol_error(format!(
-                "the daemon's answer cannot be understood: {error}"
+                "the daemon's answer cannot be parsed: {error}"
             ))),
         },
     }

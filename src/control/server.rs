@@ -222,8 +222,7 @@ impl Server {
         }
         let mut connections = self.connections.lock();
         if connections.len() >= CONNECTIONS_MAX && !make_room(&mut connections) {
-            let message =
-                format!("the daemon serves {CONNECTIONS_MAX} control connections already");
+            let message = format!("the daemon already has {CONNECTIONS_MAX} control connections");
             return Ok(Some(VerbError {
                 code: Code::TooManyConnections,
                 message,
@@ -344,7 +343,7 @@ impl Server {
             self.answerer.answer(request, requester)
         }));
         answer.unwrap_or_else(|_| {
-            let message = "the daemon made a mistake in answering; its log says more".into();
+            let message = "the daemon failed internally while answering".into();
             Err(VerbError {
                 code: Code::Internal,
                 message,
@@ -413,16 +412,16 @@ fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
     let (code, message) = match error.kind() {
         io::ErrorKind::InvalidData => (
             Code::TooLarge,
-            format!("a message may have {FRAME_BYTES_MAX} bytes"),
+            format!("a message can have at most {FRAME_BYTES_MAX} bytes"),
         ),
         io::ErrorKind::ResourceBusy => (
             Code::TooManyConnections,
-            "the daemon reads too many long messages at once".into(),
+            "the daemon is reading too many long messages at once".into(),
         ),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => (
             Code::Protocol,
             format!(
-                "the message had not ended after {} s",
+                "the message was still incomplete after {} s",
                 MESSAGE_TIMEOUT.as_secs()
             ),
         ),

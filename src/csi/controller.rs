@@ -72,7 +72,7 @@ impl Driver {
         let name = named(&request.name)?;
         wanted::all_shown(&request.volume_capabilities)?;
         if !request.mutable_parameters.is_empty() {
-            return Err(invalid("there are no mutable parameters"));
+            return Err(invalid("mutable parameters are not supported"));
         }
         let range = Range::of(request.capacity_range.as_ref())?;
         let parameters = wanted::parameters(&request.parameters)?;
@@ -149,7 +149,7 @@ impl Driver {
                     // With this the provisioner has another node chosen for the pod (CSI:
                     // CreateVolume, RESOURCE_EXHAUSTED).
                     return Err(Status::resource_exhausted(format!(
-                        "snapshot {id} is on node {node}: a volume of it can be made there only"
+                        "snapshot {id} is on node {node}: volumes can be made from it only there"
                     )));
                 }
                 let (volume, kept) = self.find(id)?.ok_or_else(|| no_snapshot(id))?;
@@ -350,7 +350,7 @@ impl Driver {
         let id = required("snapshot_id", &request.snapshot_id)?;
         if let Some(node) = self.elsewhere(id) {
             return Err(Status::failed_precondition(format!(
-                "snapshot {id} is on node {node}, and deleted there"
+                "snapshot {id} is on node {node}, and can be deleted only there"
             )));
         }
         if let Some(SnapshotId {

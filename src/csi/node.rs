@@ -59,7 +59,7 @@ impl Driver {
             })?;
         if record.retired {
             Err(Status::not_found(format!(
-                "volume {id} is deleted, and there for its snapshots only"
+                "volume {id} is deleted, and kept only for its snapshots"
             )))
         } else {
             Ok(record)
@@ -156,7 +156,7 @@ impl Driver {
                 return Err(refused(
                     api::Code::OtherMount,
                     format!(
-                        "volume {id} is published at {} already, and is wanted at one place only",
+                        "volume {id} is already published at {}, and its access mode allows one place only",
                         other.display()
                     ),
                 ));
@@ -218,7 +218,7 @@ impl Driver {
             There::Volume { .. } => {}
             There::Dead => {
                 return Err(Status::internal(format!(
-                    "nothing serves volume {id} any more"
+                    "nothing is serving volume {id} any more"
                 )));
             }
             There::Nothing | There::Other => return Err(none()),

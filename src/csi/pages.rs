@@ -11,7 +11,7 @@ fn token_of((at, id): &Key) -> String {
 }
 
 fn key_of(token: &str) -> Result<Key, Status> {
-    let bad = || Status::aborted("starting_token is none of ours");
+    let bad = || Status::aborted("starting_token was not issued by this driver");
     let (at, id) = token.split_once(':').ok_or_else(bad)?;
     let at: i64 = at.parse().map_err(|_| bad())?;
     let key = (at, id.to_owned());

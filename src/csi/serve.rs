@@ -51,7 +51,7 @@ impl Service {
         let done = tokio::task::spawn_blocking(move || work(&driver)).await;
         let done = done.unwrap_or_else(|_| {
             Err(Status::internal(
-                "the driver has failed; its log tells more",
+                "the driver failed internally; see its log",
             ))
         });
         match &done {

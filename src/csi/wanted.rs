@@ -47,7 +47,7 @@ pub fn shown(capability: Option<&VolumeCapability>) -> Result<Shown, Status> {
         Some(AccessType::Mount(mount)) => mount,
         Some(AccessType::Block(_)) => {
             return Err(invalid(
-                "a volume is a filesystem: there are no block volumes",
+                "only filesystem volumes are supported, no block volumes",
             ));
         }
         None => return Err(invalid("volume_capability has no access_type")),
@@ -63,7 +63,7 @@ pub fn shown(capability: Option<&VolumeCapability>) -> Result<Shown, Status> {
         Some(Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly) => true,
         Some(Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter) => {
             return Err(invalid(
-                "a volume is on one node: it cannot be written from several",
+                "a volume is on one node: it cannot be written to from several",
             ));
         }
         Some(Mode::Unknown) | None => return Err(invalid("volume_capability has no access_mode")),
@@ -71,7 +71,7 @@ pub fn shown(capability: Option<&VolumeCapability>) -> Result<Shown, Status> {
     let flags = mount.mount_flags.clone();
     if let Some(unknown) = flags.iter().find(|flag| !FLAGS.contains(&flag.as_str())) {
         return Err(invalid(format!(
-            "mount flag {unknown} is not known; known are {}",
+            "mount flag {unknown} is not known; the options are {}",
             FLAGS.join(", ")
         )));
     }
@@ -140,7 +140,7 @@ pub fn parameters(given: &HashMap<String, String>) -> Result<BTreeMap<String, St
     for never in ["source", "ephemeral"] {
         if ours.contains_key(never) {
             return Err(invalid(format!(
-                "{never} cannot be a parameter of a class: it would be the same for each of its volumes"
+                "{never} cannot be a parameter of a class, because it would be the same for all its volumes"
             )));
         }
     }
@@ -166,7 +166,7 @@ pub fn options(
     let wanted = range.required.max(source.map_or(0, |(_, bytes)| bytes));
     let bytes = match options.get("size").map(String::as_str) {
         Some(SIZE_AS_REQUESTED) if wanted == 0 => {
-            return Err(invalid("size=requested needs a size to be requested"));
+            return Err(invalid("size=requested needs a claim that requests a size"));
         }
         Some(SIZE_AS_REQUESTED) => {
             let bytes = wanted.max(SIZE_BYTES_MIN);
@@ -178,13 +178,15 @@ pub fn options(
     };
     if bytes != 0 && !range.takes(bytes) {
         return Err(Status::out_of_range(format!(
-            "the volume would have {bytes} bytes, which is not what is asked for"
+            "the volume would have {bytes} bytes, which does not meet the request"
         )));
     }
     if let Some((from, _)) = source
         && options.insert("from".to_owned(), from.to_owned()).is_some()
     {
-        return Err(invalid("the class says from, and the claim has a source"));
+        return Err(invalid(
+            "the class has the parameter from, and the claim has a source: only one is possible",
+        ));
     }
     Ok((bytes, options))
 }

@@ -33,7 +33,8 @@ use crate::sys::{Errno, Kind, SysResult};
 /// The note of the checkpoint that closes the epoch of an absence.
 const NOTE: &str = "changed while not mounted";
 /// What somebody should know who mounts then.
-const UNSEEN: &str = "the filesystem is full: of what was changed while nothing was mounted, what was captured ahead is not shown";
+const UNSEEN: &str =
+    "the filesystem is full: some changes made while nothing was mounted are not shown";
 
 /// Takes in what was changed while nothing was mounted.
 pub(super) struct Absences {

@@ -311,7 +311,7 @@ impl Why {
     /// As people are told.
     pub fn words(self) -> &'static str {
         match self {
-            Why::ChangedUnseen => "it was changed while nothing was mounted, or past the mount",
+            Why::ChangedUnseen => "it was changed while nothing was mounted, or behind the mount",
             Why::Unreadable => "it cannot be read: a version of it is lost or damaged",
         }
     }

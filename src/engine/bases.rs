@@ -100,7 +100,7 @@ impl Bases {
 fn held(id: CheckpointId, holder: &Holder) -> VerbError {
     let (why, hint) = match holder {
         Holder::Dropped(name) => (
-            format!("the branch {name}, which was dropped and can come back, is based on it"),
+            format!("the dropped branch {name}, which can be brought back, is based on it"),
             "to free dropped branches: ckptfs gc".to_owned(),
         ),
         Holder::Branch(name) => (
@@ -111,11 +111,11 @@ fn held(id: CheckpointId, holder: &Holder) -> VerbError {
             ),
         ),
         Holder::Own => (
-            "this branch began as it, or was merged as it was then".to_owned(),
+            "this branch began as it, or was merged from it".to_owned(),
             "it goes with the branch".to_owned(),
         ),
     };
-    hinted(Code::Held, format!("checkpoint {id} stays: {why}"), hint)
+    hinted(Code::Held, format!("checkpoint {id} is kept: {why}"), hint)
 }
 
 /// Frees all that was dropped before `before_ns`, for good: nobody brings it back.
@@ -137,11 +137,9 @@ pub(super) fn registry_failed(cause: StoreError) -> VerbError {
     match cause {
         StoreError::BadBranch { file } => hinted(
             Code::BadBranch,
-            format!("what is noted of the branch {file:?} cannot be understood"),
-            "nothing was changed; it is in .ckptfs/branches or .ckptfs/dropped: move it away if that branch is of no use",
+            format!("the record of the branch {file:?} cannot be parsed"),
+            "nothing was changed; it is in .ckptfs/branches or .ckptfs/dropped: move it away if you do not need that branch",
         ),
-        cause => {
-            error::failed("what is noted of branches cannot be read or written")(cause.errno())
-        }
+        cause => error::failed("the records of branches cannot be read or written")(cause.errno()),
     }
 }

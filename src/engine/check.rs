@@ -50,12 +50,12 @@ fn repair_of(finding: &Finding) -> Option<&'static str> {
         DamageKind::IndexUnreadable | DamageKind::IndexWrong => {
             Some("set the index aside and make it from the journal")
         }
-        DamageKind::BaselineDamaged => Some("remove it: a mount writes the tree down anew"),
+        DamageKind::BaselineDamaged => Some("remove it: the next mount makes a new one"),
         DamageKind::JournalTorn => {
-            Some("save the torn end beside the journal and cut it off, as mounting does")
+            Some("save the torn end beside the journal and cut it off, as a mount does")
         }
         DamageKind::ObjectChanged | DamageKind::ObjectSize => Some(
-            "set the object aside, so that reading this version fails and never gives wrong bytes",
+            "set the object aside, so that reading this version fails instead of giving wrong bytes",
         ),
         // A moved inode is the only copy of what it holds.
         DamageKind::ObjectUnneeded
@@ -187,7 +187,7 @@ impl Verifier {
             let found = Finding::of_store(
                 DamageKind::ChangedUnseen,
                 "the tree",
-                "it was changed while nothing was mounted, or past the mount",
+                "it was changed while nothing was mounted, or behind the mount",
             );
             Finding {
                 path: Some(change.path.0),
@@ -379,7 +379,7 @@ impl StoreCheck {
         ]);
         if has(&[DamageKind::BaselineDamaged]) {
             Baseline::remove(&layout).map_err(|cause| unreadable(&cause))?;
-            said.push("the baseline was removed; a mount writes the tree down anew".to_owned());
+            said.push("the baseline was removed; the next mount makes a new one".to_owned());
         }
         // Opening takes the lock itself.
         drop((journal, layers, layout));
@@ -397,7 +397,7 @@ impl StoreCheck {
                 store.rebuild_index().map_err(|cause| unreadable(&cause))?;
             }
             if store.index.is_in_memory() {
-                said.push("there is no room for the index: a mount makes it in memory".to_owned());
+                said.push("there is no room for the index: a mount keeps it in memory".to_owned());
             } else {
                 store
                     .index

@@ -459,7 +459,7 @@ pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
             error::Code::BadTag,
             format!("{tag:?} cannot be a tag"),
             format!(
-                "a tag has 1 to {TAG_BYTES_MAX} bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live' nor ours ('{INCOMPLETE_PREFIX}')"
+                "a tag has 1 to {TAG_BYTES_MAX} bytes and no '/'; it does not begin with '-' or '{INCOMPLETE_PREFIX}', and is not a number, 'latest' or 'live'"
             ),
         ));
     }

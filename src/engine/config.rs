@@ -138,18 +138,18 @@ impl Served {
         if config.io == IoChoice::Passthrough && !possible {
             let why = if !reflink {
                 format!(
-                    "{filesystem} has no reflink, and a plain copy of a file that the kernel writes to is of no one instant"
+                    "{filesystem} has no reflink, and a plain copy of a file while the kernel writes to it is not consistent"
                 )
             } else if config.strict_writes {
                 "--writes=daemon says the opposite".to_owned()
             } else if !exact_times {
                 "the times of files are too coarse to show every change (Linux 6.13 has finer ones on xfs and btrfs)".to_owned()
             } else {
-                "it needs CAP_SYS_ADMIN".to_owned()
+                "CAP_SYS_ADMIN is needed".to_owned()
             };
             return Err(error::hinted(
                 error::Code::NoPassthrough,
-                format!("passthrough cannot be had here: {why}"),
+                format!("passthrough is not possible here: {why}"),
                 "use --io auto or --io daemon",
             ));
         }

@@ -28,7 +28,7 @@ pub struct DuOptions {
 pub struct DuOne {
     /// Which.
     pub id: CheckpointId,
-    /// What would come free if only it were freed.
+    /// What would be freed if only it were freed.
     pub exclusive_bytes: u64,
     /// What its versions take besides, which others hold too: other checkpoints, or the live files.
     pub shared_bytes: u64,
@@ -52,7 +52,7 @@ pub struct DuReport {
     pub total: u64,
     /// Each checkpoint, oldest first; when it is finished.
     pub checkpoints: Vec<DuOne>,
-    /// What would come free if no checkpoint were kept; of all, whichever was asked for.
+    /// What would be freed if no checkpoint were kept; of all, whichever was asked for.
     pub history_bytes: u64,
     /// What versions share with others besides: live files, other projects. Each byte counts once.
     #[serde(default)]

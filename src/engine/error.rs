@@ -10,7 +10,7 @@ use strsim::levenshtein;
 
 pub use self::code::Code;
 use super::api::TreePath;
-use super::word::word;
+use super::word::{count, word};
 use crate::history::select::Unselected;
 use crate::store::ids::CheckpointId;
 use crate::sys::Errno;
@@ -78,7 +78,9 @@ pub(super) fn failed<E: Into<Errno>>(what: &str) -> impl Fn(E) -> VerbError + Co
         let (code, hint) = match errno {
             Errno::ENOSPC | Errno::EDQUOT => (
                 Code::NoSpace,
-                Some("free space on the filesystem, or free checkpoints: ckptfs delete --now ID"),
+                Some(
+                    "free some space on the filesystem, or free checkpoints: ckptfs delete --now ID",
+                ),
             ),
             Errno::EROFS => (Code::ReadOnly, None),
             Errno::EBUSY => (Code::Busy, None),
@@ -99,7 +101,7 @@ pub(super) fn history_unread(errno: Errno) -> VerbError {
 
 /// A captured version cannot be measured.
 pub(super) fn version_unread(errno: Errno) -> VerbError {
-    failed("a version cannot be looked at")(errno)
+    failed("a version cannot be read")(errno)
 }
 
 /// It is not known what differs between two states.
@@ -140,7 +142,7 @@ pub(super) fn in_the_way(what: &str, path: &[u8]) -> VerbError {
             "{what}: a process that reads or writes {:?} keeps it locked",
             String::from_utf8_lossy(path)
         ),
-        "try again; `fuser -v FILE` names who has it open; where the daemon does all I/O (--io=daemon) nobody can keep a file locked",
+        "try again; `fuser -v FILE` shows who has it open; with --io=daemon nobody can keep a file locked",
     )
 }
 
@@ -150,8 +152,8 @@ pub(super) fn unusable(errno: Errno) -> VerbError {
         return failed("the store cannot be used")(errno);
     }
     // The number of a file does not tell it from others then.
-    let message = "files of this directory are on other devices than the directory, as in an overlay of several filesystems";
-    let hint = "mount a directory of the filesystem that is below";
+    let message = "files in this directory are on other devices than the directory itself, as in an overlay of several filesystems";
+    let hint = "mount a directory of the underlying filesystem";
     hinted(Code::OtherFilesystem, message, hint)
 }
 
@@ -168,8 +170,8 @@ pub(super) fn index_failed(why: &str) -> VerbError {
 pub(super) fn unknown_run() -> VerbError {
     hinted(
         Code::UnknownRun,
-        "the daemon does not know this run any more; what it has done is done",
-        "begin again",
+        "the daemon no longer knows this run; what was done so far stays done",
+        "start again",
     )
 }
 
@@ -177,8 +179,8 @@ pub(super) fn unknown_run() -> VerbError {
 pub(super) fn unknown_export() -> VerbError {
     hinted(
         Code::UnknownRun,
-        "the daemon does not know this export any more",
-        "run the same command again: it goes on where this one ended",
+        "the daemon no longer knows this export",
+        "run the same command again: it continues where this one stopped",
     )
 }
 
@@ -194,7 +196,7 @@ pub(super) fn no_checkpoint() -> VerbError {
 /// Nothing was changed by a process of this name; `known` have changed something.
 pub(super) fn unknown_process(who: &str, known: &[String]) -> VerbError {
     let hint = if known.is_empty() {
-        "nobody has since that checkpoint".to_owned()
+        "nobody has changed anything since that checkpoint".to_owned()
     } else {
         format!("these have: {}", known.join(", "))
     };
@@ -213,7 +215,7 @@ pub(super) fn ambiguous_process(pid: u32, known: &[String]) -> VerbError {
             "process id {pid} was used by {} different processes",
             known.len()
         ),
-        format!("say which: {}", known.join(", ")),
+        format!("choose one: {}", known.join(", ")),
     )
 }
 
@@ -222,7 +224,7 @@ pub(super) fn bad_process(who: &str) -> VerbError {
     hinted(
         Code::BadProcess,
         format!("{who:?} names no process"),
-        "give a process id, the path of a control group (/...), or a name: ckptfs status --by process",
+        "give a process id, the path of a control group (/...), or a name; ckptfs status --by process lists them",
     )
 }
 
@@ -276,8 +278,8 @@ pub(super) fn cannot_be_told(path: Option<&TreePath>, id: CheckpointId) -> VerbE
         .unwrap_or_default();
     hinted(
         Code::Io,
-        format!("what {path:?} was in checkpoint {id} is not known: it is left as it is"),
-        "`ckptfs verify` says what is damaged, `ckptfs log PATH` which checkpoints know it",
+        format!("the state of {path:?} in checkpoint {id} is not known: it is left as it is"),
+        "`ckptfs verify` shows what is damaged, `ckptfs log PATH` which checkpoints have it",
     )
 }
 
@@ -286,7 +288,7 @@ pub(super) fn hidden(id: CheckpointId) -> VerbError {
     hinted(
         Code::UnknownCheckpoint,
         format!("checkpoint {id} is deleted"),
-        "it is not freed yet: `ckptfs ops` says what was done, `ckptfs undo` brings it back",
+        "it is not freed yet: `ckptfs undo` brings it back, `ckptfs ops` lists what was done",
     )
 }
 
@@ -309,7 +311,7 @@ pub(super) fn too_far(verb: &str, there: usize) -> VerbError {
     let message = if there == 0 {
         format!("nothing can be {verb}")
     } else {
-        format!("only {there} operations can be {verb}")
+        format!("only {} can be {verb}", count(there, "operation"))
     };
     hinted(Code::TooFar, message, "`ckptfs ops` lists all operations")
 }
@@ -319,7 +321,7 @@ pub(super) fn undone_meanwhile(number: u64) -> VerbError {
     hinted(
         Code::Undone,
         format!("operation {number} was undone by another process meanwhile"),
-        "`ckptfs ops` says by whom",
+        "`ckptfs ops` shows by whom",
     )
 }
 
@@ -328,7 +330,7 @@ pub(super) fn cannot_undo(number: u64, why: VerbError) -> VerbError {
     let message = format!("operation {number} cannot be undone: {}", why.message);
     let hint = match why.code {
         Code::Pinned | Code::TagTaken => why.hint,
-        _ => Some("what was done before it can be undone: ckptfs undo --skip".into()),
+        _ => Some("to undo the one before it: ckptfs undo --skip".into()),
     };
     VerbError {
         code: why.code,
@@ -347,10 +349,10 @@ pub(super) fn was_asked_for(number: u64, id: CheckpointId) -> VerbError {
     hinted(
         Code::AskedFor,
         format!(
-            "operation {number} made checkpoint {id}: to undo it would hide that, and leave the tree as it is"
+            "operation {number} made checkpoint {id}: undoing it would only hide the checkpoint, and leave the tree as it is"
         ),
         format!(
-            "ckptfs restore {id} makes the tree what it was then; ckptfs undo --force hides the checkpoint; ckptfs undo --skip goes past it"
+            "ckptfs restore {id} brings the tree back to it; ckptfs undo --force hides it; ckptfs undo --skip skips it"
         ),
     )
 }
@@ -363,7 +365,7 @@ pub(super) fn burst_since(id: CheckpointId) -> VerbError {
             "many files were removed or emptied since the last operation; checkpoint {id} was made just before"
         ),
         format!(
-            "to bring back what was there then: ckptfs restore {id}; to undo the last operation all the same: ckptfs undo --force"
+            "to bring the files back: ckptfs restore {id}; to undo the last operation anyway: ckptfs undo --force"
         ),
     )
 }
@@ -388,7 +390,7 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
                     "{name:?} can mean more than one checkpoint: {}",
                     tags.join(", ")
                 ),
-                "give more of the tag, or a number",
+                "type more of the tag, or use a number",
             )
         }
         Unselected::Beginning(tag) => not_exact(name, &tag),
@@ -396,14 +398,14 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
             let from = name.rsplit_once('~').map_or(name, |(from, _)| from);
             hinted(
                 Code::UnknownCheckpoint,
-                format!("only {before} checkpoints are kept before {from:?}"),
+                format!("there are only {before} checkpoints before {from:?}"),
                 "`ckptfs log` lists all checkpoints",
             )
         }
         Unselected::TooEarly => hinted(
             Code::UnknownCheckpoint,
             format!("no checkpoint is as old as {name:?}"),
-            "`ckptfs log` tells when each was made",
+            "`ckptfs log` shows when each was made",
         ),
         Unselected::NoTime(problem) => bad_time(problem),
     }
@@ -446,10 +448,10 @@ pub(super) fn never_there(path: &[u8]) -> VerbError {
     hinted(
         Code::UnknownPath,
         format!(
-            "{} is in no checkpoint and not in the tree",
+            "{} is neither in the tree nor in any checkpoint",
             String::from_utf8_lossy(path)
         ),
-        "a path starts at the working directory; `ckptfs diff ID` lists what changed",
+        "paths are relative to the working directory; `ckptfs diff ID` lists what changed",
     )
 }
 
@@ -463,7 +465,7 @@ pub(super) fn pinned(id: CheckpointId, reason: &str) -> VerbError {
     hinted(
         Code::Pinned,
         format!("checkpoint {id} is pinned{because}"),
-        format!("to let it be deleted: ckptfs unpin {id}"),
+        format!("to unpin it: ckptfs pin -d {id}"),
     )
 }
 
@@ -472,7 +474,10 @@ pub(super) fn tag_taken(tag: &str, id: CheckpointId) -> VerbError {
     hinted(
         Code::TagTaken,
         format!("the tag {tag:?} belongs to checkpoint {id}"),
-        format!("choose another tag, or take it: ckptfs untag {}", word(tag)),
+        format!(
+            "choose another tag, or remove that one first: ckptfs tag -d {}",
+            word(tag)
+        ),
     )
 }
 
@@ -481,7 +486,7 @@ pub(super) fn unknown_path(path: &[u8], id: CheckpointId) -> VerbError {
     hinted(
         Code::UnknownPath,
         format!(
-            "{} exists neither now nor in checkpoint {id}",
+            "{} exists neither in the tree nor in checkpoint {id}",
             String::from_utf8_lossy(path)
         ),
         format!("`ls .snapshots/{id}/` shows what was there"),

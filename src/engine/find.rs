@@ -234,7 +234,7 @@ impl Search {
         };
         asked
             .versions()
-            .map_err(error::failed("the versions cannot be told"))
+            .map_err(error::failed("the versions cannot be listed"))
     }
 
     fn version_info(&self, version: Version) -> VersionInfo {
@@ -355,7 +355,7 @@ impl Checkpoints {
 pub(super) fn find_offline(checkpoints: &[Kept], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
     if query.path.is_some() {
         return Err(error::not_mounted(
-            "which checkpoints changed a path is known while the directory is mounted",
+            "which checkpoints changed a path is only known while the directory is mounted",
         ));
     }
     let matcher = Matcher::new(query)?;

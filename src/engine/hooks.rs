@@ -97,7 +97,7 @@ impl Hooks {
             Ok(hook) => check_trust(&hook, &shown, Kind::File, false).map(|()| Some(hook)),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(format!(
-                "the hook {} cannot be looked at: {errno}",
+                "the hook {} cannot be checked: {errno}",
                 shown.display()
             )),
         }
@@ -193,7 +193,7 @@ fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Resu
     let (uid, _) = sys::ids();
     if found.kind != kind {
         return Err(format!(
-            "{shown} is not a {}: no link is followed to a hook",
+            "{shown} is not a {} (links to hooks are not followed)",
             if kind == Kind::Dir {
                 "directory"
             } else {
@@ -203,19 +203,19 @@ fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Resu
     }
     if found.uid != uid && found.uid != 0 {
         return Err(format!(
-            "{shown} belongs to user {}, and is not run as user {uid}",
+            "{shown} belongs to user {}, so it is not run as user {uid}",
             found.uid
         ));
     }
     if found.mode & WRITABLE_BY_OTHERS != 0 && !(sticky && found.mode & STICKY != 0) {
         return Err(format!(
-            "{shown} can be written by others than its owner, and is not run (chmod go-w)"
+            "{shown} is writable by others than its owner, so it is not run (chmod go-w)"
         ));
     }
     // Whoever serves it says whose it is.
     if sys::statfs_fd(opened).is_ok_and(|info| sys::fs_name(info.fs_type) == "fuse") {
         return Err(format!(
-            "{shown} is on a FUSE filesystem, whose word is not taken for whose it is"
+            "{shown} is on a FUSE filesystem, whose owners cannot be trusted"
         ));
     }
     Ok(())

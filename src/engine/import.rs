@@ -84,7 +84,7 @@ impl<'a> Importer<'a> {
                     .live
                     .root()
                     .try_clone()
-                    .map_err(error::failed("the tree cannot be looked at"))?;
+                    .map_err(error::failed("the tree cannot be read"))?;
                 files.push(Arc::new(File::from(root)));
                 Ok(ImportPart::default())
             }

@@ -2,7 +2,7 @@
 //!
 //! There are no open directories: the kernel opens them without asking and caches what it has
 //! listed. A listing goes on at an **offset** that stays right for everybody, whatever has come or
-//! gone meanwhile: the kernel finds its place in a cached listing by the offset that another reader
+//! removed meanwhile: the kernel finds its place in a cached listing by the offset that another reader
 //! was given (`fuse_parse_cache` in fs/fuse/readdir.c). In a live directory it is the backing
 //! filesystem's own, in a view (which never changes) the number of the name in order, in
 //! `.snapshots` it comes from the name.

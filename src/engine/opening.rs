@@ -334,7 +334,7 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
     let (code, hint) = match error {
         StoreError::Locked => (
             Code::InUse,
-            "another daemon serves this directory, maybe where this process does not see the mount: `ckptfs status` tells of it, `ckptfs umount` ends it",
+            "another daemon serves this directory, perhaps in a mount that is not visible from here: `ckptfs status` shows it, `ckptfs umount` ends it",
         ),
         StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => (
             Code::NewerFormat,
@@ -342,17 +342,17 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
         ),
         StoreError::NotAStore => (
             Code::NotAStore,
-            "move .ckptfs away: it is not one of ours, and nothing in it was touched",
+            "move .ckptfs out of the way: it was not made by ckptfs, and nothing in it was touched",
         ),
         _ => match error.errno() {
             Errno::ENOSPC => (Code::NoSpace, "free some space on the filesystem"),
             Errno::EROFS | Errno::EACCES | Errno::EPERM => (
                 Code::NoPermission,
-                "the directory must be writable by whoever mounts it",
+                "the directory must be writable by the user who mounts it",
             ),
             Errno::EXDEV => (
                 Code::OtherFilesystem,
-                "the store must be on the filesystem of the directory: remove what is mounted on .ckptfs",
+                "the store must be on the same filesystem as the directory: unmount what is mounted on .ckptfs",
             ),
             _ => (Code::Io, "the store may be damaged: nothing was changed"),
         },

@@ -49,7 +49,7 @@ impl Requester {
         if (self.has_given_up)() {
             return Err(error::error(
                 error::Code::Cancelled,
-                "it was cancelled before anything was changed",
+                "cancelled before anything was changed",
             ));
         }
         Ok(())

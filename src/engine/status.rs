@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use super::api::{DaemonInfo, SealerInfo, Stats, Status, VerbError, VerbResult};
 use super::error;
+use super::word::count;
 use crate::history::state::State;
 use crate::live::HashMode;
 use crate::sys;
@@ -38,12 +39,12 @@ impl Engine {
                 "are"
             };
             warnings.push(format!(
-                "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
+                "the index failed ({why}): new checkpoints {refused} refused until there is space, or until the next mount rebuilds it"
             ));
         }
         let index = &self.timeline().store().index;
         if index.is_in_memory() && !index.is_waiting() {
-            warnings.push("the filesystem was full: the index is in memory until the next mount, which takes longer for it; free some space".into());
+            warnings.push("the filesystem was full: the index is in memory until the next mount, which will take longer; free some space".into());
         }
         warnings.extend(
             self.checkpoints
@@ -58,7 +59,7 @@ impl Engine {
             .load(std::sync::atomic::Ordering::Relaxed);
         if over > 0 {
             warnings.push(format!(
-                "the history takes {over} bytes more than retention.max-size: the rest is pinned, tagged or the newest; `ckptfs du` tells what takes it"
+                "the history is {over} bytes over retention.max-size: the rest is pinned, tagged or the newest; `ckptfs du` shows what takes the space"
             ));
         }
         if self
@@ -66,7 +67,7 @@ impl Engine {
             .as_ref()
             .is_some_and(|after| !after.is_held())
         {
-            warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
+            warnings.push("the process that restarts the daemon has died: if the daemon dies too, the mount is dead (`ckptfs mount` repairs it)".into());
         }
         warnings
     }
@@ -102,8 +103,8 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
         let unserved = engine.states.changed_unserved(id).map_err(failed)?;
         if !unserved.is_empty() {
             warnings.push(format!(
-                "{} paths were changed while nothing was mounted, or past the mount: checkpoints before that cannot show them",
-                unserved.len()
+                "{} changed while nothing was mounted, or behind the mount: earlier checkpoints cannot show them",
+                count(unserved.len(), "path")
             ));
         }
     }

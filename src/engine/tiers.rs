@@ -62,7 +62,7 @@ impl Matcher {
                 .any(|name| name.is_empty() || name == "." || name == "..");
             if strange || pattern.len() > PATH_BYTES_MAX {
                 return Err(format!(
-                    "{pattern:?} names no path below the root of the tree"
+                    "{pattern:?} does not name a path below the root of the tree"
                 ));
             }
             let glob = GlobBuilder::new(inner)

@@ -262,7 +262,7 @@ impl<'a> Undoer<'a> {
         };
         let (wanted, verb) = match options.walk {
             UndoWalk::Undo(steps) => (steps, "undone"),
-            UndoWalk::Redo(steps) => (steps, "done again"),
+            UndoWalk::Redo(steps) => (steps, "redone"),
             UndoWalk::To(_) => (all.len(), "undone"),
         };
         if all.len() < wanted {

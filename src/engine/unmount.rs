@@ -86,19 +86,19 @@ pub fn unmount_error(at: &Path, cause: Errno) -> VerbError {
             Code::Busy,
             format!("{shown} is in use"),
             format!(
-                "leave it, or take it away nevertheless: ckptfs umount --lazy {}",
+                "leave it, or unmount it anyway: ckptfs umount --lazy {}",
                 word(shown)
             ),
         ),
         Errno::EPERM | Errno::EACCES => hinted(
             Code::NoPermission,
             format!("no permission to unmount {shown}"),
-            "only the user who mounted it and root may",
+            "only root and the user who mounted it may",
         ),
         Errno::ENOENT => hinted(
             Code::NoPermission,
             format!("no permission to unmount {shown}"),
-            "install fusermount3 (the package fuse3), or be root",
+            "install fusermount3 (the package fuse3), or act as root",
         ),
         cause => failed(&format!("unmounting {shown}"))(cause),
     }

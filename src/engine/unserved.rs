@@ -53,7 +53,7 @@ impl Engine {
                 String::new()
             };
             let text = format!(
-                "may be written to past the mount and cannot be watched, so that checkpoints may show later content: {first}{more}"
+                "may be written to behind the mount and cannot be watched, so checkpoints may show later content: {first}{more}"
             );
             self.serving.warnings.lock().push(text);
         }
@@ -65,7 +65,7 @@ impl Engine {
     pub fn tell_below(&self, found: bool, all: bool) {
         self.had_below.store(found || !all, Ordering::Relaxed);
         if !all {
-            let text = "not every process could be looked at: who has something of the directory below the mount is not all known";
+            let text = "some processes could not be checked: others may also have the directory under the mount open";
             self.serving.warnings.lock().push(text.to_owned());
         }
     }

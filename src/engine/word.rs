@@ -1,4 +1,4 @@
-//! Names in commands that a person may paste.
+//! Names in commands that a person may paste, and how many there are of a thing.
 //!
 //! A name is chosen by whoever made the file, the tag, the mount. In a command that is shown it
 //! must stay one word, whatever it is: pasted, it is no second command.
@@ -20,9 +20,24 @@ pub fn word(text: impl Display) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
+/// So many things, as one says it: "1 file", "2 files".
+pub fn count(count: impl TryInto<u64>, one: &str) -> String {
+    match count.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {one}"),
+        many => format!("{many} {one}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::word;
+    use super::{count, word};
+
+    #[test]
+    fn one_thing_is_not_many() {
+        assert_eq!(count(0_u32, "file"), "0 files");
+        assert_eq!(count(1_usize, "file"), "1 file");
+        assert_eq!(count(2_u64, "file"), "2 files");
+    }
 
     #[test]
     fn whatever_a_name_is_a_shell_takes_it_for_one_word() {

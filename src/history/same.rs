@@ -20,7 +20,7 @@ pub(super) fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
         || before.target != after.target
 }
 
-/// A file of one state holds the same bytes as a file of another. What is gone meanwhile does not.
+/// A file of one state holds the same bytes as a file of another. What is removed meanwhile does not.
 ///
 /// # Errors
 /// As [`View::open`]; EIO if one of them cannot be read.

@@ -265,7 +265,7 @@ pub fn parse_time(text: &str) -> Result<Timestamp, String> {
         "yesterday" => "1d ago".parse(),
         _ => text.parse::<Span>(),
     };
-    let span = span.map_err(|_| format!("{text:?} is no time: write 10min ago, 2h, yesterday, 10:36, 2026-11-21 10:00 or 2026-11-21T09:00:00Z"))?;
+    let span = span.map_err(|_| format!("{text:?} is not a time: write 10min ago, 2h, yesterday, 10:36, 2026-11-21 10:00 or 2026-11-21T09:00:00Z"))?;
     let before = if span.is_positive() { -span } else { span };
     Zoned::now()
         .checked_add(before)

@@ -463,7 +463,7 @@ impl Inodes {
     /// Opens a regular file, apart from every handle.
     ///
     /// # Errors
-    /// ESTALE if it cannot be found, EINVAL if it is no regular file; those of open(2).
+    /// ESTALE if it cannot be found, EINVAL if it is not a regular file; those of open(2).
     pub(super) fn open_file(&self, at: At<'_>, how: Open) -> SysResult<(File, Stat)> {
         let regular = |stat: &Stat| {
             if stat.kind == Kind::File {

@@ -287,7 +287,7 @@ impl Recovery {
     ///
     /// # Errors
     /// Those of open(2); EACCES where the lease on a file of somebody else may not be asked for;
-    /// ESTALE, EINVAL if it is no regular file there; EFBIG if it would be copied at each
+    /// ESTALE, EINVAL if it is not a regular file there; EFBIG if it would be copied at each
     /// checkpoint and is large; ENOSPC or EIO if the past could not be kept.
     fn watch_if_held(&self, trail: &Arc<Trail>) -> SysResult<bool> {
         if self.inodes.base().is_inherited(trail.slot) {

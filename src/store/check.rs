@@ -303,7 +303,7 @@ impl Check {
             .values()
             .filter(|checkpoint| checkpoint.is_incomplete() && wanted(checkpoint.id));
         check.findings.extend(incomplete.map(|checkpoint| {
-            let detail = "the power was cut before all of it was on the disk: files in it may be missing, or of another moment";
+            let detail = "the power was cut before all of it was on disk: files in it may be missing, or from another moment";
             let found = Finding::of_store(DamageKind::CheckpointIncomplete, "journal", detail);
             Finding { checkpoints: vec![checkpoint.id], ..found }
         }));
@@ -445,7 +445,7 @@ impl Check {
                 .into_iter()
                 .filter(|object| !self.recorded.contains(object) && !damaged.contains(object))
             {
-                let detail = "no record speaks of it".to_owned();
+                let detail = "no record refers to it".to_owned();
                 let finding =
                     Finding::of_store(DamageKind::ObjectUnneeded, object_path(object), detail);
                 self.findings.push(Finding {
@@ -462,7 +462,7 @@ impl Check {
                 self.findings.push(Finding::of_store(
                     DamageKind::ForeignFile,
                     on,
-                    "it is not named as an object is",
+                    "its name is not that of an object",
                 ));
             }
         }
@@ -483,7 +483,7 @@ pub fn object_path(object: ObjectId) -> String {
 fn look_at(version: &Version, layers: &Layers, deep: bool) -> Option<(DamageKind, String)> {
     let stat = match layers.stat(version.object) {
         Ok(Some(stat)) => stat,
-        Ok(None) => return Some((DamageKind::ObjectMissing, "it is not there".to_owned())),
+        Ok(None) => return Some((DamageKind::ObjectMissing, "it is missing".to_owned())),
         Err(error) => return Some((DamageKind::ObjectUnreadable, error.to_string())),
     };
     let expected = if version.object.origin == ObjectOrigin::Cloned {
@@ -503,7 +503,7 @@ fn look_at(version: &Version, layers: &Layers, deep: bool) -> Option<(DamageKind
     if stat.size != version.size {
         return Some((
             DamageKind::ObjectSize,
-            format!("it has {} bytes and had {}", stat.size, version.size),
+            format!("it has {} bytes instead of {}", stat.size, version.size),
         ));
     }
     if !deep {
@@ -516,7 +516,7 @@ fn look_at(version: &Version, layers: &Layers, deep: bool) -> Option<(DamageKind
             (!same).then(|| {
                 (
                     DamageKind::ObjectChanged,
-                    "its bytes are not those that were hashed".to_owned(),
+                    "its content does not match its hash".to_owned(),
                 )
             })
         }

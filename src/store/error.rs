@@ -30,7 +30,7 @@ pub enum StoreError {
     #[error(".ckptfs is not a ckptfs store")]
     NotAStore,
     /// `.ckptfs` or a part of it cannot be trusted.
-    #[error("{on} cannot be trusted: {why}")]
+    #[error("{on} is not trusted: {why}")]
     Untrusted {
         /// The part.
         on: String,
@@ -62,7 +62,7 @@ pub enum StoreError {
     #[error("the store was opened read-only")]
     ReadOnly,
     /// What is noted of a branch cannot be understood.
-    #[error("what is noted of a branch in {file} cannot be understood")]
+    #[error("the record of a branch in {file} cannot be parsed")]
     BadBranch {
         /// The name of the file.
         file: String,
@@ -95,7 +95,7 @@ pub enum StoreError {
     },
     /// A write or sync of the journal failed before; it takes nothing more until the store is
     /// opened again.
-    #[error("the journal failed before and takes nothing more")]
+    #[error("the journal has failed, and nothing more can be written to it")]
     Latched,
     /// The index failed.
     #[error("the index failed")]

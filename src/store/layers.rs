@@ -53,7 +53,7 @@ pub fn file_name(id: ObjectId) -> String {
     format!("{}-{}.{suffix}", id.slot.0, id.serial)
 }
 
-/// What a file in an epoch's directory is; `None` if it is not named as an object is.
+/// What a file in an epoch's directory is; `None` if its name is not that of an object.
 pub fn parse_name(epoch: Epoch, name: &[u8]) -> Option<ObjectId> {
     let text = std::str::from_utf8(name).ok()?;
     let (numbers, suffix) = text.rsplit_once('.')?;

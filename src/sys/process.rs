@@ -1,6 +1,6 @@
 //! The process and its limits, where both systems have the same calls.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 #[cfg(not(target_os = "linux"))]
 use std::os::unix::ffi::OsStringExt;
 #[cfg(target_os = "linux")]
@@ -222,4 +222,10 @@ mod tests {
         assert!(now().sec > 1_700_000_000);
         assert!(raise_nofile() > 0);
     }
+}
+
+/// How many lines a terminal shows; `None`: it is none, or does not tell (tcgetwinsize(3)).
+pub fn terminal_rows(terminal: impl AsFd) -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(terminal).ok()?;
+    (size.ws_row > 0).then(|| size.ws_row.into())
 }

@@ -185,7 +185,7 @@ fn one_part<S: Sink>(
 /// whoever reads it, or have no end.
 ///
 /// # Errors
-/// EINVAL: it is no regular file.
+/// EINVAL: it is not a regular file.
 fn regular(file: &File) -> SysResult<Stat> {
     let stat = sys::stat_fd(file)?;
     if stat.kind == Kind::File {

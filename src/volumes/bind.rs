@@ -46,7 +46,7 @@ pub fn real(path: &Path) -> VerbResult<PathBuf> {
     else {
         return Err(error(
             Code::BadPath,
-            format!("{} is no absolute path of a directory", path.display()),
+            format!("{} is not an absolute path of a directory", path.display()),
         ));
     };
     let parent = parent.canonicalize().on(parent.display())?;
@@ -100,7 +100,7 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
             return Err(error(
                 Code::OtherMount,
                 format!(
-                    "the volume is mounted at {} with other rights",
+                    "the volume is mounted at {} with other permissions",
                     at.display()
                 ),
             ));

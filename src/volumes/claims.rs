@@ -153,7 +153,7 @@ impl Pool {
             record.retired = true;
             Ok(())
         })?;
-        // What has needed it may have gone meanwhile.
+        // What has needed it may be gone meanwhile.
         self.remove_unneeded(name)
     }
 

@@ -48,7 +48,7 @@ fn hindered(options: &Options, source: &Options) -> Option<&'static str> {
     if options.size.is_some() || source.size.is_some() {
         Some("a volume with a size is a filesystem of its own")
     } else if options.ephemeral || source.ephemeral {
-        Some("an ephemeral volume is a fresh copy each time")
+        Some("an ephemeral volume is a new copy each time")
     } else if options.on_remove == Some(OnRemove::Trash) {
         Some("removed, it goes to the trash of the pool, and not with its source")
     } else if served(options) != served(source) || options.readonly {
@@ -289,7 +289,7 @@ fn remove_left(tree: &Path) -> VerbResult<()> {
         Err(cause) if cause.kind() != ErrorKind::NotFound => Err(hinted(
             Code::Busy,
             format!(
-                "{} is being made, or has something else in it: {cause}",
+                "{} is being made, or contains something else: {cause}",
                 tree.display()
             ),
             "try again later",

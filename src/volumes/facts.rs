@@ -145,7 +145,7 @@ pub fn refuse_used(name: &str, found: Option<&Elsewhere>) -> VerbResult<()> {
         "volume {name} is mounted at {} of process {pid}",
         at.display()
     );
-    Err(hinted(Code::InUse, message, "stop what uses it first"))
+    Err(hinted(Code::InUse, message, "stop what is using it first"))
 }
 
 /// A process's root directory.

@@ -473,13 +473,13 @@ impl Mounts {
         self.rest(record, true)?;
         if record.mounted {
             let message = format!(
-                "what an engine that was killed has left of volume {} is still in use",
+                "volume {} is still in use by what a killed engine left behind",
                 record.name
             );
             return Err(hinted(
                 Code::InUse,
                 message,
-                "end the processes that have files of it open",
+                "stop the processes that have files of it open",
             ));
         }
         Ok(())

@@ -79,7 +79,7 @@ pub fn check(name: &str) -> VerbResult<()> {
         return Err(error(
             Code::BadName,
             format!(
-                "the name of a volume has at most {NAME_BYTES_MAX} bytes, and not {}",
+                "the name of a volume has at most {NAME_BYTES_MAX} bytes; this one has {}",
                 name.len()
             ),
         ));
@@ -87,7 +87,7 @@ pub fn check(name: &str) -> VerbResult<()> {
     if first && rest {
         return Ok(());
     }
-    let hint = "a name is a letter or digit, and then letters, digits, _ . and -";
+    let hint = "a name begins with a letter or digit, followed by letters, digits, _ . and -";
     Err(hinted(
         Code::BadName,
         format!("{name:?} cannot be the name of a volume"),

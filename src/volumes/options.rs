@@ -24,27 +24,27 @@ pub const OPTIONS: [(&str, &str); 14] = [
     ("fromSnapshot", "the same as checkpoint"),
     (
         "source",
-        "the absolute path of a directory that there is, served in place",
+        "the absolute path of an existing directory, which is mounted in place",
     ),
     (
         "size",
-        "a size from 300M, such as 10G: what the volume and its history may take",
+        "a size of at least 300M, such as 10G, for the volume and its history together",
     ),
-    ("uid", "a number: who owns the root directory"),
-    ("gid", "a number: whose group the root directory is of"),
+    ("uid", "a number: the owner of the root directory"),
+    ("gid", "a number: the group of the root directory"),
     ("mode", "an octal mode of the root directory, such as 0750"),
     ("readonly", "true or false"),
     (
         "ephemeral",
-        "true or false: a fresh copy of `from` for each time of use",
+        "true or false: a new copy of `from` for each use",
     ),
     (
         "auto",
-        "mount, unmount, a length of time such as 15m, or several of them with commas between",
+        "mount, unmount, a duration such as 15m, or several of them separated by commas",
     ),
     (
         "keep",
-        "up to four lengths of time such as 4h:1d:2w:1y: everything, one an hour, one a day, one a week for so long",
+        "up to four durations such as 4h:1d:2w:1y: how long to keep everything, one per hour, one per day, one per week",
     ),
     ("on-remove", "trash or delete"),
     ("snapdir", "hidden or visible"),
@@ -127,7 +127,7 @@ impl Options {
                     if checkpoint.replace(value.clone()).is_some() {
                         return Err(error(
                             Code::BadOption,
-                            "checkpoint and fromSnapshot are the same option",
+                            "checkpoint and fromSnapshot are the same option: give one of them: give one of them",
                         ));
                     }
                 }
@@ -164,8 +164,8 @@ impl Options {
             (None, Some(_)) => {
                 return Err(hinted(
                     Code::BadOption,
-                    "a checkpoint of which volume?",
-                    "say it with from=VOLUME",
+                    "checkpoint needs a volume that it is of",
+                    "name it: from=VOLUME",
                 ));
             }
             (Some((_, Some(named))), Some(also)) if *named != also => {
@@ -180,8 +180,8 @@ impl Options {
         if self.ephemeral && self.from.is_none() {
             return Err(hinted(
                 Code::BadOption,
-                "ephemeral=true is a copy of what?",
-                "say it with from=VOLUME",
+                "ephemeral=true needs a volume to copy",
+                "name it: from=VOLUME",
             ));
         }
         let alone = [
@@ -193,7 +193,7 @@ impl Options {
         if self.source.is_some() && alone.contains(&true) {
             return Err(error(
                 Code::BadOption,
-                "source serves a directory as it is: not with from, size, ephemeral or on-remove=trash",
+                "source mounts a directory as it is: it cannot be combined with from, size, ephemeral or on-remove=trash",
             ));
         }
         if self.source.is_some()
@@ -201,7 +201,7 @@ impl Options {
         {
             return Err(error(
                 Code::BadOption,
-                "source serves a directory as it is: its owner and mode are set there, not with uid, gid or mode",
+                "source mounts a directory as it is: set its owner and mode there, not with uid, gid or mode",
             ));
         }
         Ok(self)
@@ -227,7 +227,7 @@ fn unknown(name: &str) -> VerbError {
         .collect();
     let hint = match settings::nearest_of(name, &known) {
         Some(near) => format!("did you mean {near}?"),
-        None => format!("known are {}", known.join(", ")),
+        None => format!("the options are {}", known.join(", ")),
     };
     hinted(
         Code::UnknownOption,

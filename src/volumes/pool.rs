@@ -87,12 +87,12 @@ impl Pool {
                 return Ok(there);
             }
             let hint = format!(
-                "remove it first, or take another name: ckptfs volumes inspect {}",
+                "remove it first, or choose another name; to see it: ckptfs volumes inspect {}",
                 word(name)
             );
             return Err(hinted(
                 Code::VolumeExists,
-                format!("volume {name} is there already, with other options"),
+                format!("volume {name} already exists, with other options"),
                 hint,
             ));
         }

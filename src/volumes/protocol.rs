@@ -67,7 +67,7 @@ pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response 
         body => serde_json::from_slice(body).map_err(|cause| {
             error(
                 Code::BadRequest,
-                format!("the request cannot be understood: {cause}"),
+                format!("the request cannot be parsed: {cause}"),
             )
         }),
     };
@@ -143,7 +143,7 @@ fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResu
                 Err(hinted(
                     Code::Busy,
                     "the volume is still being mounted",
-                    "it goes on; try again in a moment",
+                    "it continues; try again in a moment",
                 ))
             })?;
             json!({"Mountpoint": point.to_string_lossy(), "Err": ""})
@@ -296,7 +296,7 @@ pub fn status(registry: &Registry, record: &Record) -> Value {
             add("checkpoints_kept", json!(list.len()));
         }
         Some(Err(error)) => add("warning", json!(said(&error))),
-        None => add("warning", json!("the history does not answer in time")),
+        None => add("warning", json!("the history did not answer in time")),
     }
     if let Ok(branches) = registry.history(record).and_then(|one| one.branches())
         && !branches.is_empty()

@@ -229,7 +229,7 @@ impl Record {
         match record.version {
             VERSION => Ok(Some(record)),
             other => Err(damaged(format!(
-                "it is of version {other}, and this ckptfs knows {VERSION}"
+                "it has version {other}, and this ckptfs supports {VERSION}"
             ))),
         }
     }

@@ -152,7 +152,7 @@ impl Registry {
         }
         Err(hinted(
             Code::Busy,
-            format!("volume {name} is being worked on"),
+            format!("another operation on volume {name} is in progress"),
             "try again later",
         ))
     }

@@ -55,7 +55,7 @@ pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
             return Err(hinted(
                 Code::NoImage,
                 format!("{} does not exist", file.display()),
-                "--pool-size says how large to make it",
+                "--pool-size sets its size",
             ));
         }
     }
@@ -93,7 +93,7 @@ impl Socket {
         {
             return Err(error(
                 Code::NotASocket,
-                format!("{} is there, and no socket", path.display()),
+                format!("{} exists, and is not a socket", path.display()),
             ));
         }
         // An engine takes whatever ends so for a plugin: the new name must not.
@@ -220,10 +220,10 @@ fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
         return Err(hinted(
             Code::InUse,
             format!(
-                "another driver serves the pool {}",
+                "another driver is serving the pool {}",
                 pool.registry().root().display()
             ),
-            "end that one first",
+            "stop that one first",
         ));
     }
     Ok(lock)

@@ -127,7 +127,7 @@ impl Served {
                 .unwrap_or_else(|error| panic!("cannot verify: {error}"));
             assert!(
                 verified.findings.is_empty(),
-                "nothing is damaged: {:?}",
+                "no damage found: {:?}",
                 verified.findings
             );
             if verified.finished {

@@ -108,15 +108,19 @@ impl Event {
         if first.is_some_and(|first| *first != b'{') {
             return Err(error(
                 Code::BadHook,
-                "stdin is no event: it is no JSON object",
+                "stdin does not hold an event: it is not a JSON object",
             ));
         }
         let mut all = serde_json::Deserializer::from_slice(said).into_iter::<Event>();
         let event = all
             .next()
             .ok_or_else(|| error(Code::BadHook, "nothing came on stdin"))?;
-        let mut event =
-            event.map_err(|cause| error(Code::BadHook, format!("stdin is no event: {cause}")))?;
+        let mut event = event.map_err(|cause| {
+            error(
+                Code::BadHook,
+                format!("stdin does not hold an event: {cause}"),
+            )
+        })?;
         event.session = event.session.or(event.conversation_id.take());
         Ok(event)
     }

@@ -34,7 +34,7 @@ pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
     if let Scope::Project(root) = scope {
         let root = root.canonicalize().on(root.display())?;
         if !real.starts_with(&root) {
-            return Err(refused(path, "a link leads out of the project"));
+            return Err(refused(path, "a symbolic link leads out of the project"));
         }
     }
     let found = match real.symlink_metadata() {
@@ -49,7 +49,7 @@ pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
     };
     // Before it is opened: a pipe would never end.
     if !found.is_file() {
-        return Err(refused(path, "it is no ordinary file"));
+        return Err(refused(path, "it is not a regular file"));
     }
     if !sys::is_trusted(found.uid()) {
         return Err(refused(path, "it belongs to another user"));
@@ -74,8 +74,8 @@ pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
 fn refused(path: &Path, why: &str) -> crate::engine::api::VerbError {
     hinted(
         Code::BadValue,
-        format!("{} is not changed: {why}", path.display()),
-        "nothing was changed; move it away, or add the hooks by hand: docs/agents.md",
+        format!("{} was left alone: {why}", path.display()),
+        "nothing was changed; move it out of the way, or add the hooks by hand (see docs/agents.md)",
     )
 }
 
@@ -92,7 +92,7 @@ fn behind_links(path: &Path) -> VerbResult<PathBuf> {
             }
             // A link that leads nowhere would be followed by whoever makes the file.
             Err(_) if at.symlink_metadata().is_ok() => {
-                return Err(refused(path, "a link on the way to it leads nowhere"));
+                return Err(refused(path, "a symbolic link in its path is dangling"));
             }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 let (Some(name), Some(parent)) = (at.file_name(), at.parent()) else {

@@ -28,7 +28,7 @@ const INPUT_BYTES_MAX: u64 = 64 << 20;
 /// Whoever says nothing for so long says nothing.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Read an agent's event on stdin and act on it: this is what the hooks call
+/// Read an agent's event from stdin and act on it: this is what the hooks call
 ///
 /// Prints nothing, or what the agent's format knows. Never ends with status 2, which would forbid
 /// the agent what it is about to do.
@@ -158,7 +158,7 @@ fn input() -> VerbResult<Vec<u8>> {
     if io::stdin().is_terminal() {
         return Err(error(
             Code::BadHook,
-            "an agent's event is read on stdin, which is a terminal",
+            "an agent's event is read from stdin, which is a terminal here",
         ));
     }
     let (sender, receiver) = mpsc::channel();
@@ -179,7 +179,7 @@ fn input() -> VerbResult<Vec<u8>> {
         .map_err(|_| {
             error(
                 Code::BadHook,
-                format!("stdin had not ended after {} s", INPUT_TIMEOUT.as_secs()),
+                format!("stdin was still open after {} s", INPUT_TIMEOUT.as_secs()),
             )
         })?
         .on("stdin")

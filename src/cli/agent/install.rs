@@ -25,7 +25,7 @@ pub struct Args {
     /// The agent
     #[arg(value_name = "AGENT", value_enum)]
     agent: Agent,
-    /// In the settings of this directory, for everybody who works in it; if neither is given
+    /// In the settings of this directory, for everybody who works in it (the default)
     #[arg(long, conflicts_with = "user")]
     project: bool,
     /// In your own settings, for every directory
@@ -121,21 +121,21 @@ fn tell(done: &Done, way: Way, out: &Out) {
         .map(|file| file.path.display().to_string())
         .collect();
     let what = match (changed.is_empty(), way, done.dry_run) {
-        (true, Way::Install, _) => "is installed already; nothing was changed".to_owned(),
-        (true, Way::Uninstall, _) => "has nothing of ckptfs here; nothing was changed".to_owned(),
+        (true, Way::Install, _) => "is already installed; nothing was changed".to_owned(),
+        (true, Way::Uninstall, _) => "has no hooks of ckptfs here; nothing was changed".to_owned(),
         (false, _, true) => format!("would change {}", changed.join(", ")),
         (false, _, false) => format!("changed {}", changed.join(", ")),
     };
     out.talk(&format!("{}: {what}", done.agent));
     for backup in done.files.iter().filter_map(|file| file.backup.as_ref()) {
-        out.talk(&format!("what it held before is in {}", backup.display()));
+        out.talk(&format!("its previous content is in {}", backup.display()));
     }
 }
 
 /// What somebody who has just installed it has still to do.
 fn advise(agent: Agent, scope: &Scope, out: &Out) -> Outcome {
     if agent == Agent::Codex {
-        out.talk("Codex asks once whether these hooks are trusted: /hooks");
+        out.talk("Codex asks once whether you trust these hooks: /hooks");
     }
     if let Scope::Project(dir) = scope
         && !matches!(
@@ -145,7 +145,7 @@ fn advise(agent: Agent, scope: &Scope, out: &Out) -> Outcome {
     {
         let dir = dir.display();
         out.talk(&format!(
-            "{dir} is not mounted, and until it is the hooks do nothing: ckptfs mount {}",
+            "{dir} is not mounted, and the hooks do nothing until it is: ckptfs mount {}",
             word(&dir)
         ));
     }
@@ -175,6 +175,18 @@ pub fn status(args: &StatusArgs, context: &mut Context) -> Outcome {
         }
         Ok(())
     })
+}
+
+/// The agents that have the hooks, in the working directory, in the one that is mounted, or for
+/// this user.
+pub fn installed(context: &Context, mount: &Path) -> Vec<&'static str> {
+    let mounted = Ok(Scope::Project(mount.to_owned()));
+    let scopes = [scope(false, context), mounted, scope(true, context)];
+    let has = |agent: &Agent| {
+        let mut scopes = scopes.iter().flatten();
+        scopes.any(|scope| state(*agent, scope, "").state != "not installed")
+    };
+    ALL.into_iter().filter(has).map(Agent::name).collect()
 }
 
 fn state(agent: Agent, scope: &Scope, name: &'static str) -> State {
@@ -220,7 +232,12 @@ fn scope(user: bool, context: &Context) -> VerbResult<Scope> {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     home.filter(|home| home.is_absolute())
         .map(Scope::User)
-        .ok_or_else(|| error(Code::NotFound, "HOME does not say where your settings are"))
+        .ok_or_else(|| {
+            error(
+                Code::NotFound,
+                "HOME is not set, so your settings cannot be found",
+            )
+        })
 }
 
 fn to_install(agent: Agent, scope: &Scope) -> VerbResult<Vec<Planned>> {

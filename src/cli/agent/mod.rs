@@ -5,7 +5,7 @@ mod before;
 mod event;
 mod files;
 mod hook;
-mod install;
+pub mod install;
 pub mod labels;
 mod place;
 pub mod process;
@@ -22,8 +22,7 @@ use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::output::{Color, Out};
 
-/// Coding agents: have one make checkpoints by itself, so that `ckptfs rewind` can take back what
-/// it did
+/// Coding agents: have them make checkpoints, so that `ckptfs rewind` can take back what they did
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -32,13 +31,13 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Add hooks and a skill to an agent's settings; everything else in them stays
+    /// Add hooks and a skill to an agent's settings, and change nothing else in them
     Install(install::Args),
-    /// Remove from an agent's settings what `install` added
+    /// Remove what `install` added to an agent's settings
     Uninstall(install::Args),
-    /// Tell which agents have the hooks
+    /// Show which agents have the hooks
     Status(install::StatusArgs),
-    /// Read an agent's event on stdin and act on it: this is what the hooks call
+    /// Read an agent's event from stdin and act on it: this is what the hooks call
     Hook(hook::Args),
 }
 

@@ -27,7 +27,7 @@ pub fn with(text: Option<&str>, wanted: &Settings) -> VerbResult<String> {
         top.append(key, input(value));
     }
     let Some(ours) = top.object_value_or_create(wanted.key) else {
-        return Err(bad(&wanted.path, wanted.key, "no object"));
+        return Err(bad(&wanted.path, wanted.key, "not an object"));
     };
     for (key, entry) in &wanted.entries {
         if wanted.lists {
@@ -56,7 +56,7 @@ pub fn without(text: &str, known: &Settings) -> VerbResult<Option<String>> {
     let top = object(&root, &known.path)?;
     let Some(ours) = top.object_value(known.key) else {
         if top.get(known.key).is_some() {
-            return Err(bad(&known.path, known.key, "no object"));
+            return Err(bad(&known.path, known.key, "not an object"));
         }
         return Ok(Some(text.to_owned()));
     };
@@ -95,7 +95,7 @@ pub fn has_any(text: &str, known: &Settings) -> bool {
 
 fn put_in_list(ours: &CstObject, key: &str, entry: &Value, path: &Path) -> VerbResult<()> {
     let Some(list) = ours.array_value_or_create(key) else {
-        return Err(bad(path, key, "no list"));
+        return Err(bad(path, key, "not a list"));
     };
     let mut is_there = false;
     for element in list.elements() {
@@ -173,14 +173,14 @@ fn parse(text: &str, path: &Path) -> VerbResult<CstRootNode> {
         hinted(
             Code::BadValue,
             format!("{} is not JSON: {cause}", path.display()),
-            "nothing was changed: correct it first",
+            "nothing was changed; fix it first",
         )
     })
 }
 
 fn object(root: &CstRootNode, path: &Path) -> VerbResult<CstObject> {
     root.object_value_or_create()
-        .ok_or_else(|| bad(path, "", "no object"))
+        .ok_or_else(|| bad(path, "", "not an object"))
 }
 
 fn bad(path: &Path, key: &str, what: &str) -> VerbError {
@@ -191,8 +191,8 @@ fn bad(path: &Path, key: &str, what: &str) -> VerbError {
     };
     hinted(
         Code::BadValue,
-        format!("{} is not changed: {whose} is {what}", path.display()),
-        "nothing was changed: correct it first",
+        format!("{} was left alone: {whose} is {what}", path.display()),
+        "nothing was changed; fix it first",
     )
 }
 

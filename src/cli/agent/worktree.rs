@@ -28,7 +28,7 @@ pub fn create(event: &Event, context: &mut Context) -> Outcome {
     let name = event
         .worktree_name()
         .and_then(branch_name)
-        .ok_or_else(|| error(Code::BadHook, "the event has no name for the second tree"))?;
+        .ok_or_else(|| error(Code::BadHook, "the event does not name the worktree"))?;
     let dirs = project(event);
     let path = match dirs.iter().find_map(|dir| served(dir)) {
         Some(mut served) => branch(&mut served, &name, context)?,
@@ -44,7 +44,11 @@ pub fn create(event: &Event, context: &mut Context) -> Outcome {
 /// Those of `branch drop`, and of git where that is no branch.
 pub fn remove(event: &Event, context: &mut Context) -> Outcome {
     let Some(path) = event.worktree_path() else {
-        return Err(error(Code::BadHook, "the event has no path of a second tree").into());
+        return Err(error(
+            Code::BadHook,
+            "the event does not give the path of the worktree",
+        )
+        .into());
     };
     let mut dirs = project(event);
     // `TREE@NAME` lies beside the tree.
@@ -122,7 +126,7 @@ fn git_worktree(dirs: &[PathBuf], name: &str) -> VerbResult<PathBuf> {
     let Some(top) = top.map(PathBuf::from) else {
         return Err(error(
             Code::NotMounted,
-            "the project is neither served by ckptfs nor a git repository: there is nothing to make a second tree of",
+            "the project is neither mounted by ckptfs nor a git repository, so there is nothing to make a worktree of",
         ));
     };
     let path = top.join(".claude/worktrees").join(name);

@@ -20,20 +20,20 @@ use crate::sys;
 
 const SHELL: &str = "/bin/sh";
 
-/// List what more than one branch has changed, or a branch and this tree
+/// List what several branches have changed, or a branch and this tree
 ///
-/// One line for each file or path: where it is in the base, and who. Known while they work, from
-/// what each has recorded since its base; what was renamed here and edited there is one file.
+/// One line per file: its path in the base, and who changed it. Known at any time, without a merge;
+/// a file that was renamed here and edited there is one file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Tell of each two what would clash in a merge, and what comes together
+    /// Show for each pair what would conflict in a merge, and what would merge cleanly
     #[arg(long)]
     check: bool,
-    /// Stay, and print each that appears, changes or goes as a line of JSON
+    /// Keep running, and print each conflict that appears, changes or goes away, as a line of JSON
     #[arg(long, conflicts_with = "check")]
     watch: bool,
-    /// With --watch: run CMD with the shell for each that appears or changes, those that are there
-    /// already too; CKPTFS_PATH, CKPTFS_BRANCHES and CKPTFS_KIND say which
+    /// With --watch: run CMD in the shell for each that exists, appears or changes, described by
+    /// CKPTFS_PATH, CKPTFS_BRANCHES and CKPTFS_KIND
     #[arg(long, value_name = "CMD", requires = "watch")]
     exec: Option<OsString>,
 }
@@ -42,6 +42,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if args.watch {
         return watch(args.exec.as_deref(), context);
     }
+    context.out.page();
     let mut served = locate::served(context.dir())?;
     let all = served.client.ask(ListConflicts { check: args.check })?;
     context.out.answer(&all, |out| {
@@ -77,7 +78,7 @@ fn line(conflict: &Conflict, out: &Out) -> Vec<u8> {
     if let Some(clashes) = &conflict.clashes {
         let told: Vec<String> = clashes.iter().map(clash).collect();
         let told = match &told[..] {
-            [] => "comes together".to_owned(),
+            [] => "merges cleanly".to_owned(),
             told => told.join(", "),
         };
         line.extend_from_slice(format!("\t{told}").as_bytes());

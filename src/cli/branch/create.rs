@@ -197,7 +197,7 @@ fn taken(served: &mut Served, dir: &NewDir, name: &str) -> VerbError {
                 "{} is not empty; another process may be making the branch {name} there",
                 dir.path.display()
             ),
-            "name a directory that is not there yet: --path DIR",
+            "name a directory that does not exist yet: --path DIR",
         )
     })
 }
@@ -252,8 +252,8 @@ impl NewDir {
             let at = mount.at.display();
             return Err(hinted(
                 Code::BadMountpoint,
-                format!("{shown} is inside the mount at {at}, which cannot have another in it"),
-                format!("name a place outside of {}: --path DIR", word(at)),
+                format!("{shown} is inside the mount at {at}, and mounts cannot be nested"),
+                format!("choose a place outside of {}: --path DIR", word(at)),
             ));
         }
         if dry_run {

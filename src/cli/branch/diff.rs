@@ -4,10 +4,10 @@ use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::locate::{self, Served};
 use super::super::past::{Tree, state};
-use super::super::{changes, diff};
+use super::super::{changes, diff, hunks::Style};
 use crate::engine::api::{BranchInfo, DiffBranch, MergeBase};
 
-/// List what a branch has changed since it began, or was merged or updated last
+/// List what a branch has changed since it began, or was last merged or updated
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch
@@ -16,20 +16,27 @@ pub struct Args {
     /// Print a patch that `git apply` takes
     #[arg(short, long, conflicts_with = "json")]
     patch: bool,
+    /// Print a patch for people, with changes word by word: [-removed-]{+added+}
+    #[arg(long, conflicts_with = "json")]
+    word_diff: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let (served, branch) = super::mounted(&args.name, context)?;
     let since = match branch.merge_base {
         Some(base) if !base.of_branch => {
-            return since_update(served, &branch, base, args.patch, context);
+            context.out.page();
+            return since_update(served, &branch, base, &args, context);
         }
         Some(base) => Some(base.checkpoint),
         None => branch.since,
     };
     let since = since.map_or_else(|| "1".to_owned(), |since| since.to_string());
     context.dir = Some(branch.path);
-    diff::run(diff::Args::since(since, args.patch), context)
+    diff::run(
+        diff::Args::since(since, args.patch, args.word_diff),
+        context,
+    )
 }
 
 /// What differs from a checkpoint of the parent, as the parent tells it: the two are in two trees.
@@ -37,12 +44,12 @@ fn since_update(
     mut parent: Served,
     branch: &BranchInfo,
     base: MergeBase,
-    patch: bool,
+    args: &Args,
     context: &mut Context,
 ) -> Outcome {
     let name = branch.name.clone();
     let changes = parent.client.ask(DiffBranch { name })?;
-    if !patch {
+    if !args.patch && !args.word_diff {
         return context
             .out
             .answer(&changes, |out| changes::print(out, &changes));
@@ -50,5 +57,8 @@ fn since_update(
     let checkpoint = state(&mut parent, &base.checkpoint.to_string())?;
     let before = Tree::at(&parent, checkpoint.as_ref())?;
     let after = Tree::at(&locate::served(Some(&branch.path))?, None)?;
-    diff::tell_patch(&changes, (&before, &after), context)
+    let style = Style {
+        words: args.word_diff,
+    };
+    diff::tell_patch(&changes, (&before, &after), style, context)
 }

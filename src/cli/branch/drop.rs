@@ -120,10 +120,10 @@ fn forget_in_git(served: &mut Served, branch: &BranchInfo, out: &Out) {
     match forgotten {
         Err(error) => out.warn(&error.message),
         Ok(Some(forgotten)) if forgotten.locked => {
-            out.warn("git has a lock on it, and knows it still: git worktree unlock, and prune");
+            out.warn("git still has it registered, and locked: git worktree unlock, then git worktree prune");
         }
         Ok(Some(forgotten)) if !forgotten.head.starts_with("ref: ") => {
-            out.talk(&format!("HEAD of it was {}", forgotten.head));
+            out.talk(&format!("its HEAD was {}", forgotten.head));
         }
         Ok(_) => {}
     }
@@ -143,7 +143,7 @@ fn in_use(name: &str, path: &Path, error: VerbError) -> VerbError {
     VerbError {
         message,
         hint: Some(format!(
-            "end it, or drop the branch nevertheless: ckptfs branch drop --force {}",
+            "end it, or drop the branch anyway: ckptfs branch drop --force {}",
             word(name)
         )),
         ..error
@@ -158,7 +158,7 @@ fn told(dropped: &DroppedBranch) -> Vec<String> {
         "dropped"
     };
     let count = dropped.branch.changed.map_or_else(
-        || "not mounted, so what it has changed is not known".to_owned(),
+        || "not mounted, so its changes are not known".to_owned(),
         changes::count,
     );
     // What is lost is told; where that is not known, all that was changed.

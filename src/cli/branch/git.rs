@@ -238,7 +238,7 @@ impl Begun {
             Ok(Attached {
                 branch: None,
                 note: Some(format!(
-                    "HEAD of the branch is a commit, not a branch of git's: `{}` {why}",
+                    "the branch has a detached HEAD: the git branch `{}` {why}",
                     self.name
                 )),
             })
@@ -248,19 +248,19 @@ impl Begun {
             note: None,
         });
         match (head, there) {
-            (Head::At(_), _) if !is_branch_name(&self.name) => detached("can be no name of one"),
+            (Head::At(_), _) if !is_branch_name(&self.name) => detached("is not a valid name"),
             (Head::Unborn, None) if !taken && is_branch_name(&self.name) => attached,
             (Head::Unborn, _) => Err(hinted(
                 Code::Busy,
                 format!(
-                    "git is not told of the branch: there is no commit yet, and `{}` cannot be the name of a new branch of git's",
+                    "the branch is not set up in git: there is no commit yet, and `{}` cannot be the name of a new git branch",
                     self.name
                 ),
                 "make a commit first, or choose another name",
             )),
             (Head::At(_), _) if taken => detached("is checked out elsewhere"),
             (Head::At(commit), Some(there)) if *commit == there => attached,
-            (Head::At(_), Some(_)) => detached("is there already, with other commits"),
+            (Head::At(_), Some(_)) => detached("already exists, with other commits"),
             (Head::At(commit), None) => {
                 let on = common.path.join(&full);
                 if repository::is_in_the_way(&common.dir, &full).on(on.display())? {

@@ -6,15 +6,16 @@ use super::super::output::{Out, width};
 use super::super::{locate, size};
 use crate::engine::api::{BranchInfo, ListBranches};
 
-/// List the branches: name, base, how many paths each has changed, its own space, where it is
+/// List the branches: name, base, number of changed paths, space, location
 #[derive(Debug, Default, clap::Args)]
 pub struct Args {
-    /// Those that were dropped and can be brought back instead
+    /// List dropped branches that can be brought back instead
     #[arg(long)]
     dropped: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    context.out.page();
     let all = locate::history(context.dir())?.ask(ListBranches {
         dropped: args.dropped,
         counted: true,

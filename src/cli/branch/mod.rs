@@ -18,10 +18,10 @@ use super::error::{Outcome, error};
 use super::locate::{self, Served};
 use crate::engine::api::{BranchInfo, Code, DiffBranch, ListBranches, VerbResult};
 
-/// Branches: writable second trees that begin as a checkpoint of this one
+/// Branches: writable second trees that start from a checkpoint of this one
 ///
-/// Each is a directory of its own, mounted by the daemon of its parent: every verb works in it as
-/// in any tree. `ckptfs merge NAME` does in this tree what was done in one.
+/// Each is a directory of its own, mounted by the daemon of its parent, and every verb works in it.
+/// `ckptfs merge NAME` merges its changes into this tree.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -70,5 +70,6 @@ pub fn mounted(name: &str, context: &Context) -> VerbResult<(Served, BranchInfo)
     // The daemon tells why it is not.
     let name = name.to_owned();
     let refused = served.client.ask(DiffBranch { name }).err();
-    Err(refused.unwrap_or_else(|| error(Code::Busy, "the branch is just being made or mounted")))
+    Err(refused
+        .unwrap_or_else(|| error(Code::Busy, "the branch is being made or mounted right now")))
 }

@@ -5,7 +5,7 @@ use super::super::error::Outcome;
 use super::super::locate;
 use crate::engine::api::MountBranch;
 
-/// Mount a branch again whose mount has ended, and print where it is
+/// Mount a branch again, and print where it is
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch

@@ -130,7 +130,7 @@ fn named(served: &mut Served, name: &str, counted: bool) -> VerbResult<Option<Br
 fn enter(served: &Served, branch: &BranchInfo) -> VerbResult<()> {
     let mount = served.mount()?;
     let at = served.root.clone();
-    own_mounts("the branch cannot be shown at the project's path")?;
+    own_mounts("the branch cannot be mounted over the project's path")?;
     let link = git_elsewhere(&mount, &branch.path)?;
     let places = [Some(&mount), (mount != at).then_some(&at)];
     for place in places.into_iter().flatten() {

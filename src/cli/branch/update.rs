@@ -8,7 +8,7 @@ use super::super::restore::TimesArg;
 use super::super::{changes, locate, time};
 use crate::engine::api::{Merged, StateName, Times, UpdateBranch};
 
-/// Bring into a branch what its parent changed since the branch began, or was last updated
+/// Merge into a branch what its parent changed since the branch began, or was last updated
 ///
 /// Like `ckptfs merge`, from the parent into the branch: --ours keeps what the branch has. The
 /// branch is saved as a checkpoint first; `ckptfs undo` in the branch takes the update back. From
@@ -23,13 +23,15 @@ pub struct Args {
     at: Option<String>,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// Which time files get that are changed: `now`, if not given, or `kept`, the one that they have
-    /// in the parent
+    /// The modification time of changed files: `now` (the default), or `kept`, as it is in the
+    /// parent
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
-    /// Only list what would change, and what clashes
+    /// Only list what would change, and the conflicts
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    listed: changes::Listed,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -46,7 +48,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if context.out.json {
         context.out.json(&merged)?;
     } else {
-        print_merged(&merged, context)?;
+        print_merged(&merged, args.listed, context)?;
         context.out.line(&summary(&args.name, &merged))?;
     }
     interrupt.end(&context.out)?;

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 
+use super::super::hunks::Style;
 use super::super::locate::Served;
 use super::super::ls;
 use super::super::output::{Out, escape};
@@ -142,7 +143,12 @@ impl History {
         );
         let mut out = Out::to_memory(SHOWN_MAX);
         // What has no room is not shown.
-        let _ = patch::print(&mut out, std::slice::from_ref(change), &before, &after);
+        let _ = patch::print(
+            &mut out,
+            std::slice::from_ref(change),
+            (&before, &after),
+            Style::default(),
+        );
         Ok(lines(&out.kept().0))
     }
 }

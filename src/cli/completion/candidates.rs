@@ -139,7 +139,7 @@ fn states(_: &[u8]) -> VerbResult<Vec<Offer>> {
     let (mut all, numbers) = checkpoints()?;
     all.push((
         b"latest".to_vec(),
-        "the newest that was asked for".to_owned(),
+        "the newest one made on request".to_owned(),
     ));
     all.extend(numbers);
     Ok(all)

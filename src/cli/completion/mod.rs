@@ -23,11 +23,11 @@ const PROGRAM: &str = "ckptfs";
 
 /// Print a shell's completions: `source <(ckptfs completion bash)`
 ///
-/// Verbs and flags are completed, and checkpoints, tags, branches and paths of the past of the tree
-/// that one is in.
+/// Completes verbs and flags, and the checkpoints, tags, branches and past paths of the tree that
+/// contains the working directory.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// For which shell
+    /// The shell
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -117,7 +117,7 @@ impl Made {
         );
         let why = match Errno(writer.inodes.no_reflink.load(Ordering::Relaxed)) {
             Errno::EXDEV => "the source is on another filesystem",
-            Errno(0) => "they may not be shared",
+            Errno(0) => "sharing is not permitted",
             _ => "the filesystem cannot share extents",
         };
         self.copied_because = (self.copied_bytes > 0).then(|| why.to_owned());
@@ -202,7 +202,7 @@ pub fn import(
     if let Some(owner) = source.stranger {
         let what = "owners, set-id bits, devices and the system's attributes";
         context.out.warn(&format!(
-            "{} is a filesystem of user {owner}: what it says of {what} is not taken over",
+            "{} is a filesystem mounted by user {owner}, so its {what} are not trusted, and not imported",
             item.path.display()
         ));
     }
@@ -483,7 +483,7 @@ fn checkpoint(
     if note.len() > 4096 {
         return Err(Failure::Verb(error(
             Code::BadNote,
-            format!("what is said of {} is too long", item.name),
+            format!("the note for {} is too long", item.name),
         )));
     }
     let tags = tag.into_iter().cloned().collect();

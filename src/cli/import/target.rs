@@ -120,7 +120,7 @@ impl Target {
         } else if copies::is_empty(&path, &dir)? {
             State::Empty
         } else {
-            let hint = "import into a directory that does not exist or is empty, or into a tree of ckptfs; to give this one a history: ckptfs mount";
+            let hint = "import into a directory that does not exist or is empty, or into a tree of ckptfs; to give this directory a history in place: ckptfs mount";
             return Err(hinted(
                 Code::NotEmpty,
                 format!("{} is not empty", path.display()),
@@ -145,8 +145,8 @@ impl Target {
             }),
             None => Err(hinted(
                 Code::Busy,
-                format!("another import writes to {}", self.path.display()),
-                "wait until it has ended",
+                format!("another import is writing to {}", self.path.display()),
+                "wait until it has finished",
             )),
         }
     }
@@ -237,7 +237,7 @@ impl Target {
             && store.has(STAGE, &stage).on(self.path.display())?)
         {
             let message = format!(
-                "the daemon of {} gave descriptors of other directories than were asked for",
+                "the daemon of {} opened other directories than those asked for",
                 self.path.display()
             );
             return Err(error(Code::Protocol, message));

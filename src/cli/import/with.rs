@@ -77,7 +77,7 @@ fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
         hinted(
             Code::Io,
             format!("{}: {cause}", path.display()),
-            "name a tree, or leave it out",
+            "name a ckptfs tree, or leave it out",
         )
     })?;
     Ok(Project { root, record })

@@ -381,7 +381,7 @@ pub struct Conflict {
     pub branches: Vec<String>,
     /// This tree changed it too
     pub this_tree: bool,
-    /// What would clash in a merge; empty: all of it comes together; absent: that was not asked
+    /// What would clash in a merge; empty: all of it merges cleanly; absent: that was not asked
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clashes: Option<Vec<String>>,
 }

@@ -39,7 +39,7 @@ pub struct Status {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
-    /// What to remember about it
+    /// A note to remember it by
     #[serde(default)]
     pub message: String,
     /// Names for it, such as "before-refactor"
@@ -145,7 +145,7 @@ pub struct Undo {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 100))]
     pub count: u32,
-    /// Only tell what would be undone
+    /// Only show what would be undone
     #[serde(default)]
     pub dry_run: bool,
 }

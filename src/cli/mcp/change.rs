@@ -46,8 +46,8 @@ pub fn restore(seat: &Seat, asked: asked::Restore) -> VerbResult<Restored> {
         if to.is_none() && paths.is_empty() {
             return Err(hinted(
                 Code::Usage,
-                "the whole tree is only restored to a checkpoint that is named",
-                "say which with `to`: a number, a tag, or \"latest\"",
+                "restoring the whole tree needs the checkpoint to be named",
+                "give `to`: a number, a tag, or \"latest\"",
             ));
         }
         let options = RestoreOptions {
@@ -79,7 +79,7 @@ fn mine(served: &mut locate::Served, only: OnlyBy) -> VerbResult<RestoredOnly> {
         let hint = why.hint.unwrap_or_default();
         hinted(
             Code::UnknownProcess,
-            "nothing that differs from that checkpoint was changed by you, which is the process that started this server and its children",
+            "nothing that differs from that checkpoint was changed by you (the process that started this server, and its children)",
             format!("{hint}; with only_by_me: false and `paths` their changes are taken back"),
         )
     })
@@ -107,15 +107,17 @@ fn told(done: &RestoredOnly, said: Vec<String>, limit: usize) -> Restored {
         .iter()
         .map(shared)
         .chain(unknown.iter().map(because(
-            "it was changed while nothing was mounted, and nobody knows what it was",
+            "it was changed while nothing was mounted, so its earlier state is not known",
         )))
-        .chain(dropped.iter().map(because(
-            "its old content was dropped by a tier of the configuration",
-        )))
+        .chain(
+            dropped
+                .iter()
+                .map(because("its old content was dropped by a retention rule")),
+        )
         .collect();
     let split = split.iter().map(|path| {
         format!(
-            "{} was one file with others that were not restored (hard links); it is a file of its own now",
+            "{} is no longer a hard link to names that were not restored: it is a separate file now",
             name(path)
         )
     });
@@ -132,7 +134,7 @@ fn told(done: &RestoredOnly, said: Vec<String>, limit: usize) -> Restored {
 
 fn shared(shared: &SharedPath) -> Kept {
     let why = if shared.by.is_empty() {
-        "something that others changed would go or come with it".to_owned()
+        "it cannot be taken back without changes of others".to_owned()
     } else {
         format!("{} changed it too", escape(shared.by.join(", ").as_bytes()))
     };

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use base64::Engine as _;
 
 use super::super::error::io_error;
+use super::super::hunks::Style;
 use super::super::locate::{self, Served};
 use super::super::output::{Out, escape};
 use super::super::past::{Found, Tree, state};
@@ -117,7 +118,7 @@ fn patch_of(
     bytes_max: usize,
 ) -> VerbResult<(String, bool, Vec<String>)> {
     let mut out = Out::to_memory(bytes_max);
-    let (cut, left_out) = match patch::print(&mut out, changes, before, after) {
+    let (cut, left_out) = match patch::print(&mut out, changes, (before, after), Style::default()) {
         Ok(left_out) => (false, left_out),
         // There was no more room.
         Err(cause) if cause.kind() == io::ErrorKind::WriteZero => (true, Default::default()),
@@ -125,7 +126,7 @@ fn patch_of(
     };
     let strange = left_out.strange.iter().map(|path| {
         format!(
-            "{} is in no patch: git knows files and symbolic links only",
+            "{} is not in the patch: git tracks only files and symbolic links",
             name(path)
         )
     });

@@ -29,8 +29,8 @@ const PATHS_MAX: usize = 1000;
 
 /// Serve the tools of an agent on stdin and stdout (Model Context Protocol)
 ///
-/// An agent starts it, and asks it for checkpoints, differences, past files, restores and branches of
-/// the tree of the working directory, or of DIR of -C. It ends when stdin does.
+/// An agent starts it, and uses it for checkpoints, diffs, past files, restores and branches of the
+/// tree that contains the working directory, or DIR of -C. It exits at the end of stdin.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
@@ -89,8 +89,8 @@ impl Seat {
         let (pid, start) = self.agent.ok_or_else(|| {
             hinted(
                 Code::UnknownProcess,
-                "the process that started this server is gone, so it is not known what is yours",
-                "name the paths, and say only_by_me: false",
+                "the process that started this server has exited, so your changes cannot be told from others'",
+                "name the paths, and set only_by_me: false",
             )
         })?;
         Ok(format!("pid:{pid}@{start}"))
@@ -114,7 +114,7 @@ fn paths_of(served: &Served, paths: &[String]) -> VerbResult<Vec<TreePath>> {
 
 fn path_of(served: &Served, path: &str) -> VerbResult<TreePath> {
     if path.contains('\0') {
-        return Err(error(Code::UnknownPath, "a path has no NUL in it"));
+        return Err(error(Code::UnknownPath, "a path cannot contain NUL"));
     }
     in_tree(&served.root, &served.root, path.as_ref())
 }

@@ -146,8 +146,8 @@ impl<'a> Tool<'a> {
         {
             return Err(hinted(
                 Code::Usage,
-                "the command of --tool does not say %A: the file that it changes here and leaves its result in",
-                "as of git's merge drivers: --tool 'git merge-file %A %O %B' or --tool 'mergiraf merge --git %O %A %B -p %P -l %L'",
+                "the --tool command does not contain %A, the file that it reads and writes its result to",
+                "as for git's merge drivers: --tool 'git merge-file %A %O %B' or --tool 'mergiraf merge --git %O %A %B -p %P -l %L'",
             ));
         }
         Ok(Tool {

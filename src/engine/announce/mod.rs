@@ -155,7 +155,7 @@ impl Announcer {
                 caches,
             })),
             Err(errno) => {
-                tracing::debug!(%errno, "the mount cannot be looked at; restores are not announced");
+                tracing::debug!(%errno, "the mount cannot be read; restores are not announced");
             }
         }
     }

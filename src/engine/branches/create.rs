@@ -120,7 +120,7 @@ fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
         return Err(hinted(
             Code::BranchExists,
             format!(
-                "there is a branch {name} already, at {}",
+                "there is already a branch {name}, at {}",
                 there.path.display()
             ),
             format!(
@@ -132,7 +132,7 @@ fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
     if registry.count().map_err(registry_failed)? >= BRANCHES_MAX {
         return Err(hinted(
             Code::TooManyBranches,
-            format!("a tree has {BRANCHES_MAX} branches at most"),
+            format!("a tree can have at most {BRANCHES_MAX} branches"),
             "drop some: ckptfs branch drop NAME",
         ));
     }
@@ -140,8 +140,8 @@ fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
     if depth > DEPTH_MAX {
         return Err(hinted(
             Code::TooManyBranches,
-            format!("branches of branches go {DEPTH_MAX} deep at most"),
-            "merge this one first, or make the branch of the tree that it began as",
+            format!("branches of branches can be at most {DEPTH_MAX} deep"),
+            "merge this one first, or branch from its parent",
         ));
     }
     Ok(depth)
@@ -172,8 +172,8 @@ fn new_dir(
     if found.dev != like.dev {
         return Err(hinted(
             Code::OtherFilesystem,
-            format!("{shown} is on another filesystem than the tree, and cannot share with it"),
-            "name a place on the same filesystem: --path DIR",
+            format!("{shown} is on another filesystem than the tree, so they cannot share data"),
+            "choose a place on the same filesystem: --path DIR",
         ));
     }
     let inside = sys::list_dir(&root).map_err(failed)?;
@@ -184,7 +184,7 @@ fn new_dir(
         return Err(hinted(
             Code::NotEmpty,
             format!("{shown} is not empty"),
-            "name a directory that is not there yet: --path DIR",
+            "name a directory that does not exist yet: --path DIR",
         ));
     }
     Ok((root, like))

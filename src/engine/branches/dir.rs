@@ -394,7 +394,7 @@ impl NewDir<'_> {
         made.map_err(|errno| match errno {
             Errno::EEXIST => error::error(
                 Code::NotEmpty,
-                format!("there is something at {} by now", path.display()),
+                format!("something else is at {} now", path.display()),
             ),
             errno => error::failed(&format!("{} cannot be made", path.display()))(errno),
         })?;

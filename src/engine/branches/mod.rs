@@ -261,19 +261,19 @@ impl Branches {
             let at = self.parent.get().map_or(Path::new("DIR"), PathBuf::as_path);
             return hinted(
                 Code::UnknownBranch,
-                format!("this tree is the branch {name}, and has none of that name itself"),
+                format!("this tree is the branch {name} itself, and has no branch of that name"),
                 format!(
-                    "ask the tree that it is a branch of, with: ckptfs -C {}",
+                    "run it in the parent tree: ckptfs -C {}",
                     word(at.display())
                 ),
             );
         }
         let hint = match error::nearest(name, known) {
-            Some(near) => format!("did you mean {near}? All are told by `ckptfs branch list`"),
+            Some(near) => format!("did you mean {near}? `ckptfs branch list` lists all"),
             None if known.is_empty() => {
                 "there is none yet: `ckptfs branch create NAME` makes one".to_owned()
             }
-            None => "`ckptfs branch list` tells of all".to_owned(),
+            None => "`ckptfs branch list` lists all".to_owned(),
         };
         hinted(
             Code::UnknownBranch,
@@ -384,7 +384,7 @@ pub fn beside(tree: &Path, name: &str) -> VerbResult<PathBuf> {
     let mut file = tree.file_name().map(OsString::from).ok_or_else(|| {
         error(
             Code::BadPath,
-            "the tree has no name that a branch could have",
+            "the directory of the tree has no name to derive a branch's from",
         )
     })?;
     file.push("@");
@@ -397,11 +397,11 @@ pub(super) fn served_by_parent(mark: &BranchEntry) -> VerbError {
     hinted(
         Code::IsBranch,
         format!(
-            "this directory is the branch {} of another tree, and can be served by that one's daemon only",
+            "this directory is the branch {} of another tree, and only the daemon of that tree can mount it",
             mark.name
         ),
         format!(
-            "in the tree that it is a branch of: ckptfs branch mount {}",
+            "in the parent tree: ckptfs branch mount {}",
             word(&mark.name)
         ),
     )

@@ -35,7 +35,7 @@ pub(super) fn open_dir(path: &Path) -> VerbResult<OwnedFd> {
         Errno::ENOENT => error::error(Code::NotFound, format!("{shown} does not exist")),
         Errno::ELOOP | Errno::ENOTDIR => error::error(
             Code::NotADirectory,
-            format!("{shown} is not a directory, or there is a link on the way"),
+            format!("{shown} is not a directory, or its path has a symbolic link"),
         ),
         errno => error::failed(&format!("{shown} cannot be opened"))(errno),
     })
@@ -71,7 +71,7 @@ fn check_branch(engine: &Engine, entry: &BranchEntry, root: OwnedFd) -> VerbResu
             entry.name
         ),
         format!(
-            "bring it back there, or forget it: ckptfs branch drop {}",
+            "move it back there, or drop it: ckptfs branch drop {}",
             word(&entry.name)
         ),
     ))
@@ -97,14 +97,11 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
         return Err(hinted(
             Code::AlreadyMounted,
             format!(
-                "the branch {} is mounted already, at {}",
+                "the branch {} is already mounted, at {}",
                 entry.name,
                 entry.path.display()
             ),
-            format!(
-                "what it is: ckptfs -C {} status",
-                word(entry.path.display())
-            ),
+            format!("to see it: ckptfs -C {} status", word(entry.path.display())),
         ));
     }
     // The path of a mount that was left leads to that.

@@ -186,8 +186,8 @@ fn find(engine: &Engine, store: &str, dropped: bool) -> VerbResult<BranchEntry> 
         .ok_or_else(|| {
             hinted(
                 Code::Freed,
-                "the branch is not there any more",
-                "`ckptfs branch list --dropped` tells what can be brought back",
+                "the branch no longer exists",
+                "`ckptfs branch list --dropped` lists what can be brought back",
             )
         })
 }
@@ -250,7 +250,7 @@ fn bring_back(
     if registry.get(name).map_err(registry_failed)?.is_some() {
         return Err(hinted(
             Code::BranchExists,
-            format!("there is another branch {name} by now"),
+            format!("there is another branch {name} now"),
             format!("drop that one first: ckptfs branch drop {}", word(name)),
         ));
     }
@@ -267,9 +267,9 @@ fn already_there(entry: &BranchEntry, cause: StoreError) -> VerbError {
     match cause.errno() {
         Errno::EEXIST => hinted(
             Code::NotEmpty,
-            format!("there is something at {} by now", entry.path.display()),
+            format!("something else is at {} now", entry.path.display()),
             format!(
-                "move it away first: mv {} ELSEWHERE",
+                "move it out of the way first: mv {} ELSEWHERE",
                 word(entry.path.display())
             ),
         ),
@@ -280,9 +280,9 @@ fn already_there(entry: &BranchEntry, cause: StoreError) -> VerbError {
 fn not_dropped(name: &str, known: &[String]) -> VerbError {
     let hint = match error::nearest(name, known) {
         Some(near) => {
-            format!("did you mean {near}? All are told by `ckptfs branch list --dropped`")
+            format!("did you mean {near}? `ckptfs branch list --dropped` lists all")
         }
-        None => "`ckptfs branch list --dropped` tells of all".to_owned(),
+        None => "`ckptfs branch list --dropped` lists all".to_owned(),
     };
     hinted(
         Code::UnknownBranch,

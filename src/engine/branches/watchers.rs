@@ -42,7 +42,7 @@ impl Watchers {
         if self.there.fetch_add(1, Ordering::SeqCst) >= WATCHERS_MAX {
             return Err(hinted(
                 Code::TooManyConnections,
-                format!("{WATCHERS_MAX} watch the conflicts of this tree already"),
+                format!("{WATCHERS_MAX} processes are already watching the conflicts of this tree"),
                 "end one of them",
             ));
         }

@@ -270,7 +270,7 @@ impl Dedup {
                 ))
                 .map(std::thread::ScopedJoinHandle::join)
         })?;
-        let failed = error::failed::<crate::sys::Errno>("the files cannot be looked at");
+        let failed = error::failed::<crate::sys::Errno>("the files cannot be read");
         match worked {
             Ok(done) => done.map_err(failed),
             Err(panic) => std::panic::resume_unwind(panic),

@@ -226,7 +226,7 @@ impl<'a> Merger<'a> {
         guard: CheckpointId,
     ) -> VerbError {
         let hint = match taken_back {
-            true => "everything is as it was before".to_owned(),
+            true => "nothing was changed".to_owned(),
             false => {
                 format!("nothing is lost: `ckptfs restore {guard}` brings back what was there")
             }

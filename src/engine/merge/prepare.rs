@@ -334,10 +334,10 @@ fn outdated(path: &[u8]) -> VerbError {
     error::hinted(
         Code::Outdated,
         format!(
-            "nothing was changed: {:?} was changed here or there after it was merged by the tool",
+            "nothing was changed: {:?} was changed, here or there, after the tool had merged it",
             String::from_utf8_lossy(path)
         ),
-        "merge again",
+        "run the run the merge again",
     )
 }
 

@@ -77,9 +77,9 @@ fn is_older(branch: &Branch, at: CheckpointId) -> VerbError {
     hinted(
         Code::AskedFor,
         format!(
-            "checkpoint {at} does not come from what the branch {} has of its parent",
+            "checkpoint {at} is older than what the branch {} already has of its parent",
             branch.name
         ),
-        "name a later checkpoint, or none for what the parent is now",
+        "name a later checkpoint, or none for the parent's current state",
     )
 }

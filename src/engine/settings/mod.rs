@@ -89,29 +89,29 @@ macro_rules! keys {
 
 /// Every key, in the order in which `config show` has them.
 pub const KEYS: &[Key] = keys! {
-    "retention.keep-last", Kind::Count, Both: "keep so many of the newest checkpoints";
-    "retention.keep-within", Kind::Span, Both: "keep what is not older";
-    "retention.keep-hourly", Kind::Count, Both: "keep one for each of so many hours that have one";
-    "retention.keep-daily", Kind::Count, Both: "keep one for each of so many days that have one";
-    "retention.keep-weekly", Kind::Count, Both: "keep one for each of so many weeks that have one";
-    "retention.max-size", Kind::Bytes, Both: "free the oldest until the history takes no more";
-    "retention.auto", Kind::Span, Store: "how often the daemon does this by itself";
+    "retention.keep-last", Kind::Count, Both: "keep this many of the newest checkpoints";
+    "retention.keep-within", Kind::Span, Both: "keep checkpoints no older than this";
+    "retention.keep-hourly", Kind::Count, Both: "keep one per hour, for this many hours that have one";
+    "retention.keep-daily", Kind::Count, Both: "keep one per day, for this many days that have one";
+    "retention.keep-weekly", Kind::Count, Both: "keep one per week, for this many weeks that have one";
+    "retention.max-size", Kind::Bytes, Both: "free the oldest until the history takes no more than this than this";
+    "retention.auto", Kind::Span, Store: "how often the daemon runs gc by itself";
     "retention.keep-undone", Kind::Span, Store:
-        "how long what undo and redo need is not freed by itself (1d)";
+        "how long the daemon keeps what undo and redo need (1d)";
     "tripwire.count", Kind::Count, Store:
-        "destructive operations of one process tree that make a checkpoint; 0: never";
-    "tripwire.within", Kind::Span, Store: "in which time";
-    "tripwire.keep", Kind::Span, Store: "how long that checkpoint is kept whatever follows (1h)";
-    "auto.every", Kind::Span, Store: "make a checkpoint so often, if something changed";
-    "auto.quiet", Kind::Span, Store: "make a checkpoint when nothing was written for so long";
+        "number of removals by one process tree that triggers a checkpoint; 0: never";
+    "tripwire.within", Kind::Span, Store: "the time within which they count";
+    "tripwire.keep", Kind::Span, Store: "how long that checkpoint is kept in any case (1h)";
+    "auto.every", Kind::Span, Store: "make a checkpoint this often, if something changed";
+    "auto.quiet", Kind::Span, Store: "make a checkpoint when nothing was written for this long";
     "auto.absence", Kind::Word(&["on", "off"]), Store:
-        "whether what was changed while nothing was mounted is between two checkpoints of its own (on)";
+        "put changes made while nothing was mounted between two checkpoints of their own (on)";
     "snapdir.per-user", Kind::Count, Store:
-        "checkpoints that mkdir in .snapshots may have made for a user; for all users four times as many";
-    "snapdir.per-minute", Kind::Count, Store: "how many of them in a minute";
+        "how many checkpoints a user may have made by mkdir in .snapshots; four times as many for all users together";
+    "snapdir.per-minute", Kind::Count, Store: "how many of them per minute";
     "hooks.timeout", Kind::Span, Store: "how long a hook may take";
     "umount.keep", Kind::Word(&["some", "none", "all"]), Store:
-        "content that an unmount keeps, for it may be changed while nothing is mounted: what can be cloned in two seconds (some), or none, or all";
+        "how much content an unmount saves against changes while nothing is mounted: what can be cloned in two seconds (some), none, or all";
     "mount.io", Kind::Word(&["auto", "passthrough", "daemon"]), Both: "mount --io";
     "mount.others-io", Kind::Word(&["daemon", "kernel"]), Both: "mount --others-io";
     "mount.writes", Kind::Word(&["auto", "daemon"]), Both: "mount --writes";

@@ -75,11 +75,11 @@ pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
         let key = find(&name).ok_or_else(|| unknown(line, &name))?;
         if origin == Origin::User && key.files == Files::Store {
             let hint = format!(
-                "the daemon acts by it: ckptfs config set {} VALUE, in the directory",
+                "it is the daemon's setting: run ckptfs config set {} VALUE in the directory",
                 word(&name)
             );
             return Err(wrong(
-                format!("{name} belongs in the store's file only"),
+                format!("{name} can only be set in the store's file"),
                 Some(hint),
             ));
         }
@@ -116,7 +116,7 @@ fn tiers(
         Item::Value(toml_edit::Value::Array(array)) => {
             let inline = |value: &toml_edit::Value| value.as_inline_table().is_some();
             if !array.iter().all(inline) {
-                return Err(tier_error(line(at), "tiers: an item is no table".into()));
+                return Err(tier_error(line(at), "tiers: an item is not a table".into()));
             }
             array
                 .iter()
@@ -144,7 +144,7 @@ fn tiers(
 }
 
 fn tier_error(line: usize, message: String) -> ConfigError {
-    let hint = "for example: [[tiers]] paths = [\"node_modules\", \"*.tmp\"] keep = \"1h\", each in a line of its own".to_owned();
+    let hint = "for example: [[tiers]] paths = [\"node_modules\", \"*.tmp\"] keep = \"1h\", each on a line of its own".to_owned();
     ConfigError {
         line,
         message,
@@ -179,7 +179,7 @@ fn tier(
                     .iter()
                     .map(|value| value.as_str().map(str::to_owned))
                     .collect();
-                paths = Some(texts.ok_or_else(|| wrong("one of them is no text".into()))?);
+                paths = Some(texts.ok_or_else(|| wrong("one of them is not a string".into()))?);
             }
             "keep" => {
                 let text = item
@@ -369,7 +369,7 @@ pub fn set(text: &str, key: &Key, value: Option<&Value>) -> Result<String, Confi
     let item = document.entry(table).or_insert_with(toml_edit::table);
     let table_like = item
         .as_table_like_mut()
-        .ok_or_else(|| wrong(format!("{table} is no table")))?;
+        .ok_or_else(|| wrong(format!("{table} is not a table")))?;
     match value {
         Some(Value::Number(number)) => {
             let number =

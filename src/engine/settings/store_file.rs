@@ -39,8 +39,7 @@ impl StoreFile {
             match read_store(&store) {
                 Ok(settings) => (known.settings, known.wrong) = (settings, None),
                 Err(error) => {
-                    let next =
-                        "what was read before goes on to count; `ckptfs config check` tells more";
+                    let next = "the previous settings stay in effect; see `ckptfs config check`";
                     known.wrong = Some(format!("{STORE_FILE}: {error}; {next}"));
                 }
             }
@@ -118,7 +117,7 @@ fn text_in(dir: impl AsFd, name: &str) -> Result<String, Unread> {
     };
     let before = sys::stat_at(&dir, name.as_bytes()).map_err(failed)?;
     if before.kind != Kind::File {
-        return Err(refused("it is no regular file", None));
+        return Err(refused("it is not a regular file", None));
     }
     let file = sys::open_file_at(&dir, name.as_bytes(), Open::READ).map_err(failed)?;
     let stat = sys::stat_fd(&file).map_err(failed)?;
@@ -130,14 +129,14 @@ fn text_in(dir: impl AsFd, name: &str) -> Result<String, Unread> {
     })?;
     if stat.kind != Kind::File || stat.size > FILE_BYTES_MAX {
         return Err(Unread::Refused(
-            format!("it is no regular file of at most {FILE_BYTES_MAX} bytes"),
+            format!("it is not a regular file of at most {FILE_BYTES_MAX} bytes"),
             None,
         ));
     }
     let mut bytes = vec![0; usize::try_from(FILE_BYTES_MAX).unwrap_or(0)];
     let read = sys::read_full_at(&file, &mut bytes, 0).map_err(failed)?;
     bytes.truncate(read);
-    String::from_utf8(bytes).map_err(|_| refused("it is no text in UTF-8", None))
+    String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8 text", None))
 }
 
 /// Whoever can write it makes the daemon run commands.
@@ -147,7 +146,7 @@ fn check_owner(stat: &Stat) -> Result<(), &'static str> {
         return Err("it belongs to another user");
     }
     if stat.mode & 0o022 != 0 {
-        return Err("others can write it");
+        return Err("it is writable by others");
     }
     Ok(())
 }

@@ -81,7 +81,7 @@ fn a_user_s_file_cannot_tell_the_daemon_what_to_do() {
         assert!(parse(&text, Origin::Store).is_ok(), "{text}");
         assert_eq!(
             wrong(&text, Origin::User).1,
-            format!("{} belongs in the store's file only", key.name)
+            format!("{} can only be set in the store's file", key.name)
         );
     }
 }

@@ -329,7 +329,7 @@ impl<'a> Inheritance<'a> {
     /// Opens an inherited file to be read as a view's; `None`: it is own.
     ///
     /// # Errors
-    /// Those of the view; EINVAL if it is no regular file.
+    /// Those of the view; EINVAL if it is not a regular file.
     pub(in crate::live) fn open_content(
         self,
         at: At<'_>,

@@ -109,7 +109,7 @@ impl Inodes {
         sys::readlink_at(&found.dir, found.name.as_bytes())
     }
 
-    /// Names of a directory from a place on, as [`sys::read_dir`] does; what is gone meanwhile is
+    /// Names of a directory from a place on, as [`sys::read_dir`] does; what is removed meanwhile is
     /// left out.
     ///
     /// # Errors

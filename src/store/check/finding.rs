@@ -121,8 +121,8 @@ impl Finding {
 /// A damaged journal as a finding; `last`: the newest checkpoint before the damage.
 pub fn journal_finding(error: &StoreError, last: Option<CheckpointId>) -> Finding {
     let known = match last {
-        Some(last) => format!("checkpoints after {last} cannot be trusted"),
-        None => "no checkpoint can be trusted".to_owned(),
+        Some(last) => format!("checkpoints after {last} are not reliable"),
+        None => "no checkpoint is reliable".to_owned(),
     };
     let on = match error {
         StoreError::JournalDamaged { segment, .. } => format!("journal/{segment:08}"),

@@ -12,7 +12,7 @@ pub enum Why {
     History,
     /// Another filesystem is mounted there.
     OtherFilesystem,
-    /// It was changed again and again while it was read.
+    /// It kept changing while it was read.
     Changing,
     /// It cannot be read, or not be made.
     Error(Errno),
@@ -44,11 +44,11 @@ impl Why {
     /// For people.
     pub fn told(self) -> String {
         match self {
-            Why::History => "belongs to ckptfs: only the files of the tree are imported".to_owned(),
+            Why::History => "belongs to ckptfs: only files of the tree are imported".to_owned(),
             Why::OtherFilesystem => {
-                "another filesystem is mounted there: import it for itself".to_owned()
+                "another filesystem is mounted there: import it separately".to_owned()
             }
-            Why::Changing => "was changed again and again while it was read".to_owned(),
+            Why::Changing => "kept changing while it was read".to_owned(),
             Why::Error(errno) => errno.to_string(),
         }
     }

@@ -230,13 +230,13 @@ fn prompts_are_listed_and_named_in_several_ways(v: Variant) {
     for (arguments, said) in [
         (
             &["rewind", "-1"] as &[&str],
-            "say which: ckptfs rewind -1 --session session-b",
+            "choose one: ckptfs rewind -1 --session session-b",
         ),
         (
             &["rewind", "-9", "--session", "session-a"],
-            "no prompt \"-9\" is known",
+            "there is no prompt \"-9\"",
         ),
-        (&["rewind", "gone"], "no prompt \"gone\" is known"),
+        (&["rewind", "gone"], "there is no prompt \"gone\""),
         (
             &["rewind", "--session", "session-"],
             "sessions: session-b, session-a",

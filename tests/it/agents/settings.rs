@@ -72,7 +72,7 @@ fn from_nothing_to_installed_and_back_to_nothing() {
         let before = tree_of(&dir);
         let again = agent(&sandbox, &["install", name]).ok();
         assert!(
-            again.out().is_empty() && again.err().contains("installed already"),
+            again.out().is_empty() && again.err().contains("already installed"),
             "{}",
             again.err()
         );
@@ -171,8 +171,8 @@ fn hostile_settings_are_refused() {
         move |dir: &Path| fs::write(dir.join(file), content).expect("a file")
     };
     is_refused(&text("{ no"), "is not JSON");
-    is_refused(&text("[1]"), "its content is no object");
-    is_refused(&text("{\"hooks\": 1}"), "is no object");
+    is_refused(&text("[1]"), "its content is not an object");
+    is_refused(&text("{\"hooks\": 1}"), "is not an object");
     is_refused(
         &|dir| fs::write(dir.join(file), [0xff, 0xfe]).expect("a file"),
         "not UTF-8",
@@ -187,11 +187,11 @@ fn hostile_settings_are_refused() {
     );
     is_refused(
         &|dir| drop(sh(dir, &format!("mkfifo {file}"))),
-        "no ordinary file",
+        "not a regular file",
     );
     is_refused(
         &|dir| drop(sh(dir, &format!("mkdir {file}"))),
-        "no ordinary file",
+        "not a regular file",
     );
     is_refused(
         &|dir| symlink("/dev/zero", dir.join(file)).expect("a link"),
@@ -199,11 +199,11 @@ fn hostile_settings_are_refused() {
     );
     is_refused(
         &|dir| symlink("nowhere", dir.join(file)).expect("a link"),
-        "leads nowhere",
+        "dangling",
     );
     is_refused(
         &|dir| symlink(file, dir.join(file)).expect("a link"),
-        "leads nowhere",
+        "dangling",
     );
     is_refused(
         &|dir| {

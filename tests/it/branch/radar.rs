@@ -120,7 +120,7 @@ fn what_would_clash_is_told(v: Variant) {
     let text = rig.mount.ok(&["branch", "conflicts", "--check"]);
     assert_eq!(
         text,
-        "a\tone, two\tcomes together\n\
+        "a\tone, two\tmerges cleanly\n\
          c\tone, two, this tree\tone and this tree clash (content), two and this tree clash (content), two and one clash (content)\n\
          d/f\tone (as moved), two, this tree (deleted)\tone and this tree clash (removed), two and this tree clash (removed)\n"
     );
@@ -261,7 +261,7 @@ fn conflicts_are_told_as_they_come_and_go(v: Variant) {
     let (status, said) = watch.ended();
     assert_eq!(status, Some(1), "{said}");
     assert!(
-        said.contains("not mounted any more") || said.contains("the daemon ended"),
+        said.contains("no longer mounted") || said.contains("the daemon ended"),
         "{said}"
     );
 }

@@ -212,13 +212,15 @@ fn without_git_the_branch_has_a_repository_of_its_own() {
         (1, false)
     );
     assert!(
-        refused.err().contains("keeps its references as `reftable`"),
+        refused
+            .err()
+            .contains("stores its references as `reftable`"),
         "{refused:?}"
     );
     let made = sandbox.ckptfs_in("p", &["branch", "create", "warned"]).ok();
     assert!(
         made.err()
-            .starts_with("Warning: git is not told of the branch"),
+            .starts_with("Warning: the branch is not set up in git"),
         "{made:?}"
     );
     assert!(sandbox.path.join("p@warned/.git").is_dir());
@@ -375,7 +377,7 @@ fn what_is_meant_for_the_parent_is_told_so() {
     sandbox.file("p/f", "f");
     sandbox.ckptfs(&["mount", "p"]).ok();
     sandbox.ckptfs_in("p", &["branch", "create", "fix"]).ok();
-    let itself = "Error: this tree is the branch fix, and has none of that name itself\nHint: ask the tree that it is a branch of, with: ckptfs -C [DIR]/p\n";
+    let itself = "Error: this tree is the branch fix itself, and has no branch of that name\nHint: run it in the parent tree: ckptfs -C [DIR]/p\n";
     for asked in [
         &["merge", "fix"][..],
         &["branch", "update", "fix"],
@@ -393,7 +395,7 @@ fn what_is_meant_for_the_parent_is_told_so() {
     ] {
         sandbox.ckptfs_in("p", asked).is(1, "", not_mounted);
     }
-    let no_more = "Error: no branch \"fix\" was dropped, or gc has emptied the trash since\nHint: `ckptfs branch list --dropped` tells of all\n";
+    let no_more = "Error: no branch \"fix\" was dropped, or gc has emptied the trash since\nHint: `ckptfs branch list --dropped` lists all\n";
     sandbox
         .ckptfs_in("p", &["branch", "restore", "fix"])
         .is(1, "", no_more);

@@ -180,7 +180,7 @@ fn a_user_s_file_cannot_make_a_daemon_do_things() {
         refused.code == 1
             && refused
                 .err()
-                .contains("tripwire.count belongs in the store's file only"),
+                .contains("tripwire.count can only be set in the store's file"),
         "{refused:?}"
     );
     sandbox.file(".config/ckptfs/config.toml", "[tripwire]\ncount = 0\n");
@@ -189,7 +189,7 @@ fn a_user_s_file_cannot_make_a_daemon_do_things() {
         refused.code == 1
             && refused
                 .err()
-                .contains("[DIR]/.config/ckptfs/config.toml:2: tripwire.count belongs"),
+                .contains("[DIR]/.config/ckptfs/config.toml:2: tripwire.count can only be set"),
         "{refused:?}"
     );
     fs::remove_file(sandbox.path.join(".config/ckptfs/config.toml")).expect("remove");
@@ -199,7 +199,10 @@ fn a_user_s_file_cannot_make_a_daemon_do_things() {
     fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).expect("chmod");
     let refused = sandbox.ckptfs_in("p", &["config", "show"]);
     assert!(
-        refused.code == 1 && refused.err().contains("ckptfs.toml: others can write it"),
+        refused.code == 1
+            && refused
+                .err()
+                .contains("ckptfs.toml: it is writable by others"),
         "{refused:?}"
     );
     fs::remove_file(&file).expect("remove");
@@ -207,7 +210,10 @@ fn a_user_s_file_cannot_make_a_daemon_do_things() {
     std::os::unix::fs::symlink(sandbox.path.join("outside.toml"), &file).expect("symlink");
     let refused = sandbox.ckptfs_in("p", &["config", "show"]);
     assert!(
-        refused.code == 1 && refused.err().contains("ckptfs.toml: it is no regular file"),
+        refused.code == 1
+            && refused
+                .err()
+                .contains("ckptfs.toml: it is not a regular file"),
         "{refused:?}"
     );
 }

@@ -91,10 +91,10 @@ fn a_checkpoint_is_found_by_whatever_names_it() {
     refused(
         "latest~3",
         1,
-        "only 2 checkpoints are kept before \"latest\"",
+        "there are only 2 checkpoints before \"latest\"",
     );
     refused("@{1h ago}", 1, "no checkpoint is as old as");
-    refused("@{soon}", 1, "\"soon\" is no time");
+    refused("@{soon}", 1, "\"soon\" is not a time");
     refused("realease", 1, "did you mean \"release\"?");
     // Without a daemon too.
     sandbox.ckptfs(&["umount", "p"]).ok();
@@ -102,7 +102,7 @@ fn a_checkpoint_is_found_by_whatever_names_it() {
         ["1", "v1", "latest~1", "rel", &made].map(id),
         [1, 1, 2, 3, 2]
     );
-    refused("latest~3", 1, "only 2 checkpoints are kept before");
+    refused("latest~3", 1, "there are only 2 checkpoints before");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn tags_come_go_and_move() {
     sandbox.ckptfs_in("p", &["tag", "1", "mid"]).is(
         1,
         "",
-        "Error: the tag \"mid\" belongs to checkpoint 2\nHint: choose another tag, or take it: ckptfs untag mid\n",
+        "Error: the tag \"mid\" belongs to checkpoint 2\nHint: choose another tag, or remove that one first: ckptfs tag -d mid\n",
     );
     sandbox
         .ckptfs_in("p", &["tag", "--force", "1", "mid", "first"])
@@ -133,7 +133,7 @@ fn tags_come_go_and_move() {
     sandbox.ckptfs_in("p", &["rename", "middle", "latest"]).is(
         1,
         "",
-        "Error: \"latest\" cannot be a tag\nHint: a tag has 1 to 100 bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live' nor ours ('!incomplete-')\n",
+        "Error: \"latest\" cannot be a tag\nHint: a tag has 1 to 100 bytes and no '/'; it does not begin with '-' or '!incomplete-', and is not a number, 'latest' or 'live'\n",
     );
     assert!(
         sandbox.path.join("p/.snapshots/middle/a.txt").exists()
@@ -205,7 +205,7 @@ fn what_is_asked_for_is_found() {
     );
     let wrong = sandbox.ckptfs_in("p", &["find", "--since", "whenever"]);
     assert!(
-        wrong.code == 1 && wrong.err().contains("\"whenever\" is no time"),
+        wrong.code == 1 && wrong.err().contains("\"whenever\" is not a time"),
         "{wrong:?}"
     );
     sandbox.ckptfs(&["umount", "p"]).ok();
@@ -308,7 +308,7 @@ fn versions_are_lines(sandbox: &Sandbox) {
         never.code == 1
             && never
                 .err()
-                .contains("nothing is in no checkpoint and not in the tree"),
+                .contains("nothing is neither in the tree nor in any checkpoint"),
         "{never:?}"
     );
 }
@@ -358,7 +358,7 @@ fn past_files_and_directories_are_read_by_state_and_path() {
         );
     };
     refused(&["cat", "4:out"], "4:out is not a regular file");
-    refused(&["cat", "4:in/deep/b.txt"], "leads over a symbolic link");
+    refused(&["cat", "4:in/deep/b.txt"], "goes through a symbolic link");
     refused(&["cat", "4:sub"], "4:sub is a directory");
     refused(&["cat", "4:none"], "4:none does not exist");
     refused(&["cat", "9:a.txt"], "there is no checkpoint \"9\"");
@@ -414,7 +414,7 @@ fn notes_come_from_files_and_hooks() {
     );
     let wrong = with_stdin(&sandbox, "p", &["checkpoint", "--from-hook"], "not json");
     assert!(
-        wrong.code == 1 && wrong.err().contains("stdin is no hook's message"),
+        wrong.code == 1 && wrong.err().contains("stdin does not hold a hook's message"),
         "{wrong:?}"
     );
 }

@@ -45,7 +45,7 @@ fn restore_latest_twice_is_as_once() {
     run(&sandbox, &["restore", "latest"]).ok();
     run(&sandbox, &["restore", "latest"]).is(
         0,
-        "nothing to restore: everything is as in checkpoint 1\n",
+        "nothing to restore: everything is the same as in checkpoint 1\n",
         "",
     );
     assert_eq!(
@@ -256,7 +256,7 @@ fn what_restores_or_deletes_wants_the_whole_tag() {
 fn a_tag_that_was_not_given_is_told() {
     let sandbox = edited();
     run(&sandbox, &["restore", "v1"]).ok();
-    let says = "nothing has changed since checkpoint 1, which stays as it is: it did not get the tag done and the note\n";
+    let says = "nothing has changed since checkpoint 1, which is left as it is: it was not given the tag done and the note\n";
     run(
         &sandbox,
         &["checkpoint", "--if-changed", "-t", "done", "-m", "it works"],
@@ -473,7 +473,7 @@ fn what_is_made_from_restored_paths_is_made_again() {
     // It is so already, although it has another time.
     run(&sandbox, &["restore", "1", "src"]).is(
         0,
-        "nothing to restore: everything is as in checkpoint 1\n",
+        "nothing to restore: everything is the same as in checkpoint 1\n",
         "",
     );
     // The way back is no other thing.
@@ -541,7 +541,7 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     assert!(
         restored
             .err()
-            .contains("modules/y was one file with others")
+            .contains("modules/y is no longer a hard link to names")
             && !restored.err().contains("modules/x"),
         "{}",
         restored.err()
@@ -571,7 +571,7 @@ fn who_holds_replaced_files_open_is_named() {
     holder.kill().expect("kill");
     holder.wait().expect("wait");
     let says = format!(
-        "Warning: sleep (pid {}) has [DIR]/p/a.txt open as it was before",
+        "Warning: sleep (pid {}) has [DIR]/p/a.txt open, in its old version",
         holder.id()
     );
     assert!(

@@ -17,6 +17,7 @@ mod prompt;
 mod run;
 mod shells;
 pub mod support;
+mod terminal;
 mod undo;
 mod undo_walks;
 mod verbs;

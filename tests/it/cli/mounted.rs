@@ -79,7 +79,7 @@ fn the_story_of_a_project() {
     sandbox.ckptfs_in("p", &["umount"]).is(
         0,
         "",
-        "[DIR]/p is unmounted\nthis shell is still in what was the mount; enter the ordinary directory: cd .\n",
+        "[DIR]/p is unmounted\nthis shell is still in the old mount; to enter the plain directory: cd .\n",
     );
     assert!(sandbox.mounts().is_empty() && sandbox.daemons().is_empty());
     assert_eq!(

@@ -13,7 +13,7 @@ use crate::common::mount::wait_until;
 fn mounting_twice_is_refused() {
     let sandbox = mounted();
     fs::create_dir(sandbox.path.join("q")).expect("mkdir");
-    let hint = "Hint: what it is: ckptfs -C [DIR]/p status; end it: ckptfs umount [DIR]/p\n";
+    let hint = "Hint: to see it: ckptfs -C [DIR]/p status; to end it: ckptfs umount [DIR]/p\n";
     sandbox.ckptfs(&["mount", "p"]).is(
         1,
         "",
@@ -24,13 +24,13 @@ fn mounting_twice_is_refused() {
         "",
         &format!("Error: [DIR]/p is already mounted\n{hint}"),
     );
-    let inside = "Error: [DIR]/p/src is inside the mount at [DIR]/p, whose checkpoints have it: a restore there would change what is stored here\nHint: unmount it first: ckptfs umount [DIR]/p\n";
+    let inside = "Error: [DIR]/p/src is inside the mount at [DIR]/p, whose checkpoints include it: a restore there would change the store here\nHint: unmount it first: ckptfs umount [DIR]/p\n";
     sandbox.ckptfs(&["mount", "p/src"]).is(1, "", inside);
     let ran = sandbox.ckptfs(&["umount", "p/src"]);
     ran.is(
         1,
         "",
-        "Error: p/src is not a mount, but inside one\nHint: ckptfs umount [DIR]/p\n",
+        "Error: p/src is inside a mount, but is not one\nHint: ckptfs umount [DIR]/p\n",
     );
     assert_eq!(sandbox.mounts().len(), 1);
 }
@@ -57,7 +57,7 @@ fn a_mount_whose_daemon_died_is_named_and_repaired() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "1\n", "");
     sandbox.kill_daemons();
-    let stale = "Error: the daemon of the mount at [DIR]/p has died\nHint: this repairs it: ckptfs mount [DIR]/p\n";
+    let stale = "Error: the daemon of the mount at [DIR]/p has died\nHint: to repair it: ckptfs mount [DIR]/p\n";
     sandbox.ckptfs(&["-C", "p", "status"]).is(1, "", stale);
     let doctor = sandbox.ckptfs(&["doctor", "p"]).out();
     assert!(doctor.contains("warn  stale mounts"), "{doctor}");
@@ -153,7 +153,7 @@ fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
     lazily.is(
         0,
         "",
-        "[DIR]/p is unmounted; the daemon ends when the last open file is closed\n",
+        "[DIR]/p is unmounted; the daemon exits when the last open file is closed\n",
     );
     assert_eq!(while_used, 2, "the daemon and its holder");
     wait_until("the daemon ends with the last user", 30, || {

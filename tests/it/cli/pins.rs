@@ -22,7 +22,8 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
         .ckptfs_in("p", &["pin", "v1", "--reason", "the audit"])
         .is(0, "checkpoint 1 is pinned: the audit\n", "");
     let refused = || {
-        let says = "Error: checkpoint 1 is pinned (the audit)\nHint: to let it be deleted: ckptfs unpin 1\n";
+        let says =
+            "Error: checkpoint 1 is pinned (the audit)\nHint: to unpin it: ckptfs pin -d 1\n";
         sandbox.ckptfs_in("p", &["delete", "1"]).is(1, "", says);
         assert!(
             std::fs::remove_dir(sandbox.path.join("p/.snapshots/1")).is_err(),
@@ -107,5 +108,5 @@ fn a_checkpoint_is_found_by_its_author() {
     sandbox.ckptfs(&["mount", "p"]).ok();
     assert_eq!(found(&uid), 2);
     let unknown = sandbox.ckptfs_in("p", &["find", "--author", "no such user"]);
-    unknown.is(1, "", "Error: there is no user \"no such user\"\nHint: a number will do too: ckptfs log --author 1000\n");
+    unknown.is(1, "", "Error: there is no user \"no such user\"\nHint: a number works too: ckptfs log --author 1000\n");
 }

@@ -117,7 +117,7 @@ fn a_wrong_command_line_is_status_2_and_says_what_is_wrong() {
         (&["fly"], "unrecognized subcommand 'fly'"),
         (
             &["commit", "-m", "x"],
-            "Hint: here it is: ckptfs checkpoint -m NOTE\n",
+            "Hint: in ckptfs this is: ckptfs checkpoint -m NOTE\n",
         ),
         (&["mount"], "<DIR>"),
         (&["delete"], "<ID>"),
@@ -232,14 +232,14 @@ fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
         sandbox.ckptfs(verb).is(
             1,
             "",
-            "Error: [DIR] is not inside a directory that ckptfs serves\nHint: ckptfs mount DIR\n",
+            "Error: [DIR] is not inside a directory mounted by ckptfs\nHint: ckptfs mount DIR\n",
         );
     }
     let hint = "Hint: name the mount: ckptfs umount DIR\n";
     sandbox.ckptfs(&["umount"]).is(
         1,
         "",
-        &format!("Error: [DIR] is not inside a directory that ckptfs serves\n{hint}"),
+        &format!("Error: [DIR] is not inside a directory mounted by ckptfs\n{hint}"),
     );
     sandbox
         .ckptfs(&["umount", "out"])
@@ -252,7 +252,7 @@ fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
 #[test]
 fn errors_are_one_line_of_json_on_stderr_if_asked() {
     let ran = Sandbox::new().ckptfs(&["status", "--json"]);
-    let expected = r#"{"error":{"code":"not-mounted","message":"[DIR] is not inside a directory that ckptfs serves","hint":"ckptfs mount DIR"}}"#;
+    let expected = r#"{"error":{"code":"not-mounted","message":"[DIR] is not inside a directory mounted by ckptfs","hint":"ckptfs mount DIR"}}"#;
     ran.is(1, "", &format!("{expected}\n"));
 }
 
@@ -311,7 +311,7 @@ fn a_mountpoint_inside_of_the_tree_is_refused() {
 fn a_store_that_is_no_directory_is_refused_and_left_alone() {
     let sandbox = Sandbox::new();
     sandbox.file("p/.ckptfs", "mine");
-    let expected = "Error: [DIR]/p/.ckptfs is not a directory\nHint: the history is kept under this name: move what is there away\n";
+    let expected = "Error: [DIR]/p/.ckptfs is not a directory\nHint: the history is stored under this name: move it out of the way\n";
     sandbox.ckptfs(&["mount", "p"]).is(1, "", expected);
     assert_eq!(
         std::fs::read_to_string(sandbox.path.join("p/.ckptfs")).expect("still there"),

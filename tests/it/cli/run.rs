@@ -46,7 +46,7 @@ fn a_command_s_changes_are_shown_and_kept_or_taken_back() {
     let shown = "talk\n6 -> 11  M README.md\n    -13  D src/main.rs\n     +2  A src/new\n3 changes, 7 bytes more, 13 bytes less\nkept; to take it back: ckptfs restore 1\n";
     assert_eq!(ran.err(), shown);
     let ran = shell(&["--rollback", "on-failure"], "rm new; exit 9");
-    let said = "-2  D src/new\n1 change, 0 bytes more, 2 bytes less\nWarning: everything that has changed since checkpoint 2 is taken back, whoever changed it\n\
+    let said = "-2  D src/new\n1 change, 0 bytes more, 2 bytes less\nWarning: everything changed since checkpoint 2 is taken back, no matter who changed it\n\
                 rolled back to checkpoint 2: 1 change; the previous state is checkpoint 3\n";
     assert_eq!((ran.code, without_time(&ran.err()).as_str()), (9, said));
     assert!(sandbox.path.join("p/src/new").exists());
@@ -149,7 +149,7 @@ fn what_cannot_be_run_has_its_own_status() {
         (ran.code, ran.err().lines().next()),
         (
             127,
-            Some("Warning: ./no-such-command was not run: No such file or directory")
+            Some("Warning: ./no-such-command could not be run: No such file or directory")
         )
     );
     assert_eq!(
@@ -159,7 +159,7 @@ fn what_cannot_be_run_has_its_own_status() {
     sandbox.ckptfs_in("", &["run", "--", "true"]).is(
         125,
         "",
-        "Error: [DIR] is not inside a directory that ckptfs serves\nHint: ckptfs mount DIR\n",
+        "Error: [DIR] is not inside a directory mounted by ckptfs\nHint: ckptfs mount DIR\n",
     );
     sandbox.ckptfs_in("p", &["run", "--rollback", "ask", "--", "true"]).is(
         125,
@@ -188,7 +188,7 @@ fn what_cannot_be_run_has_its_own_status() {
     past("p/later", &["true"]).is(
         125,
         "",
-        "Error: [DIR]/p/later cannot be entered as it was at checkpoint 3: No such file or directory\nHint: start from a directory that is there, such as [DIR]/p\n",
+        "Error: [DIR]/p/later cannot be entered as it was at checkpoint 3: No such file or directory\nHint: start from a directory that exists there, such as [DIR]/p\n",
     );
 }
 
@@ -227,7 +227,7 @@ fn bisect_tells_each_step_and_the_first_bad_one() {
     assert_eq!(found.err(), expected);
     let logged = "{\"id\":1,\"status\":0,\"result\":\"good\"}\n{\"id\":6,\"status\":1,\"result\":\"bad\"}\n{\"id\":3,\"status\":0,\"result\":\"good\"}\n{\"id\":4,\"status\":1,\"result\":\"bad\"}\n";
     assert_eq!(fs::read_to_string(log).expect("the log"), logged);
-    let says = "noise\nError: \"4\" (checkpoint 4) was said to be good, but is bad: the test ended with status 1 there\nHint: try the test alone: ckptfs run --at ID -- TEST\n";
+    let says = "noise\nError: \"4\" (checkpoint 4) was said to be good, but is bad: the test exited with status 1 there\nHint: try the test alone: ckptfs run --at ID -- TEST\n";
     sandbox
         .ckptfs_in(
             "p",
@@ -244,7 +244,7 @@ fn bisect_tells_each_step_and_the_first_bad_one() {
     sandbox.ckptfs_in("p", &["bisect", "4", "2", "--", "true"]).is(
         1,
         "",
-        "Error: checkpoint 4 (good) is not older than 2 (bad)\nHint: name the good one first; to find what repaired something, let TEST fail where it is repaired\n",
+        "Error: checkpoint 4 (good) is not older than 2 (bad)\nHint: name the good one first; to find what fixed something, let TEST fail where it is fixed\n",
     );
 }
 

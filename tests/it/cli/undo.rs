@@ -80,7 +80,7 @@ fn a_restore_is_undone_and_done_again() {
     );
     sandbox.does(&["redo"]).is(
         0,
-        "done again: 3 restore 1 (before: 3); 1 change; the previous state is checkpoint 5\n",
+        "redone: 3 restore 1 (before: 3); 1 change; the previous state is checkpoint 5\n",
         "",
     );
     assert_eq!(sandbox.content(), "after the restore\n");
@@ -172,7 +172,7 @@ fn everything_else_is_undone_and_done_again() {
     sandbox.does(&["redo"]).is(
         1,
         "",
-        "Error: nothing can be done again\nHint: `ckptfs ops` lists all operations\n",
+        "Error: nothing can be redone\nHint: `ckptfs ops` lists all operations\n",
     );
     sandbox.does(&["undo", "9"]).is(
         1,
@@ -254,19 +254,19 @@ fn a_line_that_was_left_is_reached_by_its_operations() {
 fn what_cannot_be_undone_says_why_and_can_be_left_out() {
     let sandbox = three();
     sandbox.does(&["delete", "--now", "2"]).ok();
-    let says = "Error: operation 3 cannot be undone: checkpoint 2 was freed\nHint: what was done before it can be undone: ckptfs undo --skip\n";
+    let says = "Error: operation 3 cannot be undone: checkpoint 2 was freed\nHint: to undo the one before it: ckptfs undo --skip\n";
     sandbox.does(&["undo"]).is(1, "", says);
     sandbox.does(&["pin", "1", "-r", "mine"]).ok();
     // The pin is an operation itself; past it, the checkpoint can be undone.
     sandbox
         .does(&["undo", "2"])
         .is(1, "undone: 4 pin 1: mine\n", says);
-    let left = "left out: 3 delete --now 2; checkpoint 2 was freed\nleft out: 2 checkpoint 2; checkpoint 2 was freed\nundone: 1 checkpoint 1\n";
+    let left = "skipped: 3 delete --now 2; checkpoint 2 was freed\nskipped: 2 checkpoint 2; checkpoint 2 was freed\nundone: 1 checkpoint 1\n";
     sandbox.does(&["undo", "--skip", "--force"]).is(0, left, "");
     assert_eq!(sandbox.ids(), Vec::<u64>::new());
     sandbox
         .does(&["redo"])
-        .is(0, "done again: 1 checkpoint 1\n", "");
+        .is(0, "redone: 1 checkpoint 1\n", "");
     // A deleted one is freed by its number.
     sandbox.does(&["delete", "1"]).ok();
     assert_eq!(

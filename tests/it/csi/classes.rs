@@ -260,7 +260,7 @@ fn the_driver_says_who_it_is_and_is_alone() {
     let other = format!("unix://{}", rig.disk().join("other.sock").display());
     let refused = rig.refused(&["serve", "csi", "--endpoint", &other, "--node-id", "n"]);
     assert!(
-        refused.contains("another driver serves the pool"),
+        refused.contains("another driver is serving the pool"),
         "{refused}"
     );
     for (arguments, said) in [

@@ -174,12 +174,12 @@ fn said(mount: &Mount) {
     let log = mount.ok(&["log"]);
     assert_eq!(log.matches("(some dropped)").count(), 2, "{log}");
     let text = mount.ok(&["show", "3"]);
-    assert!(text.contains("3 files (3.0 MiB) of which a tier has dropped the content, in\n    a.tmp\n    app/node_modules\n"), "{text}");
+    assert!(text.contains("content of 3 files (3.0 MiB), by a retention rule, in\n    a.tmp\n    app/node_modules\n"), "{text}");
     let cat = mount.run(&["cat", "1:a.tmp"]);
     let told = String::from_utf8_lossy(&cat.stderr).into_owned();
     assert!(
         !cat.status.success()
-            && told.contains("dropped by a tier")
+            && told.contains("dropped by a retention rule")
             && told.contains("ckptfs show 1"),
         "{told}"
     );
@@ -423,7 +423,7 @@ fn told(rig: &Rig) {
     let patch = rig.mount.run(&["diff", "--patch", "1", "4"]);
     let told = String::from_utf8_lossy(&patch.stderr).into_owned();
     assert!(
-        !patch.status.success() && told.contains("its content was dropped by a tier"),
+        !patch.status.success() && told.contains("its content was dropped by a retention rule"),
         "{told}"
     );
 }

@@ -110,7 +110,7 @@ fn umount_takes_nothing_away_that_is_covered_and_says_so() {
         let output = ckptfs(image.path(), &["umount", "project"]);
         assert!(
             !output.status.success()
-                && said(&output).contains("is covered")
+                && said(&output).contains("is hidden")
                 && said(&output).contains("umount "),
             "{}",
             said(&output)

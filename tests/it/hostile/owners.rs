@@ -43,7 +43,7 @@ $ckptfs umount project 2>&1 | sed "s#$home/##"
 
 # What a filesystem says that somebody else answers for.
 as $ckptfs mount --allow-other special 2>&1 | sed "s#$home/##"
-$ckptfs import --tree "$home/special" --into "$home/../rootcopy" 2>&1 | grep -o 'is a filesystem of user [0-9]*\|null: .*\|[0-9]* paths could not.*'
+$ckptfs import --tree "$home/special" --into "$home/../rootcopy" 2>&1 | grep -o 'is a filesystem mounted by user [0-9]*\|null: .*\|[0-9]* paths* could not.*'
 stat -c '%n %a %u' ../rootcopy/roots
 getcap ../rootcopy/capped
 ls ../rootcopy
@@ -97,7 +97,7 @@ fn set_id_bits_owners_and_devices_are_not_taken_over_from_strangers() {
         "1  {0}: nothing has changed\n\
          copy/theirs 755 {USER}\ncopy/own 6755 {USER}\nexported/theirs 755 {USER}\nnew/theirs 755 {USER}\nnew/own 6755 {USER}\n\
          project is unmounted\nspecial is mounted (io: daemon, writes: daemon)\n\
-         is a filesystem of user {USER}\nnull: Operation not permitted (os error 1)\n1 paths could not be imported\n../rootcopy/roots 755 0\ncapped\nroots\ndone\n",
+         is a filesystem mounted by user {USER}\nnull: Operation not permitted (os error 1)\n1 path could not be imported\n../rootcopy/roots 755 0\ncapped\nroots\ndone\n",
         name.display()
     );
     assert_eq!(said, expected);

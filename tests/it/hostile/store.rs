@@ -368,7 +368,8 @@ impl Bench {
             let error = said.lines().find(|line| line.starts_with("Error: "));
             assert!(
                 output.status.code() == Some(1)
-                    && error.is_some_and(|error| !error.contains("ended before it served")),
+                    && error
+                        .is_some_and(|error| !error.contains("exited before the mount was ready")),
                 "{name}: {said}"
             );
             assert!(

@@ -140,7 +140,7 @@ fn what_was_changed_while_nothing_was_mounted() {
         &rig.mount,
         &["restore", "-n", "1"],
         1,
-        &["what a was in checkpoint 1 is not known", "M b"],
+        &["the state of a in checkpoint 1 is not known", "M b"],
     );
     tells(&rig.mount, &["restore", "1", "b"], 0, &["M b"]);
     tells(&rig.mount, &["restore", "1", "a"], 1, &["is not known"]);
@@ -149,7 +149,7 @@ fn what_was_changed_while_nothing_was_mounted() {
         &rig.mount,
         &["restore", "1", "a", "b"],
         1,
-        &["what a was in checkpoint 1 is not known", "M b"],
+        &["the state of a in checkpoint 1 is not known", "M b"],
     );
     assert_eq!(
         (get(&root.join("a")), get(&root.join("b"))),
@@ -160,7 +160,7 @@ fn what_was_changed_while_nothing_was_mounted() {
         &rig.mount,
         &["restore", "1"],
         1,
-        &["what a was in checkpoint 1 is not known", "M b"],
+        &["the state of a in checkpoint 1 is not known", "M b"],
     );
     assert_eq!(
         (

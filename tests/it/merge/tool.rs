@@ -81,8 +81,8 @@ fn what_the_tool_makes_is_merged(v: Variant) {
     let said = String::from_utf8_lossy(&would.stdout).into_owned();
     assert!(
         would.status.success()
-            && said.contains("! f: content changed here and there (the tool's)\n")
-            && said.contains("! moved.rs: content changed here and there (the tool's)\n"),
+            && said.contains("! f: content changed here and there (left to the tool)\n")
+            && said.contains("! moved.rs: content changed here and there (left to the tool)\n"),
         "{said}"
     );
     assert_eq!(log(&rig, "told"), "", "a dry run runs nothing");
@@ -139,7 +139,7 @@ fn a_tool_that_does_not_do_it_changes_nothing(v: Variant) {
     nothing("ln -sf /etc/passwd %A", "its result is not a regular file");
     nothing("rm %A; mkfifo %A", "its result is not a regular file");
     nothing("truncate -s 9M %A", "its result has more than");
-    refused(&merge(&rig, "true", &[]), 1, "does not say %A");
+    refused(&merge(&rig, "true", &[]), 1, "does not contain %A");
     refused(
         &merge(&rig, "true %A", &["--ours"]),
         2,
@@ -166,7 +166,7 @@ fn what_was_changed_while_the_tool_ran_is_not_merged(v: Variant) {
     let rig = rig(v);
     let changing =
         |dir: &Path, script: &str| format!("echo merged > %A; cd {} && {script}", dir.display());
-    let outdated = "was changed here or there after it was merged by the tool";
+    let outdated = "was changed, here or there, after the tool had merged it";
     for (dir, script) in [
         (rig.path().to_owned(), "echo late >> f"),
         (branch(&rig), "echo late >> f"),

@@ -292,7 +292,7 @@ fn mounts_inside_are_refused_or_named() {
     let output = Mount::try_start(Path::new("/"), &opts);
     assert!(
         !output.status.success()
-            && String::from_utf8_lossy(&output.stderr).contains("/ cannot be mounted over"),
+            && String::from_utf8_lossy(&output.stderr).contains("/ cannot be mounted: every"),
         "{output:?}"
     );
     assert!(!Path::new("/.ckptfs").exists());
@@ -308,7 +308,7 @@ fn mounts_inside_are_refused_or_named() {
         "{told}"
     );
     assert!(
-        told.contains("is not served, and cannot be reached until it is unmounted")
+        told.contains("are not part of it, and cannot be reached until this mount ends")
             && told.contains("outer/tmpfs"),
         "{told}"
     );

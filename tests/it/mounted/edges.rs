@@ -109,7 +109,7 @@ fn a_mount_that_fails_leaves_no_store() {
     let refused = || {
         let output = Mount::try_start(&dir, &MountOpts::new(Io::Passthrough));
         assert!(
-            String::from_utf8_lossy(&output.stderr).contains("passthrough cannot be had"),
+            String::from_utf8_lossy(&output.stderr).contains("passthrough is not possible here"),
             "{output:?}"
         );
     };
@@ -139,7 +139,8 @@ fn doctor_says_what_a_mount_without_reflink_does() {
     let image = Image::new(Fs::Ext4, 64 << 20);
     let (_, said) = run(&image.dir("project"), &["doctor"]);
     assert!(
-        said.contains("I/O of the daemon, and captures are copies") && !said.contains("by itself"),
+        said.contains("the daemon does all I/O, and captures are copies")
+            && !said.contains("by itself"),
         "{said}"
     );
 }

@@ -261,7 +261,7 @@ fn an_overlay_of_several_filesystems_is_refused() {
                     .success()
             });
         }
-        refused(&output, 1, "on other devices", "below");
+        refused(&output, 1, "on other devices", "underlying");
     });
 }
 

@@ -211,7 +211,7 @@ fn whoever_exchanges_names_above_runs_nothing(variant: Variant) {
     refused("belongs to user 61234");
     chown(&theirs, Some(0), None).unwrap();
     fs::set_permissions(&theirs, fs::Permissions::from_mode(0o777)).unwrap();
-    refused("can be written by others");
+    refused("is writable by others");
     // With the sticky bit what is not theirs stays where it is.
     fs::set_permissions(&theirs, fs::Permissions::from_mode(0o1777)).unwrap();
     rig.mount.checkpoint();

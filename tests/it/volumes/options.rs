@@ -39,7 +39,7 @@ fn an_option_that_is_not_known_is_refused_with_the_nearest() {
     rig.create("v", json!({"mode": "0700"}));
     assert!(
         rig.error("Create", &json!({"Name": "v", "Opts": {}}))
-            .contains("is there already, with other options")
+            .contains("already exists, with other options")
     );
 }
 
@@ -91,7 +91,7 @@ fn a_size_is_kept_to() {
     let rig = Rig::start();
     assert!(
         rig.error("Create", &json!({"Name": "v", "Opts": {"size": "10M"}}))
-            .contains("from 300M")
+            .contains("at least 300M")
     );
     rig.create("v", json!({"size": "300M"}));
     rig.create("other", json!({}));

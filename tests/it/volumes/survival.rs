@@ -142,7 +142,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     let socket = rig.socket.to_str().unwrap().to_owned();
     let second = rig.refused(&["serve", "volumes", "--socket", &socket]);
     assert!(
-        second.contains("another driver serves the pool"),
+        second.contains("another driver is serving the pool"),
         "{second}"
     );
     rig.done("List", &json!({}));
@@ -170,7 +170,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     fs::write(&rig.socket, "mine").unwrap();
     let file = rig.refused(&["serve", "volumes", "--socket", &socket]);
     assert!(
-        file.contains("and no socket") && fs::read(&rig.socket).unwrap() == b"mine",
+        file.contains("and is not a socket") && fs::read(&rig.socket).unwrap() == b"mine",
         "{file}"
     );
     fs::remove_file(&rig.socket).unwrap();

@@ -132,8 +132,8 @@ fn open(path: PathBuf, dot_git: &Stat) -> VerbResult<Place> {
 fn strange(at: &Path, what: &str) -> VerbError {
     hinted(
         Code::NotADirectory,
-        format!("git is not told of the branch: {} {what}", at.display()),
-        "git works in the parent as before; in the branch it may not",
+        format!("the branch is not set up in git: {} {what}", at.display()),
+        "git works in the parent as before, but may not in the branch",
     )
 }
 
@@ -141,7 +141,7 @@ fn not_ours(at: &Path, owner: u32) -> VerbError {
     hinted(
         Code::NoPermission,
         format!(
-            "git is not told of the branch: {} belongs to another user (number {owner})",
+            "the branch is not set up in git: {} belongs to another user (number {owner})",
             at.display()
         ),
         "make the branch as that user",
@@ -159,19 +159,19 @@ impl Repository {
             hinted(
                 Code::NewerFormat,
                 format!(
-                    "git is not told of the branch: {} {what}",
+                    "the branch is not set up in git: {} {what}",
                     self.common.path.display()
                 ),
-                "the branch has a copy of the repository, which git can be used in by itself",
+                "the branch has its own copy of the repository, in which git works",
             )
         };
         if let Some(format) = settings.get("extensions.refstorage")
             && format != "files"
         {
-            return Err(refuse(format!("keeps its references as `{format}`")));
+            return Err(refuse(format!("stores its references as `{format}`")));
         }
         if self.common.dir_holds("reftable") {
-            return Err(refuse("keeps its references as `reftable`".into()));
+            return Err(refuse("stores its references as `reftable`".into()));
         }
         let unknown = settings
             .keys()
@@ -200,10 +200,10 @@ impl Repository {
             return Err(hinted(
                 Code::BadConfig,
                 format!(
-                    "git is not told of the branch: {} sets core.worktree or core.bare",
+                    "the branch is not set up in git: {} sets core.worktree or core.bare",
                     self.own.path.join("config.worktree").display()
                 ),
-                "--no-git makes the branch without asking git",
+                "--no-git makes the branch without git",
             ));
         }
         read(&self.own.dir, "config.worktree", CONFIG_LEN_MAX).on(self.own.path.display())

@@ -83,7 +83,7 @@ pub(super) fn wait(
     loop {
         requester.still_wants()?;
         if watchers.has_ended() {
-            return Err(not_mounted("the tree is not mounted any more"));
+            return Err(not_mounted("the tree is no longer mounted"));
         }
         let rested = at.is_none_or(|at| at.elapsed() >= watchers.rest());
         if rested && watchers.is_settled() && is_news(engine, last.as_ref()) {

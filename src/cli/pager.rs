@@ -1,0 +1,141 @@
+//! The pager: what a verb prints on a terminal goes through it, as with git.
+//!
+//! It is started with the first byte that is printed, so that a verb that fails shows its error and
+//! no empty page, and Ctrl-C ends a verb that still waits for the daemon. From then on a signal
+//! waits for the pager, which has the terminal.
+
+use std::ffi::OsString;
+use std::io::{self, BufWriter, Stdout, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use super::interrupt::SIGNAL_STATUS;
+use crate::sys;
+
+/// Unless something else is asked for.
+const DEFAULT: &str = "less";
+/// What `less` does unless `LESS` says otherwise: it ends at once where everything fits on the
+/// screen (F), shows colors (R) and leaves the text on the screen (X).
+const LESS: &str = "FRX";
+const SHELL: &str = "/bin/sh";
+/// What needs it to be run.
+const OF_SHELL: &[u8] = b"|&;<>()$`\\\"' \t\n*?[#~=%";
+/// The status of a shell that has not found the command.
+const NOT_FOUND: i32 = 127;
+
+/// What the user wants it to be: `CKPTFS_PAGER`, else `PAGER`, else `less`; `None` if that is
+/// nothing, or `cat`.
+pub fn wanted() -> Option<OsString> {
+    let of = |name| std::env::var_os(name);
+    let command = of("CKPTFS_PAGER")
+        .or_else(|| of("PAGER"))
+        .unwrap_or_else(|| DEFAULT.into());
+    (!command.is_empty() && command != "cat").then_some(command)
+}
+
+/// Where the data of a paged verb goes.
+#[derive(Debug)]
+pub struct Pager {
+    command: OsString,
+    to: To,
+}
+
+#[derive(Debug)]
+enum To {
+    /// Nothing was printed yet.
+    Nothing,
+    Pager(Child, BufWriter<ChildStdin>),
+    /// The pager cannot be started.
+    Stdout(BufWriter<Stdout>),
+}
+
+impl Pager {
+    /// Nothing is started yet.
+    pub fn new(command: OsString) -> Pager {
+        Pager {
+            command,
+            to: To::Nothing,
+        }
+    }
+
+    /// It has the terminal.
+    pub fn is_running(&self) -> bool {
+        matches!(self.to, To::Pager(..))
+    }
+
+    /// Tells it that this was all, and waits until the user has left it. Gives what to warn of.
+    pub fn end(self) -> Option<String> {
+        let To::Pager(mut child, input) = self.to else {
+            return None;
+        };
+        // Flushed by whoever asks to know whether that works; here the pipe is closed.
+        drop(input.into_parts());
+        let ended = child.wait();
+        let missing = ended.is_ok_and(|status| status.code() == Some(NOT_FOUND));
+        missing.then(|| {
+            format!(
+                "the pager {:?} cannot be run: set CKPTFS_PAGER or PAGER, or use --no-pager",
+                self.command.to_string_lossy()
+            )
+        })
+    }
+
+    /// Where it goes; the pager is started if it is not yet.
+    fn to(&mut self) -> &mut To {
+        if matches!(self.to, To::Nothing) {
+            self.to = match start(&self.command) {
+                Ok((child, input)) => To::Pager(child, BufWriter::new(input)),
+                // As if none had been asked for: the user sees the data.
+                Err(_) => To::Stdout(BufWriter::new(io::stdout())),
+            };
+        }
+        &mut self.to
+    }
+}
+
+impl Write for Pager {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        match self.to() {
+            To::Pager(_, input) => input.write(data),
+            To::Stdout(stdout) => stdout.write(data),
+            To::Nothing => Ok(0),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.to {
+            To::Pager(_, input) => input.flush(),
+            To::Stdout(stdout) => stdout.flush(),
+            To::Nothing => Ok(()),
+        }
+    }
+}
+
+fn start(command: &OsString) -> io::Result<(Child, ChildStdin)> {
+    let needs_shell = command
+        .as_bytes()
+        .iter()
+        .any(|byte| OF_SHELL.contains(byte));
+    let mut pager = if needs_shell {
+        let mut shell = Command::new(SHELL);
+        shell.arg("-c").arg(command);
+        shell
+    } else {
+        Command::new(command)
+    };
+    if std::env::var_os("LESS").is_none() {
+        pager.env("LESS", LESS);
+    }
+    sys::start_unblocked(&mut pager);
+    let mut child = pager.stdin(Stdio::piped()).spawn()?;
+    let input = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let pager = child.id();
+    let end = move |signal| {
+        // It may have ended, and been waited for, just now.
+        let _ = sys::wait_ended(pager);
+        std::process::exit(SIGNAL_STATUS + signal);
+    };
+    // Without it a signal ends us and leaves the pager alone with the terminal.
+    let _ = sys::on_terminate(end);
+    Ok((child, input))
+}
