@@ -64,7 +64,7 @@ pub fn end(mut error: clap::Error, mut command: Command) -> ! {
         Some((verb, command)) => {
             let suggested = ContextValue::Strings(vec![verb.to_owned()]);
             error.insert(ContextKind::SuggestedSubcommand, suggested);
-            Some(format!("in ckptfs this is: ckptfs {command}"))
+            Some(["in ckptfs this is: ckptfs ", command].concat())
         }
         None => missing(&error, &command),
     };

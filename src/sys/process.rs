@@ -198,6 +198,12 @@ fn before_epoch(before: std::time::Duration) -> Time {
     }
 }
 
+/// How many lines a terminal shows; `None`: it is none, or does not tell (tcgetwinsize(3)).
+pub fn terminal_rows(terminal: impl AsFd) -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(terminal).ok()?;
+    (size.ws_row > 0).then(|| size.ws_row.into())
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -222,10 +228,4 @@ mod tests {
         assert!(now().sec > 1_700_000_000);
         assert!(raise_nofile() > 0);
     }
-}
-
-/// How many lines a terminal shows; `None`: it is none, or does not tell (tcgetwinsize(3)).
-pub fn terminal_rows(terminal: impl AsFd) -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(terminal).ok()?;
-    (size.ws_row > 0).then(|| size.ws_row.into())
 }

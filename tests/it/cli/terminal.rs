@@ -317,3 +317,36 @@ fn a_rewind_before_the_first_prompt_knows_that_the_hooks_are_there() {
         "{none:?}"
     );
 }
+
+/// Texts of a picture, without what another run has otherwise.
+fn picture(svg: &str) -> Vec<String> {
+    let texts = svg.lines().filter(|line| line.starts_with("<text"));
+    let plain = |line: &str| {
+        let parts = line.split('<').filter_map(|part| part.split_once('>'));
+        let text: String = parts.map(|(_, text)| text).collect();
+        // How long it took, and who reads and writes.
+        let text = text.split(" ms;").next().unwrap_or_default().to_owned();
+        let text = text.split(" (io:").next().unwrap_or_default().to_owned();
+        let is_time = |char: char| char.is_ascii_digit() || char == '.';
+        text.trim_end_matches(is_time).to_owned()
+    };
+    texts.map(plain).collect()
+}
+
+#[test]
+fn the_picture_of_the_readme_is_what_a_run_prints() {
+    let sandbox = Sandbox::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut make = sandbox.hermetic("python3", "");
+    make.arg(root.join("docs/demo.py")).args([
+        "--ckptfs",
+        env!("CARGO_BIN_EXE_ckptfs"),
+        "--out",
+        "demo.svg",
+    ]);
+    sandbox.run(make).ok();
+    let made = std::fs::read_to_string(sandbox.path.join("demo.svg")).expect("a picture");
+    let shown = picture(include_str!("../../../docs/demo.svg"));
+    assert!(shown.len() > 20, "{shown:?}");
+    assert_eq!(picture(&made), shown, "docs/demo.py makes it anew");
+}
