@@ -170,7 +170,7 @@ fn old_forms_work_and_say_on_a_terminal_what_they_are_now() {
     ] {
         let said = on_a_terminal(&sandbox, typed);
         assert!(
-            said.contains(&format!("this verb is now `ckptfs {now}`")),
+            said.contains(&format!("this command is now `ckptfs {now}`")),
             "{typed}: {said}"
         );
     }
@@ -180,7 +180,7 @@ fn old_forms_work_and_say_on_a_terminal_what_they_are_now() {
         "ckptfs serve volumes --root /proc/none || true",
     ] {
         let said = on_a_terminal(&sandbox, typed);
-        assert!(!said.contains("this verb is now"), "{typed}: {said}");
+        assert!(!said.contains("this command is now"), "{typed}: {said}");
     }
     // What is for --dedup goes with it alone, and the rules of gc do not.
     for wrong in [
