@@ -381,7 +381,7 @@ mod tests {
             hint("onremove"),
             Err((Code::UnknownOption, "did you mean on-remove?".into()))
         );
-        assert!(hint("type").is_err_and(|(_, hint)| hint.starts_with("known are from, ")));
+        assert!(hint("type").is_err_and(|(_, hint)| hint.starts_with("the options are from, ")));
     }
 
     #[test]

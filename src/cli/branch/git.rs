@@ -248,7 +248,9 @@ impl Begun {
             note: None,
         });
         match (head, there) {
-            (Head::At(_), _) if !is_branch_name(&self.name) => detached("is not a valid name"),
+            (Head::At(_), _) if !is_branch_name(&self.name) => {
+                detached("would not have a valid name")
+            }
             (Head::Unborn, None) if !taken && is_branch_name(&self.name) => attached,
             (Head::Unborn, _) => Err(hinted(
                 Code::Busy,

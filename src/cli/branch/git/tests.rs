@@ -280,8 +280,8 @@ fn head_is_a_commit_where_a_branch_of_this_name_cannot_be_had() {
     detached("other", "other commits");
     detached("above", "below it");
     detached("main", "checked out");
-    detached("a..b", "no name");
-    detached("x.lock", "no name");
+    detached("a..b", "valid name");
+    detached("x.lock", "valid name");
     assert_eq!(
         project.git(&["rev-parse", "other"]),
         project.git(&["rev-parse", "HEAD~1"])
