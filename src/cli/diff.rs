@@ -129,7 +129,11 @@ pub fn run(mut args: Args, context: &mut Context) -> Outcome {
     changes::all_told(out, &changes)
 }
 
-fn print_patch(
+/// Prints what changed from one state to another as a patch, of what is asked for.
+///
+/// # Errors
+/// As [`tell_patch`]; those of comparing.
+pub fn print_patch(
     served: &mut locate::Served,
     (from, to): (&Option<CheckpointInfo>, &Option<CheckpointInfo>),
     asked: impl Fn(&Change) -> bool,

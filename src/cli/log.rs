@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use super::context::Context;
-use super::error::{Outcome, hinted};
+use super::error::{Failure, Outcome, hinted};
 use super::graph::Graph;
+use super::hunks::Style;
 use super::listing::{Printer, remarks};
 use super::output::{Out, Role, width};
 use super::tree_path::in_tree;
-use super::{find, locate, time};
+use super::{changes, diff, find, locate, past, time};
 use crate::control::History;
 use crate::engine::api::{
-    Code, ListVersions, Query, ShowCheckpoint, StateName, VersionInfo, VersionKind,
+    Change, Code, ListVersions, Query, ShowCheckpoint, StateName, TreePath, VersionInfo,
+    VersionKind,
 };
 
 /// Checkpoints that are asked for at once.
@@ -41,6 +43,9 @@ pub struct Args {
     /// directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
+    /// Show what each checkpoint changed, as a patch; with PATH only of that
+    #[arg(short, long, conflicts_with_all = ["graph", "deleted", "json"])]
+    patch: bool,
     /// One line per checkpoint, which is the default
     #[arg(long)]
     oneline: bool,
@@ -54,10 +59,11 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     context.out.page();
     if args.filters != find::Filters::default() || args.changed.is_some() {
-        if args.before.is_some() || args.graph || args.deleted || args.path.is_some() {
+        let other = args.before.is_some() || args.graph || args.deleted || args.patch;
+        if other || args.path.is_some() {
             return Err(hinted(
                 Code::Usage,
-                "--before, --graph, --deleted and PATH cannot be combined with filters",
+                "--before, --graph, --deleted, --patch and PATH cannot be combined with filters",
                 "leave them out, or leave out the filters (--author, --since, --tag, --changed, ...)",
             )
             .into());
@@ -68,6 +74,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             path: args.changed,
         };
         return find::run(found, context);
+    }
+    if args.patch {
+        return patches(&args, context);
     }
     if let Some(path) = &args.path {
         return versions(path, args.max_count.unwrap_or(usize::MAX), context);
@@ -125,6 +134,50 @@ fn print_by_page(
         out.flush()?;
     }
     Ok(printed)
+}
+
+/// Prints each checkpoint, and what it changed since the one that it comes from.
+///
+/// # Errors
+/// `incomplete`, in the end: something of a patch cannot be read.
+fn patches(args: &Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let path = args.path.as_ref();
+    let path = path.map(|path| in_tree(&served.root, &served.cwd, path));
+    let paths: Vec<TreePath> = path.transpose()?.into_iter().collect();
+    let asked = |change: &Change| paths.is_empty() || changes::is_below(change, &paths);
+    let before = args.before.as_ref();
+    let before = before.map(|before| past::state(&mut served, before));
+    let mut query = Query {
+        before: before.transpose()?.flatten().map(|before| before.id),
+        path: paths.first().cloned(),
+        counted: true,
+        ..Query::default()
+    };
+    let (mut printer, mut incomplete) = (Printer::default(), None);
+    let mut left = args.max_count.unwrap_or(usize::MAX);
+    while left > 0 {
+        let count = PAGE.min(left);
+        query.limit = Some(count);
+        let page = served.client.ask(query.clone())?;
+        for checkpoint in &page {
+            printer.print(std::slice::from_ref(checkpoint), &mut context.out)?;
+            let Some(parent) = checkpoint.parent else {
+                continue;
+            };
+            let from = past::state(&mut served, &parent.to_string())?;
+            let states = (&from, &Some(checkpoint.clone()));
+            match diff::print_patch(&mut served, states, asked, Style::default(), context) {
+                Err(Failure::Verb(why)) if why.code == Code::Incomplete => {
+                    incomplete = Some(Failure::Verb(why));
+                }
+                told => told?,
+            }
+        }
+        query.before = page.last().map(|oldest| oldest.id);
+        left = if page.len() < count { 0 } else { left - count };
+    }
+    incomplete.map_or(Ok(()), Err)
 }
 
 fn versions(path: &Path, max: usize, context: &mut Context) -> Outcome {

@@ -257,7 +257,9 @@ pub(super) fn note_too_long(length: usize, max: usize) -> VerbError {
 
 /// No checkpoint has this number or tag.
 pub(super) fn unknown_state(name: &str, known: &[String]) -> VerbError {
+    let is_git_s = name.starts_with("HEAD") || name == "@";
     let hint = match nearest(name, known) {
+        _ if is_git_s => "`latest` is the newest checkpoint, `latest~1` the one before it".into(),
         Some(near) => format!("did you mean {near:?}? `ckptfs log` lists all checkpoints"),
         None if known.is_empty() => {
             "there is no checkpoint yet; `ckptfs checkpoint` makes one".into()
@@ -425,7 +427,7 @@ pub(super) fn bad_time(problem: String) -> VerbError {
     hinted(
         Code::BadTime,
         problem,
-        "for example: ckptfs diff '@{10min ago}', ckptfs find --since 2h",
+        "for example: ckptfs diff '@{10min ago}', ckptfs log --since 2h",
     )
 }
 

@@ -71,7 +71,7 @@ impl Subject {
     fn new(v: Variant, directories: usize) -> Subject {
         let mut opts = MountOpts::new(v.io).packing();
         opts.branch = true;
-        opts.limit *= 4;
+        opts.limit *= if is_long() { 16 } else { 4 };
         let rig = v.start_with(opts, |dir| {
             for number in 0..directories {
                 let one = dir.join(number.to_string());

@@ -124,3 +124,43 @@ fn a_renamed_directory_takes_all_that_is_in_it_along() {
         "{patch}"
     );
 }
+
+#[test]
+fn a_log_has_the_patch_of_each_checkpoint() {
+    let sandbox = Sandbox::new();
+    sandbox.file("p/a", "one\n");
+    sandbox.file("p/b", "b\n");
+    sandbox.ckptfs(&["mount", "p"]).ok();
+    let log = |arguments: &[&str]| {
+        let ran = sandbox.ckptfs_in("p", &[&["log", "-p"], arguments].concat());
+        assert_eq!(ran.err(), "");
+        ran.ok().out()
+    };
+    let checkpoint = |note: &str| {
+        sandbox.ckptfs_in("p", &["checkpoint", "-m", note]).ok();
+    };
+    checkpoint("first");
+    sandbox.file("p/a", "two\n");
+    checkpoint("second");
+    sandbox.file("p/b", "c\n");
+    checkpoint("third");
+    let all = log(&[]);
+    let found = ["  third", "-b\n+c\n", "  second", "-one\n+two\n", "  first"];
+    let at: Vec<Option<usize>> = found.iter().map(|text| all.find(text)).collect();
+    assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{all}");
+    let of_a = log(&["a"]);
+    let is_there = |text: &str| of_a.contains(text);
+    assert!(
+        is_there("second") && is_there("+two") && !is_there("third"),
+        "{of_a}"
+    );
+    assert!(!log(&["-n", "1"]).contains("second"));
+    assert!(!log(&["--before", "2"]).contains("+two"));
+    let head = sandbox.ckptfs_in("p", &["diff", "HEAD"]);
+    assert!(
+        head.err().contains("`latest` is the newest"),
+        "{}",
+        head.err()
+    );
+    sandbox.ckptfs(&["umount", "p"]).ok();
+}
