@@ -58,6 +58,7 @@ mod man;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod merge;
+mod more;
 mod mount;
 mod mounts;
 mod ops;
@@ -122,31 +123,25 @@ Look
   show        Show a checkpoint, or a file or directory as it was
   diff        List what changed between two states, or print it as a patch
   browse      Look through the history on the whole terminal, and go back
-  bisect      Find the first checkpoint in which a test fails
-  du          Show what space each checkpoint takes
 
 Go back
   restore     Bring the tree, or some paths of it, back to an earlier state
   undo        Undo the last operations: restores, merges, deletions, tags, pins
-  redo        Redo what was undone last
   rewind      Take back what an agent did since a prompt, and nothing else
   run         Run a command protected by a checkpoint, or in the past
 
 Branches
   branch      Writable second trees that start from a checkpoint of this one
   merge       Merge what a branch changed
-  fork        Make an independent writable tree from a checkpoint
 
 Keep
   tag         Name checkpoints, remove, rename or list their tags
   pin         Protect a checkpoint from being deleted
   delete      Delete a checkpoint
   gc          Thin out the history by rules, and free what no checkpoint needs
-  ops         List the operations on the history: what `undo` undoes
 
 Agents
   agent       Have coding agents make checkpoints, for `rewind`
-  mcp         Serve the verbs as tools for an agent (Model Context Protocol)
 
 Elsewhere
   export      Copy a checkpoint to a directory, or as a tar stream to stdout
@@ -154,12 +149,10 @@ Elsewhere
 
 Administration
   verify      Look for damage in the history, and repair it
-  doctor      Show what this machine and a directory support
-  config      Show and change the configuration
-  serve       Serve container volumes to Docker, Podman or Kubernetes
-  prompt      Print a few bytes for a shell's prompt
-  completion  Print a shell's completions
   help        Print this, or the help of a verb
+
+More (ckptfs help more)
+  bisect, completion, config, doctor, du, fork, mcp, ops, prompt, redo, serve
 
 Options:
 {options}{after-help}";
@@ -294,6 +287,8 @@ verbs! {
     #[command(hide = true)]
     Concepts(concepts),
     #[command(hide = true)]
+    More(more),
+    #[command(hide = true)]
     Man(man),
     #[command(hide = true)]
     Daemon(daemon),
@@ -419,7 +414,13 @@ mod tests {
     fn the_help_has_every_verb_but_hidden_ones_and_volumes() {
         for verb in super::command().get_subcommands() {
             let name = verb.get_name();
-            let is_told = super::HELP.contains(&format!("\n  {name} "));
+            let told = [super::HELP, "\n", super::more::VERBS].concat();
+            let is_told = told.contains(&format!("\n  {name} "));
+            let is_named = super::HELP.contains(&format!("\n  {name} "))
+                || super::HELP.lines().any(|line| {
+                    line.contains(", ") && line.trim().split(", ").any(|word| word == name)
+                });
+            assert_eq!(is_told, is_named, "{name}");
             let is_for_people = !verb.is_hide_set() && name != "volumes";
             assert_eq!(is_told, is_for_people, "{name}");
         }

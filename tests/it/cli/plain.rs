@@ -41,12 +41,12 @@ const VERBS: [&str; 30] = [
 #[test]
 fn every_verb_has_help_and_is_in_the_overview() {
     let sandbox = Sandbox::new();
-    let overview = sandbox.ckptfs(&["--help"]).ok().out();
+    let told = sandbox.verbs();
     for verb in VERBS {
         assert_eq!(
-            overview.contains(&format!("\n  {verb} ")),
+            told.iter().any(|told| told == verb),
             !OLD.contains(&verb),
-            "{verb} in {overview}"
+            "{verb} in {told:?}"
         );
         for help in ["--help", "-h"] {
             let ran = sandbox.ckptfs(&[verb, help]).ok();
@@ -62,10 +62,7 @@ fn every_verb_has_help_and_is_in_the_overview() {
             );
         }
     }
-    assert!(
-        !overview.contains("daemon  "),
-        "the daemon is not for people: {overview}"
-    );
+    assert!(!told.contains(&"daemon".to_owned()), "it is not for people");
 }
 
 #[test]

@@ -31,14 +31,7 @@ fn every_verb_has_a_page_of_the_manual() {
     }
     let sandbox = Sandbox::new();
     let pages = pages(&sandbox);
-    let overview = sandbox.ckptfs(&["--help"]).ok().out();
-    let verbs = overview.split("\nOptions:\n").next().expect("the verbs");
-    let verbs: Vec<&str> = verbs
-        .lines()
-        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
-        .filter_map(|line| line.split_whitespace().next())
-        .filter(|verb| *verb != "help")
-        .collect();
+    let verbs = sandbox.verbs();
     assert!(verbs.len() > 30, "{verbs:?}");
     for verb in &verbs {
         assert!(pages.contains(&format!("ckptfs-{verb}.1")), "{verb}");

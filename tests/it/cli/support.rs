@@ -101,6 +101,19 @@ impl Sandbox {
         self.run(command)
     }
 
+    /// The verbs that people are told of, but for `help`.
+    pub fn verbs(&self) -> Vec<String> {
+        let told = [&["--help"][..], &["help", "more"]].map(|ask| self.ckptfs(ask).ok().out());
+        let lists = told.iter().map(|told| told.split("\nMore (").next());
+        let lines = lists.flatten().flat_map(str::lines);
+        lines
+            .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+            .filter_map(|line| line.split_whitespace().next())
+            .filter(|verb| *verb != "help")
+            .map(str::to_owned)
+            .collect()
+    }
+
     /// The program, to be run in a directory of the sandbox.
     pub fn command(&self, dir: &str) -> Command {
         self.hermetic(env!("CARGO_BIN_EXE_ckptfs"), dir)
