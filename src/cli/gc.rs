@@ -41,7 +41,7 @@ pub struct Args {
     /// Free the oldest until the history takes no more than this: "10G"
     #[arg(long, value_name = "BYTES")]
     max_size: Option<String>,
-    /// Do not apply the [[tiers]] of the configuration
+    /// Do not apply the `tiers` of the configuration
     #[arg(long)]
     no_tiers: bool,
     /// Delete nothing: make versions with the same content share their space
