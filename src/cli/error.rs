@@ -6,11 +6,14 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::output::Out;
-use crate::engine::api::VerbError;
+use crate::engine::api::{Code, VerbError};
 pub use crate::volumes::error::{On, error, hinted, io_error, plain};
 
 /// Exit status of a verb that has found damage.
 const DAMAGE_STATUS: u8 = 4;
+
+/// Exit status of a wrong command line, as clap has it.
+const USAGE_STATUS: u8 = 2;
 
 /// Exit status of a verb whose status is that of a command, when it could not do its own part; as
 /// of env(1) and timeout(1).
@@ -52,7 +55,12 @@ impl Failure {
     /// Tells the user on stderr, and gives the exit status.
     pub fn report(&self, out: &Out) -> ExitCode {
         match self {
-            Failure::Verb(error) => tell(error, out),
+            Failure::Verb(error) => {
+                tell(error, out);
+                if error.code == Code::Usage {
+                    return ExitCode::from(USAGE_STATUS);
+                }
+            }
             // The reader has seen enough: `ckptfs log | head -1`.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 return ExitCode::SUCCESS;

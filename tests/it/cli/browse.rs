@@ -176,7 +176,7 @@ fn a_branch_and_a_tag_are_made_and_what_is_hostile_is_shown_harmless() {
 fn without_a_terminal_it_says_what_to_type() {
     let sandbox = mounted();
     let ran = sandbox.ckptfs(&["-C", "p", "browse"]);
-    assert_eq!(ran.code, 1, "{}", ran.err());
+    assert_eq!(ran.code, 2, "{}", ran.err());
     assert!(
         ran.err().contains("browse needs a terminal"),
         "{}",

@@ -362,7 +362,11 @@ fn past_files_and_directories_are_read_by_state_and_path() {
     refused(&["cat", "4:sub"], "4:sub is a directory");
     refused(&["cat", "4:none"], "4:none does not exist");
     refused(&["cat", "9:a.txt"], "there is no checkpoint \"9\"");
-    refused(&["cat", "a.txt"], "\"a.txt\" is not ID:PATH");
+    let no_state = run("p", &["cat", "a.txt"]);
+    assert!(
+        no_state.code == 2 && no_state.err().contains("\"a.txt\" is not ID:PATH"),
+        "{no_state:?}"
+    );
     refused(&["cat", "4:../x"], "outside of the tree");
 }
 
