@@ -4,7 +4,7 @@ use super::Context;
 use super::error::Outcome;
 
 /// What `ckptfs help more` prints.
-pub const VERBS: &str = "\
+pub const VERBS: &str = "The verbs that `ckptfs --help` only names:
   bisect      Find the first checkpoint in which a test fails
   completion  Print a shell's completions
   config      Show and change the configuration

@@ -184,7 +184,10 @@ fn the_holder_may_die(v: Variant) {
     assert_eq!(fs::read(rig.path().join("f")).unwrap(), b"x");
     wait_until("status says that nobody would take over", 20, || {
         let status = rig.mount.status_json();
-        status["daemon"]["holder"].is_null() && status["warnings"].to_string().contains("restarts the daemon has died")
+        status["daemon"]["holder"].is_null()
+            && status["warnings"]
+                .to_string()
+                .contains("restarts the daemon has died")
     });
     let id = rig.mount.checkpoint();
     rig.mount.kill();
