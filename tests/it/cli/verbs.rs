@@ -32,7 +32,7 @@ fn few_verbs_do_what_many_did() {
     assert!(verb(&["pin"]).contains("(pinned: why)"));
     assert_eq!(verb(&["pin", "-d", "2"]), "checkpoint 2 is not pinned\n");
     assert!(verb(&["status", "-v"]).contains("requests"));
-    assert_eq!(sandbox.ckptfs_in("p", &["tag", "2"]).code, 1);
+    assert_eq!(sandbox.ckptfs_in("p", &["tag", "2"]).code, 2);
     sandbox.ckptfs(&["umount", "p"]).ok();
     verb(&["verify", "--repair"]);
 }
