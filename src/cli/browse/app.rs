@@ -9,7 +9,7 @@ use crate::store::ids::CheckpointId;
 use crate::sys::Kind;
 
 use super::super::output::{Out, escape};
-use super::super::{listing, show, time};
+use super::super::{changes, listing, show, time};
 
 /// A part of the screen that keys go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,8 @@ pub struct App {
     has_more: bool,
     pub files: Files,
     pub file: List,
+    /// The changes are from this checkpoint to this state; `None`: there are none.
+    between: Option<(CheckpointInfo, Option<CheckpointInfo>)>,
     /// Changes are told up to the tree as it is now, and not since the checkpoint before.
     pub to_live: bool,
     pub main: Vec<String>,
@@ -116,6 +118,7 @@ impl App {
             has_more: false,
             files: Files::Changes(Vec::new()),
             file: List::default(),
+            between: None,
             to_live: false,
             main: Vec::new(),
             main_title: String::new(),
@@ -250,7 +253,7 @@ impl App {
         if self.versions_of.is_some() || self.popup.is_some() {
             return Ok(());
         }
-        let newest = self.history.page(None)?.first().map(|state| state.id);
+        let newest = self.history.newest()?;
         let known = self
             .rows
             .get(1)
@@ -260,16 +263,18 @@ impl App {
     }
 
     /// From which checkpoint to which state the changes are that are told.
-    fn compared(&self) -> Option<(CheckpointInfo, Option<CheckpointInfo>)> {
+    fn compared(&mut self) -> VerbResult<Option<(CheckpointInfo, Option<CheckpointInfo>)>> {
         let state = self.state().cloned();
-        match state {
-            Some(state) if self.to_live => Some((state, None)),
-            // Of a path all states are between two of its versions.
-            _ => {
-                let before = self.rows.get(self.row.selected + 1)?.state.clone()?;
-                Some((before, state))
+        let before = match state {
+            Some(state) if self.to_live => return Ok(Some((state, None))),
+            // From one version of a path to the next.
+            _ if self.versions_of.is_some() => {
+                let before = self.rows.get(self.row.selected + 1);
+                before.and_then(|row| row.state.clone())
             }
-        }
+            _ => self.history.before(state.as_ref())?,
+        };
+        Ok(before.map(|before| (before, state)))
     }
 
     fn read_files(&mut self) -> VerbResult<()> {
@@ -277,17 +282,18 @@ impl App {
             let dir = dir.clone();
             return self.open(dir);
         }
-        let changes = match self.compared() {
-            Some((from, to)) => self.history.changes(from.id, to.map(|to| to.id))?,
+        self.between = self.compared()?;
+        let mut changes = match &self.between {
+            Some((from, to)) => {
+                let to = to.as_ref().map(|to| to.id);
+                self.history.changes(from.id, to)?
+            }
             None => Vec::new(),
         };
-        self.files = Files::Changes(changes);
-        if let Some(path) = &self.versions_of
-            && let Files::Changes(changes) = &self.files
-        {
-            let at = changes.iter().position(|change| change.path == *path);
-            self.file.selected = at.unwrap_or(0);
+        if let Some(path) = &self.versions_of {
+            changes.retain(|change| changes::is_below(change, std::slice::from_ref(path)));
         }
+        self.files = Files::Changes(changes);
         self.file.step(0, self.files_len());
         Ok(())
     }
@@ -320,9 +326,9 @@ impl App {
         match &self.files {
             Files::Changes(changes) => {
                 self.main_title = "Changes".to_owned();
-                match (changes.get(self.file.selected), self.compared()) {
+                match (changes.get(self.file.selected), &self.between) {
                     (Some(change), Some((from, to))) => {
-                        self.history.patch(change, &from, to.as_ref())
+                        self.history.patch(change, from, to.as_ref())
                     }
                     _ => Ok(Vec::new()),
                 }

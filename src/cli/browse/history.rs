@@ -6,10 +6,10 @@ use super::super::hunks::Style;
 use super::super::locate::Served;
 use super::super::ls;
 use super::super::output::{Out, escape};
-use super::super::past::{Found, Tree};
+use super::super::past::{self, Found, Tree};
 use super::super::patch;
 use crate::engine::api::{
-    Change, CheckpointInfo, Compare, ListVersions, Query, StateName, TreePath, VerbResult,
+    Change, CheckpointInfo, Code, Compare, ListVersions, Query, StateName, TreePath, VerbResult,
     VersionInfo,
 };
 use crate::store::ids::CheckpointId;
@@ -52,6 +52,35 @@ impl History {
             before,
             ..Query::default()
         })
+    }
+
+    /// The newest checkpoint.
+    pub fn newest(&mut self) -> VerbResult<Option<CheckpointId>> {
+        let newest = self.served.client.ask(Query {
+            limit: Some(1),
+            ..Query::default()
+        })?;
+        Ok(newest.first().map(|state| state.id))
+    }
+
+    /// What changes are told since: of a checkpoint the one that it comes from, as `log` counts
+    /// them; of the tree as it is now the newest that somebody asked for, as `diff` does. `None`:
+    /// there is none.
+    ///
+    /// # Errors
+    /// Those of asking the daemon.
+    pub fn before(&mut self, state: Option<&CheckpointInfo>) -> VerbResult<Option<CheckpointInfo>> {
+        let before = match state {
+            Some(state) => match state.parent {
+                Some(parent) => parent.to_string(),
+                None => return Ok(None),
+            },
+            None => "latest".to_owned(),
+        };
+        match past::state(&mut self.served, &before) {
+            Err(unknown) if unknown.code == Code::UnknownCheckpoint => Ok(None),
+            before => before,
+        }
     }
 
     /// Versions of a path, the newest first.

@@ -93,6 +93,10 @@ fn act(app: &mut App, key: KeyCode) -> VerbResult<()> {
         then,
     };
     match (key, id) {
+        // Where nothing is selected it is not the whole tree that is meant.
+        (KeyCode::Char('r'), Some(_)) if app.pane != Pane::Checkpoints && app.path().is_none() => {
+            app.said = "select a file".to_owned();
+        }
         (KeyCode::Char('r'), Some(id)) => {
             let deed = Deed::new(["restore", &id.to_string()]).with_path(app.path().as_ref());
             return confirm(app, deed);

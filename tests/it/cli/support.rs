@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::mount::unescape;
+
 /// No command of a test takes so long.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -182,7 +184,7 @@ impl Sandbox {
         let at = |line: &[u8]| {
             line.split(|byte| *byte == b' ')
                 .nth(4)
-                .map(|at| PathBuf::from(OsStr::from_bytes(&unescaped(at))))
+                .map(|at| PathBuf::from(unescape(&String::from_utf8_lossy(at))))
         };
         let mut mounts: Vec<PathBuf> = table
             .split(|byte| *byte == b'\n')
@@ -235,21 +237,4 @@ impl Drop for Sandbox {
             self.dir.disable_cleanup(true);
         }
     }
-}
-
-/// A path of mountinfo, where blanks and backslashes are octal numbers (proc(5)).
-fn unescaped(path: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::new();
-    let mut rest = path;
-    while let Some((first, behind)) = rest.split_first() {
-        let number = behind
-            .get(..3)
-            .and_then(|digits| std::str::from_utf8(digits).ok());
-        let number = number.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        (rest, _) = match (first, number) {
-            (b'\\', Some(byte)) => (&behind[3..], plain.push(byte)),
-            _ => (behind, plain.push(*first)),
-        };
-    }
-    plain
 }

@@ -501,7 +501,7 @@ pub fn minor_of(point: &Path) -> Option<u32> {
 }
 
 /// The mount table writes blanks and backslashes in octal.
-fn unescape(field: &str) -> String {
+pub fn unescape(field: &str) -> String {
     field
         .replace("\\040", " ")
         .replace("\\011", "\t")
