@@ -174,6 +174,7 @@ fn patches(args: &Args, context: &mut Context) -> Outcome {
                 told => told?,
             }
         }
+        context.out.flush()?;
         query.before = page.last().map(|oldest| oldest.id);
         left = if page.len() < count { 0 } else { left - count };
     }

@@ -165,8 +165,11 @@ fn a_branch_and_a_tag_are_made_and_what_is_hostile_is_shown_harmless() {
         .shows(&["name of the branch"]);
     terminal.keys(&["-l", "try"]);
     terminal.keys(&["Enter"]).shows(&["Error:"]);
+    // The first checkpoint changed nothing: where no file is selected not the whole tree is meant.
+    terminal.keys(&["Escape", "1", "G"]).shows(&["0 changes"]);
+    terminal.keys(&["Enter", "r"]).shows(&["select a file"]);
     terminal
-        .keys(&["Escape", "?"])
+        .keys(&["?"])
         .shows(&["quit", "versions of the selected file"]);
     drop(terminal);
     sandbox.ckptfs(&["umount", "p"]).ok();
