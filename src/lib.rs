@@ -26,7 +26,7 @@
 //! `ckptfs::internals` is for the tests and benchmarks of this package and changes with them.
 //!
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `csi`, `volumes`,
-//! `control`, `fuse`, `transfer`, `engine`, `live`, `tree`, `history`, `store`, `sys`.
+//! `remote`, `control`, `fuse`, `transfer`, `engine`, `live`, `tree`, `history`, `store`, `sys`.
 
 // Who uses an item of a lower layer may be left out of the build: only the whole of it shows what
 // nobody uses.
@@ -50,6 +50,8 @@ mod engine;
 mod fuse;
 mod history;
 mod live;
+#[cfg(feature = "remote")]
+mod remote;
 mod store;
 mod sys;
 mod transfer;

@@ -70,6 +70,8 @@ mod pin;
 mod progress;
 mod prompt;
 mod redo;
+#[cfg(feature = "remote")]
+mod remote;
 mod rename;
 mod replaced;
 mod restore;
@@ -205,15 +207,15 @@ struct Global {
 
 /// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
 macro_rules! verbs {
-    ($($(#[cfg($condition:meta)])? $(#[command($shown:meta)])? $verb:ident($module:ident),)*) => {
+    ($($(#[cfg($condition:meta)])? $(#[command($shown:meta)])? $verb:ident($($module:ident)::+),)*) => {
         #[derive(Debug, Subcommand)]
         enum Verb {
-            $($(#[cfg($condition)])? $(#[command($shown)])? $verb($module::Args),)*
+            $($(#[cfg($condition)])? $(#[command($shown)])? $verb($($module)::+::Args),)*
         }
 
         fn run(verb: Verb, context: &mut Context) -> Outcome {
             match verb {
-                $($(#[cfg($condition)])? Verb::$verb(args) => $module::run(args, context),)*
+                $($(#[cfg($condition)])? Verb::$verb(args) => $($module)::+::run(args, context),)*
             }
         }
     };
@@ -265,6 +267,10 @@ verbs! {
     Export(export),
     Fork(fork),
     Import(import),
+    #[cfg(feature = "remote")]
+    Push(remote::push),
+    #[cfg(feature = "remote")]
+    Pull(remote::pull),
     Verify(verify),
     Serve(serve),
     Volumes(volumes),

@@ -15,13 +15,14 @@ const LAYERS: [&[&str]; 10] = [
     &["live"],
     &["engine"],
     &["fuse", "control", "transfer"],
+    &["remote"],
     &["volumes"],
     &["csi"],
     &["cli"],
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 23] = [
+const HOMES: [(&str, &[&str]); 28] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -36,12 +37,17 @@ const HOMES: [(&str, &[&str]); 23] = [
     ("globset", &["src/engine"]),
     ("strsim", &["src/engine"]),
     ("hyper", &["src/volumes"]),
+    ("object_store", &["src/remote"]),
+    ("oci_client", &["src/remote/oci"]),
+    ("oci_spec", &["src/remote/oci"]),
+    ("rustic_backend", &["src/remote"]),
+    ("rustic_core", &["src/remote"]),
     ("prost", &["src/csi"]),
     ("prost_types", &["src/csi"]),
     ("protox", &["src/csi/build.rs"]),
     ("ratatui", &["src/cli/browse"]),
     ("rmcp", &["src/cli/mcp"]),
-    ("tokio", &["src/csi", "src/volumes", "src/cli/mcp"]),
+    ("tokio", &["src/csi", "src/volumes", "src/cli/mcp", "src/remote"]),
     ("tonic", &["src/csi"]),
     ("tonic_prost_build", &["src/csi/build.rs"]),
     ("unsafe", &["src/sys"]),

@@ -1,0 +1,5 @@
+//! `ckptfs remote`, `push` and `pull`.
+
+mod oci;
+pub mod pull;
+pub mod push;

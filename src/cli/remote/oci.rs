@@ -1,0 +1,1 @@
+//! `push` to a registry, and `pull` from one.

@@ -1,0 +1,1 @@
+//! A checkpoint as an image: `oci://HOST[:PORT]/NAME[:TAG]`.

@@ -1,0 +1,1 @@
+//! Checkpoints as snapshots of a repository that restic and rustic read.
