@@ -62,6 +62,8 @@ codes! {
         ToolMissing, ToolFailed,
         // Branches.
         BadBranch, IsBranch,
+        // Remotes.
+        UnknownRemote, RemoteExists, RemoteFailed, BadRemote, BadPassword,
         // The filesystem, the store and the index.
         IndexFailed, Io,
         // Daemon and client.
