@@ -98,7 +98,8 @@ pub use os::{
     reopen, replace_descriptor, runs_of_thread, same_ranges, send_message, set_file_xattr,
     set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr, shares_extents,
     start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, truncate_unshared, unmount,
-    utimens_fd, wait_readable, waits_of_thread, watched, widen_pipe, wrap_number, write_in_place,
+    unnamed_file, utimens_fd, wait_readable, waits_of_thread, watched, widen_pipe, wrap_number,
+    write_in_place,
 };
 pub use pass::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
 pub use path::{

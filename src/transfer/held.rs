@@ -177,7 +177,11 @@ impl Queue {
     /// Nothing comes in the place of a path.
     fn is_refused(&mut self, path: &TreePath) {
         for part in &mut self.parts {
-            for (_, read) in part.entries.iter_mut().filter(|(entry, _)| entry.path == *path) {
+            for (_, read) in part
+                .entries
+                .iter_mut()
+                .filter(|(entry, _)| entry.path == *path)
+            {
                 if matches!(read, Read::Missing) {
                     *read = Read::Gone;
                 }

@@ -47,7 +47,10 @@ const HOMES: [(&str, &[&str]); 28] = [
     ("protox", &["src/csi/build.rs"]),
     ("ratatui", &["src/cli/browse"]),
     ("rmcp", &["src/cli/mcp"]),
-    ("tokio", &["src/csi", "src/volumes", "src/cli/mcp", "src/remote"]),
+    (
+        "tokio",
+        &["src/csi", "src/volumes", "src/cli/mcp", "src/remote"],
+    ),
     ("tonic", &["src/csi"]),
     ("tonic_prost_build", &["src/csi/build.rs"]),
     ("unsafe", &["src/sys"]),

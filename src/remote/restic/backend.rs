@@ -27,7 +27,13 @@ pub fn is_local(url: &str) -> bool {
 /// # Errors
 /// `bad-remote`.
 pub fn check(url: &str) -> VerbResult<()> {
-    let bad = |message: String| Err(hinted(Code::BadRemote, message, format!("it is one of: {KINDS}")));
+    let bad = |message: String| {
+        Err(hinted(
+            Code::BadRemote,
+            message,
+            format!("it is one of: {KINDS}"),
+        ))
+    };
     let (kind, rest) = url.split_once(':').unwrap_or(("", url));
     let host = rest
         .split_once("://")
@@ -75,7 +81,11 @@ fn with_user(at: &str) -> String {
         return at.to_owned();
     };
     let password = of("RESTIC_REST_PASSWORD").unwrap_or_default();
-    format!("{scheme}://{}:{}@{rest}", escaped(&user), escaped(&password))
+    format!(
+        "{scheme}://{}:{}@{rest}",
+        escaped(&user),
+        escaped(&password)
+    )
 }
 
 /// Percent-encoded (RFC 3986) but for letters and digits.

@@ -124,7 +124,12 @@ impl Pushed {
             snapshot: file.id.to_hex().to_string(),
             store: store.to_owned(),
             checkpoint: CheckpointId(checkpoint),
-            tags: file.tags.iter().filter(|tag| !is_ours(tag)).cloned().collect(),
+            tags: file
+                .tags
+                .iter()
+                .filter(|tag| !is_ours(tag))
+                .cloned()
+                .collect(),
             note: file.description.clone().unwrap_or_default(),
             created: file.time.timestamp(),
             host: file.hostname.clone(),

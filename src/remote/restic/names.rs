@@ -26,10 +26,18 @@ pub struct Named {
     /// Where it is.
     pub url: String,
     /// A file of 0600 whose first line is the password.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "password-file")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        rename = "password-file"
+    )]
     pub password_file: Option<PathBuf>,
     /// A command for sh(1) that prints the password.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "password-command")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        rename = "password-command"
+    )]
     pub password_command: Option<String>,
 }
 
@@ -48,7 +56,11 @@ impl Names {
     pub fn read(dir: &Path) -> VerbResult<Names> {
         let path = dir.join("remotes.toml");
         let bad = |why: &str, hint: &str| {
-            hinted(Code::BadConfig, format!("{}: {why}", path.display()), hint.to_owned())
+            hinted(
+                Code::BadConfig,
+                format!("{}: {why}", path.display()),
+                hint.to_owned(),
+            )
         };
         let found = match fs::metadata(&path) {
             Ok(found) => found,
@@ -61,7 +73,10 @@ impl Names {
             Err(cause) => return Err(io_error(path.display(), cause)),
         };
         if !found.is_file() || found.len() > FILE_BYTES_MAX {
-            return Err(bad("it is not a regular file of at most 1 MiB", "remove it"));
+            return Err(bad(
+                "it is not a regular file of at most 1 MiB",
+                "remove it",
+            ));
         }
         if found.mode() & 0o022 != 0 || (found.uid() != sys::ids().0 && found.uid() != 0) {
             return Err(bad(
@@ -77,7 +92,9 @@ impl Names {
 
     /// All of them.
     pub fn all(&self) -> impl Iterator<Item = (&str, &Named)> {
-        self.by_name.iter().map(|(name, named)| (name.as_str(), named))
+        self.by_name
+            .iter()
+            .map(|(name, named)| (name.as_str(), named))
     }
 
     /// The one with a name.
@@ -92,7 +109,11 @@ impl Names {
             } else {
                 format!("there are: {}", known.join(", "))
             };
-            hinted(Code::UnknownRemote, format!("no remote is named {name}"), hint)
+            hinted(
+                Code::UnknownRemote,
+                format!("no remote is named {name}"),
+                hint,
+            )
         })
     }
 

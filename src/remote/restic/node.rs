@@ -44,7 +44,9 @@ impl Unfit {
     pub fn reason(&self) -> &'static str {
         match self {
             Unfit::Name => "its name does not fit into restic's format",
-            Unfit::Xattr => "an extended attribute has a name that is not UTF-8, which restic's format cannot hold",
+            Unfit::Xattr => {
+                "an extended attribute has a name that is not UTF-8, which restic's format cannot hold"
+            }
             Unfit::Time => "one of its times is out of the range of restic's format",
         }
     }
@@ -101,7 +103,11 @@ pub fn of_entry(
         gid: Some(entry.gid),
         inode: entry.inode,
         device_id: if linked { LINKED_DEVICE } else { 0 },
-        size: if entry.kind == Kind::File { entry.size } else { 0 },
+        size: if entry.kind == Kind::File {
+            entry.size
+        } else {
+            0
+        },
         links: if linked { entry.nlink.into() } else { 1 },
         extended_attributes: xattrs.collect::<Result<_, Unfit>>()?,
         ..Metadata::default()
@@ -127,7 +133,10 @@ pub fn of_entry(
 }
 
 fn go_mode(kind: Kind, mode: u32) -> u32 {
-    let kind = GO_KINDS.iter().find(|(of, _)| *of == kind).map_or(0, |(_, bits)| *bits);
+    let kind = GO_KINDS
+        .iter()
+        .find(|(of, _)| *of == kind)
+        .map_or(0, |(_, bits)| *bits);
     let special = GO_BITS.iter().filter(|(bit, _)| mode & bit != 0);
     special.fold(kind | mode & 0o777, |all, (_, bit)| all | bit)
 }
@@ -211,7 +220,12 @@ mod tests {
     #[test]
     fn every_name_comes_back_or_is_refused() {
         for byte in (1..=255_u8).filter(|byte| *byte != b'/') {
-            for name in [vec![byte], vec![b'a', byte, b'b'], vec![byte, 0xc3, 0xa4], vec![b'\\', byte]] {
+            for name in [
+                vec![byte],
+                vec![b'a', byte, b'b'],
+                vec![byte, 0xc3, 0xa4],
+                vec![b'\\', byte],
+            ] {
                 let node = of_entry(&entry(Kind::File, 0), &name, None);
                 assert!(node.is_ok(), "{name:?}");
             }
@@ -221,7 +235,9 @@ mod tests {
     #[test]
     fn what_was_changed_has_a_later_ctime() {
         let after = Timestamp::new(7, 999_999_999).expect("a time");
-        let node = of_entry(&entry(Kind::File, 0), b"a", Some(after)).ok().expect("fits");
+        let node = of_entry(&entry(Kind::File, 0), b"a", Some(after))
+            .ok()
+            .expect("fits");
         assert!(node.meta.ctime > Some(after));
     }
 }

@@ -169,19 +169,34 @@ impl Teller {
             Ok::<_, VerbError>(None)
         })?;
         if let Some((path, unfit)) = self.unfit.first() {
-            return Err(incomplete(&path.0, unfit.reason(), self.unfit.len() + refused.len()));
+            return Err(incomplete(
+                &path.0,
+                unfit.reason(),
+                self.unfit.len() + refused.len(),
+            ));
         }
         match refused.first() {
-            Some(Refused { path, errno }) => {
-                Err(incomplete(&path.0, &Errno(*errno).to_string(), refused.len()))
-            }
+            Some(Refused { path, errno }) => Err(incomplete(
+                &path.0,
+                &Errno(*errno).to_string(),
+                refused.len(),
+            )),
             None => Ok(self.done),
         }
     }
 
     fn entry(&mut self, entry: &ExportEntry, content: Content<'_>) -> VerbResult<()> {
-        let name = entry.path.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        let name = if entry.path.0.is_empty() { &self.root } else { name };
+        let name = entry
+            .path
+            .0
+            .rsplit(|byte| *byte == b'/')
+            .next()
+            .unwrap_or_default();
+        let name = if entry.path.0.is_empty() {
+            &self.root
+        } else {
+            name
+        };
         let is_kept = matches!(content, Content::Kept);
         let changed_after = self.parent.filter(|_| entry.kind == Kind::File && !is_kept);
         let node = match node::of_entry(entry, name, changed_after) {
@@ -329,13 +344,17 @@ struct BodyReader {
 impl Read for BodyReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = match self.reader.read(buffer) {
-            Ok(0) if self.left > 0 && !buffer.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) if self.left > 0 && !buffer.is_empty() => {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
             read => read,
         };
         match &read {
             Ok(count) => self.left = self.left.saturating_sub(*count as u64),
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-            Err(cause) => self.watched.fail(incomplete(&self.path.0, &cause.to_string(), 1)),
+            Err(cause) => self
+                .watched
+                .fail(incomplete(&self.path.0, &cause.to_string(), 1)),
         }
         read
     }
@@ -383,7 +402,9 @@ impl Bytes {
 impl Read for Bytes {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (is_data, ahead) = self.ahead();
-        let count = usize::try_from(ahead).unwrap_or(usize::MAX).min(buffer.len());
+        let count = usize::try_from(ahead)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
         let to = buffer.get_mut(..count).unwrap_or_default();
         if is_data {
             let from = self.bytes.get(self.taken..self.taken + count);

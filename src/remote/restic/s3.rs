@@ -49,7 +49,9 @@ impl S3 {
                 "it is s3:http(s)://HOST[:PORT]/BUCKET[/PATH]",
             )
         };
-        let (scheme, rest) = at.split_once("://").ok_or_else(|| bad("no address".to_owned()))?;
+        let (scheme, rest) = at
+            .split_once("://")
+            .ok_or_else(|| bad("no address".to_owned()))?;
         let mut parts = rest.trim_end_matches('/').splitn(3, '/');
         let host = parts.next().unwrap_or_default();
         let bucket = parts.next().filter(|bucket| !bucket.is_empty());
@@ -87,7 +89,11 @@ impl S3 {
         let (dir, hex) = (self.dir(tpe), id.to_hex());
         match tpe {
             FileType::Config => Path::from(format!("{}/config", self.prefix)),
-            FileType::Pack => Path::from(format!("{dir}/{}/{}", hex.get(..2).unwrap_or_default(), &*hex)),
+            FileType::Pack => Path::from(format!(
+                "{dir}/{}/{}",
+                hex.get(..2).unwrap_or_default(),
+                &*hex
+            )),
             _ => Path::from(format!("{dir}/{}", &*hex)),
         }
     }
@@ -119,7 +125,10 @@ impl ReadBackend for S3 {
             let (mut list, mut found) = (self.store.list(Some(&dir)), Vec::new());
             while let Some(meta) = list.next().await {
                 let meta = meta.map_err(|cause| failed("listing", &dir, cause))?;
-                let id = meta.location.filename().and_then(|name| name.parse::<Id>().ok());
+                let id = meta
+                    .location
+                    .filename()
+                    .and_then(|name| name.parse::<Id>().ok());
                 found.extend(id.map(|id| (id, size(&meta))));
             }
             Ok(found)
@@ -137,7 +146,9 @@ impl ReadBackend for S3 {
             }
             got.bytes().await
         };
-        self.runtime.block_on(read).map_err(|cause| failed("reading", &at, cause))
+        self.runtime
+            .block_on(read)
+            .map_err(|cause| failed("reading", &at, cause))
     }
 
     fn read_partial(
