@@ -17,6 +17,8 @@ USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-n
 USEFUL+=(dockerd:docker.io podman:podman tini:tini busybox:busybox-static curl:curl docker-compose:docker-compose pg_createcluster:postgresql)
 # Samba is asked for previous versions; the modules are a package of their own.
 USEFUL+=(smbd:samba smbclient:smbclient "/usr/lib/$(uname -m)-linux-gnu/samba/vfs/shadow_copy2.so:samba-vfs-modules")
+# Repositories are judged by the program whose format they have.
+USEFUL+=(restic:restic)
 # Go makes csi-sanity (tests/tools.sh), unless another one is there; the manifests for Kubernetes are YAML.
 [ -x /usr/local/go/bin/go ] || USEFUL+=(go:golang-go)
 USEFUL+=(/usr/lib/python3/dist-packages/yaml/__init__.py:python3-yaml)

@@ -7,7 +7,7 @@ use super::{expect_none, files, read};
 
 /// The layers, bottom to top. A layer may import itself and those below; those of one rank know
 /// nothing of each other.
-const LAYERS: [&[&str]; 10] = [
+const LAYERS: [&[&str]; 11] = [
     &["sys"],
     &["store"],
     &["history"],

@@ -92,7 +92,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     };
     let marked = mark.write(&dir).on(dest.display())?;
     let own = || dir.try_clone().on(dest.display());
-    let writer = Writer::new(own()?, before);
+    let writer = Writer::of_compared(own()?, before);
     writer.prepare().on(dest.display())?;
     let reading = Arc::new(remote.read(&pushed, own()?, before == Before::Anything)?);
     let feeds = (0..THREADS).map(|_| Box::new(Reader(Arc::clone(&reading))) as Box<dyn Feed>);
