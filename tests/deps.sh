@@ -78,7 +78,7 @@ ready_fuse() {
 
 ready_rust() {
     if ! command -v cargo >/dev/null; then
-        echo "deps: no cargo. Hint: install Rust 1.88 or later from https://rustup.rs" >&2
+        echo "deps: no cargo. Hint: install Rust 1.91 or later from https://rustup.rs" >&2
         return 1
     fi
     if command -v rustup >/dev/null; then

@@ -52,6 +52,9 @@ setting() {
     echo "${!exact:-${!other}}"
 }
 
+# What is tested is what is released.
+FEATURES=(--features remote)
+
 # Sets CMD to the command of stage $1; fails where there is no such stage.
 stage_command() {
     case $1 in
@@ -59,25 +62,25 @@ stage_command() {
         tools) CMD=(tests/tools.sh) ;;
         fmt) CMD=(cargo fmt --all --check) ;;
         clippy) CMD=(cargo clippy "${FEATURES[@]}" --all-targets -- -D warnings) ;;
-        doc) CMD=(sh -c 'RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --lib &&
-            RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --no-deps --lib --document-private-items') ;;
+        doc) CMD=(sh -c 'RUSTDOCFLAGS="-D warnings" cargo doc "$@" --no-deps --lib &&
+            RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc "$@" --no-deps --lib --document-private-items' sh "${FEATURES[@]}") ;;
         core) CMD=(cargo check --lib --no-default-features) ;;
         build) CMD=(cargo test "${FEATURES[@]}" --no-run --lib --bins --tests) ;;
-        unit) CMD=(sh -c 'cargo test --lib && cargo test --doc') ;;
+        unit) CMD=(sh -c 'cargo test "$@" --lib && cargo test "$@" --doc' sh "${FEATURES[@]}") ;;
         tidy) CMD=(cargo test "${FEATURES[@]}" --test tidy) ;;
         *)
             is_test "$1" || return 1
             CMD=(cargo test "${FEATURES[@]}" --test it)
             # An ordinary user builds, root runs: mounting an image needs it.
             if [ "$(id -u)" != 0 ]; then
-                CMD=(cargo test --config "target.'cfg(unix)'.runner=['sudo','-E','timeout','-k','5','$(setting BOUND "$1")']" --test it)
+                CMD=(cargo test "${FEATURES[@]}" --config "target.'cfg(unix)'.runner=['sudo','-E','timeout','-k','5','$(setting BOUND "$1")']" --test it)
             fi
             # By their whole names: a part of one may be a part of another module's too.
             local -a names
             mapfile -t names < <(tests_of "$1")
             # Without a name all would run, and with one that is none nothing would.
             if [ ${#names[@]} = 0 ]; then
-                CMD=(sh -c 'cargo test --no-run --test it && echo "module $1 has no tests" && exit 1' sh "$1")
+                CMD=(sh -c 'cargo test --features remote --no-run --test it && echo "module $1 has no tests" && exit 1' sh "$1")
                 return
             fi
             CMD+=(-- --exact "${names[@]}" "--test-threads=$(setting THREADS "$1")")

@@ -13,6 +13,7 @@ use super::super::locate;
 use super::super::progress::Bar;
 use super::OCI;
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
+use crate::engine::word::word;
 use crate::remote::restic::Pushed;
 use crate::remote::restic::pull::Reader;
 use crate::store::ids::CheckpointId;
@@ -155,7 +156,10 @@ fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult
         return Err(hinted(
             Code::Ambiguous,
             format!("several trees have a checkpoint {id} there"),
-            format!("name its snapshot: ckptfs remote log {} --all", args.remote),
+            format!(
+                "name its snapshot: ckptfs remote log {} --all",
+                word(&args.remote)
+            ),
         ));
     }
     pushed.pop().ok_or_else(|| unknown(args, is_there))
@@ -165,10 +169,10 @@ fn unknown(args: &Args, is_there: bool) -> crate::engine::api::VerbError {
     let hint = if is_there {
         format!(
             "ckptfs remote log {} --all lists what is there",
-            args.remote
+            word(&args.remote)
         )
     } else {
-        format!("nothing is there yet: ckptfs push {}", args.remote)
+        format!("nothing is there yet: ckptfs push {}", word(&args.remote))
     };
     hinted(
         Code::UnknownCheckpoint,
