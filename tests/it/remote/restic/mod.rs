@@ -25,13 +25,31 @@ struct User {
     url: String,
 }
 
+/// Who asks the server of a bucket, which takes anybody.
+const BUCKET_USER: [(&str, &str); 3] = [
+    ("AWS_ACCESS_KEY_ID", "test"),
+    ("AWS_SECRET_ACCESS_KEY", "key-of-the-test"),
+    ("AWS_REGION", "us-east-1"),
+];
+
 impl User {
     /// With a repository in a directory.
     fn new() -> User {
         let dir = scratch();
         let url = dir.path().join("repository").display().to_string();
         let user = User { dir, url };
-        user.add(&user.url.clone());
+        user.add(&user.url);
+        user
+    }
+
+    /// With one in the bucket of a server on this port.
+    fn in_bucket(port: u16) -> User {
+        let url = format!("s3:http://127.0.0.1:{port}/bucket/some/project");
+        let user = User {
+            dir: scratch(),
+            url,
+        };
+        user.add(&user.url);
         user
     }
 
@@ -50,7 +68,9 @@ impl User {
             .current_dir(dir)
             .env("XDG_CONFIG_HOME", self.dir.path().join("config"))
             .env("XDG_CACHE_HOME", self.dir.path().join("cache"))
-            .env("CKPTFS_REMOTE_PASSWORD", PASSWORD);
+            .env("CKPTFS_REMOTE_PASSWORD", PASSWORD)
+            .env("NO_PROXY", "127.0.0.1")
+            .envs(BUCKET_USER);
         command
     }
 
