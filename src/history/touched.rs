@@ -24,6 +24,8 @@ pub struct Touched {
     pub nodes: HashSet<Slot>,
     /// Inodes whose content was recorded.
     pub data: HashSet<Slot>,
+    /// Inodes whose extended attributes were recorded.
+    pub xattrs: HashSet<Slot>,
     /// Directories in which a name was recorded.
     pub dirs: HashSet<Slot>,
     /// Inode -> how many of the names that it had before are among `names`.
@@ -59,6 +61,7 @@ impl Touched {
             }
             Undo::Xattrs { slot, .. } => {
                 self.nodes.insert(slot);
+                self.xattrs.insert(slot);
             }
         }
     }

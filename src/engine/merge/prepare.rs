@@ -1,5 +1,6 @@
 //! What comes of the three, and what it takes.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::engine::error;
 use crate::engine::restore::glance::Glance;
 use crate::engine::restore::plan::Plan;
 use crate::engine::restore::prepare::Ready;
+use crate::engine::restore::threads;
 use crate::engine::restore::want::{Opened, Want};
 use crate::history::present::Trail;
 use crate::history::state::State;
@@ -31,7 +33,7 @@ use crate::tree::Tree;
 use crate::tree::merge::outcome::{Outcome, Source};
 use crate::tree::merge::same::Same;
 use crate::tree::merge::text::Labels;
-use crate::tree::merge::{Answer, Answers, Clash, Conflict, How, Policy, merge_since};
+use crate::tree::merge::{Answer, Answers, Clash, Conflict, How, Names, Policy, merge_since};
 use crate::tree::plan::Content;
 
 /// What the parent of a branch is called where it is merged into that.
@@ -73,6 +75,8 @@ pub(super) struct Three<'a> {
     /// What was recorded here, and there if that is another tree.
     here: Recorded<'a>,
     there: Option<Recorded<'a>>,
+    /// The base is as this checkpoint of theirs is.
+    since_theirs: Option<CheckpointId>,
     same: Same,
     labels: [String; 3],
     into: MergeInto,
@@ -140,6 +144,7 @@ impl<'a> Three<'a> {
                     upto: None,
                 },
                 there: None,
+                since_theirs: None,
                 same: Same::default(),
                 labels: [
                     "live".to_owned(),
@@ -193,6 +198,10 @@ impl<'a> Three<'a> {
                 since: since_there,
                 upto: theirs.checkpoint(),
             }),
+            since_theirs: match kin.is_first(base) {
+                true => Some(since_there),
+                false => std::ptr::eq(home, there).then_some(base.checkpoint),
+            },
             same: kin.same()?,
             labels: [
                 "live".to_owned(),
@@ -227,24 +236,8 @@ impl<'a> Three<'a> {
         read.iter()
             .try_for_each(|slot| await_free(*slot))
             .map_err(failed)?;
-        let paths = self.paths()?;
         let answers = self.answers()?;
-        let [ours, base, theirs] = &self.labels;
-        let how = How {
-            along: Some(&along),
-            paths: &paths,
-            policy: self.policy(),
-            answers: Some(&answers),
-            labels: Labels { ours, base, theirs },
-            since: [
-                Some(self.here.since),
-                Some(self.there.map_or(self.here.since, |there| there.since)),
-            ],
-            same: Some(&self.same),
-        };
-        let origin = self.origin.as_ref();
-        let outcome = merge_since(origin, &self.base, &self.ours, &self.theirs, &how);
-        let outcome = outcome.map_err(failed)?;
+        let outcome = self.outcome((&here, there.as_ref()), &along, &answers)?;
         let answered = outcome.answered();
         if let Some(path) = answers.keys().find(|path| !answered.contains(*path)) {
             return Err(outdated(path));
@@ -270,6 +263,76 @@ impl<'a> Three<'a> {
         merging.stands_for = merging.made_anew().map_err(failed)?;
         merging.changes = changes(&merging.plan, &merging.outcome, &self.ours).map_err(failed)?;
         Ok(merging)
+    }
+
+    /// What comes of the three, along the names that may differ.
+    fn outcome(
+        &self,
+        (here, there): (&Touched, Option<&Touched>),
+        along: &Names,
+        answers: &Answers,
+    ) -> VerbResult<Outcome<'_, View<'_>>> {
+        let failed = |errno| self.engine.checkpoints.failed(self.into.failed(), errno);
+        let paths = self.paths()?;
+        let changed = self.changed_there(there).map_err(failed)?;
+        let xattrs = [here].into_iter().chain(there);
+        let xattrs: HashSet<Slot> = xattrs
+            .flat_map(|touched| &touched.xattrs)
+            .copied()
+            .collect();
+        let [ours, base, theirs] = &self.labels;
+        let how = How {
+            along: Some(along),
+            paths: &paths,
+            policy: self.policy(),
+            answers: Some(answers),
+            labels: Labels { ours, base, theirs },
+            since: [
+                Some(self.here.since),
+                Some(self.there.map_or(self.here.since, |there| there.since)),
+            ],
+            same: Some(&self.same),
+            times: self.times() == Times::Kept,
+            changed: changed.as_deref(),
+            xattrs: Some(&xattrs),
+        };
+        let origin = self.origin.as_ref();
+        let merge = || merge_since(origin, &self.base, &self.ours, &self.theirs, &how);
+        let outcome = match there.filter(|_| self.is_to_come()) {
+            Some(there) => threads::both("writeback", || self.write_back(there), merge)
+                .map(|((), outcome)| outcome),
+            None => merge(),
+        };
+        outcome.map_err(failed)
+    }
+
+    /// It is not only asked what would come of a checkpoint.
+    fn is_to_come(&self) -> bool {
+        self.theirs.state() != State::Live && !self.asked.dry_run
+    }
+
+    /// Begins to write back what theirs holds and is cloned in a moment: a clone waits for that.
+    fn write_back(&self, there: &Touched) -> SysResult<()> {
+        let engine = self.there.map_or(self.engine, |there| there.engine);
+        let begin = |slot: &Slot| engine.live.inodes.begin_writeback(*slot);
+        there.data.iter().for_each(begin);
+        Ok(())
+    }
+
+    /// What theirs has recorded since the base, if that is a state of theirs.
+    fn changed_there<'t>(
+        &self,
+        there: Option<&'t Touched>,
+    ) -> SysResult<Option<Cow<'t, HashSet<Slot>>>> {
+        let (Some(since), Some(recorded), Some(there)) = (self.since_theirs, self.there, there)
+        else {
+            return Ok(None);
+        };
+        if since == recorded.since {
+            return Ok(Some(Cow::Borrowed(&there.nodes)));
+        }
+        let touched = Recorded { since, ..recorded }.touched()?;
+        Ok(Some(Cow::Owned(touched.nodes)))
     }
 
     pub(super) fn times(&self) -> Times {
@@ -438,6 +501,10 @@ impl Ready for Merging<'_> {
 
     fn touched(&self) -> &HashSet<Slot> {
         &self.touched
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.is_refused()
     }
 
     /// It may have lines of the live tree.
