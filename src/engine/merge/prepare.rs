@@ -1,6 +1,5 @@
 //! What comes of the three, and what it takes.
 
-use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write;
 use std::sync::Arc;
@@ -67,7 +66,8 @@ impl<'a> Eyes<'a> {
 /// The three trees, and what is asked for.
 pub(super) struct Three<'a> {
     pub(super) engine: &'a Engine,
-    /// What was recorded was recorded since this state, if the base is a later one.
+    /// What both came from at first, if the base is a later state: of the names of what it has not
+    /// nothing need be recorded.
     origin: Option<View<'a>>,
     base: View<'a>,
     ours: View<'a>,
@@ -75,8 +75,8 @@ pub(super) struct Three<'a> {
     /// What was recorded here, and there if that is another tree.
     here: Recorded<'a>,
     there: Option<Recorded<'a>>,
-    /// The base is as this checkpoint of theirs is.
-    since_theirs: Option<CheckpointId>,
+    /// The base is a state of theirs: what that has recorded since is all that has changed there.
+    knows_theirs: bool,
     same: Same,
     labels: [String; 3],
     into: MergeInto,
@@ -88,13 +88,16 @@ pub(super) struct Three<'a> {
 #[derive(Clone, Copy)]
 struct Recorded<'a> {
     engine: &'a Engine,
+    /// Its state that is as that which both came from at first.
     since: CheckpointId,
+    /// What may differ from the base was recorded after this.
+    after: CheckpointId,
     upto: Option<CheckpointId>,
 }
 
 impl Recorded<'_> {
     fn touched(&self) -> SysResult<Touched> {
-        self.engine.states.touched(self.since, self.upto)
+        self.engine.states.touched(self.after, self.upto)
     }
 }
 
@@ -141,10 +144,11 @@ impl<'a> Three<'a> {
                 here: Recorded {
                     engine,
                     since: *base.min(at),
+                    after: *base.min(at),
                     upto: None,
                 },
                 there: None,
-                since_theirs: None,
+                knows_theirs: false,
                 same: Same::default(),
                 labels: [
                     "live".to_owned(),
@@ -177,6 +181,15 @@ impl<'a> Three<'a> {
         } else {
             kin.parent
         };
+        let (of_parent, of_branch) = match into {
+            MergeInto::Parent => (ours, theirs),
+            MergeInto::Branch => (theirs, ours),
+        };
+        let [parent, branch] = kin.recorded_since(base, (of_parent, of_branch))?;
+        let (after_here, after_there) = match into {
+            MergeInto::Parent => (parent, branch),
+            MergeInto::Branch => (branch, parent),
+        };
         let origin = State::At(kin.branch.base);
         let theirs_are = match into {
             MergeInto::Parent => kin.branch.name.clone(),
@@ -191,17 +204,16 @@ impl<'a> Three<'a> {
             here: Recorded {
                 engine: here,
                 since: since_here,
+                after: after_here,
                 upto: ours.checkpoint(),
             },
             there: Some(Recorded {
                 engine: there,
                 since: since_there,
+                after: after_there,
                 upto: theirs.checkpoint(),
             }),
-            since_theirs: match kin.is_first(base) {
-                true => Some(since_there),
-                false => std::ptr::eq(home, there).then_some(base.checkpoint),
-            },
+            knows_theirs: kin.is_first(base) || std::ptr::eq(home, there),
             same: kin.same()?,
             labels: [
                 "live".to_owned(),
@@ -274,7 +286,6 @@ impl<'a> Three<'a> {
     ) -> VerbResult<Outcome<'_, View<'_>>> {
         let failed = |errno| self.engine.checkpoints.failed(self.into.failed(), errno);
         let paths = self.paths()?;
-        let changed = self.changed_there(there).map_err(failed)?;
         let xattrs = [here].into_iter().chain(there);
         let xattrs: HashSet<Slot> = xattrs
             .flat_map(|touched| &touched.xattrs)
@@ -293,7 +304,9 @@ impl<'a> Three<'a> {
             ],
             same: Some(&self.same),
             times: self.times() == Times::Kept,
-            changed: changed.as_deref(),
+            changed: there
+                .filter(|_| self.knows_theirs)
+                .map(|there| &there.nodes),
             xattrs: Some(&xattrs),
         };
         let origin = self.origin.as_ref();
@@ -317,22 +330,6 @@ impl<'a> Three<'a> {
         let begin = |slot: &Slot| engine.live.inodes.begin_writeback(*slot);
         there.data.iter().for_each(begin);
         Ok(())
-    }
-
-    /// What theirs has recorded since the base, if that is a state of theirs.
-    fn changed_there<'t>(
-        &self,
-        there: Option<&'t Touched>,
-    ) -> SysResult<Option<Cow<'t, HashSet<Slot>>>> {
-        let (Some(since), Some(recorded), Some(there)) = (self.since_theirs, self.there, there)
-        else {
-            return Ok(None);
-        };
-        if since == recorded.since {
-            return Ok(Some(Cow::Borrowed(&there.nodes)));
-        }
-        let touched = Recorded { since, ..recorded }.touched()?;
-        Ok(Some(Cow::Owned(touched.nodes)))
     }
 
     pub(super) fn times(&self) -> Times {

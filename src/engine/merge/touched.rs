@@ -10,7 +10,7 @@ use crate::engine::api::{Change, ChangeKind, TreePath, VerbResult};
 use crate::engine::branches::{Branch, changes_since};
 use crate::history::state::State;
 use crate::store::layout::merges::MergeInto;
-use crate::sys::Kind;
+use crate::sys::{Kind, SysResult};
 use crate::tree::merge::Conflict;
 
 /// What one side has changed since the newest state that both come from. O(changes): of a side
@@ -68,6 +68,40 @@ pub(in crate::engine) fn unmerged(
         let clashes = merging.conflicts().into_iter().map(|clash| clash.path);
         changes.chain(clashes).collect()
     })
+}
+
+/// As [`unmerged`], of a branch of which it is known what it has `changed` since then. Where neither
+/// was merged into the other, and neither has touched what the other has, that is all of it.
+///
+/// # Errors
+/// As [`unmerged`].
+pub(in crate::engine) fn unmerged_of(
+    parent: &Engine,
+    branch: &Branch,
+    changed: &[Change],
+) -> VerbResult<BTreeSet<TreePath>> {
+    let kin = Kin { parent, branch };
+    let apart = || -> SysResult<bool> {
+        let here = parent.states.touched(branch.base, None)?;
+        let there = branch.engine.states.touched(branch.since, None)?;
+        Ok(here.is_apart_from(&there))
+    };
+    // What was changed behind our back is not among that.
+    let unseen = || {
+        let states = &branch.engine.states;
+        states.unseen_between(State::At(branch.since), State::Live)
+    };
+    if changed.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    parent.checkpoints.settle();
+    if kin.is_first(kin.base(State::Live, State::Live)?)
+        && apart().unwrap_or(false)
+        && unseen().is_ok_and(|unseen| unseen.is_empty())
+    {
+        return Ok(changed.iter().map(|change| change.path.clone()).collect());
+    }
+    unmerged(parent, branch)
 }
 
 /// What a merge of a branch into its parent would do now.

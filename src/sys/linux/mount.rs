@@ -93,7 +93,9 @@ fn mounts_of(
             continue;
         };
         let lines = text.split(|&byte| byte == b'\n');
-        let lines = lines.filter(|line| line_wanted(line)).filter_map(parse_mount);
+        let lines = lines
+            .filter(|line| line_wanted(line))
+            .filter_map(parse_mount);
         found.extend(
             lines
                 .filter(|mount| wanted(mount))
