@@ -75,8 +75,9 @@ pub(super) struct Three<'a> {
     /// What was recorded here, and there if that is another tree.
     here: Recorded<'a>,
     there: Option<Recorded<'a>>,
-    /// The base is a state of theirs: what that has recorded since is all that has changed there.
-    knows_theirs: bool,
+    /// The base is a state of ours, and of theirs: what that has recorded since is all that has
+    /// changed there.
+    knows: [bool; 2],
     same: Same,
     labels: [String; 3],
     into: MergeInto,
@@ -148,7 +149,7 @@ impl<'a> Three<'a> {
                     upto: None,
                 },
                 there: None,
-                knows_theirs: false,
+                knows: [false; 2],
                 same: Same::default(),
                 labels: [
                     "live".to_owned(),
@@ -213,7 +214,7 @@ impl<'a> Three<'a> {
                 after: after_there,
                 upto: theirs.checkpoint(),
             }),
-            knows_theirs: kin.is_first(base) || std::ptr::eq(home, there),
+            knows: [here, there].map(|one| kin.is_first(base) || std::ptr::eq(home, one)),
             same: kin.same()?,
             labels: [
                 "live".to_owned(),
@@ -304,9 +305,10 @@ impl<'a> Three<'a> {
             ],
             same: Some(&self.same),
             times: self.times() == Times::Kept,
-            changed: there
-                .filter(|_| self.knows_theirs)
-                .map(|there| &there.nodes),
+            changed: [
+                Some(&here.nodes).filter(|_| self.knows[0]),
+                there.map(|there| &there.nodes).filter(|_| self.knows[1]),
+            ],
             xattrs: Some(&xattrs),
         };
         let origin = self.origin.as_ref();

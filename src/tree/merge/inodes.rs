@@ -55,6 +55,18 @@ fn seen<T: Tree>(side: &Side<'_, T>, slot: Slot, xattrs: bool) -> SysResult<Opti
     }))
 }
 
+/// An inode is as it is in the base, as far as is known without a look at it.
+fn is_as_in<T: Tree>(
+    (base, side): (&Side<'_, T>, &Side<'_, T>),
+    slot: Slot,
+    changed: Option<&HashSet<Slot>>,
+) -> bool {
+    let (Some(own), Some(changed)) = (side.own_number(slot), changed) else {
+        return false;
+    };
+    base.own_number(slot) == Some(own) && !changed.contains(&own)
+}
+
 /// How one inode is merged, and what clashes: with whether that is settled.
 struct Merger<'m, 'a, T> {
     base: &'m Side<'a, T>,
@@ -81,10 +93,8 @@ pub(super) fn merge<T: Tree>(
 ) -> SysResult<HashMap<Slot, Inode>> {
     let mut inodes = HashMap::new();
     for slot in theirs.met.keys().copied() {
-        let own = theirs.own_number(slot);
-        let stays = how.changed.is_some_and(|changed| {
-            own.is_some_and(|own| base.own_number(slot) == Some(own) && !changed.contains(&own))
-        });
+        let [_, changed] = how.changed;
+        let stays = is_as_in((base, theirs), slot, changed);
         if stays || scope.is_some_and(|scope| !scope.contains(&slot)) {
             continue;
         }
@@ -217,7 +227,8 @@ impl<T: Tree> Merger<'_, '_, T> {
         if theirs.same_content(slot, base)? {
             return Ok(Origin::Ours);
         }
-        if ours.same_content(slot, base)? {
+        let [changed, _] = self.how.changed;
+        if is_as_in((base, ours), slot, changed) || ours.same_content(slot, base)? {
             return Ok(Origin::Theirs);
         }
         if ours.same_content(slot, theirs)? {

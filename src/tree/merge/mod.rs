@@ -148,9 +148,9 @@ pub struct How<'h> {
     pub same: Option<&'h Same>,
     /// What comes has the times that it has there: that alone is a change.
     pub times: bool,
-    /// The inodes that `theirs` has recorded since the base, if that is a state of its own: no other
-    /// inode of the base has changed there.
-    pub changed: Option<&'h HashSet<Slot>>,
+    /// The inodes that `ours`, and `theirs`, has recorded since the base, if that is a state of its
+    /// own: no other inode of the base has changed there.
+    pub changed: [Option<&'h HashSet<Slot>>; 2],
     /// The inodes whose extended attributes either side has recorded since both came from one state
     /// that is no later than the base: what has one number in all three has one set of them else.
     pub xattrs: Option<&'h HashSet<Slot>>,
@@ -171,7 +171,7 @@ impl Default for How<'_> {
             since: [None; 2],
             same: None,
             times: true,
-            changed: None,
+            changed: [None; 2],
             xattrs: None,
         }
     }
