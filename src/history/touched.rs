@@ -79,6 +79,11 @@ impl Touched {
         }
     }
 
+    /// Nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.nodes.is_empty()
+    }
+
     /// Nothing of what one of two sides has recorded since both were one is the other's too: neither
     /// has changed an inode that the other one has, or what leads to it.
     pub fn is_apart_from(&self, other: &Touched) -> bool {

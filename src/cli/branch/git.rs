@@ -13,7 +13,7 @@
 mod repository;
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -39,8 +39,6 @@ const LOCK: &str = "locked";
 const LOCK_TEXT: &[u8] = b"ckptfs is making this branch\n";
 /// Which files there are, and what they were.
 const INDEX: &[u8] = b"index";
-/// Bytes of a file that are read and written sooner than the kernel is asked to copy them.
-const READ_MAX: u64 = 256 << 10;
 /// The parts of an index that is split (`core.splitIndex`) begin so.
 const SHARED_INDEX: &[u8] = b"sharedindex.";
 
@@ -538,7 +536,7 @@ fn put(dir: impl AsFd, name: &str, bytes: &[u8]) -> SysResult<()> {
 /// # Errors
 /// EBUSY: it has changed meanwhile.
 fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<Option<Stat>> {
-    let mut source = match sys::open_file_at(&from, name, Open::READ) {
+    let source = match sys::open_file_at(&from, name, Open::READ) {
         Err(Errno::ENOENT) => return Ok(None),
         source => source?,
     };
@@ -546,14 +544,8 @@ fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<Option<Stat>> 
     if stat.kind != Kind::File {
         return Err(Errno::EINVAL);
     }
-    let mut copied: File = sys::create_file_at(to, name, Open::READ_WRITE, FILE_MODE)?;
-    if stat.size <= READ_MAX {
-        let mut bytes = Vec::new();
-        (&mut source).take(READ_MAX + 1).read_to_end(&mut bytes)?;
-        copied.write_all(&bytes)?;
-    } else {
-        sys::copy_data(&source, &copied, stat.size)?;
-    }
+    let copied: File = sys::create_file_at(to, name, Open::READ_WRITE, FILE_MODE)?;
+    sys::copy_data(&source, &copied, stat.size)?;
     // Git puts another file in its place, which changes nothing of this one.
     let after = sys::stat_fd(&source)?;
     if (after.size, after.mtime) != (stat.size, stat.mtime) {

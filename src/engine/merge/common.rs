@@ -15,7 +15,7 @@ use crate::engine::error;
 use crate::history::state::State;
 use crate::store::Store;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::merges::{Birth, MergeEntry, MergeInto, Merges};
+use crate::store::layout::merges::{Birth, MERGES_MAX, MergeEntry, MergeInto, Merges};
 use crate::store::operation::Operation;
 use crate::sys::SysResult;
 use crate::tree::merge::same::Same;
@@ -96,12 +96,13 @@ impl<'a> Kin<'a> {
     /// After which checkpoints of the parent, and of the branch, they have recorded all at which
     /// these states may differ from a base.
     ///
-    /// Where the base is no later than the branch: after what it began as. Where it is a checkpoint
-    /// Y of the side that was merged last: that side since Y, for it is its own history. The other
-    /// side, X, since its checkpoint C that was merged into the first before Y. For what X has not
-    /// recorded since C is as it was in C; C was the base, or was in it, when Y was merged into X,
-    /// so what Y had otherwise would have come, and been recorded. That holds only if nothing
-    /// clashed in merges into X since: what was settled stays as X had it without a record.
+    /// Where the base is a checkpoint Y of the side that was merged last, these are Y, and of the
+    /// other side, X, its checkpoint C that was merged into the first before Y; or, if there is none,
+    /// what the branch began as. For what X has not recorded since C is as it was in C, and so as it
+    /// was in the base when Y was merged into X: whatever Y had otherwise came then, and was recorded.
+    /// So X is as Y there, and the first side as well, if it has recorded nothing since Y. That holds
+    /// only if nothing clashed in the merges into X since C: what is settled for X stays as X has it,
+    /// without a record. Else both have it since what the branch began as.
     ///
     /// # Errors
     /// As [`Kin::base`].
@@ -126,14 +127,19 @@ impl<'a> Kin<'a> {
             MergeInto::Parent => [numbers[0], own],
             MergeInto::Branch => [own, numbers[1]],
         };
-        let (mut clean, mut other) = (true, None);
+        let mut other = None;
         for merge in done.iter().take(last + 1).rev() {
-            if merge.into == into {
-                clean &= merge.clean;
-            } else if self.is_common(merge, then) {
-                other = clean.then_some(merge.from.0);
+            if merge.into != into && self.is_common(merge, then) {
+                other = Some(merge.from.0);
                 break;
             }
+            if merge.into == into && !merge.clean {
+                return Ok(origin);
+            }
+        }
+        // Of so many merges the first are not known any more.
+        if other.is_none() && done.len() >= MERGES_MAX {
+            return Ok(origin);
         }
         Ok(match into {
             MergeInto::Parent => [other.unwrap_or(origin[0]), own],
