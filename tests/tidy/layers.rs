@@ -22,7 +22,7 @@ const LAYERS: [&[&str]; 10] = [
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 28] = [
+const HOMES: [(&str, &[&str]); 31] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -38,8 +38,12 @@ const HOMES: [(&str, &[&str]); 28] = [
     ("strsim", &["src/engine"]),
     ("hyper", &["src/volumes"]),
     ("object_store", &["src/remote"]),
-    ("oci_client", &["src/remote/oci"]),
+    ("flate2", &["src/remote/oci"]),
+    ("http_auth", &["src/remote/oci"]),
     ("oci_spec", &["src/remote/oci"]),
+    ("reqwest", &["src/remote/oci"]),
+    ("sha2", &["src/remote/oci"]),
+    ("tar", &["src/remote/oci"]),
     ("rustic_backend", &["src/remote"]),
     ("rustic_core", &["src/remote"]),
     ("prost", &["src/csi"]),
@@ -47,7 +51,10 @@ const HOMES: [(&str, &[&str]); 28] = [
     ("protox", &["src/csi/build.rs"]),
     ("ratatui", &["src/cli/browse"]),
     ("rmcp", &["src/cli/mcp"]),
-    ("tokio", &["src/csi", "src/volumes", "src/cli/mcp", "src/remote"]),
+    (
+        "tokio",
+        &["src/csi", "src/volumes", "src/cli/mcp", "src/remote"],
+    ),
     ("tonic", &["src/csi"]),
     ("tonic_prost_build", &["src/csi/build.rs"]),
     ("unsafe", &["src/sys"]),

@@ -2,6 +2,7 @@
 
 use super::super::context::Context;
 use super::super::error::Outcome;
+use super::oci;
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
 #[derive(Debug, clap::Args)]
@@ -15,8 +16,13 @@ pub struct Args {
     /// Only show what would be done
     #[arg(short = 'n', long)]
     pub(super) dry_run: bool,
+    #[command(flatten)]
+    pub(super) registry: oci::Options,
 }
 
-pub fn run(_args: Args, _context: &mut Context) -> Outcome {
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    if oci::is_place(&args.remote) {
+        return oci::push(&args, context);
+    }
     Ok(())
 }

@@ -60,6 +60,8 @@ codes! {
         NoSuchVolume, VolumeExists, SnapshotExists, UnknownOption, BadOption,
         BadPath, BadVolume, BadRequest, NoImage, NotASocket, NotStaged, OtherMount,
         ToolMissing, ToolFailed,
+        // Remotes.
+        RemoteFailed,
         // Branches.
         BadBranch, IsBranch,
         // The filesystem, the store and the index.
