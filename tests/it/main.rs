@@ -34,6 +34,8 @@ mod merge;
 mod model;
 mod mounted;
 mod posix;
+#[cfg(feature = "remote")]
+mod remote;
 mod runs;
 mod takeover;
 mod volumes;

@@ -6,27 +6,26 @@
 //! to where a redirect or an upload's place leads. Without TLS only loopback addresses are spoken
 //! to, unless somebody asked for it.
 
+mod said;
+mod token;
+
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::time::Duration;
 
-use http_auth::ChallengeRef;
-use reqwest::header::{
-    ACCEPT, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, LOCATION, WWW_AUTHENTICATE,
-};
+use reqwest::header::{ACCEPT, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, LOCATION};
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 
-use super::auth::{Found, Login, PASSWORD_VARIABLE, USER_VARIABLE};
+use super::auth::{Found, PASSWORD_VARIABLE, USER_VARIABLE};
 use super::{Hashing, Place, digest_of, in_scratch};
 use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
+use said::{plainly, reason_of};
 
 /// A longer manifest is not read; registries take none either.
 const MANIFEST_BYTES_MAX: u64 = 4 << 20;
-const TOKEN_BYTES_MAX: u64 = 1 << 20;
-/// So much is read of what a registry says about a failure, and so much of it is shown.
+/// So much is read of what a registry says about a failure.
 const REASON_BYTES_MAX: u64 = 64 << 10;
-const REASON_SHOWN_MAX: usize = 300;
 /// A larger blob is sent in pieces of this size, which can be held in memory.
 const PIECE_BYTES: u64 = 16 << 20;
 
@@ -457,75 +456,6 @@ impl Registry {
         url.origin() == self.base.origin()
     }
 
-    /// Says who we are, as the registry wants it; `false`: it does not say how, or it has heard it.
-    async fn introduce(&self, answer: &Response) -> Tried<bool> {
-        if !self.is_own(answer.url()) {
-            return Ok(false);
-        }
-        let before = self.said.borrow().clone();
-        let headers: Vec<String> = answer
-            .headers()
-            .get_all(WWW_AUTHENTICATE)
-            .iter()
-            .filter_map(|header| header.to_str().ok().map(str::to_owned))
-            .collect();
-        let challenges: Vec<ChallengeRef<'_>> = headers
-            .iter()
-            .filter_map(|header| http_auth::parse_challenges(header).ok())
-            .flatten()
-            .collect();
-        let by = |scheme: &str| {
-            challenges
-                .iter()
-                .find(|challenge| challenge.scheme.eq_ignore_ascii_case(scheme))
-        };
-        let said = match (by("bearer"), by("basic"), &self.known.login) {
-            (Some(bearer), ..) => Some(self.token(bearer).await?),
-            (None, Some(_), Some(Login { user, password })) => {
-                Some(http_auth::basic::encode_credentials(user, password))
-            }
-            _ => None,
-        };
-        let said = said.and_then(|said| HeaderValue::from_str(&said).ok());
-        let news = said.is_some() && said != before;
-        self.said.replace(said);
-        Ok(news)
-    }
-
-    /// Asks the server that the registry names for a token.
-    async fn token(&self, challenge: &ChallengeRef<'_>) -> Tried<String> {
-        let of = |key: &str| {
-            let found = challenge
-                .params
-                .iter()
-                .find(|(name, _)| name.eq_ignore_ascii_case(key));
-            found.map(|(_, value)| value.to_unescaped())
-        };
-        let realm = of("realm").and_then(|realm| Url::parse(&realm).ok());
-        let Some(mut url) = realm.filter(|url| url.scheme() == "https" || self.is_own(url)) else {
-            return Err(self.failed("it names no server for tokens that could be asked by TLS"));
-        };
-        if let Some(service) = of("service") {
-            url.query_pairs_mut().append_pair("service", &service);
-        }
-        url.query_pairs_mut().append_pair("scope", &self.scope);
-        let mut request = self.http.get(url).timeout(ANSWER_MAX);
-        if let Some(Login { user, password }) = &self.known.login {
-            request = request.basic_auth(user, Some(password));
-        }
-        let answer = request.send().await;
-        let answer = answer.map_err(|cause| self.cut(&plainly(&cause)))?;
-        let answer = self.expect(answer, StatusCode::OK).await?;
-        let text = self.short(answer, TOKEN_BYTES_MAX, "the token").await?;
-        let text: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
-        let token = ["token", "access_token"]
-            .iter()
-            .find_map(|key| text.get(key)?.as_str());
-        token
-            .map(|token| format!("Bearer {token}"))
-            .ok_or_else(|| self.failed("it gives no token"))
-    }
-
     /// The answer, if it is the one that was hoped for.
     async fn expect(&self, answer: Response, hoped: StatusCode) -> Tried<Response> {
         let status = answer.status();
@@ -623,39 +553,6 @@ fn emptied(mut file: &File) -> io::Result<()> {
     file.rewind()
 }
 
-/// What a failure says of itself and its causes, without the address, which may have a token in it.
-fn plainly(cause: &reqwest::Error) -> String {
-    let mut text = match cause {
-        _ if cause.is_timeout() => "no answer in time".to_owned(),
-        _ if cause.is_connect() => "no connection".to_owned(),
-        _ if cause.is_redirect() => "it redirects to where nobody may go".to_owned(),
-        _ => "the connection was cut".to_owned(),
-    };
-    let mut source = std::error::Error::source(cause);
-    while let Some(why) = source {
-        if why.source().is_none() {
-            text.push_str(&format!(": {why}"));
-        }
-        source = why.source();
-    }
-    text
-}
-
-/// What a registry says about a failure: the messages of its JSON.
-fn reason_of(body: &[u8]) -> String {
-    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    let errors = body.get("errors").and_then(|errors| errors.as_array());
-    let messages = errors.into_iter().flatten().filter_map(|error| {
-        let message = error.get("message").and_then(|message| message.as_str());
-        message.or_else(|| error.get("code").and_then(|code| code.as_str()))
-    });
-    let mut text: String = messages
-        .flat_map(|message| [": ", message])
-        .collect::<String>();
-    text.retain(|letter| !letter.is_control());
-    text.chars().take(REASON_SHOWN_MAX).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -687,16 +584,5 @@ mod tests {
             at("oci://127.0.0.1:9/a/b", false),
             "http://127.0.0.1:9/v2/a/b/"
         );
-    }
-
-    #[test]
-    fn a_reason_is_short_and_harmless() {
-        let body = br#"{"errors":[{"code":"DENIED","message":"no\u001b[31m way"},{"code":"X"}]}"#;
-        assert_eq!(reason_of(body), ": no[31m way: X");
-        for odd in ["", "[]", "{\"errors\":3}", "<html>", "{\"errors\":[1,{}]}"] {
-            assert_eq!(reason_of(odd.as_bytes()), "", "{odd}");
-        }
-        let long = format!("{{\"errors\":[{{\"message\":\"{}\"}}]}}", "x".repeat(9000));
-        assert_eq!(reason_of(long.as_bytes()).len(), REASON_SHOWN_MAX);
     }
 }
