@@ -161,7 +161,7 @@ pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
 
 /// `$XDG_CONFIG_HOME/ckptfs/config.toml`; `~/.config` without it. Relative paths do not count, as
 /// the specification of base directories says.
-fn user_file() -> Option<PathBuf> {
+pub fn user_file() -> Option<PathBuf> {
     let of = |name: &str| {
         std::env::var_os(name)
             .map(PathBuf::from)

@@ -80,6 +80,21 @@ impl Begun {
         Ok(Begun { part, client })
     }
 
+    /// Begins to export all of a checkpoint in the order of names. `since`: see
+    /// [`ExportAsk::Whole`].
+    ///
+    /// # Errors
+    /// `unknown-checkpoint`.
+    pub fn whole(
+        mut client: Client,
+        checkpoint: CheckpointId,
+        since: Option<CheckpointId>,
+    ) -> VerbResult<Begun> {
+        let state = StateName(checkpoint.to_string());
+        let (part, _) = client.ask_with_files(ExportAsk::Whole { state, since })?;
+        Ok(Begun { part, client })
+    }
+
     /// What tells it in order, ahead of what is copied.
     pub fn ahead(self) -> impl Feed {
         TellingAhead(Telling {

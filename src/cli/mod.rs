@@ -268,6 +268,8 @@ verbs! {
     Fork(fork),
     Import(import),
     #[cfg(feature = "remote")]
+    Remote(remote),
+    #[cfg(feature = "remote")]
     Push(remote::push),
     #[cfg(feature = "remote")]
     Pull(remote::pull),

@@ -4,7 +4,7 @@
 //! ([`held`]), and a large file is read through the mount's view, where each read is proven before
 //! it is answered.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
 use super::context::Context;
@@ -49,7 +49,7 @@ pub fn run(
         state: StateName(id.to_owned()),
     })?;
     let view = Tree::at(&served, Some(&checkpoint))?;
-    let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
+    let begun = Begun::whole(served.client, checkpoint.id, None)?;
     sys::widen_pipe(io::stdout());
     let bar = Bar::files(&context.out, "exporting");
     let mut told = Tar::new(io::stdout().lock(), view);
@@ -81,44 +81,6 @@ struct Tar<W: Write> {
     first: HashMap<u64, Vec<u8>>,
     sockets: u64,
     told: u64,
-    dirs: Dirs,
-}
-
-/// Directories, by path. Whoever reads the stream gives one its times when it is left; what was not
-/// proven the first time comes later, and makes them others.
-#[derive(Default)]
-struct Dirs {
-    told: HashMap<Vec<u8>, ExportEntry>,
-    /// Those that were not left, each in the one before.
-    open: Vec<Vec<u8>>,
-    /// Those that something came into after they were left.
-    entered_again: BTreeSet<Vec<u8>>,
-}
-
-impl Dirs {
-    fn note(&mut self, entry: &ExportEntry) {
-        let path = &entry.path.0;
-        let parent = path
-            .iter()
-            .rposition(|byte| *byte == b'/')
-            .and_then(|at| path.get(..at))
-            .unwrap_or_default();
-        while self
-            .open
-            .pop_if(|dir| {
-                path.strip_prefix(dir.as_slice())
-                    .is_none_or(|rest| rest.first() != Some(&b'/'))
-            })
-            .is_some()
-        {}
-        if !parent.is_empty() && self.open.last().is_none_or(|dir| dir != parent) {
-            self.entered_again.insert(parent.to_vec());
-        }
-        if entry.kind == Kind::Dir {
-            self.told.insert(path.clone(), entry.clone());
-            self.open.push(path.clone());
-        }
-    }
 }
 
 impl<W: Write> Tar<BufWriter<W>> {
@@ -130,24 +92,13 @@ impl<W: Write> Tar<BufWriter<W>> {
             first: HashMap::new(),
             sockets: 0,
             told: 0,
-            dirs: Dirs::default(),
         }
     }
 }
 
 impl<W: Write> Tar<W> {
     /// Ends the stream.
-    fn finish(mut self) -> Outcome {
-        for dir in self
-            .dirs
-            .entered_again
-            .iter()
-            .filter_map(|path| self.dirs.told.get(path))
-        {
-            self.stream
-                .entry(&in_stream(&dir.path.0), dir, None, &Content::None, None)
-                .map_err(Failure::Output)?;
-        }
+    fn finish(self) -> Outcome {
         self.stream.finish().map(drop).map_err(Failure::Output)
     }
 
@@ -182,7 +133,6 @@ impl<W: Write> Tar<W> {
             }
             written => written.map_err(|cause| broken(&path, cause))?,
         }
-        self.dirs.note(entry);
         if entry.is_linked() {
             self.first.entry(entry.inode).or_insert(path);
         }
@@ -237,49 +187,4 @@ fn broken(path: &[u8], cause: io::Error) -> VerbError {
         format!("{}: the stream ends here and is incomplete", cause.message),
         "ckptfs status names what cannot be read",
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sys::Stat;
-
-    /// Extracted, a directory had the time at which what came later was made in it.
-    #[test]
-    fn a_directory_that_something_comes_into_later_is_told_again() {
-        let mut dirs = Dirs::default();
-        let mut told = |path: &str, kind: Kind| {
-            let stat = Stat {
-                kind,
-                ..sys::stat_fd(std::fs::File::open("/dev/null").expect("open")).expect("stat")
-            };
-            dirs.note(&ExportEntry::new(
-                path.as_bytes().to_vec(),
-                &stat,
-                1,
-                None,
-                Vec::new(),
-            ));
-            dirs.entered_again
-                .iter()
-                .map(|path| String::from_utf8_lossy(path).into_owned())
-                .collect::<Vec<_>>()
-        };
-        let (dir, file) = (Kind::Dir, Kind::File);
-        for (path, kind) in [
-            ("", dir),
-            ("a", dir),
-            ("a/b", dir),
-            ("a/b/c", file),
-            ("a/d", file),
-            ("ab", file),
-            ("e", dir),
-            ("e/f", file),
-        ] {
-            assert!(told(path, kind).is_empty(), "{path}");
-        }
-        assert_eq!(told("a/b/late", file), ["a/b"]);
-        assert_eq!(told("a/late", file), ["a", "a/b"]);
-        assert_eq!(told("g", file), ["a", "a/b"]);
-    }
 }

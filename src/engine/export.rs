@@ -55,6 +55,11 @@ pub(super) type Exports = Runs<Arc<Job>, 8>;
 pub(super) struct Job {
     at: CheckpointId,
     from: Option<CheckpointId>,
+    /// Everything is told in the order of names.
+    in_order: bool,
+    /// Of [`ExportAsk::Whole`]: the state whose files are not told again, and what was recorded
+    /// between the two.
+    since: Option<(CheckpointId, Touched)>,
     /// What was recorded after the checkpoint, until the export began.
     touched: Touched,
     /// [`crate::history::epochs::Epochs::recordings`] before `touched` was read.
@@ -99,11 +104,17 @@ impl Progress {
 /// Something to be told.
 enum Work {
     /// A directory and everything below.
-    List { path: Vec<u8>, trail: Arc<Trail> },
+    List {
+        path: Vec<u8>,
+        trail: Arc<Trail>,
+        /// It had this path in [`Job::since`].
+        was_here: bool,
+    },
     /// The rest of what is below a directory.
     Rest {
         path: Vec<u8>,
         trail: Arc<Trail>,
+        was_here: bool,
         names: std::vec::IntoIter<(Name, Child)>,
     },
     /// One inode alone.
@@ -135,6 +146,14 @@ struct Linked {
 }
 
 impl Work {
+    fn all() -> Work {
+        Work::List {
+            path: Vec::new(),
+            trail: Trail::root(),
+            was_here: true,
+        }
+    }
+
     fn one(path: Vec<u8>, child: Child, trail: Arc<Trail>, how: How) -> Work {
         Work::One {
             path,
@@ -158,6 +177,38 @@ struct Given {
 }
 
 impl Job {
+    fn new(at: CheckpointId, touched: Touched, recordings: u64) -> Job {
+        Job {
+            at,
+            from: None,
+            in_order: false,
+            since: None,
+            touched,
+            recordings,
+            total: None,
+            kept: HashMap::new(),
+            progress: Mutex::default(),
+            told: Condvar::default(),
+        }
+    }
+
+    /// What entries with [`ExportData::Kept`](parts::ExportData::Kept) refer to.
+    fn told_from(&self) -> Option<CheckpointId> {
+        self.from.or(self.since.as_ref().map(|(since, _)| *since))
+    }
+
+    /// How much of an inode is told. `was_here`: it had its path in [`Job::since`].
+    fn how(&self, child: Child, was_here: bool) -> How {
+        match &self.since {
+            Some((_, touched))
+                if was_here && child.kind == Kind::File && !touched.data.contains(&child.slot) =>
+            {
+                How::Kept
+            }
+            _ => How::Whole,
+        }
+    }
+
     /// Nothing was recorded of an inode after the checkpoint, as far as was known when the export
     /// began.
     fn is_untouched(&self, slot: Slot) -> bool {
@@ -223,16 +274,11 @@ impl<'a> Exporter<'a> {
         match ask {
             ExportAsk::Begin { state, from } => {
                 let at = self.engine.states.checkpoint_id(state)?;
-                let job = self
-                    .begin(at, *from)
-                    .map_err(error::failed("the checkpoint cannot be read"))?;
-                let (from, total) = (job.from, job.total);
-                let run = self.engine.exports.put(None, Arc::new(job));
-                Ok(ExportPart {
-                    from,
-                    total,
-                    ..self.no_part(run, at)
-                })
+                self.put(at, self.begin(at, *from))
+            }
+            ExportAsk::Whole { state, since } => {
+                let at = self.engine.states.checkpoint_id(state)?;
+                self.put(at, self.begin_whole(at, *since))
             }
             ExportAsk::Next { run, done } | ExportAsk::Ahead { run, done } => {
                 let job = self.get(*run)?;
@@ -259,6 +305,17 @@ impl<'a> Exporter<'a> {
                 })
             }
         }
+    }
+
+    fn put(&self, at: CheckpointId, job: SysResult<Job>) -> VerbResult<ExportPart> {
+        let job = job.map_err(error::failed("the checkpoint cannot be read"))?;
+        let (from, total) = (job.told_from(), job.total);
+        let run = self.engine.exports.put(None, Arc::new(job));
+        Ok(ExportPart {
+            from,
+            total,
+            ..self.no_part(run, at)
+        })
     }
 
     fn get(&self, run: u64) -> VerbResult<Arc<Job>> {
@@ -291,10 +348,7 @@ impl<'a> Exporter<'a> {
         let mut total = None;
         let mut kept = HashMap::new();
         match from {
-            None => progress.todo.push(Work::List {
-                path: Vec::new(),
-                trail: Trail::root(),
-            }),
+            None => progress.todo.push(Work::all()),
             Some(from) => {
                 let between = self
                     .engine
@@ -326,14 +380,27 @@ impl<'a> Exporter<'a> {
             }
         }
         Ok(Job {
-            at,
             from,
-            touched,
-            recordings,
             total,
             kept,
             progress: Mutex::new(progress),
-            told: Condvar::default(),
+            ..Job::new(at, touched, recordings)
+        })
+    }
+
+    fn begin_whole(&self, at: CheckpointId, since: Option<CheckpointId>) -> SysResult<Job> {
+        let since = since.filter(|since| self.timeline().catalogue.has_checkpoint(*since));
+        let between = |since: CheckpointId| {
+            let touched = self
+                .engine
+                .states
+                .touched(since.min(at), Some(since.max(at)))?;
+            SysResult::Ok((since, touched))
+        };
+        Ok(Job {
+            in_order: true,
+            since: since.map(between).transpose()?,
+            ..self.begin(at, None)?
         })
     }
 
@@ -394,7 +461,7 @@ impl<'a> Exporter<'a> {
         let removed = removed.into_iter().map(TreePath).collect();
         let (entries, refused) = (building.part, building.refused);
         ExportPart {
-            from: job.from,
+            from: job.told_from(),
             part,
             removed,
             entries,

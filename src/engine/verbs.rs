@@ -520,7 +520,7 @@ impl Verb for ExportAsk {
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<ExportPart> {
         let mut files = Vec::new();
         let part = super::export::Exporter::new(engine).part(&self, &mut files)?;
-        if let ExportAsk::Begin { .. } = self {
+        if let ExportAsk::Begin { .. } | ExportAsk::Whole { .. } = self {
             requester.begins_export(part.run);
         }
         requester.give(files);

@@ -6,7 +6,7 @@
 //! one after that together. What is larger is not read: whoever gets it reads it through a view,
 //! which proves each read.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -29,6 +29,8 @@ const PART_BYTES_MAX: usize = 16 << 20;
 pub enum Content<'a> {
     /// It is no file.
     None,
+    /// It is what it was in the state that the export refers to, and was not read.
+    Kept,
     /// All of it but the holes.
     Held {
         /// The bytes of the pieces, one after the other.
@@ -43,6 +45,7 @@ pub enum Content<'a> {
 /// A part whose files were read.
 struct Held {
     number: u64,
+    is_proven: bool,
     entries: Vec<(ExportEntry, Read)>,
     bytes: Vec<u8>,
 }
@@ -50,15 +53,26 @@ struct Held {
 /// What was read of one entry.
 enum Read {
     None,
+    Kept,
     Held(Range<usize>, Option<Pieces>),
     Large,
+    /// It was not proven, and is told again.
+    Missing,
+    /// It was told again, and is proven.
+    Again(Box<Again>),
+    /// It is at its first place, or refused.
+    Gone,
 }
+
+/// An entry that was told again, and the memory that its content is in.
+type Again = (ExportEntry, Read, Vec<u8>);
 
 /// What the daemon answered, and the parts that it was asked to prove.
 type Told = VerbResult<(Vec<u64>, ExportPart, Vec<OwnedFd>)>;
 
-/// Hands on every entry that a feed tells, in its order, each when it is proven. Says what could
-/// not be.
+/// Hands on every entry that a feed tells, in the order in which it was told first, each when it is
+/// proven: what is told again takes its place, and what comes after it waits. Says what could not
+/// be.
 ///
 /// # Errors
 /// Those of the feed, and those of `each`: then it ends.
@@ -75,27 +89,121 @@ pub fn hand_on<E: From<VerbError>>(
             message: format!("a thread: {cause}"),
             hint: None,
         })?;
-        let (mut held, mut spare, mut reader) = (Vec::<Held>::new(), Vec::new(), Reader::default());
+        let (mut queue, mut reader) = (Queue::default(), Reader::default());
         for told in told {
             let (proven, part, files) = told?;
-            for part_held in held.extract_if(.., |held| proven.contains(&held.number)) {
-                spare = hand_on_part(part_held, &part.unproven, &mut reader.refused, &mut each)?;
+            queue.confirm(&proven, &part.unproven);
+            queue.hand_on(&mut reader.refused, &mut each)?;
+            let (finished, refused_before) = (part.finished, reader.refused.len());
+            let part = reader.part(part, files, std::mem::take(&mut queue.spare));
+            for refused in reader.refused.get(refused_before..).unwrap_or_default() {
+                queue.is_refused(&refused.path);
             }
-            let finished = part.finished;
-            let part = reader.part(part, files, std::mem::take(&mut spare));
             if part.number > 0 {
                 read.lock().push(part.number);
-                held.push(part);
+                queue.parts.push_back(part);
             }
             if finished {
                 break;
             }
         }
+        queue.hand_on(&mut reader.refused, &mut each)?;
+        let left = queue.parts.iter().flat_map(|part| &part.entries);
+        reader.refused.extend(left.map(|(entry, _)| Refused {
+            path: entry.path.clone(),
+            errno: Errno::EIO.0,
+        }));
         let mut refused = reader.refused;
         refused.sort_by(|a, b| a.path.cmp(&b.path));
         refused.dedup_by(|a, b| a.path == b.path);
         Ok(refused)
     })
+}
+
+/// Parts that were read, in their order.
+#[derive(Default)]
+struct Queue {
+    parts: VecDeque<Held>,
+    /// Memory of a part that was handed on.
+    spare: Vec<u8>,
+}
+
+impl Queue {
+    /// The daemon has said what of some parts is proven.
+    fn confirm(&mut self, proven: &[u64], unproven: &[TreePath]) {
+        for number in proven {
+            let Some(at) = self.parts.iter().position(|part| part.number == *number) else {
+                continue;
+            };
+            let mut again = Vec::new();
+            if let Some(part) = self.parts.get_mut(at) {
+                part.is_proven = true;
+                for (entry, read) in &mut part.entries {
+                    let is_unproven = unproven.contains(&entry.path);
+                    match (entry.again, is_unproven) {
+                        (false, true) => *read = Read::Missing,
+                        (false, false) => {}
+                        // It is told once more.
+                        (true, true) => *read = Read::Gone,
+                        (true, false) => {
+                            let mut read = std::mem::replace(read, Read::Gone);
+                            let mut bytes = Vec::new();
+                            if let Read::Held(range, _) = &mut read {
+                                bytes = part.bytes.get(range.clone()).unwrap_or_default().to_vec();
+                                *range = 0..bytes.len();
+                            }
+                            again.push((entry.clone(), read, bytes));
+                        }
+                    }
+                }
+            }
+            for read in again {
+                self.fill(read);
+            }
+        }
+    }
+
+    /// What was told again takes the place of what was not proven.
+    fn fill(&mut self, again: Again) {
+        let places = self.parts.iter_mut().flat_map(|part| &mut part.entries);
+        let place = places
+            .filter(|(_, read)| matches!(read, Read::Missing))
+            .find(|(entry, _)| entry.path == again.0.path);
+        if let Some((_, place)) = place {
+            *place = Read::Again(Box::new(again));
+        }
+    }
+
+    /// Nothing comes in the place of a path.
+    fn is_refused(&mut self, path: &TreePath) {
+        for part in &mut self.parts {
+            for (_, read) in part
+                .entries
+                .iter_mut()
+                .filter(|(entry, _)| entry.path == *path)
+            {
+                if matches!(read, Read::Missing) {
+                    *read = Read::Gone;
+                }
+            }
+        }
+    }
+
+    /// Hands on the parts that are proven, up to the first entry that is still to come.
+    fn hand_on<E>(
+        &mut self,
+        refused: &mut Vec<Refused>,
+        each: &mut impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
+    ) -> Result<(), E> {
+        let waits = |(_, read): &(ExportEntry, Read)| matches!(read, Read::Missing);
+        let is_ready = |part: &Held| part.is_proven && !part.entries.iter().any(waits);
+        while self.parts.front().is_some_and(is_ready) {
+            if let Some(part) = self.parts.pop_front() {
+                self.spare = hand_on_part(part, refused, each)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Asks for one part after the other, each as soon as the one before was taken.
@@ -125,6 +233,7 @@ impl Reader {
     fn part(&mut self, part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>) -> Held {
         let mut held = Held {
             number: part.part,
+            is_proven: false,
             entries: Vec::with_capacity(part.entries.len()),
             bytes,
         };
@@ -139,7 +248,8 @@ impl Reader {
                     .ok_or(Errno::EMFILE)
                     .and_then(|file| self.file(&entry, &file, &mut held.bytes)),
                 ExportData::None => Ok(Read::None),
-                ExportData::Kept | ExportData::Link(_) => Err(Errno::EIO),
+                ExportData::Kept => Ok(Read::Kept),
+                ExportData::Link(_) => Err(Errno::EIO),
             };
             match read {
                 Ok(read) if is_below(&entry.path) => held.entries.push((entry, read)),
@@ -176,25 +286,26 @@ impl Reader {
     }
 }
 
-/// Hands on what is proven of a part, and gives its memory back.
+/// Hands on a part, and gives its memory back.
 fn hand_on_part<E>(
     held: Held,
-    unproven: &[TreePath],
     refused: &mut Vec<Refused>,
     each: &mut impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
 ) -> Result<Vec<u8>, E> {
-    for (entry, read) in held
-        .entries
-        .iter()
-        .filter(|(entry, _)| !unproven.contains(&entry.path))
-    {
+    for (entry, read) in &held.entries {
+        let (mut entry, mut read, mut bytes) = (entry, read, &held.bytes);
+        if let Read::Again(again) = read {
+            (entry, read, bytes) = (&again.0, &again.1, &again.2);
+        }
         let content = match read {
             Read::None => Content::None,
+            Read::Kept => Content::Kept,
             Read::Held(range, pieces) => Content::Held {
-                bytes: held.bytes.get(range.clone()).unwrap_or_default(),
+                bytes: bytes.get(range.clone()).unwrap_or_default(),
                 pieces: pieces.as_ref(),
             },
             Read::Large => Content::Large,
+            Read::Missing | Read::Again(_) | Read::Gone => continue,
         };
         if let Some(errno) = each(entry, content)? {
             refused.push(Refused {
@@ -289,6 +400,13 @@ mod tests {
         )
     }
 
+    fn again((mut part, files): Part) -> Part {
+        for entry in &mut part.entries {
+            entry.again = true;
+        }
+        (part, files)
+    }
+
     fn end() -> Part {
         let (part, files) = part(0, &[]);
         (
@@ -336,7 +454,7 @@ mod tests {
         let parts = vec![
             part(1, &[("a", 1, "one"), ("b", 2, "changed")]),
             part(2, &[("c", 3, "three")]),
-            part(3, &[("b", 2, "two")]),
+            again(part(3, &[("b", 2, "two")])),
             part(0, &[]),
             part(0, &[]),
             end(),
@@ -346,7 +464,7 @@ mod tests {
         // The second time it is not held: it has a name that was told before.
         assert_eq!(
             handed,
-            [some("a", "one"), some("c", "three"), ("b".to_owned(), None)]
+            [some("a", "one"), ("b".to_owned(), None), some("c", "three")]
         );
     }
 

@@ -38,7 +38,7 @@ pub struct Options {
 
 /// Whether what was typed is a place in a registry.
 pub fn is_place(remote: &str) -> bool {
-    remote.starts_with(SCHEME)
+    remote.starts_with(super::OCI)
 }
 
 fn registry(place: &Place, write: bool, options: &Options) -> VerbResult<Registry> {
@@ -74,6 +74,12 @@ pub fn push(args: &push::Args, context: &mut Context) -> Outcome {
         return usage(
             "an image is pushed under a tag, not under a digest",
             "oci://HOST/NAME:TAG",
+        );
+    }
+    if args.since.is_some() {
+        return usage(
+            "--since is for repositories",
+            "an image is of one checkpoint: ckptfs push oci://HOST/NAME:TAG ID",
         );
     }
     let id = match args.ids.as_slice() {
@@ -182,7 +188,8 @@ impl Source {
         let title = served.root.file_name().unwrap_or_default();
         let title = title.to_string_lossy().into_owned();
         let view = Tree::at(&served, Some(&checkpoint))?.into_root();
-        let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
+        // In the order of names: the same checkpoint is the same layer.
+        let begun = Begun::whole(served.client, checkpoint.id, None)?;
         Ok(Source {
             origin: Origin::new(&begun.part.store, &checkpoint),
             checkpoint,

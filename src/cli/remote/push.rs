@@ -1,10 +1,31 @@
 //! `ckptfs push`.
 
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::Serialize;
+
 use super::super::context::Context;
-use super::super::error::Outcome;
+use super::super::copies::Begun;
+use super::super::error::{Outcome, error, hinted};
+use super::super::locate::{self, Served};
+use super::super::past::Tree;
+use super::super::progress::Bar;
+use super::super::{size, time};
 use super::oci;
+use crate::engine::api::{
+    CheckpointInfo, Code, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
+    microseconds,
+};
+use crate::engine::word::count as plural;
+use crate::remote::restic::push::What;
+use crate::remote::restic::{Pushed, Remote};
+use crate::store::ids::CheckpointId;
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
+///
+/// Files that have not changed since the checkpoint that was sent last are not read again. An
+/// interrupted push goes on where it was, run again.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The name of a remote (ckptfs remote add), or oci://HOST/NAME:TAG
@@ -13,16 +34,280 @@ pub struct Args {
     /// Checkpoints: numbers or tags; default: all that the remote has not (of an image: `latest`)
     #[arg(value_name = "ID")]
     pub(super) ids: Vec<String>,
-    /// Only show what would be done
+    /// Only those after this one
+    #[arg(long, value_name = "ID", conflicts_with = "ids")]
+    pub(super) since: Option<String>,
+    /// Only show what would be sent
     #[arg(short = 'n', long)]
     pub(super) dry_run: bool,
     #[command(flatten)]
     pub(super) registry: oci::Options,
 }
 
+/// A checkpoint that was pushed, for `--json`.
+#[derive(Serialize)]
+struct Sent {
+    checkpoint: CheckpointId,
+    snapshot: Option<String>,
+    /// The pushed checkpoint whose files were not read again.
+    from: Option<CheckpointId>,
+    entries: u64,
+    files_read: u64,
+    files_kept: u64,
+    bytes_sent: u64,
+    duration_us: u64,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    remote: String,
+    pushed: Vec<Sent>,
+    dry_run: bool,
+}
+
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     if oci::is_place(&args.remote) {
         return oci::push(&args, context);
     }
+    let names = super::names()?;
+    let named = names.get(&args.remote)?;
+    let mut served = locate::served(context.dir())?;
+    let Some(store) = super::store_of(&mut served)? else {
+        return Err(hinted(
+            Code::UnknownCheckpoint,
+            "there is no checkpoint to send",
+            "ckptfs checkpoint makes one",
+        )
+        .into());
+    };
+    let mut remote = super::open(named, false)?;
+    let mut pushed = remote.pushed(Some(&store))?;
+    let kept = served.client.ask(ListCheckpoints)?;
+    let wanted = wanted(&args, &mut served, &kept, &pushed)?;
+    let mut answer = Answer {
+        remote: args.remote.clone(),
+        pushed: Vec::new(),
+        dry_run: args.dry_run,
+    };
+    if args.dry_run {
+        for one in &wanted {
+            tell_planned(one, context)?;
+            answer.pushed.push(Sent::planned(one.id));
+        }
+    } else if !wanted.is_empty() {
+        for one in &wanted {
+            let push = Push {
+                store: &store,
+                one,
+                parent: parent_of(one, &pushed, &kept),
+            };
+            let (again, is_there, sent) = push.run(remote, &served, context)?;
+            remote = again;
+            tell(&sent, context)?;
+            pushed.push(is_there);
+            answer.pushed.push(sent);
+        }
+        follow(&args.remote, &wanted, &kept, &mut served)?;
+    }
+    let out = &mut context.out;
+    if out.json {
+        return Ok(out.json(&answer)?);
+    }
+    if wanted.is_empty() {
+        out.text_line(&format!("{} has everything already", args.remote))?;
+    }
     Ok(())
+}
+
+/// What is to be sent, the oldest first.
+fn wanted(
+    args: &Args,
+    served: &mut Served,
+    kept: &[CheckpointInfo],
+    pushed: &[Pushed],
+) -> VerbResult<Vec<CheckpointInfo>> {
+    let mut show = |id: &String| {
+        served.client.ask(ShowCheckpoint {
+            state: StateName(id.clone()),
+        })
+    };
+    let since = args.since.as_ref().map(&mut show).transpose()?;
+    let mut wanted = if args.ids.is_empty() {
+        kept.to_vec()
+    } else {
+        args.ids.iter().map(show).collect::<VerbResult<_>>()?
+    };
+    wanted.retain(|one| {
+        since.as_ref().is_none_or(|since| one.id > since.id)
+            && !pushed.iter().any(|known| is_of(known, one))
+    });
+    wanted.sort_by_key(|one| one.id);
+    wanted.dedup_by_key(|one| one.id);
+    Ok(wanted)
+}
+
+/// A snapshot is of a checkpoint: number and time are the same. (Of a copy of a store the numbers
+/// go on alike.)
+fn is_of(pushed: &Pushed, checkpoint: &CheckpointInfo) -> bool {
+    pushed.checkpoint == checkpoint.id
+        && created(checkpoint).is_ok_and(|created| created == pushed.created)
+}
+
+/// The pushed checkpoint that a new one is told from: the newest before it that is kept here.
+fn parent_of<'a>(
+    one: &CheckpointInfo,
+    pushed: &'a [Pushed],
+    kept: &[CheckpointInfo],
+) -> Option<&'a Pushed> {
+    let is_kept = |known: &Pushed| kept.iter().any(|kept| is_of(known, kept));
+    pushed
+        .iter()
+        .filter(|known| known.checkpoint < one.id && is_kept(known))
+        .max_by_key(|known| known.checkpoint)
+}
+
+fn created(checkpoint: &CheckpointInfo) -> VerbResult<jiff::Timestamp> {
+    checkpoint
+        .created
+        .parse()
+        .map_err(|_| error(Code::Protocol, "the daemon's answer has no time"))
+}
+
+/// One checkpoint on its way.
+struct Push<'a> {
+    store: &'a str,
+    one: &'a CheckpointInfo,
+    parent: Option<&'a Pushed>,
+}
+
+impl Push<'_> {
+    fn run(
+        &self,
+        remote: Remote,
+        served: &Served,
+        context: &Context,
+    ) -> VerbResult<(Remote, Pushed, Sent)> {
+        let started = Instant::now();
+        let client = served
+            .client
+            .again()
+            .ok_or_else(|| error(Code::DaemonLost, "the daemon is gone"))?;
+        let since = self.parent.map(|parent| parent.checkpoint);
+        let begun = Begun::whole(client, self.one.id, since)?;
+        // It may have been deleted meanwhile: then every file is told, and read.
+        let parent = self.parent.filter(|_| begun.part.from == since);
+        let view = Tree::at(served, Some(self.one))?;
+        let bar = Bar::files(&context.out, "pushing");
+        let root = served.root.file_name().map_or_else(
+            || "tree".to_owned(),
+            |name| name.to_string_lossy().into_owned(),
+        );
+        let what = What {
+            store: self.store.to_owned(),
+            checkpoint: self.one.id,
+            tags: self.one.tags.clone(),
+            note: self.one.note.clone(),
+            created: created(self.one)?,
+            root,
+        };
+        let done = remote.push(
+            &what,
+            parent,
+            begun.ahead(),
+            Arc::new(move |path| view.open_file(path)),
+            &|done| bar.at(done, 0),
+        );
+        bar.stop();
+        let (remote, pushed, done) = done?;
+        let sent = Sent {
+            snapshot: Some(pushed.snapshot.clone()),
+            from: parent.map(|parent| parent.checkpoint),
+            entries: done.entries,
+            files_read: done.read,
+            files_kept: done.kept,
+            bytes_sent: done.sent,
+            duration_us: microseconds(started.elapsed()),
+            ..Sent::planned(self.one.id)
+        };
+        if done.sockets > 0 {
+            context.out.warn(&format!(
+                "{} of checkpoint {} will not come back: restic makes none",
+                plural(done.sockets, "socket"),
+                self.one.id
+            ));
+        }
+        Ok((remote, pushed, sent))
+    }
+}
+
+impl Sent {
+    fn planned(checkpoint: CheckpointId) -> Sent {
+        Sent {
+            checkpoint,
+            snapshot: None,
+            from: None,
+            entries: 0,
+            files_read: 0,
+            files_kept: 0,
+            bytes_sent: 0,
+            duration_us: 0,
+        }
+    }
+}
+
+fn tell_planned(one: &CheckpointInfo, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    if !out.json {
+        out.text_line(&format!("checkpoint {} would be sent", one.id))?;
+    }
+    Ok(())
+}
+
+fn tell(sent: &Sent, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    if out.json {
+        return Ok(());
+    }
+    let snapshot = sent.snapshot.as_deref().unwrap_or_default();
+    let kept = match sent.files_kept {
+        0 => String::new(),
+        kept => format!(", {kept} unchanged"),
+    };
+    out.text_line(&format!(
+        "checkpoint {} is snapshot {}: {} read{kept}, {} sent, in {}",
+        sent.checkpoint,
+        snapshot.get(..8).unwrap_or(snapshot),
+        plural(sent.files_read, "file"),
+        size::human(sent.bytes_sent),
+        time::duration(sent.duration_us)
+    ))?;
+    Ok(out.flush()?)
+}
+
+/// The newest checkpoint that a remote has is pinned, for the next push begins there; the one that
+/// was before is not any more.
+fn follow(
+    remote: &str,
+    sent: &[CheckpointInfo],
+    kept: &[CheckpointInfo],
+    served: &mut Served,
+) -> VerbResult<()> {
+    let reason = format!("pushed to {remote}: the next push begins here");
+    let Some(newest) = sent.last() else {
+        return Ok(());
+    };
+    let mut pin = |id: CheckpointId, reason: Option<String>| {
+        let state = StateName(id.to_string());
+        served.client.ask(PinCheckpoint { state, reason }).map(drop)
+    };
+    let is_ours = |one: &&CheckpointInfo| one.pinned.as_deref() == Some(reason.as_str());
+    let before: Vec<CheckpointId> = kept.iter().filter(is_ours).map(|one| one.id).collect();
+    if before.iter().any(|before| *before >= newest.id) {
+        return Ok(());
+    }
+    // The new pin is there before the old one goes.
+    if newest.pinned.is_none() {
+        pin(newest.id, Some(reason.clone()))?;
+    }
+    before.into_iter().try_for_each(|id| pin(id, None))
 }

@@ -64,6 +64,8 @@ codes! {
         RemoteFailed,
         // Branches.
         BadBranch, IsBranch,
+        // Remotes.
+        UnknownRemote, RemoteExists, RemoteFailed, BadRemote, BadPassword,
         // The filesystem, the store and the index.
         IndexFailed, Io,
         // Daemon and client.

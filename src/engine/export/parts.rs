@@ -20,6 +20,15 @@ pub enum ExportAsk {
         /// `from: None`, and is everything.
         from: Option<CheckpointId>,
     },
+    /// Begin to export all of a checkpoint in the order of its names: what is in a directory comes
+    /// directly after it, sorted by the bytes of the names. The answer has nothing in it yet.
+    Whole {
+        /// Which.
+        state: StateName,
+        /// A file that had the same path in this one, and the same content, is
+        /// [`ExportData::Kept`]. If it is not kept any more the answer says `from: None`.
+        since: Option<CheckpointId>,
+    },
     /// Go on.
     Next {
         /// The export, by the number that an answer gave.
@@ -97,8 +106,8 @@ pub enum ExportData {
     None,
     /// From the next descriptor that came with the part.
     File,
-    /// It is what it was in the state that this is a difference from: only attributes are to be
-    /// set.
+    /// It is what it was in the state that this is a difference from, or that was named with
+    /// [`ExportAsk::Whole`]: only attributes are to be set.
     Kept,
     /// It is the inode at another path, whose content is kept: one more name for it.
     Link(TreePath),
@@ -137,6 +146,9 @@ pub struct ExportEntry {
     /// Seconds and nanoseconds of the last access, and of the last change of content.
     #[serde(rename = "t")]
     pub times: [i64; 4],
+    /// Seconds and nanoseconds of the last change of the inode.
+    #[serde(rename = "c", default)]
+    pub ctime: [i64; 2],
     /// Which inode: of the entries with one number and more than one name all are the same.
     #[serde(rename = "i")]
     pub inode: u64,
@@ -189,6 +201,7 @@ impl ExportEntry {
             rdev: stat.rdev,
             size: stat.size,
             times,
+            ctime: [stat.ctime.sec, i64::from(stat.ctime.nsec)],
             inode,
             nlink: stat.nlink,
             target: target.map(TreePath),

@@ -98,7 +98,11 @@ fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut P
         };
         let trail = Arc::clone(trail);
         told.works.push(if child.kind == Kind::Dir {
-            Work::List { path, trail }
+            Work::List {
+                path,
+                trail,
+                was_here: false,
+            }
         } else {
             Work::one(path, *child, trail, how)
         });

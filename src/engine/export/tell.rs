@@ -1,6 +1,7 @@
 //! What is told of an inode, as the live tree has it where nothing was recorded of it, else as
 //! history tells it; and the proof that it was so.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -60,7 +61,7 @@ impl Exporter<'_> {
             return Ok(true);
         }
         let (timeline, slot) = (self.timeline(), given.child.slot);
-        if given.file.is_some() && timeline.lookup.data_at(slot, job.at)?.is_some() {
+        if given.child.kind == Kind::File && timeline.lookup.data_at(slot, job.at)?.is_some() {
             return Ok(false);
         }
         Ok(!given.unrecorded
@@ -81,8 +82,17 @@ impl Exporter<'_> {
                 self.tell_one(job, path, child, &trail, &how, again, building);
                 Vec::new()
             }
-            Work::List { path, trail } => self.tell_dir(job, path, trail, building),
-            Work::Rest { path, trail, names } => self.tell_rest(job, path, trail, names, building),
+            Work::List {
+                path,
+                trail,
+                was_here,
+            } => self.tell_dir(job, path, trail, was_here, building),
+            Work::Rest {
+                path,
+                trail,
+                was_here,
+                names,
+            } => self.tell_rest(job, path, trail, was_here, names, building),
         }
     }
 
@@ -91,6 +101,7 @@ impl Exporter<'_> {
         job: &Job,
         path: Vec<u8>,
         trail: Arc<Trail>,
+        was_here: bool,
         building: &mut Building,
     ) -> Vec<Work> {
         let first = job.progress.lock().listed.insert(trail.slot);
@@ -128,6 +139,7 @@ impl Exporter<'_> {
         vec![Work::Rest {
             path,
             trail,
+            was_here,
             names: known.names.into_iter(),
         }]
     }
@@ -139,6 +151,7 @@ impl Exporter<'_> {
         job: &Job,
         path: Vec<u8>,
         trail: Arc<Trail>,
+        was_here: bool,
         mut names: std::vec::IntoIter<(Name, Child)>,
         building: &mut Building,
     ) -> Vec<Work> {
@@ -148,14 +161,23 @@ impl Exporter<'_> {
             let Some((name, child)) = names.next() else {
                 break;
             };
+            let was_here = was_here && self.was_here(job, &trail, &name, child);
             let (path, trail) = (join(&path, &name), trail.step(&name, child.slot));
             if child.kind == Kind::Dir {
-                below.push(Work::List { path, trail });
+                below.push(Work::List {
+                    path,
+                    trail,
+                    was_here,
+                });
+                if job.in_order {
+                    break;
+                }
                 continue;
             }
+            let how = job.how(child, was_here);
             let live = dir
                 .as_deref()
-                .and_then(|dir| self.exported_live(job, dir, &path, child, &trail));
+                .and_then(|dir| self.exported_live(job, dir, &path, child, &trail, &how));
             let nlink = match live {
                 Some((entry, ..)) if job.from.is_some() && entry.is_linked() => entry.nlink,
                 Some((entry, file, given)) => {
@@ -165,7 +187,7 @@ impl Exporter<'_> {
                 None => match self.links_of(job, child, &trail) {
                     Some(nlink) => nlink,
                     None => {
-                        self.tell_one(job, path, child, &trail, &How::Whole, false, building);
+                        self.tell_one(job, path, child, &trail, &how, false, building);
                         continue;
                     }
                 },
@@ -178,9 +200,32 @@ impl Exporter<'_> {
             });
         }
         if names.len() > 0 {
-            below.push(Work::Rest { path, trail, names });
+            let rest = Work::Rest {
+                path,
+                trail,
+                was_here,
+                names,
+            };
+            // The last is told next.
+            let at = if job.in_order { 0 } else { below.len() };
+            below.insert(at, rest);
         }
         below
+    }
+
+    /// What is here had this path in the state whose files are not told again, too.
+    fn was_here(&self, job: &Job, dir: &Arc<Trail>, name: &Name, child: Child) -> bool {
+        let Some((since, touched)) = &job.since else {
+            return false;
+        };
+        let is_touched = |names: &BTreeSet<Name>| names.contains(name);
+        !touched.names.get(&dir.slot).is_some_and(is_touched)
+            || self
+                .engine
+                .states
+                .view(State::At(*since))
+                .child(dir, name)
+                .is_ok_and(|was| was == Some(child))
     }
 
     /// The names that an inode had, where it had several and it matters.
@@ -237,12 +282,13 @@ impl Exporter<'_> {
         path: &[u8],
         child: Child,
         trail: &Arc<Trail>,
+        how: &How,
     ) -> Option<(ExportEntry, Option<Arc<File>>, Given)> {
         if !job.is_untouched(child.slot) || job.kept.contains_key(&child.slot) {
             return None;
         }
         let name = trail.name.as_bytes();
-        let (stat, target, xattrs, file) = if child.kind == Kind::File {
+        let (stat, target, xattrs, file) = if child.kind == Kind::File && *how == How::Whole {
             let file = sys::open_file_at(dir, name, Open::READ).ok()?;
             (
                 sys::stat_fd(&file).ok()?,
@@ -274,10 +320,10 @@ impl Exporter<'_> {
         let file = file.map(Arc::new);
         let kept = file.as_ref().map(|file| (Arc::clone(file), stat.ctime));
         let sent = file.filter(|_| stat.size > 0);
-        entry.data = if sent.is_some() {
-            ExportData::File
-        } else {
-            ExportData::None
+        entry.data = match how {
+            How::Kept => ExportData::Kept,
+            _ if sent.is_some() => ExportData::File,
+            _ => ExportData::None,
         };
         let given = Given {
             path: path.to_vec(),

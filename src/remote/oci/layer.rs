@@ -7,7 +7,6 @@
 //! it whole, also where only its mode was changed.
 //!
 //! The same tree gives the same bytes: names are sorted, and nothing is in it that reading changes.
-//! (Of a whole tree what was changed while it was read comes later in it.)
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;

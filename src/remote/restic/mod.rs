@@ -1,1 +1,186 @@
 //! Checkpoints as snapshots of a repository that restic and rustic read.
+//!
+//! A snapshot has the tags `ckptfs`, `store=ID`, `checkpoint=N` and those of the checkpoint, its
+//! time and its note, and one directory, `/NAME`, which is the tree's root. What a repository has is
+//! asked there each time: no list of it is kept elsewhere.
+
+mod backend;
+pub mod names;
+mod node;
+pub mod pull;
+pub mod push;
+mod s3;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jiff::{Timestamp, Zoned};
+use rustic_core::repofile::SnapshotFile;
+use rustic_core::{
+    ConfigOptions, Credentials, KeyOptions, OpenStatus, Repository, RepositoryBackends,
+    RepositoryOptions, RusticError, SnapshotOptions, StringList,
+};
+
+use self::backend::Watched;
+use crate::engine::api::{Code, VerbError, VerbResult, hinted};
+use crate::store::ids::CheckpointId;
+
+/// The tag of every snapshot of ours.
+const TAG: &str = "ckptfs";
+/// Begin the tags that say which checkpoint of which store.
+const STORE_TAG: &str = "store=";
+const CHECKPOINT_TAG: &str = "checkpoint=";
+
+/// A repository that is open.
+pub struct Remote {
+    repo: Repository<OpenStatus>,
+    watched: Arc<Watched>,
+}
+
+/// A snapshot of ours.
+#[derive(Clone, Debug)]
+pub struct Pushed {
+    /// The snapshot's number in the repository, in hexadecimal digits.
+    pub snapshot: String,
+    /// Of which store.
+    pub store: String,
+    /// Which checkpoint.
+    pub checkpoint: CheckpointId,
+    /// The checkpoint's tags.
+    pub tags: Vec<String>,
+    /// Its note.
+    pub note: String,
+    /// When the checkpoint was made.
+    pub created: Timestamp,
+    /// The machine that it came from.
+    pub host: String,
+    /// The name of the directory in it that is the tree's root.
+    pub root: String,
+    file: SnapshotFile,
+}
+
+impl Remote {
+    /// Opens the repository at a URL; `create`: makes one if there is none.
+    ///
+    /// # Errors
+    /// `bad-password`, `unknown-remote` if there is no repository, `remote-failed`.
+    pub fn open(url: &str, password: &str, create: bool) -> VerbResult<Remote> {
+        let watched = Arc::new(Watched::new(backend::open(url)?));
+        let backends = RepositoryBackends::new(Arc::clone(&watched) as _, None);
+        let options = match cache_dir().filter(|_| !backend::is_local(url)) {
+            Some(dir) => RepositoryOptions::default().cache_dir(dir),
+            None => RepositoryOptions::default().no_cache(true),
+        };
+        let repo = Repository::new(&options, &backends).map_err(failed)?;
+        let credentials = Credentials::password(password);
+        let repo = match repo.config_id().map_err(failed)? {
+            Some(_) => repo.open(&credentials).map_err(failed)?,
+            None if create => repo
+                .init(
+                    &credentials,
+                    &KeyOptions::default(),
+                    &ConfigOptions::default(),
+                )
+                .map_err(failed)?,
+            None => {
+                return Err(hinted(
+                    Code::UnknownRemote,
+                    "there is no repository at this address",
+                    "ckptfs remote add makes one; check the address with ckptfs remote",
+                ));
+            }
+        };
+        Ok(Remote { repo, watched })
+    }
+
+    /// The snapshots of checkpoints, the oldest checkpoint first; `store`: of this one alone.
+    ///
+    /// # Errors
+    /// `remote-failed`.
+    pub fn pushed(&self, store: Option<&str>) -> VerbResult<Vec<Pushed>> {
+        let all = self.repo.get_all_snapshots().map_err(failed)?;
+        let mut pushed: Vec<Pushed> = all
+            .into_iter()
+            .filter_map(Pushed::of)
+            .filter(|one| store.is_none_or(|store| one.store == store))
+            .collect();
+        pushed.sort_by(|a, b| (&a.store, a.created).cmp(&(&b.store, b.created)));
+        Ok(pushed)
+    }
+}
+
+impl Pushed {
+    fn of(file: SnapshotFile) -> Option<Pushed> {
+        let value = |key: &str| file.tags.iter().find_map(|tag| tag.strip_prefix(key));
+        if !file.tags.contains(TAG) {
+            return None;
+        }
+        let (store, checkpoint) = (value(STORE_TAG)?, value(CHECKPOINT_TAG)?.parse().ok()?);
+        let is_ours = |tag: &&String| {
+            tag.as_str() == TAG || tag.starts_with(STORE_TAG) || tag.starts_with(CHECKPOINT_TAG)
+        };
+        let root = file.paths.iter().next()?.trim_start_matches('/').to_owned();
+        Some(Pushed {
+            snapshot: file.id.to_hex().to_string(),
+            store: store.to_owned(),
+            checkpoint: CheckpointId(checkpoint),
+            tags: file
+                .tags
+                .iter()
+                .filter(|tag| !is_ours(tag))
+                .cloned()
+                .collect(),
+            note: file.description.clone().unwrap_or_default(),
+            created: file.time.timestamp(),
+            host: file.hostname.clone(),
+            root,
+            file,
+        })
+    }
+}
+
+/// The snapshot of a checkpoint, before there is anything in it.
+fn snapshot(of: &push::What) -> VerbResult<SnapshotFile> {
+    let mut tags = StringList::default();
+    tags.add(TAG.to_owned());
+    tags.add(format!("{STORE_TAG}{}", of.store));
+    tags.add(format!("{CHECKPOINT_TAG}{}", of.checkpoint));
+    of.tags.iter().for_each(|tag| tags.add(tag.clone()));
+    Ok(SnapshotFile {
+        time: Zoned::new(of.created, jiff::tz::TimeZone::UTC),
+        program_version: concat!("ckptfs ", env!("CARGO_PKG_VERSION")).to_owned(),
+        tags,
+        description: Some(of.note.clone()).filter(|note| !note.is_empty()),
+        ..SnapshotFile::from_options(&SnapshotOptions::default()).map_err(failed)?
+    })
+}
+
+/// Where what was read of a repository is kept: `$XDG_CACHE_HOME/ckptfs`, or below `~/.cache`.
+fn cache_dir() -> Option<PathBuf> {
+    let of = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let cache = of("XDG_CACHE_HOME").or_else(|| of("HOME").map(|home| home.join(".cache")))?;
+    Some(cache.join("ckptfs"))
+}
+
+/// What went wrong in a repository, in words for a person. What a server said is in it: whoever
+/// prints it escapes it.
+fn failed(cause: Box<RusticError>) -> VerbError {
+    if cause.is_incorrect_password() {
+        return hinted(
+            Code::BadPassword,
+            "the password does not open this repository",
+            "give the right one: ckptfs remote add NAME URL --force --password-file FILE",
+        );
+    }
+    let said = cause.display_log();
+    let said = said.strip_prefix("Error: ").unwrap_or(&said);
+    hinted(
+        Code::RemoteFailed,
+        format!("the remote: {said}"),
+        "run the same command again once the cause is gone: what was sent is not sent again",
+    )
+}

@@ -1,0 +1,71 @@
+//! What a remote has.
+
+use serde::Serialize;
+
+use super::super::context::Context;
+use super::super::error::Outcome;
+use super::super::output::Role;
+use super::super::{locate, time};
+use crate::remote::restic::Pushed;
+
+/// A checkpoint that a remote has, for `--json`.
+#[derive(Serialize)]
+struct Listed<'a> {
+    checkpoint: u64,
+    tags: &'a [String],
+    note: &'a str,
+    created: String,
+    store: &'a str,
+    host: &'a str,
+    snapshot: &'a str,
+}
+
+/// Prints the checkpoints that a remote has, newest first; `all`: of every tree.
+pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
+    let names = super::names()?;
+    let named = names.get(name)?;
+    let store = if all {
+        None
+    } else {
+        super::store_of(&mut locate::served(context.dir())?)?
+    };
+    let mut pushed = super::open(named, false)?.pushed(store.as_deref())?;
+    pushed.reverse();
+    let out = &mut context.out;
+    if out.json {
+        let listed: Vec<Listed<'_>> = pushed.iter().map(listed).collect();
+        return Ok(out.json(&listed)?);
+    }
+    for one in &pushed {
+        let short = one.snapshot.get(..8).unwrap_or(&one.snapshot);
+        let id = out.paint(Role::Id, &format!("{:>6}", one.checkpoint.0));
+        let tags = if one.tags.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", out.text(&one.tags.join(", ")))
+        };
+        let first_line = one.note.lines().next().unwrap_or_default();
+        let note = out.text(first_line).into_owned();
+        let host = out.text(&one.host).into_owned();
+        out.line(&format!(
+            "{id}  {}  {short}  {host}{tags}  {note}",
+            time::local(&one.created.to_string())
+        ))?;
+    }
+    if pushed.is_empty() {
+        out.talk("it has no checkpoint of this tree; --all lists those of other trees");
+    }
+    Ok(())
+}
+
+fn listed(one: &Pushed) -> Listed<'_> {
+    Listed {
+        checkpoint: one.checkpoint.0,
+        tags: &one.tags,
+        note: &one.note,
+        created: one.created.to_string(),
+        store: &one.store,
+        host: &one.host,
+        snapshot: &one.snapshot,
+    }
+}

@@ -1,0 +1,196 @@
+//! Where a repository is, and what is written to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustic_backend::{BackendOptions, LocalBackend, RestBackend};
+use rustic_core::{
+    BytesList, ErrorKind, FileType, Id, ReadBackend, RusticError, RusticResult, WriteBackend,
+};
+
+use super::failed;
+use super::s3::S3;
+use crate::engine::api::{Code, VerbError, VerbResult, hinted};
+use crate::sys::lock::Mutex;
+
+/// The kinds of addresses.
+const KINDS: &str = "a directory, s3:http(s)://HOST[:PORT]/BUCKET[/PATH], rest:http(s)://HOST[:PORT]/[PATH], \
+    or rclone:REMOTE:PATH (sftp and all else that rclone reaches)";
+
+/// A repository in a directory of this machine.
+pub fn is_local(url: &str) -> bool {
+    url.starts_with('/') || url.starts_with("local:")
+}
+
+/// Checks an address without going there.
+///
+/// # Errors
+/// `bad-remote`.
+pub fn check(url: &str) -> VerbResult<()> {
+    let bad = |message: String| {
+        Err(hinted(
+            Code::BadRemote,
+            message,
+            format!("it is one of: {KINDS}"),
+        ))
+    };
+    let (kind, rest) = url.split_once(':').unwrap_or(("", url));
+    let host = rest
+        .split_once("://")
+        .map(|(_, rest)| rest.split('/').next().unwrap_or_default());
+    if host.is_some_and(|host| host.contains('@')) {
+        return Err(hinted(
+            Code::BadRemote,
+            "a user or password in an address would be shown in lists and logs",
+            "leave it out; S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; rest: \
+             RESTIC_REST_USERNAME and RESTIC_REST_PASSWORD, in the environment",
+        ));
+    }
+    match kind {
+        _ if is_local(url) => Ok(()),
+        "rclone" if !rest.is_empty() => Ok(()),
+        "s3" | "rest" if host.is_some_and(|host| !host.is_empty()) => Ok(()),
+        _ => bad(format!("{url} is not the address of a remote")),
+    }
+}
+
+/// Goes to an address.
+///
+/// # Errors
+/// `bad-remote`, `remote-failed`.
+pub fn open(url: &str) -> VerbResult<Arc<dyn WriteBackend>> {
+    check(url)?;
+    let none = Vec::<(String, String)>::new();
+    let local = url.strip_prefix("local:").unwrap_or(url);
+    Ok(match url.split_once(':') {
+        _ if is_local(url) => Arc::new(LocalBackend::new(local, none).map_err(failed)?),
+        Some(("s3", at)) => Arc::new(S3::new(at)?),
+        Some(("rest", at)) => Arc::new(RestBackend::new(with_user(at), none).map_err(failed)?),
+        _ => {
+            let options = BackendOptions::default().repository(url.to_owned());
+            options.to_backends().map_err(failed)?.repository()
+        }
+    })
+}
+
+/// The address of a REST server with who is asking, from the environment, as restic has it.
+fn with_user(at: &str) -> String {
+    let of = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let (Some(user), Some((scheme, rest))) = (of("RESTIC_REST_USERNAME"), at.split_once("://"))
+    else {
+        return at.to_owned();
+    };
+    let password = of("RESTIC_REST_PASSWORD").unwrap_or_default();
+    format!(
+        "{scheme}://{}:{}@{rest}",
+        escaped(&user),
+        escaped(&password)
+    )
+}
+
+/// Percent-encoded (RFC 3986) but for letters and digits.
+fn escaped(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+            byte => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+/// A backend that counts what is sent, and takes no snapshot once something went wrong: rustic
+/// logs what it could not read or write of a tree, and would save a snapshot without it.
+#[derive(Debug)]
+pub struct Watched {
+    inner: Arc<dyn WriteBackend>,
+    failed: Mutex<Option<VerbError>>,
+    /// Bytes that were written.
+    pub sent: AtomicU64,
+}
+
+impl Watched {
+    pub fn new(inner: Arc<dyn WriteBackend>) -> Watched {
+        Watched {
+            inner,
+            failed: Mutex::new(None),
+            sent: AtomicU64::new(0),
+        }
+    }
+
+    /// Something went wrong: no snapshot is saved from now on. The first error is kept.
+    pub fn fail(&self, error: VerbError) {
+        self.failed.lock().get_or_insert(error);
+    }
+
+    /// What went wrong first.
+    pub fn failure(&self) -> Option<VerbError> {
+        self.failed.lock().clone()
+    }
+}
+
+impl ReadBackend for Watched {
+    fn location(&self) -> String {
+        self.inner.location()
+    }
+
+    fn list_with_size(&self, tpe: FileType) -> RusticResult<Vec<(Id, u32)>> {
+        self.inner.list_with_size(tpe)
+    }
+
+    fn read_full(&self, tpe: FileType, id: &Id) -> RusticResult<bytes::Bytes> {
+        self.inner.read_full(tpe, id)
+    }
+
+    fn read_partial(
+        &self,
+        tpe: FileType,
+        id: &Id,
+        cacheable: bool,
+        offset: u32,
+        length: u32,
+    ) -> RusticResult<bytes::Bytes> {
+        self.inner.read_partial(tpe, id, cacheable, offset, length)
+    }
+
+    fn warmup_path(&self, tpe: FileType, id: &Id) -> String {
+        self.inner.warmup_path(tpe, id)
+    }
+}
+
+impl WriteBackend for Watched {
+    fn create(&self) -> RusticResult<()> {
+        self.inner.create()
+    }
+
+    fn write_bytes(
+        &self,
+        tpe: FileType,
+        id: &Id,
+        cacheable: bool,
+        content: BytesList,
+    ) -> RusticResult<()> {
+        if tpe == FileType::Snapshot && self.failure().is_some() {
+            return Err(RusticError::new(
+                ErrorKind::Backend,
+                "no snapshot is saved: not everything of it was sent",
+            ));
+        }
+        let size = content.size() as u64;
+        let written = self.inner.write_bytes(tpe, id, cacheable, content);
+        match &written {
+            Ok(()) => {
+                self.sent.fetch_add(size, Ordering::Relaxed);
+            }
+            Err(cause) => self.fail(VerbError {
+                code: Code::RemoteFailed,
+                message: format!("the remote: {}", cause.display_log()),
+                hint: Some("run the same command again once the cause is gone".to_owned()),
+            }),
+        }
+        written
+    }
+
+    fn remove(&self, tpe: FileType, id: &Id, cacheable: bool) -> RusticResult<()> {
+        self.inner.remove(tpe, id, cacheable)
+    }
+}

@@ -1,0 +1,437 @@
+//! A checkpoint becomes a snapshot.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use jiff::Timestamp;
+use rustic_core::repofile::SnapshotFile;
+use rustic_core::{
+    BackupOptions, IndexedIdsStatus, ParentOptions, ReadSource, ReadSourceEntry, ReadSourceOpen,
+    Repository, RusticResult,
+};
+
+use super::backend::Watched;
+use super::node::{self, Unfit};
+use super::{Pushed, Remote, failed, snapshot};
+use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted};
+use crate::engine::export::parts::{ExportEntry, Refused};
+use crate::store::ids::CheckpointId;
+use crate::sys::lock::Mutex;
+use crate::sys::{Errno, Kind, SysResult};
+use crate::transfer::Feed;
+use crate::transfer::held::{self, Content};
+use crate::transfer::tar::Pieces;
+
+/// Entries that are on their way to rustic.
+const AHEAD: usize = 64;
+
+/// Opens a file of the checkpoint that is pushed, to be read as it was.
+pub type Opener = Arc<dyn Fn(&TreePath) -> SysResult<File> + Send + Sync>;
+
+/// What is pushed.
+#[derive(Clone, Debug)]
+pub struct What {
+    /// The store, by its number.
+    pub store: String,
+    /// The checkpoint.
+    pub checkpoint: CheckpointId,
+    /// Its tags.
+    pub tags: Vec<String>,
+    /// Its note.
+    pub note: String,
+    /// When it was made.
+    pub created: Timestamp,
+    /// The name of the directory in the snapshot that is the tree's root.
+    pub root: String,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    /// Entries of the tree.
+    pub entries: u64,
+    /// Files that were read, and those that were taken from the snapshot before.
+    pub read: u64,
+    /// See `read`.
+    pub kept: u64,
+    /// Bytes that were sent.
+    pub sent: u64,
+    /// Sockets, which nothing brings back, though the format has them.
+    pub sockets: u64,
+}
+
+impl Remote {
+    /// Sends a checkpoint, which `feed` tells whole and in the order of names. `parent`: the
+    /// snapshot whose files the feed tells as kept. When it returns the snapshot is in the
+    /// repository and is whole.
+    ///
+    /// # Errors
+    /// `incomplete` if something cannot be read or held, `remote-failed`: then there is no
+    /// snapshot.
+    pub fn push(
+        self,
+        what: &What,
+        parent: Option<&Pushed>,
+        feed: impl Feed,
+        opener: Opener,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> VerbResult<(Remote, Pushed, Done)> {
+        // Read anew each time: what was sent last is not in the index of before.
+        let repo = self.repo.to_indexed_ids().map_err(failed)?;
+        let sent = self.watched.sent.load(Ordering::Relaxed);
+        let root = parent.map_or(&what.root, |parent| &parent.root);
+        let (send, receive) = sync_channel(AHEAD);
+        let teller = Teller {
+            root: root.clone().into_bytes(),
+            parent: parent.map(|parent| parent.created),
+            opener,
+            send,
+            watched: Arc::clone(&self.watched),
+            done: Done::default(),
+            unfit: Vec::new(),
+        };
+        let source = Source(Mutex::new(Some(receive)));
+        let (told, archived) = std::thread::scope(|scope| {
+            let watched = Arc::clone(&self.watched);
+            let tells = scope.spawn(move || {
+                let told = teller.tell(feed, progress);
+                if let Err(error) = &told {
+                    watched.fail(error.clone());
+                }
+                told
+            });
+            let archived = archive(&repo, what, parent, root, &source);
+            // Whoever tells must not wait for a reader that is gone.
+            drop(source.0.lock().take());
+            (tells.join(), archived)
+        });
+        let panicked = || VerbError {
+            code: Code::Internal,
+            message: "the thread that reads the tree has ended".to_owned(),
+            hint: None,
+        };
+        let told = told.map_err(|_| panicked())?;
+        if let Some(error) = self.watched.failure() {
+            return Err(error);
+        }
+        let pushed = Pushed::of(archived?).ok_or_else(panicked)?;
+        let done = Done {
+            sent: self.watched.sent.load(Ordering::Relaxed) - sent,
+            ..told?
+        };
+        let repo = repo.drop_index();
+        let watched = self.watched;
+        Ok((Remote { repo, watched }, pushed, done))
+    }
+}
+
+/// Gives the snapshot that was saved.
+fn archive(
+    repo: &Repository<IndexedIdsStatus>,
+    what: &What,
+    parent: Option<&Pushed>,
+    root: &str,
+    source: &Source,
+) -> VerbResult<SnapshotFile> {
+    let from = match parent {
+        Some(parent) => ParentOptions::default().parents(vec![parent.snapshot.clone()]),
+        None => ParentOptions::default().force(true),
+    };
+    let options = BackupOptions::default().parent_opts(from).no_scan(true);
+    let paths = [PathBuf::from(format!("/{root}"))];
+    repo.archive(&options, source, snapshot(what)?, &paths)
+        .map_err(failed)
+}
+
+/// Hands the entries of a tree to rustic.
+struct Teller {
+    root: Vec<u8>,
+    /// When the parent's checkpoint was made.
+    parent: Option<Timestamp>,
+    opener: Opener,
+    send: SyncSender<ReadSourceEntry<Body>>,
+    watched: Arc<Watched>,
+    done: Done,
+    unfit: Vec<(TreePath, Unfit)>,
+}
+
+impl Teller {
+    fn tell(mut self, feed: impl Feed, progress: &(dyn Fn(u64) + Sync)) -> VerbResult<Done> {
+        let refused = held::hand_on(feed, |entry, content| {
+            self.entry(entry, content)?;
+            progress(self.done.entries);
+            Ok::<_, VerbError>(None)
+        })?;
+        if let Some((path, unfit)) = self.unfit.first() {
+            return Err(incomplete(
+                &path.0,
+                unfit.reason(),
+                self.unfit.len() + refused.len(),
+            ));
+        }
+        match refused.first() {
+            Some(Refused { path, errno }) => Err(incomplete(
+                &path.0,
+                &Errno(*errno).to_string(),
+                refused.len(),
+            )),
+            None => Ok(self.done),
+        }
+    }
+
+    fn entry(&mut self, entry: &ExportEntry, content: Content<'_>) -> VerbResult<()> {
+        let name = entry
+            .path
+            .0
+            .rsplit(|byte| *byte == b'/')
+            .next()
+            .unwrap_or_default();
+        let name = if entry.path.0.is_empty() {
+            &self.root
+        } else {
+            name
+        };
+        let is_kept = matches!(content, Content::Kept);
+        let changed_after = self.parent.filter(|_| entry.kind == Kind::File && !is_kept);
+        let node = match node::of_entry(entry, name, changed_after) {
+            Ok(node) => node,
+            Err(unfit) => {
+                self.unfit.push((entry.path.clone(), unfit));
+                return Ok(());
+            }
+        };
+        self.done.entries += 1;
+        self.done.sockets += u64::from(entry.kind == Kind::Socket);
+        self.done.kept += u64::from(is_kept);
+        let open = (entry.kind == Kind::File).then(|| self.body(entry, content));
+        let mut path = PathBuf::from("/");
+        path.push(os(&self.root));
+        if !entry.path.0.is_empty() {
+            path.push(os(&entry.path.0));
+        }
+        self.send
+            .send(ReadSourceEntry { path, node, open })
+            .map_err(|_| VerbError {
+                code: Code::RemoteFailed,
+                message: "nothing more was taken of the tree".to_owned(),
+                hint: None,
+            })
+    }
+
+    fn body(&mut self, entry: &ExportEntry, content: Content<'_>) -> Body {
+        let from = match content {
+            Content::Held { bytes, pieces } => {
+                self.done.read += 1;
+                Origin::Held(Bytes {
+                    bytes: bytes.to_vec(),
+                    pieces: pieces.cloned(),
+                    size: entry.size,
+                    at: 0,
+                    taken: 0,
+                })
+            }
+            Content::None => Origin::Held(Bytes::default()),
+            Content::Kept => Origin::View(Arc::clone(&self.opener)),
+            Content::Large => {
+                self.done.read += 1;
+                Origin::View(Arc::clone(&self.opener))
+            }
+        };
+        Body {
+            from,
+            size: entry.size,
+            path: entry.path.clone(),
+            watched: Arc::clone(&self.watched),
+        }
+    }
+}
+
+/// A path of the operating system.
+fn os(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+fn incomplete(path: &[u8], why: &str, all: usize) -> VerbError {
+    let path = if path.is_empty() { b"." } else { path };
+    let more = if all > 1 {
+        format!(" (and {} more)", all - 1)
+    } else {
+        String::new()
+    };
+    hinted(
+        Code::Incomplete,
+        format!(
+            "{}: {why}{more}; nothing was saved under this checkpoint's name",
+            String::from_utf8_lossy(path)
+        ),
+        "ckptfs status and ckptfs verify show what cannot be read",
+    )
+}
+
+/// The tree, once.
+struct Source(Mutex<Option<Receiver<ReadSourceEntry<Body>>>>);
+
+impl ReadSource for Source {
+    type Open = Body;
+    type Iter = Entries;
+
+    fn size(&self) -> RusticResult<Option<u64>> {
+        Ok(None)
+    }
+
+    fn entries(&self) -> Entries {
+        Entries(self.0.lock().take())
+    }
+}
+
+struct Entries(Option<Receiver<ReadSourceEntry<Body>>>);
+
+impl Iterator for Entries {
+    type Item = RusticResult<ReadSourceEntry<Body>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.as_ref()?.recv().ok().map(Ok)
+    }
+}
+
+/// What is in a file: it is read only if rustic has not the same from the parent.
+struct Body {
+    from: Origin,
+    size: u64,
+    path: TreePath,
+    watched: Arc<Watched>,
+}
+
+enum Origin {
+    Held(Bytes),
+    View(Opener),
+}
+
+impl ReadSourceOpen for Body {
+    type Reader = BodyReader;
+
+    fn open(self) -> RusticResult<BodyReader> {
+        let reader: Box<dyn Read + Send> = match self.from {
+            Origin::Held(bytes) => Box::new(bytes),
+            Origin::View(opener) => match opener(&self.path) {
+                Ok(file) => Box::new(file.take(self.size)),
+                Err(errno) => Box::new(Broken(errno)),
+            },
+        };
+        Ok(BodyReader {
+            reader,
+            left: self.size,
+            path: self.path,
+            watched: self.watched,
+        })
+    }
+}
+
+/// Reads a file, and sees to it that a snapshot without all of it is not saved.
+struct BodyReader {
+    reader: Box<dyn Read + Send>,
+    left: u64,
+    path: TreePath,
+    watched: Arc<Watched>,
+}
+
+impl Read for BodyReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = match self.reader.read(buffer) {
+            Ok(0) if self.left > 0 && !buffer.is_empty() => {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
+            read => read,
+        };
+        match &read {
+            Ok(count) => self.left = self.left.saturating_sub(*count as u64),
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Err(cause) => self
+                .watched
+                .fail(incomplete(&self.path.0, &cause.to_string(), 1)),
+        }
+        read
+    }
+}
+
+/// A file that cannot be opened.
+struct Broken(Errno);
+
+impl Read for Broken {
+    fn read(&mut self, _buffer: &mut [u8]) -> io::Result<usize> {
+        Err(self.0.into())
+    }
+}
+
+/// The content of a file, whose holes are zeros.
+#[derive(Default)]
+struct Bytes {
+    bytes: Vec<u8>,
+    pieces: Option<Pieces>,
+    size: u64,
+    /// Where in the file.
+    at: u64,
+    /// How much of `bytes` was given.
+    taken: usize,
+}
+
+impl Bytes {
+    /// How far it is to the end of what is the same here: of a piece, or of a hole.
+    fn ahead(&self) -> (bool, u64) {
+        let Some(pieces) = &self.pieces else {
+            return (true, self.size - self.at);
+        };
+        for (offset, length) in pieces {
+            if self.at < *offset {
+                return (false, offset - self.at);
+            }
+            if self.at < offset + length {
+                return (true, offset + length - self.at);
+            }
+        }
+        (false, self.size - self.at)
+    }
+}
+
+impl Read for Bytes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (is_data, ahead) = self.ahead();
+        let count = usize::try_from(ahead)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        let to = buffer.get_mut(..count).unwrap_or_default();
+        if is_data {
+            let from = self.bytes.get(self.taken..self.taken + count);
+            to.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+            self.taken += count;
+        } else {
+            to.fill(0);
+        }
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_zeros() {
+        let mut bytes = Bytes {
+            bytes: b"abcd".to_vec(),
+            pieces: Some(vec![(2, 2), (6, 2), (9, 0)]),
+            size: 9,
+            ..Bytes::default()
+        };
+        let mut read = Vec::new();
+        bytes.read_to_end(&mut read).expect("read");
+        assert_eq!(read, b"\0\0ab\0\0cd\0");
+    }
+}
