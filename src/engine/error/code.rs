@@ -60,8 +60,6 @@ codes! {
         NoSuchVolume, VolumeExists, SnapshotExists, UnknownOption, BadOption,
         BadPath, BadVolume, BadRequest, NoImage, NotASocket, NotStaged, OtherMount,
         ToolMissing, ToolFailed,
-        // Remotes.
-        RemoteFailed,
         // Branches.
         BadBranch, IsBranch,
         // Remotes.

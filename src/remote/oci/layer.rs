@@ -16,9 +16,9 @@ use std::os::fd::OwnedFd;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::{Hashing, in_scratch, scratch};
+use super::{Hashing, bare, in_scratch, scratch};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error};
-use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
+use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
 use crate::transfer::held::{self, Content, is_below};
@@ -253,22 +253,7 @@ impl<'a> Writer<'a> {
                 [above, b"/", &name].concat()
             }
         };
-        let entry = ExportEntry {
-            path: TreePath(at.clone()),
-            kind: Kind::File,
-            mode: 0o600,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            times: [0; 4],
-            inode: 0,
-            nlink: 1,
-            target: None,
-            xattrs: Vec::new(),
-            data: ExportData::None,
-            again: false,
-        };
+        let entry = bare(Kind::File, 0o600);
         self.count.entries += 1;
         let written = self
             .stream

@@ -26,7 +26,9 @@ use std::io::{self, Write};
 use oci_spec::distribution::Reference;
 use sha2::{Digest as _, Sha256};
 
-use crate::engine::api::{Code, VerbResult, hinted, io_error};
+use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error};
+use crate::engine::export::parts::{ExportData, ExportEntry};
+use crate::sys::Kind;
 
 /// The media type of a manifest that we put.
 const MANIFEST_KIND: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -169,6 +171,27 @@ impl<T: io::Read> io::Read for Hashing<T> {
     }
 }
 
+/// An inode of root's with nothing in it, of 1970, without a path.
+fn bare(kind: Kind, mode: u32) -> ExportEntry {
+    ExportEntry {
+        path: TreePath(Vec::new()),
+        kind,
+        mode,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        times: [0; 4],
+        ctime: [0; 2],
+        inode: 0,
+        nlink: 1,
+        target: None,
+        xattrs: Vec::new(),
+        data: ExportData::None,
+        again: false,
+    }
+}
+
 /// A file without a name, which is gone when it is closed.
 ///
 /// # Errors
@@ -179,9 +202,9 @@ fn scratch() -> VerbResult<File> {
 }
 
 /// A scratch file cannot be made, written or read.
-fn in_scratch(cause: &io::Error) -> crate::engine::api::VerbError {
+fn in_scratch(cause: &io::Error) -> VerbError {
     let dir = std::env::temp_dir();
-    crate::engine::api::VerbError {
+    VerbError {
         hint: Some("a layer is put together there first; TMPDIR names another directory".into()),
         ..io_error(
             dir.display(),

@@ -15,7 +15,7 @@ use std::io::{self, BufReader, Read, Seek};
 
 use super::layer::{OPAQUE, WHITEOUT};
 use super::untar::{self, Untar};
-use super::{Hashing, in_scratch, scratch};
+use super::{Hashing, bare, in_scratch, scratch};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, error};
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::store::layout::{STORE_NAME, is_own_xattr};
@@ -222,20 +222,14 @@ impl Tree {
         self.left.xattrs += (all - xattrs.len()) as u64;
         let times = [told.mtime.sec, i64::from(told.mtime.nsec)];
         Some(ExportEntry {
-            path: TreePath(Vec::new()),
-            kind,
-            mode,
             uid: told.uid,
             gid: told.gid,
             rdev: told.rdev,
             size: told.size,
             times: [times[0], times[1], times[0], times[1]],
-            inode: 0,
-            nlink: 1,
             target: (kind == Kind::Symlink).then_some(TreePath(told.link)),
             xattrs,
-            data: ExportData::None,
-            again: false,
+            ..bare(kind, mode)
         })
     }
 
@@ -461,26 +455,10 @@ fn fill(from: &mut impl Read, file: &mut File, size: u64) -> io::Result<()> {
 
 /// A directory that no entry tells of.
 fn nameless_dir(layer: usize) -> Inode {
-    let entry = ExportEntry {
-        path: TreePath(Vec::new()),
-        kind: Kind::Dir,
-        mode: 0o755,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        times: [0; 4],
-        inode: 0,
-        nlink: 1,
-        target: None,
-        xattrs: Vec::new(),
-        data: ExportData::None,
-        again: false,
-    };
     Inode {
         layer,
         entry_number: u64::MAX,
-        entry,
+        entry: bare(Kind::Dir, 0o755),
     }
 }
 
