@@ -95,9 +95,12 @@ pub fn whole(
 /// What is not as it was, as a difference tells it. Nothing of it is read before all is told: then
 /// it is read through the view, which proves each read.
 #[derive(Debug, Default)]
-pub struct Changes {
-    removed: Mutex<BTreeSet<Vec<u8>>>,
-    entries: Mutex<BTreeMap<Vec<u8>, ExportEntry>>,
+pub struct Changes(Mutex<Told>);
+
+#[derive(Debug, Default)]
+struct Told {
+    removed: BTreeSet<Vec<u8>>,
+    entries: BTreeMap<Vec<u8>, ExportEntry>,
 }
 
 impl Sink for Changes {
@@ -107,7 +110,7 @@ impl Sink for Changes {
         if path.is_empty() || !is_below(&TreePath(path.to_vec())) {
             return Err(Errno::EINVAL);
         }
-        self.removed.lock().insert(path.to_vec());
+        self.0.lock().removed.insert(path.to_vec());
         Ok(())
     }
 
@@ -115,7 +118,7 @@ impl Sink for Changes {
         if !is_below(&entry.path) {
             return Err(Errno::EINVAL);
         }
-        self.entries.lock().insert(entry.path.0.clone(), entry);
+        self.0.lock().entries.insert(entry.path.0.clone(), entry);
         Ok(())
     }
 }
@@ -123,7 +126,8 @@ impl Sink for Changes {
 impl Changes {
     /// Nothing is another than it was.
     pub fn is_empty(&self) -> bool {
-        self.removed.lock().is_empty() && self.entries.lock().is_empty()
+        let told = self.0.lock();
+        told.removed.is_empty() && told.entries.is_empty()
     }
 
     /// Makes a layer of them.
@@ -131,10 +135,7 @@ impl Changes {
     /// # Errors
     /// As [`whole`]; what cannot be read.
     pub fn layer(self, view: &OwnedFd, progress: &dyn Fn(u64)) -> VerbResult<Layer> {
-        let (removed, entries) = (
-            std::mem::take(&mut *self.removed.lock()),
-            std::mem::take(&mut *self.entries.lock()),
-        );
+        let Told { removed, entries } = std::mem::take(&mut *self.0.lock());
         let mut paths: BTreeSet<&[u8]> = BTreeSet::from([b"".as_slice()]);
         for path in removed.iter().chain(entries.keys()) {
             let mut path = path.as_slice();
@@ -280,7 +281,7 @@ impl<'a> Writer<'a> {
         let strange = entry
             .xattrs
             .iter()
-            .filter(|(name, _)| name.0.contains(&b'='))
+            .filter(|(name, _)| linked.is_none() && name.0.contains(&b'='))
             .count();
         let without = (strange > 0).then(|| {
             let mut without = entry.clone();

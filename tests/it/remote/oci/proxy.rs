@@ -11,8 +11,6 @@ use std::thread;
 pub struct Proxy {
     /// Its port.
     pub port: u16,
-    /// Bytes that clients have sent.
-    pub sent: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
 }
 
@@ -37,11 +35,7 @@ impl Proxy {
                 thread::spawn(move || between(&client, port, &*judge, &sent));
             }
         });
-        Proxy {
-            port: own,
-            sent,
-            stop,
-        }
+        Proxy { port: own, stop }
     }
 
     /// A place behind it.

@@ -127,6 +127,7 @@ impl Server {
 
     /// An image's layout by skopeo, and its tree by umoci: where that is.
     pub fn unpacked(&self, image: &str, dir: &Path) -> PathBuf {
+        fs::create_dir(dir).expect("mkdir");
         let layout = dir.join("layout");
         let from = format!("docker://127.0.0.1:{}/{image}", self.port);
         let to = format!("oci:{}:x", layout.display());
