@@ -14,7 +14,9 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, LOCATION};
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, LOCATION,
+};
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 
 use super::auth::{Found, PASSWORD_VARIABLE, USER_VARIABLE};
@@ -107,7 +109,12 @@ impl Registry {
             .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_MAX)
             .redirect(reqwest::redirect::Policy::limited(5))
-            .https_only(!plain);
+            .https_only(!plain)
+            // What comes is what was hashed.
+            .no_gzip()
+            .no_brotli()
+            .no_zstd()
+            .no_deflate();
         if loopback {
             http = http.no_proxy();
         }
@@ -386,10 +393,7 @@ impl Registry {
     }
 
     /// What comes next of an answer.
-    async fn next(
-        &self,
-        answer: &mut Response,
-    ) -> Tried<Option<impl AsRef<[u8]> + std::ops::Deref<Target = [u8]> + use<>>> {
+    async fn next(&self, answer: &mut Response) -> Tried<Option<bytes::Bytes>> {
         match tokio::time::timeout(ANSWER_MAX, answer.chunk()).await {
             Ok(Ok(bytes)) => Ok(bytes),
             Ok(Err(cause)) => Err(self.cut(&plainly(&cause))),
@@ -414,19 +418,18 @@ impl Registry {
 
     /// Sends a request, and again with what the registry wants to hear if that is not known yet.
     async fn ask(&self, request: RequestBuilder, most: Duration) -> Tried<Response> {
-        let request = request.timeout(most);
         let again = request.try_clone();
-        let answer = self.ask_once(request).await?;
+        let answer = self.ask_once(request, most).await?;
         if answer.status() != StatusCode::UNAUTHORIZED {
             return Ok(answer);
         }
         match again {
-            Some(again) if self.introduce(&answer).await? => self.ask_once(again).await,
+            Some(again) if self.introduce(&answer).await? => self.ask_once(again, most).await,
             _ => Ok(answer),
         }
     }
 
-    async fn ask_once(&self, request: RequestBuilder) -> Tried<Response> {
+    async fn ask_once(&self, request: RequestBuilder, most: Duration) -> Tried<Response> {
         let mut request = request
             .build()
             .map_err(|cause| self.failed(&plainly(&cause)))?;
@@ -437,19 +440,26 @@ impl Registry {
             .as_ref()
             .filter(|_| self.is_own(request.url()))
         {
-            request
-                .headers_mut()
-                .insert(reqwest::header::AUTHORIZATION, said.clone());
+            request.headers_mut().insert(AUTHORIZATION, said.clone());
         }
         tracing::debug!("{} {}", request.method(), request.url().path());
-        let answer = self.http.execute(request).await;
-        answer.map_err(|cause| {
-            if cause.is_redirect() || cause.is_builder() {
-                self.failed(&plainly(&cause))
-            } else {
-                self.cut(&plainly(&cause))
+        self.answer(self.http.execute(request), most).await
+    }
+
+    /// An answer, in time; what is in it may take longer.
+    async fn answer(
+        &self,
+        asked: impl Future<Output = reqwest::Result<Response>>,
+        most: Duration,
+    ) -> Tried<Response> {
+        match tokio::time::timeout(most, asked).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(cause)) if cause.is_redirect() || cause.is_builder() => {
+                Err(self.failed(&plainly(&cause)))
             }
-        })
+            Ok(Err(cause)) => Err(self.cut(&plainly(&cause))),
+            Err(_) => Err(self.cut("no answer in time")),
+        }
     }
 
     fn is_own(&self, url: &Url) -> bool {

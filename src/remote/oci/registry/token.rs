@@ -5,7 +5,6 @@ use http_auth::ChallengeRef;
 use reqwest::header::{HeaderValue, WWW_AUTHENTICATE};
 use reqwest::{Response, StatusCode, Url};
 
-use super::said::plainly;
 use super::{ANSWER_MAX, Registry, Tried};
 use crate::remote::oci::auth::Login;
 
@@ -64,12 +63,11 @@ impl Registry {
             url.query_pairs_mut().append_pair("service", &service);
         }
         url.query_pairs_mut().append_pair("scope", &self.scope);
-        let mut request = self.http.get(url).timeout(ANSWER_MAX);
+        let mut request = self.http.get(url);
         if let Some(Login { user, password }) = &self.known.login {
             request = request.basic_auth(user, Some(password));
         }
-        let answer = request.send().await;
-        let answer = answer.map_err(|cause| self.cut(&plainly(&cause)))?;
+        let answer = self.answer(request.send(), ANSWER_MAX).await?;
         let answer = self.expect(answer, StatusCode::OK).await?;
         let text = self.short(answer, TOKEN_BYTES_MAX, "the token").await?;
         let text: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();

@@ -18,9 +18,9 @@ use crate::common::{Rig, Variant, fails, for_each_variant, process, scratch};
 use crate::export::support::copy_at;
 
 /// More than fits into one piece of an upload.
-const LARGE_BYTES: usize = 24 << 20;
+const LARGE_BYTES: usize = 18 << 20;
 /// Where it is cut: in the first question, in the first piece, in the second, near the end.
-const MOMENTS: [u64; 4] = [700, 3 << 20, 20 << 20, LARGE_BYTES as u64 + 1500];
+const MOMENTS: [u64; 4] = [700, 3 << 20, 17 << 20, LARGE_BYTES as u64 + 1500];
 
 /// A tree with one small checkpoint that is pushed, and a large one that is not.
 fn prepared(rig: &Rig, server: &Server) -> (Tree, Tree) {

@@ -53,7 +53,7 @@ fn assert_is_but(found: &Tree, expected: &Tree, links: bool, empty: bool) {
 
 /// As people compare two directories. diff(1) opens no FIFO, but names it.
 #[track_caller]
-pub fn compared(found: &Path, view: &Path) {
+pub fn compared(found: &Path, view: &Path, how: &str) {
     let (found, view) = (
         found.to_str().expect("a path"),
         view.to_str().expect("a path"),
@@ -61,7 +61,7 @@ pub fn compared(found: &Path, view: &Path) {
     let special = "--exclude=fifo --exclude=socket --exclude=null --exclude=block";
     let script = format!(
         "diff -r --no-dereference {special} '{found}' '{view}'
-         rsync -aAXnc --delete --itemize-changes --exclude=socket '{view}/' '{found}/'"
+         rsync {how}nc --delete --itemize-changes --exclude=socket '{view}/' '{found}/'"
     );
     let said = sh(Path::new("/"), &script);
     assert_eq!(said, "", "{found} is not {view}");
@@ -91,12 +91,12 @@ fn a_history_is_read_bit_for_bit(v: Variant) {
         let aside = dir.path().join(format!("umoci{id}"));
         let found = server.unpacked(&image, &aside);
         assert_is_but(&tree(&found), expected, number == 0, false);
-        compared(&found, &rig.view(*id));
+        compared(&found, &rig.view(*id), "-aA");
         let into = dir.path().join(format!("pulled{id}"));
         let pulled = pull(&server.place(&image), &into, &["--trusted"]);
         assert_eq!(pulled["checkpoint"], *id, "{pulled}");
         assert_is(&copy_at(&into), expected, number == 0);
-        compared(&into, &rig.view(*id));
+        compared(&into, &rig.view(*id), "-aAX");
     }
     later(&rig, &server, dir.path(), &trees);
     rig.mount.ok(&["verify", "--deep"]);
