@@ -118,19 +118,31 @@ impl<W: Write> Stream<W> {
             return Ok(());
         }
         self.write(&map.unwrap_or_default())?;
+        self.content(content, large, pieces, entry.size)?;
+        self.pad()
+    }
+
+    /// The content of a file: its pieces; in a layer all of it.
+    fn content(
+        &mut self,
+        content: &Content<'_>,
+        large: Option<&File>,
+        pieces: Option<&Pieces>,
+        size: u64,
+    ) -> io::Result<()> {
         match (content, large) {
             (Content::Held { bytes, .. }, _) if self.layer => {
-                self.without_holes(bytes, pieces, entry.size)?
+                self.without_holes(bytes, pieces, size)?
             }
             (Content::Held { bytes, .. }, _) => self.write(bytes)?,
             (_, Some(from)) => {
-                for (offset, length) in pieces.map_or(&[(0, entry.size)][..], Vec::as_slice) {
+                for (offset, length) in pieces.map_or(&[(0, size)][..], Vec::as_slice) {
                     self.copy(from, *offset, *length)?;
                 }
             }
             _ => {}
         }
-        self.pad()
+        Ok(())
     }
 
     /// Ends the stream, and gives what it was written to.

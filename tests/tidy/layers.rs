@@ -22,7 +22,7 @@ const LAYERS: [&[&str]; 11] = [
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 32] = [
+const HOMES: [(&str, &[&str]); 31] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -43,7 +43,6 @@ const HOMES: [(&str, &[&str]); 32] = [
     ("oci_spec", &["src/remote/oci"]),
     ("reqwest", &["src/remote/oci"]),
     ("sha2", &["src/remote"]),
-    ("tar", &["src/remote/oci"]),
     ("rustic_backend", &["src/remote"]),
     ("rustic_core", &["src/remote"]),
     ("prost", &["src/csi"]),

@@ -165,24 +165,8 @@ pub fn make(
         ));
         diff_ids.push(layer.diff_id.clone());
     }
-    let mut event = History::default();
-    event.set_created(Some(origin.created.clone()));
-    event.set_created_by(Some(format!(
-        "ckptfs push: checkpoint {}",
-        origin.checkpoint
-    )));
-    event.set_empty_layer(layer.is_none().then_some(true));
-    history.push(event);
-
-    let mut said = HashMap::from([
-        (STORE.to_owned(), origin.store.clone()),
-        (CHECKPOINT.to_owned(), origin.checkpoint.to_string()),
-        (ANNOTATION_CREATED.to_owned(), origin.created.clone()),
-        (ANNOTATION_TITLE.to_owned(), title.to_owned()),
-    ]);
-    if !note.is_empty() {
-        said.insert(ANNOTATION_DESCRIPTION.to_owned(), note.to_owned());
-    }
+    history.push(event(origin, layer.is_none()));
+    let said = said_of(origin, title, note);
     let mut labels = said.clone();
     labels.insert(CHAIN.to_owned(), chain(&diff_ids));
 
@@ -218,6 +202,29 @@ pub fn make(
         config,
         config_digest,
     })
+}
+
+/// How the newest layer came to be.
+fn event(origin: &Origin, without_layer: bool) -> History {
+    let mut event = History::default();
+    event.set_created(Some(origin.created.clone()));
+    event.set_created_by(Some(format!("ckptfs, checkpoint {}", origin.checkpoint)));
+    event.set_empty_layer(without_layer.then_some(true));
+    event
+}
+
+/// What manifest and configuration both say.
+fn said_of(origin: &Origin, title: &str, note: &str) -> HashMap<String, String> {
+    let mut said = HashMap::from([
+        (STORE.to_owned(), origin.store.clone()),
+        (CHECKPOINT.to_owned(), origin.checkpoint.to_string()),
+        (ANNOTATION_CREATED.to_owned(), origin.created.clone()),
+        (ANNOTATION_TITLE.to_owned(), title.to_owned()),
+    ]);
+    if !note.is_empty() {
+        said.insert(ANNOTATION_DESCRIPTION.to_owned(), note.to_owned());
+    }
+    said
 }
 
 /// The layers, in one digest.

@@ -272,7 +272,7 @@ impl<'a> Writer<'a> {
         let path = in_layer(&entry.path.0);
         let linked = self.linked.get(&entry.inode).filter(|_| entry.is_linked());
         let large = match content {
-            Content::Large if linked.is_none() => match self.open(&entry.path.0) {
+            Content::Large | Content::Kept if linked.is_none() => match self.open(&entry.path.0) {
                 Ok(file) => Some(file),
                 Err(errno) => return Ok(Some(errno)),
             },

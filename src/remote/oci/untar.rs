@@ -324,3 +324,141 @@ fn until_nul(mut text: Vec<u8>) -> Vec<u8> {
     text.truncate(end);
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with attributes and a directory, as `tar c --format=pax --xattrs` has them.
+    fn archive() -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        let extensions = [
+            ("mtime", b"-1.25".as_slice()),
+            ("SCHILY.xattr.user.b", b"one\ntwo\0"),
+            ("SCHILY.xattr.user.a", b""),
+            ("path", b"d/a name"),
+        ];
+        builder.append_pax_extensions(extensions).expect("written");
+        let mut header = Header::new_ustar();
+        header.set_size(5);
+        header.set_mode(0o100_640);
+        header.set_uid(7);
+        header.set_gid(8);
+        header.set_cksum();
+        builder
+            .append(&header, b"hello".as_slice())
+            .expect("written");
+        let mut header = Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_path("d/").expect("a path");
+        header.set_size(0);
+        header.set_mode(0o755);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(9);
+        header.set_cksum();
+        builder.append(&header, b"".as_slice()).expect("written");
+        builder.into_inner().expect("ended")
+    }
+
+    fn read_all(bytes: &[u8]) -> io::Result<Vec<(Entry, Vec<u8>)>> {
+        let (mut from, mut all) = (Untar::new(bytes), Vec::new());
+        while let Some(entry) = from.advance()? {
+            let mut content = Vec::new();
+            // Every second is skipped.
+            if all.len() % 2 == 0 {
+                (&mut from).take(1 << 20).read_to_end(&mut content)?;
+            }
+            all.push((entry, content));
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn entries_are_read_with_what_is_before_them() {
+        let all = read_all(&archive()).expect("a tar");
+        let [(file, content), (dir, _)] = all.as_slice() else {
+            panic!("{all:?}");
+        };
+        assert_eq!(
+            (file.name.as_slice(), content.as_slice()),
+            (b"d/a name".as_slice(), b"hello".as_slice())
+        );
+        assert_eq!(
+            (file.kind, file.mode, file.uid, file.gid),
+            (Some(Kind::File), 0o640, 7, 8)
+        );
+        assert_eq!(
+            file.mtime,
+            Time {
+                sec: -2,
+                nsec: 750_000_000
+            }
+        );
+        let xattrs: Vec<_> = file
+            .xattrs
+            .iter()
+            .map(|(name, value)| (name.0.as_slice(), value.0.as_slice()))
+            .collect();
+        assert_eq!(
+            xattrs,
+            [
+                (b"user.a".as_slice(), b"".as_slice()),
+                (b"user.b", b"one\ntwo\0")
+            ]
+        );
+        assert_eq!(
+            (dir.kind, dir.mtime.sec, dir.xattrs.len()),
+            (Some(Kind::Dir), 9, 0)
+        );
+    }
+
+    #[test]
+    fn what_is_cut_or_changed_anywhere_is_an_error_or_another_tar() {
+        let whole = archive();
+        for end in 0..whole.len() {
+            let _ = read_all(&whole[..end]);
+        }
+        for at in 0..whole.len() {
+            for value in [0, b'0', b'7', b'9', b' ', b'=', 0x80, 0xff] {
+                let mut changed = whole.clone();
+                changed[at] = value;
+                let _ = read_all(&changed);
+                // With a checksum that fits.
+                if let Some(block) = changed
+                    .get_mut(at / BLOCK * BLOCK..)
+                    .and_then(|rest| rest.get_mut(..BLOCK))
+                {
+                    let mut header = Header::from_byte_slice(block).clone();
+                    header.set_cksum();
+                    block.copy_from_slice(header.as_bytes());
+                    let _ = read_all(&changed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_extended_header_has_a_bound() {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(tar::EntryType::XHeader);
+        header.set_size(1 << 40);
+        header.set_cksum();
+        let endless = header.as_bytes().chain(io::repeat(0));
+        let told = Untar::new(endless).advance().expect_err("too long");
+        assert!(told.to_string().contains("too long"), "{told}");
+    }
+
+    #[test]
+    fn times_have_signs_and_fractions() {
+        let of = |text: &str| time(text.as_bytes()).map(|time| (time.sec, time.nsec));
+        assert_eq!(of("1"), Some((1, 0)));
+        assert_eq!(of("1.5"), Some((1, 500_000_000)));
+        assert_eq!(of("1.0000000019"), Some((1, 1)));
+        assert_eq!(of("-1.250000000"), Some((-2, 750_000_000)));
+        assert_eq!(of("-3"), Some((-3, 0)));
+        for wrong in ["", "-", "x", "1.x", "--1", "1.-5", "99999999999999999999"] {
+            assert_eq!(of(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -39,12 +39,12 @@ const SAME: &str = r#"
 told() {
     cd "$1"
     find . -mindepth 1 -printf '%p %y %m %U %G %T@ %l\n' | sort
-    getfattr -R -h -d -m - -P . 2>/dev/null | grep -v trusted.overlay
+    getfattr -R -h -d -m - -P -- * 2>/dev/null | grep -v trusted.overlay
 }
 same() {
     local view=$DISK/tree/.snapshots/$2
     diff -r --no-dereference --exclude=fifo --exclude=null "$1" "$view"
-    [ -z "$(rsync -aAXnc --delete --itemize-changes "$view/" "$1/" | grep -vx '.d..[t.][p.]..... ./' | tee /dev/stderr)" ]
+    [ -z "$(rsync -aAXnc --filter='-x user.ckptfs.*' --delete --itemize-changes "$view/" "$1/" | grep -vx '.d..[t.][p.]..... ./' | tee /dev/stderr)" ]
     diff <(told "$1") <(told "$view")
 }
 "#;

@@ -61,7 +61,7 @@ pub fn compared(found: &Path, view: &Path, how: &str) {
     let special = "--exclude=fifo --exclude=socket --exclude=null --exclude=block";
     let script = format!(
         "diff -r --no-dereference {special} '{found}' '{view}'
-         rsync {how}nc --delete --itemize-changes --exclude=socket '{view}/' '{found}/'"
+         rsync {how}nc --filter='-x user.ckptfs.*' --delete --itemize-changes --exclude=socket '{view}/' '{found}/'"
     );
     let said = sh(Path::new("/"), &script);
     assert_eq!(said, "", "{found} is not {view}");
