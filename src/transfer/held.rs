@@ -318,7 +318,7 @@ fn hand_on_part<E>(
 }
 
 /// A path that leads nowhere but below the root.
-fn is_below(path: &TreePath) -> bool {
+pub fn is_below(path: &TreePath) -> bool {
     path.0.is_empty()
         || path
             .0

@@ -29,6 +29,7 @@ const RECORD_BYTES: u64 = 10_240;
 pub struct Stream<W: Write> {
     to: W,
     written: u64,
+    layer: bool,
 }
 
 /// The bytes of an entry that are no hole: offset and length of each piece.
@@ -37,7 +38,20 @@ pub type Pieces = Vec<(u64, u64)>;
 impl<W: Write> Stream<W> {
     /// Begins a stream.
     pub fn new(to: W) -> Stream<W> {
-        Stream { to, written: 0 }
+        Stream {
+            to,
+            written: 0,
+            layer: false,
+        }
+    }
+
+    /// Begins a layer of an image: holes are zeros, which every program reads that unpacks images,
+    /// and times of access are left out, so that one tree is one stream.
+    pub fn layer(to: W) -> Stream<W> {
+        Stream {
+            layer: true,
+            ..Stream::new(to)
+        }
     }
 
     /// One entry; `path` as it is to be in the stream. `first`: the same inode was written before,
@@ -56,7 +70,7 @@ impl<W: Write> Stream<W> {
         let target = first.or(entry.target.as_ref().map(|target| target.0.as_slice()));
         let file = entry.kind == Kind::File && first.is_none();
         let found = large
-            .filter(|_| file)
+            .filter(|_| file && !self.layer)
             .map(|from| pieces(from, entry.size))
             .transpose()?
             .flatten();
@@ -64,8 +78,8 @@ impl<W: Write> Stream<W> {
             Content::Held { pieces, .. } if file => *pieces,
             _ => found.as_ref(),
         };
-        let mut records = of_inode(entry, first.is_none());
-        let map = pieces.map(map_of);
+        let mut records = of_inode(entry, first.is_none(), !self.layer);
+        let map = pieces.filter(|_| !self.layer).map(map_of);
         let size = match (&map, pieces) {
             (Some(map), Some(pieces)) => {
                 map.len() as u64 + pieces.iter().map(|(_, length)| length).sum::<u64>()
@@ -90,7 +104,9 @@ impl<W: Write> Stream<W> {
         record_large(&mut records, b"size", size, OCTAL_11_MAX);
         record_large(&mut records, b"uid", entry.uid.into(), OCTAL_7_MAX);
         record_large(&mut records, b"gid", entry.gid.into(), OCTAL_7_MAX);
-        self.pax(&records)?;
+        if !records.is_empty() {
+            self.pax(&records)?;
+        }
         self.header(
             &name,
             entry,
@@ -102,16 +118,31 @@ impl<W: Write> Stream<W> {
             return Ok(());
         }
         self.write(&map.unwrap_or_default())?;
+        self.content(content, large, pieces, entry.size)?;
+        self.pad()
+    }
+
+    /// The content of a file: its pieces; in a layer all of it.
+    fn content(
+        &mut self,
+        content: &Content<'_>,
+        large: Option<&File>,
+        pieces: Option<&Pieces>,
+        size: u64,
+    ) -> io::Result<()> {
         match (content, large) {
+            (Content::Held { bytes, .. }, _) if self.layer => {
+                self.without_holes(bytes, pieces, size)?
+            }
             (Content::Held { bytes, .. }, _) => self.write(bytes)?,
             (_, Some(from)) => {
-                for (offset, length) in pieces.map_or(&[(0, entry.size)][..], Vec::as_slice) {
+                for (offset, length) in pieces.map_or(&[(0, size)][..], Vec::as_slice) {
                     self.copy(from, *offset, *length)?;
                 }
             }
             _ => {}
         }
-        self.pad()
+        Ok(())
     }
 
     /// Ends the stream, and gives what it was written to.
@@ -162,6 +193,26 @@ impl<W: Write> Stream<W> {
             block.octal(337, 8, sys::device_minor(entry.rdev).into());
         }
         self.write(&block.seal())
+    }
+
+    /// The pieces with zeros between them.
+    fn without_holes(
+        &mut self,
+        mut bytes: &[u8],
+        pieces: Option<&Pieces>,
+        size: u64,
+    ) -> io::Result<()> {
+        let mut at = 0;
+        for (offset, length) in pieces.map_or(&[(0, size)][..], Vec::as_slice) {
+            let length = usize::try_from(*length).map_err(|_| Errno::EIO)?;
+            let (piece, rest) = bytes.split_at_checked(length).ok_or(Errno::EIO)?;
+            let hole = usize::try_from(offset.saturating_sub(at)).map_err(|_| Errno::EIO)?;
+            // What is held is small, and so are its holes together.
+            self.write(&vec![0; hole])?;
+            self.write(piece)?;
+            (at, bytes) = (offset + length as u64, rest);
+        }
+        Ok(())
     }
 
     fn copy(&mut self, from: &File, offset: u64, length: u64) -> io::Result<()> {
@@ -277,13 +328,15 @@ fn record_large(records: &mut Vec<u8>, key: &[u8], number: u64, most: u64) {
     }
 }
 
-/// The records of an inode: its times, and extended attributes where they are wanted.
-fn of_inode(entry: &ExportEntry, xattrs: bool) -> Vec<u8> {
+/// The records of an inode: its times, and extended attributes, where they are wanted.
+fn of_inode(entry: &ExportEntry, xattrs: bool, atime: bool) -> Vec<u8> {
     let (mut records, mtime) = (Vec::new(), entry.mtime());
     if mtime.nsec != 0 || mtime.sec < 0 {
         record(&mut records, b"mtime", decimal(mtime).as_bytes());
     }
-    record(&mut records, b"atime", decimal(entry.atime()).as_bytes());
+    if atime {
+        record(&mut records, b"atime", decimal(entry.atime()).as_bytes());
+    }
     for (name, value) in entry.xattrs.iter().filter(|_| xattrs) {
         let key = [b"SCHILY.xattr.", name.0.as_slice()].concat();
         record(&mut records, &key, &value.0);

@@ -22,7 +22,7 @@ const LAYERS: [&[&str]; 11] = [
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 28] = [
+const HOMES: [(&str, &[&str]); 31] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -38,8 +38,11 @@ const HOMES: [(&str, &[&str]); 28] = [
     ("strsim", &["src/engine"]),
     ("hyper", &["src/volumes"]),
     ("object_store", &["src/remote"]),
-    ("oci_client", &["src/remote/oci"]),
+    ("flate2", &["src/remote/oci"]),
+    ("http_auth", &["src/remote/oci"]),
     ("oci_spec", &["src/remote/oci"]),
+    ("reqwest", &["src/remote/oci"]),
+    ("sha2", &["src/remote"]),
     ("rustic_backend", &["src/remote"]),
     ("rustic_core", &["src/remote"]),
     ("prost", &["src/csi"]),

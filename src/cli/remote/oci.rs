@@ -1,1 +1,468 @@
 //! `push` to a registry, and `pull` from one.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::super::context::Context;
+use super::super::copies::{self, Begun, Copied};
+use super::super::error::{Failure, On, Outcome, hinted};
+use super::super::past::Tree;
+use super::super::progress::Bar;
+use super::super::{locate, time};
+use super::{pull, push};
+use crate::engine::api::{
+    CheckpointInfo, Code, ShowCheckpoint, StateName, TreePath, VerbResult, host_path, microseconds,
+};
+use crate::engine::word::count as plural;
+use crate::remote::oci::image::{self, Origin};
+use crate::remote::oci::layer::{self, Changes, Count, Layer};
+use crate::remote::oci::push::{Base, Put};
+use crate::remote::oci::registry::Registry;
+use crate::remote::oci::unpack::{self, Left};
+use crate::remote::oci::{Place, SCHEME, auth};
+use crate::store::ids::CheckpointId;
+use crate::sys::{self, OpenKind};
+use crate::transfer::mark::Mark;
+use crate::transfer::place::open_below;
+use crate::transfer::write::{Before, Writer};
+
+/// How a registry is spoken to.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Of a registry: speak to it without TLS; addresses of the loopback are spoken to so anyway
+    #[arg(long)]
+    pub(super) plain_http: bool,
+}
+
+/// Whether what was typed is a place in a registry.
+pub fn is_place(remote: &str) -> bool {
+    remote.starts_with(super::OCI)
+}
+
+fn registry(place: &Place, write: bool, options: &Options) -> VerbResult<Registry> {
+    let known = auth::find(&place.host, &place.name, |name| std::env::var(name).ok());
+    Registry::new(place.clone(), known, write, options.plain_http)
+}
+
+fn usage<T>(message: &str, hint: &str) -> Outcome<T> {
+    Err(Failure::Verb(hinted(Code::Usage, message, hint)))
+}
+
+#[derive(Serialize)]
+struct Pushed {
+    pushed: CheckpointId,
+    image: String,
+    digest: Option<String>,
+    /// The checkpoint that the image it builds upon is of.
+    from: Option<CheckpointId>,
+    layers: usize,
+    sent_bytes: u64,
+    sockets: u64,
+    parted_links: u64,
+    xattrs_lost: u64,
+    dry_run: bool,
+    duration_us: u64,
+}
+
+/// Pushes a checkpoint.
+pub fn push(args: &push::Args, context: &mut Context) -> Outcome {
+    let started = Instant::now();
+    let place = Place::parse(&args.remote)?;
+    if place.digest().is_some() {
+        return usage(
+            "an image is pushed under a tag, not under a digest",
+            "oci://HOST/NAME:TAG",
+        );
+    }
+    if args.since.is_some() {
+        return usage(
+            "--since is for repositories",
+            "an image is of one checkpoint: ckptfs push oci://HOST/NAME:TAG ID",
+        );
+    }
+    let id = match args.ids.as_slice() {
+        [] => "latest",
+        [id] => id,
+        _ => {
+            return usage(
+                "an image is of one checkpoint",
+                "push each one under a tag of its own",
+            );
+        }
+    };
+    let mut source = Source::find(id, context)?;
+    let registry = registry(&place, true, &args.registry)?;
+    let base = source.base(&registry, &place, context)?;
+    let from = base.as_ref().map(|base| base.origin.checkpoint);
+    let mut answer = Pushed {
+        pushed: source.checkpoint.id,
+        image: place.to_string(),
+        digest: None,
+        from,
+        layers: base
+            .as_ref()
+            .map_or(0, |base| base.image.manifest.layers().len()),
+        sent_bytes: 0,
+        sockets: 0,
+        parted_links: 0,
+        xattrs_lost: 0,
+        dry_run: args.dry_run,
+        duration_us: 0,
+    };
+    if !args.dry_run {
+        let (put, count) = match &base {
+            Some(base) if base.origin.checkpoint == source.checkpoint.id => (
+                crate::remote::oci::push::put_again(&registry, place.tag(), base)?,
+                Count::default(),
+            ),
+            base => source.put(&registry, &place, base.as_ref(), &mut answer, context)?,
+        };
+        (answer.digest, answer.layers, answer.sent_bytes) =
+            (Some(put.digest), put.layers, put.sent);
+        (answer.sockets, answer.parted_links, answer.xattrs_lost) =
+            (count.sockets, count.parted, count.xattrs);
+    }
+    answer.duration_us = microseconds(started.elapsed());
+    tell_pushed(&answer, context)
+}
+
+fn tell_pushed(answer: &Pushed, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    if out.json {
+        return Ok(out.json(answer)?);
+    }
+    let (id, image) = (answer.pushed, &answer.image);
+    let how = match answer.from {
+        Some(from) if from == id => "which is there already".to_owned(),
+        Some(from) => format!("as what changed since checkpoint {from}"),
+        None => "as one layer".to_owned(),
+    };
+    out.line(&match &answer.digest {
+        None => format!("checkpoint {id} would be pushed to {image}, {how}"),
+        Some(digest) => format!(
+            "pushed checkpoint {id} to {image}, {how}: {}, {} bytes sent, in {}\n{digest}",
+            plural(answer.layers, "layer"),
+            answer.sent_bytes,
+            time::duration(answer.duration_us)
+        ),
+    })?;
+    if answer.sockets > 0 {
+        out.warn(&format!(
+            "{} left out: an image cannot hold them",
+            plural(answer.sockets, "socket")
+        ));
+    }
+    if answer.parted_links > 0 {
+        out.warn(&format!(
+            "{} with further names in layers below: in the image they are separate files with the same content",
+            plural(answer.parted_links, "file")
+        ));
+    }
+    if answer.xattrs_lost > 0 {
+        out.warn(&format!(
+            "{} with = in the name left out: an image cannot hold them",
+            plural(answer.xattrs_lost, "extended attribute")
+        ));
+    }
+    Ok(())
+}
+
+/// What is pushed.
+struct Source {
+    checkpoint: CheckpointInfo,
+    origin: Origin,
+    /// The name of the directory.
+    title: String,
+    view: std::os::fd::OwnedFd,
+    /// The whole of it, begun.
+    whole: Option<Begun>,
+}
+
+impl Source {
+    fn find(id: &str, context: &Context) -> VerbResult<Source> {
+        let mut served = copies::served(context)?;
+        let state = StateName(id.to_owned());
+        let checkpoint = served.client.ask(ShowCheckpoint { state })?;
+        let title = served.root.file_name().unwrap_or_default();
+        let title = title.to_string_lossy().into_owned();
+        let view = Tree::at(&served, Some(&checkpoint))?.into_root();
+        // In the order of names: the same checkpoint is the same layer.
+        let begun = Begun::whole(served.client, checkpoint.id, None)?;
+        Ok(Source {
+            origin: Origin::new(&begun.part.store, &checkpoint),
+            checkpoint,
+            title,
+            view,
+            whole: Some(begun),
+        })
+    }
+
+    /// The image to build upon; `None`: it is told whole.
+    fn base(
+        &self,
+        registry: &Registry,
+        place: &Place,
+        context: &Context,
+    ) -> VerbResult<Option<Base>> {
+        let mut client = copies::served(context)?.client;
+        let mut is_kept = |origin: &Origin| -> VerbResult<bool> {
+            let state = StateName(origin.checkpoint.to_string());
+            match client.ask(ShowCheckpoint { state }) {
+                Ok(kept) => Ok(kept.created == origin.created),
+                Err(gone) if gone.code == Code::UnknownCheckpoint => Ok(false),
+                Err(other) => Err(other),
+            }
+        };
+        let store = &self.origin.store;
+        let base = crate::remote::oci::push::find(registry, place.tag(), store, &mut is_kept)?;
+        Ok(base.filter(|base| !base.is_full() || base.origin.checkpoint == self.checkpoint.id))
+    }
+
+    fn put(
+        &mut self,
+        registry: &Registry,
+        place: &Place,
+        base: Option<&Base>,
+        answer: &mut Pushed,
+        context: &Context,
+    ) -> VerbResult<(Put, Count)> {
+        let bar = Bar::files(&context.out, "packing");
+        let packed = match base {
+            Some(base) => self.difference(base, &bar, context),
+            None => self.packed(&bar).map(|layer| (true, Some(layer))),
+        };
+        bar.stop();
+        let (whole, layer) = packed?;
+        if whole {
+            answer.from = None;
+        }
+        let base = base.filter(|_| !whole).map(|base| &base.image);
+        let note = &self.checkpoint.note;
+        let made = image::make(base, layer.as_ref(), &self.origin, &self.title, note)?;
+        let bar = Bar::start(&context.out, "sending", true);
+        let told = |done, total| bar.at(done, total);
+        let put =
+            crate::remote::oci::push::put(registry, place.tag(), &made, layer.as_ref(), &told);
+        bar.stop();
+        Ok((put?, layer.map(|layer| layer.count).unwrap_or_default()))
+    }
+
+    fn packed(&mut self, bar: &Bar) -> VerbResult<Layer> {
+        let begun = self
+            .whole
+            .take()
+            .ok_or_else(|| hinted(Code::Internal, "the export is over", "push again"))?;
+        let (layer, refused) = layer::whole(begun.ahead(), &self.view, &|done| bar.at(done, 0))?;
+        layer::refused(&refused)?;
+        Ok(layer)
+    }
+
+    /// What changed since another checkpoint, or everything if that is not kept any more; `None`:
+    /// nothing.
+    fn difference(
+        &mut self,
+        base: &Base,
+        bar: &Bar,
+        context: &Context,
+    ) -> VerbResult<(bool, Option<Layer>)> {
+        let (id, from) = (self.checkpoint.id.to_string(), base.origin.checkpoint);
+        let begun = Begun::begin(copies::served(context)?, &id, Some(from))?;
+        if begun.part.from != Some(from) {
+            return self.packed(bar).map(|layer| (true, Some(layer)));
+        }
+        let changes = Changes::default();
+        layer::refused(&begun.hand_over(&changes, copies::threads(Some(from)), bar)?)?;
+        if changes.is_empty() {
+            return Ok((false, None));
+        }
+        let layer = changes.layer(&self.view, &|done| bar.at(done, 0))?;
+        Ok((false, Some(layer)))
+    }
+}
+
+#[derive(Serialize)]
+struct Pulled {
+    pulled: String,
+    digest: String,
+    /// The checkpoint that it is of, if it is ours.
+    checkpoint: Option<CheckpointId>,
+    store: Option<String>,
+    #[serde(with = "host_path")]
+    into: PathBuf,
+    layers: usize,
+    bytes: u64,
+    #[serde(flatten)]
+    copied: Copied,
+    devices_left_out: u64,
+    set_ids_left_out: u64,
+    xattrs_left_out: u64,
+    duration_us: u64,
+}
+
+/// Pulls an image.
+pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
+    let started = Instant::now();
+    let place = Place::parse(&args.remote)?;
+    if args.id.is_some() {
+        return usage(
+            "which image is said by its tag",
+            "ckptfs pull oci://HOST/NAME:TAG --into DIR",
+        );
+    }
+    if args.dry_run {
+        return usage(
+            "what of an image would be fetched is not known before",
+            "leave --dry-run out; docker manifest inspect, or skopeo inspect, tells its layers",
+        );
+    }
+    let into = copies::destination(&locate::start(context.dir())?, &args.into);
+    sys::umask0();
+    // What cannot be pulled to is found before anything is fetched.
+    let there = There::of(&into)?;
+    let registry = registry(&place, false, &args.registry)?;
+    let bar = Bar::start(&context.out, "fetching", true);
+    let told = |done, total| bar.at(done, total);
+    let fetched = crate::remote::oci::pull::fetch(&registry, place.wanted(), &told);
+    bar.stop();
+    let fetched = fetched?;
+    let bar = Bar::files(&context.out, "reading");
+    let tree = unpack::Tree::read(&fetched.layers, args.trusted, &|done| bar.at(done, 0));
+    bar.stop();
+    let tree = tree?;
+    let origin = fetched.image.origin();
+    let mark = mark_of(&place, origin.as_ref());
+    let before = there.before(&into, &mark)?;
+    let (copied, marked) = write(&into, &fetched, &tree, before, mark, context)?;
+    let answer = Pulled {
+        pulled: place.to_string(),
+        digest: fetched.digest,
+        checkpoint: origin.as_ref().map(|origin| origin.checkpoint),
+        store: origin.map(|origin| origin.store),
+        into,
+        layers: fetched.layers.len(),
+        bytes: fetched.bytes,
+        copied,
+        devices_left_out: tree.left.devices,
+        set_ids_left_out: tree.left.set_ids,
+        xattrs_left_out: tree.left.xattrs,
+        duration_us: microseconds(started.elapsed()),
+    };
+    tell_pulled(&answer, tree.left, marked, context)
+}
+
+/// What says in a directory what it holds: of an image that is not ours, its name.
+fn mark_of(place: &Place, origin: Option<&Origin>) -> Mark {
+    let (store, checkpoint) = match origin {
+        Some(origin) => (origin.store.clone(), origin.checkpoint),
+        None => (format!("{SCHEME}{}", place.repository()), CheckpointId(0)),
+    };
+    Mark {
+        store,
+        checkpoint,
+        whole: false,
+    }
+}
+
+/// What is at a destination.
+struct There {
+    mark: Option<Mark>,
+    empty: bool,
+}
+
+impl There {
+    fn of(into: &Path) -> VerbResult<There> {
+        let dir = copies::open_destination(into)?;
+        let empty = copies::is_empty(into, &dir)?;
+        let mark = Mark::read(&dir).unwrap_or_default();
+        if !empty && mark.is_none() {
+            return Err(copies::not_empty(
+                into,
+                "pull into a directory that does not exist or is empty",
+            ));
+        }
+        Ok(There { mark, empty })
+    }
+
+    fn before(&self, into: &Path, mark: &Mark) -> VerbResult<Before> {
+        match &self.mark {
+            _ if self.empty => Ok(Before::Nothing),
+            Some(there) if there.store == mark.store => Ok(Before::Anything),
+            _ => Err(hinted(
+                Code::NotEmpty,
+                format!("{} holds another tree", into.display()),
+                "pull into another directory, or remove that one first",
+            )),
+        }
+    }
+}
+
+/// Makes the tree; gives whether the directory could be marked.
+fn write(
+    into: &Path,
+    fetched: &crate::remote::oci::pull::Fetched,
+    tree: &unpack::Tree,
+    before: Before,
+    mut mark: Mark,
+    context: &Context,
+) -> VerbResult<(Copied, bool)> {
+    let dir = copies::open_destination(into)?;
+    let marked = mark.write(&dir).on(into.display())?;
+    let root = open_below(&dir, b"", OpenKind::Dir).on(into.display())?;
+    let writer = Writer::new(root, before);
+    writer.prepare().on(into.display())?;
+    let bar = Bar::files(&context.out, "unpacking");
+    let refused = tree.write(&fetched.layers, &writer, &|done| bar.at(done, 0));
+    bar.stop();
+    let mut refused = refused?;
+    refused.extend(writer.finish());
+    refused.sort_by(|a, b| a.path.cmp(&b.path));
+    if refused.is_empty() && marked {
+        mark.whole = true;
+        mark.write(&dir).on(into.display())?;
+    }
+    let dropped: Vec<TreePath> = Vec::new();
+    Ok((Copied::new(&writer, &refused, dropped), marked))
+}
+
+fn tell_pulled(answer: &Pulled, left: Left, marked: bool, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    if out.json {
+        out.json(answer)?;
+    } else {
+        let into = answer.into.display().to_string();
+        let what = answer.checkpoint.map_or_else(
+            || "which is no checkpoint of ckptfs".to_owned(),
+            |checkpoint| format!("checkpoint {checkpoint}"),
+        );
+        let line = format!(
+            "pulled {} ({what}) into {}: {}",
+            answer.pulled,
+            out.text(&into),
+            answer.copied.how(answer.duration_us)
+        );
+        out.line(&line)?;
+    }
+    if !marked {
+        out.warn("the filesystem there has no extended attributes: another pull needs an empty directory");
+    }
+    let not_trusted = [
+        (left.devices, "device"),
+        (left.set_ids, "set-id bit"),
+        (left.xattrs, "extended attribute"),
+    ];
+    for (count, what) in not_trusted.into_iter().filter(|(count, _)| *count > 0) {
+        out.warn(&format!(
+            "{} left out: whoever may write to the registry could have made them; --trusted keeps them",
+            plural(count, what)
+        ));
+    }
+    if left.store > 0 {
+        out.warn("a store in the image (.ckptfs) is left out: a tree is mounted with a history of its own");
+    }
+    answer.copied.report(
+        out,
+        "everything else was made; run the same command again once the cause is fixed",
+    )
+}

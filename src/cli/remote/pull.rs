@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use super::super::context::Context;
 use super::super::copies::{self, Copied};
-use super::super::error::{On, Outcome, error, hinted};
+use super::super::error::{On, Outcome, hinted};
 use super::super::locate;
 use super::super::progress::Bar;
-use super::OCI;
+use super::oci;
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
 use crate::engine::word::word;
 use crate::remote::restic::Pushed;
@@ -35,9 +35,9 @@ pub struct Args {
     #[arg(value_name = "REMOTE")]
     pub(super) remote: String,
     /// The checkpoint: its number, a tag of it, or the snapshot's number, as `ckptfs remote log`
-    /// shows them
-    #[arg(value_name = "ID", default_value = "latest")]
-    pub(super) id: String,
+    /// shows them; default: the newest
+    #[arg(value_name = "ID")]
+    pub(super) id: Option<String>,
     /// The directory: it does not exist, is empty, or holds an earlier pull
     #[arg(long, value_name = "DIR")]
     pub(super) into: PathBuf,
@@ -47,6 +47,12 @@ pub struct Args {
     /// Only show what would be fetched
     #[arg(short = 'n', long)]
     pub(super) dry_run: bool,
+    /// Of an image: keep set-id bits, devices and the system's attributes, which whoever may write
+    /// to the registry could have made
+    #[arg(long)]
+    pub(super) trusted: bool,
+    #[command(flatten)]
+    pub(super) registry: oci::Options,
 }
 
 #[derive(Serialize)]
@@ -63,14 +69,19 @@ struct Answer {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    if args.remote.starts_with(OCI) {
-        return Err(error(Code::BadRemote, "images are not there yet").into());
+    if oci::is_place(&args.remote) {
+        oci::pull(&args, context)?;
+        return if args.mount {
+            copies::own_verb("mount", &dest(&args, context)?, &[])
+        } else {
+            Ok(())
+        };
     }
     let started = Instant::now();
     let names = super::names()?;
     let remote = super::open(names.get(&args.remote)?, false)?;
     let pushed = choose(remote.pushed(None)?, &args, context)?;
-    let dest = copies::destination(&locate::start(context.dir())?, &args.into);
+    let dest = dest(&args, context)?;
     let mut answer = Answer {
         pulled: pushed.checkpoint,
         snapshot: pushed.snapshot.clone(),
@@ -127,6 +138,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
+fn dest(args: &Args, context: &Context) -> VerbResult<PathBuf> {
+    Ok(copies::destination(
+        &locate::start(context.dir())?,
+        &args.into,
+    ))
+}
+
 /// The snapshot that was meant.
 fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult<Pushed> {
     // In a tree its own checkpoints are meant, elsewhere whatever is there.
@@ -138,7 +156,7 @@ fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult
     {
         pushed.retain(|one| one.store == *own);
     }
-    let id = args.id.as_str();
+    let id = args.id.as_deref().unwrap_or("latest");
     let is_meant = |one: &Pushed| {
         one.checkpoint.to_string() == id
             || one.tags.iter().any(|tag| tag == id)
@@ -176,7 +194,11 @@ fn unknown(args: &Args, is_there: bool) -> crate::engine::api::VerbError {
     };
     hinted(
         Code::UnknownCheckpoint,
-        format!("{} has no checkpoint {}", args.remote, args.id),
+        format!(
+            "{} has no checkpoint {}",
+            args.remote,
+            args.id.as_deref().unwrap_or("latest")
+        ),
         hint,
     )
 }

@@ -12,7 +12,7 @@ use super::super::locate::{self, Served};
 use super::super::past::Tree;
 use super::super::progress::Bar;
 use super::super::{size, time};
-use super::OCI;
+use super::oci;
 use crate::engine::api::{
     CheckpointInfo, Code, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
     microseconds,
@@ -40,6 +40,8 @@ pub struct Args {
     /// Only show what would be sent
     #[arg(short = 'n', long)]
     pub(super) dry_run: bool,
+    #[command(flatten)]
+    pub(super) registry: oci::Options,
 }
 
 /// A checkpoint that was pushed, for `--json`.
@@ -64,8 +66,8 @@ struct Answer {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    if args.remote.starts_with(OCI) {
-        return Err(error(Code::BadRemote, "images are not there yet").into());
+    if oci::is_place(&args.remote) {
+        return oci::push(&args, context);
     }
     let names = super::names()?;
     let named = names.get(&args.remote)?;

@@ -1,1 +1,249 @@
 //! A checkpoint as an image: `oci://HOST[:PORT]/NAME[:TAG]`.
+//!
+//! An image is a manifest that names a configuration and layers; each layer is a packed tar of what
+//! differs from those below it ([`layer`]). A checkpoint that is pushed onto an image of an earlier
+//! one of the same store adds one layer, of what changed ([`image`] says when that is so). The
+//! manifest is put last, when the registry has said of everything that it names that it is there:
+//! a tag never names what is not whole.
+//!
+//! What a registry answers may be hostile ([`registry`]): answers are bounded, digests are compared,
+//! and the layers of an image are read and checked to their end before anything is made of them
+//! ([`unpack`]).
+
+pub mod auth;
+pub mod image;
+pub mod layer;
+pub mod pull;
+pub mod push;
+pub mod registry;
+pub mod unpack;
+mod untar;
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Write};
+
+use oci_spec::distribution::Reference;
+use sha2::{Digest as _, Sha256};
+
+use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error};
+use crate::engine::export::parts::{ExportData, ExportEntry};
+use crate::sys::Kind;
+
+/// The media type of a manifest that we put.
+const MANIFEST_KIND: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// What a place in a registry begins with.
+pub const SCHEME: &str = "oci://";
+
+/// A host, a name there, and perhaps a tag or a digest.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// `HOST[:PORT]`, as it was typed.
+    pub host: String,
+    /// The name of the image there.
+    pub name: String,
+    tag: Option<String>,
+    digest: Option<String>,
+}
+
+impl Place {
+    /// Understands `oci://HOST[:PORT]/NAME[:TAG][@DIGEST]`.
+    ///
+    /// # Errors
+    /// `usage`.
+    pub fn parse(text: &str) -> VerbResult<Place> {
+        let wrong = |why: &str| {
+            hinted(
+                Code::Usage,
+                format!("{text} is no place in a registry: {why}"),
+                "for example: oci://localhost:5000/project:v1",
+            )
+        };
+        let rest = text.strip_prefix(SCHEME).unwrap_or(text);
+        let host = rest.split('/').next().unwrap_or_default();
+        // Without a dot or a port the first word would be a name at docker.io.
+        if !host.contains(['.', ':']) && host != "localhost" {
+            return Err(wrong("it does not begin with a host"));
+        }
+        let reference: Reference = rest.parse().map_err(|cause| wrong(&format!("{cause}")))?;
+        if reference.registry() != host {
+            return Err(wrong("it does not begin with a host"));
+        }
+        Ok(Place {
+            host: host.to_owned(),
+            name: reference.repository().to_owned(),
+            tag: reference.tag().map(str::to_owned),
+            digest: reference.digest().map(str::to_owned),
+        })
+    }
+
+    /// The tag; `latest` where none was given.
+    pub fn tag(&self) -> &str {
+        self.tag.as_deref().unwrap_or("latest")
+    }
+
+    /// The digest, if one was given.
+    pub fn digest(&self) -> Option<&str> {
+        self.digest.as_deref()
+    }
+
+    /// What is asked for: the digest, else the tag.
+    pub fn wanted(&self) -> &str {
+        self.digest().unwrap_or_else(|| self.tag())
+    }
+
+    /// Without the tag.
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.host, self.name)
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mark = if self.digest.is_some() { '@' } else { ':' };
+        write!(f, "{}/{}{mark}{}", self.host, self.name, self.wanted())
+    }
+}
+
+/// `sha256:` and 64 digits.
+fn digest_of(bytes: &[u8]) -> String {
+    named(Sha256::digest(bytes).as_slice())
+}
+
+fn named(hash: &[u8]) -> String {
+    let mut text = "sha256:".to_owned();
+    for byte in hash {
+        // A string takes whatever is written to it.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// Counts and hashes what goes through it.
+struct Hashing<T> {
+    inner: T,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl<T> Hashing<T> {
+    fn new(inner: T) -> Hashing<T> {
+        Hashing {
+            inner,
+            hash: Sha256::new(),
+            bytes: 0,
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
+    }
+
+    /// What was given to it, the digest, and how many bytes went through.
+    fn finish(self) -> (T, String, u64) {
+        (
+            self.inner,
+            named(self.hash.finalize().as_slice()),
+            self.bytes,
+        )
+    }
+}
+
+impl<T: Write> Write for Hashing<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.add(bytes.get(..written).unwrap_or_default());
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<T: io::Read> io::Read for Hashing<T> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.add(buffer.get(..read).unwrap_or_default());
+        Ok(read)
+    }
+}
+
+/// An inode of root's with nothing in it, of 1970, without a path.
+fn bare(kind: Kind, mode: u32) -> ExportEntry {
+    ExportEntry {
+        path: TreePath(Vec::new()),
+        kind,
+        mode,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        times: [0; 4],
+        ctime: [0; 2],
+        inode: 0,
+        nlink: 1,
+        target: None,
+        xattrs: Vec::new(),
+        data: ExportData::None,
+        again: false,
+    }
+}
+
+/// A file without a name, which is gone when it is closed.
+///
+/// # Errors
+/// Those of making it.
+fn scratch() -> VerbResult<File> {
+    let dir = std::env::temp_dir();
+    tempfile::tempfile_in(&dir).map_err(|cause| in_scratch(&cause))
+}
+
+/// A scratch file cannot be made, written or read.
+fn in_scratch(cause: &io::Error) -> VerbError {
+    let dir = std::env::temp_dir();
+    VerbError {
+        hint: Some("a layer is put together there first; TMPDIR names another directory".into()),
+        ..io_error(
+            dir.display(),
+            io::Error::new(cause.kind(), cause.to_string()),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_host_a_name_and_what_is_wanted_there() {
+        let place = Place::parse("oci://localhost:5000/a/b:v1").expect("a place");
+        assert_eq!(
+            (place.host.as_str(), place.name.as_str(), place.wanted()),
+            ("localhost:5000", "a/b", "v1")
+        );
+        assert_eq!(place.to_string(), "localhost:5000/a/b:v1");
+        let place = Place::parse("oci://r.example/a").expect("a place");
+        assert_eq!((place.wanted(), place.digest()), ("latest", None));
+        let digest = digest_of(b"");
+        let place = Place::parse(&format!("oci://r.example/a@{digest}")).expect("a place");
+        assert_eq!(place.wanted(), digest);
+        for wrong in [
+            "oci://",
+            "oci://a",
+            "oci://a/b",
+            "oci://localhost",
+            "oci://localhost/",
+            "oci://localhost/A",
+            "oci://h.x/a:b:c",
+            "oci://user@h.x/a",
+            "oci://h.x/../a",
+            "oci://h.x/a?b",
+            "oci://h.x/a\n",
+        ] {
+            assert!(Place::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -12,7 +12,7 @@ mod packages;
 mod past;
 mod podman;
 
-mod rig;
+pub(crate) mod rig;
 mod survival;
 
 use crate::common::skip;

@@ -3,7 +3,7 @@
 
 mod import;
 mod refused;
-pub mod support;
+pub(crate) mod support;
 mod tar;
 mod trees;
 mod whole;

@@ -1,0 +1,131 @@
+//! An image comes from a registry.
+
+use oci_spec::image::{Arch, Descriptor, ImageIndex, MediaType, Os};
+
+use super::image::{self, Image};
+use super::registry::Registry;
+use super::unpack::{Packed, Packing};
+use super::{digest_of, scratch};
+use crate::engine::api::{Code, VerbResult, error};
+
+/// No image has more layers.
+const LAYERS_MAX: usize = 500;
+
+/// An image, with its layers in scratch files, each as its digest says.
+#[derive(Debug)]
+pub struct Fetched {
+    /// What it says of itself.
+    pub image: Image,
+    /// Digest of the manifest.
+    pub digest: String,
+    /// The layers, the lowest first.
+    pub layers: Vec<Packed>,
+    /// Bytes of the layers.
+    pub bytes: u64,
+}
+
+/// Fetches an image; of several by one name, that for this machine. `progress` is told how many
+/// bytes of the layers have come, and of how many.
+///
+/// # Errors
+/// `not-found`; those of the registry.
+pub fn fetch(
+    registry: &Registry,
+    wanted: &str,
+    progress: &dyn Fn(u64, u64),
+) -> VerbResult<Fetched> {
+    let found = |wanted: &str| {
+        let missing = || {
+            error(
+                Code::NotFound,
+                format!("{} has no {wanted}", registry.shown()),
+            )
+        };
+        registry.manifest(wanted)?.ok_or_else(missing)
+    };
+    let mut manifest = found(wanted)?;
+    if let Some(index) = index_of(&manifest) {
+        manifest = found(for_this_machine(&index)?.digest().as_ref())?;
+    }
+    let parsed = image::manifest_of(&manifest)?;
+    let config = registry.short_blob(parsed.config().digest().as_ref(), "configuration")?;
+    let image = Image::parse(&manifest, &config)?;
+    let descriptors = image.manifest.layers();
+    if descriptors.len() > LAYERS_MAX {
+        return Err(error(Code::RemoteFailed, "the image has too many layers"));
+    }
+    let sizes = descriptors.iter().map(Descriptor::size);
+    let total = sizes.fold(0_u64, u64::saturating_add);
+    let (mut layers, mut done) = (Vec::new(), 0);
+    for (descriptor, diff_id) in descriptors.iter().zip(image.config.rootfs().diff_ids()) {
+        let packing = packing_of(descriptor.media_type())?;
+        let file = scratch()?;
+        let digest = descriptor.digest().as_ref();
+        registry.blob(digest, descriptor.size(), &file, &|come| {
+            progress(done + come, total)
+        })?;
+        done += descriptor.size();
+        layers.push(Packed {
+            file,
+            packing,
+            diff_id: diff_id.clone(),
+        });
+    }
+    Ok(Fetched {
+        digest: digest_of(&manifest),
+        image,
+        layers,
+        bytes: total,
+    })
+}
+
+/// The list of images, if it is one.
+fn index_of(manifest: &[u8]) -> Option<ImageIndex> {
+    serde_json::from_slice(manifest).ok()
+}
+
+fn for_this_machine(index: &ImageIndex) -> VerbResult<&Descriptor> {
+    let fits = |one: &&Descriptor| {
+        let platform = one.platform().as_ref();
+        platform.is_some_and(|platform| {
+            *platform.os() == Os::default() && *platform.architecture() == Arch::default()
+        })
+    };
+    let mut all = index.manifests().iter();
+    let only = (all.len() == 1)
+        .then(|| index.manifests().first())
+        .flatten();
+    all.find(fits).or(only).ok_or_else(|| {
+        error(
+            Code::NotFound,
+            "the image is not for this machine: none of its variants is",
+        )
+    })
+}
+
+fn packing_of(kind: &MediaType) -> VerbResult<Packing> {
+    Ok(match kind {
+        MediaType::ImageLayer | MediaType::ImageLayerNonDistributable => Packing::None,
+        MediaType::ImageLayerGzip | MediaType::ImageLayerNonDistributableGzip => Packing::Gzip,
+        MediaType::ImageLayerZstd | MediaType::ImageLayerNonDistributableZstd => Packing::Zstd,
+        MediaType::Other(other) => match other.as_str() {
+            "application/vnd.docker.image.rootfs.diff.tar" => Packing::None,
+            "application/vnd.docker.image.rootfs.diff.tar.gzip"
+            | "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip" => Packing::Gzip,
+            "application/vnd.docker.image.rootfs.diff.tar.zstd" => Packing::Zstd,
+            other => return Err(unknown(other)),
+        },
+        other => return Err(unknown(other.as_ref())),
+    })
+}
+
+fn unknown(kind: &str) -> crate::engine::api::VerbError {
+    let kind: String = kind.chars().take(100).collect();
+    error(
+        Code::RemoteFailed,
+        format!(
+            "it is no image: a layer is of the unknown kind {}",
+            kind.escape_debug()
+        ),
+    )
+}

@@ -1,0 +1,53 @@
+//! What a registry, or the way there, says of a failure.
+
+/// So much of it is shown.
+const SHOWN_MAX: usize = 300;
+
+/// What a failure says of itself and its causes, without the address, which may have a token in it.
+pub(super) fn plainly(cause: &reqwest::Error) -> String {
+    let mut text = match cause {
+        _ if cause.is_timeout() => "no answer in time".to_owned(),
+        _ if cause.is_connect() => "no connection".to_owned(),
+        _ if cause.is_redirect() => "it redirects to where nobody may go".to_owned(),
+        _ => "the connection was cut".to_owned(),
+    };
+    let mut source = std::error::Error::source(cause);
+    while let Some(why) = source {
+        if why.source().is_none() {
+            text.push_str(&format!(": {why}"));
+        }
+        source = why.source();
+    }
+    text
+}
+
+/// What a registry says about a failure: the messages of its JSON.
+pub(super) fn reason_of(body: &[u8]) -> String {
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let errors = body.get("errors").and_then(|errors| errors.as_array());
+    let messages = errors.into_iter().flatten().filter_map(|error| {
+        let message = error.get("message").and_then(|message| message.as_str());
+        message.or_else(|| error.get("code").and_then(|code| code.as_str()))
+    });
+    let mut text: String = messages
+        .flat_map(|message| [": ", message])
+        .collect::<String>();
+    text.retain(|letter| !letter.is_control());
+    text.chars().take(SHOWN_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_short_and_harmless() {
+        let body = br#"{"errors":[{"code":"DENIED","message":"no\u001b[31m way"},{"code":"X"}]}"#;
+        assert_eq!(reason_of(body), ": no[31m way: X");
+        for odd in ["", "[]", "{\"errors\":3}", "<html>", "{\"errors\":[1,{}]}"] {
+            assert_eq!(reason_of(odd.as_bytes()), "", "{odd}");
+        }
+        let long = format!("{{\"errors\":[{{\"message\":\"{}\"}}]}}", "x".repeat(9000));
+        assert_eq!(reason_of(long.as_bytes()).len(), SHOWN_MAX);
+    }
+}

@@ -1,0 +1,497 @@
+//! The layers of an image become a tree.
+//!
+//! First all layers are read, the lowest first, and only names and attributes are kept: what a layer
+//! hides is forgotten, and what is odd is found before anything is made. Then each layer is read
+//! once more, and what is left of it goes to a [`Writer`], which makes it below a directory and
+//! follows no link.
+//!
+//! Whoever may write to the registry has made the image. Unless somebody says that they are to be
+//! trusted, what would give them more than files is left out: set-id bits, devices, and attributes
+//! that only the system or root sets. A store is left out always: mounted, it would be believed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek};
+
+use super::layer::{OPAQUE, WHITEOUT};
+use super::untar::{self, Untar};
+use super::{Hashing, bare, in_scratch, scratch};
+use crate::engine::api::{Code, TreePath, VerbError, VerbResult, error};
+use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
+use crate::store::layout::{STORE_NAME, is_own_xattr};
+use crate::sys::{self, Errno, Kind, SysResult};
+use crate::transfer::place::{Parent, split};
+use crate::transfer::write::Writer;
+
+/// More entries than this are no image.
+const ENTRIES_MAX: u64 = 20_000_000;
+/// How much is read and written at once.
+const CHUNK_BYTES: usize = 256 << 10;
+/// Set-user-id and set-group-id.
+const SET_ID: u32 = 0o6000;
+
+/// How a layer is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// Not at all.
+    None,
+    /// By gzip.
+    Gzip,
+    /// By zstd.
+    Zstd,
+}
+
+/// A layer as the registry gave it.
+#[derive(Debug)]
+pub struct Packed {
+    /// It.
+    pub file: File,
+    /// How it is packed.
+    pub packing: Packing,
+    /// Digest of what is packed.
+    pub diff_id: String,
+}
+
+/// What is not made of an image.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Left {
+    /// Devices.
+    pub devices: u64,
+    /// Files whose set-id bits are gone.
+    pub set_ids: u64,
+    /// Extended attributes.
+    pub xattrs: u64,
+    /// Paths of a store.
+    pub store: u64,
+}
+
+/// An inode, and where it is told: the layer, and the number of its entry there.
+struct Inode {
+    layer: usize,
+    entry_number: u64,
+    entry: ExportEntry,
+}
+
+/// The tree of an image.
+#[derive(Default)]
+pub struct Tree {
+    inodes: Vec<Inode>,
+    names: BTreeMap<Vec<u8>, usize>,
+    trusted: bool,
+    read: u64,
+    /// What is not in it.
+    pub left: Left,
+}
+
+type Unpacked<'a> = Untar<Hashing<Box<dyn Read + 'a>>>;
+
+impl Packed {
+    /// Reads it from the beginning.
+    fn open(&self) -> io::Result<Unpacked<'_>> {
+        let mut file = &self.file;
+        file.rewind()?;
+        let packed = BufReader::with_capacity(CHUNK_BYTES, file);
+        let unpacked: Box<dyn Read + '_> = match self.packing {
+            Packing::None => Box::new(packed),
+            Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
+            Packing::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(packed)?),
+        };
+        Ok(Untar::new(Hashing::new(unpacked)))
+    }
+}
+
+impl Tree {
+    /// Reads the layers, the lowest first, each to its end. `progress` is told how many entries.
+    ///
+    /// # Errors
+    /// `remote-failed`: a layer is not what the image says, or holds what cannot be.
+    pub fn read(layers: &[Packed], trusted: bool, progress: &dyn Fn(u64)) -> VerbResult<Tree> {
+        let mut tree = Tree {
+            trusted,
+            ..Tree::default()
+        };
+        for (number, layer) in layers.iter().enumerate() {
+            let read = tree.add(number, layer, progress);
+            let diff_id = read.map_err(|cause| in_layer(number, &cause.to_string()))?;
+            if diff_id != layer.diff_id {
+                let why = format!(
+                    "what is packed in it is {diff_id} and not {}",
+                    layer.diff_id
+                );
+                return Err(in_layer(number, &why));
+            }
+        }
+        Ok(tree)
+    }
+
+    /// One layer; gives the digest of what is packed in it.
+    fn add(&mut self, layer: usize, packed: &Packed, progress: &dyn Fn(u64)) -> io::Result<String> {
+        let mut from = packed.open()?;
+        let mut entry_number = 0;
+        while let Some(entry) = from.advance()? {
+            self.take(layer, entry_number, entry)
+                .map_err(io::Error::other)?;
+            entry_number += 1;
+            self.read += 1;
+            if self.read > ENTRIES_MAX {
+                return Err(io::Error::other("there are too many entries"));
+            }
+            progress(self.read);
+        }
+        let (_, diff_id, _) = from.into_inner().finish();
+        Ok(diff_id)
+    }
+
+    fn take(&mut self, layer: usize, entry_number: u64, entry: untar::Entry) -> Result<(), String> {
+        let path = path_of(&entry.name)?;
+        let name = split(&path).map_or(b"".as_slice(), |(_, name)| name);
+        if name == OPAQUE {
+            let (dir, _) = split(&path).unwrap_or_default();
+            let gone = self.lower_below(dir, layer);
+            self.forget(gone, layer);
+            return Ok(());
+        }
+        if let Some(hidden) = name.strip_prefix(WHITEOUT) {
+            // `.wh..wh.plnk` and the like are notes of an old driver to itself.
+            if !hidden.starts_with(WHITEOUT) {
+                let above = path.get(..path.len() - name.len()).unwrap_or_default();
+                self.hide(&path_of(&[above, hidden].concat())?, layer)?;
+            }
+            return Ok(());
+        }
+        if path.split(|byte| *byte == b'/').next() == Some(STORE_NAME.as_bytes()) {
+            self.left.store += 1;
+            return Ok(());
+        }
+        let Some(kind) = entry.kind else {
+            let to = path_of(&entry.link)?;
+            let inode = self.names.get(&to).copied();
+            let inode = inode.filter(|inode| self.kind(*inode) != Some(Kind::Dir));
+            // A device that was left out has no further names either.
+            return match inode {
+                Some(inode) => self.put(layer, path, inode),
+                None if self.left.devices > 0 || self.left.store > 0 => Ok(()),
+                None => Err(format!(
+                    "{} is a link to {}, which is not there",
+                    shown(&path),
+                    shown(&to)
+                )),
+            };
+        };
+        let Some(entry) = self.believed(kind, entry) else {
+            // What was there before is not there any more.
+            return self.hide(&path, usize::MAX);
+        };
+        if kind == Kind::Dir
+            && let Some(inode) = self
+                .names
+                .get(&path)
+                .and_then(|inode| self.inodes.get_mut(*inode))
+            && inode.entry.kind == Kind::Dir
+        {
+            (inode.entry, inode.layer) = (entry, layer);
+            return Ok(());
+        }
+        self.inodes.push(Inode {
+            layer,
+            entry_number,
+            entry,
+        });
+        self.put(layer, path, self.inodes.len() - 1)
+    }
+
+    /// As it is made here; `None`: it is not.
+    fn believed(&mut self, kind: Kind, told: untar::Entry) -> Option<ExportEntry> {
+        let mut mode = told.mode;
+        if !self.trusted {
+            if matches!(kind, Kind::CharDev | Kind::BlockDev) {
+                self.left.devices += 1;
+                return None;
+            }
+            if mode & SET_ID != 0 && kind != Kind::Dir {
+                self.left.set_ids += 1;
+                mode &= !SET_ID;
+            }
+        }
+        let mut xattrs = told.xattrs;
+        let all = xattrs.len();
+        xattrs.retain(|(name, _)| {
+            let harmless = name.0.starts_with(b"user.") || name.0.starts_with(b"system.posix_acl_");
+            !is_own_xattr(&name.0) && (self.trusted || harmless)
+        });
+        self.left.xattrs += (all - xattrs.len()) as u64;
+        let times = [told.mtime.sec, i64::from(told.mtime.nsec)];
+        Some(ExportEntry {
+            uid: told.uid,
+            gid: told.gid,
+            rdev: told.rdev,
+            size: told.size,
+            times: [times[0], times[1], times[0], times[1]],
+            target: (kind == Kind::Symlink).then_some(TreePath(told.link)),
+            xattrs,
+            ..bare(kind, mode)
+        })
+    }
+
+    fn kind(&self, inode: usize) -> Option<Kind> {
+        self.inodes.get(inode).map(|inode| inode.entry.kind)
+    }
+
+    /// Gives an inode a name, in the place of what is there.
+    fn put(&mut self, layer: usize, path: Vec<u8>, inode: usize) -> Result<(), String> {
+        if path.is_empty() && self.kind(inode) != Some(Kind::Dir) {
+            return Err("its root is no directory".to_owned());
+        }
+        self.make_above(layer, &path)?;
+        if !path.is_empty() {
+            let gone = self.lower_below(&path, usize::MAX);
+            self.forget(gone, layer);
+        }
+        self.names.insert(path, inode);
+        Ok(())
+    }
+
+    /// The directories above a path, where the image has none.
+    fn make_above(&mut self, layer: usize, path: &[u8]) -> Result<(), String> {
+        let mut at = path;
+        while let Some((above, _)) = split(at) {
+            match self.names.get(above).and_then(|inode| self.kind(*inode)) {
+                Some(Kind::Dir) => return Ok(()),
+                // The layer would write elsewhere, wherever that leads.
+                Some(_) => {
+                    return Err(format!(
+                        "{} is below {}, which is no directory",
+                        shown(path),
+                        shown(above)
+                    ));
+                }
+                None if above.is_empty() => return Ok(()),
+                None => {}
+            }
+            self.inodes.push(nameless_dir(layer));
+            self.names.insert(above.to_vec(), self.inodes.len() - 1);
+            at = above;
+        }
+        Ok(())
+    }
+
+    /// Hides a path of a layer below this one, and everything that those have below it.
+    fn hide(&mut self, path: &[u8], layer: usize) -> Result<(), String> {
+        if path.is_empty() {
+            return Err("it removes its own root".to_owned());
+        }
+        let own = self
+            .names
+            .get_key_value(path)
+            .map(|(name, inode)| (name.clone(), *inode));
+        let mut gone = self.lower_below(path, layer);
+        gone.extend(
+            own.filter(|(_, inode)| self.is_lower(*inode, layer))
+                .map(|(name, _)| name),
+        );
+        self.forget(gone, layer);
+        Ok(())
+    }
+
+    fn is_lower(&self, inode: usize, layer: usize) -> bool {
+        self.inodes
+            .get(inode)
+            .is_none_or(|inode| inode.layer < layer)
+    }
+
+    /// What is below a path and of a layer below this one.
+    fn lower_below(&self, path: &[u8], layer: usize) -> Vec<Vec<u8>> {
+        self.below(path)
+            .filter(|(_, inode)| self.is_lower(*inode, layer))
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    fn below(&self, path: &[u8]) -> impl Iterator<Item = (&Vec<u8>, usize)> {
+        let prefix = if path.is_empty() {
+            Vec::new()
+        } else {
+            [path, b"/"].concat()
+        };
+        self.names
+            .range(prefix.clone()..)
+            .take_while(move |(name, _)| name.starts_with(&prefix))
+            .filter(|(name, _)| !name.is_empty())
+            .map(|(name, inode)| (name, *inode))
+    }
+
+    /// Forgets names. A directory of a lower layer in which this one has something stays, as one
+    /// that nobody has told of.
+    fn forget(&mut self, gone: Vec<Vec<u8>>, layer: usize) {
+        for name in &gone {
+            self.names.remove(name);
+        }
+        for name in gone {
+            if self.below(&name).next().is_some() {
+                self.names.insert(name, self.inodes.len());
+                self.inodes.push(nameless_dir(layer));
+            }
+        }
+    }
+
+    /// Makes the tree. Says what could not be made.
+    ///
+    /// # Errors
+    /// `remote-failed`; those of the scratch file.
+    pub fn write(
+        &self,
+        layers: &[Packed],
+        writer: &Writer,
+        progress: &dyn Fn(u64),
+    ) -> VerbResult<Vec<Refused>> {
+        let mut names: HashMap<usize, Vec<&[u8]>> = HashMap::new();
+        for (path, inode) in &self.names {
+            names.entry(*inode).or_default().push(path);
+        }
+        let mut making = Making {
+            writer,
+            parent: Parent::default(),
+            refused: Vec::new(),
+            made: 0,
+        };
+        let mut contents: Vec<HashMap<u64, usize>> = vec![HashMap::new(); layers.len()];
+        for inode_number in self.names.values() {
+            let Some(inode) = self.inodes.get(*inode_number) else {
+                continue;
+            };
+            if inode.entry.kind == Kind::File && inode.entry.size > 0 {
+                if let Some(layer) = contents.get_mut(inode.layer) {
+                    layer.insert(inode.entry_number, *inode_number);
+                }
+            } else if let Some(paths) = names.remove(inode_number) {
+                making.inode(*inode_number, &inode.entry, &paths, None);
+                progress(making.made);
+            }
+        }
+        let mut whole = scratch()?;
+        for (number, (packed, wanted)) in layers.iter().zip(&contents).enumerate() {
+            let failed = |cause: io::Error| in_layer(number, &cause.to_string());
+            let mut from = packed.open().map_err(failed)?;
+            let mut entry_number = 0;
+            while let Some(_entry) = from.advance().map_err(failed)? {
+                let inode_number = wanted.get(&entry_number).copied();
+                entry_number += 1;
+                let Some((inode_number, inode)) =
+                    inode_number.and_then(|number| Some((number, self.inodes.get(number)?)))
+                else {
+                    continue;
+                };
+                fill(&mut from, &mut whole, inode.entry.size)
+                    .map_err(|cause| in_scratch(&cause))?;
+                let paths = names.remove(&inode_number).unwrap_or_default();
+                making.inode(inode_number, &inode.entry, &paths, Some(&whole));
+                progress(making.made);
+            }
+        }
+        Ok(making.refused)
+    }
+}
+
+/// What is being made.
+struct Making<'a> {
+    writer: &'a Writer,
+    parent: Parent,
+    refused: Vec<Refused>,
+    made: u64,
+}
+
+impl Making<'_> {
+    /// An inode under all its names.
+    fn inode(
+        &mut self,
+        number: usize,
+        entry: &ExportEntry,
+        paths: &[&[u8]],
+        content: Option<&File>,
+    ) {
+        for path in paths {
+            let entry = ExportEntry {
+                path: TreePath(path.to_vec()),
+                inode: number as u64,
+                nlink: u32::try_from(paths.len()).unwrap_or(u32::MAX),
+                data: if content.is_some() {
+                    ExportData::File
+                } else {
+                    ExportData::None
+                },
+                ..entry.clone()
+            };
+            let made: SysResult<()> = self.writer.put(&mut self.parent, entry, content);
+            if let Err(Errno(errno)) = made {
+                self.refused.push(Refused {
+                    path: TreePath(path.to_vec()),
+                    errno,
+                });
+            }
+            self.made += 1;
+        }
+    }
+}
+
+/// Writes what comes to a file, zeros as holes.
+fn fill(from: &mut impl Read, file: &mut File, size: u64) -> io::Result<()> {
+    file.set_len(0)?;
+    file.set_len(size)?;
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut offset = 0;
+    while offset < size {
+        let most = usize::try_from(size - offset)
+            .unwrap_or(usize::MAX)
+            .min(CHUNK_BYTES);
+        let bytes = chunk.get_mut(..most).ok_or(io::ErrorKind::UnexpectedEof)?;
+        from.read_exact(bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            sys::write_all_at(&*file, bytes, offset)?;
+        }
+        offset += most as u64;
+    }
+    Ok(())
+}
+
+/// A directory that no entry tells of.
+fn nameless_dir(layer: usize) -> Inode {
+    Inode {
+        layer,
+        entry_number: u64::MAX,
+        entry: bare(Kind::Dir, 0o755),
+    }
+}
+
+/// A name in a layer as a path of the tree; empty for the root.
+fn path_of(name: &[u8]) -> Result<Vec<u8>, String> {
+    let mut path: Vec<u8> = Vec::with_capacity(name.len());
+    for part in name.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => continue,
+            b".." => return Err(format!("{} leads out of it", shown(name))),
+            part if part.contains(&0) => return Err(format!("{} is no name", shown(name))),
+            part => {
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(part);
+            }
+        }
+    }
+    Ok(path)
+}
+
+fn shown(path: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(path).chars().take(300).collect();
+    text.escape_debug().to_string()
+}
+
+fn in_layer(number: usize, why: &str) -> VerbError {
+    error(
+        Code::RemoteFailed,
+        format!(
+            "layer {} of the image cannot be unpacked: {why}",
+            number + 1
+        ),
+    )
+}

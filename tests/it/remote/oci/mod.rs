@@ -1,0 +1,8 @@
+//! Images in a registry: Debian's `docker-registry` on the loopback, and what others read of them.
+
+mod engines;
+mod faults;
+mod hostile;
+mod images;
+mod proxy;
+mod server;
