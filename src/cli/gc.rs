@@ -38,6 +38,10 @@ pub struct Args {
     /// Keep one per week, for this many weeks that have one
     #[arg(long, value_name = "N")]
     keep_weekly: Option<String>,
+    /// Keep what this remote has not: see `ckptfs push`
+    #[cfg(feature = "remote")]
+    #[arg(long, value_name = "REMOTE")]
+    keep_unpushed: Option<String>,
     /// Free the oldest until the history takes no more than this: "10G"
     #[arg(long, value_name = "BYTES")]
     max_size: Option<String>,
@@ -73,7 +77,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         };
         return dedup::run(asked, context);
     }
-    let retention = retention(&args, context)?;
+    #[allow(unused_mut)]
+    let mut retention = retention(&args, context)?;
+    #[cfg(feature = "remote")]
+    if let Some(remote) = &args.keep_unpushed {
+        retention.keep_ids = super::remote::unpushed(remote, context)?;
+    }
     let mut history = freeing(context.dir())?;
     let ask = !args.yes && can_ask();
     let plan = if args.dry_run || ask {
@@ -130,6 +139,7 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
     };
     let configured = Retention::of(&config::settings(context.dir())?);
     Ok(Retention {
+        keep_ids: Vec::new(),
         keep_last: number(of("retention.keep-last", &args.keep_last)?).or(configured.keep_last),
         keep_within_s: number(of("retention.keep-within", &args.keep_within)?)
             .or(configured.keep_within_s),
@@ -188,6 +198,7 @@ fn rule(rule: Rule) -> &'static str {
     match rule {
         Rule::Pinned => "pinned",
         Rule::Branch => "a branch is based on it",
+        Rule::Named => "not pushed",
         Rule::Tagged => "tagged",
         Rule::Newest => "the newest",
         Rule::Undo => "undo may need it",

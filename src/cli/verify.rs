@@ -24,12 +24,20 @@ pub struct Args {
     /// index, cut off a torn end, set damaged objects aside. Nothing is destroyed
     #[arg(long, conflicts_with = "id")]
     repair: bool,
+    /// Look for damage in this remote: its index, its trees, and with --deep every byte
+    #[cfg(feature = "remote")]
+    #[arg(long, value_name = "REMOTE", conflicts_with_all = ["id", "repair"])]
+    remote: Option<String>,
     /// With --repair: only show what would be repaired
     #[arg(short = 'n', long, requires = "repair")]
     dry_run: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
+    #[cfg(feature = "remote")]
+    if let Some(remote) = &args.remote {
+        return super::remote::upkeep::verify(remote, args.deep, context);
+    }
     if args.repair {
         return fsck::run(fsck::Args::repair(args.deep, args.dry_run), context);
     }

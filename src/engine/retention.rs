@@ -26,6 +26,9 @@ pub struct Retention {
     /// One for each of so many weeks that have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_weekly: Option<u64>,
+    /// These, whatever the rules say, also if the history takes too much.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keep_ids: Vec<CheckpointId>,
     /// Bytes that the history may take: the oldest go until it does not take more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
@@ -45,6 +48,7 @@ impl Retention {
             keep_hourly: settings.number("retention.keep-hourly"),
             keep_daily: settings.number("retention.keep-daily"),
             keep_weekly: settings.number("retention.keep-weekly"),
+            keep_ids: Vec::new(),
             max_bytes: settings.number("retention.max-size"),
             tiers: settings.tiers.iter().map(|set| set.tier.clone()).collect(),
         }
@@ -72,6 +76,8 @@ pub enum Rule {
     Pinned,
     /// A branch is based on it.
     Branch,
+    /// It was named: `gc --keep-unpushed`.
+    Named,
     /// It has a tag.
     Tagged,
     /// It is the newest.
@@ -106,6 +112,8 @@ pub(super) struct Known {
     pub pinned: bool,
     /// A branch is based on it.
     pub base: bool,
+    /// See [`Retention::keep_ids`].
+    pub named: bool,
     /// It was deleted, and could come back until now.
     pub hidden: bool,
     /// It is the guard of a restore, or a mark of the tripwire.
@@ -120,6 +128,7 @@ impl Known {
         let rules = [
             self.pinned.then_some(Rule::Pinned),
             self.base.then_some(Rule::Branch),
+            self.named.then_some(Rule::Named),
         ];
         rules.into_iter().flatten().collect()
     }
@@ -193,6 +202,32 @@ pub(super) fn rules(
     kept
 }
 
+/// Which of the copies of checkpoints, the oldest first, rules keep: each is told by when it was
+/// made, in nanoseconds since 1970, and whether it has a tag. As of checkpoints, the newest and
+/// those with a tag always stay.
+pub fn keeps(copies: &[(i64, bool)], retention: &Retention) -> Vec<bool> {
+    let known: Vec<Known> = copies
+        .iter()
+        .zip(1..)
+        .map(|((made_ns, tagged), id)| Known {
+            id: CheckpointId(id),
+            made_ns: *made_ns,
+            manual: true,
+            by_mkdir: false,
+            tagged: *tagged,
+            pinned: false,
+            base: false,
+            named: false,
+            hidden: false,
+            guard: false,
+            needed: false,
+        })
+        .collect();
+    let now_ns = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX);
+    let rules = rules(&known, retention, now_ns, &TimeZone::system());
+    rules.iter().map(|rules| !rules.is_empty()).collect()
+}
+
 /// Of each of the newest `wanted` spans of time the newest checkpoint that a person asked for, else
 /// the newest.
 fn newest_of_spans(
@@ -253,7 +288,12 @@ pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize)
         rules.iter().any(|rule| {
             matches!(
                 rule,
-                Rule::Pinned | Rule::Tagged | Rule::Newest | Rule::Undo
+                Rule::Pinned
+                    | Rule::Branch
+                    | Rule::Named
+                    | Rule::Tagged
+                    | Rule::Newest
+                    | Rule::Undo
             )
         })
     };
@@ -290,6 +330,7 @@ mod tests {
             hidden: false,
             guard: false,
             needed: false,
+            named: false,
         };
         (1..=count).map(known).collect()
     }

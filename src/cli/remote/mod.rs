@@ -4,22 +4,24 @@ mod oci;
 pub mod pull;
 pub mod push;
 mod tell;
+pub mod upkeep;
 
 use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
 
-use super::config;
 use super::context::Context;
 use super::copies::Begun;
 use super::error::{Outcome, error, hinted, io_error};
 use super::locate::Served;
 use super::output::can_ask;
-use crate::engine::api::{Code, ListCheckpoints, VerbResult};
+use super::{config, locate};
+use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
 use crate::remote::restic::Remote;
 use crate::remote::restic::names::{Named, Names};
+use crate::store::ids::CheckpointId;
 
 /// Begins the address of an image.
 const OCI: &str = "oci://";
@@ -60,6 +62,9 @@ enum What {
         #[arg(value_name = "NAME")]
         name: String,
     },
+    /// Forget checkpoints of this tree there by the rules that `ckptfs gc` applies here, and free
+    /// what nothing needs any more
+    Prune(upkeep::Prune),
     /// List the checkpoints that a remote has, newest first
     Log {
         /// The remote
@@ -107,6 +112,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 out.text_line(&format!("{name} is forgotten; what is stored there stays"))
             })
         }
+        What::Prune(prune) => upkeep::prune(&prune, context),
         What::Log { name, all } => tell::log(&name, all, context),
     }
 }
@@ -203,6 +209,23 @@ fn open(named: &Named, create: bool) -> VerbResult<Remote> {
         ));
     }
     Remote::open(&named.url, &password, create)
+}
+
+/// The checkpoints of the tree that a remote has not.
+///
+/// # Errors
+/// `unknown-remote`, `not-mounted`; those of the repository.
+pub fn unpushed(name: &str, context: &Context) -> VerbResult<Vec<CheckpointId>> {
+    let mut served = locate::served(context.dir())?;
+    let store = store_of(&mut served)?.unwrap_or_default();
+    let pushed = open(names()?.get(name)?, false)?.pushed(Some(&store))?;
+    let kept = served.client.ask(ListCheckpoints)?;
+    let is_there = |one: &CheckpointInfo| pushed.iter().any(|known| push::is_of(known, one));
+    Ok(kept
+        .iter()
+        .filter(|one| !is_there(one))
+        .map(|one| one.id)
+        .collect())
 }
 
 /// The number of a tree's store; `None`: it has no checkpoint yet.

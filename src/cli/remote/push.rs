@@ -148,7 +148,7 @@ fn wanted(
 
 /// A snapshot is of a checkpoint: number and time are the same. (Of a copy of a store the numbers
 /// go on alike.)
-fn is_of(pushed: &Pushed, checkpoint: &CheckpointInfo) -> bool {
+pub(super) fn is_of(pushed: &Pushed, checkpoint: &CheckpointInfo) -> bool {
     pushed.checkpoint == checkpoint.id
         && created(checkpoint).is_ok_and(|created| created == pushed.created)
 }

@@ -45,6 +45,7 @@ pub(super) fn known<'k>(
     census: &Census,
     checkpoints: &'k [Kept],
     held: &Held,
+    named: &[CheckpointId],
 ) -> Vec<(&'k Kept, Known)> {
     let by_id: HashMap<CheckpointId, &Kept> =
         checkpoints.iter().map(|kept| (kept.id, kept)).collect();
@@ -58,6 +59,7 @@ pub(super) fn known<'k>(
             tagged: kept.tags.iter().any(|tag| !kept.reason.is_directory(tag)),
             pinned: kept.pinned.is_some(),
             base: held.bases.has(kept.id),
+            named: named.contains(&kept.id),
             hidden: kept.hidden,
             guard: kept.reason.is_guard_or_mark(),
             needed: held.needs(kept),
@@ -175,9 +177,10 @@ impl Planning<'_> {
 
 pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
     let (census, retention) = (&matching.census, &options.retention);
-    let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, &matching.checkpoints, held)
-        .into_iter()
-        .unzip();
+    let (kept, known): (Vec<&Kept>, Vec<Known>) =
+        known(census, &matching.checkpoints, held, &retention.keep_ids)
+            .into_iter()
+            .unzip();
     let rules = rules(&known, retention, now_ns(), &TimeZone::system());
     let (order, sure) = order(&known, &rules);
     let tiers = retention.tiers.len();

@@ -81,7 +81,7 @@ impl Matching {
             .iter()
             .map(ready)
             .collect::<VerbResult<Vec<_>>>()?;
-        let of = super::plan::known(&census, &checkpoints, held);
+        let of = super::plan::known(&census, &checkpoints, held, &retention.keep_ids);
         let known: Vec<Known> = of.iter().map(|(_, known)| *known).collect();
         let (order, sure) = order(
             &known,

@@ -1,5 +1,6 @@
 //! Where a repository is, and what is written to it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -98,19 +99,45 @@ fn escaped(text: &str) -> String {
         .collect()
 }
 
+/// Bytes of a pack that are fetched at once, and how many such pieces are kept: what is read one
+/// after the other lies in a pack one after the other.
+const AHEAD_BYTES: u32 = 4 << 20;
+const AHEAD_PIECES: usize = 8;
+
 /// A backend that counts what is sent, and takes no snapshot once something went wrong: rustic
-/// logs what it could not read or write of a tree, and would save a snapshot without it.
+/// logs what it could not read or write of a tree, and would save a snapshot without it. What is
+/// read of packs that are not on this machine is read in large pieces.
 #[derive(Debug)]
 pub struct Watched {
     inner: Arc<dyn WriteBackend>,
     failed: Mutex<Option<VerbError>>,
+    /// Pieces of packs, the one that was used last behind; `None`: the repository is here.
+    ahead: Option<Mutex<VecDeque<Piece>>>,
     /// Bytes that were written.
     pub sent: AtomicU64,
 }
 
+/// A piece of a pack: which, from where, and what is there.
+#[derive(Clone, Debug)]
+struct Piece {
+    pack: Id,
+    from: u32,
+    bytes: bytes::Bytes,
+}
+
+impl Piece {
+    fn part(&self, offset: u32, length: u32) -> Option<bytes::Bytes> {
+        let from = usize::try_from(offset.checked_sub(self.from)?).ok()?;
+        let to = from.checked_add(usize::try_from(length).ok()?)?;
+        (to <= self.bytes.len()).then(|| self.bytes.slice(from..to))
+    }
+}
+
 impl Watched {
-    pub fn new(inner: Arc<dyn WriteBackend>) -> Watched {
+    /// `is_local`: nothing is read ahead.
+    pub fn new(inner: Arc<dyn WriteBackend>, is_local: bool) -> Watched {
         Watched {
+            ahead: (!is_local).then(Mutex::default),
             inner,
             failed: Mutex::new(None),
             sent: AtomicU64::new(0),
@@ -149,7 +176,40 @@ impl ReadBackend for Watched {
         offset: u32,
         length: u32,
     ) -> RusticResult<bytes::Bytes> {
-        self.inner.read_partial(tpe, id, cacheable, offset, length)
+        let direct = || self.inner.read_partial(tpe, id, cacheable, offset, length);
+        let Some(ahead) = self.ahead.as_ref().filter(|_| tpe == FileType::Pack) else {
+            return direct();
+        };
+        let known = {
+            let mut pieces = ahead.lock();
+            let at = pieces
+                .iter()
+                .position(|piece| piece.pack == *id && piece.part(offset, length).is_some());
+            at.and_then(|at| pieces.remove(at)).inspect(|piece| {
+                pieces.push_back(piece.clone());
+            })
+        };
+        if let Some(part) = known.and_then(|piece| piece.part(offset, length)) {
+            return Ok(part);
+        }
+        // Behind the end of the pack there is nothing: what is there comes.
+        let bytes = self
+            .inner
+            .read_partial(tpe, id, cacheable, offset, length.max(AHEAD_BYTES))?;
+        let piece = Piece {
+            pack: *id,
+            from: offset,
+            bytes,
+        };
+        let Some(part) = piece.part(offset, length) else {
+            return direct();
+        };
+        let mut pieces = ahead.lock();
+        pieces.push_back(piece);
+        while pieces.len() > AHEAD_PIECES {
+            pieces.pop_front();
+        }
+        Ok(part)
     }
 
     fn warmup_path(&self, tpe: FileType, id: &Id) -> String {

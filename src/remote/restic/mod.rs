@@ -10,6 +10,7 @@ mod node;
 pub mod pull;
 pub mod push;
 mod s3;
+pub mod upkeep;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -65,7 +66,7 @@ impl Remote {
     /// # Errors
     /// `bad-password`, `unknown-remote` if there is no repository, `remote-failed`.
     pub fn open(url: &str, password: &str, create: bool) -> VerbResult<Remote> {
-        let watched = Arc::new(Watched::new(backend::open(url)?));
+        let watched = Arc::new(Watched::new(backend::open(url)?, backend::is_local(url)));
         let backends = RepositoryBackends::new(Arc::clone(&watched) as _, None);
         let options = match cache_dir().filter(|_| !backend::is_local(url)) {
             Some(dir) => RepositoryOptions::default().cache_dir(dir),

@@ -3,6 +3,7 @@
 mod faults;
 mod same;
 mod servers;
+mod upkeep;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

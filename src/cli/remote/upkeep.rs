@@ -1,0 +1,143 @@
+//! What keeps a remote in order: looking for damage, and forgetting by rules.
+
+use serde::Serialize;
+
+use super::super::context::Context;
+use super::super::error::{Failure, Outcome};
+use super::super::progress::Spinner;
+use super::super::{config, locate, size};
+use crate::engine::api::Retention;
+use crate::engine::retention;
+use crate::engine::word::{count, word};
+use crate::store::ids::CheckpointId;
+
+/// The arguments of `remote prune`.
+#[derive(Debug, clap::Args)]
+pub struct Prune {
+    /// The remote
+    #[arg(value_name = "REMOTE")]
+    name: String,
+    /// Keep this many of the newest
+    #[arg(long, value_name = "N")]
+    keep_last: Option<u64>,
+    /// Keep one per hour, for this many hours that have one
+    #[arg(long, value_name = "N")]
+    keep_hourly: Option<u64>,
+    /// Keep one per day, for this many days that have one
+    #[arg(long, value_name = "N")]
+    keep_daily: Option<u64>,
+    /// Keep one per week, for this many weeks that have one
+    #[arg(long, value_name = "N")]
+    keep_weekly: Option<u64>,
+    /// Only show what would be forgotten
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Do not ask (without a terminal, nothing is asked)
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// What was forgotten, for `--json`.
+#[derive(Serialize)]
+struct Pruned {
+    remote: String,
+    kept: usize,
+    forgotten: Vec<CheckpointId>,
+    /// Bytes that nothing needs any more; freed when they have been so for a day.
+    unneeded_bytes: Option<u64>,
+    dry_run: bool,
+}
+
+/// `ckptfs remote prune`.
+pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
+    let names = super::names()?;
+    let named = names.get(&args.name)?;
+    let store = super::store_of(&mut locate::served(context.dir())?)?.unwrap_or_default();
+    let configured = Retention::of(&config::settings(context.dir())?);
+    let rules = Retention {
+        keep_last: args.keep_last.or(configured.keep_last),
+        keep_hourly: args.keep_hourly.or(configured.keep_hourly),
+        keep_daily: args.keep_daily.or(configured.keep_daily),
+        keep_weekly: args.keep_weekly.or(configured.keep_weekly),
+        keep_within_s: configured.keep_within_s,
+        ..Retention::default()
+    };
+    let remote = super::open(named, false)?;
+    let pushed = remote.pushed(Some(&store))?;
+    let made = |nanoseconds: i128| i64::try_from(nanoseconds).unwrap_or(i64::MAX);
+    let copies: Vec<(i64, bool)> = pushed
+        .iter()
+        .map(|one| (made(one.created.as_nanosecond()), !one.tags.is_empty()))
+        .collect();
+    let keeps = retention::keeps(&copies, &rules);
+    let gone: Vec<_> = pushed
+        .iter()
+        .zip(&keeps)
+        .filter(|(_, keeps)| !**keeps)
+        .map(|(one, _)| one)
+        .collect();
+    let mut answer = Pruned {
+        remote: args.name.clone(),
+        kept: pushed.len() - gone.len(),
+        forgotten: gone.iter().map(|one| one.checkpoint).collect(),
+        unneeded_bytes: None,
+        dry_run: args.dry_run,
+    };
+    if !args.dry_run {
+        let question = format!(
+            "Forget {} of {} in {}?",
+            count(gone.len(), "checkpoint"),
+            pushed.len(),
+            args.name
+        );
+        if !gone.is_empty() {
+            context
+                .out
+                .go_on(args.yes, &question, "nothing was forgotten")?;
+        }
+        let spinner = Spinner::start(&context.out, "freeing");
+        let freed = remote.prune(&gone);
+        spinner.stop();
+        answer.unneeded_bytes = Some(freed?);
+    }
+    context.out.answer(&answer, |out| {
+        let would = if answer.dry_run { "would be " } else { "" };
+        let bytes = answer.unneeded_bytes.map_or(String::new(), |bytes| {
+            format!("; {} are not needed any more", size::human(bytes))
+        });
+        out.text_line(&format!(
+            "{} {would}forgotten, {} kept{bytes}",
+            count(answer.forgotten.len(), "checkpoint"),
+            answer.kept
+        ))
+    })
+}
+
+/// `ckptfs verify --remote`.
+pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
+    let names = super::names()?;
+    let remote = super::open(names.get(name)?, false)?;
+    let spinner = Spinner::start(&context.out, "looking at the remote");
+    let found = remote.damage(deep);
+    spinner.stop();
+    let found = found?;
+    let answer = serde_json::json!({ "remote": name, "deep": deep, "damage": found });
+    context.out.answer(&answer, |out| {
+        for one in &found {
+            out.text_line(one)?;
+        }
+        if found.is_empty() {
+            let read = if deep { ", every byte was read" } else { "" };
+            out.text_line(&format!("no damage was found in {name}{read}"))?;
+        }
+        Ok(())
+    })?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    context.out.talk(&format!(
+        "ckptfs push {} sends again what it has not; restic repair, or rustic repair, forgets what is lost",
+        word(name)
+    ));
+    Err(Failure::Damage)
+}

@@ -1,0 +1,35 @@
+//! Looking for damage in a repository, and freeing what no snapshot needs.
+
+use rustic_core::{CheckOptions, PruneOptions};
+
+use super::{Pushed, Remote, failed};
+use crate::engine::api::VerbResult;
+
+impl Remote {
+    /// What is wrong with the repository, in words; `deep`: every byte is read. Changes nothing.
+    ///
+    /// # Errors
+    /// `remote-failed` if it cannot be told.
+    pub fn damage(&self, deep: bool) -> VerbResult<Vec<String>> {
+        let options = CheckOptions::default().read_data(deep);
+        let found = self.repo.check(options).map_err(failed)?;
+        Ok(found.0.iter().map(|(_, error)| error.to_string()).collect())
+    }
+
+    /// Removes snapshots, and marks what no snapshot of anybody needs; what has been marked for 23
+    /// hours, longer than a push lasts, is freed. Gives how many bytes nothing needs.
+    ///
+    /// # Errors
+    /// `remote-failed`; what was removed before stays removed.
+    pub fn prune(&self, gone: &[&Pushed]) -> VerbResult<u64> {
+        let ids: Vec<_> = gone.iter().map(|one| one.file.id).collect();
+        if !ids.is_empty() {
+            self.repo.delete_snapshots(&ids).map_err(failed)?;
+        }
+        let options = PruneOptions::default();
+        let plan = self.repo.prune_plan(&options).map_err(failed)?;
+        let unneeded = plan.stats.size_sum().unused + plan.stats.size_unref;
+        self.repo.prune(&options, plan).map_err(failed)?;
+        Ok(unneeded)
+    }
+}
