@@ -223,20 +223,27 @@ impl<'a, T: Tree> Side<'a, T> {
         }
         let here: HashSet<Slot> = here.into_keys().collect();
         let mut taken = HashSet::new();
-        for step in steps {
-            let child = step.2;
-            let number = match side.numbers.get(&child.slot) {
-                Some(number) => *number,
-                None => {
-                    let same = side.stands_for(known, other, &step, (&here, since))?;
-                    let number = match same.filter(|number| taken.insert(*number)) {
-                        Some(number) => number,
-                        None => side.new_number(base, other, (child, &step.3))?,
-                    };
-                    side.numbers.insert(child.slot, number);
-                    number
+        // Directories first, for places are told by their numbers. Of what has several names each
+        // may be the one by which it stands for another.
+        let (dirs, rest): (Vec<&Step>, Vec<&Step>) =
+            steps.iter().partition(|step| step.2.kind == Kind::Dir);
+        for (steps, last) in [(&dirs, true), (&rest, false), (&rest, true)] {
+            for step in steps {
+                let child = step.2;
+                if side.numbers.contains_key(&child.slot) {
+                    continue;
                 }
-            };
+                let same = side.stands_for(known, other, step, (&here, since))?;
+                let number = match same.filter(|number| taken.insert(*number)) {
+                    Some(number) => number,
+                    None if last => side.new_number(base, other, (child, &step.3))?,
+                    None => continue,
+                };
+                side.numbers.insert(child.slot, number);
+            }
+        }
+        for step in steps {
+            let number = side.number(step.2.slot);
             side.add(step, number);
         }
         Ok(side)

@@ -8,7 +8,7 @@ use crate::common::command::sh;
 use crate::common::tree::tree;
 use crate::common::{MountOpts, Variant, for_each_variant};
 
-for_each_variant! { one => what_a_branch_did_is_done, a_branch_that_clashes, what_was_undone_is_merged_again }
+for_each_variant! { one => what_a_branch_did_is_done, a_branch_that_clashes, what_was_undone_is_merged_again, what_was_made_anew_and_linked_is_what_it_was }
 
 const BASE: &str = "mkdir -p d/e src; for f in a b c d/f d/e/g src/x; do seq 20 > $f; done; ln a d/hard; head -c 300000 /dev/zero | tr '\\0' z > large";
 const THEIRS: &str = "e s/^3$/three/ a; mv d moved; echo more >> moved/e/g; rm c; echo new > src/new; chmod 600 b; mkdir made; echo m > made/m
@@ -88,6 +88,25 @@ fn a_branch_that_clashes(v: Variant) {
     rig.mount.ok(&["branch", "restore", "fix"]);
     let unknown = rig.mount.run(&["merge", "nothing"]);
     assert!(!unknown.status.success());
+}
+
+/// What undid a merge made it anew, and it got another name: by the first one in the order of names it
+/// was no file that the base has, so nobody noticed that the branch had removed it.
+fn what_was_made_anew_and_linked_is_what_it_was(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| run(dir, "echo e > e"));
+    let root = rig.path().to_owned();
+    rig.mount.ok(&["branch", "create", "fix"]);
+    run(&root.with_file_name("project@fix"), "rm e");
+    rig.mount.ok(&["merge", "fix"]);
+    rig.mount.ok(&["undo"]);
+    run(&root, "ln e d");
+    let refused = rig.mount.run(&["merge", "fix"]);
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(
+        !refused.status.success() && said.contains("1 conflict"),
+        "{said}"
+    );
+    assert_eq!(sh(&root, "ls; stat -c %h d"), "d\ne\n2\n");
 }
 
 /// A file that was renamed here and written to there: a merge writes it anew, and so does what
